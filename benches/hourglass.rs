@@ -1,0 +1,84 @@
+//! What a symbol costs: decode steps and prefill of the paper's 41M shapes, pooled beside vanilla, on real English so that
+//! boundaries fall where language puts them. Weights are random: time does not depend on them.
+//!
+//! `cargo bench --bench hourglass`; compare figures of one run only.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use std::{path::Path, sync::Arc, time::Duration};
+use weir::{
+    decode::contract::{BoundaryOptions, Model, Row, Want, advance},
+    family::{
+        init::init,
+        load::{Settings, load},
+    },
+};
+
+/// Validation text of the shipped model's corpus.
+const ENGLISH: &str = include_str!("english.txt");
+/// Symbols of a sequence when timing starts, and how far it goes before it is rolled back.
+const CONTEXT: usize = 512;
+const RUN: usize = 256;
+const SHAPES: [&str; 2] = ["hourglass-41m", "vanilla-41m"];
+
+fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
+    let to = root.join(shape);
+    init(&config, &to, 1, false).expect("the shape in the repository makes a checkpoint");
+    load(&to, &Settings::default()).expect("and that loads")
+}
+
+fn prefilled(model: &dyn Model, symbols: &[u32]) -> Row {
+    let mut row = Row::new(model.begin(BoundaryOptions::default()).expect("a sequence"));
+    row.set(&symbols[..CONTEXT], Want::Nothing);
+    let rows = std::slice::from_mut(&mut row);
+    advance(model, rows, &[0], &mut model.scratch()).expect("a step");
+    row
+}
+
+fn decode(c: &mut Criterion) {
+    let root = tempfile::tempdir().expect("a folder");
+    let mut group = c.benchmark_group("decode step, context 512");
+    group.sample_size(10).measurement_time(Duration::from_secs(8));
+    let models: Vec<_> = SHAPES.iter().map(|shape| (shape, model(shape, root.path()))).collect();
+    for batch in [1, 8] {
+        group.throughput(Throughput::Elements(batch as u64));
+        for (shape, model) in &models {
+            let symbols = model.card().vocabulary.encode("text", ENGLISH).expect("English");
+            let which: Vec<usize> = (0..batch).collect();
+            // rows start at different places of the text, so that their boundaries do not fall together
+            let mut rows: Vec<Row> = which.iter().map(|index| prefilled(&**model, &symbols[index * 7..])).collect();
+            let mut scratch = model.scratch();
+            let mut at = 0;
+            group.bench_function(BenchmarkId::new(**shape, format!("batch {batch}")), |bencher| {
+                bencher.iter(|| {
+                    if at == RUN {
+                        rows.iter_mut().for_each(|row| row.state.rollback(CONTEXT).expect("a rollback"));
+                        at = 0;
+                    }
+                    for (index, row) in rows.iter_mut().enumerate() {
+                        let symbol = symbols[index * 7 + CONTEXT + at];
+                        row.set(&[symbol], Want::Last);
+                    }
+                    advance(&**model, &mut rows, &which, &mut scratch).expect("a step");
+                    at += 1;
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn prefill(c: &mut Criterion) {
+    let root = tempfile::tempdir().expect("a folder");
+    let mut group = c.benchmark_group("prefill of 512");
+    group.sample_size(10).throughput(Throughput::Elements(CONTEXT as u64));
+    for shape in SHAPES {
+        let model = model(shape, root.path());
+        let symbols = model.card().vocabulary.encode("text", ENGLISH).expect("English");
+        group.bench_function(shape, |bencher| bencher.iter(|| prefilled(&*model, &symbols)));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decode, prefill);
+criterion_main!(benches);

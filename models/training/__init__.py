@@ -1,0 +1,1 @@
+"""Training of weir's models: character-level language models that pool their own input."""

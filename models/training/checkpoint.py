@@ -1,0 +1,29 @@
+"""weir checkpoints: a folder with `config.json` and `model.safetensors` (docs/checkpoints.md)."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from . import safetensors_file
+from .families import build
+
+
+def save(folder, config, tensors):
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    safetensors_file.write(folder / "model.safetensors", tensors)
+
+
+def load(folder):
+    """The model in evaluation mode, and its configuration."""
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    model = build(config)
+    model.load_state_dict(safetensors_file.read(folder / "model.safetensors"))
+    return model.eval(), config
+
+
+def sha256(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

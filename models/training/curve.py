@@ -1,0 +1,73 @@
+"""The learning curve as a small SVG, drawn by hand so that nothing needs to be installed."""
+
+import json
+from pathlib import Path
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 420, 60, 20, 30, 50
+COLOURS = {"train_bpc": "#9db4c8", "valid_bpc": "#b3412f"}
+LABELS = {"train_bpc": "training batches (smoothed)", "valid_bpc": "validation sample"}
+
+
+def draw(log, target):
+    entries = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
+    series = {name: [(e["characters"], e[name]) for e in entries if name in e] for name in COLOURS}
+    series["train_bpc"] = smoothed(series["train_bpc"])
+    if not series["valid_bpc"]:
+        return
+    most = max(e["characters"] for e in entries)
+    low = int(min(value for points in series.values() for _, value in points) * 5) / 5
+    high = min(low + 2.0, max(value for points in series.values() for _, value in points))
+    frame = _Frame(most, low, max(high, low + 0.2))
+    parts = frame.axes() + [frame.line(name, points) for name, points in series.items()] + frame.legend()
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">'
+    background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
+    Path(target).write_text("\n".join([head, background, *parts, "</svg>"]) + "\n", encoding="utf-8")
+
+
+def smoothed(points, keep=0.9):
+    """An exponential average: single batches scatter more than the curve moves."""
+    result, average = [], None
+    for x, y in points:
+        average = y if average is None else keep * average + (1 - keep) * y
+        result.append((x, average))
+    return result
+
+
+class _Frame:
+    def __init__(self, most, low, high):
+        self.most, self.low, self.high = most, low, high
+
+    def x(self, characters):
+        return LEFT + (WIDTH - LEFT - RIGHT) * characters / self.most
+
+    def y(self, bits):
+        clipped = min(bits, self.high)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (clipped - self.low) / (self.high - self.low)
+
+    def line(self, name, points):
+        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points if y <= self.high)
+        return f'<polyline fill="none" stroke="{COLOURS[name]}" stroke-width="1.6" points="{path}"/>'
+
+    def axes(self):
+        parts, base = [], HEIGHT - BOTTOM
+        value = self.low
+        while value <= self.high + 1e-9:
+            y = self.y(value)
+            parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.1f}</text>')
+            value += 0.2
+        for fifth in range(6):
+            x = self.x(self.most * fifth / 5)
+            millions = self.most * fifth / 5 / 1e6
+            parts.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{millions:.1f}M</text>')
+        parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 10}" text-anchor="middle">characters read in training</text>')
+        parts.append(f'<text x="{LEFT}" y="18">bits per character</text>')
+        return parts
+
+    def legend(self):
+        parts = []
+        for index, (name, label) in enumerate(LABELS.items()):
+            y = TOP + 12 + 18 * index
+            parts.append(f'<line x1="{WIDTH - 230}" x2="{WIDTH - 205}" y1="{y - 4}" y2="{y - 4}" stroke="{COLOURS[name]}" stroke-width="2"/>')
+            parts.append(f'<text x="{WIDTH - 198}" y="{y}">{label}</text>')
+        return parts

@@ -1,0 +1,36 @@
+"""Bits per character over a text, by fresh windows (arXiv 2211.09761's evaluation).
+
+The text is cut into rows. For each stretch of `stride` targets a window is run that starts up to `total - stride` characters
+before it; only the stretch is scored. With total = stride no character is read twice, and the first ones of each window
+have hardly any context: that measures low. A model should not be measured beyond the length it was trained on.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+@torch.no_grad()
+def bits_per_character(model, ids, stride, total, rows=32, progress=None):
+    """`ids` is a 1-D uint8 array. Returns BPC, how many characters were scored and the boundary rate."""
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    row_length = len(ids) // rows
+    text = torch.from_numpy(ids[: rows * row_length].astype("int64")).view(rows, row_length)
+    nats, scored, ends, read = 0.0, 0, 0.0, 0
+    for start in range(0, row_length - 1, stride):
+        count = min(stride, row_length - 1 - start)
+        window = text[:, max(0, start - (total - stride)) : start + count].to(device)  # (rows, ≤ total)
+        targets = text[:, start + 1 : start + 1 + count].to(device)  # (rows, count)
+        steps = model.trace(window)
+        logits = steps.logits[:, -count:].float()
+        nats += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+        scored += targets.numel()
+        if steps.boundaries is not None:
+            ends += float(steps.boundaries[:, -count:].sum())
+            read += targets.numel()
+        if progress:
+            progress(start + count, row_length - 1)
+    model.train(training)
+    return {"bpc": nats / scored / math.log(2), "scored": scored, "boundary_rate": ends / read if read else 1.0}

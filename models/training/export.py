@@ -1,0 +1,41 @@
+"""Export a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
+
+Writes `config.json`, `model.safetensors` and `learning-curve.svg`; the model card is written by hand, since what a model is
+for and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from . import checkpoint
+
+
+def export(run, out):
+    run, out = Path(run), Path(out)
+    state = torch.load(run / "state.pt", map_location="cpu")
+    checkpoint.save(out, state["config"]["model"], state["model"])
+    if (run / "learning-curve.svg").exists():
+        shutil.copyfile(run / "learning-curve.svg", out / "learning-curve.svg")
+    weights = out / "model.safetensors"
+    return {
+        "parameters": sum(tensor.numel() for tensor in state["model"].values()),
+        "bytes": weights.stat().st_size,
+        "sha256": checkpoint.sha256(weights),
+        **state["progress"],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", required=True, help="run folder of training.train")
+    parser.add_argument("--out", required=True, help="folder of the checkpoint")
+    arguments = parser.parse_args()
+    print(json.dumps(export(arguments.run, arguments.out), indent=2))
+
+
+if __name__ == "__main__":
+    main()

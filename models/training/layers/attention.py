@@ -1,0 +1,136 @@
+"""Causal self-attention over relative distances (Transformer-XL, arXiv 1901.02860, section 3.3).
+
+The score of query i and key j is ((q_i + content_bias)·k_j + (q_i + distance_bias)·R_{i-j}) / sqrt(head_dim), where R is a
+learned projection of a sinusoid of the distance. Both biases belong to the model, not to a layer.
+
+Training spends half of its time here when windows are long, so the core is an autograd function of its own: queries go
+through in blocks (a block never looks at keys behind its last query, which saves nearly half of the square), the products
+with the distances are read through a strided view instead of being shifted by a copy, and the backward pass works in place.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+QUERY_BLOCK = 128
+
+
+class Position(nn.Module):
+    """What all layers of all stacks share: the sinusoid's frequencies and the two query biases."""
+
+    def __init__(self, dim, heads, head_dim):
+        super().__init__()
+        exponents = torch.arange(0.0, dim, 2.0) / dim
+        self.register_buffer("inverse_frequency", 1 / (10000**exponents))  # (dim / 2)
+        self.content_bias = nn.Parameter(torch.zeros(heads, head_dim))
+        self.distance_bias = nn.Parameter(torch.zeros(heads, head_dim))
+
+    def distances(self, length):
+        """Encodings of the distances length-1 … 0, in this order: (length, dim)."""
+        distance = torch.arange(length - 1, -1, -1, device=self.inverse_frequency.device, dtype=torch.float32)
+        angle = torch.outer(distance, self.inverse_frequency)  # (length, dim / 2), rounded to f32 as the reference does
+        return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class RelativeAttention(nn.Module):
+    """One attention block with residual and post-norm: (batch, len, dim) to the same."""
+
+    def __init__(self, dim, heads, head_dim, layer_norm_eps):
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        inner = heads * head_dim
+        self.qkv = nn.Linear(dim, 3 * inner)
+        self.distance = nn.Linear(dim, inner, bias=False)  # a bias would shift all scores of a query alike: no effect
+        self.output = nn.Linear(inner, dim)
+        self.norm = nn.LayerNorm(dim, eps=layer_norm_eps)
+
+    def forward(self, x, position, distances):
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, self.head_dim)
+        query, key, value = qkv.permute(2, 3, 0, 1, 4).contiguous().unbind(0)  # (heads, batch, len, head_dim) each
+        scale = 1 / math.sqrt(self.head_dim)
+        # Under autocast the projections are bfloat16 and the biases are not; the core wants one type.
+        content = ((query + position.content_bias[:, None, None, :]) * scale).to(query.dtype)
+        distant = ((query + position.distance_bias[:, None, None, :]) * scale).to(query.dtype)
+        # (heads, len, head_dim), farthest distance first
+        relative = self.distance(distances).view(length, self.heads, self.head_dim).transpose(0, 1).contiguous()
+        mixed = _RelativeAttention.apply(content, distant, key, value, relative)
+        mixed = mixed.permute(1, 2, 0, 3).reshape(batch, length, -1)  # (batch, len, heads * head_dim)
+        return self.norm(x + self.output(mixed))
+
+
+class _RelativeAttention(torch.autograd.Function):
+    """softmax(content·keyᵀ + shift(distant·relativeᵀ))·value under a causal mask; all (heads, batch, len, head_dim)."""
+
+    @staticmethod
+    def forward(ctx, content, distant, key, value, relative):
+        heads, batch, length, head_dim = content.shape
+        rows = heads * batch
+        flat_content, flat_key, flat_value = (t.reshape(rows, length, head_dim) for t in (content, key, value))
+        output = torch.empty_like(flat_value)
+        probabilities = []
+        for start in range(0, length, QUERY_BLOCK):
+            end = min(start + QUERY_BLOCK, length)
+            count = end - start
+            query = distant[:, :, start:end].reshape(heads, batch * count, head_dim)
+            by_distance = torch.bmm(query, relative[:, length - end :].transpose(1, 2))  # (heads, batch * count, end)
+            by_key = _align(by_distance, rows, count, end)
+            scores = torch.baddbmm(by_key, flat_content[:, start:end], flat_key[:, :end].transpose(1, 2))
+            future = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1)
+            scores[:, :, start:].masked_fill_(future, float("-inf"))
+            weights = torch.softmax(scores, dim=-1)  # (rows, count, end)
+            output[:, start:end] = torch.bmm(weights, flat_value[:, :end])
+            probabilities.append(weights)
+        ctx.save_for_backward(content, distant, key, value, relative, output, *probabilities)
+        return output.view(heads, batch, length, head_dim)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        content, distant, key, value, relative, output, *probabilities = ctx.saved_tensors
+        heads, batch, length, head_dim = content.shape
+        rows = heads * batch
+        flat_content, flat_key, flat_value = (t.reshape(rows, length, head_dim) for t in (content, key, value))
+        grad_output = grad_output.reshape(rows, length, head_dim)
+        centre = (grad_output * output).sum(-1, keepdim=True)  # (rows, len, 1): the softmax's inner product, via its output
+        grad_content, grad_distant = torch.empty_like(flat_content), torch.empty_like(distant)
+        grad_key, grad_value = torch.zeros_like(flat_key), torch.zeros_like(flat_value)
+        grad_relative = torch.zeros_like(relative)
+        for weights, start in zip(probabilities, range(0, length, QUERY_BLOCK)):
+            end = min(start + QUERY_BLOCK, length)
+            count = end - start
+            upstream = grad_output[:, start:end]
+            grad_value[:, :end].baddbmm_(weights.transpose(1, 2), upstream)
+            grad_scores = torch.bmm(upstream, flat_value[:, :end].transpose(1, 2))
+            grad_scores.sub_(centre[:, start:end]).mul_(weights)  # (rows, count, end)
+            grad_content[:, start:end] = torch.bmm(grad_scores, flat_key[:, :end])
+            grad_key[:, :end].baddbmm_(grad_scores.transpose(1, 2), flat_content[:, start:end])
+            by_distance = _unalign(grad_scores, count, end).view(heads, batch * count, end)
+            reach = relative[:, length - end :]  # (heads, end, head_dim)
+            query = distant[:, :, start:end].reshape(heads, batch * count, head_dim)
+            grad_distant[:, :, start:end] = torch.bmm(by_distance, reach).view(heads, batch, count, head_dim)
+            grad_relative[:, length - end :] += torch.bmm(by_distance.transpose(1, 2), query)
+        shape = (heads, batch, length, head_dim)
+        return grad_content.view(shape), grad_distant, grad_key.view(shape), grad_value.view(shape), grad_relative
+
+
+def _align(by_distance, rows, count, keys):
+    """View columns of distances keys-1 … 0 as columns of keys 0 … keys-1: (rows, count, keys), without a copy.
+
+    Query n of the block finds key j at column count-1-n+j, so a row of the view starts one element earlier than a row of
+    the storage. Keys behind the query land in the next row; the causal mask covers them.
+    """
+    return by_distance.as_strided((rows, count, keys), (count * keys, keys - 1, 1), count - 1)
+
+
+def _unalign(by_key, count, keys):
+    """The transpose of `_align`: gradients by key, zero behind the query, back to columns of distances."""
+    rows = by_key.shape[0]
+    by_distance = by_key.new_zeros(rows, count * keys)
+    # Strided rows overlap in one element: a row's last key, which only the block's last query may see, and the next row's
+    # first. So the last key's column is left out here and set for the last query alone.
+    shifted = by_distance[:, count - 1 : count - 1 + count * (keys - 1)].view(rows, count, keys - 1) if keys > 1 else None
+    if shifted is not None:
+        shifted.copy_(by_key[:, :, : keys - 1])
+    by_distance[:, -1] = by_key[:, -1, -1]
+    return by_distance

@@ -1,0 +1,70 @@
+"""Where segments end: one class a source, made from the `boundaries` entry of a checkpoint's config.json.
+
+A source maps the symbols and the pre stack's output to booleans (batch, len), true where a segment ends.
+"""
+
+import torch
+from torch import nn
+
+from .transformer import ACTIVATIONS
+
+
+class Whitespace(nn.Module):
+    """The separator belongs to the word before it."""
+
+    def __init__(self, symbol_id):
+        super().__init__()
+        self.symbol_id = symbol_id
+
+    def forward(self, ids, hidden):
+        return ids == self.symbol_id
+
+
+class Fixed(nn.Module):
+    """Positions 0, k, 2k … of the window, so the first segment is one character long."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.every = every
+
+    def forward(self, ids, hidden):
+        steps = torch.arange(ids.shape[1], device=ids.device)
+        return (steps % self.every == 0).expand(ids.shape)
+
+
+class Learned(nn.Module):
+    """A two-layer predictor on the pre stack's output; it ends a segment where its probability exceeds the threshold.
+
+    Weights learned under supervision and by Gumbel noise run alike; `sample` is the noisy variant of the latter.
+    """
+
+    def __init__(self, dim, hidden, threshold, activation):
+        super().__init__()
+        self.hidden = nn.Linear(dim, hidden)
+        self.output = nn.Linear(hidden, 1)
+        self.threshold = threshold
+        self.activation = ACTIVATIONS[activation]
+
+    def logits(self, hidden):
+        return self.output(self.activation(self.hidden(hidden))).squeeze(-1)  # (batch, len)
+
+    def forward(self, ids, hidden):
+        return torch.sigmoid(self.logits(hidden)) > self.threshold
+
+    def sample(self, hidden, uniform):
+        """Boundaries with the predictor's probability, decided by `uniform` noise (batch, len) in [0, 1)."""
+        return uniform > 1 - torch.sigmoid(self.logits(hidden))
+
+
+def boundary_source(settings, architecture, symbols):
+    """The module for `settings`, or None for a model without pooling."""
+    kind = settings["kind"]
+    if kind == "none":
+        return None
+    if kind == "whitespace":
+        return Whitespace(symbols.index(settings["symbol"]))
+    if kind == "fixed":
+        return Fixed(settings["every"])
+    if kind == "learned":
+        return Learned(architecture["dim"], settings["hidden"], settings["threshold"], architecture["activation"])
+    raise ValueError(f"unknown boundary source {kind!r}")

@@ -1,0 +1,46 @@
+"""A post-norm transformer layer and a stack of them (Dynamic Token Pooling, arXiv 2211.09761, section 2)."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from .attention import RelativeAttention
+
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}  # gelu is the exact one, by erf
+
+
+class FeedForward(nn.Module):
+    """Two linear maps around an activation, with residual and post-norm."""
+
+    def __init__(self, dim, feed_forward, activation, layer_norm_eps):
+        super().__init__()
+        self.up = nn.Linear(dim, feed_forward)
+        self.down = nn.Linear(feed_forward, dim)
+        self.norm = nn.LayerNorm(dim, eps=layer_norm_eps)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x):
+        return self.norm(x + self.down(self.activation(self.up(x))))
+
+
+class Layer(nn.Module):
+    def __init__(self, architecture):
+        super().__init__()
+        dim, eps = architecture["dim"], architecture["layer_norm_eps"]
+        self.attention = RelativeAttention(dim, architecture["heads"], architecture["head_dim"], eps)
+        self.feed_forward = FeedForward(dim, architecture["feed_forward"], architecture["activation"], eps)
+
+    def forward(self, x, position, distances):
+        return self.feed_forward(self.attention(x, position, distances))
+
+
+class Stack(nn.ModuleList):
+    """Layers that run at one resolution; distances count the positions of this stack, be they characters or segments."""
+
+    def __init__(self, count, architecture):
+        super().__init__([Layer(architecture) for _ in range(count)])
+
+    def forward(self, x, position):
+        distances = position.distances(x.shape[1])
+        for layer in self:
+            x = layer(x, position, distances)  # (batch, len, dim)
+        return x

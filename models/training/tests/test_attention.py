@@ -1,0 +1,46 @@
+"""The blocked attention against the formula written out, values and gradients."""
+
+import unittest
+
+import torch
+
+from training.layers import attention
+
+
+def plain(content, distant, key, value, relative):
+    """The same scores, one query and one key at a time."""
+    length = key.shape[2]
+    by_key = content @ key.transpose(-1, -2)  # (heads, batch, len, len)
+    by_distance = distant @ relative.flip(1).transpose(-1, -2).unsqueeze(1)  # (heads, batch, len, distance)
+    query, key_index = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
+    distance = (query - key_index).clamp(min=0).expand(by_key.shape)
+    scores = by_key + by_distance.gather(3, distance)
+    return scores.masked_fill(key_index > query, float("-inf")).softmax(-1) @ value
+
+
+class Attention(unittest.TestCase):
+    def test_agrees_with_the_formula(self):
+        for length in (1, 2, 5, 8, 13):
+            with self.subTest(length=length):
+                self.compare(length)
+
+    def compare(self, length):
+        torch.manual_seed(length)
+        shapes = [(2, 3, length, 4)] * 4 + [(2, length, 4)]
+        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        weight = torch.randn(shapes[0], dtype=torch.float64)
+        block, attention.QUERY_BLOCK = attention.QUERY_BLOCK, 4
+        try:
+            fast = attention._RelativeAttention.apply(*inputs)
+            fast_gradients = torch.autograd.grad((fast * weight).sum(), inputs)
+        finally:
+            attention.QUERY_BLOCK = block
+        slow = plain(*inputs)
+        slow_gradients = torch.autograd.grad((slow * weight).sum(), inputs)
+        self.assertLess(float((fast - slow).detach().abs().max()), 1e-12)
+        for ours, theirs in zip(fast_gradients, slow_gradients):
+            self.assertLess(float((ours - theirs).abs().max()), 1e-12)
+
+
+if __name__ == "__main__":
+    unittest.main()

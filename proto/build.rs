@@ -1,0 +1,19 @@
+//! Compiles the `.proto` files with protox, so that building needs no protoc.
+
+use std::{error::Error, fs, path::PathBuf};
+
+use prost::Message;
+
+const FILES: [&str; 2] = ["weir/v1/generation.proto", "weir/v1/models.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for file in FILES {
+        println!("cargo::rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(FILES, ["."])?;
+    // Reflection serves this file, comments and all.
+    let path = PathBuf::from(std::env::var("OUT_DIR")?).join("weir.bin");
+    fs::write(path, descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

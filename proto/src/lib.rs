@@ -1,0 +1,14 @@
+//! weir's gRPC API, `weir.v1`: message types, clients and servers generated from the `.proto` files beside this crate.
+//!
+//! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
+
+/// Version 1.
+pub mod v1 {
+    // Generated code documents what the .proto files document, which leaves out what tonic adds.
+    #![allow(missing_docs, unreachable_pub, clippy::all)]
+
+    tonic::include_proto!("weir.v1");
+}
+
+/// The encoded `FileDescriptorSet` of the whole API, for server reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weir.bin"));

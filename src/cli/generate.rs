@@ -1,0 +1,181 @@
+//! `weir generate`: text from a prompt, streamed as it is made, by the same engine that serves.
+
+use super::{
+    model::{BoundaryArgs, ModelArgs},
+    output,
+};
+use crate::{
+    decode::{
+        contract::Model,
+        options::{Character, Details, Generate, Reason, Sampling, Stopping, Timing, Usage},
+    },
+    engine::handle::{Event, Handle, Job, Limits},
+    error::{Error, Result},
+    text::TextStream,
+};
+use serde_json::{Value, json};
+
+/// Generates text.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The text to go on from.
+    #[arg(long, required_unless_present = "ids", conflicts_with = "ids")]
+    prompt: Option<String>,
+    /// The prompt's symbols' ids, separated by commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    ids: Option<Vec<u32>>,
+    /// The most symbols to generate.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_chars: usize,
+    /// No stop string counts before this many symbols.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    min_chars: usize,
+    /// The most segments to close.
+    #[arg(long, value_name = "N")]
+    max_segments: Option<usize>,
+    /// Stop before this string; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// 0 takes the most probable symbol each time.
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    temperature: f32,
+    /// Choose among the K most probable symbols; 0 keeps all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
+    /// Choose among the most probable symbols that add up to P.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f32,
+    /// Choose among symbols at least P times as probable as the most probable one.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    min_p: f32,
+    /// Weaken symbols seen before by this factor; 1 does nothing.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    #[command(flatten)]
+    boundaries: BoundaryArgs,
+    /// Print JSON, at the end.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What is wrong with the checkpoint, the prompt, an option, or stdout.
+pub fn run(args: Args) -> Result<()> {
+    let model = args.model.load()?;
+    let request = args.request(&*model)?;
+    let limits = Limits { rows: 1, queue: 1, ..Limits::default() };
+    let engine = Handle::start(model.clone(), limits)?;
+    let mut events = engine.submit(Job::Generate(request), None)?;
+    let mut told = Told { model: &*model, json: args.json, characters: Vec::new(), stream: stream(&*model) };
+    while let Some(event) = events.blocking_recv() {
+        match event? {
+            Event::Started { .. } => {}
+            Event::Characters(characters) => told.take(characters)?,
+            Event::Finished { reason, usage, timing } => return told.finish(&reason, &usage, &timing),
+        }
+    }
+    Err(Error::Internal("the engine ended without an answer".into()))
+}
+
+fn stream(model: &dyn Model) -> TextStream {
+    TextStream::new(model.card().vocabulary.clone())
+}
+
+impl Args {
+    fn request(&self, model: &dyn Model) -> Result<Generate> {
+        let vocabulary = &model.card().vocabulary;
+        let prompt = match &self.ids {
+            Some(ids) => ids.clone(),
+            None => vocabulary.encode("--prompt", self.prompt.as_deref().unwrap_or_default())?,
+        };
+        let stop = self.stop.iter().map(|text| vocabulary.encode_exactly("--stop", text)).collect::<Result<_>>()?;
+        Ok(Generate {
+            prompt,
+            sampling: Sampling {
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                repetition_penalty: self.repetition_penalty,
+                seed: self.boundaries.seed,
+                logit_bias: Vec::new(),
+            },
+            stopping: Stopping {
+                max_chars: self.max_chars,
+                min_chars: self.min_chars,
+                max_segments: self.max_segments,
+                stop,
+                include_stop: false,
+            },
+            // text streams at once; only JSON tells boundaries, which come a step later
+            details: Details { boundaries: self.json, ..Details::default() },
+            boundaries: self.boundaries.options(),
+        })
+    }
+}
+
+/// What was generated so far.
+struct Told<'a> {
+    model: &'a dyn Model,
+    json: bool,
+    characters: Vec<Character>,
+    stream: TextStream,
+}
+
+impl Told<'_> {
+    fn take(&mut self, characters: Vec<Character>) -> Result<()> {
+        if self.json {
+            self.characters.extend(characters);
+            return Ok(());
+        }
+        let mut text = String::new();
+        for character in &characters {
+            text += self.stream.push(character.symbol);
+        }
+        output::write(&text)
+    }
+
+    fn finish(mut self, reason: &Reason, usage: &Usage, timing: &Timing) -> Result<()> {
+        if !self.json {
+            return output::write(&format!("{}\n", self.stream.finish()));
+        }
+        let ids: Vec<u32> = self.characters.iter().map(|character| character.symbol).collect();
+        let boundary = |character: &Character| character.mark.map(|mark| u8::from(mark.boundary));
+        output::json(&json!({
+            "ids": ids,
+            "text": self.model.card().vocabulary.decode(&ids),
+            "boundaries": self.characters.iter().map(boundary).collect::<Vec<_>>(),
+            "reason": reason.name(),
+            "usage": usage_json(usage),
+            "timing": timing_json(timing),
+        }))
+    }
+}
+
+fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_chars": usage.prompt_chars,
+        "cached_chars": usage.cached_chars,
+        "generated_chars": usage.generated_chars,
+        "prompt_segments": usage.prompt_segments,
+        "generated_segments": usage.generated_segments,
+        "shortening_factor": usage.shortening_factor(),
+    })
+}
+
+fn timing_json(timing: &Timing) -> Value {
+    json!({
+        "queue_ns": timing.queue_ns,
+        "prefill_ns": timing.prefill_ns,
+        "time_to_first_char_ns": timing.time_to_first_char_ns,
+        "decode_ns": timing.decode_ns,
+        "total_ns": timing.total_ns,
+        "steps": timing.steps,
+        "middle_steps": timing.middle_steps,
+        "middle_ns": timing.middle_ns,
+    })
+}

@@ -1,0 +1,111 @@
+//! What all model commands take: the checkpoint, what it runs on, and the text or symbols to work on.
+
+use crate::{
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+    error::{Error, Result},
+    family::load::{Settings, load},
+};
+use std::{io::Read, path::PathBuf, sync::Arc};
+
+/// Which model, and what it runs on.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ModelArgs {
+    /// The checkpoint's folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    pub model: PathBuf,
+    /// Numbers to compute in.
+    #[arg(long, value_enum, default_value_t = Dtype::F32, env = "WEIR_DTYPE")]
+    pub dtype: Dtype,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub max_symbols: Option<u32>,
+}
+
+/// The numbers a model computes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Dtype {
+    /// 32-bit floats.
+    F32,
+}
+
+impl ModelArgs {
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// What is wrong with the checkpoint.
+    pub fn load(&self) -> Result<Arc<dyn Model>> {
+        let mut settings = Settings { memory_bytes: usize::MAX, ..Settings::default() };
+        if let Some(threads) = self.threads {
+            settings.threads = threads.into();
+        }
+        settings.max_symbols = self.max_symbols.map(|count| count as usize);
+        load(&self.model, &settings)
+    }
+}
+
+/// A text, given in one of three ways.
+#[derive(Debug, Clone, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct TextArgs {
+    /// The text.
+    #[arg(long)]
+    pub text: Option<String>,
+    /// A file with the text in UTF-8; - for standard input.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Its symbols' ids, separated by commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub ids: Option<Vec<u32>>,
+}
+
+impl TextArgs {
+    /// The text's symbols.
+    ///
+    /// # Errors
+    /// A file that cannot be read, a symbol that the model does not have, an empty text.
+    pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
+        let vocabulary = &model.card().vocabulary;
+        let symbols = match (&self.ids, &self.file, &self.text) {
+            (Some(ids), ..) => vocabulary.check_ids("--ids", ids).map(|()| ids.clone())?,
+            (_, Some(file), _) => vocabulary.encode("--file", &read(file)?)?,
+            (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default())?,
+        };
+        if symbols.is_empty() {
+            return Err(Error::BadOption { field: "text", found: "\"\"".into(), bound: "at least one symbol".into() });
+        }
+        Ok(symbols)
+    }
+}
+
+fn read(file: &PathBuf) -> Result<String> {
+    if file.as_os_str() == "-" {
+        let mut text = String::new();
+        return std::io::stdin().read_to_string(&mut text).map_err(Error::io("standard input")).map(|_| text);
+    }
+    std::fs::read_to_string(file).map_err(Error::io(file))
+}
+
+/// How boundaries are decided, where the model leaves a choice.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BoundaryArgs {
+    /// How a learned predictor decides: threshold (the default) or sampled.
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub boundary_mode: Option<BoundaryMode>,
+    /// Seeds every draw: of symbols and, if they are sampled, of boundaries.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl BoundaryArgs {
+    /// As the model wants them.
+    pub fn options(&self) -> BoundaryOptions {
+        BoundaryOptions { mode: self.boundary_mode, noise: Noise::Seeded(self.seed), offset: 0 }
+    }
+}
+
+fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {
+    BoundaryMode::parse(name).ok_or_else(|| "one of given, threshold, sampled".into())
+}

@@ -1,0 +1,191 @@
+//! `weir score`: a text's bits per character, and everything needed to compare two implementations.
+
+use super::{
+    model::{BoundaryArgs, ModelArgs, TextArgs},
+    output,
+};
+use crate::{
+    decode::{
+        contract::Model,
+        evaluate::{Mode, Windowed, run as evaluate, score_window, windows},
+        logprobs::log_probability,
+    },
+    error::{Error, Result},
+};
+use indicatif::{ProgressBar, ProgressStyle};
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::json;
+use std::{f64::consts::LN_2, path::PathBuf, str::FromStr};
+
+/// Scores a text.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    text: TextArgs,
+    #[command(flatten)]
+    boundaries: BoundaryArgs,
+    /// How the text is cut into steps; the numbers are the same.
+    #[arg(long, value_enum, default_value_t = ModeArg::Chunked)]
+    mode: ModeArg,
+    /// Symbols a step in chunked mode.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    chunk: u32,
+    /// Evaluate as the papers do: windows of LENGTH symbols, each scoring its last STRIDE.
+    #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with_all = ["logits", "mode"])]
+    windowed: Option<WindowArg>,
+    /// Write logits (symbols, vocabulary) and, of pooled models, boundaries (symbols) to a safetensors file.
+    #[arg(long, value_name = "OUT")]
+    logits: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum ModeArg {
+    /// All symbols in one step.
+    Full,
+    /// One symbol a step.
+    Incremental,
+    /// `--chunk` symbols a step.
+    Chunked,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct WindowArg {
+    length: usize,
+    stride: usize,
+}
+
+impl FromStr for WindowArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let numbers = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
+        match numbers {
+            Some((length, stride)) if 1 <= stride && stride <= length => Ok(Self { length, stride }),
+            _ => Err("two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What is wrong with the checkpoint, the text, or the files to write.
+pub fn run(args: Args) -> Result<()> {
+    let model = args.model.load()?;
+    let symbols = args.text.symbols(&*model)?;
+    match args.windowed {
+        Some(window) => run_windowed(&args, &*model, &symbols, window),
+        None => run_whole(&args, &*model, &symbols),
+    }
+}
+
+/// What one pass over the whole text finds.
+#[derive(Default)]
+struct Found {
+    /// ln p of each symbol but the first.
+    logprobs: Vec<f64>,
+    boundaries: Vec<u8>,
+    /// (symbols, V), if wanted.
+    logits: Vec<f32>,
+}
+
+fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()> {
+    let limit = model.card().max_symbols;
+    if symbols.len() > limit {
+        return Err(Error::TooLong { field: "text", length: symbols.len(), limit, unit: "characters" });
+    }
+    let mode = match args.mode {
+        ModeArg::Full => Mode::Full,
+        ModeArg::Incremental => Mode::Incremental,
+        ModeArg::Chunked => Mode::Chunked(args.chunk as usize),
+    };
+    let mut found = Found::default();
+    evaluate(model, symbols, mode, args.boundaries.options(), &mut |position, logits, mark| {
+        found.boundaries.push(mark.boundary.into());
+        if let Some(&next) = symbols.get(position + 1) {
+            found.logprobs.push(log_probability(logits, next)?);
+        }
+        if args.logits.is_some() {
+            found.logits.extend_from_slice(logits);
+        }
+        Ok(())
+    })?;
+    if let Some(path) = &args.logits {
+        write_logits(model, &found, path)?;
+    }
+    let scored = found.logprobs.len();
+    let bits = (scored > 0).then(|| -found.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
+    let closed: usize = found.boundaries.iter().map(|&boundary| usize::from(boundary)).sum();
+    let factor = (closed > 0).then(|| symbols.len() as f64 / closed as f64);
+    if args.json {
+        return output::json(&json!({
+            "symbols": symbols.len(),
+            "bits_per_char": bits,
+            "shortening_factor": factor,
+            "boundaries": found.boundaries,
+            "logprobs": found.logprobs,
+        }));
+    }
+    let (bits, factor) = (output::optional(bits), output::optional(factor));
+    output::write(&format!("{} symbols, {bits} bits per character, shortening factor {factor}\n", symbols.len()))
+}
+
+fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], window: WindowArg) -> Result<()> {
+    let limit = model.card().max_symbols;
+    if window.length > limit {
+        return Err(Error::TooLong { field: "--windowed", length: window.length, limit, unit: "characters" });
+    }
+    let all: Vec<_> = windows(symbols.len(), window.length, window.stride).collect();
+    let bar = ProgressBar::new(all.len() as u64); // indicatif draws on stderr, and only if it is a terminal
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left, {msg}") {
+        bar.set_style(style);
+    }
+    let (mut sum, mut losses) = (Windowed::default(), Vec::with_capacity(all.len()));
+    for window in all {
+        let one = score_window(model, symbols, window, &args.boundaries.options())?;
+        sum.nats += one.nats;
+        sum.scored += one.scored;
+        sum.fed += one.fed;
+        sum.segments += one.segments;
+        losses.push(one.nats / one.scored as f64);
+        bar.set_message(format!("{:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let bits = (sum.scored > 0).then(|| sum.nats / sum.scored as f64 / LN_2);
+    let factor = (sum.segments > 0).then(|| sum.fed as f64 / sum.segments as f64);
+    if args.json {
+        return output::json(&json!({
+            "symbols": symbols.len(),
+            "scored": sum.scored,
+            "bits_per_char": bits,
+            "shortening_factor": factor,
+            "windows": losses.len(),
+            "window_nats_per_char": losses,
+        }));
+    }
+    let (bits, factor) = (output::optional(bits), output::optional(factor));
+    let (count, scored) = (losses.len(), sum.scored);
+    output::write(&format!(
+        "{scored} symbols scored in {count} windows, {bits} bits per character, shortening factor {factor}\n"
+    ))
+}
+
+fn write_logits(model: &dyn Model, found: &Found, path: &PathBuf) -> Result<()> {
+    let rows = found.boundaries.len();
+    let bytes: Vec<u8> = found.logits.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let invalid = |error: safetensors::SafeTensorError| Error::Internal(format!("safetensors: {error}"));
+    let shape = vec![rows, model.card().vocabulary.len()];
+    let mut tensors = vec![("logits", TensorView::new(Dtype::F32, shape, &bytes).map_err(invalid)?)];
+    if model.card().pooled {
+        let view = TensorView::new(Dtype::U8, vec![rows], &found.boundaries).map_err(invalid)?;
+        tensors.push(("boundaries", view));
+    }
+    let file = safetensors::serialize(tensors, None).map_err(invalid)?;
+    std::fs::write(path, file).map_err(Error::io(path))
+}

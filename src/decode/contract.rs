@@ -1,0 +1,264 @@
+//! What a model is to everyone else: symbols in, logits out, segments closed on the way.
+//!
+//! The unit of work is a [`Row`]: one sequence, the symbols to feed it next, and what came out. Work comes in two kinds,
+//! each batched over rows. A *symbol step* feeds each row its symbols, one (decoding) or many (a prefill chunk); it leaves
+//! the row [`Ready`](Status::Ready), with logits, or [`Waiting`](Status::Waiting) for a *segment step*, which runs the
+//! middle stack over the segments just closed and makes it ready. When waiting rows run is the engine's choice. A family
+//! without segments never waits. Nothing else of pooling is visible outside the model.
+//!
+//! A row's numbers depend neither on the other rows of a step nor on how its symbols were cut into steps: bit for bit.
+
+use super::random::{Purpose, uniform};
+use crate::{
+    error::{Error, Result},
+    text::Vocabulary,
+};
+use std::{any::Any, sync::Arc};
+
+/// A loaded model. Weights are shared and never change; everything that does is an argument.
+pub trait Model: Send + Sync {
+    /// What clients may know of it.
+    fn card(&self) -> &Card;
+
+    /// The state of a sequence that has seen nothing yet.
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
+
+    /// Working memory for one thread that runs steps.
+    fn scratch(&self) -> Scratch;
+
+    /// Feeds `rows[i].feed` for each `i` of `which`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfPages`] if the key-value pool is exhausted; [`Error::Internal`] if a row is still waiting, has nothing
+    /// to feed, or holds another model's state. The rows of a failed step are lost: drop them.
+    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+
+    /// Runs the middle stack for the waiting rows among `which`, after which they are ready. Ready rows are left alone.
+    ///
+    /// # Errors
+    /// As for [`symbol_step`](Self::symbol_step).
+    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+
+    /// The most bytes of key-value memory that a sequence of `symbols` can hold.
+    fn bytes_for(&self, symbols: usize) -> usize;
+
+    /// Bytes of key-value memory in use by all sequences, and the limit.
+    fn memory(&self) -> Memory;
+}
+
+/// One sequence's state: what the model remembers of the symbols fed so far. Dropping it gives its pages back.
+pub trait State: Any + Send + Sync {
+    /// Symbols fed.
+    fn len(&self) -> usize;
+
+    /// Whether nothing was fed yet.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Segments closed.
+    fn segments(&self) -> usize;
+
+    /// A second sequence with the same past. Pages are shared until one of the two writes.
+    fn fork(&self) -> Box<dyn State>;
+
+    /// Forgets all symbols from position `len` on.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if `len` is beyond the end, or the row waits for a segment step.
+    fn rollback(&mut self, len: usize) -> Result<()>;
+
+    /// Bytes of the pages that this state refers to, shared ones included.
+    fn bytes(&self) -> usize;
+}
+
+/// Working memory of one thread that runs steps; made by the model, opaque to everyone else.
+pub struct Scratch(pub Box<dyn Any + Send>);
+
+/// One sequence in a step.
+pub struct Row {
+    /// The sequence.
+    pub state: Box<dyn State>,
+    /// The symbols to feed in the next symbol step; at least one.
+    pub feed: Vec<u32>,
+    /// For which of the fed symbols logits are wanted.
+    pub want: Want,
+    /// After the step: (wanted symbols, vocabulary), row-major; the logits after symbol t predict symbol t + 1.
+    pub logits: Vec<f32>,
+    /// After the symbol step: one mark for each fed symbol.
+    pub marks: Vec<Mark>,
+    /// Where the row stands.
+    pub status: Status,
+}
+
+impl Row {
+    /// A row around a sequence.
+    pub fn new(state: Box<dyn State>) -> Self {
+        let (feed, logits, marks) = (Vec::new(), Vec::new(), Vec::new());
+        Self { state, feed, want: Want::Last, logits, marks, status: Status::Ready }
+    }
+
+    /// Sets what to feed next.
+    pub fn set(&mut self, symbols: &[u32], want: Want) {
+        self.feed.clear();
+        self.feed.extend_from_slice(symbols);
+        self.want = want;
+    }
+}
+
+/// Which logits a step computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// None: a prefill chunk that is not the prompt's last.
+    Nothing,
+    /// Those after the last symbol fed.
+    Last,
+    /// Those after each symbol fed.
+    All,
+}
+
+/// Where a row stands between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Its logits are there, and it may be fed.
+    Ready,
+    /// It closed a segment and needs a segment step.
+    Waiting,
+}
+
+/// What the boundary source said of one symbol.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mark {
+    /// Whether a segment ends with this symbol.
+    pub boundary: bool,
+    /// The predictor's output, if boundaries come from a learned predictor. Not calibrated (the official training applies
+    /// the sigmoid twice).
+    pub probability: Option<f32>,
+}
+
+/// How a sequence's boundaries are decided, where the model leaves a choice.
+#[derive(Debug, Clone, Default)]
+pub struct BoundaryOptions {
+    /// The mode; the model's default if none. One that the model does not have is an error.
+    pub mode: Option<BoundaryMode>,
+    /// Where sampled boundaries take their noise from.
+    pub noise: Noise,
+    /// Where in its stream the sequence's first symbol stands: fixed boundaries count from the stream's start, so a window
+    /// cut out of a longer text keeps that text's phase.
+    pub offset: usize,
+}
+
+/// How a learned predictor's output becomes a boundary. Other sources know one way only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BoundaryMode {
+    /// The model has no choice to make: none, fixed, whitespace, entropy spikes.
+    Given,
+    /// Boundary if the predictor's output is above the threshold.
+    Threshold,
+    /// Boundary with the probability that the predictor gives (gumbel checkpoints' official behaviour).
+    Sampled,
+}
+
+impl BoundaryMode {
+    /// The name on the wire and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Given => "given",
+            Self::Threshold => "threshold",
+            Self::Sampled => "sampled",
+        }
+    }
+
+    /// The mode of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Given, Self::Threshold, Self::Sampled].into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+/// Uniform noise in (0, 1), one number a position: a function of the position alone, so that a fork, a rollback or a second
+/// run meets the same.
+#[derive(Debug, Clone)]
+pub enum Noise {
+    /// Drawn from this seed.
+    Seeded(u64),
+    /// Given, for comparison with recorded runs; positions beyond its end are an error.
+    Given(Arc<[f32]>),
+}
+
+impl Default for Noise {
+    fn default() -> Self {
+        Self::Seeded(0)
+    }
+}
+
+impl Noise {
+    /// The number at a position.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] beyond the end of given noise.
+    pub fn at(&self, position: usize) -> Result<f32> {
+        match self {
+            Self::Seeded(seed) => Ok(uniform(*seed, Purpose::Boundary, position)),
+            Self::Given(values) => values.get(position).copied().ok_or_else(|| {
+                Error::Internal(format!(
+                    "noise for {} positions was given, position {position} needs one",
+                    values.len()
+                ))
+            }),
+        }
+    }
+}
+
+/// Key-value memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes in pages that sequences hold.
+    pub in_use: usize,
+    /// Bytes there may be.
+    pub limit: usize,
+}
+
+/// What clients may know of a model.
+#[derive(Debug, Clone)]
+pub struct Card {
+    /// The name it is served under: its folder's.
+    pub name: String,
+    /// Its family: `hourglass` …
+    pub family: &'static str,
+    /// One line for people: layers, width, boundaries.
+    pub shape: String,
+    /// Trained numbers.
+    pub parameters: usize,
+    /// Its symbols and their normaliser.
+    pub vocabulary: Arc<Vocabulary>,
+    /// Symbols in one training window.
+    pub training_length: usize,
+    /// The most symbols one sequence may have.
+    pub max_symbols: usize,
+    /// How boundaries can be decided; the first is the default.
+    pub boundary_modes: Vec<BoundaryMode>,
+    /// Whether it pools, i.e. ever closes a segment.
+    pub pooled: bool,
+    /// `f32`.
+    pub dtype: &'static str,
+    /// Of `model.safetensors` (of the shards in order, if there are several), hexadecimal.
+    pub sha256: String,
+}
+
+/// Feeds every row of `which` and runs the segment step at once: the simplest engine.
+pub fn advance(model: &dyn Model, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    model.symbol_step(rows, which, scratch)?;
+    model.segment_step(rows, which, scratch)
+}
+
+/// The concrete state behind the contract, for the family that made it.
+pub fn state_ref<S: State>(state: &dyn State) -> Result<&S> {
+    let state: &dyn Any = state;
+    state.downcast_ref().ok_or_else(|| Error::Internal("a row holds another model's state".into()))
+}
+
+/// The same, to change.
+pub fn state_mut<S: State>(state: &mut dyn State) -> Result<&mut S> {
+    let state: &mut dyn Any = state;
+    state.downcast_mut().ok_or_else(|| Error::Internal("a row holds another model's state".into()))
+}

@@ -1,0 +1,124 @@
+//! Texts under a model: all logits in order, however the text is cut into steps; and the windowed evaluation of the papers.
+
+use super::{
+    contract::{BoundaryOptions, Mark, Model, Row, Want, advance},
+    logprobs::log_probability,
+};
+use crate::error::Result;
+
+/// How a text is cut into steps. The numbers are the same; only time and memory differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// All symbols in one step.
+    Full,
+    /// One symbol a step, as text is generated.
+    Incremental,
+    /// So many symbols a step.
+    Chunked(usize),
+}
+
+/// Feeds `symbols` to a fresh sequence and shows each position's logits, (V), with its mark.
+///
+/// # Errors
+/// What the model's steps say, and what `each` says.
+pub fn run(
+    model: &dyn Model,
+    symbols: &[u32],
+    mode: Mode,
+    boundaries: BoundaryOptions,
+    each: &mut dyn FnMut(usize, &[f32], Mark) -> Result<()>,
+) -> Result<()> {
+    let size = match mode {
+        Mode::Full => symbols.len(),
+        Mode::Incremental => 1,
+        Mode::Chunked(size) => size,
+    };
+    let vocabulary = model.card().vocabulary.len();
+    let mut rows = [Row::new(model.begin(boundaries)?)];
+    let mut scratch = model.scratch();
+    let mut position = 0;
+    for chunk in symbols.chunks(size.max(1)) {
+        rows[0].set(chunk, Want::All);
+        advance(model, &mut rows, &[0], &mut scratch)?;
+        for (logits, mark) in rows[0].logits.chunks_exact(vocabulary).zip(&rows[0].marks) {
+            each(position, logits, *mark)?;
+            position += 1;
+        }
+    }
+    Ok(())
+}
+
+/// A window: symbols `start..end` are fed, and those from `scored` on are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// The first symbol fed.
+    pub start: usize,
+    /// The first symbol scored; the one before it is fed and predicts it.
+    pub scored: usize,
+    /// One past the last symbol scored, which is not fed.
+    pub end: usize,
+}
+
+/// The windows of Dynamic Token Pooling's evaluation (its code, not the paper, defines them): targets in runs of `stride`, each
+/// with as much context as fits into `length` symbols; every window starts afresh.
+pub fn windows(symbols: usize, length: usize, stride: usize) -> impl Iterator<Item = Window> {
+    let last = symbols.saturating_sub(1);
+    (0..last).step_by(stride.max(1)).map(move |first| {
+        let start = first.saturating_sub(length.saturating_sub(stride));
+        Window { start, scored: first + 1, end: (first + stride).min(last) + 1 }
+    })
+}
+
+/// What a windowed evaluation finds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Windowed {
+    /// Sum of −ln p over the scored symbols.
+    pub nats: f64,
+    /// Symbols scored.
+    pub scored: usize,
+    /// Symbols fed, context included.
+    pub fed: usize,
+    /// Segments closed by them.
+    pub segments: usize,
+}
+
+/// Scores one window.
+///
+/// # Errors
+/// What the model's steps say.
+pub fn score_window(
+    model: &dyn Model,
+    symbols: &[u32],
+    window: Window,
+    boundaries: &BoundaryOptions,
+) -> Result<Windowed> {
+    let mut sum = Windowed::default();
+    let fed = &symbols[window.start..window.end - 1];
+    let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
+    run(model, fed, Mode::Full, boundaries, &mut |position, logits, mark| {
+        sum.fed += 1;
+        sum.segments += usize::from(mark.boundary);
+        let target = window.start + position + 1;
+        if target >= window.scored {
+            sum.nats -= log_probability(logits, symbols[target])?;
+            sum.scored += 1;
+        }
+        Ok(())
+    })?;
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_cover_every_target_once_with_the_official_context() {
+        let all: Vec<_> = windows(151, 56, 16).collect();
+        assert_eq!(all[0], Window { start: 0, scored: 1, end: 17 });
+        assert_eq!(all[3], Window { start: 8, scored: 49, end: 65 });
+        assert_eq!(all[9], Window { start: 104, scored: 145, end: 151 });
+        assert_eq!(all.len(), 10);
+        assert_eq!(windows(1, 56, 16).count(), 0);
+    }
+}

@@ -1,0 +1,15 @@
+//! The contract between models and engine, and one sequence's life.
+//!
+//! Reading order: [`contract`] (what a model is to everyone else), [`options`] (what a request may ask for),
+//! [`session`] (one request from prompt to last character).
+
+pub mod contract;
+pub mod evaluate;
+mod generation;
+mod known;
+pub mod logprobs;
+pub mod options;
+pub mod random;
+pub mod sampler;
+pub mod session;
+pub mod stops;

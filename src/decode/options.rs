@@ -1,0 +1,296 @@
+//! What a request may ask for, and what it is told. Pure data: ids, not text; the wire and the command line convert.
+
+use super::contract::{BoundaryOptions, Card, Mark};
+use crate::error::{Error, Result};
+
+/// A request for generated text.
+#[derive(Debug, Clone)]
+pub struct Generate {
+    /// The prompt's symbols; at least one (an empty context has no next-symbol distribution).
+    pub prompt: Vec<u32>,
+    /// How symbols are chosen.
+    pub sampling: Sampling,
+    /// When to stop.
+    pub stopping: Stopping,
+    /// What to tell beside the symbols.
+    pub details: Details,
+    /// How boundaries are decided.
+    pub boundaries: BoundaryOptions,
+}
+
+/// A request for the probabilities of a given text, or (with `logprobs` off) for its segments alone.
+#[derive(Debug, Clone)]
+pub struct Score {
+    /// The text's symbols; at least one.
+    pub symbols: Vec<u32>,
+    /// Whether log-probabilities are wanted; without them only boundaries are told.
+    pub logprobs: bool,
+    /// Most probable alternatives to tell for each symbol.
+    pub top: usize,
+    /// How boundaries are decided.
+    pub boundaries: BoundaryOptions,
+}
+
+/// How symbols are chosen. In this order: bias, repetition penalty, temperature, then the three cuts, then a draw.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the most probable symbol (the lowest id of equals).
+    pub temperature: f32,
+    /// Keep the k most probable symbols; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set of most probable symbols whose probabilities add up to this; 1 keeps all.
+    pub top_p: f32,
+    /// Keep symbols at least this fraction as probable as the most probable one; 0 keeps all.
+    pub min_p: f32,
+    /// Divide positive and multiply negative logits of the symbols seen so far by this; 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Every draw is a function of the seed and the position.
+    pub seed: u64,
+    /// Added to the logits of these symbols.
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        let logit_bias = Vec::new();
+        Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0, logit_bias }
+    }
+}
+
+/// When to stop.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stopping {
+    /// The most symbols to generate; at least 1.
+    pub max_chars: usize,
+    /// No stop string counts before this many.
+    pub min_chars: usize,
+    /// The most segments to close, if limited.
+    pub max_segments: Option<usize>,
+    /// Stop strings, as symbols; none empty.
+    pub stop: Vec<Vec<u32>>,
+    /// Whether the stop string belongs to the answer.
+    pub include_stop: bool,
+}
+
+/// What to tell beside the symbols.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Details {
+    /// Tell the prompt's symbols first.
+    pub echo: bool,
+    /// Tell each symbol's log-probability (natural; of the unmodified distribution).
+    pub logprobs: bool,
+    /// Tell this many most probable symbols at each position; implies nothing about `logprobs`.
+    pub top_logprobs: usize,
+    /// Tell where segments end. A symbol's boundary is known one step after the symbol, so symbols come a step later.
+    pub boundaries: bool,
+}
+
+/// Limits of what one request may ask for, told to clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds;
+
+impl Bounds {
+    /// Stop strings a request may give.
+    pub const STOPS: usize = 16;
+    /// Symbols in one stop string.
+    pub const STOP_SYMBOLS: usize = 256;
+    /// Alternatives a position may tell.
+    pub const TOP_LOGPROBS: usize = 20;
+    /// Entries of the logit bias.
+    pub const LOGIT_BIAS: usize = 1024;
+}
+
+/// A symbol, told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Character {
+    /// Its id.
+    pub symbol: u32,
+    /// Its log-probability, if asked for; the first symbol of a text has none.
+    pub logprob: Option<f32>,
+    /// Whether a segment ends with it, if asked for.
+    pub mark: Option<Mark>,
+    /// The most probable symbols at its position, best first, with their log-probabilities.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// `max_chars` were generated.
+    MaxChars,
+    /// `max_segments` were closed.
+    MaxSegments,
+    /// The stop string of this index was met.
+    Stop(usize),
+    /// The model's longest sequence is reached.
+    MaxContext,
+    /// A scored text's end.
+    End,
+}
+
+impl Reason {
+    /// The name for programs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::MaxChars => "max_chars",
+            Self::MaxSegments => "max_segments",
+            Self::Stop(_) => "stop",
+            Self::MaxContext => "max_context",
+            Self::End => "end",
+        }
+    }
+}
+
+/// What was processed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Symbols of the prompt.
+    pub prompt_chars: usize,
+    /// Of these, found in the segment cache.
+    pub cached_chars: usize,
+    /// Symbols generated, stop strings included.
+    pub generated_chars: usize,
+    /// Segments closed within the prompt.
+    pub prompt_segments: usize,
+    /// Segments closed by generated symbols.
+    pub generated_segments: usize,
+}
+
+impl Usage {
+    /// Symbols per closed segment; none if no segment closed.
+    pub fn shortening_factor(&self) -> Option<f64> {
+        let (chars, segments) =
+            (self.prompt_chars + self.generated_chars, self.prompt_segments + self.generated_segments);
+        (segments > 0).then(|| chars as f64 / segments as f64)
+    }
+}
+
+/// Where the time went, nanoseconds. Steps are shared by all rows that take part; a step's time counts in full for each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// From arrival to admission.
+    pub queue_ns: u64,
+    /// From admission to the first logits that follow the prompt.
+    pub prefill_ns: u64,
+    /// From arrival to the first symbol.
+    pub time_to_first_char_ns: u64,
+    /// From the first symbol to the last.
+    pub decode_ns: u64,
+    /// From arrival to the end.
+    pub total_ns: u64,
+    /// Symbol steps taken.
+    pub steps: u64,
+    /// Segment steps taken.
+    pub middle_steps: u64,
+    /// Time in segment steps.
+    pub middle_ns: u64,
+}
+
+impl Generate {
+    /// Checks everything against its bounds and the model's.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`], [`Error::TooLong`] or [`Error::UnknownSymbol`], naming the field.
+    pub fn validate(&self, card: &Card) -> Result<()> {
+        check_length("prompt", self.prompt.len(), card)?;
+        card.vocabulary.check_ids("prompt", &self.prompt)?;
+        check_mode(&self.boundaries, card)?;
+        self.sampling.validate(card)?;
+        self.stopping.validate(card)?;
+        bounded("details.top_logprobs", self.details.top_logprobs, Bounds::TOP_LOGPROBS)
+    }
+}
+
+impl Score {
+    /// Checks everything against its bounds and the model's.
+    ///
+    /// # Errors
+    /// As for [`Generate::validate`].
+    pub fn validate(&self, card: &Card) -> Result<()> {
+        check_length("text", self.symbols.len(), card)?;
+        card.vocabulary.check_ids("text", &self.symbols)?;
+        check_mode(&self.boundaries, card)?;
+        bounded("top_logprobs", self.top, Bounds::TOP_LOGPROBS)
+    }
+}
+
+impl Sampling {
+    fn validate(&self, card: &Card) -> Result<()> {
+        within("sampling.temperature", self.temperature, 0.0, 100.0)?;
+        within("sampling.top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
+        within("sampling.min_p", self.min_p, 0.0, 1.0)?;
+        within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
+        bounded("sampling.logit_bias", self.logit_bias.len(), Bounds::LOGIT_BIAS)?;
+        for &(symbol, bias) in &self.logit_bias {
+            card.vocabulary.check_ids("sampling.logit_bias", &[symbol])?;
+            within("sampling.logit_bias", bias, -1000.0, 1000.0)?;
+        }
+        Ok(())
+    }
+}
+
+impl Stopping {
+    fn validate(&self, card: &Card) -> Result<()> {
+        if self.max_chars == 0 || self.max_chars > card.max_symbols {
+            return Err(bad("stopping.max_chars", self.max_chars, format!("1 to {}", card.max_symbols)));
+        }
+        if self.min_chars > self.max_chars {
+            return Err(bad("stopping.min_chars", self.min_chars, format!("0 to max_chars, {}", self.max_chars)));
+        }
+        if self.max_segments.is_some() && !card.pooled {
+            let (call, wanted) = ("stopping.max_segments", "pools its input");
+            return Err(Error::WrongKind { call, model: card.name.clone(), wanted, found: card.shape.clone() });
+        }
+        if self.max_segments == Some(0) {
+            return Err(bad("stopping.max_segments", 0, "at least 1".into()));
+        }
+        bounded("stopping.stop", self.stop.len(), Bounds::STOPS)?;
+        for stop in &self.stop {
+            if stop.is_empty() {
+                return Err(bad("stopping.stop", "\"\"", "no empty string".into()));
+            }
+            bounded("stopping.stop", stop.len(), Bounds::STOP_SYMBOLS)?;
+            card.vocabulary.check_ids("stopping.stop", stop)?;
+        }
+        Ok(())
+    }
+}
+
+/// A boundary mode that the model has, or the default.
+pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
+    match boundaries.mode {
+        Some(mode) if !card.boundary_modes.contains(&mode) => {
+            let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
+            Err(bad("boundary_mode", mode.name(), format!("one of {}", names.join(", "))))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
+    if length == 0 {
+        return Err(bad(field, "\"\"", "at least one symbol".into()));
+    }
+    if length > card.max_symbols {
+        return Err(Error::TooLong { field, length, limit: card.max_symbols, unit: "characters" });
+    }
+    Ok(())
+}
+
+fn within(field: &'static str, value: f32, low: f32, high: f32) -> Result<()> {
+    if value >= low && value <= high {
+        return Ok(());
+    }
+    Err(bad(field, value, format!("{low} to {high}")))
+}
+
+fn bounded(field: &'static str, count: usize, limit: usize) -> Result<()> {
+    if count <= limit {
+        return Ok(());
+    }
+    Err(bad(field, count, format!("at most {limit}")))
+}
+
+fn bad(field: &'static str, found: impl ToString, bound: String) -> Error {
+    Error::BadOption { field, found: found.to_string(), bound }
+}

@@ -1,0 +1,207 @@
+//! One job's life: what was asked for, where it stands, what it has to tell.
+//!
+//! A session decides what is fed and what is made of the answer; it owns neither the row nor the model, so that whoever
+//! steps many sequences can keep their rows side by side. The life of one, stepped alone, is [`Session::run`]:
+//! [`feed`](Session::feed), a step, [`absorb`](Session::absorb), [`take`](Session::take), until it is finished.
+
+use super::{
+    contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
+    generation::Generation,
+    known::{Known, Tell},
+    logprobs::Telling,
+    options::{Character, Generate, Reason, Score, Usage},
+};
+use crate::error::{Error, Result};
+
+/// One job from its first symbol to its last.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// The prompt, or the text to score.
+    known: Known,
+    /// What follows it; none for a scored text.
+    generation: Option<Generation>,
+    boundaries: BoundaryOptions,
+    /// What was not taken yet.
+    told: Vec<Character>,
+    usage: Usage,
+    /// Symbols of the vocabulary: logits of one position.
+    vocabulary: usize,
+    /// The most symbols that the sequence will have.
+    most_symbols: usize,
+}
+
+/// Where a session stands after a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// Given symbols are still to be fed.
+    Prefilling,
+    /// A sampled symbol is to be fed.
+    Decoding,
+    /// Nothing is to be fed any more.
+    Finished(Reason),
+}
+
+impl Session {
+    /// A session that generates.
+    ///
+    /// # Errors
+    /// As for [`Generate::validate`].
+    pub fn generate(request: Generate, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let Generate { prompt, sampling, stopping, details, boundaries } = request;
+        let most_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
+        let vocabulary = card.vocabulary.len();
+        let mut generation = Generation::new((sampling, stopping, &details), vocabulary, card.max_symbols);
+        generation.see(&prompt);
+        let logprobs = Telling { logprobs: details.logprobs, top: details.top_logprobs };
+        let tell = Tell { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
+        let known = Known::new(prompt, tell);
+        let (told, usage) = (Vec::new(), Usage::default());
+        Ok(Self { known, generation: Some(generation), boundaries, told, usage, vocabulary, most_symbols })
+    }
+
+    /// A session that scores.
+    ///
+    /// # Errors
+    /// As for [`Score::validate`].
+    pub fn score(request: Score, card: &Card) -> Result<Self> {
+        request.validate(card)?;
+        let Score { symbols, logprobs, top, boundaries } = request;
+        let (most_symbols, vocabulary) = (symbols.len(), card.vocabulary.len());
+        let tell = Tell { symbols: true, logprobs: Telling { logprobs, top }, marks: true, last_logits: false };
+        let known = Known::new(symbols, tell);
+        let (told, usage) = (Vec::new(), Usage::default());
+        Ok(Self { known, generation: None, boundaries, told, usage, vocabulary, most_symbols })
+    }
+
+    /// How the sequence's boundaries are decided: for [`Model::begin`].
+    pub fn boundaries(&self) -> &BoundaryOptions {
+        &self.boundaries
+    }
+
+    /// The most symbols that the sequence will have.
+    pub fn most_symbols(&self) -> usize {
+        self.most_symbols
+    }
+
+    /// Whether the next feed is a chunk of given symbols.
+    pub fn is_prefilling(&self) -> bool {
+        !self.known.is_done()
+    }
+
+    /// Symbols of the answer so far: sampled ones, or scored ones.
+    pub fn answered(&self) -> usize {
+        self.generation.as_ref().map_or(self.known.fed(), Generation::chars)
+    }
+
+    /// What was processed so far.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Lays into the row what it is to be fed next: at most `chunk` given symbols, or one sampled symbol.
+    pub fn feed(&self, row: &mut Row, chunk: usize) {
+        match &self.generation {
+            Some(generation) if self.known.is_done() => generation.feed(row),
+            _ => self.known.feed(row, chunk),
+        }
+    }
+
+    /// Takes what a step made of the row's feed; the row must be ready.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if the row is not as a step leaves it, or its logits are no distribution.
+    pub fn absorb(&mut self, row: &Row) -> Result<Progress> {
+        self.check(row)?;
+        if !self.known.is_done() {
+            self.known.absorb(row, &mut self.told)?;
+            (self.usage.prompt_chars, self.usage.prompt_segments) = (self.known.fed(), row.state.segments());
+            if !self.known.is_done() {
+                return Ok(Progress::Prefilling);
+            }
+        } else if let Some(generation) = &mut self.generation {
+            self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
+            let mark = row.marks.last().copied();
+            if let Some(reason) = generation.absorb(mark, self.usage.generated_segments, &mut self.told) {
+                return Ok(Progress::Finished(reason));
+            }
+        }
+        self.sample(row)
+    }
+
+    /// The symbols to tell since the last call, in order.
+    pub fn take(&mut self) -> Vec<Character> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Whether there is something to [`take`](Self::take).
+    pub fn has_told(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    /// Lets go of all that is held back, for an end that no rule brought about: a deadline. The latest symbol may then be
+    /// told without its mark.
+    pub fn abandon(&mut self) {
+        if let Some(generation) = &mut self.generation {
+            generation.abandon(&mut self.told);
+        }
+    }
+
+    /// Runs the whole session alone; `tell` gets the symbols as they come.
+    ///
+    /// # Errors
+    /// Those of the model and of [`absorb`](Self::absorb), and what `tell` returns.
+    pub fn run(
+        mut self,
+        model: &dyn Model,
+        chunk: usize,
+        tell: &mut dyn FnMut(Vec<Character>) -> Result<()>,
+    ) -> Result<(Reason, Usage)> {
+        let mut row = Row::new(model.begin(self.boundaries.clone())?);
+        let mut scratch = model.scratch();
+        loop {
+            self.feed(&mut row, chunk);
+            advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
+            let progress = self.absorb(&row)?;
+            if self.has_told() {
+                tell(self.take())?;
+            }
+            if let Progress::Finished(reason) = progress {
+                return Ok((reason, self.usage));
+            }
+        }
+    }
+
+    /// Chooses the next symbol, where one follows.
+    fn sample(&mut self, row: &Row) -> Result<Progress> {
+        let Some(generation) = &mut self.generation else {
+            return Ok(Progress::Finished(Reason::End));
+        };
+        let last = row.logits.len().checked_sub(self.vocabulary).and_then(|start| row.logits.get(start..));
+        let Some(logits) = last else {
+            return Err(Error::Internal("a symbol is to be sampled, but no logits were asked for".into()));
+        };
+        let finished = generation.sample(logits, row.state.len(), &mut self.told)?;
+        self.usage.generated_chars = generation.chars();
+        Ok(finished.map_or(Progress::Decoding, Progress::Finished))
+    }
+
+    /// Whether the step kept its side of the contract.
+    fn check(&self, row: &Row) -> Result<()> {
+        let positions = match row.want {
+            Want::Nothing => 0,
+            Want::Last => 1,
+            Want::All => row.feed.len(),
+        };
+        let kept = row.status == Status::Ready
+            && !row.feed.is_empty()
+            && row.marks.len() == row.feed.len()
+            && row.logits.len() == positions * self.vocabulary;
+        if kept {
+            return Ok(());
+        }
+        let (status, marks, logits) = (row.status, row.marks.len(), row.logits.len());
+        let fed = row.feed.len();
+        Err(Error::Internal(format!("after a step of {fed} symbols: {status:?}, {marks} marks, {logits} logits")))
+    }
+}

@@ -1,0 +1,117 @@
+//! The engine as others see it: submit a job, read its events, drop the receiver to cancel.
+
+use crate::{
+    decode::{
+        contract::{Card, Model},
+        options::{Character, Generate, Reason, Score, Timing, Usage},
+    },
+    error::Result,
+};
+use std::{sync::Arc, time::Instant};
+use tokio::sync::mpsc;
+
+/// Limits of one model's engine. All are told to clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Requests that may run at once: the rows of a step.
+    pub rows: usize,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Symbols of a prompt fed in one step.
+    pub chunk: usize,
+    /// Events that wait for a reader before its row pauses.
+    pub events: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { rows: 32, queue: 256, chunk: 256, events: 256 }
+    }
+}
+
+/// What is to be done.
+#[derive(Debug, Clone)]
+pub enum Job {
+    /// Generate text.
+    Generate(Generate),
+    /// Score a text, or find its segments.
+    Score(Score),
+}
+
+/// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The job got a row.
+    Started {
+        /// Symbols of the prompt that came from the cache.
+        cached_chars: usize,
+    },
+    /// The next symbols: of the prompt if echoed or scored, then generated ones. Final: no stop string is told in part.
+    Characters(Vec<Character>),
+    /// The end.
+    Finished {
+        /// Why.
+        reason: Reason,
+        /// What was processed.
+        usage: Usage,
+        /// Where the time went.
+        timing: Timing,
+    },
+}
+
+/// A running engine. Clones share it; dropping the last one stops the worker and joins it.
+#[derive(Clone)]
+pub struct Handle(Arc<super::worker::Shared>);
+
+/// What a job's submitter holds; dropping it cancels the job within one step.
+pub type Events = mpsc::Receiver<Result<Event>>;
+
+impl Handle {
+    /// Starts a worker thread for `model`.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
+        super::worker::start(model, limits).map(Self)
+    }
+
+    /// Takes a validated job into the queue.
+    ///
+    /// # Errors
+    /// `QueueFull`, `Draining`, `Deadline` if it has passed already, `OutOfPages` if the job could never fit; validation
+    /// errors of [`Generate::validate`] and [`Score::validate`].
+    pub fn submit(&self, job: Job, deadline: Option<Instant>) -> Result<Events> {
+        self.0.submit(job, deadline)
+    }
+
+    /// What clients may know of the model.
+    pub fn card(&self) -> &Card {
+        self.0.card()
+    }
+
+    /// The engine's limits.
+    pub fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    /// Takes no more jobs; those in the queue and running go on.
+    pub fn drain(&self) {
+        self.0.drain();
+    }
+
+    /// Jobs in the queue and running.
+    pub fn load(&self) -> Load {
+        self.0.load()
+    }
+}
+
+/// How busy an engine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Jobs that wait.
+    pub queued: usize,
+    /// Jobs that run.
+    pub running: usize,
+    /// Bytes of key-value memory in use by sequences.
+    pub bytes: usize,
+}

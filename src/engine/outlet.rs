@@ -1,0 +1,101 @@
+//! A job's way to its reader: bounded, never blocking.
+//!
+//! A reader that does not read pauses its own row and nothing else: what finds no room is held here, and the worker is
+//! woken when there is some. Two places of the channel are kept for the end, what was held back and the verdict, so that
+//! ending a job never waits for its reader.
+
+use super::handle::{Event, Events};
+use crate::{
+    decode::options::Character,
+    error::{Error, Result},
+};
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+use tokio::sync::mpsc::{
+    self, OwnedPermit, Sender,
+    error::{SendError, TrySendError},
+};
+
+type Message = Result<Event>;
+type Room = Pin<Box<dyn Future<Output = Result<OwnedPermit<Message>, SendError<()>>> + Send>>;
+
+/// Places kept for the end.
+const KEPT: usize = 2;
+/// More places than any reader could need, and less than the channel's own limit.
+const MOST: usize = 1 << 24;
+
+/// The sending side of a job's events.
+pub(super) struct Outlet {
+    sender: Sender<Message>,
+    /// Symbols that found no room.
+    held: Vec<Character>,
+    /// The place in the channel that they wait for.
+    room: Option<Room>,
+    last_words: OwnedPermit<Message>,
+    verdict: OwnedPermit<Message>,
+}
+
+impl Outlet {
+    /// An outlet and the reader's side of it, with room for so many events.
+    pub(super) fn open(events: usize) -> Result<(Self, Events)> {
+        let (sender, reader) = mpsc::channel(events.clamp(1, MOST) + KEPT);
+        let keep = || sender.clone().try_reserve_owned();
+        let (Ok(last_words), Ok(verdict)) = (keep(), keep()) else {
+            return Err(Error::Internal("a new channel has no room".into()));
+        };
+        Ok((Self { sender, held: Vec::new(), room: None, last_words, verdict }, reader))
+    }
+
+    /// Whether the reader is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// Tells that the job got its row. The first event always finds room.
+    pub(super) fn start(&self, cached_chars: usize) {
+        // A reader that is gone is noticed before the next step.
+        let _ = self.sender.try_send(Ok(Event::Started { cached_chars }));
+    }
+
+    /// Tells symbols, or holds them until there is room; `waker` is called then.
+    pub(super) fn tell(&mut self, characters: Vec<Character>, waker: &Waker) {
+        if self.room.is_some() {
+            self.held.extend(characters);
+            return;
+        }
+        let refusal = match self.sender.try_reserve() {
+            Ok(place) => return place.send(Ok(Event::Characters(characters))),
+            Err(refusal) => refusal,
+        };
+        if matches!(refusal, TrySendError::Full(())) {
+            self.held = characters;
+            self.room = Some(Box::pin(self.sender.clone().reserve_owned()));
+            // The first look leaves the waker with the channel.
+            self.is_free(waker);
+        }
+    }
+
+    /// Whether nothing is held any more, after another try.
+    pub(super) fn is_free(&mut self, waker: &Waker) -> bool {
+        let Some(room) = &mut self.room else { return true };
+        match room.as_mut().poll(&mut Context::from_waker(waker)) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(place)) => {
+                place.send(Ok(Event::Characters(std::mem::take(&mut self.held))));
+            }
+            Poll::Ready(Err(_)) => self.held.clear(),
+        }
+        self.room = None;
+        true
+    }
+
+    /// Tells what is held and how the job ended.
+    pub(super) fn finish(self, verdict: Message) {
+        if !self.held.is_empty() {
+            self.last_words.send(Ok(Event::Characters(self.held)));
+        }
+        self.verdict.send(verdict);
+    }
+}

@@ -1,0 +1,73 @@
+//! Where one job's time goes.
+
+use crate::decode::options::Timing;
+use std::time::{Duration, Instant};
+
+/// The instants of one job, and what its steps took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stopwatch {
+    arrived: Instant,
+    admitted: Instant,
+    /// When the logits that follow the prompt were there.
+    prefilled: Option<Instant>,
+    /// When the answer's first and latest symbols were there.
+    answered: Option<(Instant, Instant)>,
+    /// Symbols of the answer at the last look.
+    symbols: usize,
+    steps: u64,
+    middle_steps: u64,
+    middle: Duration,
+}
+
+impl Stopwatch {
+    pub(super) fn new(arrived: Instant, admitted: Instant) -> Self {
+        let (prefilled, answered, middle) = (None, None, Duration::ZERO);
+        Self { arrived, admitted, prefilled, answered, symbols: 0, steps: 0, middle_steps: 0, middle }
+    }
+
+    /// How long the job has held its row.
+    pub(super) fn held(&self, now: Instant) -> Duration {
+        now.duration_since(self.admitted)
+    }
+
+    /// The job took part in a symbol step.
+    pub(super) fn symbol_step(&mut self) {
+        self.steps += 1;
+    }
+
+    /// The job waited for a segment step that took so long.
+    pub(super) fn segment_step(&mut self, took: Duration) {
+        self.middle_steps += 1;
+        self.middle += took;
+    }
+
+    /// Looks at where the job stands after a step.
+    pub(super) fn look(&mut self, now: Instant, is_prefilling: bool, symbols: usize) {
+        if !is_prefilling {
+            self.prefilled.get_or_insert(now);
+        }
+        if symbols > self.symbols {
+            self.symbols = symbols;
+            self.answered = Some((self.answered.map_or(now, |(first, _)| first), now));
+        }
+    }
+
+    /// The whole, at the end.
+    pub(super) fn timing(&self, now: Instant) -> Timing {
+        let between = |from: Instant, to: Instant| nanoseconds(to.saturating_duration_since(from));
+        Timing {
+            queue_ns: between(self.arrived, self.admitted),
+            prefill_ns: between(self.admitted, self.prefilled.unwrap_or(now)),
+            time_to_first_char_ns: self.answered.map_or(0, |(first, _)| between(self.arrived, first)),
+            decode_ns: self.answered.map_or(0, |(first, latest)| between(first, latest)),
+            total_ns: between(self.arrived, now),
+            steps: self.steps,
+            middle_steps: self.middle_steps,
+            middle_ns: nanoseconds(self.middle),
+        }
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

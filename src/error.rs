@@ -1,0 +1,190 @@
+//! The closed list of what can go wrong, one variant a rule.
+//!
+//! Every variant has one [`Code`]; `serve/status.rs` maps codes to the wire and nothing else does. Messages say what was
+//! wrong, where, and the bound. This room knows no transport.
+
+use std::{path::PathBuf, time::Duration};
+
+/// What kind of failure it is, for callers that react by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// The caller's input breaks a rule that does not depend on the server's state.
+    InvalidArgument,
+    /// There is no model of that name.
+    NotFound,
+    /// The request is well formed, but not for this model.
+    FailedPrecondition,
+    /// A limit on shared resources is reached; trying again later may work.
+    ResourceExhausted,
+    /// The caller's deadline has passed.
+    DeadlineExceeded,
+    /// The caller went away.
+    Cancelled,
+    /// The server is shutting down.
+    Unavailable,
+    /// A broken invariant of ours.
+    Internal,
+}
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No model is served under that name.
+    #[error("unknown model {name:?}; known: {}", known.join(", "))]
+    UnknownModel {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+    /// A symbol that the model's vocabulary does not have.
+    #[error("{field}: {found} at character {offset} is not in the model's vocabulary")]
+    UnknownSymbol {
+        /// The request's field, e.g. `prompt`.
+        field: &'static str,
+        /// The symbol, printable: `'\u{e9}'`, or `id 31 (the vocabulary has 27 symbols)`.
+        found: String,
+        /// Its offset in characters (in symbols, if ids were given), from 0.
+        offset: usize,
+    },
+    /// An option outside its bounds.
+    #[error("{field}: {found} is out of bounds: {bound}")]
+    BadOption {
+        /// The option, dotted as on the wire: `sampling.temperature`.
+        field: &'static str,
+        /// What was given.
+        found: String,
+        /// What is allowed.
+        bound: String,
+    },
+    /// Two options that exclude each other.
+    #[error("{first} and {second} exclude each other: give one")]
+    Exclusive {
+        /// One of them.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// An input that is longer than a limit.
+    #[error("{field}: {length} {unit} is more than the limit of {limit}")]
+    TooLong {
+        /// The field or input.
+        field: &'static str,
+        /// Its length.
+        length: usize,
+        /// The limit.
+        limit: usize,
+        /// What is counted: `characters`, `bytes`.
+        unit: &'static str,
+    },
+    /// A call that this kind of model cannot answer.
+    #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
+    WrongKind {
+        /// The call or option.
+        call: &'static str,
+        /// The model's name.
+        model: String,
+        /// The kind needed.
+        wanted: &'static str,
+        /// The kind found.
+        found: String,
+    },
+    /// The queue has no place left.
+    #[error("the queue is full: {limit} {what} wait already")]
+    QueueFull {
+        /// What is counted.
+        what: &'static str,
+        /// Its limit.
+        limit: usize,
+        /// When to try again.
+        retry: Duration,
+    },
+    /// A request that can never fit into the key-value memory, or a pool that ran out.
+    #[error("key-value memory: {needed} bytes needed, the limit is {limit}")]
+    OutOfPages {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes there may be.
+        limit: usize,
+    },
+    /// The deadline passed.
+    #[error("the deadline passed {stage}")]
+    Deadline {
+        /// Where the request was: `in the queue`, `while decoding`.
+        stage: &'static str,
+    },
+    /// The caller went away.
+    #[error("the caller went away")]
+    Cancelled,
+    /// The server is shutting down.
+    #[error("the server is draining and takes no new requests")]
+    Draining {
+        /// When to try again, elsewhere.
+        retry: Duration,
+    },
+    /// A checkpoint, or a file to be converted into one, that is not as it must be.
+    #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
+    Checkpoint {
+        /// The file.
+        file: PathBuf,
+        /// The key, tensor, or place in it.
+        key: String,
+        /// What the format asks for.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// The operating system refused.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// Its answer.
+        source: std::io::Error,
+    },
+    /// A setting of this program that cannot be used.
+    #[error("{0}")]
+    Setting(String),
+    /// A broken invariant: our fault.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// The kind of failure.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::UnknownModel { .. } => Code::NotFound,
+            Self::UnknownSymbol { .. }
+            | Self::BadOption { .. }
+            | Self::Exclusive { .. }
+            | Self::TooLong { .. }
+            | Self::Setting(_) => Code::InvalidArgument,
+            Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
+            Self::QueueFull { .. } | Self::OutOfPages { .. } => Code::ResourceExhausted,
+            Self::Deadline { .. } => Code::DeadlineExceeded,
+            Self::Cancelled => Code::Cancelled,
+            Self::Draining { .. } => Code::Unavailable,
+            Self::Internal(_) => Code::Internal,
+        }
+    }
+
+    /// An operating system's refusal, with the path it was about.
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+
+    /// A file that is not as it must be.
+    pub fn checkpoint(
+        file: impl Into<PathBuf>,
+        key: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> Self {
+        Self::Checkpoint { file: file.into(), key: key.into(), expected: expected.into(), found: found.into() }
+    }
+}

@@ -1,0 +1,261 @@
+//! `config.json`: everything but the weights.
+
+use super::json;
+use crate::{
+    error::{Error, Result},
+    text::{Normaliser, Vocabulary},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use std::{fmt::Write, path::Path, sync::Arc};
+
+/// The name of the file.
+pub const CONFIG_FILE: &str = "config.json";
+/// The format this reads and writes.
+pub const FORMAT: &str = "weir/1";
+/// The largest `config.json`: a vocabulary of every code point fits.
+const MAX_BYTES: u64 = 16 << 20;
+/// The longest training window that makes sense to state.
+const MAX_TRAINING_LENGTH: usize = 1 << 30;
+
+/// The part of a configuration that all families have.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    format: String,
+    /// Which family reads the rest.
+    pub family: String,
+    vocabulary: VocabularyConfig,
+    normaliser: Normaliser,
+    /// Symbols in one training window.
+    pub training_length: usize,
+    /// The family's own part, as JSON text, so that it is parsed once, into the family's type: see [`architecture`].
+    architecture: Box<RawValue>,
+}
+
+/// The symbols, as the file lists them.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VocabularyConfig {
+    /// One character each; the index is the id.
+    Symbols(Vec<String>),
+    /// Byte values, always `true`.
+    Bytes(bool),
+}
+
+impl Config {
+    /// A configuration to be written.
+    ///
+    /// # Errors
+    /// A vocabulary that is none; `file` is the one to name.
+    pub fn new(
+        family: &str,
+        vocabulary: (VocabularyConfig, Normaliser),
+        training_length: usize,
+        architecture: &serde_json::Value,
+        file: &Path,
+    ) -> Result<Self> {
+        let raw = serde_json::value::to_raw_value(architecture);
+        let architecture = raw.map_err(|error| Error::Internal(format!("architecture: {error}")))?;
+        let ((vocabulary, normaliser), family, format) = (vocabulary, family.to_owned(), FORMAT.to_owned());
+        let config = Self { format, family, vocabulary, normaliser, training_length, architecture };
+        config.validate(file)?;
+        Ok(config)
+    }
+
+    /// Reads the `config.json` of a checkpoint.
+    ///
+    /// # Errors
+    /// A key that is unknown, missing, of the wrong type or out of bounds; a file that is too long.
+    pub fn read(dir: &Path) -> Result<Self> {
+        Self::read_file(&dir.join(CONFIG_FILE))
+    }
+
+    /// Reads a configuration of any name.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    pub fn read_file(file: &Path) -> Result<Self> {
+        Self::parse(&json::read_limited(file, MAX_BYTES)?, file)
+    }
+
+    /// Parses a configuration; `file` is the one to name in errors.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    pub fn parse(text: &[u8], file: &Path) -> Result<Self> {
+        /// What kind of file it is comes first: a file of another format has other keys as well.
+        #[derive(Deserialize)]
+        struct Format {
+            format: Option<Box<RawValue>>,
+        }
+        let expected = format!("{FORMAT:?}");
+        match json::parse::<Format>(text, file, "")?.format {
+            Some(found) if found.get() == expected => {}
+            Some(found) => {
+                return Err(Error::checkpoint(file, "format", expected, json::shortened(found.get().to_owned())));
+            }
+            None => return Err(Error::checkpoint(file, "format", expected, "nothing")),
+        }
+        let config: Self = json::parse(text, file, "")?;
+        config.validate(file)?;
+        Ok(config)
+    }
+
+    fn validate(&self, file: &Path) -> Result<()> {
+        if !(1..=MAX_TRAINING_LENGTH).contains(&self.training_length) {
+            let (expected, found) = (format!("1 to {MAX_TRAINING_LENGTH}"), self.training_length.to_string());
+            return Err(Error::checkpoint(file, "training_length", expected, found));
+        }
+        self.vocabulary(file).map(|_| ())
+    }
+
+    /// The vocabulary.
+    ///
+    /// # Errors
+    /// A symbol that is not one character or stands twice; no symbols.
+    pub fn vocabulary(&self, file: &Path) -> Result<Arc<Vocabulary>> {
+        match &self.vocabulary {
+            VocabularyConfig::Symbols(symbols) => {
+                Vocabulary::of_symbols(symbols, self.normaliser).map(Arc::new).map_err(|error| error.within(file))
+            }
+            VocabularyConfig::Bytes(true) => Ok(Arc::new(Vocabulary::of_bytes(self.normaliser))),
+            VocabularyConfig::Bytes(false) => Err(Error::checkpoint(file, "vocabulary.bytes", "true", "false")),
+        }
+    }
+
+    /// The family's own part, as JSON text.
+    pub fn architecture(&self) -> &str {
+        self.architecture.get()
+    }
+
+    /// The file's text: a line for each key, so that a vocabulary does not fill pages.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] where JSON cannot hold a value.
+    pub fn to_json(&self) -> Result<String> {
+        let internal = |error: serde_json::Error| Error::Internal(format!("config.json: {error}"));
+        let vocabulary = match &self.vocabulary {
+            VocabularyConfig::Symbols(symbols) => serde_json::json!({ "symbols": symbols }),
+            VocabularyConfig::Bytes(bytes) => serde_json::json!({ "bytes": bytes }),
+        };
+        let architecture: serde_json::Value = serde_json::from_str(self.architecture.get()).map_err(internal)?;
+        let architecture = match architecture.as_object() {
+            Some(keys) => {
+                let lines: Vec<_> = keys.iter().map(|(key, value)| format!("    {key:?}: {value}")).collect();
+                format!("{{\n{}\n  }}", lines.join(",\n"))
+            }
+            None => architecture.to_string(),
+        };
+        let family = serde_json::to_string(&self.family).map_err(internal)?;
+        let lines = [
+            ("format", format!("{:?}", self.format)),
+            ("family", family),
+            ("vocabulary", vocabulary.to_string()),
+            ("normaliser", format!("{:?}", self.normaliser.name())),
+            ("training_length", self.training_length.to_string()),
+            ("architecture", architecture),
+        ];
+        let mut text = String::from("{");
+        for (index, (key, value)) in lines.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(text, "{comma}\n  \"{key}\": {value}").map_err(|error| Error::Internal(error.to_string()))?;
+        }
+        text.push_str("\n}\n");
+        Ok(text)
+    }
+}
+
+/// Parses the family's own part into the family's type; keys in errors are like `architecture.layers.pre`.
+///
+/// # Errors
+/// A key that is unknown, missing, or of the wrong type.
+pub fn architecture<T: DeserializeOwned>(config: &Config, file: &Path) -> Result<T> {
+    json::parse(config.architecture.get().as_bytes(), file, "architecture")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": [" ", "é", "\""]},
+        "normaliser": "none", "training_length": 512, "architecture": {"layers": {"pre": 2}, "dim": 4, "x": "\u0001"}}"#;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Shape {
+        #[expect(dead_code, reason = "parsed, not used")]
+        layers: Layers,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Layers {
+        #[expect(dead_code, reason = "parsed, not used")]
+        pre: usize,
+    }
+
+    fn parse(text: &str) -> Result<Config> {
+        Config::parse(text.as_bytes(), Path::new("config.json"))
+    }
+
+    fn message(from: &str, to: &str) -> String {
+        assert!(GOOD.contains(from), "{from}");
+        parse(&GOOD.replacen(from, to, 1)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let config = parse(GOOD).unwrap();
+        let again = parse(&config.to_json().unwrap()).unwrap();
+        assert_eq!(config.vocabulary, again.vocabulary);
+        let value = |config: &Config| serde_json::from_str::<serde_json::Value>(config.architecture()).unwrap();
+        assert_eq!(value(&config), value(&again));
+        assert_eq!(again.to_json().unwrap(), config.to_json().unwrap());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let cases = [
+            (r#""format": "weir/1", "#, "", r#"config.json: format: expected "weir/1", found nothing"#),
+            ("weir/1", "weir/2", r#"config.json: format: expected "weir/1", found "weir/2""#),
+            (r#""family": "hourglass", "#, "", "config.json: family: expected a value, found nothing"),
+            ("512", "\"512\"", "config.json: training_length: expected usize, found string \"512\""),
+            ("512", "0", "config.json: training_length: expected 1 to 1073741824, found 0"),
+            ("512", "-1", "config.json: training_length: expected usize, found integer `-1`"),
+            ("\"none\"", "\"text9\"", "config.json: normaliser: expected `none` or `text8`, found unknown variant `text9`"),
+            (r#"["#, r#"["ab", "#, "config.json: vocabulary.symbols[0]: expected exactly one character, found \"ab\""),
+            (r#"["#, r#"[7, "#, "config.json: vocabulary.symbols[0]: expected a string, found integer `7`"),
+            (r#"{"symbols": [" ", "é", "\""]}"#, r#"{"bytes": false}"#, "config.json: vocabulary.bytes: expected true, found false"),
+        ];
+        for (from, to, expected) in cases {
+            assert_eq!(message(from, to), expected);
+        }
+        let unknown = message(r#""family""#, r#""generation": 1, "family""#);
+        assert!(unknown.starts_with("config.json: generation: expected one of `format`"), "{unknown}");
+        assert!(unknown.ends_with("found an unknown key"), "{unknown}");
+        let twice = message("{", r#"{"family": "x", "#);
+        assert_eq!(twice, "config.json: family: expected one value, found two");
+        let both = message(r#"{"symbols""#, r#"{"bytes": true, "symbols""#);
+        assert!(both.starts_with("config.json: vocabulary"), "{both}");
+        assert!(parse(&GOOD[..GOOD.len() - 1]).unwrap_err().to_string().contains("EOF"));
+        assert!(parse(&format!("{GOOD}x")).unwrap_err().to_string().contains("trailing"));
+        assert!(parse(&"[".repeat(100_000)).is_err());
+    }
+
+    #[test]
+    fn the_architecture_has_full_paths() {
+        let config = parse(GOOD).unwrap();
+        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        assert_eq!(message, "c: architecture.dim: expected `layers`, found an unknown key");
+        let config = parse(&GOOD.replace(r#"{"pre": 2}"#, r#"{"pre": 2.5}"#)).unwrap();
+        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        assert_eq!(message, "c: architecture.layers.pre: expected usize, found floating point `2.5`");
+        let config = parse(&GOOD.replace(r#"{"pre": 2}"#, "{}")).unwrap();
+        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        assert_eq!(message, "c: architecture.layers.pre: expected a value, found nothing");
+        let config = parse(&GOOD.replace(r#"{"pre": 2}"#, "7")).unwrap();
+        let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
+        assert_eq!(message, "c: architecture.layers: expected struct Layers, found integer `7`");
+    }
+}

@@ -1,0 +1,168 @@
+//! What a safetensors file says it holds: eight bytes of header length, a JSON object, the numbers.
+
+use super::json::{self, UniqueMap};
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{collections::BTreeMap, io::Read, path::Path};
+
+/// The name of the header's entry that is no tensor.
+const METADATA: &str = "__metadata__";
+/// Bytes of the header's length.
+pub(super) const PREFIX: usize = 8;
+
+/// A checked header: tensors in the order of their numbers, one after the other without gaps, up to the end of the file.
+#[derive(Debug)]
+pub struct Header {
+    /// Where the tensors lie.
+    pub tensors: Vec<Entry>,
+    /// The header's bytes, its length included: part of the file's hash.
+    pub bytes: Vec<u8>,
+}
+
+/// One tensor in a file.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its numbers' type.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// How many numbers it has.
+    pub numbers: usize,
+}
+
+/// Types of numbers that can be read; the short ones are widened without loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The name in headers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Appends little-endian numbers as f32; a rest that is no whole number is left out.
+    pub fn widen(self, bytes: &[u8], numbers: &mut Vec<f32>) {
+        let pairs = |bytes: &[u8]| -> Vec<[u8; 2]> { bytes.as_chunks().0.to_vec() };
+        match self {
+            Self::F32 => numbers.extend(bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four))),
+            Self::F16 => numbers.extend(pairs(bytes).into_iter().map(|two| half::f16::from_le_bytes(two).to_f32())),
+            Self::Bf16 => numbers.extend(pairs(bytes).into_iter().map(|two| half::bf16::from_le_bytes(two).to_f32())),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Info {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+impl Header {
+    /// Reads the header of a file of `size` bytes; it may have at most `limit`.
+    ///
+    /// # Errors
+    /// Everything that makes the file anything but these tensors, gapless, up to its last byte.
+    pub fn read(from: &mut impl Read, file: &Path, size: u64, limit: u64) -> Result<Self> {
+        let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
+        if size < PREFIX as u64 {
+            return wrong("the file", format!("at least {PREFIX} bytes"), format!("{size} bytes"));
+        }
+        let mut prefix = [0; PREFIX];
+        from.read_exact(&mut prefix).map_err(Error::io(file))?;
+        let (length, room) = (u64::from_le_bytes(prefix), size - PREFIX as u64);
+        if length > room {
+            return wrong("header length", format!("at most the {room} bytes that follow it"), format!("{length} bytes"));
+        }
+        if length > limit {
+            return wrong("header length", format!("at most {limit} bytes for these tensors"), format!("{length} bytes"));
+        }
+        let mut bytes = prefix.to_vec();
+        from.take(length).read_to_end(&mut bytes).map_err(Error::io(file))?;
+        let text = bytes.get(PREFIX..).unwrap_or_default();
+        if text.len() as u64 != length {
+            return wrong("header", format!("{length} bytes"), format!("{} bytes", text.len()));
+        }
+        if text.first() != Some(&b'{') {
+            return wrong("header", "a JSON object".into(), format!("{:?}", text.first().map(|&byte| char::from(byte))));
+        }
+        let items: UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
+        let tensors = entries(items.0, file, room - length)?;
+        Ok(Self { tensors, bytes })
+    }
+}
+
+/// Sorts the tensors by place and checks that they fill the `data` bytes behind the header.
+fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Result<Vec<Entry>> {
+    let mut placed = Vec::with_capacity(items.len());
+    for (name, item) in items {
+        if name != METADATA {
+            let info: Info = json::parse(item.get().as_bytes(), file, &name)?;
+            placed.push((info.data_offsets, entry(name, info, file)?));
+        }
+    }
+    // Empty tensors share their place with the next one: the end decides.
+    placed.sort_by_key(|(offsets, _)| *offsets);
+    let mut end = 0;
+    for ((from, to), entry) in &placed {
+        if *from != end {
+            let key = format!("{} data_offsets", entry.name);
+            let found = format!("{from} ({})", if *from < end { "they overlap" } else { "there is a gap" });
+            return Err(Error::checkpoint(file, key, format!("a start at {end}"), found));
+        }
+        end = *to;
+    }
+    if end != data {
+        let found = format!("{data} bytes ({})", if data < end { "truncated" } else { "trailing bytes" });
+        return Err(Error::checkpoint(file, "the file", format!("{end} bytes of numbers"), found));
+    }
+    Ok(placed.into_iter().map(|(_, entry)| entry).collect())
+}
+
+fn entry(name: String, info: Info, file: &Path) -> Result<Entry> {
+    let Some(dtype) = Dtype::parse(&info.dtype) else {
+        return Err(Error::checkpoint(file, name, "dtype F32, F16 or BF16", format!("dtype {:?}", info.dtype)));
+    };
+    let product = info.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim));
+    let bytes = product.and_then(|numbers| numbers.checked_mul(dtype.bytes() as u64));
+    let (from, to) = info.data_offsets;
+    let found = to.checked_sub(from);
+    if bytes.is_none() || bytes != found {
+        let expected = match bytes {
+            Some(bytes) => format!("offsets {bytes} bytes apart for {} {:?}", dtype.name(), info.shape),
+            None => "a shape whose size fits into 64 bits".into(),
+        };
+        return Err(Error::checkpoint(file, name, expected, format!("shape {:?}, offsets [{from}, {to}]", info.shape)));
+    }
+    let narrow = |wide: u64| usize::try_from(wide).map_err(|_| Error::checkpoint(file, &*name, "a size that fits", "more"));
+    let shape = info.shape.iter().map(|&dim| narrow(dim)).collect::<Result<_>>()?;
+    let numbers = narrow(product.unwrap_or_default())?;
+    Ok(Entry { shape, numbers, dtype, name })
+}

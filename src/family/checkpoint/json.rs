@@ -1,0 +1,137 @@
+//! JSON whose errors say which key, what was expected, what was found.
+
+use crate::error::{Error, Result};
+use serde::{
+    Deserialize,
+    de::{self, DeserializeOwned},
+};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    io::Read,
+    marker::PhantomData,
+    path::{Path, PathBuf},
+};
+
+/// Reads a whole small file.
+///
+/// # Errors
+/// Anything but a regular file of at most `limit` bytes.
+pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
+    let too_long = |bytes: u64| {
+        Err(Error::checkpoint(file, "the file", format!("at most {limit} bytes"), format!("{bytes} bytes or more")))
+    };
+    let (opened, size) = open(file)?;
+    if size > limit {
+        return too_long(size);
+    }
+    let mut text = Vec::new();
+    opened.take(limit + 1).read_to_end(&mut text).map_err(Error::io(file))?;
+    if text.len() as u64 > limit { too_long(text.len() as u64) } else { Ok(text) }
+}
+
+/// Opens a regular file; also its size. A pipe would block, a device never end.
+///
+/// # Errors
+/// Anything that is no regular file.
+pub fn open(file: &Path) -> Result<(File, u64)> {
+    let metadata = std::fs::metadata(file).map_err(Error::io(file))?;
+    if !metadata.is_file() {
+        let found = if metadata.is_dir() { "a folder" } else { "something else" };
+        return Err(Error::checkpoint(file, "the file", "a regular file", found));
+    }
+    let opened = File::open(file).map_err(Error::io(file))?;
+    Ok((opened, metadata.len()))
+}
+
+/// Parses `text`, which stands in `file` under the key `within` (empty: it is the whole file).
+///
+/// # Errors
+/// [`Error::Checkpoint`] with the full path of the key.
+pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Result<T> {
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    match serde_path_to_error::deserialize(&mut deserializer) {
+        Ok(value) => match deserializer.end() {
+            Ok(()) => Ok(value),
+            Err(error) => Err(explain(&error.to_string(), file, vec![within])),
+        },
+        Err(error) => {
+            let path = error.path().to_string();
+            let path = if path == "." { "" } else { &path };
+            Err(explain(&error.inner().to_string(), file, vec![within, path]))
+        }
+    }
+}
+
+/// Takes serde's message apart. Where it is of a form unknown here it is passed on whole.
+fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
+    let (message, place) = match message.rfind(" at line ") {
+        Some(at) => message.split_at(at),
+        None => (message, ""),
+    };
+    let quoted = |rest: &str| rest.split('`').next().map(str::len).unwrap_or_default();
+    let (field, expected, found);
+    if let Some(rest) = message.strip_prefix("missing field `") {
+        (field, expected, found) = (&rest[..quoted(rest)], "a value".into(), "nothing".into());
+    } else if let Some(rest) = message.strip_prefix("duplicate field `") {
+        (field, expected, found) = (&rest[..quoted(rest)], "one value".into(), "two".into());
+    } else if let Some(rest) = message.strip_prefix("unknown field `") {
+        let known = rest.split_once(", expected ").map_or("no such key", |(_, known)| known);
+        (field, expected, found) = (&rest[..quoted(rest)], known.to_owned(), "an unknown key".into());
+    } else if let Some((before, after)) = message.split_once(", expected ") {
+        let before = ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
+        (field, expected, found) = ("", after.to_owned(), before.to_owned());
+    } else {
+        (field, expected, found) = ("", "valid JSON".into(), format!("{message}{place}"));
+    }
+    // serde reports an unknown key sometimes from within it and sometimes from without
+    let inside = path.last().is_some_and(|last| *last == field || last.ends_with(&format!(".{field}")));
+    if !inside {
+        path.push(field);
+    }
+    path.retain(|part| !part.is_empty());
+    let key = if path.is_empty() { "the file".into() } else { path.join(".") };
+    Error::Checkpoint { file: PathBuf::from(file), key, expected, found: shortened(found) }
+}
+
+/// Messages quote what they found; a file can hold megabytes of it.
+pub(super) fn shortened(mut text: String) -> String {
+    const LIMIT: usize = 200;
+    if text.len() > LIMIT {
+        let cut = (0..=LIMIT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or_default();
+        text.truncate(cut);
+        text.push('…');
+    }
+    text
+}
+
+/// A JSON object in which no key may stand twice (serde's own maps keep the last one silently).
+#[derive(Debug, Clone)]
+pub struct UniqueMap<T>(pub BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Visitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> de::Visitor<'de> for Visitor<T> {
+            type Value = UniqueMap<T>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, mut object: A) -> std::result::Result<Self::Value, A::Error> {
+                let mut map = BTreeMap::new();
+                while let Some(key) = object.next_key::<String>()? {
+                    let value = object.next_value()?;
+                    if map.contains_key(&key) {
+                        return Err(de::Error::custom(format!("duplicate field `{key}`")));
+                    }
+                    map.insert(key, value);
+                }
+                Ok(UniqueMap(map))
+            }
+        }
+        deserializer.deserialize_map(Visitor(PhantomData))
+    }
+}

@@ -1,0 +1,109 @@
+//! Which files hold a checkpoint's weights: one, or several and an index (Hugging Face's convention).
+
+use super::json::{self, UniqueMap};
+use crate::{
+    error::{Error, Result},
+    family::TensorSpec,
+};
+use serde::Deserialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Component, Path, PathBuf},
+};
+
+/// The weights in one file.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// The index of several.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+const MAX_INDEX_BYTES: u64 = 16 << 20;
+
+/// One file of weights.
+#[derive(Debug)]
+pub struct Shard {
+    /// The file.
+    pub file: PathBuf,
+    /// The names of the tensors that it must hold, no more and no fewer.
+    pub names: BTreeSet<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Index {
+    #[serde(rename = "metadata")]
+    _metadata: Option<serde::de::IgnoredAny>,
+    weight_map: UniqueMap<String>,
+}
+
+/// The files of weights in a folder, in the order of their names, for a model of these tensors.
+///
+/// # Errors
+/// No weights, or both one file and an index; an index that does not name exactly these tensors, or whose files are not
+/// plain files of the folder.
+pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
+    let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
+    match (single.exists(), index.exists()) {
+        (true, false) => Ok(vec![Shard { file: single, names: names(specs) }]),
+        (false, true) => indexed(dir, &index, specs),
+        (true, true) => Err(Error::checkpoint(single, "the file", format!("either it or {INDEX_FILE}"), "both")),
+        (false, false) => Err(Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), "neither")),
+    }
+}
+
+fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
+    specs.iter().map(|spec| spec.name.clone()).collect()
+}
+
+fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
+    let map = json::parse::<Index>(&json::read_limited(index, MAX_INDEX_BYTES)?, index, "")?.weight_map.0;
+    let expected = names(specs);
+    same_names(index, &expected, map.keys())?;
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in map {
+        shards.entry(file).or_default().insert(name);
+    }
+    shards.into_iter().map(|(file, names)| Ok(Shard { file: inside(dir, index, &file, &names)?, names })).collect()
+}
+
+/// Whether a file holds exactly the tensors it must.
+///
+/// # Errors
+/// The first that is missing, else the first that is too many.
+pub fn same_names<'a>(
+    file: &Path,
+    expected: &BTreeSet<String>,
+    found: impl IntoIterator<Item = &'a String>,
+) -> Result<()> {
+    let found: BTreeSet<&String> = found.into_iter().collect();
+    let more = |count: usize| if count > 1 { format!(" ({} more of the kind)", count - 1) } else { String::new() };
+    let missing: Vec<_> = expected.iter().filter(|name| !found.contains(name)).collect();
+    if let Some(name) = missing.first() {
+        return Err(Error::checkpoint(file, name.as_str(), "a tensor", format!("none{}", more(missing.len()))));
+    }
+    let superfluous: Vec<_> = found.into_iter().filter(|name| !expected.contains(*name)).collect();
+    match superfluous.first() {
+        Some(name) => {
+            let found = format!("one{}", more(superfluous.len()));
+            Err(Error::checkpoint(file, name.as_str(), "no tensor of this name", found))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The path of a file that an index names. The index is data: it must not reach beyond the folder, not by links either.
+fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Result<PathBuf> {
+    let wrong = |expected: &str| {
+        let key = names.first().map(|name| format!("weight_map.{name}")).unwrap_or_default();
+        Err(Error::checkpoint(index, key, expected, format!("{file:?}")))
+    };
+    let mut components = Path::new(file).components();
+    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == file);
+    if !plain || file.contains(['/', '\\', '\0']) || !file.ends_with(".safetensors") {
+        return wrong("the plain name of a .safetensors file in this folder");
+    }
+    let path = dir.join(file);
+    let (real, folder) = (path.canonicalize().map_err(Error::io(&path))?, dir.canonicalize().map_err(Error::io(dir))?);
+    if real.parent() != Some(&folder) {
+        return wrong("a file in this folder, not a link out of it");
+    }
+    Ok(path)
+}

@@ -1,0 +1,168 @@
+//! Writes a checkpoint: whole or not at all.
+//!
+//! Everything is first written under names that no reader looks for, then renamed. While a checkpoint is being replaced the
+//! folder has for a moment no `config.json`, never one configuration with another's weights.
+
+use super::{
+    config::{CONFIG_FILE, Config},
+    reader::hexadecimal,
+    shards::WEIGHTS_FILE,
+};
+use crate::{
+    error::{Error, Result},
+    family::TensorSpec,
+};
+use sha2::{Digest, Sha256};
+use std::{
+    fs::{self, File},
+    io::{BufWriter, ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+/// A checkpoint being written, tensor by tensor.
+pub struct Writer {
+    dest: PathBuf,
+    config: Partial,
+    weights: Partial,
+    out: BufWriter<File>,
+    hash: Sha256,
+    /// What is still to come, last first: name, numbers.
+    missing: Vec<(String, usize)>,
+}
+
+impl Writer {
+    /// Begins a checkpoint in the folder `dest`, which is made; the tensors follow in the order of `specs`.
+    ///
+    /// # Errors
+    /// A folder that holds something already, unless it may be overwritten.
+    pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
+        check_vacant(dest, overwrite)?;
+        fs::create_dir_all(dest).map_err(Error::io(dest))?;
+        let (config_text, config) = (config.to_json()?, Partial::new(dest, CONFIG_FILE));
+        let mut file = File::create(&config.path).map_err(Error::io(&config.path))?;
+        file.write_all(config_text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io(&config.path))?;
+        let weights = Partial::new(dest, WEIGHTS_FILE);
+        let out = BufWriter::with_capacity(1 << 20, File::create(&weights.path).map_err(Error::io(&weights.path))?);
+        let (header, mut missing) = header(specs)?;
+        missing.reverse();
+        let mut writer = Self { dest: dest.to_path_buf(), config, weights, out, hash: Sha256::new(), missing };
+        writer.put(&header)?;
+        Ok(writer)
+    }
+
+    /// Writes the next tensor.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if it is not the next one's size; a full disk.
+    pub fn tensor(&mut self, name: &str, numbers: &[f32]) -> Result<()> {
+        match self.missing.pop() {
+            Some((next, count)) if next == name && count == numbers.len() => {}
+            next => {
+                let message = format!("wrote {name} of {} numbers where {next:?} was due", numbers.len());
+                return Err(Error::Internal(message));
+            }
+        }
+        let mut bytes = Vec::with_capacity(1 << 16);
+        for part in numbers.chunks(1 << 14) {
+            bytes.clear();
+            bytes.extend(part.iter().flat_map(|number| number.to_le_bytes()));
+            self.put(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the checkpoint visible; returns the SHA-256 of its weights, in hexadecimal.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if tensors are missing; what the file system refuses.
+    pub fn finish(mut self) -> Result<String> {
+        if let Some((name, _)) = self.missing.last() {
+            return Err(Error::Internal(format!("{name} was not written")));
+        }
+        self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(&self.weights.path))?;
+        let config = self.dest.join(CONFIG_FILE);
+        for old in [config.clone(), self.dest.join(format!("{WEIGHTS_FILE}.index.json"))] {
+            match fs::remove_file(&old) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::io(old)(error)),
+                _ => {}
+            }
+        }
+        self.weights.rename(&self.dest.join(WEIGHTS_FILE))?;
+        self.config.rename(&config)?;
+        Ok(hexadecimal(&self.hash.finalize_reset()))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hash.update(bytes);
+        self.out.write_all(bytes).map_err(Error::io(&self.weights.path))
+    }
+}
+
+/// Whether a checkpoint may be written to `dest`; worth asking before long work.
+///
+/// # Errors
+/// A file, or a folder that holds something, unless it may be overwritten.
+pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
+    match fs::read_dir(dest) {
+        Ok(mut entries) => match entries.next() {
+            Some(_) if !overwrite => {
+                Err(Error::Setting(format!("{}: the folder is not empty; --force overwrites", dest.display())))
+            }
+            _ => Ok(()),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io(dest)(error)),
+    }
+}
+
+/// The header of a file of f32 tensors, and each one's count of numbers.
+fn header(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<(String, usize)>)> {
+    let mut entries = serde_json::Map::new();
+    let (mut counts, mut at) = (Vec::with_capacity(specs.len()), 0_usize);
+    for spec in specs {
+        let count = spec.shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
+        let end = count.and_then(|count| count.checked_mul(4)).and_then(|bytes| bytes.checked_add(at));
+        let (Some(count), Some(end)) = (count, end) else {
+            return Err(Error::Internal(format!("{} is too large: {:?}", spec.name, spec.shape)));
+        };
+        let entry = serde_json::json!({ "dtype": "F32", "shape": spec.shape, "data_offsets": [at, end] });
+        if entries.insert(spec.name.clone(), entry).is_some() {
+            return Err(Error::Internal(format!("two tensors are called {}", spec.name)));
+        }
+        counts.push((spec.name.clone(), count));
+        at = end;
+    }
+    let mut text = serde_json::Value::Object(entries).to_string();
+    // Numbers start at a multiple of eight, as the format asks.
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.extend_from_slice(text.as_bytes());
+    Ok((header, counts))
+}
+
+/// A file under a name of its own, which goes away unless it is renamed.
+struct Partial {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Partial {
+    fn new(dest: &Path, name: &str) -> Self {
+        Self { path: dest.join(format!(".{name}.{}.partial", std::process::id())), renamed: false }
+    }
+
+    fn rename(&mut self, to: &Path) -> Result<()> {
+        fs::rename(&self.path, to).map_err(Error::io(to))?;
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // There is nobody to tell; a leftover has a name that says what it is.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The hourglass's weights, how they are loaded, and what the contract asks beside the two steps (those are in `step`).
+
+use super::{
+    config::HourglassBlueprint,
+    state::{CompanionState, HourglassState, PooledState},
+    step::Work,
+};
+use crate::{
+    decode::contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State},
+    error::{Error, Result},
+    family::{Blueprint, Parts, checkpoint::Weights},
+    kernels::{Isa, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
+    nn::{
+        Compute, Place,
+        boundary::{Boundaries, BoundaryConfig, fixed::Fixed, learned::Learned, spikes::Spikes, whitespace::Whitespace},
+        cache::{Cache, Layout},
+        pooling::Pooling,
+        position::{
+            Position,
+            transformer_xl::{SharedTerms, TransformerXl},
+        },
+        stack::{Caches, Layer, Stack, StackWork},
+    },
+    text::Vocabulary,
+};
+use std::{path::Path, sync::Arc};
+
+/// A loaded hourglass. D = width, V = symbols.
+pub struct Hourglass {
+    pub(super) card: Card,
+    pub(super) compute: Compute,
+    /// (V, D)
+    pub(super) embedding: Vec<f32>,
+    pub(super) pre: Stack,
+    pub(super) boundaries: Boundaries,
+    pub(super) companion: Option<Arc<dyn Model>>,
+    /// None in a vanilla model.
+    pub(super) pooled: Option<Pooled>,
+    /// (V, D)
+    pub(super) head: Linear,
+    pages: Arc<PagePool>,
+    /// Bytes in pages that the model itself holds: the null group's.
+    own_bytes: usize,
+}
+
+/// What there is beyond the pre stack.
+pub(super) struct Pooled {
+    pub(super) pooling: Pooling,
+    /// Between pooling and middle stack; the null group passes it too.
+    pub(super) norm: Norm,
+    pub(super) middle: Stack,
+    pub(super) post: Stack,
+    /// The null group's keys, values and output: the first page of every sequence's middle cache, computed once.
+    null: Cache,
+}
+
+impl Hourglass {
+    /// Builds the model from checked weights.
+    ///
+    /// # Errors
+    /// A weight that is missing, which the checkpoint reader has excluded; memory too small for the null group.
+    pub fn load(blueprint: &HourglassBlueprint, parts: Parts) -> Result<Self> {
+        let Parts { config, name, mut weights, sha256, companions, settings } = parts;
+        let max_symbols = settings.max_symbols(config.training_length);
+        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
+        let pages = PagePool::new(settings.memory_bytes);
+        let vocabulary = config.vocabulary(Path::new("config.json"))?;
+        let compute = Compute { isa: Isa::detect(), pool };
+        let mut loader = Loader::new(blueprint, &mut weights, max_symbols)?;
+        let pre = loader.stack("pre", blueprint.architecture.layers.pre)?;
+        let pooled = loader.pooled(&compute, &pages)?;
+        let boundaries = loader.boundaries(&vocabulary)?;
+        let head = loader.linear("head")?;
+        let embedding = loader.weights.take("embedding.weight")?;
+        let tensors = blueprint.tensors();
+        let trained = tensors.iter().filter(|tensor| tensor.trained);
+        let card = Card {
+            name,
+            family: "hourglass",
+            shape: blueprint.shape(),
+            parameters: trained.map(|tensor| tensor.shape.iter().product::<usize>()).sum(),
+            vocabulary,
+            training_length: config.training_length,
+            max_symbols,
+            boundary_modes: modes(&boundaries),
+            pooled: pooled.is_some(),
+            dtype: "f32",
+            sha256,
+        };
+        let (companion, own_bytes) = (companions.into_iter().next(), pages.in_use());
+        Ok(Self { card, compute, embedding, pre, boundaries, companion, pooled, head, pages, own_bytes })
+    }
+}
+
+fn modes(boundaries: &Boundaries) -> Vec<BoundaryMode> {
+    match boundaries {
+        Boundaries::Learned(_) => vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
+        _ => vec![BoundaryMode::Given],
+    }
+}
+
+impl Model for Hourglass {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
+        let modes = &self.card.boundary_modes;
+        let mode = boundaries.mode.unwrap_or(modes[0]);
+        if !modes.contains(&mode) {
+            let bound = modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(" or ");
+            return Err(Error::BadOption { field: "boundary_mode", found: mode.name().into(), bound });
+        }
+        let noise: Option<Noise> = (mode == BoundaryMode::Sampled).then_some(boundaries.noise);
+        let cache = |layout| Cache::new(layout, self.pages.clone());
+        let pooled = self.pooled.as_ref().map(|pooled| PooledState {
+            middle: pooled.null.clone(),
+            post: cache(pooled.post.layout),
+            ends: Vec::new(),
+        });
+        let companion = match &self.companion {
+            Some(model) => {
+                let row = Row::new(model.begin(BoundaryOptions::default())?);
+                Some(CompanionState { row: Some(row), entropies: Vec::new() })
+            }
+            None => None,
+        };
+        let (pre, offset) = (cache(self.pre.layout), boundaries.offset);
+        Ok(Box::new(HourglassState { pre, pooled, noise, offset, companion }))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(Work::default()))
+    }
+
+    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.feed_symbols(rows, which, Work::of(scratch)?)
+    }
+
+    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.close_segments(rows, which, Work::of(scratch)?)
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        let pooled = self.pooled.as_ref().map_or(0, |pooled| {
+            let segments = self.boundaries.most_segments(symbols);
+            pooled.post.layout.bytes_for(symbols) + pooled.middle.layout.bytes_for(segments + 1)
+        });
+        let companion = self.companion.as_ref().map_or(0, |model| model.bytes_for(symbols));
+        self.pre.layout.bytes_for(symbols) + pooled + companion
+    }
+
+    fn memory(&self) -> Memory {
+        let companion = self.companion.as_ref().map_or(0, |model| model.memory().in_use);
+        Memory { in_use: self.pages.in_use() - self.own_bytes + companion, limit: self.pages.limit() }
+    }
+}
+
+/// Takes tensors out of the checkpoint, in the names of docs/checkpoints.md.
+struct Loader<'a> {
+    blueprint: &'a HourglassBlueprint,
+    weights: &'a mut Weights,
+    shared: Arc<SharedTerms>,
+    max_symbols: usize,
+}
+
+impl<'a> Loader<'a> {
+    fn new(blueprint: &'a HourglassBlueprint, weights: &'a mut Weights, max_symbols: usize) -> Result<Self> {
+        let shared = Arc::new(SharedTerms {
+            inverse_frequency: weights.take("position.inverse_frequency")?,
+            content_bias: weights.take("position.content_bias")?,
+            distance_bias: weights.take("position.distance_bias")?,
+        });
+        Ok(Self { blueprint, weights, shared, max_symbols })
+    }
+
+    fn linear(&mut self, name: &str) -> Result<Linear> {
+        let bias = self.weights.take(&format!("{name}.bias"))?;
+        let weight = self.weights.take(&format!("{name}.weight"))?;
+        let outputs = bias.len();
+        Ok(Linear::new(&weight, &bias, outputs, weight.len() / outputs))
+    }
+
+    fn norm(&mut self, name: &str) -> Result<Norm> {
+        let (weight, bias) =
+            (self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?);
+        Ok(Norm { weight, bias, eps: self.blueprint.architecture.layer_norm_eps })
+    }
+
+    fn layer(&mut self, prefix: &str) -> Result<Layer> {
+        Ok(Layer {
+            qkv: self.linear(&format!("{prefix}.attention.qkv"))?,
+            output: self.linear(&format!("{prefix}.attention.output"))?,
+            attention_norm: self.norm(&format!("{prefix}.attention.norm"))?,
+            up: self.linear(&format!("{prefix}.feed_forward.up"))?,
+            down: self.linear(&format!("{prefix}.feed_forward.down"))?,
+            feed_forward_norm: self.norm(&format!("{prefix}.feed_forward.norm"))?,
+        })
+    }
+
+    fn stack(&mut self, name: &str, count: usize) -> Result<Stack> {
+        let a = &self.blueprint.architecture;
+        // pooling reads the pre stack's outputs, upsampling the middle's; nobody looks back at the post stack's
+        let keeps_output = a.layers.middle.is_some() && name != "post";
+        let output = if keeps_output { a.dim } else { 0 };
+        let layout = Layout { layers: count, heads: a.heads, head_dim: a.head_dim, output };
+        let inner = a.heads * a.head_dim;
+        let (mut layers, mut distances) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for index in 0..count {
+            let prefix = format!("{name}.{index}");
+            let weight = self.weights.take(&format!("{prefix}.attention.distance.weight"))?;
+            distances.push(Linear::new(&weight, &[], inner, a.dim));
+            layers.push(self.layer(&prefix)?);
+        }
+        // the middle stack's null group takes one position more
+        let scheme = TransformerXl::new(self.shared.clone(), distances, &layout, self.max_symbols + 1);
+        Ok(Stack { layers, position: Position::TransformerXl(scheme), layout, activation: a.activation })
+    }
+
+    fn pooled(&mut self, compute: &Compute, pages: &Arc<PagePool>) -> Result<Option<Pooled>> {
+        let layers = self.blueprint.architecture.layers;
+        let (Some(middle), Some(post), Some(pooling)) =
+            (layers.middle, layers.post, self.blueprint.architecture.pooling)
+        else {
+            return Ok(None);
+        };
+        let (middle, post) = (self.stack("middle", middle)?, self.stack("post", post)?);
+        let norm = self.norm("pool_norm")?;
+        let null = null_group(compute, &norm, &middle, self.weights.take("null_group")?, pages)?;
+        Ok(Some(Pooled { pooling, norm, middle, post, null }))
+    }
+
+    fn boundaries(&mut self, vocabulary: &Vocabulary) -> Result<Boundaries> {
+        let activation = self.blueprint.architecture.activation;
+        Ok(match &self.blueprint.architecture.boundaries {
+            BoundaryConfig::None {} => Boundaries::None,
+            BoundaryConfig::Fixed { every } => Boundaries::Fixed(Fixed { every: *every }),
+            BoundaryConfig::Whitespace { symbol } => {
+                let missing = || Error::Internal(format!("the boundary symbol {symbol:?} was not checked"));
+                let source = Whitespace::new(symbol, &|character| vocabulary.id_of(character));
+                Boundaries::Whitespace(source.ok_or_else(missing)?)
+            }
+            BoundaryConfig::Learned { threshold, .. } => Boundaries::Learned(Learned {
+                hidden: self.linear("boundary.hidden")?,
+                output: self.linear("boundary.output")?,
+                activation,
+                threshold: *threshold,
+            }),
+            BoundaryConfig::EntropySpikes { window, .. } => Boundaries::Spikes(Spikes { window: *window }),
+        })
+    }
+}
+
+/// The middle cache of a sequence that has closed no segment: position 0 is the null group, normed like any pooled vector.
+fn null_group(
+    compute: &Compute,
+    norm: &Norm,
+    middle: &Stack,
+    mut null: Vec<f32>,
+    pages: &Arc<PagePool>,
+) -> Result<Cache> {
+    struct Only(Cache);
+    impl Caches for Only {
+        fn cache(&self, _: usize) -> Result<&Cache> {
+            Ok(&self.0)
+        }
+        fn cache_mut(&mut self, _: usize) -> Result<&mut Cache> {
+            Ok(&mut self.0)
+        }
+    }
+    let mut only = Only(Cache::new(middle.layout, pages.clone()));
+    only.0.reserve(1)?;
+    crate::kernels::rowwise::norm(compute.isa, &mut null, norm);
+    let place = [Place { sequence: 0, position: 0 }];
+    middle.forward(compute, &mut null, &place, &mut only, &mut StackWork::default())?;
+    only.0.write_output(0, &null)?;
+    only.0.advance(1);
+    Ok(only.0)
+}

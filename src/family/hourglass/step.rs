@@ -1,0 +1,345 @@
+//! The two steps of the contract. Hot path: buffers are kept in [`Work`]; no allocation once they have grown, no locks, no
+//! logging.
+//!
+//! `feed_symbols`: embed → pre stack → boundaries → (rows that closed nothing) finish. `close_segments`: pool → norm → middle
+//! stack → finish. `finish`: upsample + residual → post stack → logits. A bulk forward pass is `feed_symbols` with a whole
+//! text in a row's feed, followed by `close_segments`; a decode step is the same with one symbol.
+
+use super::{
+    model::{Hourglass, Pooled},
+    state::{HourglassState, PooledState},
+};
+use crate::{
+    decode::contract::{Mark, Row, Scratch, Status, Want, advance, state_mut, state_ref},
+    error::{Error, Result},
+    kernels::rowwise::{entropy, norm},
+    nn::{
+        Place,
+        boundary::{self, Evidence, Verdict},
+        cache::Cache,
+        sized,
+        stack::{Caches, StackWork},
+    },
+};
+
+/// An intermediate result, for whoever watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The pre stack's output at a symbol.
+    PreOutput,
+    /// A segment's pooled vector; the place's position is the segment's in the middle stack (the null group is 0).
+    Pooled,
+    /// The same, normed.
+    PooledNormed,
+    /// The middle stack's output for a segment.
+    MiddleOutput,
+    /// What the post stack takes at a symbol.
+    PostInput,
+    /// What it gives.
+    PostOutput,
+}
+
+/// Is shown intermediate results, each with its place: (D).
+pub type Watcher = Box<dyn FnMut(Stage, Place, &[f32]) + Send>;
+
+/// Working memory of one thread.
+#[derive(Default)]
+pub struct Work {
+    /// Watches intermediate results; golden tests do, servers do not.
+    pub watcher: Option<Watcher>,
+    stack: StackWork,
+    boundary: boundary::learned::Work,
+    places: Vec<Place>,
+    symbols: Vec<u32>,
+    noise: Vec<Option<f32>>,
+    stream_positions: Vec<usize>,
+    verdicts: Vec<Verdict>,
+    /// Rows that finish in this step.
+    finishing: Vec<usize>,
+    /// (rows, D)
+    x: Vec<f32>,
+    /// (wanted, D)
+    picked: Vec<f32>,
+    /// (wanted, V)
+    logits: Vec<f32>,
+    companions: Vec<Row>,
+    companion_scratch: Option<Scratch>,
+}
+
+impl Work {
+    /// The hourglass's working memory behind the contract.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if another model made it.
+    pub fn of(scratch: &mut Scratch) -> Result<&mut Self> {
+        scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
+    }
+
+    fn show(&mut self, stage: Stage) {
+        let Some(watcher) = &mut self.watcher else { return };
+        let width = self.x.len() / self.places.len().max(1);
+        for (place, row) in self.places.iter().zip(self.x.chunks_exact(width.max(1))) {
+            watcher(stage, *place, row);
+        }
+    }
+}
+
+/// The caches of one stack, found in the rows of a step.
+struct Of<'a, const STACK: usize>(&'a mut [Row]);
+const PRE: usize = 0;
+const MIDDLE: usize = 1;
+const POST: usize = 2;
+
+impl<const STACK: usize> Caches for Of<'_, STACK> {
+    fn cache(&self, sequence: usize) -> Result<&Cache> {
+        let state: &HourglassState = state_ref(&*self.0[sequence].state)?;
+        Ok(match STACK {
+            PRE => &state.pre,
+            MIDDLE => &state.pooled()?.middle,
+            _ => &state.pooled()?.post,
+        })
+    }
+
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache> {
+        let state: &mut HourglassState = state_mut(&mut *self.0[sequence].state)?;
+        Ok(match STACK {
+            PRE => &mut state.pre,
+            MIDDLE => &mut state.pooled_mut()?.middle,
+            _ => &mut state.pooled_mut()?.post,
+        })
+    }
+}
+
+fn state(rows: &mut [Row], index: usize) -> Result<&mut HourglassState> {
+    state_mut(&mut *rows[index].state)
+}
+
+impl Hourglass {
+    /// The symbol step.
+    pub(super) fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        if which.is_empty() {
+            return Ok(());
+        }
+        self.place_symbols(rows, which, work)?;
+        self.step_companions(rows, which, work)?;
+        let dim = self.pre.layers[0].qkv.inputs();
+        let x = sized(&mut work.x, work.symbols.len() * dim);
+        for (x, &symbol) in x.chunks_exact_mut(dim).zip(&work.symbols) {
+            x.copy_from_slice(&self.embedding[symbol as usize * dim..][..dim]); // (rows, D)
+        }
+        self.pre.forward(&self.compute, &mut work.x, &work.places, &mut Of::<PRE>(rows), &mut work.stack)?;
+        work.show(Stage::PreOutput);
+        self.decide(rows, work)?;
+        self.keep(rows, which, work)?;
+        if self.pooled.is_none() {
+            return self.logits(rows, which, work);
+        }
+        let mut finishing = std::mem::take(&mut work.finishing);
+        finishing.clear();
+        finishing.extend(which.iter().filter(|&&index| rows[index].status == Status::Ready));
+        let result = self.finish(rows, &finishing, work);
+        work.finishing = finishing;
+        result
+    }
+
+    /// The segment step.
+    pub(super) fn close_segments(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let Some(pooled) = &self.pooled else { return Ok(()) };
+        let mut waiting = std::mem::take(&mut work.finishing);
+        waiting.clear();
+        waiting.extend(which.iter().filter(|&&index| rows[index].status == Status::Waiting));
+        let result = match waiting.is_empty() {
+            true => Ok(()),
+            false => self.middle(pooled, rows, &waiting, work).and_then(|()| self.finish(rows, &waiting, work)),
+        };
+        work.finishing = waiting;
+        result
+    }
+
+    /// Checks the rows, lists their symbols and places, and makes room in the caches.
+    fn place_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        work.places.clear();
+        work.symbols.clear();
+        work.noise.clear();
+        work.stream_positions.clear();
+        for &index in which {
+            let Row { state, feed, status, .. } = &mut rows[index];
+            let state: &mut HourglassState = state_mut(&mut **state)?;
+            let (len, more) = (state.pre.len(), feed.len());
+            if *status == Status::Waiting || more == 0 {
+                return Err(Error::Internal("a row was fed nothing, or while it waits for a segment step".into()));
+            }
+            if len + more > self.card.max_symbols {
+                let (length, limit) = (len + more, self.card.max_symbols);
+                return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
+            }
+            self.card.vocabulary.check_ids("feed", feed)?;
+            state.pre.reserve(more)?;
+            if let Some(pooled) = &mut state.pooled {
+                pooled.post.reserve(more)?;
+            }
+            for position in len..len + more {
+                work.places.push(Place { sequence: index, position });
+                work.stream_positions.push(state.offset + position);
+                work.noise.push(state.noise.as_ref().map(|noise| noise.at(position)).transpose()?);
+            }
+            work.symbols.extend_from_slice(feed);
+        }
+        Ok(())
+    }
+
+    /// Feeds the same symbols to the companions, in one batch, and notes the entropies of what they predict.
+    fn step_companions(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let Some(model) = &self.companion else { return Ok(()) };
+        work.companions.clear();
+        for &index in which {
+            let Row { state, feed, .. } = &mut rows[index];
+            let state: &mut HourglassState = state_mut(&mut **state)?;
+            let row = state.companion.as_mut().and_then(|companion| companion.row.take());
+            let mut row = row.ok_or_else(|| Error::Internal("a sequence lost its companion".into()))?;
+            row.set(feed, Want::All);
+            work.companions.push(row);
+        }
+        let all: Vec<usize> = (0..which.len()).collect();
+        let scratch = work.companion_scratch.get_or_insert_with(|| model.scratch());
+        advance(&**model, &mut work.companions, &all, scratch)?;
+        let symbols = self.card.vocabulary.len();
+        for (&index, row) in which.iter().zip(work.companions.drain(..)) {
+            if let Some(companion) = &mut state(rows, index)?.companion {
+                companion.entropies.extend(row.logits.chunks_exact(symbols).map(entropy));
+                companion.row = Some(row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `work.verdicts` for the symbols just fed.
+    fn decide(&self, rows: &[Row], work: &mut Work) -> Result<()> {
+        work.verdicts.clear();
+        let entropies = |sequence: usize| -> Result<&[f64]> {
+            let state: &HourglassState = state_ref(&*rows[sequence].state)?;
+            Ok(state.companion.as_ref().map_or(&[], |companion| &companion.entropies))
+        };
+        let evidence = Evidence {
+            places: &work.places,
+            symbols: &work.symbols,
+            stream_positions: &work.stream_positions,
+            hidden: &work.x,
+            noise: &work.noise,
+            entropies: &entropies,
+        };
+        self.boundaries.decide(&self.compute, &evidence, &mut work.boundary, &mut work.verdicts)
+    }
+
+    /// Keeps what the pre stack gave: outputs, marks, segment ends; rows that closed a segment wait from here.
+    fn keep(&self, rows: &mut [Row], which: &[usize], work: &Work) -> Result<()> {
+        for &index in which {
+            rows[index].marks.clear();
+        }
+        let dim = work.x.len() / work.places.len();
+        for ((place, verdict), x) in work.places.iter().zip(&work.verdicts).zip(work.x.chunks_exact(dim)) {
+            let row = &mut rows[place.sequence];
+            row.marks.push(Mark { boundary: verdict.closes, probability: verdict.probability });
+            let state: &mut HourglassState = state_mut(&mut *row.state)?;
+            state.pre.advance(1);
+            if let Some(pooled) = &mut state.pooled {
+                state.pre.write_output(place.position, x)?;
+                if verdict.closes {
+                    pooled.ends.push(place.position);
+                }
+            }
+            row.status = if state.waits() { Status::Waiting } else { Status::Ready };
+        }
+        Ok(())
+    }
+
+    /// Pools the segments just closed and runs the middle stack over them.
+    fn middle(&self, model: &Pooled, rows: &mut [Row], waiting: &[usize], work: &mut Work) -> Result<()> {
+        work.places.clear();
+        let dim = self.pre.layers[0].qkv.inputs();
+        for &index in waiting {
+            let pooled = state(rows, index)?.pooled_mut()?;
+            let (done, closed) = (pooled.middle.len(), pooled.ends.len() + 1);
+            pooled.middle.reserve(closed - done)?;
+            work.places.extend((done..closed).map(|position| Place { sequence: index, position }));
+        }
+        let x = sized(&mut work.x, work.places.len() * dim); // (segments, D)
+        for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
+            let state = state(rows, place.sequence)?;
+            let symbols = state.pooled()?.segment(place.position - 1);
+            model.pooling.pool(symbols.map(|t| state.pre.output(t)), x);
+        }
+        work.show(Stage::Pooled);
+        norm(self.compute.isa, &mut work.x, &model.norm);
+        work.show(Stage::PooledNormed);
+        let caches = &mut Of::<MIDDLE>(rows);
+        model.middle.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
+        work.show(Stage::MiddleOutput);
+        for (place, x) in work.places.iter().zip(work.x.chunks_exact(dim)) {
+            let PooledState { middle, .. } = state(rows, place.sequence)?.pooled_mut()?;
+            middle.write_output(place.position, x)?;
+            middle.advance(1);
+        }
+        Ok(())
+    }
+
+    /// Upsamples, adds the residual, runs the post stack for the symbols it has not seen, and computes the wanted logits.
+    fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let Some(model) = &self.pooled else { return Ok(()) };
+        if which.is_empty() {
+            return Ok(());
+        }
+        work.places.clear();
+        for &index in which {
+            let state = state(rows, index)?;
+            let pending = state.pooled()?.post.len()..state.pre.len();
+            work.places.extend(pending.map(|position| Place { sequence: index, position }));
+        }
+        let dim = self.pre.layers[0].qkv.inputs();
+        let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
+        for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
+            let state = state(rows, place.sequence)?;
+            let pooled = state.pooled()?;
+            let (below, above) = (state.pre.output(place.position), pooled.middle.output(pooled.sees(place.position)));
+            for ((x, below), above) in x.iter_mut().zip(below).zip(above) {
+                *x = below + above;
+            }
+        }
+        work.show(Stage::PostInput);
+        let caches = &mut Of::<POST>(rows);
+        model.post.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
+        work.show(Stage::PostOutput);
+        for &index in which {
+            rows[index].status = Status::Ready;
+            let more = rows[index].feed.len();
+            state(rows, index)?.pooled_mut()?.post.advance(more);
+        }
+        self.logits(rows, which, work)
+    }
+
+    /// The wanted logits of the rows `which`, whose last hidden vectors are `work.x`, (symbols, D), row after row.
+    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let (dim, symbols) = (self.head.inputs(), self.head.outputs());
+        let wanted = |row: &Row| match row.want {
+            Want::Nothing => 0,
+            Want::Last => 1,
+            Want::All => row.feed.len(),
+        };
+        work.picked.clear();
+        let mut at = 0;
+        for &index in which {
+            at += rows[index].feed.len();
+            work.picked.extend_from_slice(&work.x[(at - wanted(&rows[index])) * dim..at * dim]);
+        }
+        let logits = sized(&mut work.logits, work.picked.len() / dim * symbols);
+        self.head.apply(self.compute.isa, &self.compute.pool, &work.picked, logits); // (wanted, V)
+        let mut rest = &*logits;
+        for &index in which {
+            let (own, others) = rest.split_at(wanted(&rows[index]) * symbols);
+            rows[index].logits.clear();
+            rows[index].logits.extend_from_slice(own);
+            rest = others;
+        }
+        Ok(())
+    }
+}

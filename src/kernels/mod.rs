@@ -1,0 +1,30 @@
+//! Arithmetic: packed matrices, attention over pages, row-wise functions, the thread pool. Knows no model.
+//!
+//! The promise every kernel here keeps: **one order of summation per row**. What a row's numbers are never depends on how
+//! many rows are computed beside it, on their order, or on the number of threads; so a step, a batch, a chunk and a prefill
+//! give the same bits. Threads and register tiles share out *outputs*, never a sum.
+//!
+//! Each kernel body is written once, in portable Rust that the compiler vectorises, and is compiled twice: for AVX2 with
+//! FMA, chosen at run time where the processor has them ([`Isa`]), and for the build's baseline. The two round differently;
+//! one machine always takes the same one. This is the only room with `unsafe`; every block says why it is sound.
+
+#![allow(unsafe_code)]
+
+pub mod attention;
+mod isa;
+pub mod linear;
+pub mod pages;
+mod pool;
+pub mod rowwise;
+mod shared;
+
+pub use isa::Isa;
+pub use pool::Pool;
+
+/// Floats of one vector lane group: the width of a matrix panel, the unit of alignment.
+pub const LANES: usize = 16;
+
+/// Sixteen floats, aligned to a cache line.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C, align(64))]
+pub struct Lane(pub [f32; LANES]);

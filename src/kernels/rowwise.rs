@@ -1,0 +1,277 @@
+//! Functions of one row: norms, activations, softmax, entropy. Sums run in sixteen lanes, added up in a fixed order.
+
+use super::{
+    Isa, LANES, Pool,
+    isa::{Simd, multiversion},
+};
+
+/// Numbers below which waking other threads costs more than it brings.
+const WORTH_SHARING: usize = 1 << 13;
+
+/// Applies `body` to consecutive runs of whole rows of `x` (rows, width), on all threads if that pays; it is told where in
+/// `x` its run starts.
+fn by_rows(pool: &Pool, x: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    let share = x.len() >= WORTH_SHARING;
+    pool.chunks(x, width, share, &|row, part| body(row * width, part));
+}
+
+/// x ← LayerNorm(x + y), row by row: (rows, width), biased variance, then `weight` and `bias` (width).
+pub fn add_norm(isa: Isa, pool: &Pool, x: &mut [f32], y: &[f32], norm: &Norm) {
+    let width = norm.weight.len();
+    assert_eq!(x.len(), y.len());
+    by_rows(pool, x, width, &|at, part| {
+        add_norm_rows(isa, part, &y[at..at + part.len()], norm);
+    });
+}
+
+/// x ← LayerNorm(x), row by row: (rows, width).
+pub fn norm(isa: Isa, x: &mut [f32], norm: &Norm) {
+    norm_rows(isa, x, norm);
+}
+
+/// A LayerNorm's parameters.
+pub struct Norm {
+    /// (width)
+    pub weight: Vec<f32>,
+    /// (width)
+    pub bias: Vec<f32>,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+multiversion! { fn add_norm_rows(x: &mut [f32], y: &[f32], norm: &Norm) = add_norm_body }
+multiversion! { fn norm_rows(x: &mut [f32], norm: &Norm) = norm_body }
+
+#[inline(always)]
+fn add_norm_body<S: Simd>(_: S, x: &mut [f32], y: &[f32], norm: &Norm) {
+    let width = norm.weight.len();
+    for (x, y) in x.chunks_exact_mut(width).zip(y.chunks_exact(width)) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+        norm_row::<S>(x, norm);
+    }
+}
+
+#[inline(always)]
+fn norm_body<S: Simd>(_: S, x: &mut [f32], norm: &Norm) {
+    for x in x.chunks_exact_mut(norm.weight.len()) {
+        norm_row::<S>(x, norm);
+    }
+}
+
+#[inline(always)]
+fn norm_row<S: Simd>(x: &mut [f32], norm: &Norm) {
+    let width = x.len() as f32;
+    let mean = lane_sum::<S, false>(x, 0.0) / width;
+    let variance = lane_sum::<S, true>(x, mean) / width;
+    let scale = 1.0 / (variance + norm.eps).sqrt();
+    for ((x, weight), bias) in x.iter_mut().zip(&norm.weight).zip(&norm.bias) {
+        *x = S::madd1((*x - mean) * scale, *weight, *bias);
+    }
+}
+
+/// The sum of x − shift, or of its squares, in sixteen lanes.
+#[inline(always)]
+fn lane_sum<S: Simd, const SQUARES: bool>(x: &[f32], shift: f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            let value = chunk[lane] - shift;
+            lanes[lane] = if SQUARES { S::madd1(value, value, lanes[lane]) } else { lanes[lane] + value };
+        }
+    }
+    for (lane, value) in rest.iter().enumerate() {
+        let value = value - shift;
+        lanes[lane] = if SQUARES { S::madd1(value, value, lanes[lane]) } else { lanes[lane] + value };
+    }
+    add_up(lanes)
+}
+
+/// Sixteen lanes' sum, pairwise in a fixed order.
+#[inline(always)]
+pub(super) fn add_up(mut lanes: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// x ← max(x, 0).
+pub fn relu(x: &mut [f32]) {
+    for x in x {
+        *x = x.max(0.0);
+    }
+}
+
+/// x ← x·Φ(x), the exact GELU (by erf, within 1e-7 of it).
+pub fn gelu(isa: Isa, pool: &Pool, x: &mut [f32], width: usize) {
+    by_rows(pool, x, width, &|_, part| gelu_all(isa, part));
+}
+
+multiversion! { fn gelu_all(x: &mut [f32]) = gelu_body }
+
+#[inline(always)]
+fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
+    for x in x {
+        *x = 0.5 * *x * (1.0 + erf::<S>(*x * std::f32::consts::FRAC_1_SQRT_2));
+    }
+}
+
+// erf(x) = x·S(x²) up to 0.9 and 1 − exp(−x·L(x)) beyond; coefficients fitted by iterated least squares (minimax),
+// largest error over all f32 arguments 8e-8.
+const ERF_SMALL: [f32; 6] =
+    [1.128_379_1, -3.761_237_5e-1, 1.128_113_4e-1, -2.675_092e-2, 4.977_801_5e-3, -5.938_389_5e-4];
+const ERF_LARGE: [f32; 7] =
+    [1.128_641, 6.351_815e-1, 1.061_876_15e-1, -2.372_019e-2, 3.622_920_9e-3, -3.180_602_7e-4, 1.076_323_7e-5];
+const ERF_SPLIT: f32 = 0.9;
+
+#[inline(always)]
+fn erf<S: Simd>(x: f32) -> f32 {
+    let size = x.abs().min(4.0); // erf(4) rounds to 1
+    let square = size * size;
+    let small = size * polynomial::<S, 6>(&ERF_SMALL, square);
+    let large = 1.0 - exp::<S>(-size * polynomial::<S, 7>(&ERF_LARGE, size));
+    (if size < ERF_SPLIT { small } else { large }).copysign(x)
+}
+
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(coefficients: &[f32; N], x: f32) -> f32 {
+    let mut value = coefficients[N - 1];
+    for k in (0..N - 1).rev() {
+        value = S::madd1(value, x, coefficients[k]);
+    }
+    value
+}
+
+/// e^x within two units in the last place, for x ≤ 0; below −87 it is flushed to e^−87, which no sum here can see.
+#[inline(always)]
+pub(super) fn exp<S: Simd>(x: f32) -> f32 {
+    const TERMS: [f32; 5] = [4.999_999_3e-1, 1.666_652_1e-1, 4.166_838_7e-2, 8.368_712e-3, 1.381_463_4e-3];
+    // ln 2 in two parts, so that n·ln 2 is exact enough for the remainder
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // adding and subtracting 1.5 · 2^23 rounds to the nearest integer, in every rounding mode weir runs in
+    const ROUND: f32 = 12_582_912.0;
+    let x = x.max(-87.0);
+    let shifted = S::madd1(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = S::madd1(n, -LN2_LOW, S::madd1(n, -LN2_HIGH, x));
+    let value = 1.0 + S::madd1(r * r, polynomial::<S, 5>(&TERMS, r), r);
+    // the integer sits in the low bits of `shifted`; moved into the exponent it multiplies by 2^n
+    f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
+/// The logistic function, in double precision: compared with a threshold or with noise, so not a hot path.
+pub fn sigmoid(x: f32) -> f32 {
+    (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
+}
+
+/// The logarithm of the sum of e^x, in double precision.
+fn log_sum_exp(x: &[f32]) -> f64 {
+    let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = x.iter().map(|&x| (f64::from(x) - f64::from(top)).exp()).sum();
+    f64::from(top) + sum.ln()
+}
+
+/// The entropy of softmax(x), in nats, in double precision.
+pub fn entropy(x: &[f32]) -> f64 {
+    let total = log_sum_exp(x);
+    let terms = x.iter().map(|&x| {
+        let log_probability = f64::from(x) - total;
+        -log_probability.exp() * log_probability
+    });
+    terms.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::isa::Portable, *};
+
+    /// erf by its series, in f64.
+    fn erf_series(x: f64) -> f64 {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    }
+
+    /// erf as the widest instruction set computes it, seen through the GELU of x·√2.
+    fn by_gelu(x: f32) -> f32 {
+        let argument = x * std::f32::consts::SQRT_2;
+        let mut value = [argument];
+        gelu_all(Isa::detect(), &mut value);
+        if x == 0.0 { 0.0 } else { (f64::from(value[0]) / (0.5 * f64::from(argument)) - 1.0) as f32 }
+    }
+
+    #[test]
+    fn erf_is_within_a_ten_millionth() {
+        for i in -4500..=4500 {
+            let x = i as f32 / 1000.0;
+            let want = erf_series(f64::from(x));
+            for got in [erf::<Portable>(x), by_gelu(x)] {
+                assert!((f64::from(got) - want).abs() < 2.5e-7, "{x}: {got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn exp_is_within_a_few_units() {
+        for i in 0..87_000 {
+            let x = -(i as f32) / 1000.0;
+            let want = f64::from(x).exp();
+            for got in [exp::<Portable>(x)] {
+                assert!((f64::from(got) / want - 1.0).abs() < 4e-7, "{x}: {got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn norm_agrees_with_its_definition() {
+        for width in [1, 2, 15, 16, 17, 48, 100] {
+            let numbers = |k: f32| (0..width).map(|i| (i as f32 * k).sin() * 3.0 + 1.0).collect::<Vec<_>>();
+            let (x, y, weight, bias) = (numbers(0.7), numbers(1.3), numbers(0.2), numbers(2.1));
+            let parameters = Norm { weight, bias, eps: 1e-5 };
+            let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(x + y)).collect();
+            let mean = sums.iter().sum::<f64>() / width as f64;
+            let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+            for isa in [Isa::detect(), Isa::portable()] {
+                let mut got = x.clone();
+                add_norm(isa, &Pool::new(1), &mut got, &y, &parameters);
+                for i in 0..width {
+                    let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
+                    let want = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
+                    assert!((f64::from(got[i]) - want).abs() < 2e-5, "{width} {i}: {} {want}", got[i]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn activations_do_not_depend_on_where_a_number_stands() {
+        let numbers: Vec<f32> = (0..103).map(|i| (i as f32 - 50.0) / 9.0).collect();
+        for isa in [Isa::detect(), Isa::portable()] {
+            let mut together = numbers.clone();
+            gelu_all(isa, &mut together);
+            for (i, &x) in numbers.iter().enumerate() {
+                let mut alone = [x];
+                gelu_all(isa, &mut alone);
+                assert_eq!(alone[0].to_bits(), together[i].to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn entropy_of_equals_is_the_logarithm_of_their_number() {
+        assert!((entropy(&[3.0; 27]) - 27f64.ln()).abs() < 1e-12);
+        assert!(entropy(&[1000.0, 0.0]) < 1e-12);
+    }
+}

@@ -1,0 +1,58 @@
+//! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
+//!
+//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`boundary`], [`pooling`].
+//! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
+
+pub mod boundary;
+pub mod cache;
+pub mod pooling;
+pub mod position;
+pub mod stack;
+
+use crate::kernels::{Isa, Pool, rowwise};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// What arithmetic runs on.
+#[derive(Clone)]
+pub struct Compute {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Threads.
+    pub pool: Arc<Pool>,
+}
+
+/// Where a row belongs: which sequence of the step, and its position in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The sequence, by its index in the step.
+    pub sequence: usize,
+    /// The position, from 0.
+    pub position: usize,
+}
+
+/// A feed-forward's nonlinearity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// x·Φ(x), by the error function.
+    Gelu,
+    /// max(x, 0).
+    Relu,
+}
+
+impl Activation {
+    /// In place, on (rows, width).
+    pub fn apply(self, compute: &Compute, x: &mut [f32], width: usize) {
+        match self {
+            Self::Gelu => rowwise::gelu(compute.isa, &compute.pool, x, width),
+            Self::Relu => rowwise::relu(x),
+        }
+    }
+}
+
+/// A buffer of exactly `len` numbers, whose memory is kept between steps. What it holds is unspecified.
+pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    buffer.resize(len, 0.0);
+    buffer
+}

@@ -1,0 +1,58 @@
+//! Position schemes: how attention knows how far apart a query and a key are.
+//!
+//! To add one: a file with its type, a variant in each of the two tables here, and its arms below; stacks need no change.
+
+pub mod transformer_xl;
+
+use super::{Compute, Place, cache::Layout};
+use crate::kernels::attention::DistanceTable;
+use serde::Deserialize;
+use transformer_xl::TransformerXl;
+
+/// The names in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PositionKind {
+    /// Relative distances with learned projections (Dai et al. 2019).
+    TransformerXl,
+}
+
+impl PositionKind {
+    /// What `weir init` writes as `position.inverse_frequency`.
+    pub fn inverse_frequencies(self, dim: usize) -> Vec<f32> {
+        match self {
+            Self::TransformerXl => transformer_xl::inverse_frequencies(dim),
+        }
+    }
+}
+
+/// A scheme with its weights, for the layers of one stack.
+pub enum Position {
+    /// See [`TransformerXl`].
+    TransformerXl(TransformerXl),
+}
+
+/// The queries that attention takes.
+#[derive(Default)]
+pub struct Queries {
+    /// For the keys: (rows, heads · head_dim).
+    pub content: Vec<f32>,
+    /// For the distances: the same shape, or empty.
+    pub distance: Vec<f32>,
+}
+
+impl Position {
+    /// Turns a layer's `qkv`, (rows, 3 · heads · head_dim), into the queries for `places`; keys may be changed in place.
+    pub fn prepare(&self, layout: &Layout, places: &[Place], qkv: &mut [f32], queries: &mut Queries) {
+        match self {
+            Self::TransformerXl(scheme) => scheme.prepare(layout, places, qkv, queries),
+        }
+    }
+
+    /// The layer's distances, ready for queries up to position `last`.
+    pub fn distances(&self, compute: &Compute, layer: usize, last: usize) -> Option<&DistanceTable> {
+        match self {
+            Self::TransformerXl(scheme) => Some(scheme.distances(compute, layer, last)),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Relative positions of Transformer-XL (Dai et al. 2019, §3.3), as Dynamic Token Pooling uses them.
+//!
+//! score(i, j) = ((q_i + u)·k_j + (q_i + v)·R_{i−j}) / √h with R_d = W·p(d), p(d) = [sin(d·f), cos(d·f)], sines first. u and v
+//! are shared by all layers of all stacks; W is a layer's own. R depends on weights only: one table a layer serves every
+//! sequence, and keys carry no position.
+
+use super::{
+    super::{Compute, Place, cache::Layout, sized},
+    Queries,
+};
+use crate::kernels::{attention::DistanceTable, linear::Linear};
+use std::sync::Arc;
+
+/// What all layers of all stacks share.
+pub struct SharedTerms {
+    /// f: (dim / 2)
+    pub inverse_frequency: Vec<f32>,
+    /// u: (heads · head_dim)
+    pub content_bias: Vec<f32>,
+    /// v: (heads · head_dim)
+    pub distance_bias: Vec<f32>,
+}
+
+/// The scheme for one stack.
+pub struct TransformerXl {
+    shared: Arc<SharedTerms>,
+    layers: Vec<LayerDistances>,
+}
+
+struct LayerDistances {
+    /// W: (heads · head_dim, dim)
+    projection: Linear,
+    table: DistanceTable,
+}
+
+impl TransformerXl {
+    /// From the layers' projections; sequences have at most `positions`.
+    pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &Layout, positions: usize) -> Self {
+        let table = || DistanceTable::new(layout.heads, layout.head_dim, positions);
+        let layers = projections.into_iter().map(|projection| LayerDistances { projection, table: table() });
+        Self { shared, layers: layers.collect() }
+    }
+
+    pub(super) fn prepare(&self, layout: &Layout, places: &[Place], qkv: &[f32], queries: &mut Queries) {
+        let inner = layout.heads * layout.head_dim;
+        let content = sized(&mut queries.content, places.len() * inner);
+        let distance = sized(&mut queries.distance, places.len() * inner);
+        let targets = content.chunks_exact_mut(inner).zip(distance.chunks_exact_mut(inner));
+        for (row, (content, distance)) in qkv.chunks_exact(3 * inner).zip(targets) {
+            for (number, &q) in row[..inner].iter().enumerate() {
+                content[number] = q + self.shared.content_bias[number];
+                distance[number] = q + self.shared.distance_bias[number];
+            }
+        }
+    }
+
+    pub(super) fn distances(&self, compute: &Compute, layer: usize, last: usize) -> &DistanceTable {
+        let LayerDistances { projection, table } = &self.layers[layer];
+        table.cover(last, |range| {
+            let rows: Vec<f32> = range.clone().flat_map(|distance| self.encoding(distance)).collect();
+            let mut out = vec![0.0; range.len() * projection.outputs()];
+            projection.apply(compute.isa, &compute.pool, &rows, &mut out); // (distances, heads · head_dim)
+            out
+        });
+        table
+    }
+
+    /// p(d): (dim). The angle is rounded to f32 before the sine, as the official code does.
+    fn encoding(&self, distance: usize) -> Vec<f32> {
+        let angles = || self.shared.inverse_frequency.iter().map(|frequency| f64::from(distance as f32 * frequency));
+        angles().map(f64::sin).chain(angles().map(f64::cos)).map(|x| x as f32).collect()
+    }
+}
+
+/// 10000^(−2i/D) for i = 0 … D/2 − 1.
+pub fn inverse_frequencies(dim: usize) -> Vec<f32> {
+    (0..dim / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / dim as f64) as f32).collect()
+}

@@ -1,0 +1,158 @@
+//! A stack of post-norm Transformer layers with causal attention over cached keys.
+//!
+//! [`Stack::forward`] takes any mixture of rows: many positions of one sequence (a prefill chunk, a whole text), one position
+//! of many (a decode step), or both. There is no separate step: a row's arithmetic is the same in every mixture, which is why
+//! incremental and bulk results agree to the bit.
+
+use super::{
+    Activation, Compute, Place,
+    cache::{Cache, Layout},
+    position::{Position, Queries},
+    sized,
+};
+use crate::{
+    error::Result,
+    kernels::{
+        attention::{Query, attend},
+        linear::Linear,
+        rowwise::{Norm, add_norm},
+    },
+};
+
+/// Layers that share a cache.
+pub struct Stack {
+    /// Bottom first.
+    pub layers: Vec<Layer>,
+    /// Their position scheme.
+    pub position: Position,
+    /// What their cache looks like.
+    pub layout: Layout,
+    /// The feed-forwards' nonlinearity.
+    pub activation: Activation,
+}
+
+/// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
+pub struct Layer {
+    /// (3·I, D): queries, keys, values.
+    pub qkv: Linear,
+    /// (D, I)
+    pub output: Linear,
+    /// After attention and residual.
+    pub attention_norm: Norm,
+    /// (F, D)
+    pub up: Linear,
+    /// (D, F)
+    pub down: Linear,
+    /// After feed-forward and residual.
+    pub feed_forward_norm: Norm,
+}
+
+/// Finds the caches of a step's sequences.
+pub trait Caches: Sync {
+    /// A sequence's cache.
+    fn cache(&self, sequence: usize) -> Result<&Cache>;
+    /// The same, to write.
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache>;
+}
+
+/// Buffers of a pass, kept between steps.
+#[derive(Default)]
+pub struct StackWork {
+    qkv: Vec<f32>,
+    queries: Queries,
+    mixed: Vec<f32>,
+    wide: Vec<f32>,
+    change: Vec<f32>,
+}
+
+/// Multiply-adds of attention below which waking other threads costs more than it brings.
+const WORTH_SHARING: usize = 1 << 15;
+
+impl Stack {
+    /// Runs rows `x`, (rows, D), at `places` through all layers, in place; their keys and values go into the caches, whose
+    /// positions must be reserved. Rows of one sequence come in rising position, none left out since the cache's end.
+    ///
+    /// # Errors
+    /// A cache that cannot be found or was not reserved.
+    pub fn forward(
+        &self,
+        compute: &Compute,
+        x: &mut [f32],
+        places: &[Place],
+        caches: &mut impl Caches,
+        work: &mut StackWork,
+    ) -> Result<()> {
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.attention(compute, index, x, places, caches, work)?;
+            add_norm(compute.isa, &compute.pool, x, &work.change, &layer.attention_norm);
+            self.feed_forward(compute, layer, x, work);
+            add_norm(compute.isa, &compute.pool, x, &work.change, &layer.feed_forward_norm);
+        }
+        Ok(())
+    }
+
+    /// `work.change` (rows, D) = attention of `x`.
+    fn attention(
+        &self,
+        compute: &Compute,
+        index: usize,
+        x: &[f32],
+        places: &[Place],
+        caches: &mut impl Caches,
+        work: &mut StackWork,
+    ) -> Result<()> {
+        let (layer, layout, rows) = (&self.layers[index], &self.layout, places.len());
+        let inner = layout.heads * layout.head_dim;
+        let qkv = sized(&mut work.qkv, rows * 3 * inner);
+        layer.qkv.apply(compute.isa, &compute.pool, x, qkv); // (rows, 3·I)
+        self.position.prepare(layout, places, qkv, &mut work.queries); // (rows, I) each
+        for (place, row) in places.iter().zip(qkv.chunks_exact(3 * inner)) {
+            let (keys, values) = row[inner..].split_at(inner);
+            caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
+        }
+        sized(&mut work.mixed, rows * inner);
+        self.mix(compute, index, places, caches, work); // (rows, I)
+        let change = sized(&mut work.change, x.len());
+        layer.output.apply(compute.isa, &compute.pool, &work.mixed, change); // (rows, D)
+        Ok(())
+    }
+
+    /// `work.mixed` (rows, I) = each head's weighted values.
+    fn mix(&self, compute: &Compute, index: usize, places: &[Place], caches: &impl Caches, work: &mut StackWork) {
+        let Layout { heads, head_dim, .. } = self.layout;
+        let last = places.iter().map(|place| place.position).max().unwrap_or(0);
+        let distances = self.position.distances(compute, index, last);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let queries = &work.queries;
+        let one = |task: usize, out: &mut [f32]| {
+            let (place, head) = (places[task / heads], task % heads);
+            // it was found a moment ago, when the keys were written
+            let Ok(cache) = caches.cache(place.sequence) else { return };
+            let at = task * head_dim;
+            let query = Query {
+                pages: cache.pages(),
+                keys_at: self.layout.keys_at(index, head),
+                values_at: self.layout.values_at(index, head),
+                position: place.position,
+                head,
+                content: &queries.content[at..at + head_dim],
+                distance: distances.map(|table| (&queries.distance[at..at + head_dim], table)),
+                scale,
+            };
+            attend(compute.isa, &query, out);
+        };
+        let keys: usize = places.iter().map(|place| place.position + 1).sum();
+        let share = keys * heads * head_dim >= WORTH_SHARING;
+        compute.pool.chunks(&mut work.mixed, head_dim, share, &one);
+    }
+
+    /// `work.change` (rows, D) = feed-forward of `x`.
+    fn feed_forward(&self, compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWork) {
+        let width = layer.up.outputs();
+        let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * width);
+        layer.up.apply(compute.isa, &compute.pool, x, wide); // (rows, F)
+        self.activation.apply(compute, wide, width);
+        let change = sized(&mut work.change, x.len());
+        layer.down.apply(compute.isa, &compute.pool, wide, change); // (rows, D)
+    }
+}

@@ -1,0 +1,149 @@
+//! The streams that calls answer with: the engine's events, put into messages while they come.
+//!
+//! An answer reads its job's events itself, so that there is nothing between engine and connection: a client that does not
+//! read stops the answer, which stops the events, which pauses the row; a client that goes away drops the answer, which
+//! drops the events, which frees the row.
+
+use super::{
+    layers::{self, Call},
+    shutdown::Pass,
+    status::status,
+};
+use crate::{
+    engine::handle::{Event, Events},
+    error::{Code, Error, Result},
+};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+use tokio_stream::Stream;
+use tonic::Status;
+use tracing::Span;
+
+/// The events of one job, ended early if the server ends.
+pub(super) struct Source {
+    events: Events,
+    ended: Pin<Box<dyn Future<Output = Error> + Send>>,
+}
+
+impl Source {
+    /// Of a job that runs by this pass.
+    pub(super) fn new(events: Events, mut pass: Pass) -> Self {
+        Self { events, ended: Box::pin(async move { pass.ended().await }) }
+    }
+
+    /// The next event, or why there will be no more. Not to be called after that, nor after `Finished`.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event>> {
+        // First, so that a job that always has something to tell ends too.
+        if let Poll::Ready(error) = self.ended.as_mut().poll(cx) {
+            return Poll::Ready(Err(error));
+        }
+        let broken = || Err(Error::Internal("the engine dropped a job without a word".into()));
+        self.events.poll_recv(cx).map(|event| event.unwrap_or_else(broken))
+    }
+
+    /// As [`poll`](Self::poll).
+    pub(super) async fn next(&mut self) -> Result<Event> {
+        std::future::poll_fn(|cx| self.poll(cx)).await
+    }
+}
+
+/// How one kind of call puts events into messages.
+pub(super) trait Wording: Unpin + Send {
+    /// What is sent.
+    type Message;
+
+    /// Takes the next event.
+    fn take(&mut self, event: Event);
+
+    /// There will be no more events, whether the job finished or not: what was held back is to be sent.
+    fn close(&mut self);
+
+    /// The next message, if one is complete.
+    fn next(&mut self) -> Option<Self::Message>;
+
+    /// Whether a message should be sent before more events are taken.
+    fn is_full(&self) -> bool;
+}
+
+/// One call's answer.
+pub(super) struct Answer<W> {
+    /// None once there are no more events.
+    source: Option<Source>,
+    wording: W,
+    /// What ended the job early, until it is sent.
+    failure: Option<Status>,
+    call: Call,
+    span: Span,
+}
+
+impl<W: Wording> Answer<W> {
+    /// Of a job, in the words of its call.
+    pub(super) fn new(source: Source, wording: W, call: Call) -> Self {
+        Self { source: Some(source), wording, failure: None, call, span: Span::current() }
+    }
+
+    /// Takes all events that are there, then tells what to send.
+    fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<W::Message, Status>>> {
+        while !self.wording.is_full() {
+            let Some(source) = &mut self.source else { break };
+            match source.poll(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(event)) => {
+                    let last = matches!(event, Event::Finished { .. });
+                    let wording = &mut self.wording;
+                    self.span.in_scope(|| wording.take(event));
+                    if last {
+                        self.end();
+                    }
+                }
+                Poll::Ready(Err(error)) => {
+                    log_failure(&self.span, &error);
+                    self.failure = Some(status(&error, &self.call.id));
+                    self.end();
+                }
+            }
+        }
+        match self.wording.next() {
+            Some(message) => Poll::Ready(Some(Ok(message))),
+            None if self.source.is_some() => Poll::Pending,
+            None => Poll::Ready(self.failure.take().map(Err)),
+        }
+    }
+
+    fn end(&mut self) {
+        self.wording.close();
+        self.source = None;
+    }
+}
+
+impl<W: Wording> Stream for Answer<W> {
+    type Item = Result<W::Message, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        // The layer that catches panics sees only what happens before the first message.
+        layers::caught(|| this.advance(cx)).unwrap_or_else(|error| {
+            log_failure(&this.span, &error);
+            this.source = None;
+            Poll::Ready(Some(Err(status(&error, &this.call.id))))
+        })
+    }
+}
+
+impl<W> Drop for Answer<W> {
+    fn drop(&mut self) {
+        if self.source.is_some() {
+            tracing::info!(parent: &self.span, "the client went away");
+        }
+    }
+}
+
+/// Our own failures are for the log; callers' failures are theirs to know.
+pub(super) fn log_failure(span: &Span, error: &Error) {
+    match error.code() {
+        Code::Internal => tracing::error!(parent: span, %error, "failed"),
+        code => tracing::info!(parent: span, ?code, "ended early"),
+    }
+}

@@ -1,0 +1,325 @@
+//! From the wire to the engine: requests become jobs.
+//!
+//! Here text becomes symbols, absent fields get their defaults, and what only the wire knows is checked; the engine checks
+//! the rest when it takes the job. The way back is in [`pieces`](super::pieces) and [`segments`](super::segments).
+
+use super::status::clip;
+use crate::{
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Card, Noise},
+        options::{self, Bounds},
+    },
+    error::{Error, Result},
+    text::Vocabulary,
+};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use weir_proto::v1::{self, logit_bias::Symbol};
+
+/// `stopping.max_chars` where the request has none.
+const MAX_CHARS: usize = 256;
+/// The most that `stream.coalesce_chars` may be.
+pub(super) const MAX_COALESCE: usize = 4096;
+/// The names of the stop strings' fields.
+const STOP_FIELDS: [&str; Bounds::STOPS] = [
+    "stopping.stop[0]",
+    "stopping.stop[1]",
+    "stopping.stop[2]",
+    "stopping.stop[3]",
+    "stopping.stop[4]",
+    "stopping.stop[5]",
+    "stopping.stop[6]",
+    "stopping.stop[7]",
+    "stopping.stop[8]",
+    "stopping.stop[9]",
+    "stopping.stop[10]",
+    "stopping.stop[11]",
+    "stopping.stop[12]",
+    "stopping.stop[13]",
+    "stopping.stop[14]",
+    "stopping.stop[15]",
+];
+
+/// What the answer to a `Generate` needs to know of the request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Plan {
+    /// Characters of the prompt.
+    pub(super) prompt_chars: usize,
+    /// Whether the prompt is sent back first.
+    pub(super) echo: bool,
+    /// When a piece is complete.
+    pub(super) cut: Cut,
+    /// What is told of each character.
+    pub(super) tell: Tell,
+    /// The stop strings, as given.
+    pub(super) stop: Vec<String>,
+    /// The seed of all draws.
+    pub(super) seed: u64,
+}
+
+/// When a piece is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// As soon as it has this many characters.
+    Characters(usize),
+    /// When a segment ends.
+    Segment,
+}
+
+/// What is told of each character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tell {
+    /// Whether characters are told one by one at all.
+    pub(super) characters: bool,
+    /// Whether boundaries are told; the engine may have been asked for them for another reason.
+    pub(super) boundaries: bool,
+}
+
+/// A `Generate` as a job, and what its answer needs.
+///
+/// # Errors
+/// What is wrong with a field, by its name.
+pub(super) fn generate(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, Plan)> {
+    let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
+    let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
+    let prompt = card.vocabulary.encode("prompt", &request.prompt)?;
+    let cut = cut(request.stream.unwrap_or_default(), card)?;
+    let details = request.details.unwrap_or_default();
+    let told = options::Details {
+        echo: details.echo(),
+        logprobs: details.logprobs(),
+        top_logprobs: size(details.top_logprobs()),
+        boundaries: details.boundaries(),
+    };
+    let stopping = request.stopping.unwrap_or_default();
+    let plan = Plan {
+        prompt_chars: prompt.len(),
+        echo: told.echo,
+        cut,
+        tell: Tell {
+            characters: told.logprobs || told.boundaries || told.top_logprobs > 0,
+            boundaries: told.boundaries,
+        },
+        stop: stopping.stop.clone(),
+        seed,
+    };
+    let job = options::Generate {
+        sampling: sampling(request.sampling.unwrap_or_default(), seed, &card.vocabulary)?,
+        stopping: self::stopping(stopping, prompt.len(), card)?,
+        details: options::Details { boundaries: told.boundaries || cut == Cut::Segment, ..told },
+        boundaries,
+        prompt,
+    };
+    Ok((job, plan))
+}
+
+/// A text to score, or (without `logprobs`) to find the segments of. `wanted` is the request's boundary mode and seed; the
+/// seed that it got is returned.
+///
+/// # Errors
+/// What is wrong with a field, by its name.
+pub(super) fn score(
+    text: &str,
+    wanted: (Option<&str>, Option<u64>),
+    tell: Option<u32>,
+    card: &Card,
+) -> Result<(options::Score, u64)> {
+    let (mode, seed) = (wanted.0, wanted.1.unwrap_or_else(draw_seed));
+    let boundaries = boundaries(mode, seed, card)?;
+    let symbols = card.vocabulary.encode("text", text)?;
+    Ok((options::Score { symbols, logprobs: tell.is_some(), top: size(tell.unwrap_or(0)), boundaries }, seed))
+}
+
+/// Refuses a call or option that only pooled models have.
+pub(super) fn must_pool(call: &'static str, card: &Card) -> Result<()> {
+    if card.pooled {
+        return Ok(());
+    }
+    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "pools its input", found: card.shape.clone() })
+}
+
+/// A seed where the request gives none. The standard library's hash keys come from the operating system.
+fn draw_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
+    let parse = |name: &str| {
+        BoundaryMode::parse(name).ok_or_else(|| {
+            let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
+            bad("boundary_mode", format!("{:?}", clip(name, 64)), format!("one of {}", names.join(", ")))
+        })
+    };
+    let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
+    let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed) };
+    options::check_mode(&boundaries, card)?;
+    Ok(boundaries)
+}
+
+fn cut(stream: v1::Streaming, card: &Card) -> Result<Cut> {
+    if stream.per_segment() {
+        if stream.coalesce_chars.is_some() {
+            return Err(Error::Exclusive { first: "stream.coalesce_chars", second: "stream.per_segment" });
+        }
+        must_pool("stream.per_segment", card)?;
+        return Ok(Cut::Segment);
+    }
+    let count = size(stream.coalesce_chars.unwrap_or(1));
+    if !(1..=MAX_COALESCE).contains(&count) {
+        return Err(bad("stream.coalesce_chars", count.to_string(), format!("1 to {MAX_COALESCE}")));
+    }
+    Ok(Cut::Characters(count))
+}
+
+fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<options::Sampling> {
+    let field = "sampling.logit_bias";
+    // Looked up one by one: a list of a million is refused before the work.
+    if wire.logit_bias.len() > Bounds::LOGIT_BIAS {
+        return Err(bad(field, wire.logit_bias.len().to_string(), format!("at most {}", Bounds::LOGIT_BIAS)));
+    }
+    let symbol = |bias: &v1::LogitBias| match &bias.symbol {
+        Some(Symbol::Id(id)) => Ok(*id),
+        Some(Symbol::Text(text)) => match verbatim(field, text, vocabulary)?.as_slice() {
+            [id] => Ok(*id),
+            _ => Err(bad(field, format!("{:?}", clip(text, 64)), "exactly one symbol".into())),
+        },
+        None => Err(bad(field, "nothing".into(), "exactly one symbol".into())),
+    };
+    let logit_bias = wire.logit_bias.iter().map(|bias| Ok((symbol(bias)?, bias.bias))).collect::<Result<_>>()?;
+    let default = options::Sampling::default();
+    Ok(options::Sampling {
+        temperature: wire.temperature.unwrap_or(default.temperature),
+        top_k: wire.top_k.map_or(default.top_k, size),
+        top_p: wire.top_p.unwrap_or(default.top_p),
+        min_p: wire.min_p.unwrap_or(default.min_p),
+        repetition_penalty: wire.repetition_penalty.unwrap_or(default.repetition_penalty),
+        seed,
+        logit_bias,
+    })
+}
+
+fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<options::Stopping> {
+    if wire.stop.len() > STOP_FIELDS.len() {
+        return Err(bad("stopping.stop", wire.stop.len().to_string(), format!("at most {}", STOP_FIELDS.len())));
+    }
+    let mut stop = Vec::with_capacity(wire.stop.len());
+    for (field, text) in STOP_FIELDS.into_iter().zip(&wire.stop) {
+        let symbols = verbatim(field, text, &card.vocabulary)?;
+        if symbols.is_empty() || symbols.len() > Bounds::STOP_SYMBOLS {
+            let bound = format!("1 to {} characters", Bounds::STOP_SYMBOLS);
+            return Err(bad(field, format!("{} characters", symbols.len()), bound));
+        }
+        stop.push(symbols);
+    }
+    // What the first character after the prompt is drawn from is there even if the prompt fills the longest sequence.
+    let fits = card.max_symbols.saturating_sub(prompt_chars).max(1);
+    Ok(options::Stopping {
+        max_chars: wire.max_chars.map_or(fits.min(MAX_CHARS), size),
+        min_chars: size(wire.min_chars()),
+        max_segments: wire.max_segments.map(size),
+        stop,
+        include_stop: wire.include_stop(),
+    })
+}
+
+/// The symbols of a text that is not normalised: what comes out of the model is compared with it.
+fn verbatim(field: &'static str, text: &str, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
+    if vocabulary.is_bytes() {
+        return Ok(text.bytes().map(u32::from).collect());
+    }
+    let symbol = |(offset, character)| {
+        let unknown = || Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
+        vocabulary.id_of(character).ok_or_else(unknown)
+    };
+    text.chars().enumerate().map(symbol).collect()
+}
+
+fn bad(field: &'static str, found: String, bound: String) -> Error {
+    Error::BadOption { field, found, bound }
+}
+
+/// The wire counts in 32 bits; no supported machine in fewer.
+fn size(count: u32) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::Normaliser;
+    use std::sync::Arc;
+
+    fn card(vocabulary: Vocabulary) -> Card {
+        Card {
+            name: "m".into(),
+            family: "fake",
+            shape: "none".into(),
+            parameters: 0,
+            vocabulary: Arc::new(vocabulary),
+            training_length: 8,
+            max_symbols: 300,
+            boundary_modes: vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
+            pooled: true,
+            dtype: "f32",
+            sha256: String::new(),
+        }
+    }
+
+    fn letters() -> Card {
+        card(Vocabulary::of_symbols(&[" ", "a", "b", "c"], Normaliser::Text8).unwrap())
+    }
+
+    fn request(prompt: &str) -> v1::GenerateRequest {
+        v1::GenerateRequest { prompt: prompt.into(), ..Default::default() }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_proto_file() {
+        let (job, plan) = generate(request("Ab"), &letters()).unwrap();
+        assert_eq!(job.prompt, [1, 2]);
+        assert_eq!(job.sampling, options::Sampling { seed: plan.seed, ..Default::default() });
+        assert_eq!((job.stopping.max_chars, job.stopping.min_chars, job.stopping.max_segments), (256, 0, None));
+        assert_eq!(job.details, options::Details::default());
+        assert_eq!((plan.cut, plan.tell.characters, plan.prompt_chars), (Cut::Characters(1), false, 2));
+        assert_eq!(job.boundaries.mode, None);
+    }
+
+    #[test]
+    fn the_default_length_is_what_fits() {
+        let (job, _) = generate(request(&"a".repeat(290)), &letters()).unwrap();
+        assert_eq!(job.stopping.max_chars, 10);
+        let (job, _) = generate(request(&"a".repeat(300)), &letters()).unwrap();
+        assert_eq!(job.stopping.max_chars, 1);
+    }
+
+    #[test]
+    fn seeds_drawn_by_the_server_differ() {
+        let seed = || generate(request("a"), &letters()).unwrap().1.seed;
+        assert_ne!(seed(), seed());
+    }
+
+    #[test]
+    fn stop_strings_are_taken_as_given() {
+        let stop = |stop: &str, card: &Card| {
+            let stopping = Some(v1::Stopping { stop: vec!["a".into(), stop.into()], ..Default::default() });
+            generate(v1::GenerateRequest { stopping, ..request("a") }, card).map(|(job, _)| job.stopping.stop[1].clone())
+        };
+        assert_eq!(stop("b c", &letters()).unwrap(), [2, 0, 3]);
+        let message = stop("bC", &letters()).unwrap_err().to_string();
+        assert_eq!(message, "stopping.stop[1]: 'C' at character 1 is not in the model's vocabulary");
+        assert_eq!(stop("é", &card(Vocabulary::of_bytes(Normaliser::None))).unwrap(), [0xc3, 0xa9]);
+    }
+
+    #[test]
+    fn a_biased_symbol_is_one_symbol() {
+        let bias = |symbol| {
+            let sampling = v1::Sampling { logit_bias: vec![v1::LogitBias { symbol, bias: 1.5 }], ..Default::default() };
+            generate(v1::GenerateRequest { sampling: Some(sampling), ..request("a") }, &letters())
+                .map(|(job, _)| job.sampling.logit_bias)
+        };
+        assert_eq!(bias(Some(Symbol::Text("c".into()))).unwrap(), [(3, 1.5)]);
+        assert_eq!(bias(Some(Symbol::Id(2))).unwrap(), [(2, 1.5)]);
+        assert!(matches!(bias(Some(Symbol::Text("cc".into()))), Err(Error::BadOption { .. })));
+        assert!(matches!(bias(Some(Symbol::Text("".into()))), Err(Error::BadOption { .. })));
+        assert!(matches!(bias(None), Err(Error::BadOption { .. })));
+    }
+}

@@ -1,0 +1,113 @@
+//! The service `Generation`: a request is let in, converted, and handed to its model's engine; the answer is a stream over
+//! the engine's events.
+
+use super::{
+    answer::{Answer, Source, log_failure},
+    convert,
+    engines::Engines,
+    generated::Generated,
+    layers::Call,
+    scored::Scored,
+    segments::segments,
+    shutdown::Gate,
+    status::status,
+    totals,
+};
+use crate::{
+    engine::handle::{Event, Handle, Job},
+    error::{Error, Result},
+};
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+use tracing::Span;
+use weir_proto::v1::{self, generation_server};
+
+/// The service.
+pub(super) struct Generation {
+    engines: Engines,
+    gate: Gate,
+}
+
+impl Generation {
+    /// Of these engines, behind this gate.
+    pub(super) fn new(engines: Engines, gate: Gate) -> Self {
+        Self { engines, gate }
+    }
+
+    fn generated(&self, request: v1::GenerateRequest, call: Call) -> Result<Answer<Generated>> {
+        let pass = self.gate.enter()?;
+        let engine = self.engines.find("model", request.model.as_deref())?;
+        let (job, plan) = convert::generate(request, engine.card())?;
+        let wording = Generated::new(plan, engine.card(), &call.id);
+        let events = engine.submit(Job::Generate(job), call.deadline)?;
+        Ok(Answer::new(Source::new(events, pass), wording, call))
+    }
+
+    fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
+        let pass = self.gate.enter()?;
+        let engine = self.engines.find("model", request.model.as_deref())?;
+        let wanted = (request.boundary_mode.as_deref(), request.seed);
+        let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
+        let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
+        let events = engine.submit(Job::Score(job), call.deadline)?;
+        Ok(Answer::new(Source::new(events, pass), wording, call))
+    }
+
+    async fn segmented(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
+        let pass = self.gate.enter()?;
+        let engine = self.engines.find("model", request.model.as_deref())?;
+        convert::must_pool("Segment", engine.card())?;
+        let wanted = (request.boundary_mode.as_deref(), request.seed);
+        let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
+        let text = engine.card().vocabulary.decode(&job.symbols);
+        let events = engine.submit(Job::Score(job), call.deadline)?;
+        gather(Source::new(events, pass), v1::SegmentResponse { text, seed, ..Default::default() }, engine).await
+    }
+}
+
+/// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.
+async fn gather(mut source: Source, empty: v1::SegmentResponse, engine: &Handle) -> Result<v1::SegmentResponse> {
+    let mut characters = Vec::new();
+    loop {
+        match source.next().await? {
+            Event::Started { .. } => {}
+            Event::Characters(more) => characters.extend(more),
+            Event::Finished { usage, timing, .. } => {
+                let segments = segments(&characters, &engine.card().vocabulary);
+                let (usage, timing) = (Some(totals::usage(usage)), Some(totals::timing(timing)));
+                return Ok(v1::SegmentResponse { segments, usage, timing, ..empty });
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl generation_server::Generation for Generation {
+    type GenerateStream = Answer<Generated>;
+    type ScoreStream = Answer<Scored>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let call = Call::of(&request);
+        self.generated(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
+    }
+
+    async fn score(&self, request: Request<v1::ScoreRequest>) -> Result<Response<Self::ScoreStream>, Status> {
+        let call = Call::of(&request);
+        self.scored(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
+    }
+
+    async fn segment(&self, request: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {
+        let call = Call::of(&request);
+        self.segmented(request.into_inner(), &call).await.map(Response::new).map_err(refused(&call))
+    }
+}
+
+fn refused(call: &Call) -> impl FnOnce(Error) -> Status {
+    |error| {
+        log_failure(&Span::current(), &error);
+        status(&error, &call.id)
+    }
+}

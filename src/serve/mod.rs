@@ -1,0 +1,135 @@
+//! The wire: gRPC services over the engines, and the server's beginning and end. The only room that knows tonic.
+//!
+//! Reading order: [`generation`] (a call from request to answer), [`convert`] (request → job), [`answer`] (events →
+//! messages), [`status`] (error → status), [`layers`] (what happens to every call), [`shutdown`].
+
+mod answer;
+mod convert;
+mod engines;
+mod generated;
+mod generation;
+mod layers;
+mod models;
+mod pieces;
+mod scored;
+mod segments;
+mod shutdown;
+mod status;
+mod totals;
+
+pub use engines::Engines;
+pub use layers::REQUEST_ID;
+pub use status::{DOMAIN, status};
+
+use crate::{
+    config::Wire,
+    error::{Error, Result},
+};
+use generation::Generation;
+use layers::{Around, guarded, named, timed, traced};
+use models::Models;
+use shutdown::Gate;
+use std::{future::Future, time::Duration};
+use tokio::{net::TcpListener, sync::oneshot};
+use tonic::{
+    server::NamedService,
+    transport::{Server, server::TcpIncoming},
+};
+use tonic_health::{ServingStatus, server::HealthReporter};
+use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
+
+/// How long connections get to close once no call runs any more.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long a quiet connection is kept before the system asks whether the other side is still there.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// What the health service tells about: the server as a whole, and each service.
+const WATCHED: [&str; 3] =
+    ["", <GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
+
+/// Serves these engines on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are
+/// answered UNAVAILABLE, those that run get [`Wire::drain`] to finish and are ended after that. Returns when all is over.
+///
+/// # Errors
+/// The listener fails.
+pub async fn run(
+    listener: TcpListener,
+    engines: Engines,
+    shutdown: impl Future<Output = ()>,
+    wire: Wire,
+) -> Result<()> {
+    let gate = Gate::open();
+    let (mut health, health_service) = tonic_health::server::health_reporter();
+    report(&health, ServingStatus::Serving).await;
+    let generation = Generation::new(engines.clone(), gate.clone());
+    let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
+    let models = ModelsServer::new(Models::new(engines.clone(), wire)).max_decoding_message_size(wire.message_bytes);
+    let (close, closed) = oneshot::channel::<()>();
+
+    let server = Server::builder()
+        .max_concurrent_streams(wire.concurrent_streams)
+        .http2_max_header_list_size(wire.header_bytes)
+        .http2_keepalive_interval(Some(wire.keepalive_interval))
+        .http2_keepalive_timeout(Some(wire.keepalive_timeout))
+        // Outermost: whatever answers, a layer or a service, the answer has the call's name.
+        .layer(Around(named))
+        // Above all that can fail, so that every failure is logged within the call's span.
+        .layer(Around(traced))
+        // Above the services, whose answers it may have to give up waiting for.
+        .layer(Around(timed))
+        // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
+        .layer(Around(guarded))
+        .add_service(health_service)
+        .add_service(reflection().build_v1().map_err(broken)?)
+        .add_service(reflection().build_v1alpha().map_err(broken)?)
+        .add_service(generation)
+        .add_service(models)
+        .serve_with_incoming_shutdown(incoming(listener), async {
+            // An error means that the other end is dropped, and then the server is too.
+            let _ = closed.await;
+        });
+    let ending = async {
+        shutdown.await;
+        tracing::info!(limit = ?wire.drain, "draining");
+        // First of all, so that balancers look elsewhere before anything is refused.
+        report(&health, ServingStatus::NotServing).await;
+        engines.all().for_each(|engine| engine.drain());
+        if !gate.close(wire.drain).await {
+            tracing::warn!("the limit for draining has passed: ending what still runs");
+        }
+        // Watchers of health would keep their connections open.
+        for service in WATCHED {
+            health.clear_service_status(service).await;
+        }
+        let _ = close.send(());
+        tokio::time::sleep(LINGER).await;
+        tracing::debug!("connections are still open");
+    };
+    tokio::select! {
+        served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
+        () = ending => Ok(()),
+    }
+}
+
+async fn report(health: &HealthReporter, status: ServingStatus) {
+    for service in WATCHED {
+        health.set_service_status(service, status).await;
+    }
+}
+
+fn incoming(listener: TcpListener) -> TcpIncoming {
+    // Characters are small and wanted at once: none waits for company in the kernel.
+    TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE))
+}
+
+/// Everything a client needs to call this server without a `.proto` file, error details included.
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(weir_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+}
+
+fn broken(error: impl std::error::Error) -> Error {
+    Error::Internal(format!("the API's descriptors: {error}"))
+}

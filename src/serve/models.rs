@@ -1,0 +1,83 @@
+//! The service `Models`: what is served, and within which limits.
+
+use super::{convert::MAX_COALESCE, engines::Engines, layers::Call, pieces::symbol, status::status};
+use crate::{config::Wire, decode::options::Bounds, engine::handle::Handle, text::Vocabulary};
+use tonic::{Request, Response, Status};
+use weir_proto::v1::{self, models_server};
+
+/// The service.
+pub(super) struct Models {
+    engines: Engines,
+    wire: Wire,
+}
+
+impl Models {
+    /// Of these engines, behind a wire with these limits.
+    pub(super) fn new(engines: Engines, wire: Wire) -> Self {
+        Self { engines, wire }
+    }
+
+    fn describe(&self, engine: &Handle) -> v1::Model {
+        let card = engine.card();
+        v1::Model {
+            name: card.name.clone(),
+            family: card.family.to_owned(),
+            shape: card.shape.clone(),
+            parameters: card.parameters as u64,
+            vocabulary: Some(vocabulary(&card.vocabulary)),
+            training_length: card.training_length as u64,
+            pooled: card.pooled,
+            boundary_modes: card.boundary_modes.iter().map(|mode| mode.name().to_owned()).collect(),
+            dtype: card.dtype.to_owned(),
+            sha256: card.sha256.clone(),
+            limits: Some(self.limits(engine)),
+        }
+    }
+
+    fn limits(&self, engine: &Handle) -> v1::Limits {
+        let limits = engine.limits();
+        v1::Limits {
+            max_symbols: engine.card().max_symbols as u64,
+            rows: count(limits.rows),
+            queue: count(limits.queue),
+            chunk: count(limits.chunk),
+            message_bytes: self.wire.message_bytes as u64,
+            concurrent_streams: self.wire.concurrent_streams,
+            stop_strings: count(Bounds::STOPS),
+            stop_symbols: count(Bounds::STOP_SYMBOLS),
+            top_logprobs: count(Bounds::TOP_LOGPROBS),
+            logit_bias: count(Bounds::LOGIT_BIAS),
+            coalesce_chars: count(MAX_COALESCE),
+        }
+    }
+}
+
+fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
+    let size = count(vocabulary.len());
+    let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
+    v1::Vocabulary {
+        size,
+        symbols: symbols.map(|id| symbol(id, vocabulary)).collect(),
+        bytes: vocabulary.is_bytes(),
+        normaliser: vocabulary.normaliser().name().to_owned(),
+    }
+}
+
+/// Limits that would not fit are none.
+fn count(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[tonic::async_trait]
+impl models_server::Models for Models {
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let models = self.engines.all().map(|engine| self.describe(engine)).collect();
+        Ok(Response::new(v1::ListModelsResponse { models }))
+    }
+
+    async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Result<Response<v1::Model>, Status> {
+        let call = Call::of(&request);
+        let engine = self.engines.find("name", request.get_ref().name.as_deref());
+        engine.map(|engine| Response::new(self.describe(engine))).map_err(|error| status(&error, &call.id))
+    }
+}

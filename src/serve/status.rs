@@ -1,0 +1,207 @@
+//! The one map from errors to gRPC: the code, the message, and details that a program can read.
+//!
+//! Every status names the request (`RequestInfo`) and the rule that was broken (`ErrorInfo.reason`, one per variant of
+//! [`Error`]); one that is about a field of the request says which (`BadRequest`), one that may pass later says when to
+//! try again (`RetryInfo`).
+
+use crate::error::{Code, Error};
+use std::{collections::HashMap, time::Duration};
+use tonic::Status;
+use tonic_types::{ErrorDetails, StatusExt};
+
+/// The domain of `ErrorInfo.reason`.
+pub const DOMAIN: &str = "weir";
+
+/// Bytes of a message: statuses travel in headers, which clients limit to a few kilobytes, and part of a message may be
+/// the caller's own text.
+const MESSAGE_BYTES: usize = 1024;
+/// Bytes of one value in the details, for the same reason.
+const VALUE_BYTES: usize = 256;
+
+/// The status of an error, as an answer to the request of that id.
+pub fn status(error: &Error, request: &str) -> Status {
+    let mut about = About { details: ErrorDetails::new(), values: HashMap::new() };
+    let reason = about.describe(error);
+    let About { mut details, values } = about;
+    details.set_request_info(clip(request, VALUE_BYTES), "");
+    details.set_error_info(reason, DOMAIN, values);
+    Status::with_error_details(code(error.code()), clip(&error.to_string(), MESSAGE_BYTES), details)
+}
+
+/// gRPC's code for a kind of failure.
+fn code(code: Code) -> tonic::Code {
+    match code {
+        Code::InvalidArgument => tonic::Code::InvalidArgument,
+        Code::NotFound => tonic::Code::NotFound,
+        Code::FailedPrecondition => tonic::Code::FailedPrecondition,
+        Code::ResourceExhausted => tonic::Code::ResourceExhausted,
+        Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
+        Code::Cancelled => tonic::Code::Cancelled,
+        Code::Unavailable => tonic::Code::Unavailable,
+        Code::Internal => tonic::Code::Internal,
+    }
+}
+
+/// What the details are gathered in.
+struct About {
+    details: ErrorDetails,
+    values: HashMap<String, String>,
+}
+
+impl About {
+    /// Adds what programs can use; returns the reason.
+    fn describe(&mut self, error: &Error) -> &'static str {
+        match error {
+            Error::UnknownModel { name, known } => {
+                self.tell("model", name).tell("known", &known.join(", "));
+                "UNKNOWN_MODEL"
+            }
+            Error::UnknownSymbol { field, found, offset } => {
+                self.field(field, error).tell("symbol", found).tell("offset", &offset.to_string());
+                "UNKNOWN_SYMBOL"
+            }
+            Error::BadOption { field, found, bound } => {
+                self.field(field, error).tell("value", found).tell("bound", bound);
+                "BAD_OPTION"
+            }
+            Error::Exclusive { first, second } => {
+                self.field(first, error).field(second, error);
+                "EXCLUSIVE_OPTIONS"
+            }
+            Error::TooLong { field, length, limit, unit } => {
+                self.field(field, error).tell("unit", unit);
+                self.tell("length", &length.to_string()).tell("limit", &limit.to_string());
+                "TOO_LONG"
+            }
+            Error::WrongKind { call, model, wanted, found } => {
+                self.tell("call", call).tell("model", model).tell("wanted", wanted).tell("found", found);
+                "WRONG_KIND_OF_MODEL"
+            }
+            Error::QueueFull { what, limit, retry } => {
+                self.retry(*retry).tell("what", what).tell("limit", &limit.to_string());
+                "QUEUE_FULL"
+            }
+            Error::OutOfPages { needed, limit } => {
+                self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
+                "OUT_OF_MEMORY"
+            }
+            Error::Deadline { stage } => {
+                self.tell("stage", stage);
+                "DEADLINE"
+            }
+            Error::Draining { retry } => {
+                self.retry(*retry);
+                "DRAINING"
+            }
+            Error::Cancelled => "CANCELLED",
+            Error::Checkpoint { .. } => "CHECKPOINT",
+            Error::Io { .. } => "FILE",
+            Error::Setting(_) => "SETTING",
+            Error::Internal(_) => "INTERNAL",
+        }
+    }
+
+    fn tell(&mut self, key: &str, value: &str) -> &mut Self {
+        self.values.insert(key.to_owned(), clip(value, VALUE_BYTES));
+        self
+    }
+
+    fn field(&mut self, field: &str, error: &Error) -> &mut Self {
+        self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
+        self.tell("field", field)
+    }
+
+    fn retry(&mut self, delay: Duration) -> &mut Self {
+        self.details.set_retry_info(Some(delay));
+        self
+    }
+}
+
+/// The beginning of a text, at most so many bytes of it.
+pub(super) fn clip(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text.to_owned();
+    }
+    let mut end = bytes;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (beginning, _) = text.split_at(end);
+    format!("{beginning}…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One error of each variant that a request can meet, and what DESIGN's table asks for.
+    fn table() -> Vec<(Error, tonic::Code, &'static str)> {
+        let retry = Duration::from_millis(1500);
+        vec![
+            (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, tonic::Code::NotFound, "known"),
+            (
+                Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 },
+                tonic::Code::InvalidArgument,
+                "offset",
+            ),
+            (
+                Error::BadOption { field: "sampling.top_p", found: "NaN".into(), bound: "0 to 1".into() },
+                tonic::Code::InvalidArgument,
+                "bound",
+            ),
+            (Error::Exclusive { first: "a", second: "b" }, tonic::Code::InvalidArgument, "field"),
+            (
+                Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters" },
+                tonic::Code::InvalidArgument,
+                "limit",
+            ),
+            (
+                Error::WrongKind { call: "Segment", model: "m".into(), wanted: "pools", found: "vanilla".into() },
+                tonic::Code::FailedPrecondition,
+                "found",
+            ),
+            (Error::QueueFull { what: "requests", limit: 1, retry }, tonic::Code::ResourceExhausted, "limit"),
+            (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),
+            (Error::Deadline { stage: "in the queue" }, tonic::Code::DeadlineExceeded, "stage"),
+            (Error::Cancelled, tonic::Code::Cancelled, ""),
+            (Error::Draining { retry }, tonic::Code::Unavailable, ""),
+            (Error::Internal("x".into()), tonic::Code::Internal, ""),
+        ]
+    }
+
+    #[test]
+    fn every_error_has_its_code_and_details() {
+        for (error, code, key) in table() {
+            let status = status(&error, "r1");
+            let details = status.get_error_details();
+            assert_eq!(status.code(), code, "{error}");
+            assert_eq!(status.message(), error.to_string());
+            assert_eq!(details.request_info().unwrap().request_id, "r1");
+            let info = details.error_info().unwrap();
+            assert_eq!(info.domain, DOMAIN);
+            assert!(key.is_empty() || info.metadata.contains_key(key), "{error}: {info:?}");
+            let invalid = code == tonic::Code::InvalidArgument;
+            assert_eq!(details.bad_request().is_some(), invalid, "{error}");
+            let passing = matches!(error, Error::QueueFull { .. } | Error::Draining { .. });
+            assert_eq!(details.retry_info().is_some(), passing, "{error}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_distinct() {
+        let reason = |error: &Error| status(error, "").get_error_details().error_info().unwrap().reason.clone();
+        let mut reasons: Vec<_> = table().iter().map(|(error, ..)| reason(error)).collect();
+        let count = reasons.len();
+        reasons.sort();
+        reasons.dedup();
+        assert_eq!(reasons.len(), count);
+    }
+
+    #[test]
+    fn a_callers_own_text_does_not_burst_the_headers() {
+        let found = "é".repeat(1 << 20);
+        let status = status(&Error::BadOption { field: "f", found, bound: "b".into() }, "r");
+        assert!(status.message().len() <= MESSAGE_BYTES + '…'.len_utf8());
+        assert!(status.details().len() < 2048, "{}", status.details().len());
+    }
+}

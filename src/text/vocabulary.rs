@@ -1,0 +1,311 @@
+//! A model's symbols: single characters numbered in order, or the 256 byte values.
+
+use super::Normaliser;
+use crate::error::{Error, Result};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, hash_map::Entry},
+    path::Path,
+};
+
+/// The most symbols: as many as there are code points.
+pub const MAX_SYMBOLS: usize = 1_114_112;
+const BYTES: usize = 256;
+const REPLACEMENT: char = '\u{fffd}';
+
+/// The symbols of a model and how text becomes them.
+#[derive(Debug, Clone)]
+pub struct Vocabulary {
+    symbols: Symbols,
+    normaliser: Normaliser,
+}
+
+#[derive(Debug, Clone)]
+enum Symbols {
+    /// The index of a character is its id.
+    Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
+    /// The value of a byte is its id.
+    Bytes,
+}
+
+/// A list of symbols that cannot be a vocabulary.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: expected {expected}, found {found}")]
+pub struct VocabularyError {
+    /// Where, as in `config.json`: `vocabulary.symbols[3]`.
+    pub key: String,
+    /// What must be there.
+    pub expected: String,
+    /// What is there.
+    pub found: String,
+}
+
+impl VocabularyError {
+    fn new(key: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { key: key.into(), expected: expected.into(), found: found.into() }
+    }
+
+    /// The same, of a file.
+    pub fn within(self, file: &Path) -> Error {
+        Error::checkpoint(file, self.key, self.expected, self.found)
+    }
+}
+
+impl Vocabulary {
+    /// Characters; the index of a symbol is its id.
+    ///
+    /// # Errors
+    /// No symbols, too many, one that is not exactly one character, or one that is there twice.
+    pub fn of_symbols<S: AsRef<str>>(symbols: &[S], normaliser: Normaliser) -> Result<Self, VocabularyError> {
+        if symbols.is_empty() || symbols.len() > MAX_SYMBOLS {
+            let found = format!("{} symbols", symbols.len());
+            return Err(VocabularyError::new("vocabulary.symbols", format!("1 to {MAX_SYMBOLS} symbols"), found));
+        }
+        let mut characters = Vec::with_capacity(symbols.len());
+        let mut ids = HashMap::with_capacity(symbols.len());
+        for (id, symbol) in (0_u32..).zip(symbols) {
+            let key = || format!("vocabulary.symbols[{id}]");
+            let mut rest = symbol.as_ref().chars();
+            let (Some(character), None) = (rest.next(), rest.next()) else {
+                return Err(VocabularyError::new(key(), "exactly one character", brief(symbol.as_ref())));
+            };
+            match ids.entry(character) {
+                Entry::Vacant(place) => place.insert(id),
+                Entry::Occupied(first) => {
+                    let found = format!("{character:?}, which is symbol {} already", first.get());
+                    return Err(VocabularyError::new(key(), "a symbol that is not in the list yet", found));
+                }
+            };
+            characters.push(character);
+        }
+        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, normaliser })
+    }
+
+    /// The 256 byte values of UTF-8 text.
+    pub fn of_bytes(normaliser: Normaliser) -> Self {
+        Self { symbols: Symbols::Bytes, normaliser }
+    }
+
+    /// How many symbols there are; never none.
+    #[expect(clippy::len_without_is_empty, reason = "a vocabulary is never empty")]
+    pub fn len(&self) -> usize {
+        match &self.symbols {
+            Symbols::Characters { symbols, .. } => symbols.len(),
+            Symbols::Bytes => BYTES,
+        }
+    }
+
+    /// What text goes through first.
+    pub fn normaliser(&self) -> Normaliser {
+        self.normaliser
+    }
+
+    /// Whether symbols are bytes rather than characters.
+    pub fn is_bytes(&self) -> bool {
+        matches!(self.symbols, Symbols::Bytes)
+    }
+
+    /// The characters in order of their ids, unless symbols are bytes.
+    pub fn characters(&self) -> Option<&[char]> {
+        match &self.symbols {
+            Symbols::Characters { symbols, .. } => Some(symbols),
+            Symbols::Bytes => None,
+        }
+    }
+
+    /// Whether the other has the same symbols under the same ids; normalisers may differ.
+    pub fn same_symbols(&self, other: &Self) -> bool {
+        self.characters() == other.characters()
+    }
+
+    /// The text as the model would have met it in training.
+    pub fn normalise<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.normaliser.apply(text)
+    }
+
+    /// The id of a character. In a byte vocabulary only ASCII characters are one symbol.
+    pub fn id_of(&self, character: char) -> Option<u32> {
+        match &self.symbols {
+            Symbols::Characters { ids, .. } => ids.get(&character).copied(),
+            Symbols::Bytes => character.is_ascii().then_some(u32::from(character)),
+        }
+    }
+
+    /// The symbols of a text, normalised first. `field` is what the text is called in messages.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary and its offset in characters in the
+    /// text as given.
+    pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
+        let Symbols::Characters { ids, .. } = &self.symbols else {
+            return Ok(self.normalise(text).bytes().map(u32::from).collect());
+        };
+        let mut encoded = Vec::with_capacity(text.len());
+        let mut unknown = None;
+        self.normaliser.each(text, |character, offset| match ids.get(&character) {
+            Some(&id) => encoded.push(id),
+            None => {
+                unknown.get_or_insert((character, offset));
+            }
+        });
+        match unknown {
+            None => Ok(encoded),
+            Some((character, offset)) => {
+                let given = text.chars().nth(offset).unwrap_or(character);
+                let found = match given == character {
+                    true => format!("{character:?}"),
+                    false => format!("{given:?}, normalised to {character:?},"),
+                };
+                Err(Error::UnknownSymbol { field, found, offset })
+            }
+        }
+    }
+
+    /// The symbols of a text as given, without normalising it: for stop strings, which must match what is generated.
+    ///
+    /// # Errors
+    /// As for [`encode`](Self::encode).
+    pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
+        if self.is_bytes() {
+            return Ok(text.bytes().map(u32::from).collect());
+        }
+        let unknown = |offset, character| Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
+        let symbol = |(offset, character)| self.id_of(character).ok_or_else(|| unknown(offset, character));
+        text.chars().enumerate().map(symbol).collect()
+    }
+
+    /// Whether all ids are symbols.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first one that is not, and its index.
+    pub fn check_ids(&self, field: &'static str, ids: &[u32]) -> Result<()> {
+        let len = self.len();
+        match ids.iter().position(|&id| id as usize >= len) {
+            None => Ok(()),
+            Some(offset) => {
+                let found = format!("id {} (the vocabulary has {len} symbols)", ids[offset]);
+                Err(Error::UnknownSymbol { field, found, offset })
+            }
+        }
+    }
+
+    /// The text of symbols. Bytes that are not UTF-8, and ids that are no symbols, become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.symbols {
+            Symbols::Characters { .. } => ids.iter().map(|&id| self.character(id)).collect(),
+            Symbols::Bytes => {
+                let mut text = String::with_capacity(ids.len());
+                for run in ids.split_inclusive(|&id| id as usize >= BYTES) {
+                    let bytes: Vec<u8> = run.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+                    text.push_str(&String::from_utf8_lossy(&bytes));
+                    if bytes.len() < run.len() {
+                        text.push(REPLACEMENT);
+                    }
+                }
+                text
+            }
+        }
+    }
+
+    /// A symbol for messages and tables: a character in quotes, a byte by its value where it is not printable.
+    pub fn printable(&self, id: u32) -> String {
+        match (&self.symbols, u8::try_from(id)) {
+            _ if id as usize >= self.len() => format!("id {id}"),
+            (Symbols::Bytes, Ok(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),
+            (Symbols::Bytes, Ok(byte)) => format!("{:?}", char::from(byte)),
+            _ => format!("{:?}", self.character(id)),
+        }
+    }
+
+    /// The character of an id; U+FFFD for a byte that is none by itself, and for what is no symbol.
+    pub(super) fn character(&self, id: u32) -> char {
+        match &self.symbols {
+            Symbols::Characters { symbols, .. } => symbols.get(id as usize).copied().unwrap_or(REPLACEMENT),
+            Symbols::Bytes => char::from_u32(id).filter(char::is_ascii).unwrap_or(REPLACEMENT),
+        }
+    }
+}
+
+/// A quoted beginning of a string that may be long.
+fn brief(text: &str) -> String {
+    const SHOWN: usize = 32;
+    let beginning: String = text.chars().take(SHOWN).collect();
+    match beginning.len() == text.len() {
+        true => format!("{text:?}"),
+        false => format!("{beginning:?}… ({} bytes)", text.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn small(normaliser: Normaliser) -> Vocabulary {
+        Vocabulary::of_symbols(&[" ", "e", "é", "\n", "n", "o"], normaliser).unwrap()
+    }
+
+    #[test]
+    fn symbols_are_numbered_in_order() {
+        let vocabulary = small(Normaliser::None);
+        assert_eq!(vocabulary.encode("prompt", "é e\n").unwrap(), [2, 0, 1, 3]);
+        assert_eq!(vocabulary.decode(&[2, 0, 1, 3, 9]), "é e\n\u{fffd}");
+        assert_eq!(vocabulary.id_of('é'), Some(2));
+        assert_eq!(vocabulary.id_of('x'), None);
+        assert_eq!(vocabulary.printable(3), "'\\n'");
+        assert_eq!(vocabulary.printable(6), "id 6");
+    }
+
+    #[test]
+    fn an_unknown_symbol_is_named_with_its_offset_in_characters() {
+        let message = small(Normaliser::None).encode("prompt", "éé x").unwrap_err().to_string();
+        assert_eq!(message, "prompt: 'x' at character 3 is not in the model's vocabulary");
+        let message = small(Normaliser::Text8).encode("prompt", "1 E²").unwrap_err().to_string();
+        assert_eq!(message, "prompt: '²', normalised to 't', at character 3 is not in the model's vocabulary");
+        let message = small(Normaliser::None).check_ids("--ids", &[0, 5, 6]).unwrap_err().to_string();
+        assert_eq!(message, "--ids: id 6 (the vocabulary has 6 symbols) at character 2 is not in the model's vocabulary");
+    }
+
+    #[test]
+    fn what_cannot_be_a_vocabulary_is_named() {
+        let error = |symbols: &[&str]| Vocabulary::of_symbols(symbols, Normaliser::None).unwrap_err();
+        assert_eq!(error(&[]).key, "vocabulary.symbols");
+        assert_eq!(error(&["a", "bc"]).key, "vocabulary.symbols[1]");
+        assert_eq!(error(&["a", ""]).found, "\"\"");
+        assert_eq!(error(&["a", "b", "a"]).found, "'a', which is symbol 0 already");
+        assert!(error(&["x".repeat(1 << 20).as_str()]).found.len() < 100);
+        let many = vec!["a"; MAX_SYMBOLS + 1];
+        assert_eq!(error(&many).found, "1114113 symbols");
+    }
+
+    #[test]
+    fn bytes_are_their_own_ids() {
+        let vocabulary = Vocabulary::of_bytes(Normaliser::None);
+        assert_eq!(vocabulary.encode("prompt", "aé").unwrap(), [0x61, 0xc3, 0xa9]);
+        assert_eq!(vocabulary.decode(&[0x61, 0xc3, 0xa9, 0xff, 0xc3]), "aé\u{fffd}\u{fffd}");
+        assert_eq!((vocabulary.id_of('\n'), vocabulary.id_of('é')), (Some(10), None));
+        assert_eq!(vocabulary.printable(10), "byte 0x0a");
+        assert_eq!(vocabulary.printable(97), "'a'");
+        assert!(vocabulary.check_ids("prompt", &[256]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_undoes_encoding(text in "[ eé\\nno]*") {
+            let vocabulary = small(Normaliser::None);
+            prop_assert_eq!(vocabulary.decode(&vocabulary.encode("prompt", &text).unwrap()), text);
+        }
+
+        #[test]
+        fn bytes_hold_any_text(text in any::<String>()) {
+            let vocabulary = Vocabulary::of_bytes(Normaliser::None);
+            prop_assert_eq!(vocabulary.decode(&vocabulary.encode("prompt", &text).unwrap()), text);
+        }
+
+        #[test]
+        fn ids_that_are_no_symbols_are_replaced(ids in prop::collection::vec(any::<u32>(), 0..40)) {
+            Vocabulary::of_bytes(Normaliser::None).decode(&ids);
+            prop_assert_eq!(small(Normaliser::None).decode(&ids).chars().count(), ids.len());
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The rooms' order of dependence, read off the `use crate::` lines: an arrow against the grain fails.
+
+use std::{fs, path::Path};
+
+/// Each room, and the rooms it may use. `error` is everybody's.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("main", &["cli"]),
+    ("cli", &["config", "serve", "engine", "decode", "family", "text"]),
+    ("config", &["engine", "family"]),
+    ("serve", &["config", "engine", "decode", "text"]),
+    ("engine", &["decode"]),
+    ("family", &["decode", "nn", "text", "kernels"]),
+    ("decode", &["text"]),
+    ("nn", &["kernels"]),
+    ("kernels", &[]),
+    ("text", &[]),
+    ("error", &[]),
+];
+
+/// Crates that only some rooms may name.
+const CRATES: &[(&str, &[&str])] =
+    &[("tonic", &["serve", "cli"]), ("weir_proto", &["serve"]), ("clap", &["cli", "main", "config"]), ("indicatif", &["cli", "family"])];
+
+fn sources(folder: &Path, out: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            out.push((path.to_string_lossy().replace('\\', "/"), fs::read_to_string(&path).unwrap()));
+        }
+    }
+}
+
+fn all() -> Vec<(String, String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    assert!(files.len() > 30, "only {} files: looked in the wrong place", files.len());
+    let prefix = format!("{}/", root.to_string_lossy());
+    let room = |path: &str| path.trim_start_matches(&prefix).split('/').next().unwrap().trim_end_matches(".rs").to_string();
+    files.into_iter().map(|(path, text)| (room(&path), path, text)).collect()
+}
+
+/// The rooms that a file uses: `crate::room` anywhere but in comments, and the heads of `use crate::{…}`.
+fn used(text: &str) -> Vec<String> {
+    let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let mut rooms = Vec::new();
+    let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    for (at, _) in code.match_indices("crate::").filter(|&(at, _)| !code[..at].ends_with('$')) {
+        let rest = &code[at + "crate::".len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            rooms.push(word(rest));
+            continue;
+        };
+        let (mut depth, mut item) = (0, String::new());
+        for c in group.chars() {
+            match c {
+                '}' if depth == 0 => break,
+                ',' if depth == 0 => rooms.push(word(std::mem::take(&mut item).trim())),
+                _ => {
+                    depth += i32::from(c == '{') - i32::from(c == '}');
+                    item.push(c);
+                }
+            }
+        }
+        rooms.push(word(item.trim()));
+    }
+    rooms.retain(|room| !room.is_empty());
+    rooms
+}
+
+#[test]
+fn rooms_depend_on_each_other_one_way() {
+    let mut wrong = Vec::new();
+    for (room, path, text) in all() {
+        if room == "lib" {
+            continue;
+        }
+        let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == room) else {
+            wrong.push(format!("{path}: the room {room:?} is not in the table"));
+            continue;
+        };
+        for target in used(&text) {
+            if target != room && target != "error" && !allowed.contains(&target.as_str()) {
+                wrong.push(format!("{path}: {room} must not use {target}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn crates_stay_in_their_rooms() {
+    let mut wrong = Vec::new();
+    for (room, path, text) in all() {
+        for (name, allowed) in CRATES {
+            let named = text.lines().any(|line| {
+                let line = line.trim_start();
+                !line.starts_with("//") && (line.contains(&format!("{name}::")) || line.starts_with(&format!("use {name}")))
+            });
+            if named && !allowed.contains(&room.as_str()) {
+                wrong.push(format!("{path}: {room} must not name {name}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn only_the_kernels_are_unsafe() {
+    for (room, path, text) in all() {
+        let has = text.lines().any(|line| !line.trim_start().starts_with("//") && line.contains("unsafe "));
+        assert!(!has || room == "kernels", "{path} has unsafe code");
+    }
+}
+
+#[test]
+fn the_reader_of_arrows_sees_groups_and_paths() {
+    let text = "use crate::{a::{b, c}, d,\n e::f};\n// crate::no\nlet x = crate::g::h();\n$crate::no2";
+    assert_eq!(used(text), ["a", "d", "e", "g"]);
+}

@@ -1,0 +1,273 @@
+//! What every model must keep, whatever its family: run on each configuration in the table.
+//!
+//! To put a new configuration under the suite, add a line to [`configurations`]; a family without one fails.
+
+use super::support::{Alone, CASES, COMPANY, Dice, difference, fixture, full};
+use super::twin::shapes;
+use std::sync::Arc;
+use weir::{
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, Status, Want, advance},
+    family::FAMILIES,
+};
+
+/// Symbols of a test text: several pages of keys, and a last page that is not full.
+const SYMBOLS: usize = 150;
+
+/// A model under test, and how its boundaries are decided.
+struct Configuration {
+    name: String,
+    model: Arc<dyn Model>,
+    boundaries: BoundaryOptions,
+}
+
+fn configurations() -> Vec<Configuration> {
+    let shapes = shapes().into_iter().map(|(name, model)| (name, model.clone()));
+    let fixtures = CASES.iter().map(|case| (case.to_string(), fixture(case)));
+    let mut all = Vec::new();
+    for (name, model) in fixtures.chain(shapes) {
+        for &mode in &model.card().boundary_modes.clone() {
+            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(7), offset: 0 };
+            let name = if mode == BoundaryMode::Sampled { format!("{name}, sampled") } else { name.clone() };
+            all.push(Configuration { name, model: model.clone(), boundaries });
+        }
+    }
+    all
+}
+
+fn on_each(test: impl Fn(&Configuration, &mut Dice)) {
+    for (index, configuration) in configurations().iter().enumerate() {
+        test(configuration, &mut Dice::new(index as u64 + 1));
+        let memory = configuration.model.memory();
+        assert_eq!(memory.in_use, 0, "{}: pages leaked", configuration.name);
+    }
+}
+
+impl Configuration {
+    fn text(&self, dice: &mut Dice) -> Vec<u32> {
+        dice.text(SYMBOLS, self.model.card().vocabulary.len())
+    }
+
+    fn alone(&self) -> Alone<'_> {
+        Alone::new(&*self.model, self.boundaries.clone())
+    }
+}
+
+#[test]
+fn every_family_is_under_the_suite() {
+    let names: Vec<_> = configurations().iter().map(|configuration| configuration.model.card().family).collect();
+    for (family, _) in FAMILIES {
+        assert!(names.contains(family), "{family} has no configuration in the conformance suite");
+    }
+}
+
+#[test]
+fn full_incremental_and_chunked_agree() {
+    on_each(|configuration, dice| {
+        let text = configuration.text(dice);
+        let whole = full(&*configuration.model, &text, &configuration.boundaries);
+        for round in 0..4 {
+            let mut alone = configuration.alone();
+            let (mut logits, mut marks, mut at) = (Vec::new(), Vec::new(), 0);
+            while at < text.len() {
+                let size = if round == 0 { 1 } else { (1 + dice.below(60)).min(text.len() - at) };
+                let step = alone.feed(&text[at..at + size]);
+                logits.extend(step.0);
+                marks.extend(step.1);
+                at += size;
+            }
+            let off = difference(&logits, &whole.0);
+            assert!(off <= COMPANY, "{}: {off}", configuration.name);
+            assert_eq!(marks, whole.1, "{}", configuration.name);
+        }
+    });
+}
+
+#[test]
+fn a_row_in_company_has_the_numbers_it_has_alone() {
+    on_each(|configuration, dice| {
+        let model = &*configuration.model;
+        let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(dice)).collect();
+        let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
+        let mut scratch = model.scratch();
+        let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut rows: Vec<Row> = texts.iter().map(|_| begin()).collect();
+        let mut found: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
+        // a ragged batch: any rows, in any order, each with as many symbols as it likes
+        while found.iter().zip(&texts).any(|(found, text)| found.1.len() < text.len()) {
+            let mut which = Vec::new();
+            for _ in 0..1 + dice.below(texts.len()) {
+                let row = dice.below(texts.len());
+                let at = found[row].1.len();
+                if !which.contains(&row) && at < texts[row].len() {
+                    let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
+                    rows[row].set(&texts[row][at..(at + size).min(texts[row].len())], Want::All);
+                    which.push(row);
+                }
+            }
+            if which.is_empty() {
+                continue;
+            }
+            advance(model, &mut rows, &which, &mut scratch).unwrap();
+            for row in which {
+                found[row].0.extend_from_slice(&rows[row].logits);
+                found[row].1.extend_from_slice(&rows[row].marks);
+            }
+        }
+        for (found, alone) in found.iter().zip(&alone) {
+            let off = difference(&found.0, &alone.0);
+            assert!(off <= COMPANY, "{}: {off}", configuration.name);
+            assert_eq!(found.1, alone.1, "{}", configuration.name);
+        }
+    });
+}
+
+#[test]
+fn a_segment_step_may_come_late() {
+    on_each(|configuration, dice| {
+        let model = &*configuration.model;
+        let texts = [configuration.text(dice), configuration.text(dice)];
+        let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
+        let mut scratch = model.scratch();
+        let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut rows = vec![begin(), begin()];
+        let mut found = [Vec::new(), Vec::new()];
+        let mut fed = [0, 0];
+        while fed != [SYMBOLS, SYMBOLS] {
+            // rows that wait are left waiting about as often as not, while the other goes on
+            let ready: Vec<usize> =
+                (0..2).filter(|&row| rows[row].status == Status::Ready && fed[row] < SYMBOLS).collect();
+            for &row in &ready {
+                rows[row].set(&texts[row][fed[row]..=fed[row]], Want::All);
+                fed[row] += 1;
+            }
+            model.symbol_step(&mut rows, &ready, &mut scratch).unwrap();
+            for &row in &ready {
+                if rows[row].status == Status::Ready {
+                    found[row].extend_from_slice(&rows[row].logits);
+                }
+            }
+            if dice.below(2) == 0 || ready.is_empty() || fed == [SYMBOLS, SYMBOLS] {
+                let waiting: Vec<usize> = (0..2).filter(|&row| rows[row].status == Status::Waiting).collect();
+                model.segment_step(&mut rows, &waiting, &mut scratch).unwrap();
+                for &row in &waiting {
+                    assert_eq!(rows[row].status, Status::Ready);
+                    found[row].extend_from_slice(&rows[row].logits);
+                }
+            }
+        }
+        for (found, alone) in found.iter().zip(&alone) {
+            assert!(difference(found, &alone.0) <= COMPANY, "{}", configuration.name);
+        }
+    });
+}
+
+#[test]
+fn later_symbols_do_not_leak() {
+    on_each(|configuration, dice| {
+        let text = configuration.text(dice);
+        let symbols = configuration.model.card().vocabulary.len();
+        let whole = full(&*configuration.model, &text, &configuration.boundaries);
+        for _ in 0..4 {
+            let cut = 1 + dice.below(SYMBOLS - 1);
+            let mut other = text.clone();
+            other[cut..].iter_mut().for_each(|symbol| *symbol = dice.below(symbols) as u32);
+            let changed = full(&*configuration.model, &other, &configuration.boundaries);
+            let off = difference(&changed.0[..cut * symbols], &whole.0[..cut * symbols]);
+            assert!(off <= COMPANY, "{} at {cut}: {off}", configuration.name);
+            assert_eq!(changed.1[..cut], whole.1[..cut]);
+        }
+    });
+}
+
+#[test]
+fn forks_and_rollbacks_equal_a_fresh_run() {
+    on_each(|configuration, dice| {
+        let text = configuration.text(dice);
+        let model = &*configuration.model;
+        let mut main = configuration.alone();
+        let mut history: Vec<u32> = Vec::new();
+        for _ in 0..12 {
+            // back to anywhere, then on with something else, in one piece or symbol by symbol
+            let back = dice.below(history.len() + 1);
+            main.rows[0].state.rollback(back).unwrap();
+            history.truncate(back);
+            assert_eq!(main.rows[0].state.len(), back);
+            let more = &text[dice.below(40)..][..1 + dice.below(50)];
+            let mut fork = Alone::from(model, Row::new(main.rows[0].state.fork()));
+            let got = main.feed(more);
+            // the fork sees other symbols first: neither may disturb the other
+            fork.feed(&text[60..60 + dice.below(30) + 1]);
+            fork.rows[0].state.rollback(back).unwrap();
+            let of_fork: Vec<f32> = more.iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
+            history.extend_from_slice(more);
+            let fresh = full(model, &history, &configuration.boundaries);
+            let tail = fresh.0.len() - got.0.len();
+            assert!(difference(&got.0, &fresh.0[tail..]) <= COMPANY, "{}", configuration.name);
+            assert!(difference(&of_fork, &fresh.0[tail..]) <= COMPANY, "{}: fork", configuration.name);
+            assert_eq!(got.1, fresh.1[back..], "{}", configuration.name);
+            let closed = fresh.1.iter().filter(|mark| mark.boundary).count();
+            assert_eq!(main.rows[0].state.segments(), if model.card().pooled { closed } else { 0 });
+        }
+    });
+}
+
+#[test]
+fn an_open_segment_can_be_kept_and_taken_up_again() {
+    on_each(|configuration, dice| {
+        let text = configuration.text(dice);
+        let model = &*configuration.model;
+        let (_, marks) = full(model, &text, &configuration.boundaries);
+        // a place with a segment open: the symbol before it closed none
+        let Some(cut) = (20..SYMBOLS - 20).find(|&t| !marks[t - 1].boundary) else { return };
+        let mut first = configuration.alone();
+        first.feed(&text[..cut]);
+        let kept = first.rows[0].state.fork();
+        first.feed(&text[..30]);
+        drop(first);
+        let mut again = Alone::from(model, Row::new(kept));
+        let got = again.feed(&text[cut..]);
+        let fresh = full(model, &text, &configuration.boundaries);
+        let tail = fresh.0.len() - got.0.len();
+        assert!(difference(&got.0, &fresh.0[tail..]) <= COMPANY, "{}", configuration.name);
+    });
+}
+
+#[test]
+fn sizes_add_up() {
+    on_each(|configuration, dice| {
+        let text = configuration.text(dice);
+        let model = &*configuration.model;
+        let mut alone = configuration.alone();
+        alone.feed(&text);
+        let alone_bytes = model.memory().in_use;
+        assert!(alone_bytes > 0);
+        assert!(alone_bytes <= model.bytes_for(SYMBOLS), "{}: {alone_bytes}", configuration.name);
+        assert!(alone_bytes <= alone.rows[0].state.bytes(), "{}", configuration.name);
+        let forks: Vec<_> = (0..5).map(|_| alone.rows[0].state.fork()).collect();
+        assert_eq!(model.memory().in_use, alone_bytes, "{}: a fork copies nothing", configuration.name);
+        drop(alone);
+        assert_eq!(model.memory().in_use, alone_bytes, "{}: forks keep what they share", configuration.name);
+        drop(forks);
+        assert_eq!(model.memory().in_use, 0);
+        assert!((1..200).all(|n| model.bytes_for(n) <= model.bytes_for(n + 1)));
+    });
+}
+
+#[test]
+fn broken_use_is_an_error_and_nothing_else() {
+    on_each(|configuration, _| {
+        let model = &*configuration.model;
+        let symbols = model.card().vocabulary.len() as u32;
+        let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut scratch = model.scratch();
+        let mut step = |row: Row| advance(model, &mut [row], &[0], &mut scratch);
+        assert!(step(begin()).is_err(), "nothing to feed");
+        let mut row = begin();
+        row.set(&[symbols], Want::Last);
+        assert!(step(row).is_err(), "a symbol outside the vocabulary");
+        let mut row = begin();
+        row.set(&vec![0; model.card().max_symbols + 1], Want::Nothing);
+        assert!(step(row).is_err(), "too many symbols");
+        assert!(begin().state.rollback(1).is_err(), "rollback beyond the end");
+    });
+}

@@ -1,0 +1,7 @@
+//! The engine and the life of one job, over a toy model: what is told, in what order, and that everything is given back.
+
+mod company;
+mod ends;
+mod limits;
+mod session;
+mod toy;

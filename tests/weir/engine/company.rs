@@ -1,0 +1,135 @@
+//! Many jobs at once: each says what it says alone, nobody stalls anybody.
+
+use super::toy::*;
+use std::{sync::Arc, thread};
+use weir::engine::handle::{Handle, Job, Limits};
+
+fn small(rows: usize, queue: usize) -> Limits {
+    Limits { rows, queue, chunk: 16, events: 8 }
+}
+
+/// Reads all at once, each on a thread of its own.
+fn read_all(jobs: Vec<(u64, weir::engine::handle::Events)>) -> Vec<(u64, Said)> {
+    let readers = jobs.into_iter().map(|(seed, events)| thread::spawn(move || (seed, read(events).unwrap())));
+    readers.collect::<Vec<_>>().into_iter().map(|reader| reader.join().unwrap()).collect()
+}
+
+#[test]
+fn company_changes_nothing() {
+    for round in 0..6 {
+        let toy = Toy::new();
+        let engine = toy.engine(small(1 + round * 3, 100));
+        let submit = |at: u64| {
+            // Another order each round.
+            let seed = at * (2 * round as u64 + 1) % 64;
+            (seed, engine.submit(varied(seed), None).unwrap())
+        };
+        for (seed, said) in read_all((0..64).map(submit).collect()) {
+            assert_eq!(said, alone(varied(seed), 1000), "job {seed}");
+        }
+        at_rest(&toy, &engine);
+    }
+}
+
+#[test]
+fn readers_that_go_disturb_nobody() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(6, 400));
+    let submit = |seed: u64| (seed, engine.submit(varied(seed), None).unwrap());
+    let mut jobs: Vec<_> = (0..300).map(submit).collect();
+    let gone: Vec<_> = (0..100).map(|at| jobs.swap_remove(mix(at) as usize % jobs.len())).collect();
+    let leaving = thread::spawn(move || {
+        for (seed, mut events) in gone {
+            // Some go at once, some after an event or two.
+            (0..seed % 3).for_each(|_| drop(events.blocking_recv()));
+        }
+    });
+    for (seed, said) in read_all(jobs) {
+        assert_eq!(said, alone(varied(seed), 7), "job {seed}");
+    }
+    leaving.join().unwrap();
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(8, 8));
+    toy.hold(1);
+    let stream = engine.submit(Job::Generate(generate(&[1], 200)), None).unwrap();
+    let prompts: Vec<_> =
+        (0..3).map(|_| engine.submit(Job::Generate(generate(&[2; 500], 1)), None).unwrap()).collect();
+    eventually("all have rows", || engine.load().running == 4);
+    toy.release();
+    read(stream).unwrap();
+    prompts.into_iter().for_each(|events| drop(read(events).unwrap()));
+    let steps = toy.steps.lock().unwrap();
+    // Sampled symbols are fed one by one beside at most one chunk of given ones.
+    assert!(steps.iter().all(|fed| fed.iter().sum::<usize>() <= 16 + 3), "{steps:?}");
+    // The stream takes part in every step until it ends; prompts share the chunks among them.
+    assert!(steps.iter().take(1500 / 16).skip(2).all(|fed| fed.contains(&1)), "{steps:?}");
+}
+
+#[test]
+fn prompts_take_turns() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(8, 8));
+    toy.hold(1);
+    let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
+    let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
+    eventually("both have rows", || engine.load().running == 2);
+    toy.release();
+    read(short).unwrap();
+    let steps = toy.steps.lock().unwrap().len();
+    assert!(steps < 100, "the short prompt waited for the long one: {steps} steps");
+    read(long).unwrap();
+}
+
+#[test]
+fn a_reader_that_does_not_read_pauses_its_own_row_only() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(4, 4));
+    let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
+    for seed in 0..20 {
+        let quick = engine.submit(varied(seed), None).unwrap();
+        assert_eq!(read(quick).unwrap(), alone(varied(seed), 16));
+    }
+    eventually("the slow reader's row has paused", || slow.len() == 8 && engine.load().running == 1);
+    let taken = toy.steps.lock().unwrap().len();
+    thread::sleep(std::time::Duration::from_millis(30));
+    assert_eq!(toy.steps.lock().unwrap().len(), taken, "a paused row was stepped");
+    assert_eq!(read(slow).unwrap(), alone(Job::Generate(generate(&[1], 500)), 16));
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_paused_job_ends_with_its_reader() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(1, 4));
+    let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
+    let next = engine.submit(varied(1), None).unwrap();
+    eventually("the row has paused", || slow.len() == 8);
+    drop(slow);
+    assert_eq!(read(next).unwrap(), alone(varied(1), 16));
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn handles_are_shared_between_threads() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(4, 1000));
+    let submitters: Vec<_> = (0..4u64)
+        .map(|thread| {
+            let engine: Handle = engine.clone();
+            thread::spawn(move || {
+                for seed in thread * 50..thread * 50 + 50 {
+                    assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 9));
+                }
+            })
+        })
+        .collect();
+    submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
+    at_rest(&toy, &engine);
+    drop(engine);
+    assert_eq!(Arc::strong_count(&toy), 1, "the worker is gone and took nothing with it");
+}

@@ -1,0 +1,156 @@
+//! Queue, memory, deadlines.
+
+use super::toy::*;
+use std::time::{Duration, Instant};
+use weir::{
+    engine::handle::{Event, Job, Limits},
+    error::{Code, Error},
+};
+
+fn limits(rows: usize, queue: usize) -> Limits {
+    Limits { rows, queue, ..Limits::default() }
+}
+
+fn plain(max_chars: usize) -> Job {
+    Job::Generate(generate(&[1], max_chars))
+}
+
+#[test]
+fn a_full_queue_refuses_and_recovers() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(2, 3));
+    toy.hold(0);
+    let taken: Vec<_> = (0..5).map(|_| engine.submit(plain(5), None).unwrap()).collect();
+    for _ in 0..50 {
+        match engine.submit(plain(5), None) {
+            Err(Error::QueueFull { what: "requests", limit: 3, retry }) => {
+                assert!(retry >= Duration::from_millis(100) && retry <= Duration::from_secs(30));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let load = engine.load();
+    assert_eq!((load.queued, load.running), (3, 2));
+    toy.release();
+    taken.into_iter().for_each(|events| drop(read(events).unwrap()));
+    read(engine.submit(plain(5), None).unwrap()).unwrap();
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn without_a_queue_jobs_still_run() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 0));
+    toy.hold(0);
+    let first = engine.submit(plain(3), None).unwrap();
+    assert!(matches!(engine.submit(plain(3), None), Err(Error::QueueFull { .. })));
+    toy.release();
+    read(first).unwrap();
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn memory_bounds_who_runs() {
+    // Twenty symbols for all.
+    let toy = Toy::with(MAX_SYMBOLS, 20 * BYTES);
+    let engine = toy.engine(limits(8, 8));
+    match engine.submit(plain(20), None) {
+        Err(error @ Error::OutOfPages { needed: 210, limit: 200 }) => assert_eq!(error.code(), Code::ResourceExhausted),
+        other => panic!("{other:?}"),
+    }
+    toy.hold(0);
+    let jobs: Vec<_> = [8, 8, 9, 1].map(|max| engine.submit(plain(max), None).unwrap()).into();
+    // The last would fit, but nobody overtakes.
+    assert_eq!((engine.load().running, engine.load().queued), (2, 2));
+    toy.release();
+    jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn the_worst_case_ends_with_the_longest_context() {
+    let toy = Toy::with(10, 10 * BYTES);
+    let engine = toy.engine(limits(8, 8));
+    assert_eq!(read(engine.submit(plain(10), None).unwrap()).unwrap().usage.generated_chars, 9);
+}
+
+#[test]
+fn invalid_jobs_are_refused_at_once() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 1));
+    let refused = |job| engine.submit(job, None).unwrap_err().code();
+    assert_eq!(refused(plain(0)), Code::InvalidArgument);
+    assert_eq!(refused(Job::Generate(generate(&[99], 1))), Code::InvalidArgument);
+    assert_eq!(refused(Job::Generate(generate(&[], 1))), Code::InvalidArgument);
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_refused() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 1));
+    assert!(matches!(engine.submit(plain(3), Some(Instant::now())), Err(Error::Deadline { .. })));
+}
+
+#[test]
+fn a_deadline_passes_in_the_queue() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 4));
+    // The reader of the first never reads: its row pauses, and the second waits for it in vain.
+    let first = engine.submit(plain(1000), None).unwrap();
+    let second = engine.submit(plain(1), Some(Instant::now() + Duration::from_millis(50))).unwrap();
+    assert!(matches!(read(second), Err(Error::Deadline { stage: "in the queue" })));
+    assert_eq!(engine.load().queued, 0);
+    read(first).unwrap();
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_deadline_passes_while_decoding_after_what_was_generated_was_sent() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 4));
+    toy.hold(5);
+    let mut request = generate(&[1], 1000);
+    // All of it is held back: it may be a stop string.
+    let text: Vec<u32> = alone(Job::Generate(request.clone()), 4).characters.iter().map(|c| c.symbol).collect();
+    request.stopping.stop = vec![text[..100].to_vec()];
+    let mut events = engine.submit(Job::Generate(request), Some(Instant::now() + Duration::from_millis(80))).unwrap();
+    eventually("the steps were taken", || toy.steps.lock().unwrap().len() == 5);
+    std::thread::sleep(Duration::from_millis(100));
+    toy.release();
+    let mut characters = Vec::new();
+    let error = loop {
+        match events.blocking_recv().unwrap() {
+            Ok(Event::Characters(told)) => characters.extend(told.into_iter().map(|told| told.symbol)),
+            Ok(Event::Started { .. }) => {}
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Deadline { stage: "while decoding" }), "{error:?}");
+    assert!(characters.len() >= 5 && text.starts_with(&characters));
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_paused_job_has_a_deadline_too() {
+    let toy = Toy::new();
+    let engine = toy.engine(Limits { events: 4, ..limits(1, 4) });
+    let slow = engine.submit(plain(1000), Some(Instant::now() + Duration::from_millis(50))).unwrap();
+    // Its row comes free though nobody reads, and what it said is still there to be read.
+    at_rest(&toy, &engine);
+    assert!(matches!(read(slow), Err(Error::Deadline { stage: "while decoding" })));
+}
+
+#[test]
+fn a_waiting_job_whose_reader_went_leaves_the_queue() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 1));
+    let slow = engine.submit(plain(1000), None).unwrap();
+    let waiting = engine.submit(plain(1), None).unwrap();
+    eventually("the row has paused", || slow.len() == 256);
+    drop(waiting);
+    eventually("the queue is empty", || engine.load().queued == 0);
+    drop(slow);
+    at_rest(&toy, &engine);
+}

@@ -1,0 +1,372 @@
+//! A model without arithmetic: logits from a hash of all symbols so far. It counts its living sequences, notes its steps,
+//! can be held still, and fails on demand.
+
+use std::sync::{
+    Arc, Condvar, Mutex,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+use weir::{
+    decode::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+        },
+        options::{Details, Generate, Sampling, Score, Stopping},
+        session::Session,
+    },
+    engine::handle::{Event, Events, Handle, Job, Limits},
+    error::{Error, Result},
+};
+
+/// Symbols that are sampled: 0 to 3. A segment ends with 0.
+pub const SAMPLED: u32 = 4;
+/// Feeding this panics in the symbol step.
+pub const PANIC: u32 = 4;
+/// Feeding this fails the symbol step.
+pub const FAIL: u32 = 5;
+/// Feeding this panics in the segment step.
+pub const PANIC_IN_MIDDLE: u32 = 6;
+/// The logits after this are not numbers.
+pub const NAN: u32 = 7;
+/// Symbols of the vocabulary.
+pub const VOCABULARY: usize = 8;
+/// The most symbols of a sequence.
+pub const MAX_SYMBOLS: usize = 4096;
+/// Bytes that a symbol occupies.
+pub const BYTES: usize = 10;
+
+pub struct Toy {
+    card: Card,
+    limit: usize,
+    counts: Arc<Counts>,
+    gate: (Mutex<Gate>, Condvar),
+    /// Of each symbol step: how many symbols each row fed.
+    pub steps: Mutex<Vec<Vec<usize>>>,
+    /// How many more times working memory can be made.
+    pub scratches: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Counts {
+    sequences: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+/// How many steps may be taken; none: any number.
+type Gate = Option<usize>;
+
+impl Toy {
+    pub fn new() -> Arc<Self> {
+        Self::with(MAX_SYMBOLS, usize::MAX)
+    }
+
+    /// Sequences of at most `max_symbols`, `limit` bytes for all of them.
+    pub fn with(max_symbols: usize, limit: usize) -> Arc<Self> {
+        Self::named("toy", max_symbols, limit)
+    }
+
+    pub fn named(name: &str, max_symbols: usize, limit: usize) -> Arc<Self> {
+        let card = Card {
+            name: name.into(),
+            family: "toy",
+            shape: "a hash".into(),
+            parameters: 0,
+            vocabulary: Arc::new(vocabulary()),
+            training_length: 64,
+            max_symbols,
+            boundary_modes: vec![BoundaryMode::Given],
+            pooled: true,
+            dtype: "f32",
+            sha256: String::new(),
+        };
+        let (counts, gate) = (Arc::default(), (Mutex::new(None), Condvar::new()));
+        Arc::new(Self { card, limit, counts, gate, steps: Mutex::default(), scratches: AtomicUsize::new(usize::MAX) })
+    }
+
+    pub fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
+        Handle::start(Arc::clone(self) as Arc<dyn Model>, limits).unwrap()
+    }
+
+    /// Lets no more than so many further steps begin.
+    pub fn hold(&self, steps: usize) {
+        *self.gate.0.lock().unwrap() = Some(steps);
+    }
+
+    /// Lets all steps begin.
+    pub fn release(&self) {
+        *self.gate.0.lock().unwrap() = None;
+        self.gate.1.notify_all();
+    }
+
+    pub fn sequences(&self) -> usize {
+        self.counts.sequences.load(SeqCst)
+    }
+
+    fn pass_gate(&self) {
+        let held = |steps: &mut Gate| *steps == Some(0);
+        let mut steps = self.gate.1.wait_while(self.gate.0.lock().unwrap(), held).unwrap();
+        if let Some(steps) = &mut *steps {
+            *steps -= 1;
+        }
+    }
+}
+
+fn vocabulary() -> weir::text::Vocabulary {
+    weir::text::Vocabulary(VOCABULARY)
+}
+
+struct ToyState {
+    /// The hash of the symbols up to each position, and the segments closed by then.
+    past: Vec<(u64, usize)>,
+    /// What the fed symbols' logits will be once the segment step was.
+    due: Vec<f32>,
+    panics: bool,
+    counts: Arc<Counts>,
+}
+
+impl ToyState {
+    fn new(past: Vec<(u64, usize)>, counts: Arc<Counts>) -> Self {
+        counts.sequences.fetch_add(1, SeqCst);
+        counts.bytes.fetch_add(past.len() * BYTES, SeqCst);
+        Self { past, due: Vec::new(), panics: false, counts }
+    }
+
+    fn push(&mut self, symbol: u32) -> Mark {
+        let (hash, segments) = self.past.last().copied().unwrap_or((1, 0));
+        let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
+        self.panics |= symbol == PANIC_IN_MIDDLE;
+        self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
+        self.counts.bytes.fetch_add(BYTES, SeqCst);
+        Mark { boundary, probability: None }
+    }
+
+    fn logits(&self, last: u32) -> [f32; VOCABULARY] {
+        let hash = self.past.last().unwrap().0;
+        std::array::from_fn(|symbol| match symbol as u32 {
+            _ if last == NAN => f32::NAN,
+            // Whole steps, so that there are equals.
+            0..SAMPLED => (mix(hash ^ (symbol as u64) << 32) % 9) as f32 * 0.5 - 2.0,
+            _ => f32::NEG_INFINITY,
+        })
+    }
+}
+
+impl Drop for ToyState {
+    fn drop(&mut self) {
+        self.counts.sequences.fetch_sub(1, SeqCst);
+        self.counts.bytes.fetch_sub(self.past.len() * BYTES, SeqCst);
+    }
+}
+
+impl State for ToyState {
+    fn len(&self) -> usize {
+        self.past.len()
+    }
+
+    fn segments(&self) -> usize {
+        self.past.last().map_or(0, |past| past.1)
+    }
+
+    fn fork(&self) -> Box<dyn State> {
+        Box::new(Self::new(self.past.clone(), Arc::clone(&self.counts)))
+    }
+
+    fn rollback(&mut self, len: usize) -> Result<()> {
+        if len > self.past.len() {
+            return Err(Error::Internal("beyond the end".into()));
+        }
+        self.counts.bytes.fetch_sub((self.past.len() - len) * BYTES, SeqCst);
+        self.past.truncate(len);
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        self.past.len() * BYTES
+    }
+}
+
+impl Model for Toy {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
+        Ok(Box::new(ToyState::new(Vec::new(), Arc::clone(&self.counts))))
+    }
+
+    fn scratch(&self) -> Scratch {
+        let left = self.scratches.fetch_sub(1, SeqCst);
+        assert!(left > 0, "told to have no more memory");
+        Scratch(Box::new(true))
+    }
+
+    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.pass_gate();
+        let clean = scratch.0.downcast_mut::<bool>().unwrap();
+        assert!(std::mem::take(clean), "a failed step's scratch was used again");
+        self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
+        for &index in which {
+            let Row { state, feed, want, logits, marks, status } = &mut rows[index];
+            assert!(*status == Status::Ready && !feed.is_empty());
+            let state = state_mut::<ToyState>(state.as_mut())?;
+            logits.clear();
+            marks.clear();
+            for (at, &symbol) in feed.iter().enumerate() {
+                assert!(symbol != PANIC, "told to panic");
+                if symbol == FAIL {
+                    return Err(Error::OutOfPages { needed: 1, limit: 0 });
+                }
+                marks.push(state.push(symbol));
+                if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
+                    logits.extend(state.logits(symbol));
+                }
+            }
+            if marks.iter().any(|mark| mark.boundary) {
+                *status = Status::Waiting;
+                state.due = std::mem::take(logits);
+            }
+        }
+        *clean = true;
+        Ok(())
+    }
+
+    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        let clean = scratch.0.downcast_mut::<bool>().unwrap();
+        assert!(std::mem::take(clean), "a failed step's scratch was used again");
+        for &index in which {
+            let row = &mut rows[index];
+            if row.status == Status::Waiting {
+                let state = state_mut::<ToyState>(row.state.as_mut())?;
+                assert!(!state.panics, "told to panic in the middle");
+                row.logits = std::mem::take(&mut state.due);
+                row.status = Status::Ready;
+            }
+        }
+        *clean = true;
+        Ok(())
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        symbols * BYTES
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { in_use: self.counts.bytes.load(SeqCst), limit: self.limit }
+    }
+}
+
+/// The logits after a text, from the start.
+pub fn logits_after(text: &[u32]) -> [f32; VOCABULARY] {
+    let mut state = ToyState::new(Vec::new(), Arc::default());
+    text.iter().for_each(|&symbol| {
+        state.push(symbol);
+    });
+    state.logits(*text.last().unwrap())
+}
+
+pub fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+}
+
+/// A plain request.
+pub fn generate(prompt: &[u32], max_chars: usize) -> Generate {
+    let stopping = Stopping { max_chars, min_chars: 0, max_segments: None, stop: Vec::new(), include_stop: false };
+    Generate {
+        prompt: prompt.to_vec(),
+        sampling: Sampling::default(),
+        stopping,
+        details: Details::default(),
+        boundaries: BoundaryOptions::default(),
+    }
+}
+
+/// A request with this seed and options that follow from it.
+pub fn varied(seed: u64) -> Job {
+    let number = |purpose: u64, below: u64| (mix(seed.wrapping_mul(31) ^ purpose << 40) % below) as usize;
+    let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|at| number(2 + at, SAMPLED.into()) as u32).collect();
+    if number(100, 5) == 0 {
+        let (symbols, boundaries) = (prompt, BoundaryOptions::default());
+        return Job::Score(Score { symbols, logprobs: number(101, 2) == 0, top: number(102, 3), boundaries });
+    }
+    let mut request = generate(&prompt, 1 + number(103, 60));
+    request.sampling.seed = seed;
+    request.sampling.temperature = number(104, 3) as f32 * 0.5;
+    request.sampling.repetition_penalty = [1.0, 1.3][number(105, 2)];
+    request.stopping.max_segments = [None, Some(4)][number(106, 2)];
+    request.stopping.stop = [vec![], vec![vec![1, 2, 3], vec![2, 2]]][number(107, 2)].clone();
+    request.details = Details {
+        echo: number(108, 2) == 0,
+        logprobs: number(109, 2) == 0,
+        top_logprobs: number(110, 3),
+        boundaries: number(111, 2) == 0,
+    };
+    Job::Generate(request)
+}
+
+/// All that a job said, as one comparable thing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Said {
+    pub characters: Vec<weir::decode::options::Character>,
+    pub reason: weir::decode::options::Reason,
+    pub usage: weir::decode::options::Usage,
+}
+
+/// The same job without an engine.
+pub fn alone(job: Job, chunk: usize) -> Said {
+    let toy = Toy::new();
+    let session = match job {
+        Job::Generate(request) => Session::generate(request, toy.card()),
+        Job::Score(request) => Session::score(request, toy.card()),
+    };
+    run(session.unwrap(), &*toy, chunk)
+}
+
+pub fn run(session: Session, toy: &Toy, chunk: usize) -> Said {
+    let mut characters = Vec::new();
+    let mut tell = |told: Vec<_>| {
+        assert!(!told.is_empty());
+        characters.extend(told);
+        Ok(())
+    };
+    let (reason, usage) = session.run(toy, chunk, &mut tell).unwrap();
+    Said { characters, reason, usage }
+}
+
+/// Reads a job to its end, and checks the order of what it says.
+pub fn read(mut events: Events) -> Result<Said> {
+    let mut characters = Vec::new();
+    let Some(Event::Started { cached_chars: 0 }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
+    else {
+        panic!("the first event tells the start");
+    };
+    loop {
+        match events.blocking_recv().expect("the last event tells the end")? {
+            Event::Started { .. } => panic!("started twice"),
+            Event::Characters(told) => characters.extend(told),
+            Event::Finished { reason, usage, timing } => {
+                assert!(events.blocking_recv().is_none(), "nothing follows the end");
+                assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
+                assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
+                return Ok(Said { characters, reason, usage });
+            }
+        }
+    }
+}
+
+/// Waits for what must come soon.
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !holds() {
+        assert!(std::time::Instant::now() < end, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Nothing waits, runs or occupies memory.
+pub fn at_rest(toy: &Toy, engine: &Handle) {
+    eventually("everything is given back", || {
+        let load = engine.load();
+        (load.queued, load.running, load.bytes, toy.sequences()) == (0, 0, 0, 0)
+    });
+}

@@ -1,0 +1,222 @@
+//! The official code's numbers, case by case: logits, boundaries, and every stage between.
+
+use super::support::{Alone, CASES, difference, fixture, full, golden};
+use safetensors::{Dtype, SafeTensors};
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{Arc, Mutex},
+};
+use weir::{
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Mark, Noise, state_ref},
+        evaluate::{score_window, windows},
+    },
+    family::hourglass::{
+        state::HourglassState,
+        step::{Stage, Work},
+    },
+};
+
+/// SPEC §11: logits up to T = 160, logits at 2,048, intermediate results.
+const LOGITS: f32 = 2e-5;
+const LOGITS_LONG: f32 = 1e-4;
+const STAGES: f32 = 5e-5;
+
+/// A case's golden tensors.
+struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
+
+impl Golden {
+    fn read(case: &str) -> Self {
+        let bytes = fs::read(golden(case).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let numbers = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
+            let data = view.data();
+            let four = |chunk: &[u8]| <[u8; 4]>::try_from(chunk).unwrap();
+            match view.dtype() {
+                Dtype::F32 => data.chunks(4).map(|chunk| f32::from_le_bytes(four(chunk))).collect(),
+                Dtype::I32 => data.chunks(4).map(|chunk| i32::from_le_bytes(four(chunk)) as f32).collect(),
+                Dtype::U8 => data.iter().map(|&byte| f32::from(byte)).collect(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let tensors = file.tensors();
+        Self(tensors.into_iter().map(|(name, view)| (name, (view.shape().to_vec(), numbers(&view)))).collect())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    fn get(&self, name: &str) -> &[f32] {
+        &self.0.get(name).unwrap_or_else(|| panic!("no golden {name}")).1
+    }
+
+    /// The part of a tensor at the first index.
+    fn row(&self, name: &str, index: usize) -> &[f32] {
+        let (shape, data) = &self.0[name];
+        let size = data.len() / shape[0];
+        &data[index * size..(index + 1) * size]
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        self.get(name).iter().map(|&id| id as u32).collect()
+    }
+
+    fn rows(&self) -> usize {
+        self.0["ids"].0[0]
+    }
+}
+
+fn bits(marks: &[Mark]) -> Vec<f32> {
+    marks.iter().map(|mark| f32::from(u8::from(mark.boundary))).collect()
+}
+
+#[test]
+fn logits_and_boundaries() {
+    for case in CASES {
+        let (golden, model) = (Golden::read(case), fixture(case));
+        for row in 0..golden.rows() {
+            let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+            let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
+            let off = difference(&logits, golden.row("logits", row));
+            assert!(off <= LOGITS, "{case} row {row}: {off}");
+            if golden.has("boundaries") {
+                assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
+            } else {
+                assert!(marks.iter().all(|mark| !mark.boundary));
+            }
+            if golden.has("boundary_logits") {
+                for (mark, logit) in marks.iter().zip(golden.row("boundary_logits", row)) {
+                    let expected = 1.0 / (1.0 + (-logit).exp());
+                    assert!((mark.probability.unwrap() - expected).abs() < 1e-5, "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_stage_between() {
+    for case in CASES {
+        let (golden, model) = (Golden::read(case), fixture(case));
+        for row in 0..2 {
+            let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+            let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let record = seen.clone();
+            Work::of(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
+                record.lock().unwrap().push((stage, place.position, numbers.to_vec()));
+            }));
+            // in two chunks, so that segments and symbols that straddle a cut are seen as well
+            alone.feed(&ids[..41]);
+            alone.feed(&ids[41..]);
+            let check = |stage: Stage, name: &str, skip: usize| {
+                let name = format!("row{row}.{name}");
+                let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
+                got.sort_by_key(|entry| entry.1);
+                let flat: Vec<f32> = got.into_iter().flat_map(|entry| entry.2).collect();
+                let want = golden.get(&name);
+                let off = difference(&flat, &want[skip..]);
+                assert!(off <= STAGES, "{case} {name}: {off}");
+            };
+            check(Stage::PreOutput, "stack0_out", 0);
+            if case == "vanilla" {
+                continue;
+            }
+            let state: &HourglassState = state_ref(&*alone.rows[0].state).unwrap();
+            let null = state.pooled().unwrap().middle.output(0);
+            let dim = null.len();
+            // index 0 of the shortened sequence is the null group, which is computed when the model is loaded
+            check(Stage::Pooled, "pooled_raw", dim);
+            check(Stage::PooledNormed, "pooled_ln", dim);
+            check(Stage::MiddleOutput, "stack1_out", dim);
+            check(Stage::PostInput, "stack2_in", 0);
+            check(Stage::PostOutput, "stack2_out", 0);
+            assert!(difference(null, &golden.get(&format!("row{row}.stack1_out"))[..dim]) <= STAGES);
+        }
+    }
+}
+
+#[test]
+fn edge_prompts() {
+    for case in CASES {
+        let (golden, model) = (Golden::read(case), fixture(case));
+        for edge in 0..5 {
+            let ids = golden.ids(&format!("edge{edge}.ids"));
+            let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
+            let off = difference(&logits, golden.get(&format!("edge{edge}.logits")));
+            assert!(off <= LOGITS, "{case} edge {edge}: {off}");
+            if golden.has("boundaries") {
+                assert_eq!(bits(&marks), golden.get(&format!("edge{edge}.boundaries")), "{case} edge {edge}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_thousand_symbols() {
+    for case in CASES {
+        let (golden, model) = (Golden::read(case), fixture(case));
+        let symbols = model.card().vocabulary.len();
+        let (logits, marks) = full(&*model, &golden.ids("long.ids"), &BoundaryOptions::default());
+        if golden.has("long.boundaries") {
+            assert_eq!(bits(&marks), golden.get("long.boundaries"), "{case}");
+        }
+        for (index, position) in golden.ids("long.positions").into_iter().enumerate() {
+            let got = &logits[position as usize * symbols..][..symbols];
+            let off = difference(got, golden.row("long.logits", index));
+            assert!(off <= LOGITS_LONG, "{case} at {position}: {off}");
+        }
+    }
+}
+
+#[test]
+fn sampled_boundaries_with_the_official_noise() {
+    let (golden, model) = (Golden::read("gumbel"), fixture("gumbel"));
+    for row in 0..golden.rows() {
+        let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+        let noise = Noise::Given(golden.row("sampled.u", row).into());
+        let options = BoundaryOptions { mode: Some(BoundaryMode::Sampled), noise, ..BoundaryOptions::default() };
+        let (logits, marks) = full(&*model, &ids, &options);
+        assert_eq!(bits(&marks), golden.row("sampled.boundaries", row));
+        let off = difference(&logits, golden.row("sampled.logits", row));
+        assert!(off <= LOGITS, "{off}");
+    }
+}
+
+#[test]
+fn windowed_evaluation() {
+    for case in CASES {
+        let model = fixture(case);
+        let eval: serde_json::Value =
+            serde_json::from_slice(&fs::read(golden(case).join("eval.json")).unwrap()).unwrap();
+        let number = |key: &str| eval[key].as_u64().unwrap() as usize;
+        let (rows, stride, length) = (number("bsz"), number("eval_tgt_len"), number("eval_total_len"));
+        let text: Vec<char> = eval["text"].as_str().unwrap().chars().collect();
+        let per_row = text.len() / rows;
+        let encode = |row: usize| {
+            let text: String = text[row * per_row..(row + 1) * per_row].iter().collect();
+            model.card().vocabulary.encode("text", &text).unwrap()
+        };
+        let texts: Vec<Vec<u32>> = (0..rows).map(encode).collect();
+        let expected = eval["windows"].as_array().unwrap();
+        let (mut nats, mut scored) = (0.0, 0);
+        for (window, expected) in windows(per_row, length, stride).zip(expected) {
+            assert_eq!(window.start as u64, expected["context_start"].as_u64().unwrap());
+            let (mut window_nats, mut window_scored) = (0.0, 0);
+            for text in &texts {
+                let one = score_window(&*model, text, window, &BoundaryOptions::default()).unwrap();
+                window_nats += one.nats;
+                window_scored += one.scored;
+            }
+            let off = window_nats / window_scored as f64 - expected["loss_nats"].as_f64().unwrap();
+            assert!(off.abs() < 1e-5, "{case} window {}: {off}", window.start);
+            nats += window_nats;
+            scored += window_scored;
+        }
+        assert_eq!(windows(per_row, length, stride).count(), expected.len());
+        let bpc = nats / scored as f64 / std::f64::consts::LN_2;
+        assert!((bpc - eval["bpc"].as_f64().unwrap()).abs() < 1e-5, "{case}: {bpc}");
+    }
+}

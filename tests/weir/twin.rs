@@ -1,0 +1,324 @@
+//! A naive twin of the hourglass in f64, written from the SPEC with plain loops, and shapes the official fixtures lack:
+//! d_head ≠ d_model / n_heads, a vocabulary with a newline and letters beyond ASCII whose space is not id 0, ReLU, last-token
+//! pooling, boundaries at a companion's entropy spikes.
+
+use super::support::{Dice, full, settings};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock},
+};
+use tempfile::TempDir;
+use weir::{
+    decode::contract::{BoundaryOptions, Model},
+    family::{init, load::load},
+};
+
+/// A vocabulary whose space stands at id 3.
+const SYMBOLS: [&str; 9] = ["e", "\n", "é", " ", "ł", "ש", "語", "a", "😀"];
+
+/// The same with the test texts' separator, symbol 0, as the boundary: so that texts with many zeros close segments.
+fn config(layers: Value, boundaries: Value, extra: &[(&str, Value)]) -> Value {
+    let pooled = boundaries["kind"] != "none";
+    let mut architecture = json!({
+        "layers": layers, "dim": 24, "heads": 3, "head_dim": 10, "feed_forward": 40, "activation": "gelu",
+        "layer_norm_eps": 1e-5, "position": "transformer-xl", "boundaries": boundaries,
+    });
+    if pooled {
+        architecture["pooling"] = json!("mean");
+    }
+    for (key, value) in extra {
+        architecture[*key] = value.clone();
+    }
+    json!({
+        "format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": SYMBOLS}, "normaliser": "none",
+        "training_length": 64, "architecture": architecture,
+    })
+}
+
+fn three() -> Value {
+    json!({"pre": 2, "middle": 2, "post": 1})
+}
+
+/// Writes a checkpoint with random weights, large enough that every part shows in the logits.
+fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathBuf {
+    let (file, to) = (root.join(format!("{name}.json")), root.join(name));
+    fs::write(&file, config.to_string()).unwrap();
+    init::init(&file, &to, seed, false).unwrap();
+    let path = to.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut dice = Dice::new(seed);
+    let views: Vec<(String, usize, usize)> = {
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let start = |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+        file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
+    };
+    for (name, at, len) in views {
+        assert!(at >= header);
+        if name == "position.inverse_frequency" {
+            continue;
+        }
+        let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+        for number in bytes[at..at + len].chunks_exact_mut(4) {
+            let value = centre + (dice.below(2001) as f32 - 1000.0) / 3000.0;
+            number.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    fs::write(&path, bytes).unwrap();
+    to
+}
+
+/// Shapes of our own: name and folder.
+fn folders() -> &'static [(String, PathBuf)] {
+    static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
+        let root = TempDir::new().unwrap();
+        let whitespace = json!({"kind": "whitespace", "symbol": " "});
+        let list = [
+            ("odd-shape", config(three(), whitespace.clone(), &[])),
+            ("relu", config(three(), json!({"kind": "fixed", "every": 5}), &[("activation", json!("relu"))])),
+            ("last", config(three(), whitespace, &[("pooling", json!("last"))])),
+            ("learned", config(three(), json!({"kind": "learned", "hidden": 17, "threshold": 0.4}), &[])),
+            ("every-symbol", config(three(), json!({"kind": "fixed", "every": 1}), &[])),
+            ("plain", config(json!({"pre": 3}), json!({"kind": "none"}), &[])),
+        ];
+        let mut folders: Vec<_> = Vec::new();
+        for (seed, (name, config)) in list.into_iter().enumerate() {
+            folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
+        }
+        folders.push(("spikes".to_string(), spikes(root.path())));
+        (root, folders)
+    });
+    &SHAPES.1
+}
+
+/// A model whose boundaries are a companion's entropy spikes: made as a fixed one of the same tensors, then renamed.
+fn spikes(root: &Path) -> PathBuf {
+    let to = write(root, "spikes", &config(three(), json!({"kind": "fixed", "every": 2}), &[]), 11);
+    let kind = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
+    fs::write(to.join("config.json"), config(three(), kind, &[]).to_string()).unwrap();
+    write(&to, "companion", &config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]), 12);
+    fs::remove_file(to.join("companion.json")).unwrap();
+    to
+}
+
+/// The shapes, loaded.
+pub fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+    folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
+}
+
+/// A shape's folder.
+pub fn folder(name: &str) -> &'static Path {
+    &folders().iter().find(|(own, _)| own == name).unwrap().1
+}
+
+type Matrix = Vec<Vec<f64>>;
+
+/// The twin: a checkpoint's tensors and its architecture.
+pub struct Twin {
+    tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
+    architecture: Value,
+}
+
+impl Twin {
+    pub fn read(folder: &Path) -> Self {
+        let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let numbers = |data: &[u8]| {
+            data.chunks(4).map(|four| f64::from(f32::from_le_bytes(four.try_into().unwrap()))).collect::<Vec<_>>()
+        };
+        let tensors = file.tensors();
+        let tensors = tensors.into_iter().map(|(name, view)| (name, (view.shape().to_vec(), numbers(view.data()))));
+        let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        Self { tensors: tensors.collect(), architecture: config["architecture"].clone() }
+    }
+
+    fn get(&self, name: &str) -> &[f64] {
+        &self.tensors[name].1
+    }
+
+    fn size(&self, key: &str) -> usize {
+        self.architecture[key].as_u64().unwrap() as usize
+    }
+
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let weight = self.get(&format!("{name}.weight"));
+        let bias = self.tensors.get(&format!("{name}.bias")).map(|(_, bias)| bias);
+        let one = |o: usize| (0..x.len()).map(|k| weight[o * x.len() + k] * x[k]).sum::<f64>() + bias.map_or(0.0, |b| b[o]);
+        (0..weight.len() / x.len()).map(one).collect()
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        let mean = x.iter().sum::<f64>() / x.len() as f64;
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+        (0..x.len()).map(|i| (x[i] - mean) / (variance + 1e-5).sqrt() * weight[i] + bias[i]).collect()
+    }
+
+    fn activate(&self, x: f64) -> f64 {
+        if self.architecture["activation"] == "relu" {
+            return x.max(0.0);
+        }
+        // erf by Simpson's rule: slow, and nobody else's formula
+        let (limit, steps) = (x / 2f64.sqrt(), 200);
+        let h = limit / f64::from(steps);
+        let f = |i: i32| (-(f64::from(i) * h).powi(2)).exp();
+        let sum: f64 = (0..=steps).map(|i| f(i) * if i == 0 || i == steps { 1.0 } else { 2.0 + 2.0 * f64::from(i % 2) }).sum();
+        0.5 * x * (1.0 + sum * h / 3.0 * 2.0 / std::f64::consts::PI.sqrt())
+    }
+
+    fn encoding(&self, distance: usize) -> Vec<f64> {
+        let angles: Vec<f64> = self.get("position.inverse_frequency").iter().map(|f| distance as f64 * f).collect();
+        angles.iter().map(|a| a.sin()).chain(angles.iter().map(|a| a.cos())).collect()
+    }
+
+    fn layer(&self, prefix: &str, x: &Matrix) -> Matrix {
+        let (heads, h) = (self.size("heads"), self.size("head_dim"));
+        let inner = heads * h;
+        let qkv: Matrix = x.iter().map(|x| self.linear(&format!("{prefix}.attention.qkv"), x)).collect();
+        let distance = |d: usize| self.linear(&format!("{prefix}.attention.distance"), &self.encoding(d));
+        let distances: Matrix = (0..x.len()).map(distance).collect();
+        let (u, v) = (self.get("position.content_bias"), self.get("position.distance_bias"));
+        (0..x.len())
+            .map(|i| {
+                let mut mixed = vec![0.0; inner];
+                for a in 0..heads {
+                    let score = |j: usize| -> f64 {
+                        let one = |n: usize| {
+                            (qkv[i][n] + u[n]) * qkv[j][inner + n] + (qkv[i][n] + v[n]) * distances[i - j][n]
+                        };
+                        (a * h..(a + 1) * h).map(one).sum::<f64>() / (h as f64).sqrt()
+                    };
+                    let scores: Vec<f64> = (0..=i).map(|j| score(j).exp()).collect();
+                    let total: f64 = scores.iter().sum();
+                    for n in a * h..(a + 1) * h {
+                        mixed[n] = (0..=i).map(|j| scores[j] / total * qkv[j][2 * inner + n]).sum();
+                    }
+                }
+                let change = self.linear(&format!("{prefix}.attention.output"), &mixed);
+                let y: Vec<f64> = x[i].iter().zip(change).map(|(x, c)| x + c).collect();
+                let y = self.norm(&format!("{prefix}.attention.norm"), &y);
+                let wide = self.linear(&format!("{prefix}.feed_forward.up"), &y);
+                let wide: Vec<f64> = wide.into_iter().map(|x| self.activate(x)).collect();
+                let change = self.linear(&format!("{prefix}.feed_forward.down"), &wide);
+                let z: Vec<f64> = y.iter().zip(change).map(|(y, c)| y + c).collect();
+                self.norm(&format!("{prefix}.feed_forward.norm"), &z)
+            })
+            .collect()
+    }
+
+    fn stack(&self, name: &str, mut x: Matrix) -> Matrix {
+        for index in 0..self.architecture["layers"][name].as_u64().unwrap() {
+            x = self.layer(&format!("{name}.{index}"), &x);
+        }
+        x
+    }
+
+    /// Logits, given how boundaries follow from the symbols and the pre stack's outputs.
+    pub fn forward(&self, symbols: &[u32], boundaries: &dyn Fn(usize, &[f64]) -> bool) -> (Matrix, Vec<bool>) {
+        let dim = self.size("dim");
+        let embedding = self.get("embedding.weight");
+        let x = symbols.iter().map(|&s| embedding[s as usize * dim..][..dim].to_vec()).collect();
+        let hidden = self.stack("pre", x);
+        let closes: Vec<bool> = (0..symbols.len()).map(|t| boundaries(t, &hidden[t])).collect();
+        let out = if self.architecture["layers"].get("middle").is_some() { self.upper(&hidden, &closes) } else { hidden };
+        (out.iter().map(|x| self.linear("head", x)).collect(), closes)
+    }
+
+    fn upper(&self, hidden: &Matrix, closes: &[bool]) -> Matrix {
+        let mut short = vec![self.get("null_group").to_vec()];
+        let mut open: Matrix = Vec::new();
+        for (hidden, closes) in hidden.iter().zip(closes) {
+            open.push(hidden.clone());
+            if *closes {
+                short.push(self.pool(&std::mem::take(&mut open)));
+            }
+        }
+        let short = short.iter().map(|x| self.norm("pool_norm", x)).collect();
+        let middle = self.stack("middle", short);
+        let mut closed = 0;
+        let mut input = Vec::new();
+        for (hidden, closes) in hidden.iter().zip(closes) {
+            closed += usize::from(*closes);
+            input.push(hidden.iter().zip(&middle[closed]).map(|(a, b)| a + b).collect());
+        }
+        self.stack("post", input)
+    }
+
+    fn pool(&self, segment: &Matrix) -> Vec<f64> {
+        if self.architecture["pooling"] == "last" {
+            return segment.last().unwrap().clone();
+        }
+        (0..segment[0].len()).map(|i| segment.iter().map(|x| x[i]).sum::<f64>() / segment.len() as f64).collect()
+    }
+
+    /// A learned predictor's p.
+    pub fn probability(&self, hidden: &[f64]) -> f64 {
+        let wide = self.linear("boundary.hidden", hidden).into_iter().map(|x| self.activate(x)).collect::<Vec<_>>();
+        1.0 / (1.0 + (-self.linear("boundary.output", &wide)[0]).exp())
+    }
+}
+
+/// The entropy of softmax(x).
+pub fn entropy(x: &[f64]) -> f64 {
+    let total: f64 = x.iter().map(|x| x.exp()).sum();
+    -x.iter().map(|x| (x.exp() / total) * (x.exp() / total).ln()).sum::<f64>()
+}
+
+fn agree(name: &str, twin: &Twin, boundaries: &dyn Fn(&[u32], usize, &[f64]) -> bool) {
+    let (_, model) = shapes().into_iter().find(|(own, _)| own == name).unwrap();
+    for seed in 1..4 {
+        let mut text = Dice::new(seed).text(70, SYMBOLS.len());
+        text.iter_mut().step_by(6).for_each(|symbol| *symbol = 3); // spaces
+        let (want, closes) = twin.forward(&text, &|t, hidden| boundaries(&text, t, hidden));
+        let (got, marks) = full(&*model, &text, &BoundaryOptions::default());
+        assert_eq!(marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>(), closes, "{name}");
+        if name != "plain" {
+            assert!(closes.iter().any(|&closes| closes) && (name == "every-symbol" || !closes.iter().all(|&c| c)));
+        }
+        let spread = want.iter().flatten().fold(0f64, |top, x| top.max(x.abs()));
+        assert!(spread > 0.5, "{name}: logits too small to show a mistake");
+        for (got, want) in got.iter().zip(want.iter().flatten()) {
+            assert!((f64::from(*got) - want).abs() < 2e-5, "{name}: {got} {want}");
+        }
+    }
+}
+
+#[test]
+fn shapes_that_the_fixtures_lack() {
+    let twin = |name| Twin::read(folder(name));
+    agree("odd-shape", &twin("odd-shape"), &|text, t, _| text[t] == 3);
+    agree("last", &twin("last"), &|text, t, _| text[t] == 3);
+    agree("relu", &twin("relu"), &|_, t, _| t % 5 == 0);
+    agree("every-symbol", &twin("every-symbol"), &|_, _, _| true);
+    agree("plain", &twin("plain"), &|_, _, _| false);
+    let learned = twin("learned");
+    agree("learned", &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
+}
+
+#[test]
+fn entropy_spikes_of_a_companion() {
+    let companion = Twin::read(&folder("spikes").join("companion"));
+    agree("spikes", &Twin::read(folder("spikes")), &|text, t, _| {
+        let (logits, _) = companion.forward(&text[..=t], &|_, _| false);
+        let entropies: Vec<f64> = logits.iter().map(|logits| entropy(logits)).collect();
+        entropies[t.saturating_sub(2)..t].iter().all(|&before| entropies[t] > before)
+    });
+}
+
+#[test]
+fn text_of_an_odd_vocabulary_goes_in_and_out() {
+    let (_, model) = shapes().into_iter().find(|(name, _)| name == "odd-shape").unwrap();
+    let vocabulary = &model.card().vocabulary;
+    let text = "語 é\nł😀 שa";
+    let ids = vocabulary.encode("text", text).unwrap();
+    assert_eq!(ids, [6, 3, 2, 1, 4, 8, 3, 5, 7]);
+    assert_eq!(vocabulary.decode(&ids), text);
+    // a newline closes no segment, a space does
+    let (_, marks) = full(&*model, &ids, &BoundaryOptions::default());
+    let closes: Vec<bool> = marks.iter().map(|mark| mark.boundary).collect();
+    assert_eq!(closes, [false, true, false, false, false, false, true, false, false]);
+}

@@ -1,11 +1,11 @@
 //! Compiles the `.proto` files with protox, so that building needs no protoc.
 
-use std::{error::Error, fs, path::PathBuf};
-
 use prost::Message;
+use std::{error::Error, fs, path::PathBuf};
 
 const FILES: [&str; 2] = ["weir/v1/generation.proto", "weir/v1/models.proto"];
 
+#[expect(clippy::disallowed_methods, reason = "Cargo tells build scripts where to write in the environment")]
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES {
         println!("cargo::rerun-if-changed={file}");

@@ -60,14 +60,16 @@ class _Frame:
             x = self.x(self.most * fifth / 5)
             millions = self.most * fifth / 5 / 1e6
             parts.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{millions:.1f}M</text>')
-        parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 10}" text-anchor="middle">characters read in training</text>')
+        middle, foot = (LEFT + WIDTH) / 2, HEIGHT - 10
+        parts.append(f'<text x="{middle}" y="{foot}" text-anchor="middle">characters read in training</text>')
         parts.append(f'<text x="{LEFT}" y="18">bits per character</text>')
         return parts
 
     def legend(self):
         parts = []
         for index, (name, label) in enumerate(LABELS.items()):
-            y = TOP + 12 + 18 * index
-            parts.append(f'<line x1="{WIDTH - 230}" x2="{WIDTH - 205}" y1="{y - 4}" y2="{y - 4}" stroke="{COLOURS[name]}" stroke-width="2"/>')
+            y, colour = TOP + 12 + 18 * index, COLOURS[name]
+            stroke = f'<path d="M{WIDTH - 230} {y - 4} h25" stroke="{colour}" stroke-width="2"/>'
+            parts.append(stroke)
             parts.append(f'<text x="{WIDTH - 198}" y="{y}">{label}</text>')
         return parts

@@ -1,8 +1,8 @@
 """Text to training windows.
 
-A corpus is a folder with `NAME.train.txt` (or `.txt.xz`), `NAME.valid.txt` and `NAME.test.txt`, made of the vocabulary's symbols alone.
-The training text is cut into spans; each epoch visits every span once, in an order that depends on the seed and the epoch
-only. So the number of spans consumed is all that a resumed run needs to know.
+A corpus is a folder with `NAME.train.txt` (or `.txt.xz`), `NAME.valid.txt` and `NAME.test.txt`, made of the vocabulary's
+symbols alone. The training text is cut into spans; each epoch visits every span once, in an order that depends on the seed
+and the epoch only. So the number of spans consumed is all that a resumed run needs to know.
 """
 
 import lzma

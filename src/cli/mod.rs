@@ -6,6 +6,7 @@ pub mod init;
 pub mod inspect;
 pub mod model;
 pub mod output;
+pub mod progress;
 pub mod score;
 pub mod segment;
 pub mod serve;

@@ -7,7 +7,7 @@ use crate::{
     family::load,
     serve::{Engines, run as serve},
 };
-use std::{path::PathBuf, time::Duration};
+use std::{io::IsTerminal, path::PathBuf, time::Duration};
 use tokio::{net::TcpListener, sync::watch};
 use tracing_subscriber::EnvFilter;
 
@@ -127,7 +127,8 @@ impl Args {
             checks.wrong("--log", &self.log, error);
             EnvFilter::default()
         });
-        let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter);
+        let colours = std::io::stderr().is_terminal();
+        let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
         // A log that was started already stays.
         let _ = match self.log_format.as_str() {
             "text" => log.try_init(),

@@ -1,7 +1,8 @@
 //! The contract between models and engine, and one sequence's life.
 //!
 //! Reading order: [`contract`] (what a model is to everyone else), [`options`] (what a request may ask for),
-//! [`session`] (one request from prompt to last character).
+//! [`session`] (one request from prompt to last character), which is made of given symbols (`known`) and sampled ones
+//! (`generation`), and these of [`sampler`], [`stops`], [`logprobs`] and [`random`].
 
 pub mod contract;
 pub mod evaluate;

@@ -65,10 +65,10 @@ impl Running {
     }
 
     /// Says good-bye to the reader.
-    pub(super) fn end(mut self, now: Instant, waker: &Waker) {
+    pub(super) fn end(mut self, now: Instant) {
         let verdict = self.verdict.unwrap_or(Err(Error::Cancelled));
         if self.session.has_told() {
-            self.outlet.tell(self.session.take(), waker);
+            self.outlet.tell(self.session.take());
         }
         let (usage, timing) = (self.session.usage(), self.watch.timing(now));
         tracing::debug!(?verdict, ?usage, ?timing, "job ended");
@@ -134,11 +134,6 @@ impl Batch {
         &self.jobs
     }
 
-    /// What wakes the worker.
-    pub(super) fn waker(&self) -> &Waker {
-        &self.waker
-    }
-
     /// Feeds the rows that can be fed, once. Tells whether there were any.
     pub(super) fn step(&mut self) -> bool {
         self.lay_out();
@@ -181,7 +176,8 @@ impl Batch {
         }
     }
 
-    /// Policy: every row that waits for a segment step gets one at once.
+    /// Policy: every row that waits for a segment step gets one at once. One that lets rows wait longer may do so only while
+    /// others step: without any the worker goes to sleep.
     fn due(&mut self) {
         self.due.clear();
         for (index, job) in self.jobs.iter().enumerate() {
@@ -237,7 +233,7 @@ impl Batch {
             }
             job.watch.look(now, job.session.is_prefilling(), job.session.answered());
             if job.session.has_told() {
-                job.outlet.tell(job.session.take(), &self.waker);
+                job.outlet.tell(job.session.take());
             }
         }
     }

@@ -63,7 +63,8 @@ pub enum Event {
 #[derive(Clone)]
 pub struct Handle(Arc<super::worker::Shared>);
 
-/// What a job's submitter holds; dropping it cancels the job within one step.
+/// What a job's submitter holds; dropping it cancels the job within one step. It ends with `Finished` or an error; if it
+/// closes without either, the worker itself broke.
 pub type Events = mpsc::Receiver<Result<Event>>;
 
 impl Handle {

@@ -59,8 +59,8 @@ impl Outlet {
         let _ = self.sender.try_send(Ok(Event::Started { cached_chars }));
     }
 
-    /// Tells symbols, or holds them until there is room; `waker` is called then.
-    pub(super) fn tell(&mut self, characters: Vec<Character>, waker: &Waker) {
+    /// Tells symbols, or holds them until there is room.
+    pub(super) fn tell(&mut self, characters: Vec<Character>) {
         if self.room.is_some() {
             self.held.extend(characters);
             return;
@@ -72,12 +72,10 @@ impl Outlet {
         if matches!(refusal, TrySendError::Full(())) {
             self.held = characters;
             self.room = Some(Box::pin(self.sender.clone().reserve_owned()));
-            // The first look leaves the waker with the channel.
-            self.is_free(waker);
         }
     }
 
-    /// Whether nothing is held any more, after another try.
+    /// Whether nothing is held any more, after another try; if something is, `waker` is called once there is room.
     pub(super) fn is_free(&mut self, waker: &Waker) -> bool {
         let Some(room) = &mut self.room else { return true };
         match room.as_mut().poll(&mut Context::from_waker(waker)) {

@@ -113,7 +113,7 @@ impl Shared {
             Job::Score(request) => Session::score(request, model.card())?,
         };
         if deadline.is_some_and(|deadline| deadline <= arrived) {
-            return Err(Error::Deadline { stage: "before the queue" });
+            return Err(Error::Deadline { stage: "before it was queued" });
         }
         let needed = model.bytes_for(session.most_symbols());
         let (outlet, events) = Outlet::open(limits.events)?;
@@ -248,14 +248,16 @@ impl Worker {
             if self.arrivals.is_empty() {
                 return true;
             }
+            // Some came after `now`.
+            let admitted = Instant::now();
             for (job, grant) in self.arrivals.drain(..) {
-                let watch = Stopwatch::new(job.arrived, now);
+                let watch = Stopwatch::new(job.arrived, admitted);
                 let mut running = Running::new(job.session, job.outlet, watch, grant);
                 running.deadline = job.deadline;
                 self.ended.extend(self.batch.admit(running));
             }
             // Whom the model refuses makes room for the next.
-            self.end_jobs(now);
+            self.end_jobs(admitted);
         }
     }
 
@@ -274,7 +276,7 @@ impl Worker {
         }
         drop(desk);
         for job in self.ended.drain(..) {
-            job.end(now, self.batch.waker());
+            job.end(now);
         }
     }
 

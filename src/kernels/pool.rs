@@ -26,8 +26,7 @@ pub struct Pool {
 
 /// What caller and workers share.
 struct Board {
-    /// The current job and its number.
-    job: Mutex<Option<Job>>,
+    slot: Mutex<Slot>,
     changed: Condvar,
     /// The number of the newest job; workers spin on it. `STOP` ends them.
     number: AtomicUsize,
@@ -36,6 +35,14 @@ struct Board {
     /// Workers that have not finished with the current job yet.
     busy: AtomicUsize,
     panicked: AtomicBool,
+}
+
+/// What is posted, and who must be woken to see it.
+#[derive(Default)]
+struct Slot {
+    job: Option<Job>,
+    /// Workers that wait on `changed`: with none, a post costs no call to the system.
+    asleep: usize,
 }
 
 const STOP: usize = usize::MAX;
@@ -55,7 +62,7 @@ impl Pool {
     /// pool works with those it got.
     pub fn new(threads: usize) -> Self {
         let board = Arc::new(Board {
-            job: Mutex::new(None),
+            slot: Mutex::default(),
             changed: Condvar::new(),
             number: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
@@ -128,10 +135,10 @@ impl std::fmt::Debug for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let mut job = lock(&self.board.job);
-        *job = None;
+        let mut slot = lock(&self.board.slot);
+        slot.job = None;
         self.board.number.store(STOP, Release);
-        drop(job);
+        drop(slot);
         self.board.changed.notify_all();
         for worker in self.workers.drain(..) {
             // A worker cannot panic outside a task, whose panics are caught; there is nothing to report.
@@ -142,14 +149,17 @@ impl Drop for Pool {
 
 impl Board {
     fn post(&self, job: Job, workers: usize) {
-        let mut current = lock(&self.job);
+        let mut slot = lock(&self.slot);
         self.next.store(0, Relaxed);
         self.busy.store(workers, Relaxed);
-        *current = Some(job);
+        slot.job = Some(job);
         let number = self.number.load(Relaxed).wrapping_add(1) % STOP;
         self.number.store(number, Release);
-        drop(current);
-        self.changed.notify_all();
+        let asleep = slot.asleep;
+        drop(slot);
+        if asleep > 0 {
+            self.changed.notify_all();
+        }
     }
 
     fn take_tasks(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
@@ -183,18 +193,20 @@ impl Board {
             }
             std::hint::spin_loop();
         }
-        let mut job = lock(&self.job);
+        let mut slot = lock(&self.slot);
         loop {
             let number = self.number.load(Acquire);
             if number == STOP {
                 return None;
             }
-            if let Some(current) = *job
+            if let Some(job) = slot.job
                 && number != seen
             {
-                return Some((number, current));
+                return Some((number, job));
             }
-            job = self.changed.wait(job).unwrap_or_else(PoisonError::into_inner);
+            slot.asleep += 1;
+            slot = self.changed.wait(slot).unwrap_or_else(PoisonError::into_inner);
+            slot.asleep -= 1;
         }
     }
 }

@@ -135,7 +135,7 @@ impl<W: Wording> Stream for Answer<W> {
 impl<W> Drop for Answer<W> {
     fn drop(&mut self) {
         if self.source.is_some() {
-            tracing::info!(parent: &self.span, "the client went away");
+            tracing::info!(parent: &self.span, "dropped before its end");
         }
     }
 }

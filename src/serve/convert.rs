@@ -150,7 +150,7 @@ fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOpti
         })
     };
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
-    let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed) };
+    let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
     options::check_mode(&boundaries, card)?;
     Ok(boundaries)
 }
@@ -301,7 +301,8 @@ mod tests {
     fn stop_strings_are_taken_as_given() {
         let stop = |stop: &str, card: &Card| {
             let stopping = Some(v1::Stopping { stop: vec!["a".into(), stop.into()], ..Default::default() });
-            generate(v1::GenerateRequest { stopping, ..request("a") }, card).map(|(job, _)| job.stopping.stop[1].clone())
+            generate(v1::GenerateRequest { stopping, ..request("a") }, card)
+                .map(|(job, _)| job.stopping.stop[1].clone())
         };
         assert_eq!(stop("b c", &letters()).unwrap(), [2, 0, 3]);
         let message = stop("bC", &letters()).unwrap_err().to_string();

@@ -52,7 +52,12 @@ impl Wording for Generated {
             Event::Started { cached_chars } => self.started = Some(self.started(cached_chars)),
             Event::Characters(characters) => self.pieces.push(characters),
             Event::Finished { reason, usage, timing } => {
-                tracing::info!(?reason, generated_chars = usage.generated_chars, total_ns = timing.total_ns, "finished");
+                tracing::info!(
+                    ?reason,
+                    generated_chars = usage.generated_chars,
+                    total_ns = timing.total_ns,
+                    "finished"
+                );
                 self.finished = Some(v1::Finished {
                     reason: totals::reason(&reason).into(),
                     matched_stop: self.matched(&reason),

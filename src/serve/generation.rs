@@ -86,10 +86,7 @@ impl generation_server::Generation for Generation {
     type GenerateStream = Answer<Generated>;
     type ScoreStream = Answer<Scored>;
 
-    async fn generate(
-        &self,
-        request: Request<v1::GenerateRequest>,
-    ) -> Result<Response<Self::GenerateStream>, Status> {
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let call = Call::of(&request);
         self.generated(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
     }

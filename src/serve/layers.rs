@@ -247,4 +247,70 @@ mod tests {
         assert!(matches!(caught(|| panic!("no")), Err::<(), _>(Error::Internal(_))));
         assert_eq!(caught(|| 1).unwrap(), 1);
     }
+
+    /// What a layer makes of a service, asked once.
+    async fn asked<F>(
+        around: Around,
+        service: fn(Request<Body>) -> F,
+        headers: &[(&'static str, &str)],
+    ) -> Response<Body>
+    where
+        F: Future<Output = Answered> + Send + 'static,
+    {
+        let mut request = Request::new(Body::empty());
+        for &(name, value) in headers {
+            request.headers_mut().insert(name, HeaderValue::from_str(value).unwrap());
+        }
+        around.layer(tower::service_fn(service)).oneshot(request).await.unwrap()
+    }
+
+    fn code(response: &Response<Body>) -> tonic::Code {
+        tonic::Status::from_header_map(response.headers()).map_or(tonic::Code::Ok, |status| status.code())
+    }
+
+    async fn never(_: Request<Body>) -> Answered {
+        std::future::pending().await
+    }
+
+    async fn panics(_: Request<Body>) -> Answered {
+        tokio::task::yield_now().await;
+        panic!("no")
+    }
+
+    /// Answers with the deadline's distance in seconds.
+    async fn tells(request: Request<Body>) -> Answered {
+        let left = Call::in_http(&request).deadline.map(|deadline| deadline.duration_since(Instant::now()).as_secs());
+        let mut response = Response::new(Body::empty());
+        response.headers_mut().insert("left", HeaderValue::from_str(&format!("{left:?}")).unwrap());
+        Ok(response)
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_does_not_begin_in_time_is_given_up() {
+        for timeout in ["0n", "20m"] {
+            let response = asked(Around(timed), never, &[("grpc-timeout", timeout)]).await;
+            assert_eq!(code(&response), tonic::Code::DeadlineExceeded);
+        }
+        let response = asked(Around(timed), tells, &[("grpc-timeout", "1H")]).await;
+        assert_eq!(response.headers()["left"], "Some(3599)");
+        for headers in [&[][..], &[("grpc-timeout", "99999999H")]] {
+            let response = asked(Around(timed), tells, headers).await;
+            assert_eq!(code(&response), tonic::Code::Ok);
+        }
+        let response = asked(Around(timed), tells, &[("grpc-timeout", "soon")]).await;
+        assert_eq!(code(&response), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_a_service_is_an_answer() {
+        assert_eq!(code(&asked(Around(guarded), panics, &[]).await), tonic::Code::Internal);
+    }
+
+    #[tokio::test]
+    async fn answers_have_the_requests_name() {
+        let response = asked(Around(named), tells, &[(REQUEST_ID, "mine")]).await;
+        assert_eq!(response.headers()[REQUEST_ID], "mine");
+        let response = asked(Around(named), tells, &[(REQUEST_ID, "not mine")]).await;
+        assert_eq!(response.headers()[REQUEST_ID].len(), 16);
+    }
 }

@@ -1,7 +1,7 @@
 //! The wire: gRPC services over the engines, and the server's beginning and end. The only room that knows tonic.
 //!
-//! Reading order: [`generation`] (a call from request to answer), [`convert`] (request → job), [`answer`] (events →
-//! messages), [`status`] (error → status), [`layers`] (what happens to every call), [`shutdown`].
+//! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
+//! `status` (error → status), `layers` (what happens to every call), `shutdown`.
 
 mod answer;
 mod convert;

@@ -23,15 +23,15 @@ enum Phase {
 
 /// Where requests come in. Clones are the same gate.
 #[derive(Debug, Clone)]
-pub struct Gate(Arc<watch::Sender<Phase>>);
+pub(super) struct Gate(Arc<watch::Sender<Phase>>);
 
 /// A request's permission to run; held until its answer is complete or dropped.
 #[derive(Debug)]
-pub struct Pass(watch::Receiver<Phase>);
+pub(super) struct Pass(watch::Receiver<Phase>);
 
 impl Gate {
     /// An open gate.
-    pub fn open() -> Self {
+    pub(super) fn open() -> Self {
         Self(Arc::new(watch::Sender::new(Phase::Open)))
     }
 
@@ -39,7 +39,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`Error::Draining`] once the server is shutting down.
-    pub fn enter(&self) -> Result<Pass> {
+    pub(super) fn enter(&self) -> Result<Pass> {
         // Counted first and looked up then: a request that comes while the gate closes is either seen or refused.
         let pass = Pass(self.0.subscribe());
         if *pass.0.borrow() == Phase::Open { Ok(pass) } else { Err(draining()) }
@@ -47,7 +47,7 @@ impl Gate {
 
     /// Lets no new requests in; gives those inside so long to finish, then ends them. Returns whether all finished by
     /// themselves.
-    pub async fn close(&self, limit: Duration) -> bool {
+    pub(super) async fn close(&self, limit: Duration) -> bool {
         self.0.send_replace(Phase::Draining);
         let finished = tokio::time::timeout(limit, self.0.closed()).await.is_ok();
         self.0.send_replace(Phase::Ending);
@@ -57,7 +57,7 @@ impl Gate {
 
 impl Pass {
     /// Waits until the request must end; returns what to answer.
-    pub async fn ended(&mut self) -> Error {
+    pub(super) async fn ended(&mut self) -> Error {
         // The gate is gone together with the server.
         let _ = self.0.wait_for(|phase| *phase == Phase::Ending).await;
         draining()

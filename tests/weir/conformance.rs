@@ -2,7 +2,7 @@
 //!
 //! To put a new configuration under the suite, add a line to [`configurations`]; a family without one fails.
 
-use super::support::{Alone, CASES, COMPANY, Dice, difference, fixture, full};
+use super::support::{Alone, CASES, COMPANY, Dice, difference, fixture, full, storms};
 use super::twin::shapes;
 use std::sync::Arc;
 use weir::{
@@ -35,10 +35,13 @@ fn configurations() -> Vec<Configuration> {
 }
 
 fn on_each(test: impl Fn(&Configuration, &mut Dice)) {
-    for (index, configuration) in configurations().iter().enumerate() {
-        test(configuration, &mut Dice::new(index as u64 + 1));
-        let memory = configuration.model.memory();
-        assert_eq!(memory.in_use, 0, "{}: pages leaked", configuration.name);
+    let rounds = if storms() { 10 } else { 1 };
+    for round in 0..rounds {
+        for (index, configuration) in configurations().iter().enumerate() {
+            test(configuration, &mut Dice::new(round * 1000 + index as u64 + 1));
+            let memory = configuration.model.memory();
+            assert_eq!(memory.in_use, 0, "{}: pages leaked", configuration.name);
+        }
     }
 }
 

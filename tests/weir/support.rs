@@ -21,6 +21,11 @@ pub const CASES: [&str; 8] =
 /// How far a row's logits may be from its own alone: nothing. The kernels keep one order of summation per row.
 pub const COMPANY: f32 = 0.0;
 
+/// Whether the long storms are asked for: `WEIR_STORMS=1`.
+pub fn storms() -> bool {
+    std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
+}
+
 /// Where the golden data of a case is.
 pub fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/dynamic-pooling").join(case)

@@ -13,6 +13,7 @@ pub mod shards;
 pub mod writer;
 
 pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
-pub use reader::{Weights, read_file, read_weights, read_weights_telling};
+pub use header::Dtype;
+pub use reader::{Tensor, Weights, read_from, read_weights, read_weights_telling};
 pub use shards::WEIGHTS_FILE;
 pub use writer::Writer;

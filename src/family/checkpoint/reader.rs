@@ -1,7 +1,7 @@
 //! Reads weights: exactly the tensors asked for, every number finite, hashed on the way.
 
 use super::{
-    header::{Entry, Header},
+    header::{Dtype, Entry, Header},
     json,
     shards::{Shard, same_names, shards},
 };
@@ -25,7 +25,18 @@ const HEADER_BYTES_A_TENSOR: u64 = 512;
 /// The tensors of a checkpoint, checked against their specifications.
 #[derive(Debug, Default)]
 pub struct Weights {
-    tensors: HashMap<String, (Vec<usize>, Vec<f32>)>,
+    tensors: HashMap<String, Tensor>,
+}
+
+/// One tensor, widened to f32.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// The type of its numbers in the file.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its numbers, row-major.
+    pub numbers: Vec<f32>,
 }
 
 impl Weights {
@@ -35,17 +46,17 @@ impl Weights {
     /// [`Error::Internal`] if it was not asked for when reading, or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensors.remove(name);
-        tensor.map(|(_, numbers)| numbers).ok_or_else(|| Error::Internal(format!("tensor {name} is not there (any more)")))
+        tensor.map(|tensor| tensor.numbers).ok_or_else(|| Error::Internal(format!("tensor {name} is not there (any more)")))
     }
 
-    /// A tensor's shape and numbers, if it is there.
-    pub fn get(&self, name: &str) -> Option<(&[usize], &[f32])> {
-        self.tensors.get(name).map(|(shape, numbers)| (shape.as_slice(), numbers.as_slice()))
+    /// A tensor, if it is there.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
     }
 
     /// Adds a tensor.
-    pub fn insert(&mut self, name: String, shape: Vec<usize>, numbers: Vec<f32>) {
-        self.tensors.insert(name, (shape, numbers));
+    pub fn insert(&mut self, name: String, tensor: Tensor) {
+        self.tensors.insert(name, tensor);
     }
 
     /// How many tensors there are.
@@ -80,33 +91,48 @@ pub fn read_weights_telling(
     read_shards(&shards(dir, specs)?, specs, progress)
 }
 
-/// As [`read_weights`], of one file of any name.
+/// As [`read_weights`], of one file's `size` bytes from anywhere; `file` is the one to name.
 ///
 /// # Errors
 /// As for [`read_weights`].
-pub fn read_file(file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
+pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     let names = specs.iter().map(|spec| spec.name.clone()).collect();
-    read_shards(&[Shard { file: file.to_path_buf(), names }], specs, &mut |_, _| {})
+    let shard = Shard { file: file.to_path_buf(), names };
+    let header = header(&shard, &mut from, size, &by_name(specs))?;
+    let mut silent = |_, _| {};
+    let mut reading = Reading::new(size, &mut silent);
+    reading.shard(file, &mut from, header)?;
+    Ok(reading.finish())
+}
+
+fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
+    specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
 }
 
 fn read_shards(shards: &[Shard], specs: &[TensorSpec], progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
-    let specs: HashMap<&str, &TensorSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+    let specs = by_name(specs);
     let mut opened = Vec::with_capacity(shards.len());
     let mut total = 0;
     // All headers first: nothing large is set aside for a checkpoint that is wrong in its last shard.
     for shard in shards {
         let (mut from, size) = json::open(&shard.file)?;
-        let names: u64 = shard.names.iter().map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
-        let header = Header::read(&mut from, &shard.file, size, HEADER_BYTES + names)?;
-        check(shard, &header.tensors, &specs)?;
+        let header = header(shard, &mut from, size, &specs)?;
         total += size;
         opened.push((shard, from, header));
     }
-    let mut reading = Reading { weights: Weights::default(), hash: Sha256::new(), done: 0, total, progress };
+    let mut reading = Reading::new(total, progress);
     for (shard, mut from, header) in opened {
         reading.shard(&shard.file, &mut from, header)?;
     }
-    Ok((reading.weights, hexadecimal(&reading.hash.finalize())))
+    Ok(reading.finish())
+}
+
+/// Reads a shard's header and checks that it lists what it must.
+fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
+    let names: u64 = shard.names.iter().map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
+    let header = Header::read(from, &shard.file, size, HEADER_BYTES + names)?;
+    check(shard, &header.tensors, specs)?;
+    Ok(header)
 }
 
 /// Whether a shard's header lists what it must.
@@ -132,13 +158,21 @@ struct Reading<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
-impl Reading<'_> {
+impl<'a> Reading<'a> {
+    fn new(total: u64, progress: &'a mut dyn FnMut(u64, u64)) -> Self {
+        Self { weights: Weights::default(), hash: Sha256::new(), done: 0, total, progress }
+    }
+
+    fn finish(self) -> (Weights, String) {
+        (self.weights, hexadecimal(&self.hash.finalize()))
+    }
+
     fn shard(&mut self, file: &Path, from: &mut impl Read, header: Header) -> Result<()> {
         self.passed(&header.bytes);
         let mut chunk = vec![0; CHUNK];
         for entry in header.tensors {
             let numbers = self.tensor(file, from, &entry, &mut chunk)?;
-            self.weights.insert(entry.name, entry.shape, numbers);
+            self.weights.insert(entry.name, Tensor { dtype: entry.dtype, shape: entry.shape, numbers });
         }
         match from.read(&mut [0]).map_err(Error::io(file))? {
             0 => Ok(()),

@@ -2,14 +2,14 @@
 
 use super::toy::*;
 use std::{sync::Arc, thread};
-use weir::engine::handle::{Handle, Job, Limits};
+use weir::engine::handle::{Event, Events, Handle, Job, Limits};
 
 fn small(rows: usize, queue: usize) -> Limits {
     Limits { rows, queue, chunk: 16, events: 8 }
 }
 
 /// Reads all at once, each on a thread of its own.
-fn read_all(jobs: Vec<(u64, weir::engine::handle::Events)>) -> Vec<(u64, Said)> {
+fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, Said)> {
     let readers = jobs.into_iter().map(|(seed, events)| thread::spawn(move || (seed, read(events).unwrap())));
     readers.collect::<Vec<_>>().into_iter().map(|reader| reader.join().unwrap()).collect()
 }
@@ -38,27 +38,26 @@ fn readers_that_go_disturb_nobody() {
     let submit = |seed: u64| (seed, engine.submit(varied(seed), None).unwrap());
     let mut jobs: Vec<_> = (0..300).map(submit).collect();
     let gone: Vec<_> = (0..100).map(|at| jobs.swap_remove(mix(at) as usize % jobs.len())).collect();
-    let leaving = thread::spawn(move || {
-        for (seed, mut events) in gone {
-            // Some go at once, some after an event or two.
-            (0..seed % 3).for_each(|_| drop(events.blocking_recv()));
-        }
-    });
+    let leave = |(seed, mut events): (u64, Events)| {
+        // Some go at once, some after an event or two.
+        thread::spawn(move || (0..seed % 3).for_each(|_| drop(events.blocking_recv())))
+    };
+    let leaving: Vec<_> = gone.into_iter().map(leave).collect();
     for (seed, said) in read_all(jobs) {
         assert_eq!(said, alone(varied(seed), 7), "job {seed}");
     }
-    leaving.join().unwrap();
+    leaving.into_iter().for_each(|leaver| leaver.join().unwrap());
     at_rest(&toy, &engine);
 }
 
 #[test]
 fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
     let toy = Toy::new();
-    let engine = toy.engine(small(8, 8));
+    // The stream's reader comes late and finds all of it.
+    let engine = toy.engine(Limits { events: 300, ..small(8, 8) });
     toy.hold(1);
     let stream = engine.submit(Job::Generate(generate(&[1], 200)), None).unwrap();
-    let prompts: Vec<_> =
-        (0..3).map(|_| engine.submit(Job::Generate(generate(&[2; 500], 1)), None).unwrap()).collect();
+    let prompts: Vec<_> = (0..3).map(|_| engine.submit(Job::Generate(generate(&[2; 500], 1)), None).unwrap()).collect();
     eventually("all have rows", || engine.load().running == 4);
     toy.release();
     read(stream).unwrap();
@@ -78,11 +77,47 @@ fn prompts_take_turns() {
     let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
     let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
     eventually("both have rows", || engine.load().running == 2);
+    // Two chunks each, the sampled symbol, one to spare: the short prompt does not wait for the long one.
+    toy.hold(6);
+    eventually("the short prompt's job is over", || engine.load().running == 1);
     toy.release();
     read(short).unwrap();
-    let steps = toy.steps.lock().unwrap().len();
-    assert!(steps < 100, "the short prompt waited for the long one: {steps} steps");
     read(long).unwrap();
+}
+
+#[test]
+fn newcomers_do_not_starve_a_long_prompt() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(64, 8));
+    toy.hold(0);
+    let mut long = engine.submit(Job::Generate(generate(&[2; 160], 1)), None).unwrap();
+    // With every step comes a prompt that fills a chunk.
+    let newcomers: Vec<_> = (0..100)
+        .map(|_| {
+            let events = engine.submit(Job::Generate(generate(&[2; 16], 1)), None).unwrap();
+            let taken = toy.steps.lock().unwrap().len();
+            toy.hold(1);
+            eventually("a step was taken", || toy.steps.lock().unwrap().len() > taken);
+            events
+        })
+        .collect();
+    let events: Vec<_> = std::iter::from_fn(|| long.try_recv().ok()).collect();
+    toy.release();
+    assert!(matches!(events.last(), Some(Ok(Event::Finished { .. }))), "{events:?}");
+    newcomers.into_iter().for_each(|events| drop(read(events).unwrap()));
+}
+
+#[test]
+fn a_reader_that_goes_frees_its_row_within_a_step() {
+    let toy = Toy::new();
+    let engine = toy.engine(small(1, 4));
+    toy.hold(3);
+    let events = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
+    eventually("three steps were taken", || toy.steps.lock().unwrap().len() == 3);
+    drop(events);
+    toy.hold(1);
+    at_rest(&toy, &engine);
+    toy.release();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::toy::*;
 use std::time::{Duration, Instant};
 use weir::{
-    engine::handle::{Event, Job, Limits},
+    engine::handle::{Event, Events, Job, Limits},
     error::{Code, Error},
 };
 
@@ -114,21 +114,13 @@ fn a_deadline_passes_while_decoding_after_what_was_generated_was_sent() {
     // All of it is held back: it may be a stop string.
     let text: Vec<u32> = alone(Job::Generate(request.clone()), 4).characters.iter().map(|c| c.symbol).collect();
     request.stopping.stop = vec![text[..100].to_vec()];
-    let mut events = engine.submit(Job::Generate(request), Some(Instant::now() + Duration::from_millis(80))).unwrap();
+    let events = engine.submit(Job::Generate(request), Some(Instant::now() + Duration::from_millis(80))).unwrap();
     eventually("the steps were taken", || toy.steps.lock().unwrap().len() == 5);
     std::thread::sleep(Duration::from_millis(100));
     toy.release();
-    let mut characters = Vec::new();
-    let error = loop {
-        match events.blocking_recv().unwrap() {
-            Ok(Event::Characters(told)) => characters.extend(told.into_iter().map(|told| told.symbol)),
-            Ok(Event::Started { .. }) => {}
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => break error,
-        }
-    };
+    let (told, error) = read_to_error(events);
     assert!(matches!(error, Error::Deadline { stage: "while decoding" }), "{error:?}");
-    assert!(characters.len() >= 5 && text.starts_with(&characters));
+    assert!(told.len() >= 5 && text.starts_with(&told));
     at_rest(&toy, &engine);
 }
 
@@ -136,10 +128,29 @@ fn a_deadline_passes_while_decoding_after_what_was_generated_was_sent() {
 fn a_paused_job_has_a_deadline_too() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { events: 4, ..limits(1, 4) });
-    let slow = engine.submit(plain(1000), Some(Instant::now() + Duration::from_millis(50))).unwrap();
-    // Its row comes free though nobody reads, and what it said is still there to be read.
+    let mut request = generate(&[1], 1000);
+    // One symbol waits for its mark, another for the reader.
+    request.details.boundaries = true;
+    let slow = engine.submit(Job::Generate(request), Some(Instant::now() + Duration::from_millis(50))).unwrap();
+    // Its row comes free though nobody reads, and what was generated is still there to be read.
+    eventually("it starts", || !toy.steps.lock().unwrap().is_empty());
     at_rest(&toy, &engine);
-    assert!(matches!(read(slow), Err(Error::Deadline { stage: "while decoding" })));
+    let (told, error) = read_to_error(slow);
+    assert!(matches!(error, Error::Deadline { stage: "while decoding" }), "{error:?}");
+    assert_eq!(told.len(), toy.steps.lock().unwrap().len());
+}
+
+/// The symbols that were told before an error, and the error.
+fn read_to_error(mut events: Events) -> (Vec<u32>, Error) {
+    let mut told = Vec::new();
+    loop {
+        match events.blocking_recv().unwrap() {
+            Ok(Event::Characters(characters)) => told.extend(characters.into_iter().map(|told| told.symbol)),
+            Ok(Event::Started { .. }) => {}
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => return (told, error),
+        }
+    }
 }
 
 #[test]

@@ -75,7 +75,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn generates_as_the_naive_twin(request in request(), chunk in 1usize..12, max_symbols in 25usize..60) {
+    fn generates_as_the_naive_twin(request in request(), chunk in 1usize..12, max_symbols in 30usize..60) {
         let toy = Toy::with(max_symbols, usize::MAX);
         let said = run(Session::generate(request.clone(), toy.card()).unwrap(), &toy, chunk);
         let (characters, reason) = naive(&request, max_symbols);

@@ -15,34 +15,35 @@ use weir::{
     },
     engine::handle::{Event, Events, Handle, Job, Limits},
     error::{Error, Result},
+    text::{Normaliser, Vocabulary},
 };
 
 /// Symbols that are sampled: 0 to 3. A segment ends with 0.
-pub const SAMPLED: u32 = 4;
+pub(super) const SAMPLED: u32 = 4;
 /// Feeding this panics in the symbol step.
-pub const PANIC: u32 = 4;
+pub(super) const PANIC: u32 = 4;
 /// Feeding this fails the symbol step.
-pub const FAIL: u32 = 5;
+pub(super) const FAIL: u32 = 5;
 /// Feeding this panics in the segment step.
-pub const PANIC_IN_MIDDLE: u32 = 6;
+pub(super) const PANIC_IN_MIDDLE: u32 = 6;
 /// The logits after this are not numbers.
-pub const NAN: u32 = 7;
+pub(super) const NAN: u32 = 7;
 /// Symbols of the vocabulary.
-pub const VOCABULARY: usize = 8;
+pub(super) const VOCABULARY: usize = 8;
 /// The most symbols of a sequence.
-pub const MAX_SYMBOLS: usize = 4096;
+pub(super) const MAX_SYMBOLS: usize = 4096;
 /// Bytes that a symbol occupies.
-pub const BYTES: usize = 10;
+pub(super) const BYTES: usize = 10;
 
-pub struct Toy {
+pub(super) struct Toy {
     card: Card,
     limit: usize,
     counts: Arc<Counts>,
     gate: (Mutex<Gate>, Condvar),
     /// Of each symbol step: how many symbols each row fed.
-    pub steps: Mutex<Vec<Vec<usize>>>,
+    pub(super) steps: Mutex<Vec<Vec<usize>>>,
     /// How many more times working memory can be made.
-    pub scratches: AtomicUsize,
+    pub(super) scratches: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -55,16 +56,16 @@ struct Counts {
 type Gate = Option<usize>;
 
 impl Toy {
-    pub fn new() -> Arc<Self> {
+    pub(super) fn new() -> Arc<Self> {
         Self::with(MAX_SYMBOLS, usize::MAX)
     }
 
     /// Sequences of at most `max_symbols`, `limit` bytes for all of them.
-    pub fn with(max_symbols: usize, limit: usize) -> Arc<Self> {
+    pub(super) fn with(max_symbols: usize, limit: usize) -> Arc<Self> {
         Self::named("toy", max_symbols, limit)
     }
 
-    pub fn named(name: &str, max_symbols: usize, limit: usize) -> Arc<Self> {
+    pub(super) fn named(name: &str, max_symbols: usize, limit: usize) -> Arc<Self> {
         let card = Card {
             name: name.into(),
             family: "toy",
@@ -82,22 +83,23 @@ impl Toy {
         Arc::new(Self { card, limit, counts, gate, steps: Mutex::default(), scratches: AtomicUsize::new(usize::MAX) })
     }
 
-    pub fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
+    pub(super) fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
         Handle::start(Arc::clone(self) as Arc<dyn Model>, limits).unwrap()
     }
 
     /// Lets no more than so many further steps begin.
-    pub fn hold(&self, steps: usize) {
+    pub(super) fn hold(&self, steps: usize) {
         *self.gate.0.lock().unwrap() = Some(steps);
+        self.gate.1.notify_all();
     }
 
     /// Lets all steps begin.
-    pub fn release(&self) {
+    pub(super) fn release(&self) {
         *self.gate.0.lock().unwrap() = None;
         self.gate.1.notify_all();
     }
 
-    pub fn sequences(&self) -> usize {
+    pub(super) fn sequences(&self) -> usize {
         self.counts.sequences.load(SeqCst)
     }
 
@@ -110,8 +112,9 @@ impl Toy {
     }
 }
 
-fn vocabulary() -> weir::text::Vocabulary {
-    weir::text::Vocabulary(VOCABULARY)
+fn vocabulary() -> Vocabulary {
+    let symbols: [String; VOCABULARY] = std::array::from_fn(|id| char::from(b'a' + id as u8).to_string());
+    Vocabulary::of_symbols(&symbols, Normaliser::None).unwrap()
 }
 
 struct ToyState {
@@ -255,7 +258,7 @@ impl Model for Toy {
 }
 
 /// The logits after a text, from the start.
-pub fn logits_after(text: &[u32]) -> [f32; VOCABULARY] {
+pub(super) fn logits_after(text: &[u32]) -> [f32; VOCABULARY] {
     let mut state = ToyState::new(Vec::new(), Arc::default());
     text.iter().for_each(|&symbol| {
         state.push(symbol);
@@ -263,14 +266,14 @@ pub fn logits_after(text: &[u32]) -> [f32; VOCABULARY] {
     state.logits(*text.last().unwrap())
 }
 
-pub fn mix(value: u64) -> u64 {
+pub(super) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
 }
 
 /// A plain request.
-pub fn generate(prompt: &[u32], max_chars: usize) -> Generate {
+pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
     let stopping = Stopping { max_chars, min_chars: 0, max_segments: None, stop: Vec::new(), include_stop: false };
     Generate {
         prompt: prompt.to_vec(),
@@ -282,7 +285,7 @@ pub fn generate(prompt: &[u32], max_chars: usize) -> Generate {
 }
 
 /// A request with this seed and options that follow from it.
-pub fn varied(seed: u64) -> Job {
+pub(super) fn varied(seed: u64) -> Job {
     let number = |purpose: u64, below: u64| (mix(seed.wrapping_mul(31) ^ purpose << 40) % below) as usize;
     let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|at| number(2 + at, SAMPLED.into()) as u32).collect();
     if number(100, 5) == 0 {
@@ -306,23 +309,23 @@ pub fn varied(seed: u64) -> Job {
 
 /// All that a job said, as one comparable thing.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Said {
-    pub characters: Vec<weir::decode::options::Character>,
-    pub reason: weir::decode::options::Reason,
-    pub usage: weir::decode::options::Usage,
+pub(super) struct Said {
+    pub(super) characters: Vec<weir::decode::options::Character>,
+    pub(super) reason: weir::decode::options::Reason,
+    pub(super) usage: weir::decode::options::Usage,
 }
 
 /// The same job without an engine.
-pub fn alone(job: Job, chunk: usize) -> Said {
+pub(super) fn alone(job: Job, chunk: usize) -> Said {
     let toy = Toy::new();
     let session = match job {
         Job::Generate(request) => Session::generate(request, toy.card()),
         Job::Score(request) => Session::score(request, toy.card()),
     };
-    run(session.unwrap(), &*toy, chunk)
+    run(session.unwrap(), &toy, chunk)
 }
 
-pub fn run(session: Session, toy: &Toy, chunk: usize) -> Said {
+pub(super) fn run(session: Session, toy: &Toy, chunk: usize) -> Said {
     let mut characters = Vec::new();
     let mut tell = |told: Vec<_>| {
         assert!(!told.is_empty());
@@ -334,7 +337,7 @@ pub fn run(session: Session, toy: &Toy, chunk: usize) -> Said {
 }
 
 /// Reads a job to its end, and checks the order of what it says.
-pub fn read(mut events: Events) -> Result<Said> {
+pub(super) fn read(mut events: Events) -> Result<Said> {
     let mut characters = Vec::new();
     let Some(Event::Started { cached_chars: 0 }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
@@ -355,7 +358,7 @@ pub fn read(mut events: Events) -> Result<Said> {
 }
 
 /// Waits for what must come soon.
-pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub(super) fn eventually(what: &str, holds: impl Fn() -> bool) {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while !holds() {
         assert!(std::time::Instant::now() < end, "never: {what}");
@@ -364,7 +367,7 @@ pub fn eventually(what: &str, holds: impl Fn() -> bool) {
 }
 
 /// Nothing waits, runs or occupies memory.
-pub fn at_rest(toy: &Toy, engine: &Handle) {
+pub(super) fn at_rest(toy: &Toy, engine: &Handle) {
     eventually("everything is given back", || {
         let load = engine.load();
         (load.queued, load.running, load.bytes, toy.sequences()) == (0, 0, 0, 0)

@@ -1,0 +1,83 @@
+//! What the official code calls the tensors of an hourglass.
+
+use crate::family::{Init, TensorSpec};
+
+/// Whole names.
+const MODEL: &[(&str, &str)] = &[
+    ("embedding.weight", "word_emb.weight"),
+    ("position.inverse_frequency", "pos_emb.inv_freq"),
+    ("position.content_bias", "r_w_bias"),
+    ("position.distance_bias", "r_r_bias"),
+    (NULL_GROUP, "null_group"),
+    ("pool_norm.weight", "down_ln.weight"),
+    ("pool_norm.bias", "down_ln.bias"),
+    ("boundary.hidden.weight", "boundary_predictor.boundary_predictor.0.weight"),
+    ("boundary.hidden.bias", "boundary_predictor.boundary_predictor.0.bias"),
+    ("boundary.output.weight", "boundary_predictor.boundary_predictor.2.weight"),
+    ("boundary.output.bias", "boundary_predictor.boundary_predictor.2.bias"),
+    ("head.weight", "final_cast.weight"),
+    ("head.bias", "final_cast.bias"),
+];
+
+/// Within a layer.
+const LAYER: &[(&str, &str)] = &[
+    ("attention.qkv.weight", "dec_attn.qkv_net.weight"),
+    ("attention.qkv.bias", "dec_attn.qkv_net.bias"),
+    (DISTANCE, "dec_attn.r_net.weight"),
+    ("attention.output.weight", "dec_attn.o_net.weight"),
+    ("attention.output.bias", "dec_attn.o_net.bias"),
+    ("attention.norm.weight", "dec_attn.layer_norm.weight"),
+    ("attention.norm.bias", "dec_attn.layer_norm.bias"),
+    ("feed_forward.up.weight", "pos_ff.CoreNet.0.weight"),
+    ("feed_forward.up.bias", "pos_ff.CoreNet.0.bias"),
+    ("feed_forward.down.weight", "pos_ff.CoreNet.3.weight"),
+    ("feed_forward.down.bias", "pos_ff.CoreNet.3.bias"),
+    ("feed_forward.norm.weight", "pos_ff.layer_norm.weight"),
+    ("feed_forward.norm.bias", "pos_ff.layer_norm.bias"),
+];
+
+const NULL_GROUP: &str = "null_group";
+const DISTANCE: &str = "attention.distance.weight";
+/// Beside each [`DISTANCE`] there is a bias that moves all scores of a query alike, so that the softmax cancels it. It must
+/// be there, and is dropped.
+const DISTANCE_BIAS: &str = "dec_attn.r_net.bias";
+
+const STACKS: &[(&str, &str)] = &[("pre", "layers.0"), ("middle", "layers.1"), ("post", "layers.2")];
+
+/// The official name of one of weir's tensors; the name itself if there is none, so that it is reported as missing.
+pub(super) fn official_name(name: &str) -> String {
+    if let Some((_, official)) = MODEL.iter().find(|(ours, _)| *ours == name) {
+        return (*official).to_owned();
+    }
+    let layer = in_layer(name).and_then(|(stack, index, part)| {
+        let (_, official) = LAYER.iter().find(|(ours, _)| *ours == part)?;
+        Some(format!("{stack}.{index}.{official}"))
+    });
+    layer.unwrap_or_else(|| name.to_owned())
+}
+
+/// The official stack, the layer's index, and the name within the layer.
+fn in_layer(name: &str) -> Option<(&'static str, &str, &str)> {
+    let mut parts = name.splitn(3, '.');
+    let (stack, index, part) = (parts.next()?, parts.next()?, parts.next()?);
+    let (_, official) = STACKS.iter().find(|(ours, _)| *ours == stack)?;
+    Some((official, index, part))
+}
+
+/// Every tensor that an official checkpoint must hold for a model of weir's tensors.
+pub(super) fn official(specs: &[TensorSpec]) -> Vec<TensorSpec> {
+    let mut official = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let mut shape = spec.shape.clone();
+        if spec.name == NULL_GROUP {
+            shape.splice(0..0, [1, 1]);
+        }
+        if let Some((stack, index, DISTANCE)) = in_layer(&spec.name) {
+            let (name, shape) = (format!("{stack}.{index}.{DISTANCE_BIAS}"), shape.iter().copied().take(1).collect());
+            official.push(TensorSpec { name, shape, init: Init::Normal(0.0, 0.0), trained: true });
+        }
+        let (name, init) = (official_name(&spec.name), Init::Normal(0.0, 0.0));
+        official.push(TensorSpec { name, shape, init, trained: spec.trained });
+    }
+    official
+}

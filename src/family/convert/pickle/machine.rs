@@ -1,0 +1,393 @@
+//! The stack machine that reads a pickle: instructions in, inert objects out.
+
+use super::{Call, Object, Pickle, Value};
+use std::collections::HashMap;
+
+/// The most instructions, and with them values on the stack and in containers, and objects.
+const MAX_STEPS: usize = 4 << 20;
+const MAX_OBJECTS: usize = 1 << 20;
+/// The most marks open at a time, i.e. how deep literals may nest.
+const MAX_MARKS: usize = 1000;
+
+/// What may be named. Nothing here is ever called: the list keeps surprises out, and tells them.
+const GLOBALS: &[(&str, &[&str])] = &[
+    ("argparse", &["Namespace"]),
+    ("collections", &["OrderedDict", "Counter", "defaultdict"]),
+    ("builtins", &["dict", "list", "set", "frozenset", "bytearray", "complex", "int", "float"]),
+    ("__builtin__", &["dict", "list", "set", "frozenset", "bytearray", "complex", "int", "float"]),
+    ("_codecs", &["encode"]),
+    ("numpy", &["dtype", "ndarray"]),
+    ("numpy.core.multiarray", &["scalar", "_reconstruct"]),
+    ("numpy._core.multiarray", &["scalar", "_reconstruct"]),
+    ("pathlib", &["PosixPath", "PurePosixPath", "Path"]),
+    ("torch", &["Size", "device", "FloatStorage", "HalfStorage", "BFloat16Storage", "DoubleStorage", "LongStorage"]),
+    ("torch", &["IntStorage", "ShortStorage", "CharStorage", "ByteStorage", "BoolStorage"]),
+    ("torch", &["float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool"]),
+    ("torch._utils", &["_rebuild_tensor_v2", "_rebuild_parameter"]),
+    ("utils.vocabulary", &["Vocab"]),
+];
+
+/// Expected, found.
+type Wrong = (String, String);
+
+fn wrong<T>(expected: impl Into<String>, found: impl Into<String>) -> Result<T, Wrong> {
+    Err((expected.into(), found.into()))
+}
+
+/// The machine and the program it reads.
+pub(super) struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// Where the current instruction starts.
+    start: usize,
+    objects: Vec<Object>,
+    stack: Vec<Value>,
+    /// The heights of the stack at the open marks.
+    marks: Vec<usize>,
+    memo: HashMap<u32, Value>,
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        let (objects, stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        Self { bytes, at: 0, start: 0, objects, stack, marks, memo }
+    }
+
+    /// What was read.
+    pub(super) fn finish(mut self) -> Pickle {
+        let root = self.stack.pop().unwrap_or(Value::None);
+        Pickle { objects: self.objects, root }
+    }
+
+    /// The place of the current instruction.
+    pub(super) fn offset(&self) -> usize {
+        self.start
+    }
+
+    pub(super) fn run(&mut self) -> Result<(), Wrong> {
+        match (self.byte()?, self.byte()?) {
+            (0x80, 2..=5) => {}
+            (0x80, protocol) => return wrong("protocol 2 to 5", format!("protocol {protocol}")),
+            (byte, _) => return wrong("a pickle (first byte 0x80)", format!("0x{byte:02x}")),
+        }
+        for _ in 0..MAX_STEPS {
+            self.start = self.at;
+            let code = self.byte()?;
+            if code == b'.' {
+                return self.stop();
+            }
+            self.step(code)?;
+        }
+        wrong(format!("at most {MAX_STEPS} instructions"), "more")
+    }
+
+    fn stop(&mut self) -> Result<(), Wrong> {
+        if self.at != self.bytes.len() {
+            return wrong("the end of the file", format!("{} more bytes", self.bytes.len() - self.at));
+        }
+        match (self.stack.len(), self.marks.len()) {
+            (1, 0) => Ok(()),
+            (values, marks) => wrong("one value at the end", format!("{values} values and {marks} open marks")),
+        }
+    }
+
+    /// One instruction. The letters are Python's; `pickletools.py` has their names.
+    fn step(&mut self, code: u8) -> Result<(), Wrong> {
+        match code {
+            0x80 | 0x95 => self.framing(code),
+            b'(' => self.mark(),
+            b'0' => self.pop().map(|_| ()),
+            b'1' => self.since_mark().map(|_| ()),
+            b'2' => self.top().cloned().map(|value| self.stack.push(value)),
+            b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.scalar(code),
+            b'X' | 0x8c | 0x8d | b'T' | b'U' => self.text(code),
+            b'B' | b'C' | 0x8e | 0x96 => self.opaque_bytes(code),
+            b']' | b')' | b'}' | 0x8f | b't' | b'l' | b'd' | 0x91 | 0x85..=0x87 => self.container(code),
+            b'a' | b'e' | 0x90 => self.append(code),
+            b's' | b'u' => self.set_items(code),
+            b'q' | b'r' | 0x94 | b'h' | b'j' => self.memorise(code),
+            b'c' | 0x93 => self.global(code),
+            b'R' | 0x81 | 0x92 => self.call(code),
+            b'b' => self.build(),
+            b'Q' => {
+                let id = self.pop()?;
+                self.push(Object::Persistent(id))
+            }
+            _ => wrong("an instruction that reads data", format!("0x{code:02x} ({:?})", char::from(code))),
+        }
+    }
+
+    fn framing(&mut self, code: u8) -> Result<(), Wrong> {
+        if code == 0x80 {
+            return match self.byte()? {
+                2..=5 => Ok(()),
+                protocol => wrong("protocol 2 to 5", format!("protocol {protocol}")),
+            };
+        }
+        let (length, left) = (self.number::<8>()?, self.left());
+        if length > left as u64 { wrong(format!("a frame of at most {left} bytes"), format!("{length} bytes")) } else { Ok(()) }
+    }
+
+    fn scalar(&mut self, code: u8) -> Result<(), Wrong> {
+        let value = match code {
+            b'N' => Value::None,
+            0x88 | 0x89 => Value::Bool(code == 0x88),
+            b'J' => Value::Int(i64::from(self.number::<4>()? as u32 as i32)),
+            b'K' => Value::Int(self.number::<1>()? as i64),
+            b'M' => Value::Int(self.number::<2>()? as i64),
+            b'G' => Value::Float(f64::from_bits(self.number::<8>()?.swap_bytes())),
+            _ => {
+                let length = if code == 0x8a { self.number::<1>()? } else { self.number::<4>()? };
+                long(self.take(length)?)
+            }
+        };
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn text(&mut self, code: u8) -> Result<(), Wrong> {
+        let length = match code {
+            0x8c | b'U' => self.number::<1>()?,
+            0x8d => self.number::<8>()?,
+            _ => self.number::<4>()?,
+        };
+        match std::str::from_utf8(self.take(length)?) {
+            Ok(text) => {
+                self.stack.push(Value::Text(text.into()));
+                Ok(())
+            }
+            Err(error) => wrong("a string in UTF-8", format!("{error}")),
+        }
+    }
+
+    fn opaque_bytes(&mut self, code: u8) -> Result<(), Wrong> {
+        let length = match code {
+            b'C' => self.number::<1>()?,
+            b'B' => self.number::<4>()?,
+            _ => self.number::<8>()?,
+        };
+        self.take(length)?;
+        self.stack.push(Value::Bytes);
+        Ok(())
+    }
+
+    fn container(&mut self, code: u8) -> Result<(), Wrong> {
+        let object = match code {
+            b']' | 0x8f => Object::List(Vec::new()),
+            b')' => Object::Tuple(Vec::new()),
+            b'}' => Object::Dict(Vec::new()),
+            b't' => Object::Tuple(self.since_mark()?),
+            b'l' | 0x91 => Object::List(self.since_mark()?),
+            b'd' => Object::Dict(pairs(self.since_mark()?)?),
+            _ => Object::Tuple(self.last(usize::from(code - 0x84))?),
+        };
+        self.push(object)
+    }
+
+    fn append(&mut self, code: u8) -> Result<(), Wrong> {
+        let values = if code == b'a' { vec![self.pop()?] } else { self.since_mark()? };
+        match self.target()? {
+            Object::List(list) => list.extend(values),
+            Object::Call(call) => call.appended.extend(values),
+            _ => return wrong("a list to append to", "something else"),
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self, code: u8) -> Result<(), Wrong> {
+        let items = pairs(if code == b's' { self.last(2)? } else { self.since_mark()? })?;
+        match self.target()? {
+            Object::Dict(dict) => dict.extend(items),
+            Object::Call(call) => call.items.extend(items),
+            _ => return wrong("a dict to set items of", "something else"),
+        }
+        Ok(())
+    }
+
+    fn memorise(&mut self, code: u8) -> Result<(), Wrong> {
+        let key = match code {
+            b'q' | b'h' => self.number::<1>()? as u32,
+            b'r' | b'j' => self.number::<4>()? as u32,
+            _ => self.memo.len() as u32,
+        };
+        if code == b'h' || code == b'j' {
+            return match self.memo.get(&key).cloned() {
+                Some(value) => {
+                    self.stack.push(value);
+                    Ok(())
+                }
+                None => wrong("a value in the memo", format!("none under {key}")),
+            };
+        }
+        let value = self.top()?.clone();
+        self.memo.insert(key, value);
+        Ok(())
+    }
+
+    fn global(&mut self, code: u8) -> Result<(), Wrong> {
+        let (module, name) = if code == b'c' {
+            (self.line()?, self.line()?)
+        } else {
+            match self.last(2)?.as_slice() {
+                [Value::Text(module), Value::Text(name)] => (module.to_string(), name.to_string()),
+                _ => return wrong("two strings: a module and a name in it", "something else"),
+            }
+        };
+        let known = GLOBALS.iter().filter(|(known, _)| **known == *module);
+        let known = known.flat_map(|(module, names)| names.iter().map(move |name| (*module, *name)));
+        match known.into_iter().find(|(_, known)| **known == *name) {
+            Some((module, name)) => self.push(Object::Global(module, name)),
+            None => wrong("a name that training checkpoints need", format!("{module}.{name}").escape_debug().to_string()),
+        }
+    }
+
+    fn call(&mut self, code: u8) -> Result<(), Wrong> {
+        if code == 0x92 {
+            // keyword arguments: nothing needs them
+            self.pop()?;
+        }
+        let (arguments, callable) = (self.pop()?, self.pop()?);
+        let (Some(Object::Tuple(_)), Some(&Object::Global(module, name))) =
+            (self.at_object(&arguments), self.at_object(&callable))
+        else {
+            return wrong("a known name and a tuple of arguments", "something else");
+        };
+        let (items, appended) = (Vec::new(), Vec::new());
+        self.push(Object::Call(Box::new(Call { module, name, arguments, state: None, items, appended })))
+    }
+
+    fn build(&mut self) -> Result<(), Wrong> {
+        let state = self.pop()?;
+        match self.target()? {
+            Object::Call(call) => call.state = Some(state),
+            _ => return wrong("an object to set the state of", "something else"),
+        }
+        Ok(())
+    }
+
+    fn at_object(&self, value: &Value) -> Option<&Object> {
+        if let Value::Object(index) = value { self.objects.get(*index) } else { None }
+    }
+
+    /// The object on top of the stack.
+    fn target(&mut self) -> Result<&mut Object, Wrong> {
+        let index = match self.top()? {
+            Value::Object(index) => *index,
+            _ => return wrong("an object", "a plain value"),
+        };
+        self.objects.get_mut(index).ok_or_else(|| ("an object".into(), "nothing".into()))
+    }
+
+    fn push(&mut self, object: Object) -> Result<(), Wrong> {
+        if self.objects.len() >= MAX_OBJECTS {
+            return wrong(format!("at most {MAX_OBJECTS} objects"), "more");
+        }
+        self.stack.push(Value::Object(self.objects.len()));
+        self.objects.push(object);
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<(), Wrong> {
+        if self.marks.len() >= MAX_MARKS {
+            return wrong(format!("at most {MAX_MARKS} open marks"), "more");
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    /// The height that the stack must not sink below: the innermost open mark's.
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or_default()
+    }
+
+    fn top(&self) -> Result<&Value, Wrong> {
+        match self.stack.last() {
+            Some(value) if self.stack.len() > self.floor() => Ok(value),
+            _ => wrong("a value on the stack", "none"),
+        }
+    }
+
+    fn pop(&mut self) -> Result<Value, Wrong> {
+        self.top()?;
+        self.stack.pop().ok_or_else(|| ("a value on the stack".into(), "none".into()))
+    }
+
+    fn last(&mut self, count: usize) -> Result<Vec<Value>, Wrong> {
+        match self.stack.len().checked_sub(count).filter(|&height| height >= self.floor()) {
+            Some(height) => Ok(self.stack.split_off(height)),
+            None => wrong(format!("{count} values on the stack"), "fewer"),
+        }
+    }
+
+    fn since_mark(&mut self) -> Result<Vec<Value>, Wrong> {
+        match self.marks.pop() {
+            Some(height) if height <= self.stack.len() => Ok(self.stack.split_off(height)),
+            _ => wrong("an open mark", "none"),
+        }
+    }
+
+    fn left(&self) -> usize {
+        self.bytes.len().saturating_sub(self.at)
+    }
+
+    fn take(&mut self, length: u64) -> Result<&'a [u8], Wrong> {
+        let left = self.left();
+        let end = usize::try_from(length).ok().and_then(|length| self.at.checked_add(length));
+        match end.and_then(|end| self.bytes.get(self.at..end)) {
+            Some(taken) => {
+                self.at += taken.len();
+                Ok(taken)
+            }
+            None => wrong(format!("{length} more bytes"), format!("{left}")),
+        }
+    }
+
+    fn byte(&mut self) -> Result<u8, Wrong> {
+        self.number::<1>().map(|number| number as u8)
+    }
+
+    /// An unsigned little-endian number of N ≤ 8 bytes.
+    fn number<const N: usize>(&mut self) -> Result<u64, Wrong> {
+        let bytes = self.take(N as u64)?;
+        Ok(bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    /// Text up to a newline.
+    fn line(&mut self) -> Result<String, Wrong> {
+        const LONGEST: usize = 256;
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        match rest.iter().take(LONGEST).position(|&byte| byte == b'\n') {
+            Some(length) => {
+                let line = String::from_utf8_lossy(self.take(length as u64)?).into_owned();
+                self.at += 1;
+                Ok(line)
+            }
+            None => wrong(format!("a name of less than {LONGEST} bytes and a newline"), "none"),
+        }
+    }
+}
+
+fn pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, Wrong> {
+    if values.len() % 2 == 1 {
+        return wrong("keys and values in pairs", format!("{} values", values.len()));
+    }
+    let mut values = values.into_iter();
+    let mut pairs = Vec::with_capacity(values.len() / 2);
+    while let (Some(key), Some(value)) = (values.next(), values.next()) {
+        pairs.push((key, value));
+    }
+    Ok(pairs)
+}
+
+/// A two's complement little-endian integer of any length.
+fn long(bytes: &[u8]) -> Value {
+    let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+    let fill = if negative { 0xff } else { 0 };
+    let (head, tail) = bytes.split_at(bytes.len().min(8));
+    let mut eight = [fill; 8];
+    eight.iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+    let number = i64::from_le_bytes(eight);
+    let fits = tail.iter().all(|&byte| byte == fill) && (number < 0) == negative;
+    if fits { Value::Int(number) } else { Value::LongInt }
+}
+

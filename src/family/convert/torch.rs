@@ -1,0 +1,320 @@
+//! Reads what `torch.save` wrote: a zip archive of a pickle and of storages, each a file of numbers.
+//!
+//! torch stores and never compresses, so compressed entries are refused; then nothing in an archive is larger than the
+//! archive. What the pickle says of a tensor is checked against its storage before a number is read.
+
+use super::pickle::{self, Object, Pickle, Value};
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::{header::Dtype, json, reader::check_finite},
+};
+use std::{
+    fs::File,
+    io::{BufReader, ErrorKind, Read},
+    path::{Path, PathBuf},
+};
+use zip::{CompressionMethod, ZipArchive, result::ZipError};
+
+/// A training checkpoint has three tensors (weight and two moments) for each parameter; this is far above.
+const MAX_ENTRIES: usize = 1 << 18;
+const MAX_RANK: usize = 16;
+
+/// A file that `torch.save` wrote.
+pub struct TorchFile {
+    path: PathBuf,
+    archive: ZipArchive<BufReader<File>>,
+    /// The folder in the archive that all is in.
+    folder: String,
+    /// What was saved; tensors are [`tensor`](Self::tensor)s.
+    pub pickle: Pickle,
+    /// How many more numbers may be read: tensors may share storages, but not multiply the file.
+    allowance: u64,
+}
+
+/// A tensor in a [`TorchFile`], its numbers not read yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TorchTensor {
+    /// Its shape.
+    pub shape: Vec<usize>,
+    storage: String,
+    dtype: TorchDtype,
+    storage_len: u64,
+    offset: u64,
+    stride: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TorchDtype {
+    Short(Dtype),
+    F64,
+}
+
+impl TorchDtype {
+    fn parse(storage: &str) -> Option<Self> {
+        match storage {
+            "FloatStorage" => Some(Self::Short(Dtype::F32)),
+            "HalfStorage" => Some(Self::Short(Dtype::F16)),
+            "BFloat16Storage" => Some(Self::Short(Dtype::Bf16)),
+            "DoubleStorage" => Some(Self::F64),
+            _ => None,
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::Short(dtype) => dtype.bytes(),
+            Self::F64 => 8,
+        }
+    }
+
+    fn read(self, bytes: &[u8], numbers: &mut Vec<f32>) {
+        match self {
+            Self::Short(dtype) => dtype.widen(bytes, numbers),
+            Self::F64 => numbers.extend(bytes.as_chunks().0.iter().map(|&eight| f64::from_le_bytes(eight) as f32)),
+        }
+    }
+}
+
+impl TorchFile {
+    /// Opens a file and reads its pickle.
+    ///
+    /// # Errors
+    /// Anything but an uncompressed archive with one readable pickle, with its place.
+    pub fn open(path: &Path) -> Result<Self> {
+        let (file, size) = json::open(path)?;
+        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
+        let entries = archive.len();
+        if entries > MAX_ENTRIES {
+            let (expected, found) = (format!("at most {MAX_ENTRIES} entries"), format!("{entries}"));
+            return Err(Error::checkpoint(path, "the archive", expected, found));
+        }
+        let names: Vec<_> = archive.file_names().collect::<Result<_, _>>().map_err(|error| zip_error(path, "the archive", error))?;
+        let mut pickles = names.iter().filter_map(|name| name.strip_suffix("/data.pkl"));
+        let folder = match (pickles.next(), pickles.next()) {
+            (Some(folder), None) => folder.to_owned(),
+            (first, _) => {
+                let found = if first.is_some() { "several" } else { "none" };
+                return Err(Error::checkpoint(path, "the archive", "one data.pkl, as torch.save writes it", found));
+            }
+        };
+        drop(names);
+        let mut entries = Entries { path, archive };
+        let order = format!("{folder}/byteorder");
+        if entries.archive.index_for_name(&order).is_some() {
+            let order = entries.whole(&order, 16)?;
+            if order != b"little" {
+                let found = String::from_utf8_lossy(&order).into_owned();
+                return Err(Error::checkpoint(path, "byteorder", "little", found));
+            }
+        }
+        let program = entries.whole(&format!("{folder}/data.pkl"), pickle::MAX_BYTES as u64)?;
+        let pickle = Pickle::read(&program).map_err(|error| {
+            Error::checkpoint(path, format!("data.pkl byte {}", error.offset), error.expected, error.found)
+        })?;
+        let (path, archive) = (path.to_path_buf(), entries.archive);
+        Ok(Self { path, archive, folder, pickle, allowance: size })
+    }
+
+    /// What a value of the pickle says of a tensor; `key` is its name in messages.
+    ///
+    /// # Errors
+    /// Anything but a tensor of floats whose numbers lie within its storage.
+    pub fn tensor(&self, key: &str, value: &Value) -> Result<TorchTensor> {
+        self.describe(value).and_then(TorchTensor::checked).map_err(|(expected, found)| {
+            Error::checkpoint(&self.path, key, expected, found)
+        })
+    }
+
+    fn describe(&self, value: &Value) -> Result<TorchTensor, (String, String)> {
+        let pickle = &self.pickle;
+        let other = |expected: &str, value: &Value| (expected.to_owned(), pickle.describe(value));
+        let call = pickle.call(value).ok_or_else(|| other("a tensor", value))?;
+        let arguments = pickle.elements(&call.arguments).unwrap_or_default();
+        match (call.name, arguments) {
+            // nn.Parameter(tensor, …): what is inside counts. Once: a parameter holds no parameter.
+            ("_rebuild_parameter", [inner, ..]) => match pickle.call(inner) {
+                Some(call) if call.name == "_rebuild_tensor_v2" => self.describe(inner),
+                _ => Err(other("a tensor in a parameter", inner)),
+            },
+            ("_rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
+                let (storage, dtype, storage_len) = self.storage(storage)?;
+                let offset = natural(offset).ok_or_else(|| other("a storage offset", offset))?;
+                let shape = self.naturals(size).ok_or_else(|| other("a size", size))?;
+                let stride = self.naturals(stride).ok_or_else(|| other("strides", stride))?;
+                let shape = shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<_, _>>();
+                let shape = shape.map_err(|_| other("a size", size))?;
+                Ok(TorchTensor { shape, storage, dtype, storage_len, offset, stride })
+            }
+            _ => Err(other("a tensor", value)),
+        }
+    }
+
+    /// Key, type and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
+    fn storage(&self, value: &Value) -> Result<(String, TorchDtype, u64), (String, String)> {
+        let pickle = &self.pickle;
+        let wrong = |expected: &str, found: String| Err((expected.to_owned(), found));
+        let Some(Object::Persistent(id)) = pickle.object(value) else {
+            return wrong("a storage", pickle.describe(value));
+        };
+        match pickle.elements(id) {
+            Some([Value::Text(kind), class, Value::Text(key), _, len]) if **kind == *"storage" => {
+                let Some(Object::Global("torch", class)) = pickle.object(class) else {
+                    return wrong("a storage class", pickle.describe(class));
+                };
+                let Some(dtype) = TorchDtype::parse(class) else {
+                    return wrong("floats of 16, 32 or 64 bits", format!("torch.{class}"));
+                };
+                match natural(len) {
+                    Some(len) => Ok((key.to_string(), dtype, len)),
+                    None => wrong("a storage's length", pickle.describe(len)),
+                }
+            }
+            _ => wrong("a storage of five fields", pickle.describe(id)),
+        }
+    }
+
+    fn naturals(&self, value: &Value) -> Option<Vec<u64>> {
+        // torch.Size((2, 3)) is a call around the tuple
+        let value = match self.pickle.call(value) {
+            Some(call) if call.name == "Size" => self.pickle.elements(&call.arguments)?.first()?,
+            _ => value,
+        };
+        let elements = self.pickle.elements(value).filter(|elements| elements.len() <= MAX_RANK)?;
+        elements.iter().map(natural).collect()
+    }
+
+    /// Reads a tensor's numbers, row-major.
+    ///
+    /// # Errors
+    /// A storage that is missing or not as long as the pickle says; numbers that are not finite.
+    pub fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
+        let name = format!("{}/data/{}", self.folder, tensor.storage);
+        let wrong = |expected: String, found: String| Err(Error::checkpoint(&self.path, key, expected, found));
+        let Some(index) = self.archive.index_for_name(&name) else {
+            return wrong(format!("its storage {name} in the archive"), "none".into());
+        };
+        let mut entry = self.archive.by_index(index).map_err(|error| zip_error(&self.path, &name, error))?;
+        let stated = tensor.storage_len.checked_mul(tensor.dtype.bytes() as u64);
+        if entry.compression() != CompressionMethod::Stored || Some(entry.size()) != stated {
+            let expected = format!("{} numbers of {} bytes, not compressed", tensor.storage_len, tensor.dtype.bytes());
+            return wrong(expected, format!("{} bytes, {:?}", entry.size(), entry.compression()));
+        }
+        let span = tensor.span();
+        match self.allowance.checked_sub(span.max(tensor.numbers() as u64)) {
+            Some(rest) => self.allowance = rest,
+            None => return wrong("tensors that the file has bytes for".into(), "more, shared many times".into()),
+        }
+        let skipped = tensor.offset * tensor.dtype.bytes() as u64;
+        let io = |error: std::io::Error| match error.kind() {
+            ErrorKind::UnexpectedEof => Error::checkpoint(&self.path, key, format!("all of {name}"), "the end of the file"),
+            _ => Error::checkpoint(&self.path, key, "an intact archive", error.to_string()),
+        };
+        std::io::copy(&mut entry.by_ref().take(skipped), &mut std::io::sink()).map_err(io)?;
+        let mut numbers = Vec::new();
+        let mut chunk = vec![0; (1 << 17) * tensor.dtype.bytes()];
+        while (numbers.len() as u64) < span {
+            let left = (span - numbers.len() as u64).min(1 << 17) as usize;
+            let part = chunk.get_mut(..left * tensor.dtype.bytes()).unwrap_or_default();
+            entry.read_exact(part).map_err(io)?;
+            tensor.dtype.read(part, &mut numbers);
+        }
+        let numbers = tensor.gathered(numbers);
+        check_finite(&self.path, key, 0, &numbers)?;
+        Ok(numbers)
+    }
+}
+
+impl TorchTensor {
+    /// Whether the numbers lie within the storage, and are not more than it has: a stride of 0 would make many of one.
+    fn checked(self) -> Result<Self, (String, String)> {
+        let found = |what: &Self| format!("size {:?}, strides {:?}, offset {}", what.shape, what.stride, what.offset);
+        let numbers = self.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim as u64));
+        let last = self.shape.iter().zip(&self.stride).try_fold(self.offset, |at, (&dim, stride)| {
+            (dim as u64).saturating_sub(1).checked_mul(*stride).and_then(|step| at.checked_add(step))
+        });
+        let fits = match (numbers, last) {
+            (Some(0), Some(_)) => self.offset <= self.storage_len,
+            (Some(numbers), Some(last)) => numbers <= self.storage_len && last < self.storage_len,
+            _ => false,
+        };
+        if fits && self.shape.len() == self.stride.len() {
+            return Ok(self);
+        }
+        Err((format!("a view of a storage of {} numbers", self.storage_len), found(&self)))
+    }
+
+    fn numbers(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// From the first of its numbers in the storage to the last.
+    fn span(&self) -> u64 {
+        let steps = self.shape.iter().zip(&self.stride).map(|(&dim, stride)| (dim as u64).saturating_sub(1) * stride);
+        if self.numbers() == 0 { 0 } else { steps.sum::<u64>() + 1 }
+    }
+
+    /// Row-major numbers out of those from the first to the last in the storage.
+    fn gathered(&self, span: Vec<f32>) -> Vec<f32> {
+        let mut dense = 1;
+        let contiguous = self.shape.iter().zip(&self.stride).rev().all(|(&dim, &stride)| {
+            let follows = dim == 1 || stride == dense;
+            dense *= dim as u64;
+            follows
+        });
+        if contiguous || span.is_empty() {
+            return span;
+        }
+        let mut gathered = Vec::with_capacity(self.numbers());
+        let mut place = vec![0; self.shape.len()];
+        for _ in 0..self.numbers() {
+            let at: u64 = place.iter().zip(&self.stride).map(|(&index, stride)| index as u64 * stride).sum();
+            // within the span: its length was computed from the same strides
+            gathered.push(span.get(at as usize).copied().unwrap_or(f32::NAN));
+            for (index, &dim) in place.iter_mut().zip(&self.shape).rev() {
+                *index += 1;
+                if *index < dim {
+                    break;
+                }
+                *index = 0;
+            }
+        }
+        gathered
+    }
+}
+
+fn natural(value: &Value) -> Option<u64> {
+    if let Value::Int(number) = value { u64::try_from(*number).ok() } else { None }
+}
+
+struct Entries<'a> {
+    path: &'a Path,
+    archive: ZipArchive<BufReader<File>>,
+}
+
+impl Entries<'_> {
+    /// A small entry, whole.
+    fn whole(&mut self, name: &str, limit: u64) -> Result<Vec<u8>> {
+        let wrong = |expected: String, found: String| Err(Error::checkpoint(self.path, name, expected, found));
+        let entry = self.archive.by_name(name).map_err(|error| zip_error(self.path, name, error))?;
+        if entry.compression() != CompressionMethod::Stored {
+            return wrong("an entry that is not compressed".into(), format!("{:?}", entry.compression()));
+        }
+        if entry.size() > limit {
+            return wrong(format!("at most {limit} bytes"), format!("{} bytes", entry.size()));
+        }
+        let (size, mut bytes) = (entry.size(), Vec::new());
+        let read = entry.take(limit + 1).read_to_end(&mut bytes);
+        read.map_err(|error| Error::checkpoint(self.path, name, "an intact archive", error.to_string()))?;
+        if bytes.len() as u64 != size {
+            return wrong(format!("{size} bytes"), format!("{} bytes", bytes.len()));
+        }
+        Ok(bytes)
+    }
+}
+
+fn zip_error(path: &Path, key: &str, error: ZipError) -> Error {
+    match error {
+        ZipError::Io(error) if error.kind() != ErrorKind::UnexpectedEof => Error::io(path)(error),
+        error => Error::checkpoint(path, key, "a zip archive, as torch.save writes it since 1.6", error.to_string()),
+    }
+}

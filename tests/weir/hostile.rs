@@ -1,0 +1,393 @@
+//! Checkpoints made to harm: every one must be refused with file, key, expected and found, before memory is taken for it.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+use weir::{
+    error::{Error, Result},
+    family::{
+        checkpoint::{Config, Writer, read_weights},
+        init::init,
+        load::{Settings, blueprint, load},
+    },
+};
+
+#[path = "../../fuzz/entries.rs"]
+mod entries;
+
+/// A small checkpoint that is as it must be.
+fn good() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("config.json");
+    let config = Config::parse(entries::SMALL_CONFIG.as_bytes(), &file).unwrap();
+    let specs = entries::small().unwrap().tensors();
+    let mut writer = Writer::create(dir.path(), &config, &specs, false).unwrap();
+    for spec in &specs {
+        writer.tensor(&spec.name, &vec![0.5; spec.shape.iter().product()]).unwrap();
+    }
+    writer.finish().unwrap();
+    dir
+}
+
+fn open(dir: &Path) -> Result<()> {
+    let config = Config::read(dir)?;
+    let specs = blueprint(&config, &dir.join("config.json"))?.tensors();
+    read_weights(dir, &specs).map(|_| ())
+}
+
+fn message(dir: &Path) -> String {
+    let error = open(dir).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint { .. } | Error::Io { .. }), "{error:?}");
+    let settings = Settings { threads: 1, ..Settings::default() };
+    assert_eq!(load(dir, &settings).err().map(|error| error.to_string()), Some(error.to_string()), "loading says the same");
+    error.to_string()
+}
+
+fn weights_file(dir: &TempDir) -> PathBuf {
+    dir.path().join("model.safetensors")
+}
+
+/// Header and numbers of a weight file.
+fn parts(file: &Path) -> (Value, Vec<u8>) {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn assembled(header: &str, numbers: &[u8]) -> Vec<u8> {
+    [(header.len() as u64).to_le_bytes().as_slice(), header.as_bytes(), numbers].concat()
+}
+
+/// What is said of the weights after a change to their header and numbers.
+fn changed(change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> String {
+    let dir = good();
+    let (mut header, mut numbers) = parts(&weights_file(&dir));
+    change(&mut header, &mut numbers);
+    fs::write(weights_file(&dir), assembled(&header.to_string(), &numbers)).unwrap();
+    message(dir.path())
+}
+
+/// What is said of other bytes as the weights.
+fn replaced(bytes: &[u8]) -> String {
+    let dir = good();
+    fs::write(weights_file(&dir), bytes).unwrap();
+    message(dir.path())
+}
+
+/// What is said after a change to `config.json`.
+fn configured(change: impl FnOnce(&mut Value)) -> String {
+    let dir = good();
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    change(&mut config);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    message(dir.path())
+}
+
+fn all_say(cases: &[(String, &str)]) {
+    for (found, expected) in cases {
+        assert!(found.contains(expected), "{found}\nshould say: {expected}");
+        assert!(found.len() < 2000, "{found}");
+    }
+}
+
+#[test]
+fn the_good_one_is_good() {
+    open(good().path()).unwrap();
+    load(good().path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
+}
+
+#[test]
+fn tensors_that_are_not_as_asked_for() {
+    let head = "/head.weight";
+    all_say(&[
+        (changed(|header, _| drop(header.as_object_mut().unwrap().remove("head.weight"))), "data_offsets: expected a start at"),
+        (
+            changed(|header, numbers| {
+                // the last one, so that no gap remains
+                let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
+                let last = header.as_object_mut().unwrap().remove(names.last().unwrap()).unwrap();
+                numbers.truncate(last["data_offsets"][0].as_u64().unwrap() as usize);
+            }),
+            "head.bias: expected a tensor, found none",
+        ),
+        (
+            changed(|header, numbers| {
+                header["extra"] = json!({"dtype": "F32", "shape": [1], "data_offsets": [numbers.len(), numbers.len() + 4]});
+                numbers.extend([0; 4]);
+            }),
+            "extra: expected no tensor of this name, found one",
+        ),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([4])), "head.weight: expected shape [2, 2], found shape [4]"),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([2, 3])), "head.weight: expected offsets 24 bytes apart"),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["dtype"] = json!("I32")), "head.weight: expected dtype F32, F16 or BF16, found dtype \"I32\""),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([1_u64 << 40, 1_u64 << 40])), "a shape whose size fits into 64 bits"),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([-1, 2])), "head.weight.shape[0]: expected u64"),
+        (changed(|header, _| header.pointer_mut(head).unwrap()["more"] = json!(1)), "head.weight.more"),
+        (changed(|header, _| header["head.weight"] = json!(7)), "head.weight: expected struct Info, found integer `7`"),
+        (changed(|_, numbers| numbers[4..8].copy_from_slice(&f32::NAN.to_le_bytes())), "embedding.weight: expected finite numbers, found NaN at index 1"),
+        (changed(|_, numbers| numbers[0..4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes())), "embedding.weight: expected finite numbers, found -inf at index 0"),
+    ]);
+}
+
+#[test]
+fn files_that_are_not_whole() {
+    let bytes = fs::read(weights_file(&good())).unwrap();
+    let overlap = changed(|header, _| {
+        let place = header["embedding.weight"]["data_offsets"].clone();
+        header["head.weight"]["data_offsets"] = place;
+    });
+    all_say(&[
+        (replaced(&[]), "the file: expected at least 8 bytes, found 0 bytes"),
+        (replaced(&bytes[..bytes.len() - 1]), "(truncated)"),
+        (replaced(&[&bytes[..], &[0]].concat()), "(trailing bytes)"),
+        (replaced(b"PK\x03\x04 this is a zip archive"), "header length: expected at most the"),
+        (replaced(&[&u64::MAX.to_le_bytes()[..], b"{}"].concat()), "header length: expected at most the 2 bytes that follow it"),
+        (replaced(&assembled(&" ".repeat(4 << 20), &[])), "header length: expected at most"),
+        (replaced(&assembled("[]", &[])), "header: expected a JSON object"),
+        (replaced(&assembled("{\"a\": ", &[])), "EOF"),
+        (replaced(&assembled("{}", &[])), "expected a tensor, found none (18 more of the kind)"),
+        (overlap, "they overlap"),
+        (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([4, 20])), "there is a gap"),
+        (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([16, 0])), "offsets [16, 0]"),
+        (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([u64::MAX - 15, u64::MAX])), "embedding.weight"),
+    ]);
+    let dir = good();
+    let (header, numbers) = parts(&weights_file(&dir));
+    let twice = header.to_string().replacen('{', &format!("{{\"head.bias\": {},", header["head.bias"]), 1);
+    fs::write(weights_file(&dir), assembled(&twice, &numbers)).unwrap();
+    all_say(&[(message(dir.path()), "head.bias: expected one value, found two")]);
+}
+
+#[test]
+fn a_file_cut_anywhere_is_an_error() {
+    let (dir, bytes) = (good(), fs::read(weights_file(&good())).unwrap());
+    for length in 0..bytes.len() {
+        fs::write(weights_file(&dir), &bytes[..length]).unwrap();
+        assert!(open(dir.path()).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn half_precision_is_widened() {
+    let dir = good();
+    let (mut header, mut numbers) = parts(&weights_file(&dir));
+    let start = header["head.bias"]["data_offsets"][0].as_u64().unwrap() as usize;
+    assert_eq!(start + 8, numbers.len());
+    for (dtype, bytes) in [("F16", [0x00, 0x3c, 0x00, 0xc0]), ("BF16", [0x80, 0x3f, 0x00, 0xc0])] {
+        numbers.truncate(start);
+        numbers.extend(bytes);
+        header["head.bias"] = json!({"dtype": dtype, "shape": [2], "data_offsets": [start, start + 4]});
+        fs::write(weights_file(&dir), assembled(&header.to_string(), &numbers)).unwrap();
+        let (mut weights, _) = read_weights(dir.path(), &entries::small().unwrap().tensors()).unwrap();
+        assert_eq!(weights.take("head.bias").unwrap(), [1.0, -2.0]);
+        assert!(weights.take("head.bias").is_err());
+    }
+}
+
+/// A checkpoint in two shards; `change` may spoil the index.
+fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {
+    let dir = good();
+    let (header, numbers) = parts(&weights_file(&dir));
+    let mut map = serde_json::Map::new();
+    let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
+    for (index, names) in names.chunks(names.len().div_ceil(2)).enumerate() {
+        let file = format!("model-{:05}-of-00002.safetensors", index + 1);
+        let (mut shard, mut bytes) = (serde_json::Map::new(), Vec::new());
+        for name in names {
+            let place = |end: usize| header[name]["data_offsets"][end].as_u64().unwrap() as usize;
+            let from = bytes.len();
+            bytes.extend_from_slice(&numbers[place(0)..place(1)]);
+            let entry = json!({"dtype": "F32", "shape": header[name]["shape"], "data_offsets": [from, bytes.len()]});
+            shard.insert(name.clone(), entry);
+            map.insert(name.clone(), file.clone().into());
+        }
+        fs::write(dir.path().join(file), assembled(&Value::Object(shard).to_string(), &bytes)).unwrap();
+    }
+    fs::remove_file(weights_file(&dir)).unwrap();
+    let mut index = json!({"metadata": {"total_size": numbers.len()}, "weight_map": map});
+    change(&mut index, dir.path());
+    fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn shards_are_read_as_one() {
+    let (dir, specs) = (sharded(|_, _| {}), entries::small().unwrap().tensors());
+    let (mut shards, sha256) = read_weights(dir.path(), &specs).unwrap();
+    let (mut single, _) = read_weights(good().path(), &specs).unwrap();
+    for spec in &specs {
+        assert_eq!(shards.take(&spec.name).unwrap(), single.take(&spec.name).unwrap());
+    }
+    assert_eq!(sha256.len(), 64);
+}
+
+#[test]
+fn indices_made_to_harm() {
+    const FIRST: &str = "model-00001-of-00002.safetensors";
+    const SECOND: &str = "model-00002-of-00002.safetensors";
+    let elsewhere = good();
+    let outside = weights_file(&elsewhere);
+    let named = |file: &str| {
+        let file = file.to_owned();
+        message(sharded(move |index, _| index["weight_map"]["head.bias"] = file.into()).path())
+    };
+    let plain = "expected the plain name of a .safetensors file in this folder";
+    all_say(&[
+        (named("../model.safetensors"), plain),
+        (named(outside.to_str().unwrap()), plain),
+        (named("sub/model.safetensors"), plain),
+        (named(".."), plain),
+        (named(""), plain),
+        (named("config.json"), plain),
+        (named("./model-00002-of-00002.safetensors"), plain),
+        (named("none.safetensors"), "none.safetensors: No such file"),
+        (named(FIRST), "head.bias: expected a tensor, found none"),
+        (
+            message(sharded(|index, dir| {
+                fs::remove_file(dir.join(SECOND)).unwrap();
+                let _ = index;
+                #[cfg(unix)]
+                std::os::unix::fs::symlink(&outside, dir.join(SECOND)).unwrap();
+            }).path()),
+            if cfg!(unix) { "not a link out of it" } else { SECOND },
+        ),
+        (message(sharded(|index, _| drop(index["weight_map"].as_object_mut().unwrap().remove("head.bias"))).path()), "head.bias: expected a tensor, found none"),
+        (message(sharded(|index, _| index["weight_map"]["extra"] = FIRST.into()).path()), "extra: expected no tensor of this name, found one"),
+        (message(sharded(|index, _| index["weight_map"]["head.bias"] = 7.into()).path()), "weight_map.head.bias: expected a string, found integer `7`"),
+        (message(sharded(|index, _| index["other"] = 7.into()).path()), "other: expected"),
+        (message(sharded(|_, dir| drop(fs::write(dir.join("model.safetensors"), b"")).to_owned()).path()), "found both"),
+    ]);
+    let dir = good();
+    fs::remove_file(weights_file(&dir)).unwrap();
+    all_say(&[(message(dir.path()), "found neither")]);
+    fs::create_dir(weights_file(&dir)).unwrap();
+    all_say(&[(message(dir.path()), "the file: expected a regular file, found a folder")]);
+}
+
+#[test]
+fn configurations_made_to_harm() {
+    let architecture = |key: &str, value: Value| {
+        let key = key.to_owned();
+        configured(move |config| config["architecture"][&key] = value)
+    };
+    all_say(&[
+        (architecture("heads", 0.into()), "architecture.heads: expected 1 to"),
+        (architecture("layers", json!({"pre": 1_000_000_000_000_u64})), "architecture.layers.pre: expected 1 to"),
+        (architecture("layers", json!({"pre": 1e12})), "architecture.layers.pre: expected usize, found floating point"),
+        (architecture("layers", json!({"pre": 1, "middle": 1})), "architecture.layers: expected pre alone"),
+        (architecture("layers", json!({"pre": 0})), "architecture.layers.pre: expected 1 to"),
+        (architecture("layers", json!({})), "architecture.layers.pre: expected a value, found nothing"),
+        (architecture("dim", u64::MAX.into()), "architecture.dim: expected 1 to"),
+        (architecture("dim", 3.into()), "architecture.dim: expected an even number"),
+        (architecture("feed_forward", (1 << 20).into()), "shape"),
+        (architecture("head_dim", "64".into()), "architecture.head_dim: expected usize, found string \"64\""),
+        (architecture("layer_norm_eps", (-1.0).into()), "architecture.layer_norm_eps: expected above 0"),
+        (architecture("windows", 3.into()), "architecture.windows"),
+        (architecture("activation", "swish".into()), "architecture.activation: expected `gelu` or `relu`, found unknown variant `swish`"),
+        (architecture("boundaries", json!({"kind": "fixed", "every": 2})), "architecture.boundaries.kind: expected none"),
+        (architecture("boundaries", json!({"kind": "none", "every": 2})), "architecture.boundaries"),
+        (architecture("boundaries", json!({"kind": "psychic"})), "architecture.boundaries"),
+        (architecture("pooling", "mean".into()), "architecture.pooling: expected nothing"),
+        (configured(|config| config["architecture"] = json!([1])), "architecture"),
+        (configured(|config| config["family"] = "transformer".into()), "family: expected one of hourglass"),
+        (configured(|config| config["vocabulary"] = json!({"symbols": []})), "vocabulary.symbols: expected 1 to 1114112 symbols"),
+        (configured(|config| config["vocabulary"] = json!({"symbols": ["a", "a"]})), "vocabulary.symbols[1]"),
+        (configured(|config| config["vocabulary"] = json!({"bytes": true})), "embedding.weight: expected shape [256, 2], found shape [2, 2]"),
+        (configured(|config| config["training_length"] = 0.into()), "training_length: expected 1 to"),
+        (configured(|config| drop(config.as_object_mut().unwrap().remove("normaliser"))), "normaliser: expected a value, found nothing"),
+        (configured(|config| config["surprise"] = 1.into()), "surprise"),
+        (configured(|config| *config = json!([])), "config.json"),
+    ]);
+    let pooled = |dim: u64, layers: u64| {
+        configured(move |config| {
+            let huge = json!({"layers": {"pre": layers, "middle": layers, "post": layers}, "dim": dim, "heads": 1024, "head_dim": 1024,
+                "pooling": "mean", "boundaries": {"kind": "learned", "hidden": 1024, "threshold": 0.5}});
+            config["architecture"].as_object_mut().unwrap().extend(huge.as_object().unwrap().clone());
+        })
+    };
+    all_say(&[(pooled(1 << 20, 1024), "numbers in all tensors"), (pooled(4, 1024), "found")]);
+}
+
+#[test]
+fn a_configuration_too_long_or_too_deep() {
+    let dir = good();
+    let file = dir.path().join("config.json");
+    fs::write(&file, vec![b' '; (16 << 20) + 1]).unwrap();
+    all_say(&[(message(dir.path()), "the file: expected at most 16777216 bytes")]);
+    fs::write(&file, "{\"architecture\":".repeat(1000)).unwrap();
+    all_say(&[(message(dir.path()), "config.json")]);
+    fs::write(&file, b"\xff\xfe").unwrap();
+    all_say(&[(message(dir.path()), "config.json")]);
+}
+
+#[test]
+fn random_weights_need_no_companion() {
+    let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hourglass-41m.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(shape).unwrap()).unwrap();
+    config["architecture"]["boundaries"] = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
+    let file = dir.path().join("shape.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let refused = init(&file, dest.path(), 0, false).unwrap_err().to_string();
+    assert!(refused.contains("architecture.boundaries.companion: expected no companion"), "{refused}");
+}
+
+#[test]
+fn random_weights_are_the_same_again() {
+    let (dir, dest) = (good(), TempDir::new().unwrap());
+    let make = |name: &str, seed| {
+            init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap()
+    };
+    assert_eq!(make("a", 1), make("b", 1));
+    assert_ne!(make("c", 2).sha256, make("d", 3).sha256);
+    open(&dest.path().join("a")).unwrap();
+}
+
+#[test]
+fn shipped_shapes_are_what_their_names_say() {
+    for (name, parameters) in [("hourglass-41m", 41_010_715), ("vanilla-41m", 41_009_179)] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
+        let blueprint = blueprint(&Config::read_file(&file).unwrap(), &file).unwrap();
+        let ours: usize = blueprint.tensors().iter().filter(|spec| spec.trained).map(|spec| spec.shape.iter().product::<usize>()).sum();
+        // the official count, less the twelve biases of distances, which have no influence and are dropped
+        assert_eq!(ours, parameters - 12 * 512, "{name}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn changed_bytes_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5)) {
+        let dir = good();
+        let mut bytes = fs::read(weights_file(&dir)).unwrap();
+        let mut config = entries::SMALL_CONFIG.as_bytes().to_vec();
+        for (at, byte) in changes {
+            let (here, there) = (at.index(bytes.len()), at.index(config.len()));
+            bytes[here] = byte;
+            config[there] = byte;
+        }
+        entries::weights(&bytes);
+        entries::config(&config);
+    }
+
+    #[test]
+    fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        entries::weights(&bytes);
+        entries::weights(&assembled(&String::from_utf8_lossy(&bytes), &bytes));
+        entries::config(&bytes);
+        entries::pickle(&bytes);
+        entries::pickle(&[b"\x80\x02", &bytes[..]].concat());
+    }
+
+    #[test]
+    fn programs_of_known_instructions_never_panic(
+        program in prop::collection::vec(prop::sample::select(b"(012NKJMGXUTBC]})tldaeusqrhjcRbQ\x80\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x90\x91\x92\x93\x94\x95\x96\x00\x01\x02.".to_vec()), 0..200),
+    ) {
+        entries::pickle(&[b"\x80\x04", &program[..]].concat());
+    }
+}

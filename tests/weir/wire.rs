@@ -1,0 +1,166 @@
+//! The server over the wire: real connections on loopback, real engines, a model without arithmetic.
+
+mod calls;
+mod errors;
+mod life;
+mod model;
+mod schema;
+
+use model::{Fake, Kind};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tokio_stream::StreamExt;
+use tonic::{Status, Streaming, transport::Channel};
+use tonic_types::{ErrorDetails, StatusExt};
+use weir::{
+    config::Wire,
+    decode::contract::Model,
+    engine::handle::{Handle, Limits},
+    error::Result,
+    serve::{Engines, run},
+};
+use weir_proto::v1::{
+    self, GenerateRequest, GenerateResponse, generate_response::Event, generation_client::GenerationClient,
+    models_client::ModelsClient,
+};
+
+/// A server that stops when it is dropped.
+struct Server {
+    model: Arc<Fake>,
+    engine: Handle,
+    channel: Channel,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Server {
+    /// One pooled model behind the usual limits.
+    async fn new() -> Self {
+        Self::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled)]).await
+    }
+
+    /// Models of these names; the fields are about the first.
+    async fn with(limits: Limits, wire: Wire, models: &[(&str, Kind)]) -> Self {
+        let models: Vec<_> = models.iter().map(|&(name, kind)| Fake::new(name, kind)).collect();
+        let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
+        let engines: Vec<_> = models.iter().map(start).collect();
+        let (model, engine) = (Arc::clone(&models[0]), engines[0].clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(run(listener, Engines::new(engines).unwrap(), shutdown, wire));
+        let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
+        Self { model, engine, channel, stop: Some(stop), task }
+    }
+
+    fn generation(&self) -> GenerationClient<Channel> {
+        GenerationClient::new(self.channel.clone())
+    }
+
+    fn models(&self) -> ModelsClient<Channel> {
+        ModelsClient::new(self.channel.clone())
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<Streaming<GenerateResponse>, Status> {
+        self.generation().generate(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// A whole answer.
+    async fn answer(&self, request: GenerateRequest) -> Result<Answer, Status> {
+        read(self.generate(request).await?).await
+    }
+
+    fn shut_down(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
+    }
+
+    /// Nothing waits, runs or occupies memory.
+    async fn at_rest(&self) {
+        eventually("everything is given back", || {
+            let load = self.engine.load();
+            (load.queued, load.running, load.bytes) == (0, 0, 0)
+        })
+        .await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The worker is joined by whoever drops the last handle; it must not be held by then.
+        self.model.release();
+        self.task.abort();
+    }
+}
+
+/// All that a generation said.
+#[derive(Debug, Default)]
+struct Answer {
+    started: v1::Started,
+    pieces: Vec<v1::Piece>,
+    finished: v1::Finished,
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        self.pieces.iter().filter(|piece| !piece.prompt).map(|piece| piece.text.as_str()).collect()
+    }
+}
+
+/// Reads a stream to its end and checks the order of what it says.
+async fn read(mut stream: Streaming<GenerateResponse>) -> Result<Answer, Status> {
+    let mut answer = Answer::default();
+    let Some(Event::Started(started)) = stream.message().await?.and_then(|message| message.event) else {
+        panic!("the first message tells the start");
+    };
+    answer.started = started;
+    while let Some(message) = stream.next().await {
+        match message?.event.unwrap() {
+            Event::Started(_) => panic!("started twice"),
+            Event::Piece(piece) => answer.pieces.push(piece),
+            Event::Finished(finished) => {
+                answer.finished = finished;
+                assert!(stream.next().await.is_none(), "nothing follows the end");
+                return Ok(answer);
+            }
+        }
+    }
+    panic!("the last message tells the end");
+}
+
+fn prompt(text: &str) -> GenerateRequest {
+    GenerateRequest { prompt: text.into(), ..Default::default() }
+}
+
+fn seeded(text: &str, seed: u64) -> GenerateRequest {
+    GenerateRequest { sampling: Some(v1::Sampling { seed: Some(seed), ..Default::default() }), ..prompt(text) }
+}
+
+/// A prompt with a length of answer.
+fn long(text: &str, max_chars: u32) -> GenerateRequest {
+    let stopping = Some(v1::Stopping { max_chars: Some(max_chars), ..Default::default() });
+    GenerateRequest { stopping, ..seeded(text, 1) }
+}
+
+fn details(status: &Status) -> ErrorDetails {
+    status.get_error_details()
+}
+
+/// The reason that a status gives to programs.
+fn reason(status: &Status) -> String {
+    details(status).error_info().map(|info| info.reason.clone()).unwrap_or_default()
+}
+
+/// Waits for what must come soon.
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

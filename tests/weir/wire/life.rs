@@ -1,0 +1,197 @@
+//! How requests and the server end: deadlines, clients that go, full queues, panics, shutdown.
+
+use super::{Server, details, eventually, long, model::Kind, prompt, read, reason};
+use std::time::{Duration, Instant};
+use tokio_stream::StreamExt;
+use tonic::{Code, Request};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use weir::{
+    config::Wire,
+    engine::handle::{Limits, Load},
+};
+use weir_proto::v1::{self, generate_response::Event};
+
+const STEP: Duration = Duration::from_millis(2);
+
+async fn with_limits(limits: Limits) -> Server {
+    Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await
+}
+
+async fn draining_within(drain: Duration) -> Server {
+    Server::with(Limits::default(), Wire { drain, ..Wire::default() }, &[("fake", Kind::Pooled)]).await
+}
+
+fn loaded(server: &Server, queued: usize, running: usize) -> bool {
+    let Load { queued: q, running: r, .. } = server.engine.load();
+    (q, r) == (queued, running)
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let server = with_limits(Limits { rows: 1, queue: 1, ..Limits::default() }).await;
+    server.model.hold();
+    let running = server.generate(long("a", 5)).await.unwrap();
+    eventually("the first runs", || loaded(&server, 0, 1)).await;
+    let waiting = server.generate(long("a", 5)).await.unwrap();
+    let status = server.generate(long("a", 5)).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(details(&status).retry_info().unwrap().retry_delay.unwrap() > Duration::ZERO);
+    server.model.release();
+    assert_eq!(read(running).await.unwrap().text(), read(waiting).await.unwrap().text());
+    server.at_rest().await;
+    server.answer(long("a", 5)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_deadline_passes_in_the_queue() {
+    let server = with_limits(Limits { rows: 1, ..Limits::default() }).await;
+    server.model.slow(STEP);
+    let running = server.generate(long("a", 1500)).await.unwrap();
+    eventually("the first runs", || loaded(&server, 0, 1)).await;
+    let mut request = Request::new(prompt("a"));
+    request.set_timeout(Duration::from_millis(50));
+    let mut waiting = server.generation().generate(request).await.unwrap().into_inner();
+    let status = waiting.next().await.unwrap().unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+    drop(running);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn what_was_made_before_the_deadline_is_sent() {
+    let server = Server::new().await;
+    server.model.slow(STEP);
+    let stream = Some(v1::Streaming { coalesce_chars: Some(4096), ..Default::default() });
+    let mut request = Request::new(v1::GenerateRequest { stream, ..long("a", 1500) });
+    request.set_timeout(Duration::from_millis(200));
+    let begun = Instant::now();
+    let mut stream = server.generation().generate(request).await.unwrap().into_inner();
+    assert!(matches!(stream.message().await.unwrap().unwrap().event, Some(Event::Started(_))));
+    let Some(Event::Piece(piece)) = stream.message().await.unwrap().unwrap().event else { panic!("no piece") };
+    assert!(!piece.text.is_empty());
+    let status = stream.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    assert!(begun.elapsed() >= Duration::from_millis(200));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_call_with_one_answer_ends_at_its_deadline() {
+    let server = Server::new().await;
+    server.model.slow(Duration::from_millis(50));
+    let mut request = Request::new(v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() });
+    request.set_timeout(Duration::from_millis(60));
+    // By whose timer, the client's or the server's, is not to be seen here; that the row is free again is.
+    server.generation().segment(request).await.unwrap_err();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_frees_its_row() {
+    let server = Server::new().await;
+    server.model.slow(STEP);
+    let mut stream = server.generate(long("a", 1900)).await.unwrap();
+    for _ in 0..3 {
+        stream.next().await.unwrap().unwrap();
+    }
+    assert!(loaded(&server, 0, 1));
+    drop(stream);
+    // Far sooner than the 1900 steps that were asked for.
+    let begun = Instant::now();
+    server.at_rest().await;
+    assert!(begun.elapsed() < STEP * 950, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_wait_frees_its_row() {
+    let server = Server::new().await;
+    server.model.slow(Duration::from_millis(50));
+    let mut client = server.generation();
+    let request = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() };
+    let call = tokio::spawn(async move { client.segment(request).await });
+    eventually("the call runs", || loaded(&server, 0, 1)).await;
+    call.abort();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_panic_fails_its_request_only() {
+    let server = Server::new().await;
+    let status = server.answer(prompt("ab!")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+    assert!(!details(&status).request_info().unwrap().request_id.is_empty());
+    server.answer(prompt("ab")).await.unwrap();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn many_at_once_get_what_they_get_alone() {
+    let server = Server::new().await;
+    let request = |seed: u64| super::seeded(["a", "ab c", "é", "dd"][seed as usize % 4], seed);
+    let mut alone = Vec::new();
+    for seed in 0..40 {
+        alone.push(server.answer(request(seed)).await.unwrap().text());
+    }
+    let mut streams = Vec::new();
+    for seed in 0..40 {
+        streams.push(server.generate(request(seed)).await.unwrap());
+    }
+    for (stream, alone) in streams.into_iter().zip(alone) {
+        assert_eq!(read(stream).await.unwrap().text(), alone);
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn streams_finish_while_the_server_drains() {
+    let mut server = draining_within(Duration::from_secs(30)).await;
+    server.model.slow(STEP);
+    let mut health = HealthClient::new(server.channel.clone());
+    let watch = |service: &str| {
+        let (mut health, request) = (health.clone(), HealthCheckRequest { service: service.into() });
+        async move { health.watch(request).await.unwrap().into_inner() }
+    };
+    let mut watched = [watch("").await, watch("weir.v1.Generation").await];
+    for watched in &mut watched {
+        assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    }
+    let mut stream = server.generate(long("a", 100)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    server.shut_down();
+    for watched in &mut watched {
+        assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    }
+    let request = HealthCheckRequest { service: "weir.v1.Models".into() };
+    assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::NotServing);
+    let status = server.generate(prompt("a")).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    assert!(details(&status).retry_info().is_some());
+
+    let mut last = None;
+    while let Some(message) = stream.next().await {
+        last = message.unwrap().event;
+    }
+    let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
+    assert_eq!(finished.usage.unwrap().generated_chars, 100);
+    // Watchers do not keep the server.
+    tokio::time::timeout(Duration::from_secs(10), &mut server.task).await.unwrap().unwrap().unwrap();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn streams_that_outlast_the_drain_are_ended() {
+    let mut server = draining_within(Duration::from_millis(100)).await;
+    server.model.slow(STEP);
+    let mut stream = server.generate(long("a", 1900)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    server.shut_down();
+    let status = loop {
+        match stream.next().await.expect("a status ends it") {
+            Ok(message) => assert!(!matches!(message.event, Some(Event::Finished(_)))),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
+    tokio::time::timeout(Duration::from_secs(10), &mut server.task).await.unwrap().unwrap().unwrap();
+    server.at_rest().await;
+}

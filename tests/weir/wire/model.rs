@@ -1,0 +1,220 @@
+//! A model without arithmetic: logits from a hash of all symbols so far. It can be held still, slowed down, and panics on
+//! demand.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use weir::{
+    decode::contract::{
+        BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+    },
+    error::Result,
+    text::{Normaliser, Vocabulary},
+};
+
+/// The symbols. A segment ends with the first.
+pub(super) const SYMBOLS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "é", "!"];
+/// Feeding this panics; it is never generated.
+const PANIC: u32 = 7;
+/// The most symbols of a sequence.
+pub(super) const MAX_SYMBOLS: usize = 2000;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    Pooled,
+    Vanilla,
+    Bytes,
+}
+
+pub(super) struct Fake {
+    card: Card,
+    bytes: Arc<AtomicUsize>,
+    pace: (Mutex<Pace>, Condvar),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    Free,
+    Held,
+    Slow(Duration),
+}
+
+impl Fake {
+    pub(super) fn new(name: &str, kind: Kind) -> Arc<Self> {
+        let vocabulary = match kind {
+            Kind::Bytes => Vocabulary::of_bytes(Normaliser::None),
+            _ => Vocabulary::of_symbols(&SYMBOLS, Normaliser::None).unwrap(),
+        };
+        let modes = match kind {
+            Kind::Vanilla => vec![BoundaryMode::Given],
+            _ => vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
+        };
+        let card = Card {
+            name: name.into(),
+            family: "fake",
+            shape: format!("{kind:?}"),
+            parameters: 7,
+            vocabulary: Arc::new(vocabulary),
+            training_length: 64,
+            max_symbols: MAX_SYMBOLS,
+            boundary_modes: modes,
+            pooled: kind != Kind::Vanilla,
+            dtype: "f32",
+            sha256: "00ff".into(),
+        };
+        Arc::new(Self { card, bytes: Arc::default(), pace: (Mutex::new(Pace::Free), Condvar::new()) })
+    }
+
+    /// Lets no step begin.
+    pub(super) fn hold(&self) {
+        self.set(Pace::Held);
+    }
+
+    /// Lets steps begin at will.
+    pub(super) fn release(&self) {
+        self.set(Pace::Free);
+    }
+
+    /// Makes each step take so long.
+    pub(super) fn slow(&self, step: Duration) {
+        self.set(Pace::Slow(step));
+    }
+
+    fn set(&self, pace: Pace) {
+        *self.pace.0.lock().unwrap() = pace;
+        self.pace.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let (pace, changed) = &self.pace;
+        let pace = changed.wait_while(pace.lock().unwrap(), |pace| *pace == Pace::Held).unwrap();
+        if let Pace::Slow(step) = *pace {
+            drop(changed.wait_timeout_while(pace, step, |pace| *pace != Pace::Free));
+        }
+    }
+}
+
+struct FakeState {
+    /// The hash of the symbols up to each position, and the segments closed by then.
+    past: Vec<(u64, usize)>,
+    boundaries: BoundaryOptions,
+    space: u32,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl FakeState {
+    fn push(&mut self, symbol: u32) -> Result<Mark> {
+        let (hash, segments) = self.past.last().copied().unwrap_or((1, 0));
+        let space = symbol == self.space;
+        let boundary = match self.boundaries.mode {
+            Some(BoundaryMode::Sampled) => self.boundaries.noise.at(self.past.len())? < 0.3,
+            _ => space,
+        };
+        self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
+        self.bytes.fetch_add(1, SeqCst);
+        Ok(Mark { boundary, probability: Some(if space { 0.75 } else { 0.25 }) })
+    }
+
+    fn logits(&self, vocabulary: usize) -> Vec<f32> {
+        let hash = self.past.last().map_or(0, |past| past.0);
+        let logit = |symbol| (mix(hash ^ (symbol as u64) << 32) % 97) as f32 * 0.03;
+        (0..vocabulary).map(|symbol| if symbol == PANIC as usize { f32::NEG_INFINITY } else { logit(symbol) }).collect()
+    }
+}
+
+impl Drop for FakeState {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(self.past.len(), SeqCst);
+    }
+}
+
+impl State for FakeState {
+    fn len(&self) -> usize {
+        self.past.len()
+    }
+
+    fn segments(&self) -> usize {
+        self.past.last().map_or(0, |past| past.1)
+    }
+
+    fn fork(&self) -> Box<dyn State> {
+        self.bytes.fetch_add(self.past.len(), SeqCst);
+        let (past, bytes) = (self.past.clone(), Arc::clone(&self.bytes));
+        Box::new(Self { past, boundaries: self.boundaries.clone(), space: self.space, bytes })
+    }
+
+    fn rollback(&mut self, len: usize) -> Result<()> {
+        self.bytes.fetch_sub(self.past.len() - len, SeqCst);
+        self.past.truncate(len);
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        self.past.len()
+    }
+}
+
+impl Model for Fake {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
+        let space = match (self.card.pooled, self.card.vocabulary.id_of(' ')) {
+            (true, Some(space)) => space,
+            _ => u32::MAX,
+        };
+        Ok(Box::new(FakeState { past: Vec::new(), boundaries, space, bytes: Arc::clone(&self.bytes) }))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(()))
+    }
+
+    fn symbol_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+        self.wait();
+        let size = self.card.vocabulary.len();
+        for &index in which {
+            let Row { state, feed, want, logits, marks, status } = &mut rows[index];
+            let state = state_mut::<FakeState>(state.as_mut())?;
+            logits.clear();
+            marks.clear();
+            for (at, &symbol) in feed.iter().enumerate() {
+                assert!(symbol != PANIC, "told to panic");
+                marks.push(state.push(symbol)?);
+                if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
+                    logits.extend(state.logits(size));
+                }
+            }
+            if marks.iter().any(|mark| mark.boundary) {
+                *status = Status::Waiting;
+            }
+        }
+        Ok(())
+    }
+
+    fn segment_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+        for &index in which {
+            rows[index].status = Status::Ready;
+        }
+        Ok(())
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        symbols
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { in_use: self.bytes.load(SeqCst), limit: usize::MAX }
+    }
+}
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    value ^ (value >> 33)
+}

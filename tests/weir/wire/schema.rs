@@ -1,0 +1,70 @@
+//! What a client learns from the server itself: reflection in both versions, and health by the reflected names.
+
+use super::Server;
+use prost::Message;
+use tokio_stream::StreamExt;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+const SERVICES: [&str; 3] = ["grpc.health.v1.Health", "weir.v1.Generation", "weir.v1.Models"];
+
+/// As much of a file's descriptor as is looked at.
+#[derive(Message)]
+struct File {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// The same questions in each version of the protocol, whose types are alike and not the same.
+macro_rules! reflects {
+    ($test:ident, $version:ident) => {
+        #[tokio::test]
+        async fn $test() {
+            use tonic_reflection::pb::$version::{
+                ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+                server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+            };
+            let server = Server::new().await;
+            let symbol = |symbol: &str| MessageRequest::FileContainingSymbol(symbol.into());
+            let questions = [
+                MessageRequest::ListServices(String::new()),
+                symbol("weir.v1.Generation"),
+                symbol("weir.v1.Model"),
+                symbol("grpc.health.v1.HealthCheckRequest"),
+                symbol("google.rpc.BadRequest"),
+                symbol("weir.v1.Nothing"),
+            ];
+            let ask = |question| ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+            let mut client = ServerReflectionClient::new(server.channel.clone());
+            let questions = tokio_stream::iter(questions.map(ask));
+            let mut answers = client.server_reflection_info(questions).await.unwrap().into_inner();
+            let mut next = async || answers.next().await.unwrap().map(|answer| answer.message_response.unwrap());
+            let MessageResponse::ListServicesResponse(list) = next().await.unwrap() else { panic!("no list") };
+            let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
+            for service in SERVICES {
+                assert!(names.iter().any(|name| name == service), "{service} is not in {names:?}");
+            }
+            let files = ["generation.proto", "models.proto", "health.proto", "error_details.proto"];
+            for file in files {
+                let MessageResponse::FileDescriptorResponse(found) = next().await.unwrap() else { panic!("no {file}") };
+                let found = File::decode(&found.file_descriptor_proto[0][..]).unwrap();
+                assert!(found.name.ends_with(file), "{}", found.name);
+            }
+            assert!(next().await.is_err(), "there is no such symbol");
+        }
+    };
+}
+
+reflects!(version_1, v1);
+reflects!(version_1_alpha, v1alpha);
+
+#[tokio::test]
+async fn every_service_is_healthy() {
+    let server = Server::new().await;
+    let mut health = HealthClient::new(server.channel.clone());
+    for service in ["", "weir.v1.Generation", "weir.v1.Models"] {
+        let request = HealthCheckRequest { service: service.into() };
+        assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving, "{service:?}");
+    }
+    let request = HealthCheckRequest { service: "weir.v1.Nothing".into() };
+    assert_eq!(health.check(request).await.unwrap_err().code(), tonic::Code::NotFound);
+}

@@ -8,7 +8,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use weir::{
     decode::contract::{BoundaryOptions, Model, Row, Want, advance},
     family::{
-        init::{Options, init},
+        init::init,
         load::{Settings, load},
     },
 };
@@ -23,8 +23,7 @@ const SHAPES: [&str; 2] = ["hourglass-41m", "vanilla-41m"];
 fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
     let to = root.join(shape);
-    let mut options = Options { overwrite: false, progress: &mut |_, _| () };
-    init(&config, &to, 1, &mut options).expect("the shape in the repository makes a checkpoint");
+    init(&config, &to, 1, false).expect("the shape in the repository makes a checkpoint");
     load(&to, &Settings::default()).expect("and that loads")
 }
 

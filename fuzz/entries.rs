@@ -11,13 +11,13 @@ use weir::family::{
 };
 
 /// A configuration small enough that a mutated weight file often gets past its shapes.
-pub const SMALL_CONFIG: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": ["a", " "]},
+pub(crate) const SMALL_CONFIG: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": ["a", " "]},
     "normaliser": "none", "training_length": 8, "architecture": {"layers": {"pre": 1}, "dim": 2, "heads": 1,
     "head_dim": 2, "feed_forward": 2, "activation": "relu", "layer_norm_eps": 1e-5, "position": "transformer-xl",
     "boundaries": {"kind": "none"}}}"#;
 
 /// A `config.json`, and the architecture in it.
-pub fn config(data: &[u8]) {
+pub(crate) fn config(data: &[u8]) {
     let file = Path::new("config.json");
     if let Ok(config) = Config::parse(data, file)
         && let Ok(blueprint) = blueprint(&config, file)
@@ -28,14 +28,14 @@ pub fn config(data: &[u8]) {
 }
 
 /// A `model.safetensors` for [`SMALL_CONFIG`].
-pub fn weights(data: &[u8]) {
+pub(crate) fn weights(data: &[u8]) {
     if let Some(blueprint) = small() {
         read_from(data, data.len() as u64, Path::new("model.safetensors"), &blueprint.tensors()).map(|_| ()).ok();
     }
 }
 
 /// A pickle.
-pub fn pickle(data: &[u8]) {
+pub(crate) fn pickle(data: &[u8]) {
     if let Ok(pickle) = Pickle::read(data) {
         pickle.describe(pickle.root());
         pickle.item(pickle.root(), "model_state");
@@ -43,7 +43,7 @@ pub fn pickle(data: &[u8]) {
 }
 
 /// The blueprint of [`SMALL_CONFIG`].
-pub fn small() -> Option<Box<dyn Blueprint>> {
+pub(crate) fn small() -> Option<Box<dyn Blueprint>> {
     let file = Path::new("config.json");
     Config::parse(SMALL_CONFIG.as_bytes(), file).and_then(|config| blueprint(&config, file)).ok()
 }

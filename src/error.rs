@@ -120,7 +120,7 @@ pub enum Error {
     #[error("the caller went away")]
     Cancelled,
     /// The server is shutting down.
-    #[error("the server is draining and takes no new requests")]
+    #[error("the server is shutting down: it takes no new requests, and ends running ones at its limit")]
     Draining {
         /// When to try again, elsewhere.
         retry: Duration,

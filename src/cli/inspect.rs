@@ -102,9 +102,7 @@ impl Found {
             Some(characters) => json!({ "symbols": characters }),
             None => json!({ "bytes": true }),
         };
-        let tensor = |(name, shape, dtype, bytes): (&str, &[usize], &str, usize)| {
-            json!({ "name": name, "shape": shape, "dtype": dtype, "bytes": bytes })
-        };
+        let tensor = |(name, shape, dtype, bytes): (&str, &[usize], &str, usize)| json!({ "name": name, "shape": shape, "dtype": dtype, "bytes": bytes });
         json!({
             "path": self.dir,
             "family": self.config.family,

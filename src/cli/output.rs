@@ -15,7 +15,7 @@ pub fn write(text: &str) -> Result<()> {
 /// Writes a JSON value and a newline.
 ///
 /// # Errors
-/// As for [`write`].
+/// As for [`write()`].
 pub fn json(value: &serde_json::Value) -> Result<()> {
     write(&format!("{value}\n"))
 }

@@ -157,9 +157,11 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Loads every model and starts its engine.
 fn engines(settings: &Serve) -> Result<Engines> {
+    // one set of threads for all: two models that step at once take turns on it, rather than on the cores
+    let shared = settings.model.clone().with_threads();
     let start = |folder: &PathBuf| {
         tracing::debug!(folder = %folder.display(), "loading");
-        Handle::start(load::load(folder, &settings.model)?, settings.engine)
+        Handle::start(load::load(folder, &shared)?, settings.engine)
     };
     Engines::new(settings.checkpoints.iter().map(start).collect::<Result<_>>()?)
 }

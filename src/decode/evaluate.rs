@@ -17,6 +17,9 @@ pub enum Mode {
     Chunked(usize),
 }
 
+/// Is shown each position in order: its index, the logits after it, (V), and its mark.
+pub type Each<'a> = &'a mut dyn FnMut(usize, &[f32], Mark) -> Result<()>;
+
 /// Feeds `symbols` to a fresh sequence and shows each position's logits, (V), with its mark.
 ///
 /// # Errors
@@ -26,7 +29,7 @@ pub fn run(
     symbols: &[u32],
     mode: Mode,
     boundaries: BoundaryOptions,
-    each: &mut dyn FnMut(usize, &[f32], Mark) -> Result<()>,
+    each: Each<'_>,
 ) -> Result<()> {
     let size = match mode {
         Mode::Full => symbols.len(),

@@ -48,7 +48,12 @@ pub fn init_telling(
     let blueprint = blueprint(&config, config_file)?;
     if let Some(companion) = blueprint.companions().first() {
         let expected = "no companion: random weights are made for one model at a time";
-        return Err(Error::checkpoint(config_file, "architecture.boundaries.companion", expected, format!("{companion:?}")));
+        return Err(Error::checkpoint(
+            config_file,
+            "architecture.boundaries.companion",
+            expected,
+            format!("{companion:?}"),
+        ));
     }
     check_vacant(dest, overwrite)?;
     let specs = blueprint.tensors();

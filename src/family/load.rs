@@ -32,6 +32,12 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The same with the threads started: all models loaded with these settings, or clones of them, share those.
+    pub fn with_threads(mut self) -> Self {
+        self.pool.get_or_insert_with(|| Arc::new(Pool::new(self.threads)));
+        self
+    }
+
     /// The longest sequence of a model trained on windows of `training_length`.
     pub fn max_symbols(&self, training_length: usize) -> usize {
         self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192))
@@ -43,9 +49,7 @@ impl Settings {
 /// # Errors
 /// [`Error::Checkpoint`] naming file, key, what was expected and found; [`Error::Io`].
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
-    let mut settings = settings.clone();
-    settings.pool.get_or_insert_with(|| Arc::new(Pool::new(settings.threads)));
-    load_nested(dir, &settings, true)
+    load_nested(dir, &settings.clone().with_threads(), true)
 }
 
 fn load_nested(dir: &Path, settings: &Settings, may_have_companions: bool) -> Result<Arc<dyn Model>> {

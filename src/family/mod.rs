@@ -1,6 +1,6 @@
 //! Whole models, one paper a folder, and the table of families.
 //!
-//! A family reads the `architecture` of a [`Config`](checkpoint::Config) into a [`Blueprint`]: which tensors there must be,
+//! A family reads the `architecture` of a [`Config`] into a [`Blueprint`]: which tensors there must be,
 //! and how to build a [`Model`] from them. Loading, `weir init`, `weir inspect` and the converters know families only so.
 
 use crate::{decode::contract::Model, error::Result};

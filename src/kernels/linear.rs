@@ -182,7 +182,8 @@ mod tests {
         let mut out = Vec::new();
         for row in 0..rows {
             for output in 0..outputs {
-                let products = (0..inputs).map(|k| f64::from(weight[output * inputs + k]) * f64::from(x[row * inputs + k]));
+                let products =
+                    (0..inputs).map(|k| f64::from(weight[output * inputs + k]) * f64::from(x[row * inputs + k]));
                 out.push(products.sum::<f64>() + bias.get(output).map_or(0.0, |&b| f64::from(b)));
             }
         }

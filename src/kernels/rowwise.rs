@@ -126,10 +126,11 @@ fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
 
 // erf(x) = x·S(x²) up to 0.9 and 1 − exp(−x·L(x)) beyond; coefficients fitted by iterated least squares (minimax),
 // largest error over all f32 arguments 8e-8.
+#[allow(clippy::approx_constant, reason = "a fitted number that happens to lie near 2/√π")]
 const ERF_SMALL: [f32; 6] =
-    [1.128_379_1, -3.761_237_5e-1, 1.128_113_4e-1, -2.675_092e-2, 4.977_801_5e-3, -5.938_389_5e-4];
+    [1.128_379_1, -3.761_237_5e-1, 1.128_113_4e-1, -2.675_092e-2, 4.977_801_5e-3, -5.938_389e-4];
 const ERF_LARGE: [f32; 7] =
-    [1.128_641, 6.351_815e-1, 1.061_876_15e-1, -2.372_019e-2, 3.622_920_9e-3, -3.180_602_7e-4, 1.076_323_7e-5];
+    [1.128_641, 6.351_815e-1, 1.061_876_1e-1, -2.372_019e-2, 3.622_921e-3, -3.180_602_7e-4, 1.076_323_7e-5];
 const ERF_SPLIT: f32 = 0.9;
 
 #[inline(always)]
@@ -228,9 +229,8 @@ mod tests {
         for i in 0..87_000 {
             let x = -(i as f32) / 1000.0;
             let want = f64::from(x).exp();
-            for got in [exp::<Portable>(x)] {
-                assert!((f64::from(got) / want - 1.0).abs() < 4e-7, "{x}: {got} {want}");
-            }
+            let got = exp::<Portable>(x);
+            assert!((f64::from(got) / want - 1.0).abs() < 4e-7, "{x}: {got} {want}");
         }
     }
 

@@ -65,6 +65,14 @@ pub struct StackWork {
     change: Vec<f32>,
 }
 
+/// What one pass through all layers works with.
+struct Pass<'a, C> {
+    compute: &'a Compute,
+    places: &'a [Place],
+    caches: &'a mut C,
+    work: &'a mut StackWork,
+}
+
 /// Multiply-adds of attention below which waking other threads costs more than it brings.
 const WORTH_SHARING: usize = 1 << 15;
 
@@ -82,25 +90,19 @@ impl Stack {
         caches: &mut impl Caches,
         work: &mut StackWork,
     ) -> Result<()> {
+        let mut pass = Pass { compute, places, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
-            self.attention(compute, index, x, places, caches, work)?;
-            add_norm(compute.isa, &compute.pool, x, &work.change, &layer.attention_norm);
-            self.feed_forward(compute, layer, x, work);
-            add_norm(compute.isa, &compute.pool, x, &work.change, &layer.feed_forward_norm);
+            self.attention(index, x, &mut pass)?;
+            add_norm(compute.isa, &compute.pool, x, &pass.work.change, &layer.attention_norm);
+            self.feed_forward(compute, layer, x, pass.work);
+            add_norm(compute.isa, &compute.pool, x, &pass.work.change, &layer.feed_forward_norm);
         }
         Ok(())
     }
 
-    /// `work.change` (rows, D) = attention of `x`.
-    fn attention(
-        &self,
-        compute: &Compute,
-        index: usize,
-        x: &[f32],
-        places: &[Place],
-        caches: &mut impl Caches,
-        work: &mut StackWork,
-    ) -> Result<()> {
+    /// `change` (rows, D) = attention of `x`.
+    fn attention(&self, index: usize, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
+        let Pass { compute, places, caches, work } = pass;
         let (layer, layout, rows) = (&self.layers[index], &self.layout, places.len());
         let inner = layout.heads * layout.head_dim;
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
@@ -110,20 +112,21 @@ impl Stack {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
         }
-        sized(&mut work.mixed, rows * inner);
-        self.mix(compute, index, places, caches, work); // (rows, I)
+        self.mix(index, pass); // (rows, I)
+        let Pass { compute, work, .. } = pass;
         let change = sized(&mut work.change, x.len());
         layer.output.apply(compute.isa, &compute.pool, &work.mixed, change); // (rows, D)
         Ok(())
     }
 
-    /// `work.mixed` (rows, I) = each head's weighted values.
-    fn mix(&self, compute: &Compute, index: usize, places: &[Place], caches: &impl Caches, work: &mut StackWork) {
+    /// `mixed` (rows, I) = each head's weighted values.
+    fn mix(&self, index: usize, pass: &mut Pass<'_, impl Caches>) {
+        let Pass { compute, places, caches, work } = pass;
         let Layout { heads, head_dim, .. } = self.layout;
         let last = places.iter().map(|place| place.position).max().unwrap_or(0);
         let distances = self.position.distances(compute, index, last);
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let queries = &work.queries;
+        let (caches, queries) = (&**caches, &work.queries);
         let one = |task: usize, out: &mut [f32]| {
             let (place, head) = (places[task / heads], task % heads);
             // it was found a moment ago, when the keys were written
@@ -143,7 +146,8 @@ impl Stack {
         };
         let keys: usize = places.iter().map(|place| place.position + 1).sum();
         let share = keys * heads * head_dim >= WORTH_SHARING;
-        compute.pool.chunks(&mut work.mixed, head_dim, share, &one);
+        let mixed = sized(&mut work.mixed, places.len() * heads * head_dim);
+        compute.pool.chunks(mixed, head_dim, share, &one);
     }
 
     /// `work.change` (rows, D) = feed-forward of `x`.

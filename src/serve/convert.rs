@@ -178,7 +178,7 @@ fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<op
     }
     let symbol = |bias: &v1::LogitBias| match &bias.symbol {
         Some(Symbol::Id(id)) => Ok(*id),
-        Some(Symbol::Text(text)) => match verbatim(field, text, vocabulary)?.as_slice() {
+        Some(Symbol::Text(text)) => match vocabulary.encode_exactly(field, text)?.as_slice() {
             [id] => Ok(*id),
             _ => Err(bad(field, format!("{:?}", clip(text, 64)), "exactly one symbol".into())),
         },
@@ -203,7 +203,7 @@ fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<opti
     }
     let mut stop = Vec::with_capacity(wire.stop.len());
     for (field, text) in STOP_FIELDS.into_iter().zip(&wire.stop) {
-        let symbols = verbatim(field, text, &card.vocabulary)?;
+        let symbols = card.vocabulary.encode_exactly(field, text)?;
         if symbols.is_empty() || symbols.len() > Bounds::STOP_SYMBOLS {
             let bound = format!("1 to {} characters", Bounds::STOP_SYMBOLS);
             return Err(bad(field, format!("{} characters", symbols.len()), bound));
@@ -219,18 +219,6 @@ fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<opti
         stop,
         include_stop: wire.include_stop(),
     })
-}
-
-/// The symbols of a text that is not normalised: what comes out of the model is compared with it.
-fn verbatim(field: &'static str, text: &str, vocabulary: &Vocabulary) -> Result<Vec<u32>> {
-    if vocabulary.is_bytes() {
-        return Ok(text.bytes().map(u32::from).collect());
-    }
-    let symbol = |(offset, character)| {
-        let unknown = || Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
-        vocabulary.id_of(character).ok_or_else(unknown)
-    };
-    text.chars().enumerate().map(symbol).collect()
 }
 
 fn bad(field: &'static str, found: String, bound: String) -> Error {

@@ -263,7 +263,10 @@ mod tests {
         let message = small(Normaliser::Text8).encode("prompt", "1 E²").unwrap_err().to_string();
         assert_eq!(message, "prompt: '²', normalised to 't', at character 3 is not in the model's vocabulary");
         let message = small(Normaliser::None).check_ids("--ids", &[0, 5, 6]).unwrap_err().to_string();
-        assert_eq!(message, "--ids: id 6 (the vocabulary has 6 symbols) at character 2 is not in the model's vocabulary");
+        assert_eq!(
+            message,
+            "--ids: id 6 (the vocabulary has 6 symbols) at character 2 is not in the model's vocabulary"
+        );
     }
 
     #[test]

@@ -18,8 +18,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that only some rooms may name.
-const CRATES: &[(&str, &[&str])] =
-    &[("tonic", &["serve", "cli"]), ("weir_proto", &["serve"]), ("clap", &["cli", "main", "config"]), ("indicatif", &["cli", "family"])];
+const CRATES: &[(&str, &[&str])] = &[
+    ("tonic", &["serve", "cli"]),
+    ("weir_proto", &["serve"]),
+    ("clap", &["cli", "main", "config"]),
+    ("indicatif", &["cli", "family"]),
+];
 
 fn sources(folder: &Path, out: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -38,7 +42,8 @@ fn all() -> Vec<(String, String, String)> {
     sources(&root, &mut files);
     assert!(files.len() > 30, "only {} files: looked in the wrong place", files.len());
     let prefix = format!("{}/", root.to_string_lossy());
-    let room = |path: &str| path.trim_start_matches(&prefix).split('/').next().unwrap().trim_end_matches(".rs").to_string();
+    let room =
+        |path: &str| path.trim_start_matches(&prefix).split('/').next().unwrap().trim_end_matches(".rs").to_string();
     files.into_iter().map(|(path, text)| (room(&path), path, text)).collect()
 }
 
@@ -97,7 +102,8 @@ fn crates_stay_in_their_rooms() {
         for (name, allowed) in CRATES {
             let named = text.lines().any(|line| {
                 let line = line.trim_start();
-                !line.starts_with("//") && (line.contains(&format!("{name}::")) || line.starts_with(&format!("use {name}")))
+                !line.starts_with("//")
+                    && (line.contains(&format!("{name}::")) || line.starts_with(&format!("use {name}")))
             });
             if named && !allowed.contains(&room.as_str()) {
                 wrong.push(format!("{path}: {room} must not name {name}"));

@@ -18,7 +18,8 @@ use weir::{
 };
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 
-const CASES: &[&str] = &["entropy", "fixed_sf2", "fixed_sf3", "fixed_sf4", "gumbel", "unigram", "vanilla", "whitespaces"];
+const CASES: &[&str] =
+    &["entropy", "fixed_sf2", "fixed_sf3", "fixed_sf4", "gumbel", "unigram", "vanilla", "whitespaces"];
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -133,10 +134,16 @@ fn arguments_that_cannot_be_are_named() {
         message(with_arguments(case, |arguments| arguments[key] = value).path())
     };
     let cases = [
-        (set("unigram", "model_config", "[1, (2,), __import__('os')]".into()), "model_config: expected three layer counts"),
+        (
+            set("unigram", "model_config", "[1, (2,), __import__('os')]".into()),
+            "model_config: expected three layer counts",
+        ),
         (set("unigram", "layers", [2, 2, 1].into()), "layers: expected [1, 2, 1], as in model_config"),
         (set("unigram", "boundaries_type", "magic".into()), "boundaries_type: expected none, fixed"),
-        (set("fixed_sf2", "fixed_sf", serde_json::Value::Null), "fixed_sf: expected the segments' length, found nothing"),
+        (
+            set("fixed_sf2", "fixed_sf", serde_json::Value::Null),
+            "fixed_sf: expected the segments' length, found nothing",
+        ),
         (set("fixed_sf2", "fixed_sf", 0.into()), "fixed_sf: expected 1 to"),
         (set("whitespaces", "whitespace_id", 3.into()), "whitespace_id: expected the index of \" \" in vocab, found 3"),
         (set("whitespaces", "n_token", 28.into()), "vocab: expected 28 symbols (n_token), found 27"),
@@ -148,8 +155,14 @@ fn arguments_that_cannot_be_are_named() {
         (set("unigram", "activation_function", "swish".into()), "activation_function: expected"),
         (set("vanilla", "boundaries_type", "fixed".into()), "fixed_sf"),
         (set("unigram", "boundaries_type", "none".into()), "model_config: expected [n, (0,), 0] without boundaries"),
-        (set("whitespaces", "boundaries_type", "gumbel".into()), "boundary_predictor.boundary_predictor.0.bias: expected a tensor"),
-        (set("gumbel", "boundaries_type", "whitespaces".into()), "boundary_predictor.boundary_predictor.0.bias: expected no tensor"),
+        (
+            set("whitespaces", "boundaries_type", "gumbel".into()),
+            "boundary_predictor.boundary_predictor.0.bias: expected a tensor",
+        ),
+        (
+            set("gumbel", "boundaries_type", "whitespaces".into()),
+            "boundary_predictor.boundary_predictor.0.bias: expected no tensor",
+        ),
     ];
     for (found, expected) in cases {
         assert!(found.contains(expected), "{found}\nshould say: {expected}");
@@ -218,19 +231,48 @@ fn patched(from: &[u8], to: &[u8]) -> String {
 
 #[test]
 fn archives_made_to_harm_are_refused() {
-    let place = |entries: &[(String, Vec<u8>)], end: &str| entries.iter().position(|(name, _)| name.ends_with(end)).unwrap();
+    let place =
+        |entries: &[(String, Vec<u8>)], end: &str| entries.iter().position(|(name, _)| name.ends_with(end)).unwrap();
     let cases = [
         (message_of(&archive(&entries(), CompressionMethod::Deflated)), "not compressed"),
         (message_of(b"not a zip archive at all"), "a zip archive"),
         (message_of(&[]), "a zip archive"),
         (changed(|entries| entries.clear()), "one data.pkl, as torch.save writes it, found none"),
         (changed(|entries| entries.push(("other/data.pkl".into(), vec![]))), "found several"),
-        (changed(|entries| entries.push(("checkpoint_last/byteorder".into(), b"big".into()))), "byteorder: expected little, found big"),
+        (
+            changed(|entries| entries.push(("checkpoint_last/byteorder".into(), b"big".into()))),
+            "byteorder: expected little, found big",
+        ),
         (changed(|entries| drop(entries.remove(place(entries, "/data/7")))), "data/7 in the archive, found none"),
-        (changed(|entries| { let at = place(entries, "/data/0"); entries[at].1.pop(); }), "32 numbers of 4 bytes"),
-        (changed(|entries| { let at = place(entries, "/data/0"); entries[at].1.extend([0; 4]); }), "32 numbers of 4 bytes"),
-        (changed(|entries| { let at = place(entries, "/data/0"); entries[at].1[3] = 0x7f; entries[at].1[2] = 0xff; }), "r_w_bias: expected finite numbers, found NaN at index 0"),
-        (changed(|entries| { let at = place(entries, "data.pkl"); entries[at].1 = vec![b'N'; 17 << 20]; }), "at most"),
+        (
+            changed(|entries| {
+                let at = place(entries, "/data/0");
+                entries[at].1.pop();
+            }),
+            "32 numbers of 4 bytes",
+        ),
+        (
+            changed(|entries| {
+                let at = place(entries, "/data/0");
+                entries[at].1.extend([0; 4]);
+            }),
+            "32 numbers of 4 bytes",
+        ),
+        (
+            changed(|entries| {
+                let at = place(entries, "/data/0");
+                entries[at].1[3] = 0x7f;
+                entries[at].1[2] = 0xff;
+            }),
+            "r_w_bias: expected finite numbers, found NaN at index 0",
+        ),
+        (
+            changed(|entries| {
+                let at = place(entries, "data.pkl");
+                entries[at].1 = vec![b'N'; 17 << 20];
+            }),
+            "at most",
+        ),
     ];
     for (found, expected) in cases {
         assert!(found.contains(expected), "{found}\nshould say: {expected}");
@@ -248,14 +290,20 @@ fn pickles_made_to_harm_are_refused() {
         (patched(NAMESPACE, b"c__main__\nVocab\n"), format!("{unknown} __main__.Vocab")),
         (patched(NAMESPACE, b"ios\nsystem\n"), "data.pkl byte 17: expected an instruction that reads data".into()),
         (patched(NAMESPACE, b"K\x00"), "expected a known name and a tuple of arguments".into()),
-        (patched(b"FloatStorage", b"LongStorage"), "r_w_bias: expected floats of 16, 32 or 64 bits, found torch.LongStorage".into()),
+        (
+            patched(b"FloatStorage", b"LongStorage"),
+            "r_w_bias: expected floats of 16, 32 or 64 bits, found torch.LongStorage".into(),
+        ),
         // r_w_bias: one row more than the storage has; the same number again and again; as many, but beyond the end
         (patched(b"K\x04K\x08\x86", b"K\x05K\x08\x86"), "r_w_bias: expected a view of a storage of 32 numbers".into()),
         (patched(b"K\x04K\x08\x86", b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86"), "r_w_bias: expected a view".into()),
         (patched(b"K\x04K\x08\x86", b"J\xff\xff\xff\xffK\x08\x86"), "r_w_bias: expected a size".into()),
         (patched(b"K\x08K\x01\x86", b"K\x09K\x01\x86"), "r_w_bias: expected a view".into()),
         (patched(b"K\x20tq", b"J\xff\xff\xff\x7ftq"), "r_w_bias: expected 2147483647 numbers of 4 bytes".into()),
-        (patched(PREDICTOR.as_bytes(), &PREDICTOR.replace("bias", "bios").into_bytes()), format!("{PREDICTOR}: expected a tensor")),
+        (
+            patched(PREDICTOR.as_bytes(), &PREDICTOR.replace("bias", "bios").into_bytes()),
+            format!("{PREDICTOR}: expected a tensor"),
+        ),
         (patched(b"idx2sym", b"idx2sum"), "vocab.idx2sym: expected a list".into()),
         (patched(b"model_state", b"model_stats"), "model_state: expected a dict of tensors, found nothing".into()),
     ];
@@ -280,6 +328,35 @@ fn a_transposed_view_is_put_in_order() {
     let (turned, straight) = (bias(dest.path()), bias(straight.path()));
     for (at, number) in turned.iter().enumerate() {
         assert_eq!(*number, straight[at % 8 * 4 + at / 8]);
+    }
+}
+
+#[test]
+fn other_precisions_are_read() {
+    type Narrow = fn(f32) -> (Vec<u8>, f32);
+    let half: Narrow = |x| (half::f16::from_f32(x).to_le_bytes().to_vec(), half::f16::from_f32(x).to_f32());
+    let brain: Narrow = |x| (half::bf16::from_f32(x).to_le_bytes().to_vec(), half::bf16::from_f32(x).to_f32());
+    let double: Narrow = |x| (f64::from(x).to_le_bytes().to_vec(), x);
+    let straight = TempDir::new().unwrap();
+    convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
+    for (class, narrow) in [("HalfStorage", half), ("BFloat16Storage", brain), ("DoubleStorage", double)] {
+        let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let mut entries = entries();
+        for (name, bytes) in &mut entries {
+            if name.ends_with("data.pkl") {
+                let at = bytes.windows(12).position(|window| window == b"FloatStorage").unwrap();
+                bytes.splice(at..at + 12, class.bytes());
+            } else if name.contains("/data/") {
+                *bytes = bytes.as_chunks().0.iter().flat_map(|&x| narrow(f32::from_le_bytes(x)).0).collect();
+            }
+        }
+        fs::write(dir.path().join("x.pt"), archive(&entries, CompressionMethod::Stored)).unwrap();
+        convert(&dir.path().join("x.pt"), dest.path()).unwrap();
+        let (mut narrowed, mut whole) = (read(dest.path()).1, read(straight.path()).1);
+        for name in ["head.weight", "null_group", "middle.1.attention.qkv.weight"] {
+            let expected: Vec<_> = whole.take(name).unwrap().into_iter().map(|x| narrow(x).1).collect();
+            assert_eq!(narrowed.take(name).unwrap(), expected, "{class}");
+        }
     }
 }
 

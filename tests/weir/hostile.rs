@@ -43,7 +43,11 @@ fn message(dir: &Path) -> String {
     let error = open(dir).unwrap_err();
     assert!(matches!(error, Error::Checkpoint { .. } | Error::Io { .. }), "{error:?}");
     let settings = Settings { threads: 1, ..Settings::default() };
-    assert_eq!(load(dir, &settings).err().map(|error| error.to_string()), Some(error.to_string()), "loading says the same");
+    assert_eq!(
+        load(dir, &settings).err().map(|error| error.to_string()),
+        Some(error.to_string()),
+        "loading says the same"
+    );
     error.to_string()
 }
 
@@ -104,7 +108,10 @@ fn the_good_one_is_good() {
 fn tensors_that_are_not_as_asked_for() {
     let head = "/head.weight";
     all_say(&[
-        (changed(|header, _| drop(header.as_object_mut().unwrap().remove("head.weight"))), "data_offsets: expected a start at"),
+        (
+            changed(|header, _| drop(header.as_object_mut().unwrap().remove("head.weight"))),
+            "data_offsets: expected a start at",
+        ),
         (
             changed(|header, numbers| {
                 // the last one, so that no gap remains
@@ -116,20 +123,42 @@ fn tensors_that_are_not_as_asked_for() {
         ),
         (
             changed(|header, numbers| {
-                header["extra"] = json!({"dtype": "F32", "shape": [1], "data_offsets": [numbers.len(), numbers.len() + 4]});
+                header["extra"] =
+                    json!({"dtype": "F32", "shape": [1], "data_offsets": [numbers.len(), numbers.len() + 4]});
                 numbers.extend([0; 4]);
             }),
             "extra: expected no tensor of this name, found one",
         ),
-        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([4])), "head.weight: expected shape [2, 2], found shape [4]"),
-        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([2, 3])), "head.weight: expected offsets 24 bytes apart"),
-        (changed(|header, _| header.pointer_mut(head).unwrap()["dtype"] = json!("I32")), "head.weight: expected dtype F32, F16 or BF16, found dtype \"I32\""),
-        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([1_u64 << 40, 1_u64 << 40])), "a shape whose size fits into 64 bits"),
-        (changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([-1, 2])), "head.weight.shape[0]: expected u64"),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([4])),
+            "head.weight: expected shape [2, 2], found shape [4]",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([2, 3])),
+            "head.weight: expected offsets 24 bytes apart",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["dtype"] = json!("I32")),
+            "head.weight: expected dtype F32, F16 or BF16, found dtype \"I32\"",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([1_u64 << 40, 1_u64 << 40])),
+            "a shape whose size fits into 64 bits",
+        ),
+        (
+            changed(|header, _| header.pointer_mut(head).unwrap()["shape"] = json!([-1, 2])),
+            "head.weight.shape[0]: expected u64",
+        ),
         (changed(|header, _| header.pointer_mut(head).unwrap()["more"] = json!(1)), "head.weight.more"),
         (changed(|header, _| header["head.weight"] = json!(7)), "head.weight: expected struct Info, found integer `7`"),
-        (changed(|_, numbers| numbers[4..8].copy_from_slice(&f32::NAN.to_le_bytes())), "embedding.weight: expected finite numbers, found NaN at index 1"),
-        (changed(|_, numbers| numbers[0..4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes())), "embedding.weight: expected finite numbers, found -inf at index 0"),
+        (
+            changed(|_, numbers| numbers[4..8].copy_from_slice(&f32::NAN.to_le_bytes())),
+            "embedding.weight: expected finite numbers, found NaN at index 1",
+        ),
+        (
+            changed(|_, numbers| numbers[0..4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes())),
+            "embedding.weight: expected finite numbers, found -inf at index 0",
+        ),
     ]);
 }
 
@@ -145,7 +174,10 @@ fn files_that_are_not_whole() {
         (replaced(&bytes[..bytes.len() - 1]), "(truncated)"),
         (replaced(&[&bytes[..], &[0]].concat()), "(trailing bytes)"),
         (replaced(b"PK\x03\x04 this is a zip archive"), "header length: expected at most the"),
-        (replaced(&[&u64::MAX.to_le_bytes()[..], b"{}"].concat()), "header length: expected at most the 2 bytes that follow it"),
+        (
+            replaced(&[&u64::MAX.to_le_bytes()[..], b"{}"].concat()),
+            "header length: expected at most the 2 bytes that follow it",
+        ),
         (replaced(&assembled(&" ".repeat(4 << 20), &[])), "header length: expected at most"),
         (replaced(&assembled("[]", &[])), "header: expected a JSON object"),
         (replaced(&assembled("{\"a\": ", &[])), "EOF"),
@@ -153,7 +185,10 @@ fn files_that_are_not_whole() {
         (overlap, "they overlap"),
         (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([4, 20])), "there is a gap"),
         (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([16, 0])), "offsets [16, 0]"),
-        (changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([u64::MAX - 15, u64::MAX])), "embedding.weight"),
+        (
+            changed(|header, _| header["embedding.weight"]["data_offsets"] = json!([u64::MAX - 15, u64::MAX])),
+            "embedding.weight",
+        ),
     ]);
     let dir = good();
     let (header, numbers) = parts(&weights_file(&dir));
@@ -247,19 +282,34 @@ fn indices_made_to_harm() {
         (named("none.safetensors"), "none.safetensors: No such file"),
         (named(FIRST), "head.bias: expected a tensor, found none"),
         (
-            message(sharded(|index, dir| {
-                fs::remove_file(dir.join(SECOND)).unwrap();
-                let _ = index;
-                #[cfg(unix)]
-                std::os::unix::fs::symlink(&outside, dir.join(SECOND)).unwrap();
-            }).path()),
+            message(
+                sharded(|index, dir| {
+                    fs::remove_file(dir.join(SECOND)).unwrap();
+                    let _ = index;
+                    #[cfg(unix)]
+                    std::os::unix::fs::symlink(&outside, dir.join(SECOND)).unwrap();
+                })
+                .path(),
+            ),
             if cfg!(unix) { "not a link out of it" } else { SECOND },
         ),
-        (message(sharded(|index, _| drop(index["weight_map"].as_object_mut().unwrap().remove("head.bias"))).path()), "head.bias: expected a tensor, found none"),
-        (message(sharded(|index, _| index["weight_map"]["extra"] = FIRST.into()).path()), "extra: expected no tensor of this name, found one"),
-        (message(sharded(|index, _| index["weight_map"]["head.bias"] = 7.into()).path()), "weight_map.head.bias: expected a string, found integer `7`"),
+        (
+            message(sharded(|index, _| drop(index["weight_map"].as_object_mut().unwrap().remove("head.bias"))).path()),
+            "head.bias: expected a tensor, found none",
+        ),
+        (
+            message(sharded(|index, _| index["weight_map"]["extra"] = FIRST.into()).path()),
+            "extra: expected no tensor of this name, found one",
+        ),
+        (
+            message(sharded(|index, _| index["weight_map"]["head.bias"] = 7.into()).path()),
+            "weight_map.head.bias: expected a string, found integer `7`",
+        ),
         (message(sharded(|index, _| index["other"] = 7.into()).path()), "other: expected"),
-        (message(sharded(|_, dir| drop(fs::write(dir.join("model.safetensors"), b"")).to_owned()).path()), "found both"),
+        (
+            message(sharded(|_, dir| drop(fs::write(dir.join("model.safetensors"), b"")).to_owned()).path()),
+            "found both",
+        ),
     ]);
     let dir = good();
     fs::remove_file(weights_file(&dir)).unwrap();
@@ -287,18 +337,33 @@ fn configurations_made_to_harm() {
         (architecture("head_dim", "64".into()), "architecture.head_dim: expected usize, found string \"64\""),
         (architecture("layer_norm_eps", (-1.0).into()), "architecture.layer_norm_eps: expected above 0"),
         (architecture("windows", 3.into()), "architecture.windows"),
-        (architecture("activation", "swish".into()), "architecture.activation: expected `gelu` or `relu`, found unknown variant `swish`"),
-        (architecture("boundaries", json!({"kind": "fixed", "every": 2})), "architecture.boundaries.kind: expected none"),
+        (
+            architecture("activation", "swish".into()),
+            "architecture.activation: expected `gelu` or `relu`, found unknown variant `swish`",
+        ),
+        (
+            architecture("boundaries", json!({"kind": "fixed", "every": 2})),
+            "architecture.boundaries.kind: expected none",
+        ),
         (architecture("boundaries", json!({"kind": "none", "every": 2})), "architecture.boundaries"),
         (architecture("boundaries", json!({"kind": "psychic"})), "architecture.boundaries"),
         (architecture("pooling", "mean".into()), "architecture.pooling: expected nothing"),
         (configured(|config| config["architecture"] = json!([1])), "architecture"),
         (configured(|config| config["family"] = "transformer".into()), "family: expected one of hourglass"),
-        (configured(|config| config["vocabulary"] = json!({"symbols": []})), "vocabulary.symbols: expected 1 to 1114112 symbols"),
+        (
+            configured(|config| config["vocabulary"] = json!({"symbols": []})),
+            "vocabulary.symbols: expected 1 to 1114112 symbols",
+        ),
         (configured(|config| config["vocabulary"] = json!({"symbols": ["a", "a"]})), "vocabulary.symbols[1]"),
-        (configured(|config| config["vocabulary"] = json!({"bytes": true})), "embedding.weight: expected shape [256, 2], found shape [2, 2]"),
+        (
+            configured(|config| config["vocabulary"] = json!({"bytes": true})),
+            "embedding.weight: expected shape [256, 2], found shape [2, 2]",
+        ),
         (configured(|config| config["training_length"] = 0.into()), "training_length: expected 1 to"),
-        (configured(|config| drop(config.as_object_mut().unwrap().remove("normaliser"))), "normaliser: expected a value, found nothing"),
+        (
+            configured(|config| drop(config.as_object_mut().unwrap().remove("normaliser"))),
+            "normaliser: expected a value, found nothing",
+        ),
         (configured(|config| config["surprise"] = 1.into()), "surprise"),
         (configured(|config| *config = json!([])), "config.json"),
     ]);
@@ -339,9 +404,7 @@ fn random_weights_need_no_companion() {
 #[test]
 fn random_weights_are_the_same_again() {
     let (dir, dest) = (good(), TempDir::new().unwrap());
-    let make = |name: &str, seed| {
-            init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap()
-    };
+    let make = |name: &str, seed| init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap();
     assert_eq!(make("a", 1), make("b", 1));
     assert_ne!(make("c", 2).sha256, make("d", 3).sha256);
     open(&dest.path().join("a")).unwrap();
@@ -352,7 +415,12 @@ fn shipped_shapes_are_what_their_names_say() {
     for (name, parameters) in [("hourglass-41m", 41_010_715), ("vanilla-41m", 41_009_179)] {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
         let blueprint = blueprint(&Config::read_file(&file).unwrap(), &file).unwrap();
-        let ours: usize = blueprint.tensors().iter().filter(|spec| spec.trained).map(|spec| spec.shape.iter().product::<usize>()).sum();
+        let ours: usize = blueprint
+            .tensors()
+            .iter()
+            .filter(|spec| spec.trained)
+            .map(|spec| spec.shape.iter().product::<usize>())
+            .sum();
         // the official count, less the twelve biases of distances, which have no influence and are dropped
         assert_eq!(ours, parameters - 12 * 512, "{name}");
     }

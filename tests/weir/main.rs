@@ -1,5 +1,8 @@
 //! One binary of integration tests; each module is one concern.
 
+#![allow(clippy::disallowed_methods, reason = "tests give threads time to do what they must not do")]
+#![allow(clippy::type_complexity, reason = "a test's own closures and tables are read once, where they stand")]
+
 mod arrows;
 mod conformance;
 mod convert;

@@ -15,24 +15,24 @@ use weir::{
 };
 
 /// Fixture cases of the hourglass family.
-pub const CASES: [&str; 8] =
+pub(super) const CASES: [&str; 8] =
     ["vanilla", "fixed_sf2", "fixed_sf3", "fixed_sf4", "whitespaces", "unigram", "entropy", "gumbel"];
 
 /// How far a row's logits may be from its own alone: nothing. The kernels keep one order of summation per row.
-pub const COMPANY: f32 = 0.0;
+pub(super) const COMPANY: f32 = 0.0;
 
 /// Whether the long storms are asked for: `WEIR_STORMS=1`.
-pub fn storms() -> bool {
+pub(super) fn storms() -> bool {
     std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
 }
 
 /// Where the golden data of a case is.
-pub fn golden(case: &str) -> PathBuf {
+pub(super) fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/dynamic-pooling").join(case)
 }
 
 /// A fixture, converted; the folder lives as long as the test run.
-pub fn converted(case: &str) -> PathBuf {
+pub(super) fn converted(case: &str) -> PathBuf {
     static ROOT: LazyLock<(TempDir, Mutex<HashMap<String, PathBuf>>)> =
         LazyLock::new(|| (TempDir::new().unwrap(), Mutex::default()));
     let (root, done) = &*ROOT;
@@ -46,33 +46,33 @@ pub fn converted(case: &str) -> PathBuf {
 }
 
 /// Settings for small models.
-pub fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings { threads: 2, memory_bytes: 1 << 30, ..Settings::default() }
 }
 
 /// A fixture's model.
-pub fn fixture(case: &str) -> Arc<dyn Model> {
+pub(super) fn fixture(case: &str) -> Arc<dyn Model> {
     load(&converted(case), &settings()).unwrap()
 }
 
 /// One sequence with its scratch.
-pub struct Alone<'a> {
-    pub model: &'a dyn Model,
-    pub rows: Vec<Row>,
-    pub scratch: Scratch,
+pub(super) struct Alone<'a> {
+    pub(super) model: &'a dyn Model,
+    pub(super) rows: Vec<Row>,
+    pub(super) scratch: Scratch,
 }
 
 impl<'a> Alone<'a> {
-    pub fn new(model: &'a dyn Model, boundaries: BoundaryOptions) -> Self {
+    pub(super) fn new(model: &'a dyn Model, boundaries: BoundaryOptions) -> Self {
         Self { model, rows: vec![Row::new(model.begin(boundaries).unwrap())], scratch: model.scratch() }
     }
 
-    pub fn from(model: &'a dyn Model, row: Row) -> Self {
+    pub(super) fn from(model: &'a dyn Model, row: Row) -> Self {
         Self { model, rows: vec![row], scratch: model.scratch() }
     }
 
     /// Feeds symbols in one step: logits (symbols, V) and marks.
-    pub fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<Mark>) {
+    pub(super) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<Mark>) {
         self.rows[0].set(symbols, Want::All);
         advance(self.model, &mut self.rows, &[0], &mut self.scratch).unwrap();
         (self.rows[0].logits.clone(), self.rows[0].marks.clone())
@@ -80,25 +80,28 @@ impl<'a> Alone<'a> {
 }
 
 /// All logits and marks of a text in one forward pass.
-pub fn full(model: &dyn Model, symbols: &[u32], boundaries: &BoundaryOptions) -> (Vec<f32>, Vec<Mark>) {
+pub(super) fn full(model: &dyn Model, symbols: &[u32], boundaries: &BoundaryOptions) -> (Vec<f32>, Vec<Mark>) {
     Alone::new(model, boundaries.clone()).feed(symbols)
 }
 
 /// The largest difference; lengths must agree, and nothing may be NaN.
-pub fn difference(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |worst: f32, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |worst: f32, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
 }
 
 /// A small generator of test choices.
-pub struct Dice(u64);
+pub(super) struct Dice(u64);
 
 impl Dice {
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    pub fn below(&mut self, limit: usize) -> usize {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -106,7 +109,7 @@ impl Dice {
     }
 
     /// Symbols with a space (id 0) about every fifth.
-    pub fn text(&mut self, symbols: usize, vocabulary: usize) -> Vec<u32> {
+    pub(super) fn text(&mut self, symbols: usize, vocabulary: usize) -> Vec<u32> {
         (0..symbols).map(|_| if self.below(5) == 0 { 0 } else { self.below(vocabulary) as u32 }).collect()
     }
 }

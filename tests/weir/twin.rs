@@ -54,7 +54,8 @@ fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathBuf {
     let mut dice = Dice::new(seed);
     let views: Vec<(String, usize, usize)> = {
         let file = SafeTensors::deserialize(&bytes).unwrap();
-        let start = |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+        let start =
+            |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
         file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
     };
     for (name, at, len) in views {
@@ -108,25 +109,25 @@ fn spikes(root: &Path) -> PathBuf {
 }
 
 /// The shapes, loaded.
-pub fn shapes() -> Vec<(String, Arc<dyn Model>)> {
+pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
 }
 
 /// A shape's folder.
-pub fn folder(name: &str) -> &'static Path {
+pub(super) fn folder(name: &str) -> &'static Path {
     &folders().iter().find(|(own, _)| own == name).unwrap().1
 }
 
 type Matrix = Vec<Vec<f64>>;
 
 /// The twin: a checkpoint's tensors and its architecture.
-pub struct Twin {
+pub(super) struct Twin {
     tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
     architecture: Value,
 }
 
 impl Twin {
-    pub fn read(folder: &Path) -> Self {
+    pub(super) fn read(folder: &Path) -> Self {
         let bytes = fs::read(folder.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let numbers = |data: &[u8]| {
@@ -149,7 +150,8 @@ impl Twin {
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = self.get(&format!("{name}.weight"));
         let bias = self.tensors.get(&format!("{name}.bias")).map(|(_, bias)| bias);
-        let one = |o: usize| (0..x.len()).map(|k| weight[o * x.len() + k] * x[k]).sum::<f64>() + bias.map_or(0.0, |b| b[o]);
+        let one =
+            |o: usize| (0..x.len()).map(|k| weight[o * x.len() + k] * x[k]).sum::<f64>() + bias.map_or(0.0, |b| b[o]);
         (0..weight.len() / x.len()).map(one).collect()
     }
 
@@ -168,7 +170,8 @@ impl Twin {
         let (limit, steps) = (x / 2f64.sqrt(), 200);
         let h = limit / f64::from(steps);
         let f = |i: i32| (-(f64::from(i) * h).powi(2)).exp();
-        let sum: f64 = (0..=steps).map(|i| f(i) * if i == 0 || i == steps { 1.0 } else { 2.0 + 2.0 * f64::from(i % 2) }).sum();
+        let sum: f64 =
+            (0..=steps).map(|i| f(i) * if i == 0 || i == steps { 1.0 } else { 2.0 + 2.0 * f64::from(i % 2) }).sum();
         0.5 * x * (1.0 + sum * h / 3.0 * 2.0 / std::f64::consts::PI.sqrt())
     }
 
@@ -220,13 +223,14 @@ impl Twin {
     }
 
     /// Logits, given how boundaries follow from the symbols and the pre stack's outputs.
-    pub fn forward(&self, symbols: &[u32], boundaries: &dyn Fn(usize, &[f64]) -> bool) -> (Matrix, Vec<bool>) {
+    pub(super) fn forward(&self, symbols: &[u32], boundaries: &dyn Fn(usize, &[f64]) -> bool) -> (Matrix, Vec<bool>) {
         let dim = self.size("dim");
         let embedding = self.get("embedding.weight");
         let x = symbols.iter().map(|&s| embedding[s as usize * dim..][..dim].to_vec()).collect();
         let hidden = self.stack("pre", x);
         let closes: Vec<bool> = (0..symbols.len()).map(|t| boundaries(t, &hidden[t])).collect();
-        let out = if self.architecture["layers"].get("middle").is_some() { self.upper(&hidden, &closes) } else { hidden };
+        let out =
+            if self.architecture["layers"].get("middle").is_some() { self.upper(&hidden, &closes) } else { hidden };
         (out.iter().map(|x| self.linear("head", x)).collect(), closes)
     }
 
@@ -258,14 +262,14 @@ impl Twin {
     }
 
     /// A learned predictor's p.
-    pub fn probability(&self, hidden: &[f64]) -> f64 {
+    pub(super) fn probability(&self, hidden: &[f64]) -> f64 {
         let wide = self.linear("boundary.hidden", hidden).into_iter().map(|x| self.activate(x)).collect::<Vec<_>>();
         1.0 / (1.0 + (-self.linear("boundary.output", &wide)[0]).exp())
     }
 }
 
 /// The entropy of softmax(x).
-pub fn entropy(x: &[f64]) -> f64 {
+pub(super) fn entropy(x: &[f64]) -> f64 {
     let total: f64 = x.iter().map(|x| x.exp()).sum();
     -x.iter().map(|x| (x.exp() / total) * (x.exp() / total).ln()).sum::<f64>()
 }

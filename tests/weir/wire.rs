@@ -4,6 +4,7 @@ mod calls;
 mod errors;
 mod life;
 mod model;
+mod real;
 mod schema;
 
 use model::{Fake, Kind};
@@ -27,13 +28,43 @@ use weir_proto::v1::{
     models_client::ModelsClient,
 };
 
-/// A server that stops when it is dropped.
+/// A server on a free port, and a connection to it.
+struct Running {
+    channel: Channel,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Running {
+    async fn start(engines: Vec<Handle>, wire: Wire) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(run(listener, Engines::new(engines).unwrap(), shutdown, wire));
+        let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
+        Self { channel, stop: Some(stop), task }
+    }
+
+    fn shut_down(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A server of models without arithmetic; it stops when it is dropped.
 struct Server {
     model: Arc<Fake>,
     engine: Handle,
     channel: Channel,
-    stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<()>>,
+    running: Running,
 }
 
 impl Server {
@@ -48,15 +79,8 @@ impl Server {
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
         let engines: Vec<_> = models.iter().map(start).collect();
         let (model, engine) = (Arc::clone(&models[0]), engines[0].clone());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let (stop, stopped) = oneshot::channel();
-        let shutdown = async {
-            let _ = stopped.await;
-        };
-        let task = tokio::spawn(run(listener, Engines::new(engines).unwrap(), shutdown, wire));
-        let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-        Self { model, engine, channel, stop: Some(stop), task }
+        let running = Running::start(engines, wire).await;
+        Self { model, engine, channel: running.channel.clone(), running }
     }
 
     fn generation(&self) -> GenerationClient<Channel> {
@@ -76,10 +100,6 @@ impl Server {
         read(self.generate(request).await?).await
     }
 
-    fn shut_down(&mut self) {
-        let _ = self.stop.take().map(|stop| stop.send(()));
-    }
-
     /// Nothing waits, runs or occupies memory.
     async fn at_rest(&self) {
         eventually("everything is given back", || {
@@ -94,7 +114,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         // The worker is joined by whoever drops the last handle; it must not be held by then.
         self.model.release();
-        self.task.abort();
     }
 }
 

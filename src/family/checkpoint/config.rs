@@ -142,7 +142,9 @@ impl Config {
         let architecture: serde_json::Value = serde_json::from_str(self.architecture.get()).map_err(internal)?;
         let architecture = match architecture.as_object() {
             Some(keys) => {
-                let lines: Vec<_> = keys.iter().map(|(key, value)| format!("    {key:?}: {value}")).collect();
+                let line =
+                    |(key, value): (&String, _)| format!("    {}: {value}", serde_json::Value::from(key.as_str()));
+                let lines: Vec<_> = keys.iter().map(line).collect();
                 format!("{{\n{}\n  }}", lines.join(",\n"))
             }
             None => architecture.to_string(),
@@ -223,10 +225,18 @@ mod tests {
             ("512", "\"512\"", "config.json: training_length: expected usize, found string \"512\""),
             ("512", "0", "config.json: training_length: expected 1 to 1073741824, found 0"),
             ("512", "-1", "config.json: training_length: expected usize, found integer `-1`"),
-            ("\"none\"", "\"text9\"", "config.json: normaliser: expected `none` or `text8`, found unknown variant `text9`"),
+            (
+                "\"none\"",
+                "\"text9\"",
+                "config.json: normaliser: expected `none` or `text8`, found unknown variant `text9`",
+            ),
             (r#"["#, r#"["ab", "#, "config.json: vocabulary.symbols[0]: expected exactly one character, found \"ab\""),
             (r#"["#, r#"[7, "#, "config.json: vocabulary.symbols[0]: expected a string, found integer `7`"),
-            (r#"{"symbols": [" ", "é", "\""]}"#, r#"{"bytes": false}"#, "config.json: vocabulary.bytes: expected true, found false"),
+            (
+                r#"{"symbols": [" ", "é", "\""]}"#,
+                r#"{"bytes": false}"#,
+                "config.json: vocabulary.bytes: expected true, found false",
+            ),
         ];
         for (from, to, expected) in cases {
             assert_eq!(message(from, to), expected);

@@ -99,10 +99,18 @@ impl Header {
         from.read_exact(&mut prefix).map_err(Error::io(file))?;
         let (length, room) = (u64::from_le_bytes(prefix), size - PREFIX as u64);
         if length > room {
-            return wrong("header length", format!("at most the {room} bytes that follow it"), format!("{length} bytes"));
+            return wrong(
+                "header length",
+                format!("at most the {room} bytes that follow it"),
+                format!("{length} bytes"),
+            );
         }
         if length > limit {
-            return wrong("header length", format!("at most {limit} bytes for these tensors"), format!("{length} bytes"));
+            return wrong(
+                "header length",
+                format!("at most {limit} bytes for these tensors"),
+                format!("{length} bytes"),
+            );
         }
         let mut bytes = prefix.to_vec();
         from.take(length).read_to_end(&mut bytes).map_err(Error::io(file))?;
@@ -111,7 +119,11 @@ impl Header {
             return wrong("header", format!("{length} bytes"), format!("{} bytes", text.len()));
         }
         if text.first() != Some(&b'{') {
-            return wrong("header", "a JSON object".into(), format!("{:?}", text.first().map(|&byte| char::from(byte))));
+            return wrong(
+                "header",
+                "a JSON object".into(),
+                format!("{:?}", text.first().map(|&byte| char::from(byte))),
+            );
         }
         let items: UniqueMap<Box<RawValue>> = json::parse(text, file, "")?;
         let tensors = entries(items.0, file, room - length)?;
@@ -161,7 +173,8 @@ fn entry(name: String, info: Info, file: &Path) -> Result<Entry> {
         };
         return Err(Error::checkpoint(file, name, expected, format!("shape {:?}, offsets [{from}, {to}]", info.shape)));
     }
-    let narrow = |wide: u64| usize::try_from(wide).map_err(|_| Error::checkpoint(file, &*name, "a size that fits", "more"));
+    let narrow =
+        |wide: u64| usize::try_from(wide).map_err(|_| Error::checkpoint(file, &*name, "a size that fits", "more"));
     let shape = info.shape.iter().map(|&dim| narrow(dim)).collect::<Result<_>>()?;
     let numbers = narrow(product.unwrap_or_default())?;
     Ok(Entry { shape, numbers, dtype, name })

@@ -80,7 +80,8 @@ fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
         let known = rest.split_once(", expected ").map_or("no such key", |(_, known)| known);
         (field, expected, found) = (&rest[..quoted(rest)], known.to_owned(), "an unknown key".into());
     } else if let Some((before, after)) = message.split_once(", expected ") {
-        let before = ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
+        let before =
+            ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
         (field, expected, found) = ("", after.to_owned(), before.to_owned());
     } else {
         (field, expected, found) = ("", "valid JSON".into(), format!("{message}{place}"));

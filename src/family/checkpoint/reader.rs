@@ -46,7 +46,9 @@ impl Weights {
     /// [`Error::Internal`] if it was not asked for when reading, or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensors.remove(name);
-        tensor.map(|tensor| tensor.numbers).ok_or_else(|| Error::Internal(format!("tensor {name} is not there (any more)")))
+        tensor
+            .map(|tensor| tensor.numbers)
+            .ok_or_else(|| Error::Internal(format!("tensor {name} is not there (any more)")))
     }
 
     /// A tensor, if it is there.
@@ -109,7 +111,11 @@ fn by_name(specs: &[TensorSpec]) -> HashMap<&str, &TensorSpec> {
     specs.iter().map(|spec| (spec.name.as_str(), spec)).collect()
 }
 
-fn read_shards(shards: &[Shard], specs: &[TensorSpec], progress: &mut dyn FnMut(u64, u64)) -> Result<(Weights, String)> {
+fn read_shards(
+    shards: &[Shard],
+    specs: &[TensorSpec],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Weights, String)> {
     let specs = by_name(specs);
     let mut opened = Vec::with_capacity(shards.len());
     let mut total = 0;
@@ -187,9 +193,12 @@ impl<'a> Reading<'a> {
             let bytes = ((entry.numbers - numbers.len()).min(CHUNK / width)) * width;
             let bytes = chunk.get_mut(..bytes).unwrap_or_default();
             from.read_exact(bytes).map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => {
-                    Error::checkpoint(file, &*entry.name, "all its numbers", "the end of the file: it shrank while it was read")
-                }
+                ErrorKind::UnexpectedEof => Error::checkpoint(
+                    file,
+                    &*entry.name,
+                    "all its numbers",
+                    "the end of the file: it shrank while it was read",
+                ),
                 _ => Error::io(file)(error),
             })?;
             self.passed(bytes);

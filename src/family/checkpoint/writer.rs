@@ -27,7 +27,7 @@ pub struct Writer {
     out: BufWriter<File>,
     hash: Sha256,
     /// What is still to come, last first: name, numbers.
-    missing: Vec<(String, usize)>,
+    missing: Counts,
 }
 
 impl Writer {
@@ -115,8 +115,11 @@ pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-/// The header of a file of f32 tensors, and each one's count of numbers.
-fn header(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<(String, usize)>)> {
+/// Tensors by name, with their counts of numbers.
+type Counts = Vec<(String, usize)>;
+
+/// The header of a file of f32 tensors, and what must follow it.
+fn header(specs: &[TensorSpec]) -> Result<(Vec<u8>, Counts)> {
     let mut entries = serde_json::Map::new();
     let (mut counts, mut at) = (Vec::with_capacity(specs.len()), 0_usize);
     for spec in specs {
@@ -164,5 +167,67 @@ impl Drop for Partial {
             // There is nobody to tell; a leftover has a name that says what it is.
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::Init;
+    use tempfile::TempDir;
+
+    const CONFIG: &[u8] = br#"{"format": "weir/1", "family": "x", "vocabulary": {"bytes": true}, "normaliser": "none",
+        "training_length": 8, "architecture": {"a": {"b": 1e-5}}}"#;
+
+    fn writer(dir: &Path, overwrite: bool) -> Result<Writer> {
+        let spec = |name: &str, shape: &[usize]| {
+            let (name, shape, init) = (name.to_owned(), shape.to_vec(), Init::Normal(0.0, 0.0));
+            TensorSpec { name, shape, init, trained: true }
+        };
+        let config = Config::parse(CONFIG, dir).unwrap();
+        Writer::create(dir, &config, &[spec("a", &[2]), spec("b", &[1, 1])], overwrite)
+    }
+
+    fn files(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_checkpoint_appears_when_it_is_whole() {
+        let dir = TempDir::new().unwrap();
+        let mut writer = writer(dir.path(), false).unwrap();
+        writer.tensor("a", &[1.0, 2.0]).unwrap();
+        assert!(files(dir.path()).iter().all(|name| name.ends_with(".partial")));
+        writer.tensor("b", &[3.0]).unwrap();
+        let sha256 = writer.finish().unwrap();
+        assert_eq!(files(dir.path()), [CONFIG_FILE, WEIGHTS_FILE]);
+        let bytes = fs::read(dir.path().join(WEIGHTS_FILE)).unwrap();
+        assert_eq!(hexadecimal(&Sha256::digest(bytes)), sha256);
+    }
+
+    #[test]
+    fn what_was_not_finished_leaves_nothing() {
+        let dir = TempDir::new().unwrap();
+        let mut first = writer(dir.path(), false).unwrap();
+        first.tensor("a", &[1.0, 2.0]).unwrap();
+        assert!(first.finish().unwrap_err().to_string().contains("b was not written"));
+        assert!(writer(dir.path(), false).unwrap().tensor("b", &[1.0]).is_err());
+        assert!(writer(dir.path(), false).unwrap().tensor("a", &[1.0]).is_err());
+        assert_eq!(files(dir.path()), [""; 0]);
+    }
+
+    #[test]
+    fn an_old_index_goes_away() {
+        let dir = TempDir::new().unwrap();
+        fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
+        assert!(writer(dir.path(), false).is_err());
+        let mut writer = writer(dir.path(), true).unwrap();
+        writer.tensor("a", &[1.0, 2.0]).unwrap();
+        writer.tensor("b", &[3.0]).unwrap();
+        writer.finish().unwrap();
+        assert_eq!(files(dir.path()), [CONFIG_FILE, WEIGHTS_FILE]);
     }
 }

@@ -110,9 +110,8 @@ fn training_arguments(pickle: &Pickle, file: &Path) -> Result<Arguments> {
         let found = || Error::checkpoint(file, key, "a value", "nothing");
         pickle.item(pickle.root(), key).ok_or_else(found)
     };
-    let wrong = |key: &str, expected: &str, found: &Value| {
-        Error::checkpoint(file, key, expected, pickle.describe(found))
-    };
+    let wrong =
+        |key: &str, expected: &str, found: &Value| Error::checkpoint(file, key, expected, pickle.describe(found));
     let (args, model, vocabulary) = (part("args")?, part("model_config")?, part("vocab")?);
     let namespace = pickle.call(args).and_then(|call| call.state.as_ref());
     let namespace = namespace.and_then(|state| pickle.items(state)).or_else(|| pickle.items(args));

@@ -27,8 +27,7 @@ pub enum Source {
 type Reader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 
 /// The table of sources: its name on the command line, and its reader.
-const SOURCES: &[(Source, &str, Reader)] =
-    &[(Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read)];
+const SOURCES: &[(Source, &str, Reader)] = &[(Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read)];
 
 impl Source {
     /// The names of all sources.

@@ -88,7 +88,8 @@ impl TorchFile {
             let (expected, found) = (format!("at most {MAX_ENTRIES} entries"), format!("{entries}"));
             return Err(Error::checkpoint(path, "the archive", expected, found));
         }
-        let names: Vec<_> = archive.file_names().collect::<Result<_, _>>().map_err(|error| zip_error(path, "the archive", error))?;
+        let names: Vec<_> =
+            archive.file_names().collect::<Result<_, _>>().map_err(|error| zip_error(path, "the archive", error))?;
         let mut pickles = names.iter().filter_map(|name| name.strip_suffix("/data.pkl"));
         let folder = match (pickles.next(), pickles.next()) {
             (Some(folder), None) => folder.to_owned(),
@@ -120,9 +121,9 @@ impl TorchFile {
     /// # Errors
     /// Anything but a tensor of floats whose numbers lie within its storage.
     pub fn tensor(&self, key: &str, value: &Value) -> Result<TorchTensor> {
-        self.describe(value).and_then(TorchTensor::checked).map_err(|(expected, found)| {
-            Error::checkpoint(&self.path, key, expected, found)
-        })
+        self.describe(value)
+            .and_then(TorchTensor::checked)
+            .map_err(|(expected, found)| Error::checkpoint(&self.path, key, expected, found))
     }
 
     fn describe(&self, value: &Value) -> Result<TorchTensor, (String, String)> {
@@ -206,7 +207,9 @@ impl TorchFile {
         }
         let skipped = tensor.offset * tensor.dtype.bytes() as u64;
         let io = |error: std::io::Error| match error.kind() {
-            ErrorKind::UnexpectedEof => Error::checkpoint(&self.path, key, format!("all of {name}"), "the end of the file"),
+            ErrorKind::UnexpectedEof => {
+                Error::checkpoint(&self.path, key, format!("all of {name}"), "the end of the file")
+            }
             _ => Error::checkpoint(&self.path, key, "an intact archive", error.to_string()),
         };
         std::io::copy(&mut entry.by_ref().take(skipped), &mut std::io::sink()).map_err(io)?;

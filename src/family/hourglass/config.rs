@@ -84,7 +84,8 @@ impl HourglassBlueprint {
         let wrong = |key: &str, expected: String, found: String| {
             Err(Error::checkpoint(file, format!("architecture.{key}"), expected, found))
         };
-        let layers = [("layers.pre", Some(a.layers.pre)), ("layers.middle", a.layers.middle), ("layers.post", a.layers.post)];
+        let layers =
+            [("layers.pre", Some(a.layers.pre)), ("layers.middle", a.layers.middle), ("layers.post", a.layers.post)];
         for (key, count) in layers {
             if let Some(count) = count.filter(|count| !(1..=MAX_LAYERS).contains(count)) {
                 return wrong(key, format!("1 to {MAX_LAYERS}"), count.to_string());
@@ -93,8 +94,7 @@ impl HourglassBlueprint {
         if a.layers.middle.is_some() != a.layers.post.is_some() {
             return wrong("layers", "pre alone, or pre, middle and post".into(), format!("{:?}", a.layers));
         }
-        let dims =
-            [("dim", a.dim), ("heads", a.heads), ("head_dim", a.head_dim), ("feed_forward", a.feed_forward)];
+        let dims = [("dim", a.dim), ("heads", a.heads), ("head_dim", a.head_dim), ("feed_forward", a.feed_forward)];
         for (key, value) in dims {
             if !(1..=MAX_DIM).contains(&value) {
                 return wrong(key, format!("1 to {MAX_DIM}"), value.to_string());

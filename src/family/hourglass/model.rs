@@ -12,7 +12,9 @@ use crate::{
     kernels::{Isa, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
     nn::{
         Compute, Place,
-        boundary::{Boundaries, BoundaryConfig, fixed::Fixed, learned::Learned, spikes::Spikes, whitespace::Whitespace},
+        boundary::{
+            Boundaries, BoundaryConfig, fixed::Fixed, learned::Learned, spikes::Spikes, whitespace::Whitespace,
+        },
         cache::{Cache, Layout},
         pooling::Pooling,
         position::{

@@ -157,7 +157,7 @@ async fn streams_finish_while_the_server_drains() {
     }
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    server.shut_down();
+    server.running.shut_down();
     for watched in &mut watched {
         assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     }
@@ -174,7 +174,7 @@ async fn streams_finish_while_the_server_drains() {
     let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
     assert_eq!(finished.usage.unwrap().generated_chars, 100);
     // Watchers do not keep the server.
-    tokio::time::timeout(Duration::from_secs(10), &mut server.task).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
     server.at_rest().await;
 }
 
@@ -184,7 +184,7 @@ async fn streams_that_outlast_the_drain_are_ended() {
     server.model.slow(STEP);
     let mut stream = server.generate(long("a", 1900)).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    server.shut_down();
+    server.running.shut_down();
     let status = loop {
         match stream.next().await.expect("a status ends it") {
             Ok(message) => assert!(!matches!(message.event, Some(Event::Finished(_)))),
@@ -192,6 +192,6 @@ async fn streams_that_outlast_the_drain_are_ended() {
         }
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "DRAINING"));
-    tokio::time::timeout(Duration::from_secs(10), &mut server.task).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
     server.at_rest().await;
 }

@@ -177,7 +177,9 @@ mod tests {
             assert_eq!(layer_counts(text), Some([2, 8, 2]), "{text}");
         }
         assert_eq!(layer_counts("[12, (0,), 0]"), Some([12, 0, 0]));
-        for text in ["", "[2, 8, 2]", "[2, (8,), 2, 2]", "[-2, (8,), 2]", "[+2, (8,), 2]", "[2, (,), 2]", "[2, (8,), f()]"] {
+        for text in
+            ["", "[2, 8, 2]", "[2, (8,), 2, 2]", "[-2, (8,), 2]", "[+2, (8,), 2]", "[2, (,), 2]", "[2, (8,), f()]"]
+        {
             assert_eq!(layer_counts(text), None, "{text}");
         }
         assert_eq!(layer_counts("[99999999999999999999, (8,), 2]"), None);

@@ -125,7 +125,11 @@ impl<'a> Machine<'a> {
             };
         }
         let (length, left) = (self.number::<8>()?, self.left());
-        if length > left as u64 { wrong(format!("a frame of at most {left} bytes"), format!("{length} bytes")) } else { Ok(()) }
+        if length > left as u64 {
+            wrong(format!("a frame of at most {left} bytes"), format!("{length} bytes"))
+        } else {
+            Ok(())
+        }
     }
 
     fn scalar(&mut self, code: u8) -> Result<(), Wrong> {
@@ -237,7 +241,9 @@ impl<'a> Machine<'a> {
         let known = known.flat_map(|(module, names)| names.iter().map(move |name| (*module, *name)));
         match known.into_iter().find(|(_, known)| **known == *name) {
             Some((module, name)) => self.push(Object::Global(module, name)),
-            None => wrong("a name that training checkpoints need", format!("{module}.{name}").escape_debug().to_string()),
+            None => {
+                wrong("a name that training checkpoints need", format!("{module}.{name}").escape_debug().to_string())
+            }
         }
     }
 
@@ -390,4 +396,3 @@ fn long(bytes: &[u8]) -> Value {
     let fits = tail.iter().all(|&byte| byte == fill) && (number < 0) == negative;
     if fits { Value::Int(number) } else { Value::LongInt }
 }
-

@@ -1,0 +1,130 @@
+//! Official checkpoints behind the wire: what is told is what the model computes in one forward pass.
+
+use super::{Running, read};
+use crate::support::{CASES, fixture, full, golden};
+use std::{f64::consts::LN_2, sync::Arc};
+use tokio_stream::StreamExt;
+use weir::{
+    config::Wire,
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
+    engine::handle::{Handle, Limits},
+};
+use weir_proto::v1::{self, generation_client::GenerationClient, score_response::Event};
+
+/// How far a log-probability may be from one computed here in another order.
+const TOLERANCE: f64 = 2e-5;
+
+/// The fixture's first text, shortened.
+fn text(case: &str) -> String {
+    let file = std::fs::read_to_string(golden(case).join("text.json")).unwrap();
+    let file: serde_json::Value = serde_json::from_str(&file).unwrap();
+    file["rows"][0].as_str().unwrap().chars().take(60).collect()
+}
+
+fn log_probability(logits: &[f32], symbol: u32) -> f64 {
+    let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - most).exp()).sum();
+    f64::from(logits[symbol as usize]) - most - total.ln()
+}
+
+async fn scored(running: &Running, request: v1::ScoreRequest) -> (Vec<v1::Character>, v1::ScoreSummary) {
+    let mut client = GenerationClient::new(running.channel.clone());
+    let mut stream = client.score(request).await.unwrap().into_inner();
+    let mut characters = Vec::new();
+    while let Some(message) = stream.next().await {
+        match message.unwrap().event.unwrap() {
+            Event::Chunk(chunk) => characters.extend(chunk.characters),
+            Event::Summary(summary) => return (characters, summary),
+        }
+    }
+    panic!("no summary");
+}
+
+/// All fixtures behind one server.
+async fn all() -> (Vec<Arc<dyn Model>>, Running) {
+    let models: Vec<_> = CASES.iter().map(|case| fixture(case)).collect();
+    let start = |model: &Arc<dyn Model>| Handle::start(Arc::clone(model), Limits::default()).unwrap();
+    let running = Running::start(models.iter().map(start).collect(), Wire::default()).await;
+    (models, running)
+}
+
+#[tokio::test]
+async fn scores_are_those_of_the_forward_pass() {
+    let (models, running) = all().await;
+    for (case, model) in CASES.iter().zip(&models) {
+        let text = text(case);
+        let vocabulary = &model.card().vocabulary;
+        let symbols = vocabulary.encode("text", &text).unwrap();
+        for &mode in &model.card().boundary_modes {
+            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(9), ..Default::default() };
+            let (logits, marks) = full(&**model, &symbols, &boundaries);
+            let (name, mode) = (Some((*case).to_owned()), Some(mode.name().to_owned()));
+            let request = v1::ScoreRequest {
+                model: name,
+                text: text.clone(),
+                boundary_mode: mode,
+                seed: Some(9),
+                top_logprobs: None,
+            };
+            let (told, summary) = scored(&running, request).await;
+            assert_eq!(told.iter().map(|c| c.id).collect::<Vec<_>>(), symbols, "{case}");
+            let marked = marks.iter().map(|mark| Some(mark.boundary));
+            assert!(told.iter().map(|c| c.boundary).eq(marked), "{case}");
+            let mut total = 0.0;
+            for (at, character) in told.iter().enumerate().skip(1) {
+                let expected = log_probability(&logits[(at - 1) * vocabulary.len()..][..vocabulary.len()], symbols[at]);
+                let found = f64::from(character.logprob.unwrap());
+                assert!((found - expected).abs() < TOLERANCE, "{case}, {at}: {found}, not {expected}");
+                total -= expected / LN_2;
+            }
+            let bits = total / (symbols.len() - 1) as f64;
+            assert!((summary.bits_per_char.unwrap() - bits).abs() < TOLERANCE, "{case}");
+            assert_eq!(summary.usage.unwrap().shortening_factor.is_some(), model.card().pooled, "{case}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn generated_text_is_that_of_the_forward_pass() {
+    let (models, running) = all().await;
+    let mut client = GenerationClient::new(running.channel.clone());
+    for (case, model) in CASES.iter().zip(&models) {
+        let request = v1::GenerateRequest {
+            model: Some((*case).to_owned()),
+            prompt: text(case),
+            sampling: Some(v1::Sampling { temperature: Some(0.0), ..Default::default() }),
+            stopping: Some(v1::Stopping { max_chars: Some(40), ..Default::default() }),
+            ..Default::default()
+        };
+        let answer = read(client.generate(request.clone()).await.unwrap().into_inner()).await.unwrap();
+        let vocabulary = &model.card().vocabulary;
+        let prompt = vocabulary.encode("prompt", &request.prompt).unwrap();
+        let made = vocabulary.encode("text", &answer.text()).unwrap();
+        assert_eq!(made.len(), 40, "{case}");
+        let whole = [&prompt[..], &made].concat();
+        let (logits, _) = full(&**model, &whole, &BoundaryOptions::default());
+        for (row, &symbol) in logits.chunks(vocabulary.len()).skip(prompt.len() - 1).zip(&made) {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(row[symbol as usize], most, "{case}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn segments_are_those_of_the_forward_pass() {
+    let (models, running) = all().await;
+    let mut client = GenerationClient::new(running.channel.clone());
+    for (case, model) in CASES.iter().zip(&models).filter(|(_, model)| model.card().pooled) {
+        let text = text(case);
+        let request = v1::SegmentRequest { model: Some((*case).to_owned()), text: text.clone(), ..Default::default() };
+        let answer = client.segment(request).await.unwrap().into_inner();
+        let symbols = model.card().vocabulary.encode("text", &text).unwrap();
+        let (_, marks) = full(&**model, &symbols, &BoundaryOptions::default());
+        assert_eq!(answer.segments.iter().map(|segment| segment.text.as_str()).collect::<String>(), text, "{case}");
+        let closed = answer.segments.iter().filter(|segment| !segment.open).map(|segment| segment.char_end as usize);
+        let marked = marks.iter().enumerate().filter(|(_, mark)| mark.boundary).map(|(at, _)| at + 1);
+        assert!(closed.eq(marked), "{case}");
+        let learned = model.card().boundary_modes.contains(&BoundaryMode::Threshold);
+        assert!(answer.segments.iter().all(|segment| segment.boundary_probability.is_some() == learned), "{case}");
+    }
+}

@@ -6,7 +6,7 @@ use crate::{
     family::{
         TensorSpec,
         checkpoint::{CONFIG_FILE, Config, Weights, read_weights_telling},
-        load::blueprint,
+        load::{blueprint, companions},
     },
     text::Vocabulary,
 };
@@ -33,7 +33,7 @@ pub struct Args {
 /// The first thing wrong with it.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
-    let found = inspect(&args.dir, true, &mut |done, total| progress.tell(done, total))?;
+    let found = inspect(&args.dir, &mut |done, total| progress.tell(done, total))?;
     drop(progress);
     if args.json { output::json(&found.json()) } else { output::write(&found.text()?) }
 }
@@ -53,21 +53,11 @@ struct Found {
     companions: Vec<Found>,
 }
 
-fn inspect(dir: &Path, may_have_companions: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Found> {
+fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Found> {
     let (config, file) = (Config::read(dir)?, dir.join(CONFIG_FILE));
     let (blueprint, vocabulary) = (blueprint(&config, &file)?, config.vocabulary(&file)?);
-    let mut companions = Vec::new();
-    for name in blueprint.companions() {
-        if !may_have_companions {
-            return Err(Error::checkpoint(file, "architecture.boundaries", "a companion without companions", name));
-        }
-        let companion = inspect(&dir.join(name), false, progress)?;
-        if !companion.vocabulary.same_symbols(&vocabulary) {
-            let expected = format!("the symbols of {}", file.display());
-            return Err(Error::checkpoint(companion.dir.join(CONFIG_FILE), "vocabulary", expected, "others"));
-        }
-        companions.push(companion);
-    }
+    let folders = companions(dir, &config, &*blueprint)?;
+    let companions = folders.iter().map(|dir| inspect(dir, progress)).collect::<Result<_>>()?;
     let specs = blueprint.tensors();
     let (weights, sha256) = read_weights_telling(dir, &specs, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();

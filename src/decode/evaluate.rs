@@ -24,13 +24,7 @@ pub type Each<'a> = &'a mut dyn FnMut(usize, &[f32], Mark) -> Result<()>;
 ///
 /// # Errors
 /// What the model's steps say, and what `each` says.
-pub fn run(
-    model: &dyn Model,
-    symbols: &[u32],
-    mode: Mode,
-    boundaries: BoundaryOptions,
-    each: Each<'_>,
-) -> Result<()> {
+pub fn run(model: &dyn Model, symbols: &[u32], mode: Mode, boundaries: BoundaryOptions, each: Each<'_>) -> Result<()> {
     let size = match mode {
         Mode::Full => symbols.len(),
         Mode::Incremental => 1,

@@ -1,9 +1,9 @@
 //! Random weights of a given shape: to benchmark a shape that nobody has trained.
 
 use super::{
-    Init, TensorSpec,
+    Blueprint, Init, TensorSpec,
     checkpoint::{Config, Writer, writer::check_vacant},
-    load::blueprint,
+    load::{blueprint, check_companion},
 };
 use crate::error::{Error, Result};
 use rand_chacha::{
@@ -24,11 +24,11 @@ pub struct Made {
 }
 
 /// Writes a checkpoint with the configuration in `config_file` and random weights to `dest`. The same seed gives the same
-/// weights, tensor by tensor.
+/// weights, tensor by tensor. A companion model that the configuration names gets random weights too: its own configuration
+/// is the file of its name beside `config_file`, `NAME.json`.
 ///
 /// # Errors
-/// A configuration that cannot be used; one that needs companion models, which random weights cannot have; a folder that
-/// holds something, unless it may be overwritten.
+/// A configuration that cannot be used, a companion's included; a folder that holds something, unless it may be overwritten.
 pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<Made> {
     init_telling(config_file, dest, seed, overwrite, &mut |_, _| {})
 }
@@ -44,30 +44,63 @@ pub fn init_telling(
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Made> {
-    let config = Config::read_file(config_file)?;
-    let blueprint = blueprint(&config, config_file)?;
-    if let Some(companion) = blueprint.companions().first() {
-        let expected = "no companion: random weights are made for one model at a time";
-        return Err(Error::checkpoint(
-            config_file,
-            "architecture.boundaries.companion",
-            expected,
-            format!("{companion:?}"),
-        ));
-    }
+    let shape = Shape::read(config_file)?;
+    let companions = shape.companions(config_file)?;
     check_vacant(dest, overwrite)?;
-    let specs = blueprint.tensors();
-    let total: u64 = specs.iter().map(|spec| count(spec) as u64).sum();
-    let mut writer = Writer::create(dest, &config, &specs, overwrite)?;
-    let (mut done, mut parameters) = (0, 0);
-    for (index, spec) in (0..).zip(&specs) {
-        let numbers = fill(spec, seed, index)?;
-        writer.tensor(&spec.name, &numbers)?;
-        done += numbers.len() as u64;
-        parameters += if spec.trained { numbers.len() } else { 0 };
+    let total = shape.numbers() + companions.iter().map(|(_, companion)| companion.numbers()).sum::<u64>();
+    let mut done = 0;
+    let mut written = |numbers: u64| {
+        done += numbers;
         progress(done, total);
+    };
+    let made = shape.write(dest, seed, overwrite, &mut written)?;
+    for (index, (name, companion)) in (1..).zip(&companions) {
+        companion.write(&dest.join(name), seed.wrapping_add(index), overwrite, &mut written)?;
     }
-    Ok(Made { shape: blueprint.shape(), parameters, sha256: writer.finish()? })
+    Ok(made)
+}
+
+/// A configuration and what it asks for.
+struct Shape {
+    config: Config,
+    blueprint: Box<dyn Blueprint>,
+    specs: Vec<TensorSpec>,
+}
+
+impl Shape {
+    fn read(file: &Path) -> Result<Self> {
+        let config = Config::read_file(file)?;
+        let blueprint = blueprint(&config, file)?;
+        let specs = blueprint.tensors();
+        Ok(Self { config, blueprint, specs })
+    }
+
+    /// The companions' names and shapes.
+    fn companions(&self, file: &Path) -> Result<Vec<(String, Self)>> {
+        let read = |name: &str| {
+            let file = file.with_file_name(format!("{name}.json"));
+            let companion = Self::read(&file)?;
+            check_companion(&self.config, &companion.config, &*companion.blueprint, &file)?;
+            Ok((name.to_string(), companion))
+        };
+        self.blueprint.companions().into_iter().map(read).collect()
+    }
+
+    fn numbers(&self) -> u64 {
+        self.specs.iter().map(|spec| count(spec) as u64).sum()
+    }
+
+    fn write(&self, dest: &Path, seed: u64, overwrite: bool, written: &mut dyn FnMut(u64)) -> Result<Made> {
+        let mut writer = Writer::create(dest, &self.config, &self.specs, overwrite)?;
+        for (index, spec) in (0..).zip(&self.specs) {
+            let numbers = fill(spec, seed, index)?;
+            writer.tensor(&spec.name, &numbers)?;
+            written(numbers.len() as u64);
+        }
+        let trained = self.specs.iter().filter(|spec| spec.trained);
+        let parameters = trained.map(count).sum();
+        Ok(Made { shape: self.blueprint.shape(), parameters, sha256: writer.finish()? })
+    }
 }
 
 fn count(spec: &TensorSpec) -> usize {

@@ -1,15 +1,18 @@
 //! From a checkpoint folder to a running model.
 
 use super::{
-    FAMILIES, Parts,
-    checkpoint::{Config, read_weights},
+    Blueprint, FAMILIES, Parts,
+    checkpoint::{CONFIG_FILE, Config, read_weights},
 };
 use crate::{
     decode::contract::Model,
     error::{Error, Result},
-    kernels::Pool,
+    kernels::{Isa, Pool},
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// What a model may use. Companion models share the threads and have the same limits.
 #[derive(Debug, Clone)]
@@ -20,6 +23,8 @@ pub struct Settings {
     pub max_symbols: Option<usize>,
     /// Bytes of key-value memory.
     pub memory_bytes: usize,
+    /// The instruction set of the kernels; the widest that the processor has, unless a test asks for another.
+    pub isa: Isa,
     /// The threads, once started: models loaded with clones of the same settings share them.
     pub pool: Option<Arc<Pool>>,
 }
@@ -27,7 +32,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, max_symbols: None, memory_bytes: 2 << 30, pool: None }
+        Self { threads, max_symbols: None, memory_bytes: 2 << 30, isa: Isa::detect(), pool: None }
     }
 }
 
@@ -49,36 +54,56 @@ impl Settings {
 /// # Errors
 /// [`Error::Checkpoint`] naming file, key, what was expected and found; [`Error::Io`].
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
-    load_nested(dir, &settings.clone().with_threads(), true)
+    load_checked(dir, &settings.clone().with_threads())
 }
 
-fn load_nested(dir: &Path, settings: &Settings, may_have_companions: bool) -> Result<Arc<dyn Model>> {
+fn load_checked(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
     let config = Config::read(dir)?;
-    let file = dir.join("config.json");
+    let file = dir.join(CONFIG_FILE);
     let blueprint = blueprint(&config, &file)?;
-    let mut companions = Vec::new();
-    for name in blueprint.companions() {
-        if !may_have_companions {
-            return Err(Error::checkpoint(file, "architecture.boundaries", "a companion without companions", name));
-        }
-        let companion = load_nested(&dir.join(name), settings, false)?;
-        let symbols = config.vocabulary(&file)?;
-        if !companion.card().vocabulary.same_symbols(&symbols) {
-            let expected = format!("the symbols of {}", file.display());
-            return Err(Error::checkpoint(dir.join(name).join("config.json"), "vocabulary", expected, "others"));
-        }
-        companions.push(companion);
-    }
+    let folders = companions(dir, &config, &*blueprint)?;
+    let companions = folders.iter().map(|dir| load_checked(dir, settings)).collect::<Result<_>>()?;
     let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;
     let name = name_of(dir);
     blueprint.build(Parts { config, name, weights, sha256, companions, settings: settings.clone() })
+}
+
+/// The folders of the companions that a checkpoint names, their configurations checked.
+///
+/// # Errors
+/// A companion that is not there, or cannot be one.
+pub fn companions(dir: &Path, config: &Config, blueprint: &dyn Blueprint) -> Result<Vec<PathBuf>> {
+    let checked = |name: &str| {
+        let dir = dir.join(name);
+        let (companion, file) = (Config::read(&dir)?, dir.join(CONFIG_FILE));
+        check_companion(config, &companion, &*self::blueprint(&companion, &file)?, &file)?;
+        Ok(dir)
+    };
+    blueprint.companions().into_iter().map(checked).collect()
+}
+
+/// Whether a model can be stepped beside the one that names it: the same symbols, and no companion of its own.
+///
+/// # Errors
+/// [`Error::Checkpoint`] about the companion's configuration, `file`.
+pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blueprint, file: &Path) -> Result<()> {
+    if let Some(name) = blueprint.companions().first() {
+        let expected = "a companion without companions";
+        return Err(Error::checkpoint(file, "architecture.boundaries.companion", expected, format!("{name:?}")));
+    }
+    let (own, others) = (config.vocabulary(file)?, companion.vocabulary(file)?);
+    if !own.same_symbols(&others) {
+        let (expected, found) = ("the symbols of the model it accompanies", format!("{} others", others.len()));
+        return Err(Error::checkpoint(file, "vocabulary", expected, found));
+    }
+    Ok(())
 }
 
 /// The architecture of a checkpoint.
 ///
 /// # Errors
 /// [`Error::Checkpoint`]: an unknown family, or what the family finds wrong.
-pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn super::Blueprint>> {
+pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     match FAMILIES.iter().find(|(name, _)| *name == config.family) {
         Some((_, read)) => read(config, file),
         None => {

@@ -1,6 +1,6 @@
 //! The official code's numbers, case by case: logits, boundaries, and every stage between.
 
-use super::support::{Alone, CASES, difference, fixture, full, golden};
+use super::support::{Alone, CASES, converted, difference, fixture, full, golden, settings};
 use safetensors::{Dtype, SafeTensors};
 use std::{
     collections::BTreeMap,
@@ -12,10 +12,14 @@ use weir::{
         contract::{BoundaryMode, BoundaryOptions, Mark, Noise, state_ref},
         evaluate::{score_window, windows},
     },
-    family::hourglass::{
-        state::HourglassState,
-        step::{Stage, Work},
+    family::{
+        hourglass::{
+            state::HourglassState,
+            step::{Stage, Work},
+        },
+        load::{Settings, load},
     },
+    kernels::Isa,
 };
 
 /// SPEC §11: logits up to T = 160, logits at 2,048, intermediate results.
@@ -92,6 +96,23 @@ fn logits_and_boundaries() {
                     assert!((mark.probability.unwrap() - expected).abs() < 1e-5, "{case}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn the_portable_kernels_agree_as_well() {
+    for case in CASES {
+        let portable = Settings { isa: Isa::portable(), ..settings() };
+        let (golden, model) = (Golden::read(case), load(&converted(case), &portable).unwrap());
+        for row in 0..golden.rows() {
+            let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+            let (logits, _) = full(&*model, &ids, &BoundaryOptions::default());
+            let off = difference(&logits, golden.row("logits", row));
+            assert!(off <= LOGITS, "{case} row {row}: {off}");
+            let mut alone = Alone::new(&*model, BoundaryOptions::default());
+            let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
+            assert_eq!(stepped, logits, "{case} row {row}: the portable kernels keep one order of summation, too");
         }
     }
 }

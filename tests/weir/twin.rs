@@ -48,8 +48,13 @@ fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathBuf {
     let (file, to) = (root.join(format!("{name}.json")), root.join(name));
     fs::write(&file, config.to_string()).unwrap();
     init::init(&file, &to, seed, false).unwrap();
-    let path = to.join("model.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
+    randomise(&to.join("model.safetensors"), seed);
+    to
+}
+
+/// Replaces the weights of a checkpoint file.
+fn randomise(path: &Path, seed: u64) {
+    let mut bytes = fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut dice = Dice::new(seed);
     let views: Vec<(String, usize, usize)> = {
@@ -71,8 +76,7 @@ fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathBuf {
             number.copy_from_slice(&value.to_le_bytes());
         }
     }
-    fs::write(&path, bytes).unwrap();
-    to
+    fs::write(path, bytes).unwrap();
 }
 
 /// Shapes of our own: name and folder.
@@ -98,13 +102,13 @@ fn folders() -> &'static [(String, PathBuf)] {
     &SHAPES.1
 }
 
-/// A model whose boundaries are a companion's entropy spikes: made as a fixed one of the same tensors, then renamed.
+/// A model whose boundaries are a companion's entropy spikes.
 fn spikes(root: &Path) -> PathBuf {
-    let to = write(root, "spikes", &config(three(), json!({"kind": "fixed", "every": 2}), &[]), 11);
+    let companion = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
+    fs::write(root.join("companion.json"), companion.to_string()).unwrap();
     let kind = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
-    fs::write(to.join("config.json"), config(three(), kind, &[]).to_string()).unwrap();
-    write(&to, "companion", &config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]), 12);
-    fs::remove_file(to.join("companion.json")).unwrap();
+    let to = write(root, "spikes", &config(three(), kind, &[]), 11);
+    randomise(&to.join("companion/model.safetensors"), 12);
     to
 }
 

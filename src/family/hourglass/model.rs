@@ -9,7 +9,7 @@ use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State},
     error::{Error, Result},
     family::{Blueprint, Parts, checkpoint::Weights},
-    kernels::{Isa, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
+    kernels::{Pool, linear::Linear, pages::PagePool, rowwise::Norm},
     nn::{
         Compute, Place,
         boundary::{
@@ -67,7 +67,7 @@ impl Hourglass {
         let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
-        let compute = Compute { isa: Isa::detect(), pool };
+        let compute = Compute { isa: settings.isa, pool };
         let mut loader = Loader::new(blueprint, &mut weights, max_symbols)?;
         let pre = loader.stack("pre", blueprint.architecture.layers.pre)?;
         let pooled = loader.pooled(&compute, &pages)?;

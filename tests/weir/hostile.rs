@@ -306,10 +306,7 @@ fn indices_made_to_harm() {
             "weight_map.head.bias: expected a string, found integer `7`",
         ),
         (message(sharded(|index, _| index["other"] = 7.into()).path()), "other: expected"),
-        (
-            message(sharded(|_, dir| drop(fs::write(dir.join("model.safetensors"), b"")).to_owned()).path()),
-            "found both",
-        ),
+        (message(sharded(|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()).path()), "found both"),
     ]);
     let dir = good();
     fs::remove_file(weights_file(&dir)).unwrap();
@@ -390,15 +387,26 @@ fn a_configuration_too_long_or_too_deep() {
 }
 
 #[test]
-fn random_weights_need_no_companion() {
+fn a_companion_needs_a_shape_of_its_own() {
     let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/hourglass-41m.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(shape).unwrap()).unwrap();
-    config["architecture"]["boundaries"] = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
-    let file = dir.path().join("shape.json");
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    config["architecture"].as_object_mut().unwrap().extend([
+        ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
+        ("pooling".to_owned(), json!("mean")),
+        ("boundaries".to_owned(), json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"})),
+    ]);
+    let (file, companion) = (dir.path().join("shape.json"), dir.path().join("companion.json"));
     fs::write(&file, config.to_string()).unwrap();
-    let refused = init(&file, dest.path(), 0, false).unwrap_err().to_string();
-    assert!(refused.contains("architecture.boundaries.companion: expected no companion"), "{refused}");
+    let refused = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
+    all_say(&[(refused(), "companion.json: No such file")]);
+    fs::write(&companion, config.to_string()).unwrap();
+    all_say(&[(refused(), "expected a companion without companions")]);
+    fs::write(&companion, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
+    all_say(&[(refused(), "vocabulary: expected the symbols of the model it accompanies")]);
+    assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);
+    fs::write(&companion, entries::SMALL_CONFIG).unwrap();
+    init(&file, dest.path(), 0, false).unwrap();
+    load(dest.path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
 }
 
 #[test]

@@ -63,6 +63,7 @@ pub struct Work {
     /// (wanted, V)
     logits: Vec<f32>,
     companions: Vec<Row>,
+    companion_rows: Vec<usize>,
     companion_scratch: Option<Scratch>,
 }
 
@@ -200,9 +201,10 @@ impl Hourglass {
             row.set(feed, Want::All);
             work.companions.push(row);
         }
-        let all: Vec<usize> = (0..which.len()).collect();
+        work.companion_rows.clear();
+        work.companion_rows.extend(0..which.len());
         let scratch = work.companion_scratch.get_or_insert_with(|| model.scratch());
-        advance(&**model, &mut work.companions, &all, scratch)?;
+        advance(&**model, &mut work.companions, &work.companion_rows, scratch)?;
         let symbols = self.card.vocabulary.len();
         for (&index, row) in which.iter().zip(work.companions.drain(..)) {
             if let Some(companion) = &mut state(rows, index)?.companion {

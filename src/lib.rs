@@ -19,6 +19,7 @@
 //! | [`decode`] | the contract between models and engine; one sequence's life | text |
 //! | [`family`] | whole models, checkpoints, converters | decode, nn, kernels, text |
 //! | [`engine`] | many sequences on one device | decode |
+//! | [`report`] | timings: what was measured, beside what the machine can do | decode, kernels, text |
 //! | [`serve`] | the wire | config, engine, decode, text |
 //! | [`config`] | what was asked for | engine, family |
 //! | [`cli`] | one file a subcommand | all of the above |
@@ -38,5 +39,6 @@ pub mod error;
 pub mod family;
 pub mod kernels;
 pub mod nn;
+pub mod report;
 pub mod serve;
 pub mod text;

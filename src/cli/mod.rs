@@ -1,5 +1,6 @@
 //! The command line, one file a subcommand. Data goes to stdout, everything else to stderr.
 
+pub mod bench;
 pub mod convert;
 pub mod generate;
 pub mod init;
@@ -39,6 +40,8 @@ enum Command {
     Init(init::Args),
     /// Check a checkpoint and tell what is in it.
     Inspect(inspect::Args),
+    /// Measure speed, beside what this machine can do.
+    Bench(bench::Args),
 }
 
 /// Runs a command; tells its error on stderr.
@@ -51,6 +54,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Init(args) => init::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

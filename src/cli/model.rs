@@ -13,6 +13,13 @@ pub struct ModelArgs {
     /// The checkpoint's folder.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     pub model: PathBuf,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// What models run on.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ComputeArgs {
     /// Numbers to compute in.
     #[arg(long, value_enum, default_value_t = Dtype::F32, env = "WEIR_DTYPE")]
     pub dtype: Dtype,
@@ -37,12 +44,19 @@ impl ModelArgs {
     /// # Errors
     /// What is wrong with the checkpoint.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
+        load(&self.model, &self.compute.settings())
+    }
+}
+
+impl ComputeArgs {
+    /// As the models want it.
+    pub fn settings(&self) -> Settings {
         let mut settings = Settings { memory_bytes: usize::MAX, ..Settings::default() };
         if let Some(threads) = self.threads {
             settings.threads = threads.into();
         }
         settings.max_symbols = self.max_symbols.map(|count| count as usize);
-        load(&self.model, &settings)
+        settings
     }
 }
 

@@ -2,29 +2,36 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Work smaller than this is done before a bar can be read.
+/// Bytes or numbers that are done before a bar can be read.
 const WORTH_SHOWING: u64 = 16 << 20;
 
-/// A bar that is told what is done and what there is to do; `template` says what is counted.
+/// A bar that is told what is done and what there is to do; `template` says what is counted, and `worth` how much of it is
+/// worth showing.
 pub struct Progress {
     bar: Option<ProgressBar>,
     template: &'static str,
+    worth: u64,
 }
 
 impl Progress {
     /// Counts bytes.
     pub fn bytes() -> Self {
-        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {eta}" }
+        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {eta}", worth: WORTH_SHOWING }
     }
 
     /// Counts numbers.
     pub fn numbers() -> Self {
-        Self { bar: None, template: "{wide_bar} {human_pos}/{human_len} numbers {eta}" }
+        Self { bar: None, template: "{wide_bar} {human_pos}/{human_len} numbers {eta}", worth: WORTH_SHOWING }
+    }
+
+    /// Counts measurements, each of which takes its time.
+    pub fn measurements() -> Self {
+        Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", worth: 1 }
     }
 
     /// Shows how far the work is.
     pub fn tell(&mut self, done: u64, total: u64) {
-        if total < WORTH_SHOWING {
+        if total < self.worth {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {

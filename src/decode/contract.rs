@@ -8,7 +8,10 @@
 //!
 //! A row's numbers depend neither on the other rows of a step nor on how its symbols were cut into steps: bit for bit.
 
-use super::random::{Purpose, uniform};
+use super::{
+    cost::Cost,
+    random::{Purpose, uniform},
+};
 use crate::{
     error::{Error, Result},
     text::Vocabulary,
@@ -44,6 +47,10 @@ pub trait Model: Send + Sync {
 
     /// Bytes of key-value memory in use by all sequences, and the limit.
     fn memory(&self) -> Memory;
+
+    /// What the work on the last of `symbols` symbols costs at least, in a sequence that has closed `segments` segments, the
+    /// one that it may end included.
+    fn cost(&self, symbols: usize, segments: usize) -> Cost;
 }
 
 /// One sequence's state: what the model remembers of the symbols fed so far. Dropping it gives its pages back.

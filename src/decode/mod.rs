@@ -1,10 +1,11 @@
 //! The contract between models and engine, and one sequence's life.
 //!
-//! Reading order: [`contract`] (what a model is to everyone else), [`options`] (what a request may ask for),
+//! Reading order: [`contract`] (what a model is to everyone else; [`cost`], what its work costs), [`options`] (what a request may ask for),
 //! [`session`] (one request from prompt to last character), which is made of given symbols (`known`) and sampled ones
 //! (`generation`), and these of [`sampler`], [`stops`], [`logprobs`] and [`random`].
 
 pub mod contract;
+pub mod cost;
 pub mod evaluate;
 mod generation;
 mod known;

@@ -9,6 +9,7 @@ use std::{fmt::Debug, path::Path, sync::Arc};
 
 pub mod checkpoint;
 pub mod convert;
+pub mod cost;
 pub mod hourglass;
 pub mod init;
 pub mod load;

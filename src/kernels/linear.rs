@@ -58,6 +58,11 @@ impl Linear {
         self.outputs
     }
 
+    /// Bytes that a product reads of it, the last panel's zeros included.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.panels) + size_of_val(&*self.bias)
+    }
+
     /// `out` (rows, outputs) = `x` (rows, inputs) · Wᵀ + b.
     ///
     /// # Panics

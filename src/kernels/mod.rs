@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 pub mod attention;
+pub mod ceiling;
 mod isa;
 pub mod linear;
 pub mod pages;

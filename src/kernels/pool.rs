@@ -32,7 +32,7 @@ struct Board {
     number: AtomicUsize,
     /// The next task to take.
     next: AtomicUsize,
-    /// Workers that have not finished with the current job yet.
+    /// Workers that have taken the current job up and not finished with it.
     busy: AtomicUsize,
     panicked: AtomicBool,
 }
@@ -92,11 +92,14 @@ impl Pool {
             return;
         }
         let turn = lock(&self.turn);
-        // SAFETY: only the lifetime changes. No worker calls the closure after `run` returns: `busy` is waited for below.
+        // SAFETY: only the lifetime changes. No worker calls the closure after `run` returns: the job is withdrawn, and those
+        // that had taken it up are waited for, below.
         let body_for_ever: *const (dyn Fn(usize) + Sync) =
             unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(body) };
-        self.board.post(Job { tasks, body: body_for_ever }, self.workers.len());
+        self.board.post(Job { tasks, body: body_for_ever });
         let own = catch_unwind(AssertUnwindSafe(|| self.board.take_tasks(tasks, body)));
+        // A worker that has not come by now is not waited for: it may be asleep, or its core busy elsewhere.
+        lock(&self.board.slot).job = None;
         while self.board.busy.load(Acquire) > 0 {
             std::hint::spin_loop();
             std::thread::yield_now();
@@ -108,9 +111,7 @@ impl Pool {
             Ok(()) => assert!(!panicked, "a task of the thread pool panicked"),
         }
     }
-}
 
-impl Pool {
     /// Calls `body(i, part)` for the consecutive parts of `width` floats, on all threads if `share`.
     pub fn chunks(&self, floats: &mut [f32], width: usize, share: bool, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
         if !share {
@@ -148,10 +149,9 @@ impl Drop for Pool {
 }
 
 impl Board {
-    fn post(&self, job: Job, workers: usize) {
+    fn post(&self, job: Job) {
         let mut slot = lock(&self.slot);
         self.next.store(0, Relaxed);
-        self.busy.store(workers, Relaxed);
         slot.job = Some(job);
         let number = self.number.load(Relaxed).wrapping_add(1) % STOP;
         self.number.store(number, Release);
@@ -176,7 +176,7 @@ impl Board {
         let mut seen = 0;
         while let Some((number, job)) = self.wait(seen) {
             seen = number;
-            // SAFETY: `run` keeps the closure alive until `busy` is zero, which this worker's share prevents until below.
+            // SAFETY: `run` keeps the closure alive until `busy` is zero, which this worker has raised and lowers below.
             let body = unsafe { &*job.body };
             if catch_unwind(AssertUnwindSafe(|| self.take_tasks(job.tasks, body))).is_err() {
                 self.panicked.store(true, Release);
@@ -185,28 +185,30 @@ impl Board {
         }
     }
 
-    /// The next job after number `seen`; none at the end.
-    fn wait(&self, seen: usize) -> Option<(usize, Job)> {
-        for _ in 0..SPINS {
-            if self.number.load(Acquire) != seen {
-                break;
-            }
-            std::hint::spin_loop();
-        }
-        let mut slot = lock(&self.slot);
+    /// The next job after number `seen`, counted in `busy`; none at the end.
+    fn wait(&self, mut seen: usize) -> Option<(usize, Job)> {
         loop {
-            let number = self.number.load(Acquire);
-            if number == STOP {
+            for _ in 0..SPINS {
+                if self.number.load(Acquire) != seen {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            let mut slot = lock(&self.slot);
+            while self.number.load(Acquire) == seen {
+                slot.asleep += 1;
+                slot = self.changed.wait(slot).unwrap_or_else(PoisonError::into_inner);
+                slot.asleep -= 1;
+            }
+            seen = self.number.load(Acquire);
+            if seen == STOP {
                 return None;
             }
-            if let Some(job) = slot.job
-                && number != seen
-            {
-                return Some((number, job));
+            // none if the job was done before this worker came
+            if let Some(job) = slot.job {
+                self.busy.fetch_add(1, Relaxed);
+                return Some((seen, job));
             }
-            slot.asleep += 1;
-            slot = self.changed.wait(slot).unwrap_or_else(PoisonError::into_inner);
-            slot.asleep -= 1;
         }
     }
 }

@@ -5,10 +5,11 @@ use std::{fs, path::Path};
 /// Each room, and the rooms it may use. `error` is everybody's.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
-    ("cli", &["config", "serve", "engine", "decode", "family", "text"]),
+    ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text"]),
     ("config", &["engine", "family"]),
     ("serve", &["config", "engine", "decode", "text"]),
     ("engine", &["decode"]),
+    ("report", &["decode", "kernels", "text"]),
     ("family", &["decode", "nn", "text", "kernels"]),
     ("decode", &["text"]),
     ("nn", &["kernels"]),

@@ -4,6 +4,7 @@
 #![allow(clippy::type_complexity, reason = "a test's own closures and tables are read once, where they stand")]
 
 mod arrows;
+mod bench;
 mod conformance;
 mod convert;
 mod engine;

@@ -6,9 +6,12 @@ use super::{
     step::Work,
 };
 use crate::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State},
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State},
+        cost::{Cost, StepCost},
+    },
     error::{Error, Result},
-    family::{Blueprint, Parts, checkpoint::Weights},
+    family::{Blueprint, Parts, checkpoint::Weights, cost},
     kernels::{Pool, linear::Linear, pages::PagePool, rowwise::Norm},
     nn::{
         Compute, Place,
@@ -155,6 +158,28 @@ impl Model for Hourglass {
     fn memory(&self) -> Memory {
         let companion = self.companion.as_ref().map_or(0, |model| model.memory().in_use);
         Memory { in_use: self.pages.in_use() - self.own_bytes + companion, limit: self.pages.limit() }
+    }
+
+    fn cost(&self, symbols: usize, segments: usize) -> Cost {
+        let mut cost = Cost::default();
+        if let Some(companion) = &self.companion {
+            // all of its logits are wanted: their entropies decide
+            let Cost { symbol, segment, logits } = companion.cost(symbols, segments);
+            cost = Cost { symbol, segment, logits: StepCost::default() };
+            cost.symbol += logits;
+        }
+        cost.symbol += cost::stack(&self.pre, symbols);
+        for matrix in self.boundaries.matrices() {
+            cost.symbol += cost::linear(matrix);
+        }
+        if let Some(pooled) = &self.pooled {
+            cost.symbol += cost::stack(&pooled.post, symbols);
+            cost.segment += cost::norm(&pooled.norm);
+            // the null group is a key too
+            cost.segment += cost::stack(&pooled.middle, segments + 1);
+        }
+        cost.logits += cost::linear(&self.head);
+        cost
     }
 }
 

@@ -9,7 +9,7 @@ pub mod spikes;
 pub mod whitespace;
 
 use super::{Compute, Place};
-use crate::error::Result;
+use crate::{error::Result, kernels::linear::Linear};
 use serde::Deserialize;
 
 /// What a checkpoint's `boundaries` says.
@@ -198,6 +198,14 @@ impl Boundaries {
             }
         }
         Ok(())
+    }
+
+    /// The matrices that a decision multiplies with.
+    pub fn matrices(&self) -> Vec<&Linear> {
+        match self {
+            Self::Learned(source) => vec![&source.hidden, &source.output],
+            Self::None | Self::Fixed(_) | Self::Whitespace(_) | Self::Spikes(_) => Vec::new(),
+        }
     }
 
     /// The most segments that so many symbols can close.

@@ -55,4 +55,19 @@ impl Position {
             Self::TransformerXl(scheme) => Some(scheme.distances(compute, layer, last)),
         }
     }
+
+    /// What all layers of a stack read, beside keys and values, for a query that attends to `keys` keys: bytes that
+    /// sequences share.
+    pub fn bytes_for(&self, layout: &Layout, keys: usize) -> usize {
+        match self {
+            Self::TransformerXl(_) => transformer_xl::bytes_for(layout, keys),
+        }
+    }
+
+    /// Products of a query with each key: its content's, and its distance's where a scheme has one.
+    pub fn products(&self) -> usize {
+        match self {
+            Self::TransformerXl(_) => 2,
+        }
+    }
 }

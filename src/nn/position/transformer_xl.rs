@@ -72,6 +72,12 @@ impl TransformerXl {
     }
 }
 
+/// Bytes of R for the distances of `keys` keys in each layer, and of u and v.
+pub(super) fn bytes_for(layout: &Layout, keys: usize) -> usize {
+    let inner = layout.heads * layout.head_dim;
+    (layout.layers * keys + 2) * inner * size_of::<f32>()
+}
+
 /// 10000^(−2i/D) for i = 0 … D/2 − 1.
 pub fn inverse_frequencies(dim: usize) -> Vec<f32> {
     (0..dim / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / dim as f64) as f32).collect()

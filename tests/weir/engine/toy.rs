@@ -10,6 +10,7 @@ use weir::{
         contract::{
             BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
         },
+        cost::Cost,
         options::{Details, Generate, Sampling, Score, Stopping},
         session::Session,
     },
@@ -254,6 +255,10 @@ impl Model for Toy {
 
     fn memory(&self) -> Memory {
         Memory { in_use: self.counts.bytes.load(SeqCst), limit: self.limit }
+    }
+
+    fn cost(&self, _: usize, _: usize) -> Cost {
+        Cost::default()
     }
 }
 

@@ -9,8 +9,11 @@ use std::{
     time::Duration,
 };
 use weir::{
-    decode::contract::{
-        BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+    decode::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+        },
+        cost::Cost,
     },
     error::Result,
     text::{Normaliser, Vocabulary},
@@ -210,6 +213,10 @@ impl Model for Fake {
 
     fn memory(&self) -> Memory {
         Memory { in_use: self.bytes.load(SeqCst), limit: usize::MAX }
+    }
+
+    fn cost(&self, _: usize, _: usize) -> Cost {
+        Cost::default()
     }
 }
 

@@ -1,0 +1,154 @@
+//! Measurements for people.
+
+use crate::report::{
+    compare::{Comparison, Ratio},
+    decode, prefill,
+};
+use std::fmt::Write;
+
+/// One line a measurement, in columns as wide as their widest cell; the first column is set left, the others right.
+fn columns(head: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {
+    let mut rows = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
+    rows.extend(lines);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match column {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        text += cells.collect::<Vec<_>>().join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+const DECODE: [&str; 13] = [
+    "model",
+    "dtype",
+    "threads",
+    "batch",
+    "context",
+    "SF",
+    "chars/s",
+    "step p50 ms",
+    "p10",
+    "p90",
+    "MB/char",
+    "GB/s",
+    "ceiling GB/s",
+];
+
+fn decode_line(entry: &decode::Entry) -> Vec<String> {
+    let ms = |ns: f64| format!("{:.3}", ns / 1e6);
+    let giga = |bytes: f64| format!("{:.1}", bytes / 1e9);
+    vec![
+        entry.model.clone(),
+        entry.dtype.to_owned(),
+        entry.threads.to_string(),
+        entry.batch.to_string(),
+        entry.context.to_string(),
+        factor(entry.shortening_factor),
+        format!("{:.1}", entry.chars_per_second),
+        ms(entry.step_ns_p50),
+        ms(entry.step_ns_p10),
+        ms(entry.step_ns_p90),
+        format!("{:.2}", entry.bytes_per_char / 1e6),
+        giga(entry.achieved_bytes_per_second),
+        giga(entry.ceiling_bytes_per_second),
+    ]
+}
+
+fn factor(factor: Option<f64>) -> String {
+    factor.map_or("-".into(), |factor| format!("{factor:.2}"))
+}
+
+/// What must be said where the text is no language to the model.
+fn foreign<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
+    let mut told: Vec<_> = entries.filter(|(_, letters)| *letters > 0).collect();
+    told.dedup();
+    told.into_iter().fold(String::new(), |mut text, (model, letters)| {
+        // writing to a string does not fail
+        let _ =
+            writeln!(text, "{model}: {letters} letters of the sample are not in its vocabulary: SF is not English's");
+        text
+    })
+}
+
+/// Of `weir bench decode`.
+pub(super) fn decode(entries: &[decode::Entry]) -> String {
+    let table = columns(&DECODE, entries.iter().map(decode_line));
+    table + &foreign(entries.iter().map(|entry| (&*entry.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench prefill`.
+pub(super) fn prefill(entries: &[prefill::Entry]) -> String {
+    let head = [
+        "model",
+        "dtype",
+        "threads",
+        "symbols",
+        "chunk",
+        "SF",
+        "symbols/s",
+        "run p50 ms",
+        "p10",
+        "p90",
+        "GFLOP/s",
+        "peak GFLOP/s",
+    ];
+    let ms = |ns: f64| format!("{:.2}", ns / 1e6);
+    let line = |entry: &prefill::Entry| {
+        vec![
+            entry.model.clone(),
+            entry.dtype.to_owned(),
+            entry.threads.to_string(),
+            entry.symbols.to_string(),
+            entry.chunk.to_string(),
+            factor(entry.shortening_factor),
+            format!("{:.1}", entry.symbols_per_second),
+            ms(entry.run_ns_p50),
+            ms(entry.run_ns_p10),
+            ms(entry.run_ns_p90),
+            format!("{:.1}", entry.gflops),
+            format!("{:.1}", entry.peak_gflops),
+        ]
+    };
+    let table = columns(&head, entries.iter().map(line));
+    table + &foreign(entries.iter().map(|entry| (&*entry.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench compare`.
+pub(super) fn compare(comparisons: &[Comparison]) -> String {
+    let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
+    let mut text = columns(&DECODE, both().map(decode_line));
+    text.push('\n');
+    for Comparison { batch, context, pairs, a, b, ratio: Ratio { median, p10, p90 } } in comparisons {
+        let _ = writeln!(
+            text,
+            "batch {batch}, context {context}: {} is {median:.3} times as fast as {} \
+             (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)",
+            a.model, b.model
+        );
+    }
+    text + &foreign(both().map(|entry| (&*entry.model, entry.foreign_letters)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let lines = [vec!["long name".to_owned(), "1".to_owned()], vec!["x".to_owned(), "12345".to_owned()]];
+        let expected = "model      chars\nlong name      1\nx          12345\n";
+        assert_eq!(columns(&["model", "chars"], lines.into_iter()), expected);
+    }
+
+    #[test]
+    fn foreign_letters_are_told_once_a_model() {
+        assert_eq!(foreign([("a", 0)].into_iter()), "");
+        assert_eq!(foreign([("a", 3), ("a", 3), ("b", 0)].into_iter()).lines().count(), 1);
+    }
+}

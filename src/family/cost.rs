@@ -1,0 +1,37 @@
+//! What parts cost, for the families' [`Model::cost`](crate::decode::contract::Model::cost).
+
+use crate::{
+    decode::cost::StepCost,
+    kernels::{linear::Linear, rowwise::Norm},
+    nn::{cache::Layout, stack::Stack},
+};
+
+/// A matrix product.
+pub fn linear(matrix: &Linear) -> StepCost {
+    let multiply_adds = matrix.inputs() * matrix.outputs();
+    StepCost { shared_bytes: matrix.bytes(), own_bytes: 0, multiply_adds }
+}
+
+/// A normalisation: its multiplications are not worth counting.
+pub fn norm(norm: &Norm) -> StepCost {
+    StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
+}
+
+/// A stack, for a row that attends to `keys` keys in each layer.
+pub fn stack(stack: &Stack, keys: usize) -> StepCost {
+    let Layout { layers, heads, head_dim, .. } = stack.layout;
+    let numbers = layers * heads * head_dim * keys; // of the keys of all layers, and as many of the values
+    let mut cost = StepCost {
+        shared_bytes: stack.position.bytes_for(&stack.layout, keys),
+        own_bytes: 2 * numbers * size_of::<f32>(),
+        multiply_adds: (stack.position.products() + 1) * numbers,
+    };
+    for layer in &stack.layers {
+        for matrix in [&layer.qkv, &layer.output, &layer.up, &layer.down] {
+            cost += linear(matrix);
+        }
+        cost += norm(&layer.attention_norm);
+        cost += norm(&layer.feed_forward_norm);
+    }
+    cost
+}

@@ -1,0 +1,142 @@
+//! What this machine can do at most: bytes read a second, and multiply-adds a second, in the same vector width as the kernels
+//! beside. Measurements are told beside these.
+
+use super::{
+    Isa, Lane, Pool,
+    isa::{Simd, WIDTH, multiversion},
+};
+
+/// Vectors summed side by side: enough chains that none is waited for.
+const CHAINS: usize = 8;
+/// Lanes that the chains take at a time.
+const GROUP: usize = CHAINS * WIDTH / super::LANES;
+/// Parts of a stream for each thread, so that one that is busy elsewhere delays the others by one part.
+const PARTS: usize = 4;
+
+/// Numbers to read from the first to the last.
+pub struct Stream {
+    lanes: Vec<Lane>,
+}
+
+impl Stream {
+    /// At least `bytes`, written once: memory that was never written reads as one shared page of zeros, which is no memory.
+    pub fn new(bytes: usize) -> Self {
+        let lanes = bytes.div_ceil(size_of::<Lane>()).max(1).next_multiple_of(GROUP);
+        Self { lanes: vec![Lane([1.0; super::LANES]); lanes] }
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.lanes)
+    }
+
+    /// Reads all of it `times` times, each thread its own part: the sum of what was read, so that nothing can be left out.
+    pub fn read(&self, isa: Isa, pool: &Pool, times: usize) -> f32 {
+        // a stream read several times is cut into one part a thread: the same one each time, as weights would be
+        let parts = if times > 1 { pool.threads() } else { pool.threads() * PARTS };
+        let part = self.lanes.len().div_ceil(parts).next_multiple_of(GROUP);
+        let mut sums = vec![0.0; self.lanes.len().div_ceil(part)];
+        pool.chunks(&mut sums, 1, true, &|index, sum| {
+            let lanes = &self.lanes[index * part..];
+            sum[0] = add(isa, &lanes[..part.min(lanes.len())], times);
+        });
+        sums.iter().sum()
+    }
+}
+
+multiversion! {
+    fn add(lanes: &[Lane], times: usize) -> f32 = add_body
+}
+
+#[inline(always)]
+fn add_body<S: Simd>(simd: S, lanes: &[Lane], times: usize) -> f32 {
+    let one = simd.splat(1.0);
+    let mut sums = [simd.splat(0.0); CHAINS];
+    for _ in 0..times {
+        for group in lanes.chunks_exact(GROUP) {
+            for (lane, sums) in group.iter().zip(sums.chunks_exact_mut(2)) {
+                let (low, high) = lane.0.split_at(WIDTH);
+                sums[0] = simd.madd(one, simd.load(low), sums[0]);
+                sums[1] = simd.madd(one, simd.load(high), sums[1]);
+            }
+        }
+    }
+    total(simd, &sums)
+}
+
+/// Chains of multiply-adds that keep every register busy but the two operands.
+const REGISTERS: usize = 12;
+/// Multiply-adds of one turn of all chains.
+const TURN: usize = REGISTERS * WIDTH;
+
+/// Does at least `count` multiply-adds on all threads without touching memory: how many they were, and a number that depends
+/// on each of them.
+pub fn multiply_adds(isa: Isa, pool: &Pool, count: usize) -> (usize, f32) {
+    let parts = pool.threads() * PARTS;
+    let turns = count.div_ceil(parts * TURN);
+    let mut ends = vec![0.0; parts];
+    // the factor is hidden from the compiler, which could else foresee where the chains end
+    let factor = std::hint::black_box(0.5);
+    pool.chunks(&mut ends, 1, true, &|_, end| end[0] = chains(isa, factor, turns));
+    (parts * turns * TURN, ends.iter().sum())
+}
+
+multiversion! {
+    fn chains(factor: f32, turns: usize) -> f32 = chains_body
+}
+
+#[inline(always)]
+fn chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
+    let (factor, addend) = (simd.splat(factor), simd.splat(1.0));
+    // different starts, so that no chain is another's copy
+    let mut chains: [S::V; REGISTERS] = std::array::from_fn(|index| simd.splat(index as f32));
+    for _ in 0..turns {
+        for chain in &mut chains {
+            *chain = simd.madd(*chain, factor, addend);
+        }
+    }
+    total(simd, &chains)
+}
+
+/// The sum of all numbers.
+#[inline(always)]
+fn total<S: Simd>(simd: S, vectors: &[S::V]) -> f32 {
+    let mut sum = 0.0;
+    for &vector in vectors {
+        let mut numbers = [0.0; WIDTH];
+        simd.store(vector, &mut numbers);
+        sum += numbers.iter().sum::<f32>();
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_read_as_often_as_asked_for() {
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            for (bytes, times) in [(0, 1), (1, 2), (4096, 1), (4100, 3), (100_000, 1), (100_000, 5)] {
+                let stream = Stream::new(bytes);
+                assert!(stream.bytes() >= bytes && stream.bytes() < bytes + 2 * GROUP * size_of::<Lane>());
+                for isa in [Isa::detect(), Isa::portable()] {
+                    let numbers = (stream.bytes() / size_of::<f32>() * times) as f32;
+                    assert_eq!(stream.read(isa, &pool, times), numbers, "{bytes} bytes, {times} times");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chains_end_where_their_recurrence_does() {
+        let pool = Pool::new(2);
+        for isa in [Isa::detect(), Isa::portable()] {
+            let (count, sum) = multiply_adds(isa, &pool, 1_000_000);
+            assert!((1_000_000..1_000_000 + 8 * TURN).contains(&count));
+            // x = x/2 + 1 has one fixed point, 2
+            assert_eq!(sum, (2 * TURN * pool.threads() * PARTS) as f32);
+        }
+    }
+}

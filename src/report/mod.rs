@@ -1,0 +1,22 @@
+//! Timings: what was measured, beside what the machine can do.
+//!
+//! Reading order: [`sample`] (the text that is fed), [`decode`] (one symbol a step, many rows), [`prefill`] (many symbols a
+//! step), [`compare`] (two models in turns), [`machine`] (the ceilings, measured in the same run), [`quantiles`]. What is
+//! counted and what is not: docs/performance.md.
+
+pub mod compare;
+pub mod decode;
+pub mod machine;
+pub mod prefill;
+pub mod quantiles;
+pub mod sample;
+
+use crate::error::{Error, Result};
+
+/// An option that counts something: from `least` to `most`.
+fn bounded(field: &'static str, value: usize, least: usize, most: usize) -> Result<()> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::BadOption { field, found: value.to_string(), bound: format!("{least} to {most}") })
+}

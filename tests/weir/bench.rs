@@ -1,0 +1,268 @@
+//! `weir bench`: what it tells, and what it counts. How fast anything is, is never asserted.
+
+use super::{
+    support::{converted, fixture, settings},
+    twin::folder,
+};
+use serde_json::Value;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+use weir::{
+    decode::{
+        contract::Model,
+        cost::{Cost, StepCost},
+    },
+    error::Error,
+    family::load::load,
+    kernels::{Isa, Pool},
+    report::{compare, decode, machine::Machine, prefill, sample::Sample},
+};
+
+fn bench(args: &[&str], dirs: &[PathBuf]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.arg("bench").args(args).args(dirs).env_clear();
+    command.output().unwrap()
+}
+
+fn json(args: &[&str], dirs: &[PathBuf]) -> Vec<Value> {
+    let output = bench(args, dirs);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && told.is_empty(), "{told}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn keys(entry: &Value) -> Vec<&str> {
+    entry.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn number(entry: &Value, key: &str) -> f64 {
+    entry[key].as_f64().unwrap_or_else(|| panic!("{key} of {entry}"))
+}
+
+/// But for the last digits, which a reader of decimal numbers may lose.
+fn equal(a: f64, b: f64) -> bool {
+    (a / b - 1.0).abs() < 1e-12
+}
+
+/// What other programs read: the first keys of each entry, in order.
+const PROMISED: [&str; 12] = [
+    "model",
+    "family",
+    "dtype",
+    "threads",
+    "batch",
+    "context",
+    "shortening_factor",
+    "chars_per_second",
+    "step_ns_p50",
+    "bytes_per_char",
+    "achieved_bytes_per_second",
+    "ceiling_bytes_per_second",
+];
+
+const CONTEXT: usize = 40;
+const STEPS: usize = 30;
+const OPTIONS: [&str; 6] = ["--context", "40", "--steps", "30", "--threads", "2"];
+
+fn check_entry(entry: &Value, model: &dyn Model, batch: usize) {
+    assert_eq!(keys(entry)[..PROMISED.len()], PROMISED);
+    assert_eq!((&entry["family"], &entry["dtype"]), (&"hourglass".into(), &"f32".into()));
+    assert_eq!(entry["model"], *model.card().name);
+    let counts = ["threads", "batch", "context", "steps", "foreign_letters"].map(|key| number(entry, key) as usize);
+    assert_eq!(counts, [2, batch, CONTEXT, STEPS, 0]);
+    let (segments, bytes) = expected(model, batch);
+    let symbols = (batch * STEPS) as f64;
+    match segments {
+        0 => assert!(entry["shortening_factor"].is_null()),
+        _ => assert!(equal(number(entry, "shortening_factor"), symbols / segments as f64)),
+    }
+    assert!(equal(number(entry, "bytes_per_char"), bytes as f64 / symbols));
+    let achieved = number(entry, "bytes_per_char") * number(entry, "chars_per_second");
+    assert!(equal(achieved, number(entry, "achieved_bytes_per_second")));
+    let [p10, p50, p90] = ["step_ns_p10", "step_ns_p50", "step_ns_p90"].map(|key| number(entry, key));
+    assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+    assert!(number(entry, "ceiling_bytes_per_second") > 1e6 && number(entry, "chars_per_second") > 0.0);
+}
+
+/// Segments closed and bytes to read in the steps of a fixture that pools at spaces, or not at all: counted in the text.
+fn expected(model: &dyn Model, batch: usize) -> (usize, usize) {
+    let sample = Sample::new(&model.card().vocabulary);
+    let space = model.card().vocabulary.id_of(' ').unwrap();
+    let spaces = |row: usize, symbols: usize| {
+        let text = sample.window(Sample::start(row), symbols);
+        if model.card().pooled { text.iter().filter(|&&symbol| symbol == space).count() } else { 0 }
+    };
+    let (mut segments, mut bytes) = (0, 0);
+    for symbols in CONTEXT + 1..=CONTEXT + STEPS {
+        let Cost { symbol, logits, .. } = model.cost(symbols, 0);
+        bytes += symbol.shared_bytes + logits.shared_bytes + batch * symbol.own_bytes;
+        let closing = (0..batch).filter(|&row| spaces(row, symbols) > spaces(row, symbols - 1));
+        let costs: Vec<_> = closing.map(|row| model.cost(symbols, spaces(row, symbols)).segment).collect();
+        segments += costs.len();
+        bytes += costs.iter().map(|cost| cost.own_bytes).sum::<usize>();
+        bytes += costs.iter().map(|cost| cost.shared_bytes).max().unwrap_or(0);
+    }
+    (segments, bytes)
+}
+
+#[test]
+fn decode_tells_what_was_promised() {
+    for case in ["whitespaces", "vanilla"] {
+        let args = [&["decode", "--json", "--batch", "1,3"], &OPTIONS[..], &["--model"]].concat();
+        let entries = json(&args, &[converted(case)]);
+        assert_eq!(entries.len(), 2);
+        let model = fixture(case);
+        check_entry(&entries[0], &*model, 1);
+        check_entry(&entries[1], &*model, 3);
+    }
+}
+
+#[test]
+fn compare_tells_both_and_their_ratio() {
+    let args = [&["compare", "--json", "--pairs", "4"], &OPTIONS[..]].concat();
+    let told = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    assert_eq!(told.len(), 1);
+    assert_eq!(keys(&told[0]), ["batch", "context", "pairs", "a", "b", "ratio"]);
+    assert_eq!(keys(&told[0]["ratio"]), ["median", "p10", "p90"]);
+    let [median, p10, p90] = ["median", "p10", "p90"].map(|key| number(&told[0]["ratio"], key));
+    assert!(0.0 < p10 && p10 <= median && median <= p90);
+    for (key, case) in [("a", "whitespaces"), ("b", "vanilla")] {
+        let mut entry = told[0][key].clone();
+        assert_eq!(number(&entry, "steps") as usize, 4 * STEPS);
+        // every run feeds the same text, so all of them together need as many bytes a symbol as one
+        entry["steps"] = STEPS.into();
+        check_entry(&entry, &*fixture(case), 1);
+    }
+}
+
+#[test]
+fn prefill_tells_speed_beside_the_machines_peak() {
+    let args = ["prefill", "--json", "--symbols", "50,70", "--chunk", "32", "--runs", "3", "--threads", "2", "--model"];
+    let entries = json(&args, &[converted("whitespaces")]);
+    let symbols: Vec<_> = entries.iter().map(|entry| number(entry, "symbols")).collect();
+    assert_eq!(symbols, [50.0, 70.0]);
+    for entry in &entries {
+        let [p10, p50, p90] = ["run_ns_p10", "run_ns_p50", "run_ns_p90"].map(|key| number(entry, key));
+        assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+        let speed = number(entry, "symbols_per_second");
+        assert!(equal(speed * p50, number(entry, "symbols") * 1e9));
+        assert!(number(entry, "shortening_factor") > 1.0);
+        assert!(number(entry, "gflops") > 0.0 && number(entry, "peak_gflops") > 0.0);
+    }
+}
+
+#[test]
+fn a_text_that_is_foreign_to_the_model_is_said_to_be() {
+    let args = [&["decode", "--json"], &OPTIONS[..], &["--model"]].concat();
+    let entries = json(&args, &[folder("odd-shape").to_path_buf()]);
+    let sample = Sample::new(&load(folder("odd-shape"), &settings()).unwrap().card().vocabulary);
+    assert!(sample.foreign() > sample.len() / 2);
+    assert_eq!(number(&entries[0], "foreign_letters") as usize, sample.foreign());
+    let args = [&["decode"], &OPTIONS[..], &["--model"]].concat();
+    let output = bench(&args, &[folder("odd-shape").to_path_buf()]);
+    assert!(String::from_utf8(output.stdout).unwrap().contains("not in its vocabulary"));
+}
+
+#[test]
+fn people_get_a_table() {
+    let args = [&["decode", "--batch", "2"], &OPTIONS[..], &["--model"]].concat();
+    let output = bench(&args, &[converted("whitespaces")]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines.len() == 2 && lines[0].contains("chars/s") && lines[1].starts_with("whitespaces"), "{text}");
+}
+
+/// Worked out by hand for layers (1, 2, 1), D = 32, 4 heads of 8, F = 64, V = 27, whose head is laid out for 32 outputs.
+#[test]
+fn a_fixtures_cost_is_that_of_its_shape() {
+    const F32: usize = 4;
+    let matrices = 96 * 32 + 32 * 32 + 64 * 32 + 32 * 64;
+    let biases = 96 + 32 + 64 + 32;
+    let layer = (matrices + biases + 2 * 2 * 32) * F32;
+    // 40 keys: R of as many distances, u and v; keys and values; two products for each score and one for each value
+    let symbol = StepCost {
+        shared_bytes: 2 * (layer + (40 + 2) * 32 * F32),
+        own_bytes: 2 * 2 * 40 * 32 * F32,
+        multiply_adds: 2 * (matrices + 3 * 40 * 32),
+    };
+    // seven segments and the null group, in two layers, behind the norm of what was pooled
+    let segment = StepCost {
+        shared_bytes: 2 * layer + (2 * 8 + 2) * 32 * F32 + 2 * 32 * F32,
+        own_bytes: 2 * 2 * 8 * 32 * F32,
+        multiply_adds: 2 * (matrices + 3 * 8 * 32),
+    };
+    let logits = StepCost { shared_bytes: (32 * 32 + 32) * F32, own_bytes: 0, multiply_adds: 27 * 32 };
+    assert_eq!(fixture("whitespaces").cost(40, 7), Cost { symbol, segment, logits });
+    assert_eq!((symbol.shared_bytes, symbol.own_bytes, segment.shared_bytes), (79_104, 20_480, 70_912));
+}
+
+#[test]
+fn a_vanilla_model_has_no_segment_step() {
+    assert_eq!(fixture("vanilla").cost(40, 0).segment, StepCost::default());
+}
+
+#[test]
+fn what_decides_boundaries_is_read_at_every_symbol() {
+    let cost = |dir: &Path| load(dir, &settings()).unwrap().cost(40, 7);
+    let plain = cost(folder("odd-shape"));
+    // a predictor (17, 24), (1, 17), laid out in panels of sixteen outputs
+    let mut learned = plain;
+    let bytes = (32 * (24 + 1) + 16 * (17 + 1)) * 4;
+    learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
+    assert_eq!(cost(folder("learned")), learned);
+    // a companion, whose logits decide
+    let (mut spikes, companion) = (plain, cost(&folder("spikes").join("companion")));
+    spikes.symbol += companion.symbol;
+    spikes.symbol += companion.logits;
+    assert_eq!(cost(folder("spikes")), spikes);
+    assert_eq!(companion.segment, StepCost::default());
+}
+
+#[test]
+fn options_out_of_bounds_are_named_with_the_bound() {
+    let model = fixture("whitespaces");
+    let limit = model.card().max_symbols;
+    let say = |batch, context, steps| {
+        let plan = decode::Plan { batch, context, steps };
+        plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(say(1, limit - 1, 1), "");
+    assert_eq!(say(1, 0, limit), "");
+    assert_eq!(say(0, 8, 8), "--batch: 0 is out of bounds: 1 to 1024");
+    assert_eq!(say(1025, 8, 8), "--batch: 1025 is out of bounds: 1 to 1024");
+    assert_eq!(say(1, 8, 0), "--steps: 0 is out of bounds: 1 to 1048576");
+    let (most, over) = (limit - 1, limit + 1);
+    assert_eq!(say(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
+    let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
+    assert_eq!(say(1, limit - 4, 5), both);
+
+    let say = |symbols, chunk, runs| {
+        let plan = prefill::Plan { symbols, chunk, runs };
+        plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(say(limit, limit, 1), "");
+    assert_eq!(say(0, 1, 1), format!("--symbols: 0 is out of bounds: 1 to {limit}"));
+    assert_eq!(say(over, 1, 1), format!("--symbols: {over} characters is more than the limit of {limit}"));
+    assert_eq!(say(1, 0, 1), format!("--chunk: 0 is out of bounds: 1 to {limit}"));
+    assert_eq!(say(1, 1, 0), "--runs: 0 is out of bounds: 1 to 10000");
+    assert!(compare::check(0).unwrap_err().to_string().contains("--pairs: 0"));
+
+    let output = bench(&["decode", "--batch", "0", "--model"], &[converted("whitespaces")]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && output.stdout.is_empty());
+    assert_eq!(told, "weir: --batch: 0 is out of bounds: 1 to 1024\n");
+}
+
+#[test]
+fn a_run_leaves_the_rows_as_they_were() {
+    let (model, machine) = (fixture("gumbel"), Machine { isa: Isa::detect(), pool: Pool::new(1).into() });
+    let sample = Sample::new(&model.card().vocabulary);
+    let plan = decode::Plan { batch: 2, context: 33, steps: 50 };
+    let mut decoding = decode::Decoding::begin(&*model, &sample, plan).unwrap();
+    let (first, second) = (decoding.run().unwrap(), decoding.run().unwrap());
+    assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, 100));
+    let entry = decode::Entry::new(&decoding, first, &machine).unwrap();
+    assert_eq!((entry.threads, entry.steps, entry.batch), (1, 50, 2));
+}

@@ -57,12 +57,13 @@ fn randomise(path: &Path, seed: u64) {
     let mut bytes = fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut dice = Dice::new(seed);
-    let views: Vec<(String, usize, usize)> = {
+    let mut views: Vec<(String, usize, usize)> = {
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let start =
             |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
         file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
     };
+    views.sort(); // the reader lists tensors in no order; the weights are to be the same in every run
     for (name, at, len) in views {
         assert!(at >= header);
         if name == "position.inverse_frequency" {

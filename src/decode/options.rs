@@ -217,7 +217,9 @@ impl Score {
 impl Sampling {
     fn validate(&self, card: &Card) -> Result<()> {
         within("sampling.temperature", self.temperature, 0.0, 100.0)?;
-        within("sampling.top_p", self.top_p, f32::MIN_POSITIVE, 1.0)?;
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(bad("sampling.top_p", self.top_p, "above 0, at most 1".into()));
+        }
         within("sampling.min_p", self.min_p, 0.0, 1.0)?;
         within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
         bounded("sampling.logit_bias", self.logit_bias.len(), Bounds::LOGIT_BIAS)?;

@@ -157,7 +157,9 @@ impl Model for Hourglass {
 
     fn memory(&self) -> Memory {
         let companion = self.companion.as_ref().map_or(0, |model| model.memory().in_use);
-        Memory { in_use: self.pages.in_use() - self.own_bytes + companion, limit: self.pages.limit() }
+        // the null group's page is out of what sequences may have: admission counts on getting all of the limit
+        let limit = self.pages.limit() - self.own_bytes;
+        Memory { in_use: self.pages.in_use() - self.own_bytes + companion, limit }
     }
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {

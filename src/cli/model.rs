@@ -4,6 +4,7 @@ use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
     error::{Error, Result},
     family::load::{Settings, load},
+    kernels::Dtype,
 };
 use std::{io::Read, path::PathBuf, sync::Arc};
 
@@ -20,8 +21,8 @@ pub struct ModelArgs {
 /// What models run on.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ComputeArgs {
-    /// Numbers to compute in.
-    #[arg(long, value_enum, default_value_t = Dtype::F32, env = "WEIR_DTYPE")]
+    /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
+    #[arg(long, value_name = "TYPE", value_parser = dtype, default_value = "f32", env = "WEIR_DTYPE")]
     pub dtype: Dtype,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -29,13 +30,6 @@ pub struct ComputeArgs {
     /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub max_symbols: Option<u32>,
-}
-
-/// The numbers a model computes in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Dtype {
-    /// 32-bit floats.
-    F32,
 }
 
 impl ModelArgs {
@@ -51,7 +45,7 @@ impl ModelArgs {
 impl ComputeArgs {
     /// As the models want it.
     pub fn settings(&self) -> Settings {
-        let mut settings = Settings { memory_bytes: usize::MAX, ..Settings::default() };
+        let mut settings = Settings { memory_bytes: usize::MAX, dtype: self.dtype, ..Settings::default() };
         if let Some(threads) = self.threads {
             settings.threads = threads.into();
         }
@@ -118,6 +112,10 @@ impl BoundaryArgs {
     pub fn options(&self) -> BoundaryOptions {
         BoundaryOptions { mode: self.boundary_mode, noise: Noise::Seeded(self.seed), offset: 0 }
     }
+}
+
+fn dtype(name: &str) -> std::result::Result<Dtype, String> {
+    Dtype::parse(name).ok_or_else(|| "one of f32, bf16, int8".into())
 }
 
 fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {

@@ -5,6 +5,7 @@ use crate::{
     engine::handle::{Handle, Limits},
     error::{Error, Result},
     family::load,
+    kernels::Dtype,
     serve::{Engines, run as serve},
 };
 use std::{io::IsTerminal, path::PathBuf, time::Duration};
@@ -32,7 +33,7 @@ pub struct Args {
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
-    /// Numbers to compute in: f32.
+    /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
     #[arg(long, value_name = "TYPE", env = "WEIR_DTYPE", default_value = "f32")]
     dtype: String,
     /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
@@ -72,9 +73,6 @@ impl Args {
         let mut checks = Checks::default();
         self.start_log(&mut checks);
         let listen = checks.parsed("--listen", &self.listen);
-        if self.dtype != "f32" {
-            checks.wrong("--dtype", &self.dtype, "expected f32");
-        }
         let checkpoints = self.checkpoints(&mut checks);
         let model = self.model_settings(&mut checks);
         let engine = Limits {
@@ -113,6 +111,10 @@ impl Args {
 
     fn model_settings(&self, checks: &mut Checks) -> load::Settings {
         let mut settings = load::Settings::default();
+        match Dtype::parse(&self.dtype) {
+            Some(dtype) => settings.dtype = dtype,
+            None => checks.wrong("--dtype", &self.dtype, "expected f32, bf16 or int8"),
+        }
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);
         }

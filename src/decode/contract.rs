@@ -246,7 +246,7 @@ pub struct Card {
     pub boundary_modes: Vec<BoundaryMode>,
     /// Whether it pools, i.e. ever closes a segment.
     pub pooled: bool,
-    /// `f32`.
+    /// What its weights, keys and values are stored in: `f32`, `bf16` or `int8`.
     pub dtype: &'static str,
     /// Of `model.safetensors` (of the shards in order, if there are several), hexadecimal.
     pub sha256: String,

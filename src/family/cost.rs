@@ -2,8 +2,8 @@
 
 use crate::{
     decode::cost::StepCost,
-    kernels::{linear::Linear, rowwise::Norm},
-    nn::{cache::Layout, stack::Stack},
+    kernels::{attention::Layout, linear::Linear, rowwise::Norm},
+    nn::stack::Stack,
 };
 
 /// A matrix product.
@@ -23,7 +23,7 @@ pub fn stack(stack: &Stack, keys: usize) -> StepCost {
     let numbers = layers * heads * head_dim * keys; // of the keys of all layers, and as many of the values
     let mut cost = StepCost {
         shared_bytes: stack.position.bytes_for(&stack.layout, keys),
-        own_bytes: 2 * numbers * size_of::<f32>(),
+        own_bytes: keys * stack.layout.bytes_for_key(),
         multiply_adds: (stack.position.products() + 1) * numbers,
     };
     for layer in &stack.layers {

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     decode::contract::Model,
     error::{Error, Result},
-    kernels::{Isa, Pool},
+    kernels::{Dtype, Isa, Pool},
 };
 use std::{
     path::{Path, PathBuf},
@@ -19,6 +19,8 @@ use std::{
 pub struct Settings {
     /// Threads that share a step's work, the caller's included.
     pub threads: usize,
+    /// What weights, keys and values are stored in.
+    pub dtype: Dtype,
     /// The most symbols of one sequence; four training windows, but at least 8,192, if not given.
     pub max_symbols: Option<usize>,
     /// Bytes of key-value memory.
@@ -32,7 +34,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, max_symbols: None, memory_bytes: 2 << 30, isa: Isa::detect(), pool: None }
+        Self { threads, dtype: Dtype::F32, max_symbols: None, memory_bytes: 2 << 30, isa: Isa::detect(), pool: None }
     }
 }
 

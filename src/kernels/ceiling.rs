@@ -2,62 +2,65 @@
 //! beside. Measurements are told beside these.
 
 use super::{
-    Isa, Lane, Pool,
+    Isa, Pool,
     isa::{Simd, WIDTH, multiversion},
+    memory::{Arena, Region},
 };
+use crate::error::Result;
 
 /// Vectors summed side by side: enough chains that none is waited for.
-const CHAINS: usize = 8;
-/// Lanes that the chains take at a time.
-const GROUP: usize = CHAINS * WIDTH / super::LANES;
+const GROUP: usize = 8;
 /// Parts of a stream for each thread, so that one that is busy elsewhere delays the others by one part.
 const PARTS: usize = 4;
 
-/// Numbers to read from the first to the last.
+/// Numbers to read from the first to the last, in memory like that of weights and pages.
 pub struct Stream {
-    lanes: Vec<Lane>,
+    region: Region,
 }
 
 impl Stream {
     /// At least `bytes`, written once: memory that was never written reads as one shared page of zeros, which is no memory.
-    pub fn new(bytes: usize) -> Self {
-        let lanes = bytes.div_ceil(size_of::<Lane>()).max(1).next_multiple_of(GROUP);
-        Self { lanes: vec![Lane([1.0; super::LANES]); lanes] }
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(bytes: usize) -> Result<Self> {
+        let mut region = Arena::new(1).cut(bytes.max(1).next_multiple_of(GROUP * WIDTH * size_of::<f32>()))?;
+        region.numbers_mut().fill(1f32);
+        Ok(Self { region })
     }
 
     /// Its size.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.lanes)
+        self.region.bytes().len()
     }
 
     /// Reads all of it `times` times, each thread its own part: the sum of what was read, so that nothing can be left out.
     pub fn read(&self, isa: Isa, pool: &Pool, times: usize) -> f32 {
         // a stream read several times is cut into one part a thread: the same one each time, as weights would be
         let parts = if times > 1 { pool.threads() } else { pool.threads() * PARTS };
-        let part = self.lanes.len().div_ceil(parts).next_multiple_of(GROUP);
-        let mut sums = vec![0.0; self.lanes.len().div_ceil(part)];
+        let numbers = self.region.numbers::<f32>();
+        let part = numbers.len().div_ceil(parts).next_multiple_of(GROUP * WIDTH);
+        let mut sums = vec![0.0; numbers.len().div_ceil(part)];
         pool.chunks(&mut sums, 1, true, &|index, sum| {
-            let lanes = &self.lanes[index * part..];
-            sum[0] = add(isa, &lanes[..part.min(lanes.len())], times);
+            let numbers = &numbers[index * part..];
+            sum[0] = add(isa, &numbers[..part.min(numbers.len())], times);
         });
         sums.iter().sum()
     }
 }
 
 multiversion! {
-    fn add(lanes: &[Lane], times: usize) -> f32 = add_body
+    fn add(numbers: &[f32], times: usize) -> f32 = add_body
 }
 
 #[inline(always)]
-fn add_body<S: Simd>(simd: S, lanes: &[Lane], times: usize) -> f32 {
+fn add_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
     let one = simd.splat(1.0);
-    let mut sums = [simd.splat(0.0); CHAINS];
+    let mut sums = [simd.splat(0.0); GROUP];
     for _ in 0..times {
-        for group in lanes.chunks_exact(GROUP) {
-            for (lane, sums) in group.iter().zip(sums.chunks_exact_mut(2)) {
-                let (low, high) = lane.0.split_at(WIDTH);
-                sums[0] = simd.madd(one, simd.load(low), sums[0]);
-                sums[1] = simd.madd(one, simd.load(high), sums[1]);
+        for group in numbers.chunks_exact(GROUP * WIDTH) {
+            for (numbers, sum) in group.chunks_exact(WIDTH).zip(&mut sums) {
+                *sum = simd.madd(one, simd.load(numbers), *sum);
             }
         }
     }
@@ -119,8 +122,8 @@ mod tests {
         for threads in [1, 3] {
             let pool = Pool::new(threads);
             for (bytes, times) in [(0, 1), (1, 2), (4096, 1), (4100, 3), (100_000, 1), (100_000, 5)] {
-                let stream = Stream::new(bytes);
-                assert!(stream.bytes() >= bytes && stream.bytes() < bytes + 2 * GROUP * size_of::<Lane>());
+                let stream = Stream::new(bytes).unwrap();
+                assert!(stream.bytes() >= bytes && stream.bytes() < bytes + 2 * GROUP * WIDTH * size_of::<f32>());
                 for isa in [Isa::detect(), Isa::portable()] {
                     let numbers = (stream.bytes() / size_of::<f32>() * times) as f32;
                     assert_eq!(stream.read(isa, &pool, times), numbers, "{bytes} bytes, {times} times");

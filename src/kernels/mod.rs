@@ -12,20 +12,29 @@
 
 pub mod attention;
 pub mod ceiling;
+mod dtype;
 mod isa;
 pub mod linear;
+pub mod memory;
 pub mod pages;
 mod pool;
 pub mod rowwise;
 mod shared;
 
+pub use dtype::Dtype;
 pub use isa::Isa;
 pub use pool::Pool;
 
-/// Floats of one vector lane group: the width of a matrix panel, the unit of alignment.
+use std::sync::Arc;
+
+/// Outputs of one group of a matrix panel; sums of a row run in as many lanes.
 pub const LANES: usize = 16;
 
-/// Sixteen floats, aligned to a cache line.
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(C, align(64))]
-pub struct Lane(pub [f32; LANES]);
+/// What kernels run on.
+#[derive(Clone)]
+pub struct Compute {
+    /// Instruction set.
+    pub isa: Isa,
+    /// Threads.
+    pub pool: Arc<Pool>,
+}

@@ -1,40 +1,49 @@
-//! Fixed-size pages of floats: reference-counted, copied on write, recycled, bounded.
+//! Fixed-size pages of bytes: reference-counted, copied on write, recycled, bounded.
 //!
 //! A page is what sequences share: a fork clones the references, and whoever writes to a shared page first gets a copy of
-//! its own. The pool counts every page from creation to destruction and keeps a few free ones, so that a steady decode
-//! allocates nothing.
+//! its own. The pool counts every page that somebody holds; what nobody holds any more is kept for the next one who asks,
+//! so that a steady decode allocates nothing, and so the pool's memory is the most that was ever in use.
 
-use super::{LANES, Lane};
+use super::memory::{Arena, Region};
 use crate::error::{Error, Result};
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicUsize, Ordering::*},
 };
+
+/// Memory that is mapped at a time for pages.
+const ARENA: usize = 4 << 20;
 
 /// Where pages come from and go back to. Pages of one pool may differ in size; the limit counts bytes.
 pub struct PagePool {
     limit: usize,
     /// Bytes in pages that somebody holds.
     in_use: AtomicUsize,
-    /// Memory of pages that nobody holds, to be used again. Bounded by [`KEPT`].
-    free: Mutex<Vec<Box<[Lane]>>>,
+    arena: Arena,
+    free: Mutex<Vec<Free>>,
 }
 
-/// Free pages kept for use again.
-const KEPT: usize = 256;
-
-struct Buffer {
-    lanes: Box<[Lane]>,
-    pool: Arc<PagePool>,
+/// Pages of one size that nobody holds.
+struct Free {
+    bytes: usize,
+    /// Pages of this size that there are, held ones included.
+    made: usize,
+    /// Has room for all of them.
+    pages: Vec<Arc<Region>>,
 }
 
 /// A reference to a page. Clones share it.
-pub struct Page(Option<Arc<Buffer>>);
+pub struct Page {
+    /// None only while it is being dropped.
+    region: Option<Arc<Region>>,
+    pool: Arc<PagePool>,
+}
 
 impl PagePool {
     /// A pool that gives out at most `limit` bytes at a time.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, in_use: AtomicUsize::new(0), free: Mutex::new(Vec::new()) })
+        let (in_use, arena, free) = (AtomicUsize::new(0), Arena::new(ARENA), Mutex::new(Vec::new()));
+        Arc::new(Self { limit, in_use, arena, free })
     }
 
     /// Bytes in pages that somebody holds.
@@ -47,89 +56,91 @@ impl PagePool {
         self.limit
     }
 
-    /// A page of `floats` (a multiple of 16), with unspecified numbers in it.
+    /// A page of `bytes`, with unspecified ones in it.
     ///
     /// # Errors
-    /// [`Error::OutOfPages`] if the limit is reached.
-    pub fn take(self: &Arc<Self>, floats: usize) -> Result<Page> {
-        debug_assert!(floats.is_multiple_of(LANES));
-        let bytes = floats * size_of::<f32>();
+    /// [`Error::OutOfPages`] if the limit is reached; [`Error::Internal`] if the system has no more memory.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Page> {
         let room = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         if self.in_use.fetch_update(Relaxed, Relaxed, room).is_err() {
-            return Err(Error::OutOfPages { needed: self.in_use() + bytes, limit: self.limit });
+            return Err(Error::OutOfPages { needed: self.in_use().saturating_add(bytes), limit: self.limit });
         }
-        let lanes = floats / LANES;
-        let lanes = self.recycled(lanes).unwrap_or_else(|| vec![Lane::default(); lanes].into());
-        Ok(Page(Some(Arc::new(Buffer { lanes, pool: self.clone() }))))
+        let region = self.recycled(bytes).inspect_err(|_| {
+            self.in_use.fetch_sub(bytes, Relaxed);
+        })?;
+        Ok(Page { region: Some(region), pool: self.clone() })
     }
 
-    fn recycled(&self, lanes: usize) -> Option<Box<[Lane]>> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = free.iter().rposition(|memory| memory.len() == lanes)?;
-        Some(free.swap_remove(at))
+    fn recycled(&self, bytes: usize) -> Result<Arc<Region>> {
+        let mut sizes = self.free();
+        let at = sizes.iter().position(|free| free.bytes == bytes).unwrap_or_else(|| {
+            sizes.push(Free { bytes, made: 0, pages: Vec::new() });
+            sizes.len() - 1
+        });
+        let free = &mut sizes[at];
+        if let Some(region) = free.pages.pop() {
+            return Ok(region);
+        }
+        let region = self.arena.cut(bytes)?;
+        free.made += 1;
+        free.pages.reserve(free.made);
+        Ok(Arc::new(region))
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Free>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Page {
-    /// Its numbers.
-    pub fn floats(&self) -> &[f32] {
-        self.0.as_ref().map_or(&[], |buffer| flat(&buffer.lanes))
-    }
-
-    /// Bytes it takes.
-    pub fn bytes(&self) -> usize {
-        size_of_val(self.floats())
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.region.as_ref().map_or(&[], |region| region.bytes())
     }
 
     /// Whether another reference to it exists.
     pub fn is_shared(&self) -> bool {
-        self.0.as_ref().is_some_and(|buffer| Arc::strong_count(buffer) > 1)
+        self.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1)
     }
 
-    /// Its numbers, to write. A shared page is first replaced by a copy.
+    /// Its bytes, to write. A shared page is first replaced by a copy.
     ///
     /// # Errors
     /// [`Error::OutOfPages`] if a copy is needed and the limit is reached.
-    pub fn floats_mut(&mut self) -> Result<&mut [f32]> {
-        let missing = || Error::Internal("a page without a buffer".into());
-        let buffer = self.0.as_mut().ok_or_else(missing)?;
-        if Arc::get_mut(buffer).is_none() {
-            let mut copy = buffer.pool.take(buffer.lanes.len() * LANES)?;
-            copy.floats_mut()?.copy_from_slice(flat(&buffer.lanes));
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        let missing = || Error::Internal("a page without memory".into());
+        if self.is_shared() {
+            let mut copy = self.pool.take(self.bytes().len())?;
+            let region = copy.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?;
+            region.bytes_mut().copy_from_slice(self.bytes());
             *self = copy;
         }
-        let unique = self.0.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?;
-        Ok(flat_mut(&mut unique.lanes))
+        let region = self.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?;
+        Ok(region.bytes_mut())
     }
 }
 
 impl Clone for Page {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { region: self.region.clone(), pool: self.pool.clone() }
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // of references dropped at the same time, exactly one gets the inner value
-        let Some(Buffer { lanes, pool }) = self.0.take().and_then(Arc::into_inner) else { return };
-        pool.in_use.fetch_sub(size_of_val(&*lanes), Relaxed);
-        let mut free = pool.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < KEPT {
-            free.push(lanes);
+        let Some(mut region) = self.region.take() else { return };
+        // References are dropped under the lock, so of several at the same time exactly one finds that it is the last.
+        let mut sizes = self.pool.free();
+        if Arc::get_mut(&mut region).is_some() {
+            let bytes = region.bytes().len();
+            self.pool.in_use.fetch_sub(bytes, Relaxed);
+            if let Some(free) = sizes.iter_mut().find(|free| free.bytes == bytes) {
+                free.pages.push(region);
+            }
+        } else {
+            drop(region);
         }
     }
-}
-
-/// The lanes' floats as one slice.
-fn flat(lanes: &[Lane]) -> &[f32] {
-    // SAFETY: `Lane` is `repr(C)`, sixteen floats without padding (64 bytes, aligned to 64).
-    unsafe { std::slice::from_raw_parts(lanes.as_ptr().cast(), lanes.len() * LANES) }
-}
-
-fn flat_mut(lanes: &mut [Lane]) -> &mut [f32] {
-    // SAFETY: as above; exclusive because the borrow of `lanes` is.
-    unsafe { std::slice::from_raw_parts_mut(lanes.as_mut_ptr().cast(), lanes.len() * LANES) }
 }
 
 #[cfg(test)]
@@ -139,13 +150,13 @@ mod tests {
     #[test]
     fn a_shared_page_is_copied_by_the_writer_alone() {
         let pool = PagePool::new(1 << 20);
-        let mut page = pool.take(32).unwrap();
-        page.floats_mut().unwrap().fill(1.0);
+        let mut page = pool.take(128).unwrap();
+        page.bytes_mut().unwrap().fill(1);
         let mut other = page.clone();
         assert!(page.is_shared());
         assert_eq!(pool.in_use(), 128);
-        other.floats_mut().unwrap()[3] = 2.0;
-        assert_eq!((page.floats()[3], other.floats()[3], other.floats()[4]), (1.0, 2.0, 1.0));
+        other.bytes_mut().unwrap()[3] = 2;
+        assert_eq!((page.bytes()[3], other.bytes()[3], other.bytes()[4]), (1, 2, 1));
         assert!(!page.is_shared());
         assert_eq!(pool.in_use(), 256);
         drop((page, other));
@@ -155,18 +166,18 @@ mod tests {
     #[test]
     fn the_limit_holds_and_is_given_back() {
         let pool = PagePool::new(128);
-        let page = pool.take(32).unwrap();
-        assert!(matches!(pool.take(16), Err(Error::OutOfPages { needed: 192, limit: 128 })));
-        assert!(matches!(page.clone().floats_mut(), Err(Error::OutOfPages { .. })));
+        let page = pool.take(128).unwrap();
+        assert!(matches!(pool.take(64), Err(Error::OutOfPages { needed: 192, limit: 128 })));
+        assert!(matches!(page.clone().bytes_mut(), Err(Error::OutOfPages { .. })));
         drop(page);
-        assert!(pool.take(32).is_ok());
+        assert!(pool.take(128).is_ok());
     }
 
     #[test]
     fn threads_dropping_references_leave_nothing() {
         let pool = PagePool::new(1 << 20);
         for _ in 0..200 {
-            let page = pool.take(16).unwrap();
+            let page = pool.take(64).unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     let page = page.clone();
@@ -175,5 +186,15 @@ mod tests {
             });
         }
         assert_eq!(pool.in_use(), 0);
+    }
+
+    #[test]
+    fn what_was_given_back_is_given_out_again() {
+        let pool = PagePool::new(1 << 20);
+        let start = |page: &Page| page.bytes().as_ptr();
+        let (first, second) = (pool.take(640).unwrap(), pool.take(64).unwrap());
+        let (at_first, at_second) = (start(&first), start(&second));
+        drop((first, second));
+        assert_eq!((start(&pool.take(64).unwrap()), start(&pool.take(640).unwrap())), (at_second, at_first));
     }
 }

@@ -1,21 +1,24 @@
 //! A few threads that share one step's work: cheap to wake while decoding, asleep when nothing runs.
 //!
-//! A worker that finds nothing to do spins for a few dozen microseconds (the next product of the same step comes sooner
-//! than that) and then parks. Tasks are handed out one by one from a shared counter, so a core that is busy elsewhere delays
-//! nobody by more than one task.
+//! A job is posted by one atomic store: its number and how many of its tasks nobody has taken yet, in one word. Whoever
+//! takes a task counts that word down; the caller takes tasks too, then waits until all are done. A core that is busy
+//! elsewhere thus delays nobody by more than the task it took. A worker that finds nothing to do spins for some dozens of
+//! microseconds (the next product of the same step comes sooner than that) and then sleeps.
 
 use super::shared::Shared;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
     },
     thread::JoinHandle,
 };
 
-/// How often a worker looks for a new job before it parks.
+/// How often a worker looks for a new job before it sleeps.
 const SPINS: usize = 4_000;
+/// How often the caller looks whether all is done before it lets others have its core.
+const PATIENCE: usize = 10_000;
 
 /// Threads that run the tasks of one job together. Any thread may call [`run`](Self::run); jobs take turns.
 pub struct Pool {
@@ -24,51 +27,42 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
+/// What a job does, behind a pointer that fits one word.
+type Body<'a> = &'a (dyn Fn(usize) + Sync);
+
+/// What is done with a part of (rows, columns) parts.
+type CellBody<'a> = dyn Fn((usize, usize), &mut [f32]) + Sync + 'a;
+
 /// What caller and workers share.
-struct Board {
-    slot: Mutex<Slot>,
-    changed: Condvar,
-    /// The number of the newest job; workers spin on it. `STOP` ends them.
-    number: AtomicUsize,
-    /// The next task to take.
-    next: AtomicUsize,
-    /// Workers that have taken the current job up and not finished with it.
-    busy: AtomicUsize,
-    panicked: AtomicBool,
-}
-
-/// What is posted, and who must be woken to see it.
 #[derive(Default)]
-struct Slot {
-    job: Option<Job>,
-    /// Workers that wait on `changed`: with none, a post costs no call to the system.
-    asleep: usize,
+struct Board {
+    /// The newest job's number in the upper half, its tasks that nobody has taken in the lower.
+    open: Line<AtomicU64>,
+    /// Tasks of the newest job that are done.
+    done: Line<AtomicUsize>,
+    /// How many tasks the newest job has, and what they do: valid while one of them is taken and not done.
+    tasks: AtomicUsize,
+    body: AtomicPtr<Body<'static>>,
+    panicked: AtomicBool,
+    stopped: AtomicBool,
+    /// Workers that sleep, or are about to: with none, a post costs no call to the system.
+    asleep: AtomicUsize,
+    bed: Mutex<()>,
+    woken: Condvar,
 }
 
-const STOP: usize = usize::MAX;
+/// On a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Line<T>(T);
 
-#[derive(Clone, Copy)]
-struct Job {
-    tasks: usize,
-    /// Lives until `run` returns, which it does only when no worker is busy with it.
-    body: *const (dyn Fn(usize) + Sync),
-}
-
-// SAFETY: `body` points to a `Sync` closure, which `run` keeps alive while any worker may call it.
-unsafe impl Send for Job {}
+const TASKS: u64 = u32::MAX as u64;
 
 impl Pool {
     /// A pool of `threads`, the caller of [`run`](Self::run) included; at least one. Where the system refuses a thread, the
     /// pool works with those it got.
     pub fn new(threads: usize) -> Self {
-        let board = Arc::new(Board {
-            slot: Mutex::default(),
-            changed: Condvar::new(),
-            number: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
-        });
+        let board = Arc::new(Board::default());
         let spawn = |index: usize| {
             let board = board.clone();
             std::thread::Builder::new().name(format!("weir-pool-{index}")).spawn(move || board.work()).ok()
@@ -85,31 +79,23 @@ impl Pool {
     /// Calls `body(0)` … `body(tasks - 1)`, each once, on all threads; returns when all are done.
     ///
     /// # Panics
-    /// If a task panics, after all have ended.
+    /// If a task panics, after all have ended; if there are 2^32 tasks.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || tasks < 2 {
             (0..tasks).for_each(body);
             return;
         }
+        assert!(tasks as u64 <= TASKS, "{tasks} tasks");
         let turn = lock(&self.turn);
-        // SAFETY: only the lifetime changes. No worker calls the closure after `run` returns: the job is withdrawn, and those
-        // that had taken it up are waited for, below.
-        let body_for_ever: *const (dyn Fn(usize) + Sync) =
-            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(body) };
-        self.board.post(Job { tasks, body: body_for_ever });
-        let own = catch_unwind(AssertUnwindSafe(|| self.board.take_tasks(tasks, body)));
-        // A worker that has not come by now is not waited for: it may be asleep, or its core busy elsewhere.
-        lock(&self.board.slot).job = None;
-        while self.board.busy.load(Acquire) > 0 {
-            std::hint::spin_loop();
-            std::thread::yield_now();
-        }
-        let panicked = self.board.panicked.swap(false, AcqRel);
+        // SAFETY: only the lifetime changes. The body is called by who has taken a task, and `run` returns when all tasks,
+        // each of which is taken once, are done.
+        let mut body = unsafe { std::mem::transmute::<Body<'_>, Body<'static>>(body) };
+        self.board.post(tasks, &raw mut body);
+        while self.board.take() {}
+        self.board.wait_until_done(tasks);
+        let panicked = self.board.panicked.swap(false, Relaxed);
         drop(turn);
-        match own {
-            Err(payload) => std::panic::resume_unwind(payload),
-            Ok(()) => assert!(!panicked, "a task of the thread pool panicked"),
-        }
+        assert!(!panicked, "a task of the thread pool panicked");
     }
 
     /// Calls `body(i, part)` for the consecutive parts of `width` floats, on all threads if `share`.
@@ -119,12 +105,28 @@ impl Pool {
             return;
         }
         let parts = floats.len() / width;
+        self.columns(floats, (parts, 1), true, &|(row, _), part| body(row, part));
+    }
+
+    /// Calls `body((row, column), part)` for each part of `floats`, (rows, columns, width), on all threads if `share`; the
+    /// rows of the first column come first.
+    pub fn columns(
+        &self,
+        floats: &mut [f32],
+        (rows, columns): (usize, usize),
+        share: bool,
+        body: &CellBody<'_>,
+    ) {
+        let tasks = rows * columns;
+        let Some(width) = floats.len().checked_div(tasks) else { return };
         let shared = Shared::new(floats);
-        self.run(parts, &|index| {
+        let task = |task: usize| {
+            let (row, column) = (task % rows, task / rows);
             // SAFETY: each part belongs to one task.
-            let part = unsafe { shared.part(index * width, width) };
-            body(index, part);
-        });
+            let part = unsafe { shared.part((row * columns + column) * width, width) };
+            body((row, column), part);
+        };
+        if share { self.run(tasks, &task) } else { (0..tasks).for_each(task) }
     }
 }
 
@@ -136,11 +138,8 @@ impl std::fmt::Debug for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let mut slot = lock(&self.board.slot);
-        slot.job = None;
-        self.board.number.store(STOP, Release);
-        drop(slot);
-        self.board.changed.notify_all();
+        self.board.stopped.store(true, SeqCst);
+        self.board.wake();
         for worker in self.workers.drain(..) {
             // A worker cannot panic outside a task, whose panics are caught; there is nothing to report.
             let _ = worker.join();
@@ -149,67 +148,79 @@ impl Drop for Pool {
 }
 
 impl Board {
-    fn post(&self, job: Job) {
-        let mut slot = lock(&self.slot);
-        self.next.store(0, Relaxed);
-        slot.job = Some(job);
-        let number = self.number.load(Relaxed).wrapping_add(1) % STOP;
-        self.number.store(number, Release);
-        let asleep = slot.asleep;
-        drop(slot);
-        if asleep > 0 {
-            self.changed.notify_all();
+    /// Opens a job. `body` must stay where it is until all tasks are done.
+    fn post(&self, tasks: usize, body: *mut Body<'static>) {
+        // nobody reads these three now: all tasks of the job before are done
+        self.tasks.store(tasks, Relaxed);
+        self.body.store(body, Relaxed);
+        self.done.0.store(0, Relaxed);
+        let number = (self.open.0.load(Relaxed) >> 32).wrapping_add(1) & TASKS;
+        // whoever sees the new word sees what was stored before it; ordered against `asleep`, so that either the poster sees
+        // the sleeper or the sleeper the job
+        self.open.0.store(number << 32 | tasks as u64, SeqCst);
+        if self.asleep.load(SeqCst) > 0 {
+            self.wake();
         }
     }
 
-    fn take_tasks(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        loop {
-            let task = self.next.fetch_add(1, Relaxed);
-            if task >= tasks {
-                return;
-            }
+    fn wake(&self) {
+        // behind the lock, no sleeper is between its last look and its sleep
+        drop(lock(&self.bed));
+        self.woken.notify_all();
+    }
+
+    /// Takes a task of the newest job and does it. Tells whether there was one.
+    fn take(&self) -> bool {
+        let left = |open: u64| (open & TASKS > 0).then(|| open - 1);
+        let Ok(open) = self.open.0.fetch_update(AcqRel, Relaxed, left) else { return false };
+        // The task that was taken keeps its job alive, so these are its own.
+        let task = self.tasks.load(Relaxed) - (open & TASKS) as usize;
+        let body = self.body.load(Relaxed);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: `run` keeps the body where it is until this task, too, is done.
+            let body = unsafe { *body };
             body(task);
+        }));
+        if outcome.is_err() {
+            self.panicked.store(true, Relaxed);
+        }
+        self.done.0.fetch_add(1, Release);
+        true
+    }
+
+    fn wait_until_done(&self, tasks: usize) {
+        let mut looks = 0;
+        while self.done.0.load(Acquire) < tasks {
+            std::hint::spin_loop();
+            looks += 1;
+            if looks > PATIENCE {
+                std::thread::yield_now();
+            }
         }
     }
 
     fn work(&self) {
-        let mut seen = 0;
-        while let Some((number, job)) = self.wait(seen) {
-            seen = number;
-            // SAFETY: `run` keeps the closure alive until `busy` is zero, which this worker has raised and lowers below.
-            let body = unsafe { &*job.body };
-            if catch_unwind(AssertUnwindSafe(|| self.take_tasks(job.tasks, body))).is_err() {
-                self.panicked.store(true, Release);
+        let mut idle = 0;
+        while !self.stopped.load(Relaxed) {
+            if self.take() {
+                idle = 0;
+            } else if idle < SPINS {
+                idle += 1;
+                std::hint::spin_loop();
+            } else {
+                self.sleep();
+                idle = 0;
             }
-            self.busy.fetch_sub(1, AcqRel);
         }
     }
 
-    /// The next job after number `seen`, counted in `busy`; none at the end.
-    fn wait(&self, mut seen: usize) -> Option<(usize, Job)> {
-        loop {
-            for _ in 0..SPINS {
-                if self.number.load(Acquire) != seen {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
-            let mut slot = lock(&self.slot);
-            while self.number.load(Acquire) == seen {
-                slot.asleep += 1;
-                slot = self.changed.wait(slot).unwrap_or_else(PoisonError::into_inner);
-                slot.asleep -= 1;
-            }
-            seen = self.number.load(Acquire);
-            if seen == STOP {
-                return None;
-            }
-            // none if the job was done before this worker came
-            if let Some(job) = slot.job {
-                self.busy.fetch_add(1, Relaxed);
-                return Some((seen, job));
-            }
+    fn sleep(&self) {
+        let mut bed = lock(&self.bed);
+        self.asleep.fetch_add(1, SeqCst);
+        while self.open.0.load(SeqCst) & TASKS == 0 && !self.stopped.load(SeqCst) {
+            bed = self.woken.wait(bed).unwrap_or_else(PoisonError::into_inner);
         }
+        self.asleep.fetch_sub(1, SeqCst);
     }
 }
 

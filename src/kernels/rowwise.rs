@@ -1,7 +1,8 @@
 //! Functions of one row: norms, activations, softmax, entropy. Sums run in sixteen lanes, added up in a fixed order.
 
 use super::{
-    Isa, LANES, Pool,
+    Compute, Isa, LANES, Pool,
+    dtype::{inverse_of, scale_of, to_byte},
     isa::{Simd, multiversion},
 };
 
@@ -16,11 +17,11 @@ fn by_rows(pool: &Pool, x: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut 
 }
 
 /// x ← LayerNorm(x + y), row by row: (rows, width), biased variance, then `weight` and `bias` (width).
-pub fn add_norm(isa: Isa, pool: &Pool, x: &mut [f32], y: &[f32], norm: &Norm) {
+pub fn add_norm(compute: &Compute, x: &mut [f32], y: &[f32], norm: &Norm) {
     let width = norm.weight.len();
     assert_eq!(x.len(), y.len());
-    by_rows(pool, x, width, &|at, part| {
-        add_norm_rows(isa, part, &y[at..at + part.len()], norm);
+    by_rows(&compute.pool, x, width, &|at, part| {
+        add_norm_rows(compute.isa, part, &y[at..at + part.len()], norm);
     });
 }
 
@@ -103,22 +104,17 @@ pub(super) fn add_up(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// x ← max(x, 0).
-pub fn relu(x: &mut [f32]) {
+/// x ← max(x, 0); what is not a number stays so.
+#[inline(always)]
+pub(super) fn relu(x: &mut [f32]) {
     for x in x {
-        *x = x.max(0.0);
+        *x = if *x < 0.0 { 0.0 } else { *x };
     }
 }
 
 /// x ← x·Φ(x), the exact GELU (by erf, within 1e-7 of it).
-pub fn gelu(isa: Isa, pool: &Pool, x: &mut [f32], width: usize) {
-    by_rows(pool, x, width, &|_, part| gelu_all(isa, part));
-}
-
-multiversion! { fn gelu_all(x: &mut [f32]) = gelu_body }
-
 #[inline(always)]
-fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
+pub(super) fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
     for x in x {
         *x = 0.5 * *x * (1.0 + erf::<S>(*x * std::f32::consts::FRAC_1_SQRT_2));
     }
@@ -169,6 +165,23 @@ pub(super) fn exp<S: Simd>(x: f32) -> f32 {
     f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
+multiversion! {
+    /// A row as bytes, filled up to whole cells with zeros: what its numbers were divided by.
+    pub(super) fn quantize(x: &[f32], cells: &mut [[i8; 4]]) -> f32 = quantize_body
+}
+
+#[inline(always)]
+fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
+    let scale = scale_of(x);
+    let inverse = inverse_of(scale);
+    let cells = cells.as_flattened_mut();
+    for (byte, &x) in cells.iter_mut().zip(x) {
+        *byte = to_byte(x, inverse);
+    }
+    cells[x.len()..].fill(0);
+    scale
+}
+
 /// The logistic function, in double precision: compared with a threshold or with noise, so not a hot path.
 pub fn sigmoid(x: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
@@ -194,6 +207,8 @@ pub fn entropy(x: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::{super::isa::Portable, *};
+
+    multiversion! { fn gelu_all(x: &mut [f32]) = gelu_body }
 
     /// erf by its series, in f64.
     fn erf_series(x: f64) -> f64 {
@@ -245,7 +260,8 @@ mod tests {
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
             for isa in [Isa::detect(), Isa::portable()] {
                 let mut got = x.clone();
-                add_norm(isa, &Pool::new(1), &mut got, &y, &parameters);
+                let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(1)) };
+                add_norm(&compute, &mut got, &y, &parameters);
                 for i in 0..width {
                     let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
                     let want = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);

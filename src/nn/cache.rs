@@ -7,56 +7,15 @@
 use crate::{
     error::{Error, Result},
     kernels::{
-        attention::POSITIONS,
+        attention::{self, Layout, POSITIONS},
+        memory::{cast, cast_mut},
         pages::{Page, PagePool},
     },
 };
 use std::sync::Arc;
 
-/// What a page of one stack holds, and where.
-#[derive(Debug, Clone, Copy)]
-pub struct Layout {
-    /// Layers of the stack.
-    pub layers: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Width of the output kept for each position; 0 if none is.
-    pub output: usize,
-}
-
-impl Layout {
-    /// Floats of one layer's keys (or values) in a page.
-    fn half_layer(&self) -> usize {
-        self.heads * self.head_dim * POSITIONS
-    }
-
-    /// Where a head's keys start: (head_dim, POSITIONS).
-    pub fn keys_at(&self, layer: usize, head: usize) -> usize {
-        2 * layer * self.half_layer() + head * self.head_dim * POSITIONS
-    }
-
-    /// Where a head's values start: (POSITIONS, head_dim).
-    pub fn values_at(&self, layer: usize, head: usize) -> usize {
-        self.keys_at(layer, head) + self.half_layer()
-    }
-
-    /// Where a position's output starts.
-    fn output_at(&self, slot: usize) -> usize {
-        2 * self.layers * self.half_layer() + slot * self.output
-    }
-
-    /// Floats of a page.
-    pub fn page_floats(&self) -> usize {
-        self.output_at(POSITIONS)
-    }
-
-    /// Bytes that `positions` take.
-    pub fn bytes_for(&self, positions: usize) -> usize {
-        positions.div_ceil(POSITIONS) * self.page_floats() * size_of::<f32>()
-    }
-}
+/// Pages that a cache has room to list from the start, so that no step of a usual sequence has to make room.
+const ROOM: usize = 256;
 
 /// One sequence's keys and values of one stack.
 #[derive(Clone)]
@@ -70,7 +29,7 @@ pub struct Cache {
 impl Cache {
     /// An empty one.
     pub fn new(layout: Layout, pool: Arc<PagePool>) -> Self {
-        Self { layout, pool, pages: Vec::new(), len: 0 }
+        Self { layout, pool, pages: Vec::with_capacity(ROOM), len: 0 }
     }
 
     /// Positions held.
@@ -95,7 +54,7 @@ impl Cache {
 
     /// Bytes of its pages, shared ones included.
     pub fn bytes(&self) -> usize {
-        self.pages.iter().map(Page::bytes).sum()
+        self.pages.iter().map(|page| page.bytes().len()).sum()
     }
 
     /// Makes room for `more` positions, so that writing them cannot fail for want of memory.
@@ -106,10 +65,10 @@ impl Cache {
         let have = self.pages.len();
         if more > 0 && !self.len.is_multiple_of(POSITIONS) {
             // a shared page is copied now
-            self.pages[self.len / POSITIONS].floats_mut()?;
+            self.pages[self.len / POSITIONS].bytes_mut()?;
         }
         while self.pages.len() < (self.len + more).div_ceil(POSITIONS) {
-            match self.pool.take(self.layout.page_floats()) {
+            match self.pool.take(self.layout.page_bytes()) {
                 Ok(page) => self.pages.push(page),
                 Err(error) => {
                     self.pages.truncate(have);
@@ -126,15 +85,7 @@ impl Cache {
     /// [`Error::Internal`] if the position was not reserved.
     pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let layout = self.layout;
-        let slot = position % POSITIONS;
-        let floats = self.page_mut(position)?;
-        for (number, &key) in keys.iter().enumerate() {
-            floats[layout.keys_at(layer, 0) + number * POSITIONS + slot] = key;
-        }
-        for (head, values) in values.chunks_exact(layout.head_dim).enumerate() {
-            let at = layout.values_at(layer, head) + slot * layout.head_dim;
-            floats[at..at + layout.head_dim].copy_from_slice(values);
-        }
+        attention::write(&layout, self.page_mut(position)?, (layer, position % POSITIONS), keys, values);
         Ok(())
     }
 
@@ -143,15 +94,19 @@ impl Cache {
     /// # Errors
     /// [`Error::Internal`] if the position was not reserved.
     pub fn write_output(&mut self, position: usize, output: &[f32]) -> Result<()> {
-        let at = self.layout.output_at(position % POSITIONS);
-        self.page_mut(position)?[at..at + output.len()].copy_from_slice(output);
+        let at = self.output_at(position);
+        cast_mut(&mut self.page_mut(position)?[at..at + size_of_val(output)]).copy_from_slice(output);
         Ok(())
     }
 
     /// The stack's output at a position that was written.
     pub fn output(&self, position: usize) -> &[f32] {
-        let at = self.layout.output_at(position % POSITIONS);
-        &self.pages[position / POSITIONS].floats()[at..at + self.layout.output]
+        let bytes = self.layout.output * size_of::<f32>();
+        cast(&self.pages[position / POSITIONS].bytes()[self.output_at(position)..][..bytes])
+    }
+
+    fn output_at(&self, position: usize) -> usize {
+        self.layout.outputs_at() + position % POSITIONS * self.layout.output * size_of::<f32>()
     }
 
     /// Counts `more` positions as held: all layers have been written.
@@ -165,8 +120,8 @@ impl Cache {
         self.pages.truncate(self.len.div_ceil(POSITIONS));
     }
 
-    fn page_mut(&mut self, position: usize) -> Result<&mut [f32]> {
+    fn page_mut(&mut self, position: usize) -> Result<&mut [u8]> {
         let missing = || Error::Internal(format!("no page was reserved for position {position}"));
-        self.pages.get_mut(position / POSITIONS).ok_or_else(missing)?.floats_mut()
+        self.pages.get_mut(position / POSITIONS).ok_or_else(missing)?.bytes_mut()
     }
 }

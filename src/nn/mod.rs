@@ -9,18 +9,8 @@ pub mod pooling;
 pub mod position;
 pub mod stack;
 
-use crate::kernels::{Isa, Pool, rowwise};
+use crate::kernels::linear::Then;
 use serde::Deserialize;
-use std::sync::Arc;
-
-/// What arithmetic runs on.
-#[derive(Clone)]
-pub struct Compute {
-    /// Instruction set.
-    pub isa: Isa,
-    /// Threads.
-    pub pool: Arc<Pool>,
-}
 
 /// Where a row belongs: which sequence of the step, and its position in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,11 +32,11 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// In place, on (rows, width).
-    pub fn apply(self, compute: &Compute, x: &mut [f32], width: usize) {
+    /// As a product's last touch.
+    pub fn then(self) -> Then {
         match self {
-            Self::Gelu => rowwise::gelu(compute.isa, &compute.pool, x, width),
-            Self::Relu => rowwise::relu(x),
+            Self::Gelu => Then::Gelu,
+            Self::Relu => Then::Relu,
         }
     }
 }

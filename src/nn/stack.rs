@@ -5,16 +5,17 @@
 //! incremental and bulk results agree to the bit.
 
 use super::{
-    Activation, Compute, Place,
-    cache::{Cache, Layout},
+    Activation, Place,
+    cache::Cache,
     position::{Position, Queries},
     sized,
 };
 use crate::{
     error::Result,
     kernels::{
-        attention::{Query, attend},
-        linear::Linear,
+        Compute,
+        attention::{Layout, Query, attend},
+        linear::{Linear, Quantized, Then},
         rowwise::{Norm, add_norm},
     },
 };
@@ -58,6 +59,8 @@ pub trait Caches: Sync {
 /// Buffers of a pass, kept between steps.
 #[derive(Default)]
 pub struct StackWork {
+    /// The products'.
+    pub quantized: Quantized,
     qkv: Vec<f32>,
     queries: Queries,
     mixed: Vec<f32>,
@@ -93,9 +96,9 @@ impl Stack {
         let mut pass = Pass { compute, places, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
             self.attention(index, x, &mut pass)?;
-            add_norm(compute.isa, &compute.pool, x, &pass.work.change, &layer.attention_norm);
+            add_norm(compute, x, &pass.work.change, &layer.attention_norm);
             self.feed_forward(compute, layer, x, pass.work);
-            add_norm(compute.isa, &compute.pool, x, &pass.work.change, &layer.feed_forward_norm);
+            add_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
         }
         Ok(())
     }
@@ -106,57 +109,53 @@ impl Stack {
         let (layer, layout, rows) = (&self.layers[index], &self.layout, places.len());
         let inner = layout.heads * layout.head_dim;
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
-        layer.qkv.apply(compute.isa, &compute.pool, x, qkv); // (rows, 3·I)
+        layer.qkv.apply(compute, x, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
         self.position.prepare(layout, places, qkv, &mut work.queries); // (rows, I) each
         for (place, row) in places.iter().zip(qkv.chunks_exact(3 * inner)) {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
         }
-        self.mix(index, pass); // (rows, I)
+        self.mix(index, pass)?; // (rows, I)
         let Pass { compute, work, .. } = pass;
         let change = sized(&mut work.change, x.len());
-        layer.output.apply(compute.isa, &compute.pool, &work.mixed, change); // (rows, D)
+        layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
         Ok(())
     }
 
     /// `mixed` (rows, I) = each head's weighted values.
-    fn mix(&self, index: usize, pass: &mut Pass<'_, impl Caches>) {
+    fn mix(&self, layer: usize, pass: &mut Pass<'_, impl Caches>) -> Result<()> {
         let Pass { compute, places, caches, work } = pass;
-        let Layout { heads, head_dim, .. } = self.layout;
+        let (layout, rows) = (&self.layout, places.len());
+        let Layout { heads, head_dim, .. } = *layout;
         let last = places.iter().map(|place| place.position).max().unwrap_or(0);
-        let distances = self.position.distances(compute, index, last);
+        let distances = self.position.distances(compute, layer, last)?;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (caches, queries) = (&**caches, &work.queries);
-        let one = |task: usize, out: &mut [f32]| {
-            let (place, head) = (places[task / heads], task % heads);
+        let one = |(row, head): (usize, usize), out: &mut [f32]| {
+            let place = places[row];
             // it was found a moment ago, when the keys were written
             let Ok(cache) = caches.cache(place.sequence) else { return };
-            let at = task * head_dim;
-            let query = Query {
-                pages: cache.pages(),
-                keys_at: self.layout.keys_at(index, head),
-                values_at: self.layout.values_at(index, head),
-                position: place.position,
-                head,
-                content: &queries.content[at..at + head_dim],
-                distance: distances.map(|table| (&queries.distance[at..at + head_dim], table)),
-                scale,
-            };
+            let at = (row * heads + head) * head_dim;
+            let content = &queries.content[at..at + head_dim];
+            let distance = distances.map(|table| (&queries.distance[at..at + head_dim], table));
+            let (pages, position) = (cache.pages(), place.position);
+            let query = Query { pages, layout, layer, head, position, content, distance, scale };
             attend(compute.isa, &query, out);
         };
         let keys: usize = places.iter().map(|place| place.position + 1).sum();
         let share = keys * heads * head_dim >= WORTH_SHARING;
-        let mixed = sized(&mut work.mixed, places.len() * heads * head_dim);
-        compute.pool.chunks(mixed, head_dim, share, &one);
+        let mixed = sized(&mut work.mixed, rows * heads * head_dim);
+        // a head's rows come one after the other: they read the same distances
+        compute.pool.columns(mixed, (rows, heads), share, &one);
+        Ok(())
     }
 
     /// `work.change` (rows, D) = feed-forward of `x`.
     fn feed_forward(&self, compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWork) {
         let width = layer.up.outputs();
         let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * width);
-        layer.up.apply(compute.isa, &compute.pool, x, wide); // (rows, F)
-        self.activation.apply(compute, wide, width);
+        layer.up.apply(compute, x, self.activation.then(), &mut work.quantized, wide); // (rows, F)
         let change = sized(&mut work.change, x.len());
-        layer.down.apply(compute.isa, &compute.pool, wide, change); // (rows, D)
+        layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
     }
 }

@@ -239,7 +239,7 @@ impl Entry {
             step_ns_p50: step_ns.p50,
             bytes_per_char: run.bytes as f64 / run.symbols as f64,
             achieved_bytes_per_second: run.bytes as f64 / seconds,
-            ceiling_bytes_per_second: machine.read_bytes_per_second(bytes_per_step),
+            ceiling_bytes_per_second: machine.read_bytes_per_second(bytes_per_step)?,
             step_ns_p10: step_ns.p10,
             step_ns_p90: step_ns.p90,
             steps,

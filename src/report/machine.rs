@@ -1,9 +1,12 @@
 //! What the machine can do, measured in the same run as the models: a figure alone says nothing about how good it is.
 
 use super::quantiles::Quantiles;
-use crate::kernels::{
-    Isa, Pool,
-    ceiling::{Stream, multiply_adds},
+use crate::{
+    error::Result,
+    kernels::{
+        Isa, Pool,
+        ceiling::{Stream, multiply_adds},
+    },
 };
 use std::{
     hint::black_box,
@@ -32,14 +35,17 @@ const MULTIPLY_ADDS: usize = 1 << 27;
 
 impl Machine {
     /// Bytes a second that all threads read together when they go through `bytes` again and again.
-    pub fn read_bytes_per_second(&self, bytes: usize) -> f64 {
-        let stream = Stream::new(bytes);
+    ///
+    /// # Errors
+    /// No memory for them.
+    pub fn read_bytes_per_second(&self, bytes: usize) -> Result<f64> {
+        let stream = Stream::new(bytes)?;
         let times = LEAST_BYTES.div_ceil(stream.bytes());
         let bytes = (stream.bytes() * times) as f64;
-        median_rate(&mut || {
+        Ok(median_rate(&mut || {
             black_box(stream.read(self.isa, &self.pool, times));
             bytes
-        })
+        }))
     }
 
     /// Multiply-adds of f32 that all threads do a second, in registers.

@@ -12,13 +12,19 @@ use crate::{
     },
     error::{Error, Result},
     family::{Blueprint, Parts, checkpoint::Weights, cost},
-    kernels::{Pool, linear::Linear, pages::PagePool, rowwise::Norm},
+    kernels::{
+        Compute, Dtype, Pool,
+        attention::Layout,
+        linear::{Linear, Store},
+        pages::PagePool,
+        rowwise::Norm,
+    },
     nn::{
-        Compute, Place,
+        Place,
         boundary::{
             Boundaries, BoundaryConfig, fixed::Fixed, learned::Learned, spikes::Spikes, whitespace::Whitespace,
         },
-        cache::{Cache, Layout},
+        cache::Cache,
         pooling::Pooling,
         position::{
             Position,
@@ -71,7 +77,7 @@ impl Hourglass {
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
         let compute = Compute { isa: settings.isa, pool };
-        let mut loader = Loader::new(blueprint, &mut weights, max_symbols)?;
+        let mut loader = Loader::new(blueprint, &mut weights, settings.dtype, max_symbols)?;
         let pre = loader.stack("pre", blueprint.architecture.layers.pre)?;
         let pooled = loader.pooled(&compute, &pages)?;
         let boundaries = loader.boundaries(&vocabulary)?;
@@ -89,7 +95,7 @@ impl Hourglass {
             max_symbols,
             boundary_modes: modes(&boundaries),
             pooled: pooled.is_some(),
-            dtype: "f32",
+            dtype: settings.dtype.name(),
             sha256,
         };
         let (companion, own_bytes) = (companions.into_iter().next(), pages.in_use());
@@ -190,24 +196,33 @@ struct Loader<'a> {
     blueprint: &'a HourglassBlueprint,
     weights: &'a mut Weights,
     shared: Arc<SharedTerms>,
+    store: Store,
+    /// Of what is computed once and kept as a table.
+    tables: Store,
     max_symbols: usize,
 }
 
 impl<'a> Loader<'a> {
-    fn new(blueprint: &'a HourglassBlueprint, weights: &'a mut Weights, max_symbols: usize) -> Result<Self> {
+    fn new(
+        blueprint: &'a HourglassBlueprint,
+        weights: &'a mut Weights,
+        dtype: Dtype,
+        max_symbols: usize,
+    ) -> Result<Self> {
         let shared = Arc::new(SharedTerms {
             inverse_frequency: weights.take("position.inverse_frequency")?,
             content_bias: weights.take("position.content_bias")?,
             distance_bias: weights.take("position.distance_bias")?,
         });
-        Ok(Self { blueprint, weights, shared, max_symbols })
+        let (store, tables) = (Store::new(dtype), Store::new(Dtype::F32));
+        Ok(Self { blueprint, weights, shared, store, tables, max_symbols })
     }
 
     fn linear(&mut self, name: &str) -> Result<Linear> {
         let bias = self.weights.take(&format!("{name}.bias"))?;
         let weight = self.weights.take(&format!("{name}.weight"))?;
         let outputs = bias.len();
-        Ok(Linear::new(&weight, &bias, outputs, weight.len() / outputs))
+        Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
     }
 
     fn norm(&mut self, name: &str) -> Result<Norm> {
@@ -232,13 +247,13 @@ impl<'a> Loader<'a> {
         // pooling reads the pre stack's outputs, upsampling the middle's; nobody looks back at the post stack's
         let keeps_output = a.layers.middle.is_some() && name != "post";
         let output = if keeps_output { a.dim } else { 0 };
-        let layout = Layout { layers: count, heads: a.heads, head_dim: a.head_dim, output };
+        let layout = Layout { dtype: self.store.dtype(), layers: count, heads: a.heads, head_dim: a.head_dim, output };
         let inner = a.heads * a.head_dim;
         let (mut layers, mut distances) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for index in 0..count {
             let prefix = format!("{name}.{index}");
             let weight = self.weights.take(&format!("{prefix}.attention.distance.weight"))?;
-            distances.push(Linear::new(&weight, &[], inner, a.dim));
+            distances.push(Linear::pack(&self.tables, &weight, &[], inner, a.dim)?);
             layers.push(self.layer(&prefix)?);
         }
         // the middle stack's null group takes one position more

@@ -12,7 +12,10 @@ use super::{
 use crate::{
     decode::contract::{Mark, Row, Scratch, Status, Want, advance, state_mut, state_ref},
     error::{Error, Result},
-    kernels::rowwise::{entropy, norm},
+    kernels::{
+        linear::Then,
+        rowwise::{entropy, norm},
+    },
     nn::{
         Place,
         boundary::{self, Evidence, Verdict},
@@ -334,7 +337,7 @@ impl Hourglass {
             work.picked.extend_from_slice(&work.x[(at - wanted(&rows[index])) * dim..at * dim]);
         }
         let logits = sized(&mut work.logits, work.picked.len() / dim * symbols);
-        self.head.apply(self.compute.isa, &self.compute.pool, &work.picked, logits); // (wanted, V)
+        self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
         let mut rest = &*logits;
         for &index in which {
             let (own, others) = rest.split_at(wanted(&rows[index]) * symbols);

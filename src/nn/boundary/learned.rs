@@ -6,8 +6,12 @@
 
 use super::{Evidence, Verdict};
 use crate::{
-    kernels::{linear::Linear, rowwise::sigmoid},
-    nn::{Activation, Compute, sized},
+    kernels::{
+        Compute,
+        linear::{Linear, Quantized, Then},
+        rowwise::sigmoid,
+    },
+    nn::{Activation, sized},
 };
 
 /// The predictor.
@@ -25,6 +29,7 @@ pub struct Learned {
 /// Buffers, kept between steps.
 #[derive(Default)]
 pub struct Work {
+    quantized: Quantized,
     hidden: Vec<f32>,
     logits: Vec<f32>,
 }
@@ -39,10 +44,9 @@ impl Learned {
     ) {
         let (rows, width) = (evidence.places.len(), self.hidden.outputs());
         let hidden = sized(&mut work.hidden, rows * width);
-        self.hidden.apply(compute.isa, &compute.pool, evidence.hidden, hidden); // (rows, hidden)
-        self.activation.apply(compute, hidden, width);
+        self.hidden.apply(compute, evidence.hidden, self.activation.then(), &mut work.quantized, hidden); // (rows, hidden)
         let logits = sized(&mut work.logits, rows);
-        self.output.apply(compute.isa, &compute.pool, hidden, logits); // (rows, 1)
+        self.output.apply(compute, hidden, Then::Nothing, &mut work.quantized, logits); // (rows, 1)
         for (logit, noise) in logits.iter().zip(evidence.noise) {
             let probability = sigmoid(*logit);
             let closes = match noise {

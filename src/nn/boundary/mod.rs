@@ -8,8 +8,11 @@ pub mod learned;
 pub mod spikes;
 pub mod whitespace;
 
-use super::{Compute, Place};
-use crate::{error::Result, kernels::linear::Linear};
+use super::Place;
+use crate::{
+    error::Result,
+    kernels::{Compute, linear::Linear},
+};
 use serde::Deserialize;
 
 /// What a checkpoint's `boundaries` says.

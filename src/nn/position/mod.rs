@@ -4,8 +4,14 @@
 
 pub mod transformer_xl;
 
-use super::{Compute, Place, cache::Layout};
-use crate::kernels::attention::DistanceTable;
+use super::Place;
+use crate::{
+    error::Result,
+    kernels::{
+        Compute,
+        attention::{DistanceTable, Layout},
+    },
+};
 use serde::Deserialize;
 use transformer_xl::TransformerXl;
 
@@ -50,9 +56,12 @@ impl Position {
     }
 
     /// The layer's distances, ready for queries up to position `last`.
-    pub fn distances(&self, compute: &Compute, layer: usize, last: usize) -> Option<&DistanceTable> {
+    ///
+    /// # Errors
+    /// No memory for them.
+    pub fn distances(&self, compute: &Compute, layer: usize, last: usize) -> Result<Option<&DistanceTable>> {
         match self {
-            Self::TransformerXl(scheme) => Some(scheme.distances(compute, layer, last)),
+            Self::TransformerXl(scheme) => scheme.distances(compute, layer, last).map(Some),
         }
     }
 

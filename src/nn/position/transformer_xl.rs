@@ -5,11 +5,22 @@
 //! sequence, and keys carry no position.
 
 use super::{
-    super::{Compute, Place, cache::Layout, sized},
+    super::{Place, sized},
     Queries,
 };
-use crate::kernels::{attention::DistanceTable, linear::Linear};
+use crate::{
+    error::Result,
+    kernels::{
+        Compute,
+        attention::{DistanceTable, Layout, distance_bytes},
+        linear::{Linear, Quantized, Then},
+        memory::Arena,
+    },
+};
 use std::sync::Arc;
+
+/// Memory that is mapped at a time for the tables of a stack.
+const ARENA: usize = 2 << 20;
 
 /// What all layers of all stacks share.
 pub struct SharedTerms {
@@ -34,9 +45,12 @@ struct LayerDistances {
 }
 
 impl TransformerXl {
-    /// From the layers' projections; sequences have at most `positions`.
+    /// From the layers' projections; sequences have at most `positions`. Tables are computed once, from projections in f32
+    /// whatever else is stored in.
     pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &Layout, positions: usize) -> Self {
-        let table = || DistanceTable::new(layout.heads, layout.head_dim, positions);
+        let arena = Arc::new(Arena::new(ARENA));
+        let shape = (layout.heads, layout.head_dim);
+        let table = || DistanceTable::new(layout.dtype, shape, positions, arena.clone());
         let layers = projections.into_iter().map(|projection| LayerDistances { projection, table: table() });
         Self { shared, layers: layers.collect() }
     }
@@ -54,15 +68,16 @@ impl TransformerXl {
         }
     }
 
-    pub(super) fn distances(&self, compute: &Compute, layer: usize, last: usize) -> &DistanceTable {
+    pub(super) fn distances(&self, compute: &Compute, layer: usize, last: usize) -> Result<&DistanceTable> {
         let LayerDistances { projection, table } = &self.layers[layer];
         table.cover(last, |range| {
             let rows: Vec<f32> = range.clone().flat_map(|distance| self.encoding(distance)).collect();
             let mut out = vec![0.0; range.len() * projection.outputs()];
-            projection.apply(compute.isa, &compute.pool, &rows, &mut out); // (distances, heads · head_dim)
+            let mut work = Quantized::default();
+            projection.apply(compute, &rows, Then::Nothing, &mut work, &mut out); // (distances, heads · head_dim)
             out
-        });
-        table
+        })?;
+        Ok(table)
     }
 
     /// p(d): (dim). The angle is rounded to f32 before the sine, as the official code does.
@@ -75,7 +90,7 @@ impl TransformerXl {
 /// Bytes of R for the distances of `keys` keys in each layer, and of u and v.
 pub(super) fn bytes_for(layout: &Layout, keys: usize) -> usize {
     let inner = layout.heads * layout.head_dim;
-    (layout.layers * keys + 2) * inner * size_of::<f32>()
+    layout.layers * keys * inner * distance_bytes(layout.dtype) + 2 * inner * size_of::<f32>()
 }
 
 /// 10000^(−2i/D) for i = 0 … D/2 − 1.

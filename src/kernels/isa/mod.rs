@@ -43,19 +43,80 @@ impl Isa {
 }
 
 /// What a kernel body is generic over: one instruction set's arithmetic. A body compiled for it holds no branches on it.
+///
+/// Loads and stores of slices check their bounds; those of pointers are for the innermost loops, whose bounds were checked
+/// once outside.
 pub(super) trait Simd: Copy {
     /// Eight floats.
     type V: Copy;
+    /// Eight 32-bit integers, or 32 bytes.
+    type I: Copy;
     /// a · b + c, fused if the set has it, one number.
     fn madd1(a: f32, b: f32, c: f32) -> f32;
     /// Eight times the same.
     fn splat(self, value: f32) -> Self::V;
     /// The first eight.
-    fn load(self, from: &[f32]) -> Self::V;
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::V {
+        let from = &from[..WIDTH];
+        // SAFETY: eight floats are there.
+        unsafe { self.load_at(from.as_ptr()) }
+    }
     /// Into the first eight.
-    fn store(self, value: Self::V, to: &mut [f32]);
+    #[inline(always)]
+    fn store(self, value: Self::V, to: &mut [f32]) {
+        let to = &mut to[..WIDTH];
+        // SAFETY: there is room for eight floats.
+        unsafe { self.store_at(value, to.as_mut_ptr()) }
+    }
     /// a · b + c, rounded as `madd1` does.
     fn madd(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Eight floats.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_at(self, from: *const f32) -> Self::V;
+    /// Eight floats.
+    ///
+    /// # Safety
+    /// There is room for them.
+    unsafe fn store_at(self, value: Self::V, to: *mut f32);
+    /// Sixteen bf16 as floats: those at even places, those at odd ones.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> [Self::V; 2];
+    /// Eight bf16 as floats.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_bf16(self, from: *const u16) -> Self::V;
+    /// Eight bytes as floats.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_i8(self, from: *const i8) -> Self::V;
+    /// Eight times the same integer; of bytes: eight times the same four.
+    fn splat_int(self, value: i32) -> Self::I;
+    /// 32 bytes.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_bytes(self, from: *const i8) -> Self::I;
+    /// Eight integers.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_ints(self, from: *const i32) -> Self::I;
+    /// Eight integers.
+    ///
+    /// # Safety
+    /// There is room for them.
+    unsafe fn store_ints(self, value: Self::I, to: *mut i32);
+    /// Each integer of `sum` plus the sum of four products of the bytes in its place. Exact for bytes other than −128.
+    fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
+    /// Asks for a cache line that will be read soon; any address will do.
+    fn prefetch(self, at: *const u8);
 }
 
 /// Floats of a vector.
@@ -65,97 +126,11 @@ pub(super) const WIDTH: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
-impl Simd for Portable {
-    type V = [f32; WIDTH];
-
-    #[inline(always)]
-    fn madd1(a: f32, b: f32, c: f32) -> f32 {
-        // without the instruction, `mul_add` would be a slow library call
-        if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
-    }
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> Self::V {
-        [value; WIDTH]
-    }
-
-    #[inline(always)]
-    fn load(self, from: &[f32]) -> Self::V {
-        let mut value = [0.0; WIDTH];
-        value.copy_from_slice(&from[..WIDTH]);
-        value
-    }
-
-    #[inline(always)]
-    fn store(self, value: Self::V, to: &mut [f32]) {
-        to[..WIDTH].copy_from_slice(&value);
-    }
-
-    #[inline(always)]
-    fn madd(self, a: Self::V, b: Self::V, mut c: Self::V) -> Self::V {
-        for lane in 0..WIDTH {
-            c[lane] = Self::madd1(a[lane], b[lane], c[lane]);
-        }
-        c
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
-pub(super) use wide::Avx2;
-
+mod avx2;
+mod portable;
 #[cfg(target_arch = "x86_64")]
-mod wide {
-    use super::{Simd, WIDTH};
-    use std::arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_storeu_ps};
-
-    /// A proof that the processor has AVX2 and FMA, and that the code around it is compiled for them.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2(());
-
-    impl Avx2 {
-        /// # Safety
-        /// Only inside a function with the features AVX2 and FMA.
-        #[inline(always)]
-        pub(in super::super) unsafe fn new() -> Self {
-            Self(())
-        }
-    }
-
-    impl Simd for Avx2 {
-        type V = __m256;
-
-        #[inline(always)]
-        fn madd1(a: f32, b: f32, c: f32) -> f32 {
-            a.mul_add(b, c)
-        }
-
-        #[inline(always)]
-        fn splat(self, value: f32) -> __m256 {
-            // SAFETY: `self` proves the features.
-            unsafe { _mm256_set1_ps(value) }
-        }
-
-        #[inline(always)]
-        fn load(self, from: &[f32]) -> __m256 {
-            let from = &from[..WIDTH];
-            // SAFETY: `self` proves the features; eight floats are there, and the load needs no alignment.
-            unsafe { _mm256_loadu_ps(from.as_ptr()) }
-        }
-
-        #[inline(always)]
-        fn store(self, value: __m256, to: &mut [f32]) {
-            let to = &mut to[..WIDTH];
-            // SAFETY: `self` proves the features; eight floats are there, and the store needs no alignment.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), value) }
-        }
-
-        #[inline(always)]
-        fn madd(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-            // SAFETY: `self` proves the features.
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
-    }
-}
+pub(super) use avx2::Avx2;
 
 /// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, behind a function that takes an [`Isa`].
 macro_rules! multiversion {

@@ -1,0 +1,96 @@
+//! The build's baseline: loops of eight that the compiler turns into whatever vectors there are.
+
+use super::{Portable, Simd, WIDTH};
+use crate::kernels::dtype::from_bf16;
+
+impl Simd for Portable {
+    type V = [f32; WIDTH];
+    type I = [i32; WIDTH];
+
+    #[inline(always)]
+    fn madd1(a: f32, b: f32, c: f32) -> f32 {
+        // without the instruction, `mul_add` would be a slow library call
+        if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::V {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    fn madd(self, a: Self::V, b: Self::V, mut c: Self::V) -> Self::V {
+        for lane in 0..WIDTH {
+            c[lane] = Self::madd1(a[lane], b[lane], c[lane]);
+        }
+        c
+    }
+
+    #[inline(always)]
+    unsafe fn load_at(self, from: *const f32) -> Self::V {
+        // SAFETY: the caller's promise; no alignment is needed.
+        unsafe { from.cast::<Self::V>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_at(self, value: Self::V, to: *mut f32) {
+        // SAFETY: the caller's promise; no alignment is needed.
+        unsafe { to.cast::<Self::V>().write_unaligned(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> [Self::V; 2] {
+        // SAFETY: the caller's promise; no alignment is needed.
+        let all = unsafe { from.cast::<[u16; 2 * WIDTH]>().read_unaligned() };
+        [0, 1].map(|odd| std::array::from_fn(|lane| from_bf16(all[2 * lane + odd])))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> Self::V {
+        // SAFETY: the caller's promise; no alignment is needed.
+        unsafe { from.cast::<[u16; WIDTH]>().read_unaligned() }.map(from_bf16)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[i8; WIDTH]>().read() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> Self::I {
+        [value; WIDTH]
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const i8) -> Self::I {
+        // SAFETY: the caller's promise; no alignment is needed.
+        unsafe { from.cast::<Self::I>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_ints(self, from: *const i32) -> Self::I {
+        // SAFETY: the caller's promise; no alignment is needed.
+        unsafe { from.cast::<Self::I>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_ints(self, value: Self::I, to: *mut i32) {
+        // SAFETY: the caller's promise; no alignment is needed.
+        unsafe { to.cast::<Self::I>().write_unaligned(value) }
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
+        for lane in 0..WIDTH {
+            let (a, b) = (a[lane].to_ne_bytes(), b[lane].to_ne_bytes());
+            for byte in 0..4 {
+                sum[lane] += i32::from(a[byte] as i8) * i32::from(b[byte] as i8);
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+}

@@ -1,0 +1,210 @@
+//! How sixteen outputs of one step over the inputs are stored, and multiplied.
+
+use crate::kernels::isa::Simd;
+
+/// A storage format on one instruction set.
+pub(super) trait Format<S: Simd>: Copy {
+    /// What a step takes from a row: one input, or four bytes.
+    type Cell: Copy;
+    /// A cell beside itself eight times, or eight outputs' weights.
+    type Vector: Copy;
+    /// Eight running sums.
+    type Sum: Copy;
+    /// A running sum in memory.
+    type Slot: Copy + Default;
+    /// Bytes of a group of sixteen outputs.
+    const GROUP: usize;
+    /// Rows of the largest register tile: what fills the sixteen vector registers beside what a step needs.
+    const TILE: usize;
+    /// Groups of a panel: such that a step of it is 128 bytes.
+    const GROUPS: usize;
+
+    /// The weights of a group.
+    ///
+    /// # Safety
+    /// `GROUP` bytes are there.
+    unsafe fn weights(simd: S, at: *const u8) -> [Self::Vector; 2];
+    /// A cell, eight times.
+    fn spread(simd: S, cell: Self::Cell) -> Self::Vector;
+    /// Eight zeros.
+    fn zero(simd: S) -> Self::Sum;
+    /// `sum` + x · weights.
+    fn madd(simd: S, x: Self::Vector, weights: Self::Vector, sum: Self::Sum) -> Self::Sum;
+    /// Sums kept in memory.
+    ///
+    /// # Safety
+    /// Eight slots are there.
+    unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Sum;
+    /// Keeps sums in memory.
+    ///
+    /// # Safety
+    /// There is room for eight slots.
+    unsafe fn store(simd: S, sum: Self::Sum, to: *mut Self::Slot);
+    /// A sum as a number; `scale` is what its bytes were divided by, 1 where there are none.
+    fn value(slot: Self::Slot, scale: f32, bias: f32) -> f32;
+}
+
+/// 32-bit floats: sixteen in a row.
+#[derive(Clone, Copy)]
+pub(super) struct Full;
+
+impl<S: Simd> Format<S> for Full {
+    type Cell = f32;
+    type Vector = S::V;
+    type Sum = S::V;
+    type Slot = f32;
+    const GROUP: usize = 64;
+    const TILE: usize = 6;
+    const GROUPS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn weights(simd: S, at: *const u8) -> [S::V; 2] {
+        let at: *const f32 = at.cast();
+        // SAFETY: sixteen floats are there.
+        let low = unsafe { simd.load_at(at) };
+        // SAFETY: as above.
+        let high = unsafe { simd.load_at(at.wrapping_add(8)) };
+        [low, high]
+    }
+
+    #[inline(always)]
+    fn spread(simd: S, cell: f32) -> S::V {
+        simd.splat(cell)
+    }
+
+    #[inline(always)]
+    fn zero(simd: S) -> S::V {
+        simd.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn madd(simd: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
+        simd.madd(x, weights, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { simd.load_at(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(simd: S, sum: S::V, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.store_at(sum, to) }
+    }
+
+    #[inline(always)]
+    fn value(slot: f32, _: f32, bias: f32) -> f32 {
+        slot + bias
+    }
+}
+
+/// bf16: output i beside output i + 8, so that one load gives both vectors with a shift and a mask.
+#[derive(Clone, Copy)]
+pub(super) struct Half;
+
+impl<S: Simd> Format<S> for Half {
+    type Cell = f32;
+    type Vector = S::V;
+    type Sum = S::V;
+    type Slot = f32;
+    const GROUP: usize = 32;
+    const TILE: usize = 6;
+    const GROUPS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn weights(simd: S, at: *const u8) -> [S::V; 2] {
+        // SAFETY: sixteen numbers are there.
+        unsafe { simd.load_bf16_pairs(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn spread(simd: S, cell: f32) -> S::V {
+        simd.splat(cell)
+    }
+
+    #[inline(always)]
+    fn zero(simd: S) -> S::V {
+        simd.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn madd(simd: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
+        simd.madd(x, weights, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load(simd: S, from: *const f32) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { simd.load_at(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(simd: S, sum: S::V, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.store_at(sum, to) }
+    }
+
+    #[inline(always)]
+    fn value(slot: f32, _: f32, bias: f32) -> f32 {
+        slot + bias
+    }
+}
+
+/// Bytes: of each output four neighbouring inputs, whose four products with a row's four bytes are summed exactly.
+#[derive(Clone, Copy)]
+pub(super) struct Bytes;
+
+impl<S: Simd> Format<S> for Bytes {
+    type Cell = [i8; 4];
+    type Vector = S::I;
+    type Sum = S::I;
+    type Slot = i32;
+    const GROUP: usize = 64;
+    const TILE: usize = 4;
+    const GROUPS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn weights(simd: S, at: *const u8) -> [S::I; 2] {
+        let at: *const i8 = at.cast();
+        // SAFETY: 64 bytes are there.
+        let low = unsafe { simd.load_bytes(at) };
+        // SAFETY: as above.
+        let high = unsafe { simd.load_bytes(at.wrapping_add(32)) };
+        [low, high]
+    }
+
+    #[inline(always)]
+    fn spread(simd: S, [a, b, c, d]: [i8; 4]) -> S::I {
+        simd.splat_int(i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8]))
+    }
+
+    #[inline(always)]
+    fn zero(simd: S) -> S::I {
+        simd.splat_int(0)
+    }
+
+    #[inline(always)]
+    fn madd(simd: S, x: S::I, weights: S::I, sum: S::I) -> S::I {
+        simd.dot_bytes(weights, x, sum)
+    }
+
+    #[inline(always)]
+    unsafe fn load(simd: S, from: *const i32) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe { simd.load_ints(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(simd: S, sum: S::I, to: *mut i32) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.store_ints(sum, to) }
+    }
+
+    #[inline(always)]
+    fn value(slot: i32, scale: f32, bias: f32) -> f32 {
+        // not fused: every instruction set gives the same bits
+        slot as f32 * scale + bias
+    }
+}

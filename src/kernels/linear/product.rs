@@ -1,0 +1,244 @@
+//! The product itself: tiles of rows × outputs, each output its own chain over the inputs in order.
+//!
+//! One row reads a panel from its first byte to its last, as one stream of memory. Several rows pass slices of a panel, a
+//! group of sixteen outputs wide and [`SLICE`] steps long, while they are in the nearest cache; what the next slice needs is
+//! asked for meanwhile. Sums rest in memory between slices, unrounded, so slices and tiles change no bit.
+
+use super::{
+    Linear, Then,
+    format::{Bytes, Format, Full, Half},
+};
+use crate::kernels::{
+    LANES,
+    isa::{Simd, WIDTH, multiversion},
+    rowwise,
+    shared::Shared,
+};
+use std::ops::Range;
+
+/// Steps of a slice: with four lines of each cache set at most.
+const SLICE: usize = 128;
+/// Rows that pass a panel together; their inputs stay in the second level.
+const BLOCK: usize = 48;
+/// Outputs of the widest panel.
+const WIDEST: usize = 4 * LANES;
+
+/// What all tasks of a product share. `x`: (rows, steps) cells; `out`: (rows, outputs).
+pub(super) struct Job<'a, C> {
+    pub(super) matrix: &'a Linear,
+    pub(super) x: &'a [C],
+    /// What each row was divided by; empty where rows are floats.
+    pub(super) scales: &'a [f32],
+    pub(super) then: Then,
+    pub(super) out: &'a Shared<'a>,
+}
+
+multiversion! { pub(super) fn full(job: &Job<'_, f32>, panels: Range<usize>) = full_body }
+multiversion! { pub(super) fn half(job: &Job<'_, f32>, panels: Range<usize>) = half_body }
+multiversion! { pub(super) fn bytes(job: &Job<'_, [i8; 4]>, panels: Range<usize>) = bytes_body }
+
+#[inline(always)]
+fn full_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
+    product::<S, Full>(simd, job, panels);
+}
+
+#[inline(always)]
+fn half_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
+    product::<S, Half>(simd, job, panels);
+}
+
+#[inline(always)]
+fn bytes_body<S: Simd>(simd: S, job: &Job<'_, [i8; 4]>, panels: Range<usize>) {
+    product::<S, Bytes>(simd, job, panels);
+}
+
+#[inline(always)]
+fn product<S: Simd, F: Format<S>>(simd: S, job: &Job<'_, F::Cell>, panels: Range<usize>) {
+    let steps = job.matrix.steps;
+    let rows = job.x.len() / steps;
+    let mut sums = [[F::Slot::default(); WIDEST]; BLOCK];
+    for first in (0..rows).step_by(BLOCK) {
+        let block = first..rows.min(first + BLOCK);
+        for index in panels.clone() {
+            let panel = Panel::<F::Cell> {
+                x: &job.x[block.start * steps..block.end * steps],
+                weights: job.matrix.panel(index),
+                steps,
+                groups: job.matrix.groups(index),
+            };
+            let sums = &mut sums[..block.len()];
+            if let [sums] = sums {
+                panel.row::<S, F>(simd, sums);
+            } else {
+                sums.fill([F::Slot::default(); WIDEST]);
+                panel.rows::<S, F>(simd, sums);
+            }
+            for (row, sums) in block.clone().zip(sums) {
+                finish::<S, F>(simd, job, (row, index), sums);
+            }
+        }
+    }
+}
+
+/// A row's outputs of a panel: scale, bias, and what comes then.
+#[inline(always)]
+fn finish<S: Simd, F: Format<S>>(
+    simd: S,
+    job: &Job<'_, F::Cell>,
+    (row, panel): (usize, usize),
+    sums: &[F::Slot; WIDEST],
+) {
+    let Job { matrix, scales, then, out, .. } = job;
+    let first = panel * F::GROUPS * LANES;
+    let width = (F::GROUPS * LANES).min(matrix.outputs - first);
+    // SAFETY: a panel belongs to one task, and a task finishes each row of it once.
+    let target = unsafe { out.part(row * matrix.outputs + first, width) };
+    let bias = &matrix.bias[first..][..width];
+    if let Some(row_scale) = scales.get(row) {
+        let scales = &matrix.scales[first..][..width];
+        for (lane, target) in target.iter_mut().enumerate() {
+            *target = F::value(sums[lane], row_scale * scales[lane], bias[lane]);
+        }
+    } else {
+        for (lane, target) in target.iter_mut().enumerate() {
+            *target = F::value(sums[lane], 1.0, bias[lane]);
+        }
+    }
+    match then {
+        Then::Nothing => {}
+        Then::Gelu => rowwise::gelu_body(simd, target),
+        Then::Relu => rowwise::relu(target),
+    }
+}
+
+/// Some rows and a panel of weights.
+struct Panel<'a, C> {
+    /// (rows, steps)
+    x: &'a [C],
+    /// (steps, groups, GROUP) bytes
+    weights: &'a [u8],
+    steps: usize,
+    groups: usize,
+}
+
+/// Some rows of a panel's work, and what to ask for meanwhile.
+#[derive(Clone, Copy)]
+struct Slice {
+    row: usize,
+    group: usize,
+    start: usize,
+    end: usize,
+    /// How far ahead lies what comes next, in bytes; none if it was asked for already.
+    ahead: Option<usize>,
+}
+
+impl<C: Copy> Panel<'_, C> {
+    /// One row against all groups, in one stream.
+    #[inline(always)]
+    fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; WIDEST]) {
+        *sums = [F::Slot::default(); WIDEST];
+        let sums = std::slice::from_mut(sums);
+        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, ahead: None };
+        match self.groups {
+            1 => self.tile::<S, F, 1, 1>(simd, all, sums),
+            2 => self.tile::<S, F, 1, 2>(simd, all, sums),
+            3 => self.tile::<S, F, 1, 3>(simd, all, sums),
+            _ => self.tile::<S, F, 1, 4>(simd, all, sums),
+        }
+    }
+
+    /// Several rows, slice by slice.
+    #[inline(always)]
+    fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; WIDEST]]) {
+        // few rows take two groups at a time, for enough chains side by side
+        let wide = if sums.len() < 4 { 2 } else { 1 };
+        for start in (0..self.steps).step_by(SLICE) {
+            let end = self.steps.min(start + SLICE);
+            for group in (0..self.groups).step_by(wide) {
+                let last = group + wide >= self.groups;
+                // the slice beside this one, or the first one of the next steps
+                let ahead = if last { SLICE * self.groups * F::GROUP - group * F::GROUP } else { wide * F::GROUP };
+                let mut slice = Slice { row: 0, group, start, end, ahead: Some(ahead) };
+                let both = wide == 2 && group + 1 < self.groups;
+                for rows in split(sums.len(), F::TILE) {
+                    self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[slice.row..]);
+                    slice = Slice { row: slice.row + rows, ahead: None, ..slice };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn some_rows<S: Simd, F: Format<S, Cell = C>>(
+        &self,
+        simd: S,
+        shape: (usize, bool),
+        slice: Slice,
+        sums: &mut [[F::Slot; WIDEST]],
+    ) {
+        match shape {
+            (1, _) => self.tile::<S, F, 1, 1>(simd, slice, sums),
+            (2, false) => self.tile::<S, F, 2, 1>(simd, slice, sums),
+            (2, true) => self.tile::<S, F, 2, 2>(simd, slice, sums),
+            (3, false) => self.tile::<S, F, 3, 1>(simd, slice, sums),
+            (3, true) => self.tile::<S, F, 3, 2>(simd, slice, sums),
+            (4, _) => self.tile::<S, F, 4, 1>(simd, slice, sums),
+            (5, _) => self.tile::<S, F, 5, 1>(simd, slice, sums),
+            _ => self.tile::<S, F, 6, 1>(simd, slice, sums),
+        }
+    }
+
+    /// `R` rows times `G` groups: R · G · 16 chains side by side, continued over a slice's steps.
+    #[inline(always)]
+    fn tile<S: Simd, F: Format<S, Cell = C>, const R: usize, const G: usize>(
+        &self,
+        simd: S,
+        slice: Slice,
+        sums: &mut [[F::Slot; WIDEST]],
+    ) {
+        let Slice { row, group, start, end, ahead } = slice;
+        let stride = self.groups * F::GROUP;
+        assert!(end <= self.steps && group + G <= self.groups && self.groups * LANES <= WIDEST);
+        assert!(self.weights.len() >= self.steps * stride && sums.len() >= R);
+        let xs: [&[C]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.steps..][..self.steps]);
+        let slots: [*mut F::Slot; R] = std::array::from_fn(|r| sums[r][group * LANES..].as_mut_ptr());
+        // loops, not closures: a closure that is not inlined is not compiled for the instruction set
+        let mut chains = [[[F::zero(simd); 2]; G]; R];
+        for (chains, &slots) in chains.iter_mut().zip(&slots) {
+            for (index, chain) in chains.as_flattened_mut().iter_mut().enumerate() {
+                // SAFETY: a row of sums has WIDEST slots, of which groups up to group + G are within, as checked.
+                *chain = unsafe { F::load(simd, slots.wrapping_add(index * WIDTH)) };
+            }
+        }
+        let mut at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
+        for step in start..end {
+            for g in 0..G {
+                // SAFETY: step < steps and group + g < groups, so the group's bytes lie within the panel, as checked.
+                let weights = unsafe { F::weights(simd, at.wrapping_add(g * F::GROUP)) };
+                if let Some(ahead) = ahead {
+                    simd.prefetch(at.wrapping_add(ahead + g * F::GROUP));
+                }
+                for (chains, x) in chains.iter_mut().zip(&xs) {
+                    // SAFETY: every row has `steps` cells.
+                    let x = F::spread(simd, *unsafe { x.get_unchecked(step) });
+                    for (chain, &weights) in chains[g].iter_mut().zip(&weights) {
+                        *chain = F::madd(simd, x, weights, *chain);
+                    }
+                }
+            }
+            at = at.wrapping_add(stride);
+        }
+        for (chains, slots) in chains.iter().zip(slots) {
+            for (index, &chain) in chains.as_flattened().iter().enumerate() {
+                // SAFETY: as for the loads.
+                unsafe { F::store(simd, chain, slots.wrapping_add(index * WIDTH)) };
+            }
+        }
+    }
+}
+
+/// Rows in tiles of at most `most`, as equal as can be: a tile of one row would cost as much as one of three.
+fn split(rows: usize, most: usize) -> impl Iterator<Item = usize> {
+    let tiles = rows.div_ceil(most);
+    (0..tiles).map(move |tile| rows / tiles + usize::from(tile < rows % tiles))
+}

@@ -4,7 +4,7 @@ mod table;
 
 use super::{model::ComputeArgs, output, progress::Progress};
 use crate::{
-    decode::contract::Model,
+    decode::{contract::Model, gather::BOUNDARY_WAIT},
     error::{Error, Result},
     family::load::{Settings, load},
     report::{compare, decode, machine::Machine, prefill},
@@ -78,7 +78,7 @@ struct PrefillArgs {
     common: Common,
 }
 
-/// What is decoded: every batch with every context.
+/// What is decoded: every batch with every context and every wait.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
     /// Rows of a step; several are measured one after the other.
@@ -90,6 +90,10 @@ struct PlanArgs {
     /// Timed steps, after a few that are not timed.
     #[arg(long, value_name = "N", default_value_t = 256)]
     steps: usize,
+    /// Steps that a row whose segment ended may wait for others, to share a step of the middle layers; several are measured
+    /// one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [BOUNDARY_WAIT])]
+    boundary_wait: Vec<usize>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -118,7 +122,10 @@ impl PlanArgs {
     fn plans(&self, models: &[&dyn Model]) -> Result<Vec<decode::Plan>> {
         let (steps, mut plans) = (self.steps, Vec::new());
         for &context in &self.context {
-            plans.extend(self.batch.iter().map(|&batch| decode::Plan { batch, context, steps }));
+            for &batch in &self.batch {
+                let waits = self.boundary_wait.iter();
+                plans.extend(waits.map(|&boundary_wait| decode::Plan { batch, context, steps, boundary_wait }));
+            }
         }
         for plan in &plans {
             models.iter().try_for_each(|model| plan.check(model.card()))?;

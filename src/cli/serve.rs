@@ -2,6 +2,7 @@
 
 use crate::{
     config::{Checks, Serve, Wire},
+    decode::gather::MAX_BOUNDARY_WAIT,
     engine::handle::{Handle, Limits},
     error::{Error, Result},
     family::load,
@@ -51,6 +52,9 @@ pub struct Args {
     /// Symbols of a prompt that are processed in one step.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
     chunk: String,
+    /// Steps that a request whose segment ended may wait for others, to share a step of the middle layers.
+    #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
+    boundary_wait: String,
     /// How long running requests may go on once the server is shutting down.
     #[arg(long, value_name = "N", env = "WEIR_DRAIN_SECONDS", default_value = "30")]
     drain_seconds: String,
@@ -79,6 +83,7 @@ impl Args {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MANY),
             chunk: checks.number("--chunk", &self.chunk, 1..=MANY),
+            boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             ..Limits::default()
         };
         let streams = checks.number("--max-concurrent-streams", &self.max_concurrent_streams, 1..=MANY);

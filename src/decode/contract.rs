@@ -1,10 +1,12 @@
 //! What a model is to everyone else: symbols in, logits out, segments closed on the way.
 //!
-//! The unit of work is a [`Row`]: one sequence, the symbols to feed it next, and what came out. Work comes in two kinds,
-//! each batched over rows. A *symbol step* feeds each row its symbols, one (decoding) or many (a prefill chunk); it leaves
-//! the row [`Ready`](Status::Ready), with logits, or [`Waiting`](Status::Waiting) for a *segment step*, which runs the
-//! middle stack over the segments just closed and makes it ready. When waiting rows run is the engine's choice. A family
-//! without segments never waits. Nothing else of pooling is visible outside the model.
+//! The unit of work is a [`Row`]: one sequence, the symbols to feed it next, and what came out. Work comes in three kinds,
+//! each batched over rows. A *symbol step* feeds each row its symbols, one (decoding) or many (a prefill chunk), and decides
+//! where segments end. Rows that closed one are then [`Waiting`](Status::Waiting) for a *segment step*, which runs the middle
+//! stack over the segments just closed; all others are [`Unfinished`](Status::Unfinished), as are those that have had their
+//! segment step. A *finish step* makes unfinished rows [`Ready`](Status::Ready), with logits. When waiting rows run is the
+//! caller's choice ([`gather`](super::gather)); that rows finish together, whether they waited or not, is what lets a step
+//! read each weight once. A family without segments never waits. Nothing else of pooling is visible outside the model.
 //!
 //! A row's numbers depend neither on the other rows of a step nor on how its symbols were cut into steps: bit for bit.
 
@@ -29,18 +31,26 @@ pub trait Model: Send + Sync {
     /// Working memory for one thread that runs steps.
     fn scratch(&self) -> Scratch;
 
-    /// Feeds `rows[i].feed` for each `i` of `which`.
+    /// Feeds `rows[i].feed` for each `i` of `which`: rows that are ready. Each is then waiting or unfinished, and has its
+    /// marks; its feed and its want stay as they are until it is ready again.
     ///
     /// # Errors
-    /// [`Error::OutOfPages`] if the key-value pool is exhausted; [`Error::Internal`] if a row is still waiting, has nothing
-    /// to feed, or holds another model's state. The rows of a failed step are lost: drop them.
+    /// [`Error::OutOfPages`] if the key-value pool is exhausted; [`Error::Internal`] if a row is not ready, has nothing to
+    /// feed, or holds another model's state. The rows of a failed step are lost: drop them.
     fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs the middle stack for the waiting rows among `which`, after which they are ready. Ready rows are left alone.
+    /// Runs the middle stack for the waiting rows among `which`, after which they are unfinished. Others are left alone.
     ///
     /// # Errors
     /// As for [`symbol_step`](Self::symbol_step).
     fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()>;
+
+    /// Runs what is left to do for the unfinished rows among `which`, the wanted logits included, after which they are
+    /// ready. Others are left alone.
+    ///
+    /// # Errors
+    /// As for [`symbol_step`](Self::symbol_step).
+    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
     /// The most bytes of key-value memory that a sequence of `symbols` can hold.
     fn bytes_for(&self, symbols: usize) -> usize;
@@ -66,13 +76,14 @@ pub trait State: Any + Send + Sync {
     /// Segments closed.
     fn segments(&self) -> usize;
 
-    /// A second sequence with the same past. Pages are shared until one of the two writes.
+    /// A second sequence with the same past, ready to be fed. Pages are shared until one of the two writes. A row that is
+    /// not ready is forked as it was before its feed: what is in flight belongs to one row only.
     fn fork(&self) -> Box<dyn State>;
 
     /// Forgets all symbols from position `len` on.
     ///
     /// # Errors
-    /// [`Error::Internal`] if `len` is beyond the end, or the row waits for a segment step.
+    /// [`Error::Internal`] if `len` is beyond the end, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
     /// Bytes of the pages that this state refers to, shared ones included.
@@ -90,26 +101,38 @@ pub struct Row {
     pub feed: Vec<u32>,
     /// For which of the fed symbols logits are wanted.
     pub want: Want,
-    /// After the step: (wanted symbols, vocabulary), row-major; the logits after symbol t predict symbol t + 1.
+    /// Once ready: (wanted symbols, vocabulary), row-major; the logits after symbol t predict symbol t + 1.
     pub logits: Vec<f32>,
     /// After the symbol step: one mark for each fed symbol.
     pub marks: Vec<Mark>,
     /// Where the row stands.
     pub status: Status,
+    /// Symbol steps that ran while this feed waited for its segment step; counted by whoever steps the rows.
+    pub waited: usize,
 }
 
 impl Row {
     /// A row around a sequence.
     pub fn new(state: Box<dyn State>) -> Self {
         let (feed, logits, marks) = (Vec::new(), Vec::new(), Vec::new());
-        Self { state, feed, want: Want::Last, logits, marks, status: Status::Ready }
+        Self { state, feed, want: Want::Last, logits, marks, status: Status::Ready, waited: 0 }
     }
 
-    /// Sets what to feed next.
+    /// Sets what to feed next; the row must be ready.
     pub fn set(&mut self, symbols: &[u32], want: Want) {
+        self.waited = 0;
         self.feed.clear();
         self.feed.extend_from_slice(symbols);
         self.want = want;
+    }
+
+    /// Of how many of the fed symbols logits are wanted: of the last ones.
+    pub fn wanted(&self) -> usize {
+        match self.want {
+            Want::Nothing => 0,
+            Want::Last => self.feed.len().min(1),
+            Want::All => self.feed.len(),
+        }
     }
 }
 
@@ -131,6 +154,8 @@ pub enum Status {
     Ready,
     /// It closed a segment and needs a segment step.
     Waiting,
+    /// It needs a finish step.
+    Unfinished,
 }
 
 /// What the boundary source said of one symbol.
@@ -252,10 +277,14 @@ pub struct Card {
     pub sha256: String,
 }
 
-/// Feeds every row of `which` and runs the segment step at once: the simplest engine.
+/// Feeds every row of `which` and makes it ready, nobody waiting for anybody: the simplest engine.
+///
+/// # Errors
+/// As for [`Model::symbol_step`].
 pub fn advance(model: &dyn Model, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
     model.symbol_step(rows, which, scratch)?;
-    model.segment_step(rows, which, scratch)
+    model.segment_step(rows, which, scratch)?;
+    model.finish_step(rows, which, scratch)
 }
 
 /// The concrete state behind the contract, for the family that made it.

@@ -1,6 +1,6 @@
 //! What a symbol costs at least: bytes that must be read and multiplications that must be done, from the model's shape alone.
 //!
-//! Three kinds of work: a symbol step, a segment step, and the logits of one symbol. In each, *shared* bytes are read once
+//! Three kinds of work: at full resolution, at that of segments, and the logits of one symbol. In each, *shared* bytes are read once
 //! however many rows the step has; *own* bytes and multiply-adds come once a row. Activations, the embedding's one row and the
 //! few kept outputs that pooling and upsampling read are left out: they are a few vectors a symbol and stay in the nearest
 //! cache.
@@ -10,7 +10,7 @@ use std::ops::AddAssign;
 /// What the work on a symbol costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// A symbol step: everything at full resolution, whether it runs before or after the segment step.
+    /// Symbol and finish step: everything at full resolution, whether it runs before or after the segment step.
     pub symbol: StepCost,
     /// A segment step: everything at segment resolution; nothing in a model that never waits.
     pub segment: StepCost,

@@ -180,6 +180,8 @@ pub struct Timing {
     pub total_ns: u64,
     /// Symbol steps taken.
     pub steps: u64,
+    /// Symbol steps that others took while the job's row waited for a segment step.
+    pub wait_steps: u64,
     /// Segment steps taken.
     pub middle_steps: u64,
     /// Time in segment steps.

@@ -5,7 +5,7 @@
 //! [`feed`](Session::feed), a step, [`absorb`](Session::absorb), [`take`](Session::take), until it is finished.
 
 use super::{
-    contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
+    contract::{BoundaryOptions, Card, Model, Row, Status, advance},
     generation::Generation,
     known::{Known, Tell},
     logprobs::Telling,
@@ -188,15 +188,10 @@ impl Session {
 
     /// Whether the step kept its side of the contract.
     fn check(&self, row: &Row) -> Result<()> {
-        let positions = match row.want {
-            Want::Nothing => 0,
-            Want::Last => 1,
-            Want::All => row.feed.len(),
-        };
         let kept = row.status == Status::Ready
             && !row.feed.is_empty()
             && row.marks.len() == row.feed.len()
-            && row.logits.len() == positions * self.vocabulary;
+            && row.logits.len() == row.wanted() * self.vocabulary;
         if kept {
             return Ok(());
         }

@@ -3,13 +3,19 @@
 //! Hot path: a step allocates nothing here but the events it sends; logs nothing.
 //!
 //! Three points of policy, each in one function: which rows a step feeds ([`Batch::lay_out`]), which waiting rows the
-//! segment step takes ([`Batch::due`]), and which running jobs are over though no rule of theirs says so
-//! ([`Batch::settle`]).
+//! segment step takes ([`Batch::due`], by [`gather`]'s rule), and which running jobs are over though no rule of theirs says
+//! so ([`Batch::settle`]).
 
-use super::{handle::Event, outlet::Outlet, queue::Grant, stopwatch::Stopwatch};
+use super::{
+    handle::{Event, Limits},
+    outlet::Outlet,
+    queue::Grant,
+    stopwatch::Stopwatch,
+};
 use crate::{
     decode::{
         contract::{Model, Row, Scratch, Status},
+        gather,
         options::Reason,
         session::{Progress, Session},
     },
@@ -44,6 +50,8 @@ pub(super) struct Batch {
     model: Arc<dyn Model>,
     /// Given symbols that one step may feed, of all rows together.
     chunk: usize,
+    /// Symbol steps that a row may wait for its segment step.
+    boundary_wait: usize,
     /// Wakes the worker when a paused reader has made room.
     waker: Waker,
     rows: Vec<Row>,
@@ -54,6 +62,8 @@ pub(super) struct Batch {
     fed: Vec<usize>,
     /// The rows that the current segment step takes.
     due: Vec<usize>,
+    /// The rows that the current finish step takes.
+    unfinished: Vec<usize>,
     /// The rows with given symbols to feed, by turn.
     prefilling: Vec<usize>,
 }
@@ -77,11 +87,21 @@ impl Running {
 }
 
 impl Batch {
-    pub(super) fn new(model: Arc<dyn Model>, chunk: usize, waker: Waker) -> Self {
-        let scratch = model.scratch();
-        let (rows, jobs, turns) = (Vec::new(), Vec::new(), 0);
-        let (fed, due, prefilling) = (Vec::new(), Vec::new(), Vec::new());
-        Self { model, chunk: chunk.max(1), waker, rows, jobs, scratch, turns, fed, due, prefilling }
+    pub(super) fn new(model: Arc<dyn Model>, limits: Limits, waker: Waker) -> Self {
+        Self {
+            scratch: model.scratch(),
+            model,
+            chunk: limits.chunk.max(1),
+            boundary_wait: limits.boundary_wait,
+            waker,
+            rows: Vec::new(),
+            jobs: Vec::new(),
+            turns: 0,
+            fed: Vec::new(),
+            due: Vec::new(),
+            unfinished: Vec::new(),
+            prefilling: Vec::new(),
+        }
     }
 
     /// Gives a job its row; hands it back with its verdict if the model refuses.
@@ -134,13 +154,15 @@ impl Batch {
         &self.jobs
     }
 
-    /// Feeds the rows that can be fed, once. Tells whether there were any.
+    /// Feeds the rows that can be fed, once, and brings on those that were fed before. Tells whether there were any.
     pub(super) fn step(&mut self) -> bool {
         self.lay_out();
         self.symbol_step();
         self.due();
         self.segment_step();
+        self.finish_step();
         self.absorb();
+        // without a row to feed every waiting one is due: the worker never goes to sleep on them
         !(self.fed.is_empty() && self.due.is_empty())
     }
 
@@ -176,14 +198,17 @@ impl Batch {
         }
     }
 
-    /// Policy: every row that waits for a segment step gets one at once. One that lets rows wait longer may do so only while
-    /// others step: without any the worker goes to sleep.
+    /// Policy: the rows that wait for a segment step get it together, when [`gather::is_due`]. They wait only for rows that
+    /// the next step will feed: those that were fed now, unless they wait too, and prompts that found no room in this one.
+    /// Paused rows are not waited for.
     fn due(&mut self) {
         self.due.clear();
-        for (index, job) in self.jobs.iter().enumerate() {
-            if job.in_flight && job.verdict.is_none() && self.rows[index].status == Status::Waiting {
-                self.due.push(index);
-            }
+        let Self { jobs, rows, .. } = self;
+        self.due.extend(standing(Status::Waiting, jobs, rows));
+        let goes_on = |&index: &usize| jobs[index].verdict.is_none() && rows[index].status != Status::Waiting;
+        let others = self.fed.iter().chain(&self.prefilling).any(goes_on);
+        if !gather::is_due(self.due.iter().map(|&index| &rows[index]), others, self.boundary_wait) {
+            self.due.clear();
         }
     }
 
@@ -191,6 +216,7 @@ impl Batch {
         if self.fed.is_empty() {
             return;
         }
+        gather::count_step(&mut self.rows);
         let outcome = guarded(|| self.model.symbol_step(&mut self.rows, &self.fed, &mut self.scratch));
         for &index in &self.fed {
             self.jobs[index].in_flight = true;
@@ -218,6 +244,19 @@ impl Batch {
         }
     }
 
+    fn finish_step(&mut self) {
+        self.unfinished.clear();
+        self.unfinished.extend(standing(Status::Unfinished, &self.jobs, &self.rows));
+        if self.unfinished.is_empty() {
+            return;
+        }
+        let outcome = guarded(|| self.model.finish_step(&mut self.rows, &self.unfinished, &mut self.scratch));
+        if let Err(error) = outcome {
+            lose(error, &mut self.jobs, &self.unfinished);
+            self.scratch = self.model.scratch();
+        }
+    }
+
     /// Takes the outcome of every row that is ready.
     fn absorb(&mut self) {
         let now = Instant::now();
@@ -226,6 +265,7 @@ impl Batch {
                 continue;
             }
             job.in_flight = false;
+            job.watch.waited(row.waited);
             match guarded(|| job.session.absorb(row)) {
                 Ok(Progress::Finished(reason)) => job.verdict = Some(Ok(reason)),
                 Ok(Progress::Prefilling | Progress::Decoding) => {}
@@ -242,6 +282,12 @@ impl Batch {
         self.turns += 1;
         self.turns
     }
+}
+
+/// The rows in flight that stand so, but for those whose job has ended.
+fn standing(status: Status, jobs: &[Running], rows: &[Row]) -> impl Iterator<Item = usize> {
+    let stands = move |(job, row): (&Running, &Row)| job.in_flight && job.verdict.is_none() && row.status == status;
+    jobs.iter().zip(rows).enumerate().filter(move |&(_, pair)| stands(pair)).map(|(index, _)| index)
 }
 
 /// Ends the jobs whose rows took part in a failed step: those rows are lost. What the step wrote into the scratch is not to

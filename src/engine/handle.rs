@@ -3,6 +3,7 @@
 use crate::{
     decode::{
         contract::{Card, Model},
+        gather::BOUNDARY_WAIT,
         options::{Character, Generate, Reason, Score, Timing, Usage},
     },
     error::Result,
@@ -21,11 +22,13 @@ pub struct Limits {
     pub chunk: usize,
     /// Events that wait for a reader before its row pauses.
     pub events: usize,
+    /// Symbol steps that a row may wait for a segment step, so that rows share it. 0: none waits.
+    pub boundary_wait: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rows: 32, queue: 256, chunk: 256, events: 256 }
+        Self { rows: 32, queue: 256, chunk: 256, events: 256, boundary_wait: BOUNDARY_WAIT }
     }
 }
 

@@ -15,6 +15,7 @@ pub(super) struct Stopwatch {
     /// Symbols of the answer at the last look.
     symbols: usize,
     steps: u64,
+    wait_steps: u64,
     middle_steps: u64,
     middle: Duration,
 }
@@ -22,7 +23,8 @@ pub(super) struct Stopwatch {
 impl Stopwatch {
     pub(super) fn new(arrived: Instant, admitted: Instant) -> Self {
         let (prefilled, answered, middle) = (None, None, Duration::ZERO);
-        Self { arrived, admitted, prefilled, answered, symbols: 0, steps: 0, middle_steps: 0, middle }
+        let (steps, wait_steps, middle_steps) = (0, 0, 0);
+        Self { arrived, admitted, prefilled, answered, symbols: 0, steps, wait_steps, middle_steps, middle }
     }
 
     /// How long the job has held its row.
@@ -35,7 +37,12 @@ impl Stopwatch {
         self.steps += 1;
     }
 
-    /// The job waited for a segment step that took so long.
+    /// Symbol steps ran while the job waited for a segment step.
+    pub(super) fn waited(&mut self, steps: usize) {
+        self.wait_steps += steps as u64;
+    }
+
+    /// The job took part in a segment step that took so long.
     pub(super) fn segment_step(&mut self, took: Duration) {
         self.middle_steps += 1;
         self.middle += took;
@@ -62,6 +69,7 @@ impl Stopwatch {
             decode_ns: self.answered.map_or(0, |(first, latest)| between(first, latest)),
             total_ns: between(self.arrived, now),
             steps: self.steps,
+            wait_steps: self.wait_steps,
             middle_steps: self.middle_steps,
             middle_ns: nanoseconds(self.middle),
         }

@@ -205,7 +205,7 @@ impl Drop for Farewell {
 impl Worker {
     fn new(common: Arc<Common>) -> Self {
         let waker = Waker::from(Arc::clone(&common.signal));
-        let batch = Batch::new(Arc::clone(&common.model), common.limits.chunk, waker);
+        let batch = Batch::new(Arc::clone(&common.model), common.limits, waker);
         Self { common, batch, arrivals: Vec::new(), refused: Vec::new(), ended: Vec::new() }
     }
 

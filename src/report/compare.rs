@@ -2,9 +2,10 @@
 
 use super::{
     bounded,
-    decode::{Decoding, Entry, Plan, Run},
+    decode::{Decoding, Entry, Plan},
     machine::Machine,
     quantiles::Quantiles,
+    rounds::Run,
     sample::Sample,
 };
 use crate::{
@@ -21,8 +22,10 @@ pub const MAX_PAIRS: usize = 10_000;
 pub struct Comparison {
     /// Rows of a step.
     pub batch: usize,
-    /// Symbols that each row held before the first step of a run.
+    /// Symbols that each row held before the first round of a run.
     pub context: usize,
+    /// Rounds that a row was allowed to wait for its segment step.
+    pub boundary_wait: usize,
     /// Runs of each model.
     pub pairs: usize,
     /// The first model, all its runs together.
@@ -45,9 +48,9 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// Of the seconds that two models took for the same symbols, pair by pair: first the first model's.
-    pub fn of(seconds: &[(f64, f64)]) -> Option<Self> {
-        let ratios = seconds.iter().map(|(a, b)| b / a.max(1e-9)).collect();
+    /// Of the speeds of two models, pair by pair: first the first model's.
+    pub fn of(speeds: &[(f64, f64)]) -> Option<Self> {
+        let ratios = speeds.iter().map(|(a, b)| a / b.max(1e-9)).collect();
         Quantiles::of(ratios).map(|Quantiles { p10, p50, p90 }| Self { median: p50, p10, p90 })
     }
 }
@@ -60,7 +63,8 @@ pub fn check(pairs: usize) -> Result<()> {
     bounded("--pairs", pairs, 1, MAX_PAIRS)
 }
 
-/// Runs the plan with both models, A B A B …, each time on the same text from the same context; `progress` is told the pairs
+/// Runs the plan with both models, A B A B …, each time on the same text from the same context (how far into
+/// it a row comes in a run's rounds depends on how often it waits); `progress` is told the pairs
 /// done.
 ///
 /// # Errors
@@ -75,17 +79,18 @@ pub fn compare(
     check(pairs)?;
     let [text_a, text_b] = [a, b].map(|model| Sample::new(&model.card().vocabulary));
     let (mut a, mut b) = (Decoding::begin(a, &text_a, plan)?, Decoding::begin(b, &text_b, plan)?);
-    let (mut runs_a, mut runs_b, mut seconds) = (Run::default(), Run::default(), Vec::with_capacity(pairs));
+    let (mut runs_a, mut runs_b, mut speeds) = (Run::default(), Run::default(), Vec::with_capacity(pairs));
     for pair in 0..pairs {
         let (run_a, run_b) = (a.run()?, b.run()?);
-        seconds.push((run_a.seconds(), run_b.seconds()));
+        speeds.push((run_a.chars_per_second(), run_b.chars_per_second()));
         runs_a.extend(run_a);
         runs_b.extend(run_b);
         progress(pair + 1);
     }
-    let ratio = Ratio::of(&seconds).ok_or_else(|| Error::Internal("no pair was timed".into()))?;
+    let ratio = Ratio::of(&speeds).ok_or_else(|| Error::Internal("no pair was timed".into()))?;
     let (a, b) = (Entry::new(&a, runs_a, machine)?, Entry::new(&b, runs_b, machine)?);
-    Ok(Comparison { batch: plan.batch, context: plan.context, pairs, a, b, ratio })
+    let Plan { batch, context, boundary_wait, .. } = plan;
+    Ok(Comparison { batch, context, boundary_wait, pairs, a, b, ratio })
 }
 
 #[cfg(test)]
@@ -95,7 +100,7 @@ mod tests {
     #[test]
     fn a_ratio_above_one_says_that_the_first_is_faster() {
         assert_eq!(Ratio::of(&[]), None);
-        let ratio = Ratio::of(&[(1.0, 2.0), (2.0, 2.0), (1.0, 4.0)]).unwrap();
+        let ratio = Ratio::of(&[(2.0, 1.0), (2.0, 2.0), (4.0, 1.0)]).unwrap();
         assert!(ratio.median == 2.0 && (ratio.p10 - 1.2).abs() < 1e-12 && (ratio.p90 - 3.6).abs() < 1e-12);
     }
 }

@@ -1,24 +1,32 @@
-//! Decoding, timed: rows that each hold a context are fed one symbol a step, teacher-forced on the sample.
+//! Decoding, timed: rows that each hold a context are fed symbol by symbol, teacher-forced on the sample, in rounds as the
+//! engine steps them: every ready row is fed, those that closed a segment wait for each other as [`gather`] says, and
+//! whoever does not wait is finished.
 //!
-//! Only the steps themselves are timed, logits included, sampling not. They are timed one by one: a step that closes a segment
-//! is slower than its neighbours, so the median of the steps tells less than their sum, from which the speed comes.
+//! Only the model's steps are timed, logits included, sampling not. Rounds are timed one by one: one that closes a segment
+//! is slower than its neighbours, so the median of them tells less than their sum, from which the speed comes.
 
-use super::{bounded, machine::Machine, quantiles::Quantiles, sample::Sample};
+use super::{
+    bounded,
+    machine::Machine,
+    quantiles::{Quantiles, quantile},
+    rounds::{Notes, Run},
+    sample::Sample,
+};
 use crate::{
     decode::{
-        contract::{BoundaryOptions, Card, Model, Row, Scratch, Want, advance},
-        cost::StepCost,
+        contract::{BoundaryOptions, Card, Model, Row, Scratch, Status, Want, advance},
+        gather,
     },
     error::{Error, Result},
 };
 use serde::Serialize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The most rows.
 pub const MAX_BATCH: usize = 1024;
-/// The most steps of one run.
+/// The most rounds of one run.
 pub const MAX_STEPS: usize = 1 << 20;
-/// Steps before those that are timed.
+/// Rounds before those that are timed.
 const WARM_UP: usize = 32;
 /// Symbols a step while the context is fed.
 const CHUNK: usize = 512;
@@ -30,8 +38,10 @@ pub struct Plan {
     pub batch: usize,
     /// Symbols that each row holds before the first timed step.
     pub context: usize,
-    /// Timed steps, one symbol a row each.
+    /// Timed rounds; in each, every row that does not wait gets one symbol.
     pub steps: usize,
+    /// Rounds that a row may wait for its segment step.
+    pub boundary_wait: usize,
 }
 
 impl Plan {
@@ -42,6 +52,7 @@ impl Plan {
     pub fn check(&self, card: &Card) -> Result<()> {
         bounded("--batch", self.batch, 1, MAX_BATCH)?;
         bounded("--steps", self.steps, 1, MAX_STEPS)?;
+        bounded("--boundary-wait", self.boundary_wait, 0, gather::MAX_BOUNDARY_WAIT)?;
         let (limit, unit) = (card.max_symbols, "characters");
         if self.context >= limit {
             // at least one step has to fit behind it
@@ -55,59 +66,21 @@ impl Plan {
     }
 }
 
-/// What one timed run of a plan's steps found.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Run {
-    /// Nanoseconds of each step.
-    pub step_ns: Vec<f64>,
-    /// Symbols fed, of all rows together.
-    pub symbols: usize,
-    /// Segments that they closed.
-    pub segments: usize,
-    /// Bytes that had to be read.
-    pub bytes: usize,
-}
-
-impl Run {
-    /// All its steps together.
-    pub fn seconds(&self) -> f64 {
-        self.step_ns.iter().sum::<f64>() / 1e9
-    }
-
-    /// Takes in another run.
-    pub fn extend(&mut self, other: Self) {
-        self.step_ns.extend(other.step_ns);
-        self.symbols += other.symbols;
-        self.segments += other.segments;
-        self.bytes += other.bytes;
-    }
-}
-
 /// Rows with their context, ready to be timed again and again.
 pub struct Decoding<'a> {
     model: &'a dyn Model,
     sample: &'a Sample,
     plan: Plan,
     rows: Vec<Row>,
-    which: Vec<usize>,
+    /// All of them.
+    all: Vec<usize>,
+    /// Those that a round feeds.
+    fed: Vec<usize>,
     scratch: Scratch,
 }
 
-/// What a row's step closed: noted while time is measured, reckoned up afterwards.
-#[derive(Clone, Copy)]
-struct Met {
-    closes: bool,
-    segments: usize,
-}
-
-impl Met {
-    fn of(row: &Row) -> Self {
-        Self { closes: row.marks.iter().any(|mark| mark.boundary), segments: row.state.segments() }
-    }
-}
-
 impl<'a> Decoding<'a> {
-    /// Feeds each row its context, then runs steps until everything is warm.
+    /// Feeds each row its context, then runs rounds until everything is warm.
     ///
     /// # Errors
     /// A plan that the model cannot do, and what its steps say.
@@ -123,60 +96,61 @@ impl<'a> Decoding<'a> {
             }
             rows.push(row);
         }
-        let which = (0..plan.batch).collect();
-        let mut decoding = Self { model, sample, plan, rows, which, scratch };
-        decoding.steps(WARM_UP.min(plan.steps))?;
+        let (all, fed) = ((0..plan.batch).collect(), Vec::with_capacity(plan.batch));
+        let mut decoding = Self { model, sample, plan, rows, all, fed, scratch };
+        decoding.rounds(WARM_UP.min(plan.steps))?;
         Ok(decoding)
     }
 
-    /// Times the plan's steps once; the rows are then back at their context.
+    /// Times the plan's rounds once; the rows are then back at their context.
     ///
     /// # Errors
     /// What the model's steps say.
     pub fn run(&mut self) -> Result<Run> {
-        self.steps(self.plan.steps)
+        self.rounds(self.plan.steps)
     }
 
-    fn steps(&mut self, steps: usize) -> Result<Run> {
-        let (mut step_ns, mut met) = (Vec::with_capacity(steps), Vec::with_capacity(steps * self.rows.len()));
-        for step in 0..steps {
-            for (index, row) in self.rows.iter_mut().enumerate() {
-                let symbol = self.sample.at(Sample::start(index) + self.plan.context + step);
-                row.set(&[symbol], Want::Last);
-            }
-            let begun = Instant::now();
-            advance(self.model, &mut self.rows, &self.which, &mut self.scratch)?;
-            step_ns.push(begun.elapsed().as_nanos() as f64);
-            met.extend(self.rows.iter().map(Met::of));
+    /// Runs so many rounds. Symbols that are in flight after the last one are not counted, and the time that it takes to
+    /// finish them is not either.
+    fn rounds(&mut self, rounds: usize) -> Result<Run> {
+        let mut notes = Notes::new(rounds, self.rows.len());
+        for _ in 0..rounds {
+            self.lay_out();
+            let (took, middle) = self.round()?;
+            notes.round(took, middle, &self.rows);
         }
+        self.model.segment_step(&mut self.rows, &self.all, &mut self.scratch)?;
+        self.model.finish_step(&mut self.rows, &self.all, &mut self.scratch)?;
         for row in &mut self.rows {
             row.state.rollback(self.plan.context)?;
         }
-        let bytes = met
-            .chunks_exact(self.rows.len())
-            .enumerate()
-            .map(|(step, met)| step_bytes(self.model, self.plan.context + step + 1, met))
-            .sum();
-        let segments = met.iter().filter(|met| met.closes).count();
-        Ok(Run { step_ns, symbols: met.len(), segments, bytes })
+        Ok(notes.run(self.model))
     }
-}
 
-/// Bytes that a step has to read whose rows have come to `symbols` symbols. What rows share counts once, and nothing counts
-/// for a segment step that no row needed.
-fn step_bytes(model: &dyn Model, symbols: usize, met: &[Met]) -> usize {
-    let (mut own, mut shared, mut segment_shared) = (0, 0, 0);
-    for &Met { closes, segments } in met {
-        let cost = model.cost(symbols, segments);
-        let StepCost { shared_bytes, own_bytes, .. } = cost.symbol;
-        own += own_bytes + cost.logits.own_bytes;
-        shared = shared_bytes + cost.logits.shared_bytes;
-        if closes {
-            own += cost.segment.own_bytes;
-            segment_shared = cost.segment.shared_bytes.max(segment_shared);
+    /// Gives every ready row its next symbol.
+    fn lay_out(&mut self) {
+        self.fed.clear();
+        for (index, row) in self.rows.iter_mut().enumerate().filter(|(_, row)| row.status == Status::Ready) {
+            row.set(&[self.sample.at(Sample::start(index) + row.state.len())], Want::Last);
+            self.fed.push(index);
         }
     }
-    own + shared + segment_shared
+
+    /// One round: how long it took, and how long its segment step took, if it had one.
+    fn round(&mut self) -> Result<(Duration, Option<Duration>)> {
+        let Self { model, rows, all, fed, scratch, plan, .. } = self;
+        let (begun, mut middle) = (Instant::now(), None);
+        gather::count_step(rows);
+        model.symbol_step(rows, fed, scratch)?;
+        let waiting = || rows.iter().filter(|row| row.status == Status::Waiting);
+        if gather::is_due(waiting(), waiting().count() < rows.len(), plan.boundary_wait) {
+            let begun = Instant::now();
+            model.segment_step(rows, all, scratch)?;
+            middle = Some(begun.elapsed());
+        }
+        model.finish_step(rows, all, scratch)?;
+        Ok((begun.elapsed(), middle))
+    }
 }
 
 /// A measurement of decoding, as it is told.
@@ -192,28 +166,43 @@ pub struct Entry {
     pub threads: usize,
     /// Rows of a step.
     pub batch: usize,
-    /// Symbols that each row held before the first step.
+    /// Symbols that each row held before the first round.
     pub context: usize,
-    /// Symbols fed for each segment closed, as met; none if none was closed.
+    /// Symbols for each segment closed, as met; none if none was closed.
     pub shortening_factor: Option<f64>,
-    /// Symbols of all rows together, by the sum of all steps.
+    /// Characters of all rows together, by the sum of all rounds.
     pub chars_per_second: f64,
-    /// The median step.
+    /// The median round.
     pub step_ns_p50: f64,
     /// Bytes that had to be read for each symbol.
     pub bytes_per_char: f64,
     /// Those, times the speed.
     pub achieved_bytes_per_second: f64,
-    /// What this machine reads from a working set as large as what a step reads on the average.
+    /// What this machine reads from a working set as large as what a round reads on the average.
     pub ceiling_bytes_per_second: f64,
-    /// A fast step.
+    /// A fast round.
     pub step_ns_p10: f64,
-    /// A slow step.
+    /// A slow round.
     pub step_ns_p90: f64,
-    /// Steps timed.
+    /// Rounds timed.
     pub steps: usize,
     /// Letters of the sample that the vocabulary does not have: where there are any, boundaries are not English.
     pub foreign_letters: usize,
+    /// Rounds that a row was allowed to wait for its segment step.
+    pub boundary_wait: usize,
+    /// Rounds with a segment step.
+    pub middle_steps: usize,
+    /// The segment steps' share of the time.
+    pub middle_share: f64,
+    /// The median time from one character of a row to its next, where the symbol between them closed no segment; none if
+    /// there was no such symbol.
+    pub plain_gap_ns_p50: Option<f64>,
+    /// A long one: 99 in a hundred are at most this.
+    pub plain_gap_ns_p99: Option<f64>,
+    /// The same two where the symbol closed a segment, the time that its row waited included.
+    pub boundary_gap_ns_p50: Option<f64>,
+    /// A long one.
+    pub boundary_gap_ns_p99: Option<f64>,
 }
 
 impl Entry {
@@ -223,10 +212,14 @@ impl Entry {
     /// [`Error::Internal`] if there was no step.
     pub fn new(decoding: &Decoding<'_>, run: Run, machine: &Machine) -> Result<Self> {
         let (card, plan) = (decoding.model.card(), decoding.plan);
-        let (steps, seconds) = (run.step_ns.len(), run.seconds().max(1e-9));
-        let bytes_per_step = run.bytes / steps.max(1);
+        let (steps, seconds, chars_per_second) = (run.step_ns.len(), run.seconds().max(1e-9), run.chars_per_second());
         let empty = || Error::Internal("no step was timed".into());
         let step_ns = Quantiles::of(run.step_ns).ok_or_else(empty)?;
+        let gaps = |mut ns: Vec<f64>| {
+            ns.sort_by(f64::total_cmp);
+            [0.5, 0.99].map(|share| quantile(&ns, share))
+        };
+        let (plain_gap_ns, boundary_gap_ns) = (gaps(run.plain_gap_ns), gaps(run.boundary_gap_ns));
         Ok(Self {
             model: card.name.clone(),
             family: card.family,
@@ -235,15 +228,22 @@ impl Entry {
             batch: plan.batch,
             context: plan.context,
             shortening_factor: (run.segments > 0).then(|| run.symbols as f64 / run.segments as f64),
-            chars_per_second: run.symbols as f64 / seconds,
+            chars_per_second,
             step_ns_p50: step_ns.p50,
             bytes_per_char: run.bytes as f64 / run.symbols as f64,
             achieved_bytes_per_second: run.bytes as f64 / seconds,
-            ceiling_bytes_per_second: machine.read_bytes_per_second(bytes_per_step)?,
+            ceiling_bytes_per_second: machine.read_bytes_per_second(run.bytes / steps)?,
             step_ns_p10: step_ns.p10,
             step_ns_p90: step_ns.p90,
             steps,
             foreign_letters: decoding.sample.foreign(),
+            boundary_wait: plan.boundary_wait,
+            middle_steps: run.middle_steps,
+            middle_share: run.middle_ns / 1e9 / seconds,
+            plain_gap_ns_p50: plain_gap_ns[0],
+            plain_gap_ns_p99: plain_gap_ns[1],
+            boundary_gap_ns_p50: boundary_gap_ns[0],
+            boundary_gap_ns_p99: boundary_gap_ns[1],
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Timings: what was measured, beside what the machine can do.
 //!
-//! Reading order: [`sample`] (the text that is fed), [`decode`] (one symbol a step, many rows), [`prefill`] (many symbols a
-//! step), [`compare`] (two models in turns), [`machine`] (the ceilings, measured in the same run), [`quantiles`]. What is
+//! Reading order: [`sample`] (the text that is fed), [`decode`] (symbol by symbol, many rows) and [`rounds`] (what came of
+//! it), [`prefill`] (many symbols a step), [`compare`] (two models in turns), [`machine`] (the ceilings, measured in the same run), [`quantiles`]. What is
 //! counted and what is not: docs/performance.md.
 
 pub mod compare;
@@ -9,6 +9,7 @@ pub mod decode;
 pub mod machine;
 pub mod prefill;
 pub mod quantiles;
+pub mod rounds;
 pub mod sample;
 
 use crate::error::{Error, Result};

@@ -16,15 +16,17 @@ pub struct Quantiles {
 impl Quantiles {
     /// Of numbers in any order; between two of them, the line that joins them. None of no numbers.
     pub fn of(mut numbers: Vec<f64>) -> Option<Self> {
-        let last = numbers.len().checked_sub(1)?;
         numbers.sort_by(f64::total_cmp);
-        let at = |share: f64| {
-            let place = share * last as f64;
-            let (below, above) = (numbers[place.floor() as usize], numbers[place.ceil() as usize]);
-            below + (above - below) * place.fract()
-        };
-        Some(Self { p10: at(0.1), p50: at(0.5), p90: at(0.9) })
+        let at = |share| quantile(&numbers, share);
+        Some(Self { p10: at(0.1)?, p50: at(0.5)?, p90: at(0.9)? })
     }
+}
+
+/// The number that this share of them is at most, from 0 to 1, as for [`Quantiles::of`]; `sorted` ascends. None of no numbers.
+pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+    let place = share * sorted.len().checked_sub(1)? as f64;
+    let (below, above) = (sorted.get(place.floor() as usize)?, sorted.get(place.ceil() as usize)?);
+    Some(below + (above - below) * place.fract())
 }
 
 #[cfg(test)]
@@ -40,5 +42,6 @@ mod tests {
         // between two numbers: 1 + 0.1·(4 − 1)
         let two = Quantiles::of(vec![4.0, 1.0]).unwrap();
         assert!((two.p10 - 1.3).abs() < 1e-12 && two.p50 == 2.5 && (two.p90 - 3.7).abs() < 1e-12);
+        assert_eq!((quantile(&[1.0, 2.0, 4.0], 0.0), quantile(&[1.0, 2.0, 4.0], 1.0)), (Some(1.0), Some(4.0)));
     }
 }

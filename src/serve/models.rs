@@ -41,6 +41,7 @@ impl Models {
             rows: count(limits.rows),
             queue: count(limits.queue),
             chunk: count(limits.chunk),
+            boundary_wait: count(limits.boundary_wait),
             message_bytes: self.wire.message_bytes as u64,
             concurrent_streams: self.wire.concurrent_streams,
             stop_strings: count(Bounds::STOPS),

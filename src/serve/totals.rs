@@ -24,6 +24,7 @@ pub(super) fn timing(timing: Timing) -> v1::Timing {
         decode_ns: timing.decode_ns,
         total_ns: timing.total_ns,
         steps: timing.steps,
+        wait_steps: timing.wait_steps,
         middle_steps: timing.middle_steps,
         middle_ns: timing.middle_ns,
     }

@@ -13,6 +13,7 @@ use weir::{
     decode::{
         contract::Model,
         cost::{Cost, StepCost},
+        gather::BOUNDARY_WAIT,
     },
     error::Error,
     family::load::load,
@@ -66,19 +67,27 @@ const CONTEXT: usize = 40;
 const STEPS: usize = 30;
 const OPTIONS: [&str; 6] = ["--context", "40", "--steps", "30", "--threads", "2"];
 
-fn check_entry(entry: &Value, model: &dyn Model, batch: usize) {
+fn check_entry(entry: &Value, model: &dyn Model, batch: usize, wait: usize) {
     assert_eq!(keys(entry)[..PROMISED.len()], PROMISED);
     assert_eq!((&entry["family"], &entry["dtype"]), (&"hourglass".into(), &"f32".into()));
     assert_eq!(entry["model"], *model.card().name);
-    let counts = ["threads", "batch", "context", "steps", "foreign_letters"].map(|key| number(entry, key) as usize);
-    assert_eq!(counts, [2, batch, CONTEXT, STEPS, 0]);
-    let (segments, bytes) = expected(model, batch);
-    let symbols = (batch * STEPS) as f64;
-    match segments {
-        0 => assert!(entry["shortening_factor"].is_null()),
-        _ => assert!(equal(number(entry, "shortening_factor"), symbols / segments as f64)),
+    let expected = Expected::of(model, batch, wait);
+    let names = ["threads", "batch", "context", "steps", "foreign_letters", "boundary_wait", "middle_steps"];
+    let counts = names.map(|key| number(entry, key) as usize);
+    assert_eq!(counts, [2, batch, CONTEXT, STEPS, 0, wait, expected.middle_steps]);
+    let symbols = expected.symbols as f64;
+    let gaps = ["p50", "p99"].map(|share| (format!("plain_gap_ns_{share}"), format!("boundary_gap_ns_{share}")));
+    match expected.segments {
+        0 => assert!(entry["shortening_factor"].is_null() && gaps.iter().all(|(_, gap)| entry[gap].is_null())),
+        segments => {
+            assert!(equal(number(entry, "shortening_factor"), symbols / segments as f64));
+            assert!(number(entry, &gaps[0].1) <= number(entry, &gaps[1].1));
+        }
     }
-    assert!(equal(number(entry, "bytes_per_char"), bytes as f64 / symbols));
+    assert!(0.0 < number(entry, &gaps[0].0) && number(entry, &gaps[0].0) <= number(entry, &gaps[1].0));
+    let share = number(entry, "middle_share");
+    assert!(share < 1.0 && (share > 0.0) == (expected.middle_steps > 0));
+    assert!(equal(number(entry, "bytes_per_char"), expected.bytes as f64 / symbols));
     let achieved = number(entry, "bytes_per_char") * number(entry, "chars_per_second");
     assert!(equal(achieved, number(entry, "achieved_bytes_per_second")));
     let [p10, p50, p90] = ["step_ns_p10", "step_ns_p50", "step_ns_p90"].map(|key| number(entry, key));
@@ -86,36 +95,66 @@ fn check_entry(entry: &Value, model: &dyn Model, batch: usize) {
     assert!(number(entry, "ceiling_bytes_per_second") > 1e6 && number(entry, "chars_per_second") > 0.0);
 }
 
-/// Segments closed and bytes to read in the steps of a fixture that pools at spaces, or not at all: counted in the text.
-fn expected(model: &dyn Model, batch: usize) -> (usize, usize) {
-    let sample = Sample::new(&model.card().vocabulary);
-    let space = model.card().vocabulary.id_of(' ').unwrap();
-    let spaces = |row: usize, symbols: usize| {
-        let text = sample.window(Sample::start(row), symbols);
-        if model.card().pooled { text.iter().filter(|&&symbol| symbol == space).count() } else { 0 }
-    };
-    let (mut segments, mut bytes) = (0, 0);
-    for symbols in CONTEXT + 1..=CONTEXT + STEPS {
-        let Cost { symbol, logits, .. } = model.cost(symbols, 0);
-        bytes += symbol.shared_bytes + logits.shared_bytes + batch * symbol.own_bytes;
-        let closing = (0..batch).filter(|&row| spaces(row, symbols) > spaces(row, symbols - 1));
-        let costs: Vec<_> = closing.map(|row| model.cost(symbols, spaces(row, symbols)).segment).collect();
-        segments += costs.len();
-        bytes += costs.iter().map(|cost| cost.own_bytes).sum::<usize>();
-        bytes += costs.iter().map(|cost| cost.shared_bytes).max().unwrap_or(0);
+/// What the rounds of a fixture come to that pools at spaces, or not at all: played through on the text.
+#[derive(Default)]
+struct Expected {
+    symbols: usize,
+    segments: usize,
+    middle_steps: usize,
+    bytes: usize,
+}
+
+impl Expected {
+    fn of(model: &dyn Model, batch: usize, wait: usize) -> Self {
+        let sample = Sample::new(&model.card().vocabulary);
+        let space = model.card().vocabulary.id_of(' ').unwrap();
+        let closes =
+            |row: usize, symbols: usize| model.card().pooled && sample.at(Sample::start(row) + symbols - 1) == space;
+        let mut expected = Self::default();
+        // of each row: its symbols, and for how many rounds it has waited
+        let mut rows = vec![(CONTEXT, None); batch];
+        for _ in 0..STEPS {
+            for (row, (symbols, waited)) in rows.iter_mut().enumerate() {
+                match waited {
+                    Some(rounds) => *rounds += 1,
+                    None => {
+                        *symbols += 1;
+                        *waited = closes(row, *symbols).then_some(0);
+                    }
+                }
+            }
+            let all_wait = rows.iter().all(|(_, waited)| waited.is_some());
+            let due = all_wait || rows.iter().any(|(_, waited)| waited.is_some_and(|rounds| rounds >= wait));
+            expected.middle_steps += usize::from(due);
+            let (mut shared, mut middle) = (0, 0);
+            for (row, (symbols, waited)) in rows.iter_mut().enumerate().filter(|(_, row)| due || row.1.is_none()) {
+                let segments = (1..=*symbols).filter(|&symbols| closes(row, symbols)).count();
+                let Cost { symbol, segment, logits } = model.cost(*symbols, segments);
+                shared = (symbol.shared_bytes + logits.shared_bytes).max(shared);
+                expected.bytes += symbol.own_bytes;
+                expected.symbols += 1;
+                if waited.take().is_some() {
+                    middle = segment.shared_bytes.max(middle);
+                    expected.bytes += segment.own_bytes;
+                    expected.segments += 1;
+                }
+            }
+            expected.bytes += shared + middle;
+        }
+        expected
     }
-    (segments, bytes)
 }
 
 #[test]
 fn decode_tells_what_was_promised() {
     for case in ["whitespaces", "vanilla"] {
-        let args = [&["decode", "--json", "--batch", "1,3"], &OPTIONS[..], &["--model"]].concat();
-        let entries = json(&args, &[converted(case)]);
-        assert_eq!(entries.len(), 2);
+        let args = ["decode", "--json", "--batch", "1,3", "--boundary-wait", "0,2"];
+        let entries = json(&[&args, &OPTIONS[..], &["--model"]].concat(), &[converted(case)]);
+        assert_eq!(entries.len(), 4);
         let model = fixture(case);
-        check_entry(&entries[0], &*model, 1);
-        check_entry(&entries[1], &*model, 3);
+        for (entry, (batch, wait)) in entries.iter().zip([(1, 0), (1, 2), (3, 0), (3, 2)]) {
+            check_entry(entry, &*model, batch, wait);
+        }
     }
 }
 
@@ -124,7 +163,7 @@ fn compare_tells_both_and_their_ratio() {
     let args = [&["compare", "--json", "--pairs", "4"], &OPTIONS[..]].concat();
     let told = json(&args, &[converted("whitespaces"), converted("vanilla")]);
     assert_eq!(told.len(), 1);
-    assert_eq!(keys(&told[0]), ["batch", "context", "pairs", "a", "b", "ratio"]);
+    assert_eq!(keys(&told[0]), ["batch", "context", "boundary_wait", "pairs", "a", "b", "ratio"]);
     assert_eq!(keys(&told[0]["ratio"]), ["median", "p10", "p90"]);
     let [median, p10, p90] = ["median", "p10", "p90"].map(|key| number(&told[0]["ratio"], key));
     assert!(0.0 < p10 && p10 <= median && median <= p90);
@@ -133,7 +172,8 @@ fn compare_tells_both_and_their_ratio() {
         assert_eq!(number(&entry, "steps") as usize, 4 * STEPS);
         // every run feeds the same text, so all of them together need as many bytes a symbol as one
         entry["steps"] = STEPS.into();
-        check_entry(&entry, &*fixture(case), 1);
+        entry["middle_steps"] = (number(&entry, "middle_steps") as usize / 4).into();
+        check_entry(&entry, &*fixture(case), 1, BOUNDARY_WAIT);
     }
 }
 
@@ -225,7 +265,7 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     let model = fixture("whitespaces");
     let limit = model.card().max_symbols;
     let say = |batch, context, steps| {
-        let plan = decode::Plan { batch, context, steps };
+        let plan = decode::Plan { batch, context, steps, boundary_wait: 64 };
         plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
     };
     assert_eq!(say(1, limit - 1, 1), "");
@@ -237,6 +277,9 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     assert_eq!(say(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
     let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
     assert_eq!(say(1, limit - 4, 5), both);
+    let plan = decode::Plan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
+    let error = plan.check(model.card()).unwrap_err();
+    assert_eq!(error.to_string(), "--boundary-wait: 65 is out of bounds: 0 to 64");
 
     let say = |symbols, chunk, runs| {
         let plan = prefill::Plan { symbols, chunk, runs };
@@ -259,10 +302,20 @@ fn options_out_of_bounds_are_named_with_the_bound() {
 fn a_run_leaves_the_rows_as_they_were() {
     let (model, machine) = (fixture("gumbel"), Machine { isa: Isa::detect(), pool: Pool::new(1).into() });
     let sample = Sample::new(&model.card().vocabulary);
-    let plan = decode::Plan { batch: 2, context: 33, steps: 50 };
+    for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
+        let plan = decode::Plan { batch: 2, context: 33, steps: 50, boundary_wait };
+        let mut decoding = decode::Decoding::begin(&*model, &sample, plan).unwrap();
+        let (first, second) = (decoding.run().unwrap(), decoding.run().unwrap());
+        assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, second.symbols));
+        assert!((symbols..=100).contains(&first.symbols));
+        assert_eq!(first.plain_gap_ns.len() + first.boundary_gap_ns.len(), first.symbols);
+        // a row's gaps follow one upon the other
+        let gaps: f64 = first.plain_gap_ns.iter().chain(&first.boundary_gap_ns).sum();
+        assert!(gaps <= 2.0 * first.step_ns.iter().sum::<f64>() * 1.000_001 && first.middle_steps <= 50);
+    }
+    let plan = decode::Plan { batch: 2, context: 33, steps: 50, boundary_wait: 2 };
     let mut decoding = decode::Decoding::begin(&*model, &sample, plan).unwrap();
-    let (first, second) = (decoding.run().unwrap(), decoding.run().unwrap());
-    assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, 100));
+    let first = decoding.run().unwrap();
     let entry = decode::Entry::new(&decoding, first, &machine).unwrap();
     assert_eq!((entry.threads, entry.steps, entry.batch), (1, 50, 2));
 }

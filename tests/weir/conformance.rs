@@ -125,41 +125,87 @@ fn a_row_in_company_has_the_numbers_it_has_alone() {
 }
 
 #[test]
-fn a_segment_step_may_come_late() {
+fn segment_and_finish_steps_may_come_late() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
-        let texts = [configuration.text(dice), configuration.text(dice)];
+        let texts: Vec<Vec<u32>> = (0..4).map(|_| configuration.text(dice)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
         let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
-        let mut rows = vec![begin(), begin()];
-        let mut found = [Vec::new(), Vec::new()];
-        let mut fed = [0, 0];
-        while fed != [SYMBOLS, SYMBOLS] {
-            // rows that wait are left waiting about as often as not, while the other goes on
-            let ready: Vec<usize> =
-                (0..2).filter(|&row| rows[row].status == Status::Ready && fed[row] < SYMBOLS).collect();
-            for &row in &ready {
-                rows[row].set(&texts[row][fed[row]..=fed[row]], Want::All);
-                fed[row] += 1;
+        let mut rows: Vec<Row> = texts.iter().map(|_| begin()).collect();
+        let (mut found, mut fed) = (vec![Vec::new(); rows.len()], vec![0; rows.len()]);
+        while found.iter().zip(&alone).any(|(found, alone)| found.len() < alone.0.len()) {
+            // each kind of step for some of the rows, whatever they are ready for
+            let mut some = || (0..texts.len()).filter(|_| dice.below(3) > 0).collect::<Vec<_>>();
+            let (feedable, closing, finishing) = (some(), some(), some());
+            let ready = |row: &usize| rows[*row].status == Status::Ready && fed[*row] < SYMBOLS;
+            let feedable: Vec<_> = feedable.into_iter().filter(ready).collect();
+            for &row in &feedable {
+                let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
+                let end = (fed[row] + size).min(SYMBOLS);
+                rows[row].set(&texts[row][fed[row]..end], Want::All);
+                fed[row] = end;
             }
-            model.symbol_step(&mut rows, &ready, &mut scratch).unwrap();
-            for &row in &ready {
-                if rows[row].status == Status::Ready {
-                    found[row].extend_from_slice(&rows[row].logits);
-                }
+            model.symbol_step(&mut rows, &feedable, &mut scratch).unwrap();
+            assert!(feedable.iter().all(|&row| rows[row].status != Status::Ready), "{}", configuration.name);
+            let before: Vec<_> = rows.iter().map(|row| row.status).collect();
+            model.segment_step(&mut rows, &closing, &mut scratch).unwrap();
+            for (row, &before) in before.iter().enumerate() {
+                let taken = before == Status::Waiting && closing.contains(&row);
+                assert_eq!(rows[row].status, if taken { Status::Unfinished } else { before });
             }
-            if dice.below(2) == 0 || ready.is_empty() || fed == [SYMBOLS, SYMBOLS] {
-                let waiting: Vec<usize> = (0..2).filter(|&row| rows[row].status == Status::Waiting).collect();
-                model.segment_step(&mut rows, &waiting, &mut scratch).unwrap();
-                for &row in &waiting {
-                    assert_eq!(rows[row].status, Status::Ready);
+            let before: Vec<_> = rows.iter().map(|row| row.status).collect();
+            model.finish_step(&mut rows, &finishing, &mut scratch).unwrap();
+            for (row, &before) in before.iter().enumerate() {
+                let taken = before == Status::Unfinished && finishing.contains(&row);
+                assert_eq!(rows[row].status, if taken { Status::Ready } else { before });
+                if taken {
                     found[row].extend_from_slice(&rows[row].logits);
                 }
             }
         }
         for (found, alone) in found.iter().zip(&alone) {
             assert!(difference(found, &alone.0) <= COMPANY, "{}", configuration.name);
+        }
+    });
+}
+
+#[test]
+fn what_is_in_flight_belongs_to_one_row() {
+    on_each(|configuration, dice| {
+        let model = &*configuration.model;
+        let text = configuration.text(dice);
+        let whole = full(model, &text, &configuration.boundaries).0;
+        let symbols = model.card().vocabulary.len();
+        for _ in 0..4 {
+            let (cut, more) = (dice.below(100), 1 + dice.below(40));
+            let mut main = configuration.alone();
+            if cut > 0 {
+                main.feed(&text[..cut]);
+            }
+            main.rows[0].set(&text[cut..cut + more], Want::All);
+            model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
+            let mut steps = 0;
+            // once before its segment step, once before its finish step
+            while main.rows[0].status != Status::Ready {
+                assert!(main.rows[0].state.rollback(cut).is_err(), "{}: rolled back in flight", configuration.name);
+                let mut fork = Alone::from(model, Row::new(main.rows[0].state.fork()));
+                assert_eq!(fork.rows[0].state.len(), cut, "{}: a fork is as its row was before", configuration.name);
+                let got: Vec<f32> = text[cut..].iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
+                assert!(difference(&got, &whole[cut * symbols..]) <= COMPANY, "{}: fork", configuration.name);
+                if steps == 0 {
+                    model.segment_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
+                } else {
+                    model.finish_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
+                }
+                steps += 1;
+            }
+            let got = &main.rows[0].logits;
+            assert!(
+                difference(got, &whole[cut * symbols..(cut + more) * symbols]) <= COMPANY,
+                "{}",
+                configuration.name
+            );
         }
     });
 }
@@ -272,5 +318,9 @@ fn broken_use_is_an_error_and_nothing_else() {
         row.set(&vec![0; model.card().max_symbols + 1], Want::Nothing);
         assert!(step(row).is_err(), "too many symbols");
         assert!(begin().state.rollback(1).is_err(), "rollback beyond the end");
+        let mut rows = [begin()];
+        rows[0].set(&[0], Want::Last);
+        model.symbol_step(&mut rows, &[0], &mut scratch).unwrap();
+        assert!(model.symbol_step(&mut rows, &[0], &mut scratch).is_err(), "fed before it is ready");
     });
 }

@@ -2,6 +2,7 @@
 
 mod company;
 mod ends;
+mod gather;
 mod limits;
 mod session;
 mod toy;

@@ -24,39 +24,45 @@ fn columns(head: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {
     text
 }
 
-const DECODE: [&str; 13] = [
+const DECODE: [&str; 14] = [
     "model",
     "dtype",
     "threads",
     "batch",
     "context",
+    "wait",
     "SF",
     "chars/s",
     "step p50 ms",
-    "p10",
-    "p90",
+    "middle %",
+    "gap p50/p99 ms",
+    "at boundaries",
     "MB/char",
-    "GB/s",
-    "ceiling GB/s",
+    "GB/s of ceiling",
 ];
 
 fn decode_line(entry: &decode::Entry) -> Vec<String> {
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let giga = |bytes: f64| format!("{:.1}", bytes / 1e9);
+    let gap = |p50: Option<f64>, p99: Option<f64>| match (p50, p99) {
+        (Some(p50), Some(p99)) => format!("{:.2}/{:.2}", p50 / 1e6, p99 / 1e6),
+        _ => "-".into(),
+    };
     vec![
         entry.model.clone(),
         entry.dtype.to_owned(),
         entry.threads.to_string(),
         entry.batch.to_string(),
         entry.context.to_string(),
+        entry.boundary_wait.to_string(),
         factor(entry.shortening_factor),
         format!("{:.1}", entry.chars_per_second),
         ms(entry.step_ns_p50),
-        ms(entry.step_ns_p10),
-        ms(entry.step_ns_p90),
+        format!("{:.1}", entry.middle_share * 100.0),
+        gap(entry.plain_gap_ns_p50, entry.plain_gap_ns_p99),
+        gap(entry.boundary_gap_ns_p50, entry.boundary_gap_ns_p99),
         format!("{:.2}", entry.bytes_per_char / 1e6),
-        giga(entry.achieved_bytes_per_second),
-        giga(entry.ceiling_bytes_per_second),
+        format!("{} of {}", giga(entry.achieved_bytes_per_second), giga(entry.ceiling_bytes_per_second)),
     ]
 }
 
@@ -124,10 +130,10 @@ pub(super) fn compare(comparisons: &[Comparison]) -> String {
     let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
     let mut text = columns(&DECODE, both().map(decode_line));
     text.push('\n');
-    for Comparison { batch, context, pairs, a, b, ratio: Ratio { median, p10, p90 } } in comparisons {
+    for Comparison { batch, context, boundary_wait, pairs, a, b, ratio: Ratio { median, p10, p90 } } in comparisons {
         let _ = writeln!(
             text,
-            "batch {batch}, context {context}: {} is {median:.3} times as fast as {} \
+            "batch {batch}, context {context}, wait {boundary_wait}: {} is {median:.3} times as fast as {} \
              (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)",
             a.model, b.model
         );

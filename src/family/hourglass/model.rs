@@ -1,4 +1,4 @@
-//! The hourglass's weights, how they are loaded, and what the contract asks beside the two steps (those are in `step`).
+//! The hourglass's weights, how they are loaded, and what the contract asks beside the three steps (those are in `step`).
 
 use super::{
     config::HourglassBlueprint,
@@ -137,7 +137,7 @@ impl Model for Hourglass {
             None => None,
         };
         let (pre, offset) = (cache(self.pre.layout), boundaries.offset);
-        Ok(Box::new(HourglassState { pre, pooled, noise, offset, companion }))
+        Ok(Box::new(HourglassState { pre, pooled, finished: 0, hidden: Vec::new(), noise, offset, companion }))
     }
 
     fn scratch(&self) -> Scratch {
@@ -150,6 +150,10 @@ impl Model for Hourglass {
 
     fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.close_segments(rows, which, Work::of(scratch)?)
+    }
+
+    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.finish(rows, which, Work::of(scratch)?)
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {

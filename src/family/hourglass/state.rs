@@ -1,7 +1,7 @@
 //! What a sequence remembers: three caches, where segments ended, and the companion's sequence beside it.
 //!
-//! Everything else follows from these: a row waits for its segment step while `middle` is behind `ends`, and the symbols that
-//! wait with it are those between the ends of `post` and `pre`. So a fork is a clone, and a rollback shortens.
+//! Everything else follows from these: a row waits for its segment step while `middle` is behind `ends`, and is unfinished
+//! while `post` is behind `pre`. So a fork is a clone, and a rollback shortens.
 
 use crate::{
     decode::contract::{Noise, Row, State},
@@ -15,6 +15,10 @@ pub struct HourglassState {
     pub pre: Cache,
     /// What there is beyond the pre stack; none in a vanilla model.
     pub pooled: Option<PooledState>,
+    /// Symbols that have had their finish step; those behind are in flight.
+    pub finished: usize,
+    /// What the head is to take in the finish step of a vanilla model, whose pages keep no outputs: (wanted, D).
+    pub hidden: Vec<f32>,
     /// Where sampled boundaries take their noise from; none if boundaries are not sampled.
     pub noise: Option<Noise>,
     /// The position of the first symbol in its stream.
@@ -46,6 +50,25 @@ impl HourglassState {
     /// Whether segments are closed that the middle stack has not seen.
     pub fn waits(&self) -> bool {
         self.pooled.as_ref().is_some_and(|pooled| pooled.middle.len() < pooled.ends.len() + 1)
+    }
+
+    /// Whether no symbol is in flight.
+    pub fn is_ready(&self) -> bool {
+        self.finished == self.pre.len()
+    }
+
+    /// Shortens all but the companion's sequence to the first `len` symbols.
+    fn truncate(&mut self, len: usize) {
+        if let Some(pooled) = &mut self.pooled {
+            pooled.ends.truncate(pooled.ends.partition_point(|&end| end < len));
+            pooled.middle.truncate(pooled.ends.len() + 1);
+            pooled.post.truncate(len);
+        }
+        if let Some(companion) = &mut self.companion {
+            companion.entropies.truncate(len);
+        }
+        self.pre.truncate(len);
+        self.finished = self.finished.min(len);
     }
 
     /// The part beyond the pre stack.
@@ -92,33 +115,32 @@ impl State for HourglassState {
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let companion = self.companion.as_ref().map(|companion| CompanionState {
-            row: companion.row.as_ref().map(|row| Row::new(row.state.fork())),
-            entropies: companion.entropies.clone(),
+        let companion = self.companion.as_ref().map(|companion| {
+            let shorter = |row: &Row| {
+                let mut state = row.state.fork();
+                // one that could not be shortened is lost, and the next step says so
+                state.rollback(self.finished).ok().map(|()| Row::new(state))
+            };
+            CompanionState { row: companion.row.as_ref().and_then(shorter), entropies: companion.entropies.clone() }
         });
         let (pre, pooled, noise) = (self.pre.clone(), self.pooled.clone(), self.noise.clone());
-        Box::new(Self { pre, pooled, noise, offset: self.offset, companion })
+        let (finished, hidden, offset) = (self.finished, Vec::new(), self.offset);
+        let mut fork = Self { pre, pooled, finished, hidden, noise, offset, companion };
+        fork.truncate(finished);
+        Box::new(fork)
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
-        if self.waits() {
-            return Err(Error::Internal("a row that waits for a segment step cannot be rolled back".into()));
+        if !self.is_ready() {
+            return Err(Error::Internal("a row that is not ready cannot be rolled back".into()));
         }
         if len > self.len() {
             return Err(Error::Internal(format!("rollback to {len}, beyond the end {}", self.len())));
         }
-        if let Some(pooled) = &mut self.pooled {
-            pooled.ends.truncate(pooled.ends.partition_point(|&end| end < len));
-            pooled.middle.truncate(pooled.ends.len() + 1);
-            pooled.post.truncate(len);
+        if let Some(row) = self.companion.as_mut().and_then(|companion| companion.row.as_mut()) {
+            row.state.rollback(len)?;
         }
-        if let Some(companion) = &mut self.companion {
-            companion.entropies.truncate(len);
-            if let Some(row) = &mut companion.row {
-                row.state.rollback(len)?;
-            }
-        }
-        self.pre.truncate(len);
+        self.truncate(len);
         Ok(())
     }
 

@@ -1,9 +1,9 @@
-//! The two steps of the contract. Hot path: buffers are kept in [`Work`]; no allocation once they have grown, no locks, no
+//! The three steps of the contract. Hot path: buffers are kept in [`Work`]; no allocation once they have grown, no locks, no
 //! logging.
 //!
-//! `feed_symbols`: embed → pre stack → boundaries → (rows that closed nothing) finish. `close_segments`: pool → norm → middle
-//! stack → finish. `finish`: upsample + residual → post stack → logits. A bulk forward pass is `feed_symbols` with a whole
-//! text in a row's feed, followed by `close_segments`; a decode step is the same with one symbol.
+//! `feed_symbols`: embed → pre stack → boundaries. `close_segments`, for rows that closed one: pool → norm → middle stack.
+//! `finish`, for all of them: upsample + residual → post stack → logits. A bulk forward pass is the three with a whole text in
+//! a row's feed; a decode step is the same with one symbol.
 
 use super::{
     model::{Hourglass, Pooled},
@@ -57,8 +57,8 @@ pub struct Work {
     noise: Vec<Option<f32>>,
     stream_positions: Vec<usize>,
     verdicts: Vec<Verdict>,
-    /// Rows that finish in this step.
-    finishing: Vec<usize>,
+    /// The rows among those asked for that this step is for.
+    stepping: Vec<usize>,
     /// (rows, D)
     x: Vec<f32>,
     /// (wanted, D)
@@ -134,30 +134,24 @@ impl Hourglass {
         self.pre.forward(&self.compute, &mut work.x, &work.places, &mut Of::<PRE>(rows), &mut work.stack)?;
         work.show(Stage::PreOutput);
         self.decide(rows, work)?;
-        self.keep(rows, which, work)?;
-        if self.pooled.is_none() {
-            return self.logits(rows, which, work);
-        }
-        let mut finishing = std::mem::take(&mut work.finishing);
-        finishing.clear();
-        finishing.extend(which.iter().filter(|&&index| rows[index].status == Status::Ready));
-        let result = self.finish(rows, &finishing, work);
-        work.finishing = finishing;
-        result
+        self.keep(rows, which, work)
     }
 
     /// The segment step.
     pub(super) fn close_segments(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         let Some(pooled) = &self.pooled else { return Ok(()) };
-        let mut waiting = std::mem::take(&mut work.finishing);
-        waiting.clear();
-        waiting.extend(which.iter().filter(|&&index| rows[index].status == Status::Waiting));
-        let result = match waiting.is_empty() {
-            true => Ok(()),
-            false => self.middle(pooled, rows, &waiting, work).and_then(|()| self.finish(rows, &waiting, work)),
-        };
-        work.finishing = waiting;
-        result
+        stepping(Status::Waiting, rows, which, work, |rows, waiting, work| self.middle(pooled, rows, waiting, work))
+    }
+
+    /// The finish step.
+    pub(super) fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        stepping(Status::Unfinished, rows, which, work, |rows, unfinished, work| {
+            match &self.pooled {
+                Some(pooled) => self.upper(pooled, rows, unfinished, work)?,
+                None => pick_up(rows, unfinished, work)?,
+            }
+            self.logits(rows, unfinished, work)
+        })
     }
 
     /// Checks the rows, lists their symbols and places, and makes room in the caches.
@@ -170,8 +164,8 @@ impl Hourglass {
             let Row { state, feed, status, .. } = &mut rows[index];
             let state: &mut HourglassState = state_mut(&mut **state)?;
             let (len, more) = (state.pre.len(), feed.len());
-            if *status == Status::Waiting || more == 0 {
-                return Err(Error::Internal("a row was fed nothing, or while it waits for a segment step".into()));
+            if *status != Status::Ready || !state.is_ready() || more == 0 {
+                return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
             }
             if len + more > self.card.max_symbols {
                 let (length, limit) = (len + more, self.card.max_symbols);
@@ -236,7 +230,7 @@ impl Hourglass {
         self.boundaries.decide(&self.compute, &evidence, &mut work.boundary, &mut work.verdicts)
     }
 
-    /// Keeps what the pre stack gave: outputs, marks, segment ends; rows that closed a segment wait from here.
+    /// Keeps what the pre stack gave: outputs, marks, segment ends. Rows that closed a segment wait from here.
     fn keep(&self, rows: &mut [Row], which: &[usize], work: &Work) -> Result<()> {
         for &index in which {
             rows[index].marks.clear();
@@ -253,7 +247,23 @@ impl Hourglass {
                     pooled.ends.push(place.position);
                 }
             }
-            row.status = if state.waits() { Status::Waiting } else { Status::Ready };
+            row.status = if state.waits() { Status::Waiting } else { Status::Unfinished };
+        }
+        if self.pooled.is_none() {
+            self.put_by(rows, which, work)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a vanilla model's outputs as far as the head is to take them.
+    fn put_by(&self, rows: &mut [Row], which: &[usize], work: &Work) -> Result<()> {
+        let (dim, mut at) = (self.head.inputs(), 0);
+        for &index in which {
+            at += rows[index].feed.len();
+            let wanted = rows[index].wanted();
+            let state = state(rows, index)?;
+            state.hidden.clear();
+            state.hidden.extend_from_slice(&work.x[(at - wanted) * dim..at * dim]);
         }
         Ok(())
     }
@@ -285,20 +295,19 @@ impl Hourglass {
             middle.write_output(place.position, x)?;
             middle.advance(1);
         }
+        for &index in waiting {
+            rows[index].status = Status::Unfinished;
+        }
         Ok(())
     }
 
-    /// Upsamples, adds the residual, runs the post stack for the symbols it has not seen, and computes the wanted logits.
-    fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        let Some(model) = &self.pooled else { return Ok(()) };
-        if which.is_empty() {
-            return Ok(());
-        }
+    /// Upsamples, adds the residual, and runs the post stack for the symbols it has not seen; what the head is to take is then
+    /// in `work.picked`.
+    fn upper(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         work.places.clear();
         for &index in which {
             let state = state(rows, index)?;
-            let pending = state.pooled()?.post.len()..state.pre.len();
-            work.places.extend(pending.map(|position| Place { sequence: index, position }));
+            work.places.extend((state.finished..state.pre.len()).map(|position| Place { sequence: index, position }));
         }
         let dim = self.pre.layers[0].qkv.inputs();
         let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
@@ -314,37 +323,65 @@ impl Hourglass {
         let caches = &mut Of::<POST>(rows);
         model.post.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
         work.show(Stage::PostOutput);
-        for &index in which {
-            rows[index].status = Status::Ready;
-            let more = rows[index].feed.len();
-            state(rows, index)?.pooled_mut()?.post.advance(more);
-        }
-        self.logits(rows, which, work)
-    }
-
-    /// The wanted logits of the rows `which`, whose last hidden vectors are `work.x`, (symbols, D), row after row.
-    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        let (dim, symbols) = (self.head.inputs(), self.head.outputs());
-        let wanted = |row: &Row| match row.want {
-            Want::Nothing => 0,
-            Want::Last => 1,
-            Want::All => row.feed.len(),
-        };
         work.picked.clear();
         let mut at = 0;
         for &index in which {
-            at += rows[index].feed.len();
-            work.picked.extend_from_slice(&work.x[(at - wanted(&rows[index])) * dim..at * dim]);
-        }
-        let logits = sized(&mut work.logits, work.picked.len() / dim * symbols);
-        self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
-        let mut rest = &*logits;
-        for &index in which {
-            let (own, others) = rest.split_at(wanted(&rows[index]) * symbols);
-            rows[index].logits.clear();
-            rows[index].logits.extend_from_slice(own);
-            rest = others;
+            let (wanted, state) = (rows[index].wanted(), state(rows, index)?);
+            let more = state.pre.len() - state.finished;
+            state.pooled_mut()?.post.advance(more);
+            at += more;
+            // if more is wanted than was fed, `logits` says so
+            work.picked.extend_from_slice(&work.x[(at - wanted.min(more)) * dim..at * dim]);
         }
         Ok(())
     }
+
+    /// The wanted logits of the rows `which`, for which `work.picked` holds hidden vectors, (wanted, D), row after row; the
+    /// rows are then ready.
+    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let (dim, symbols) = (self.head.inputs(), self.head.outputs());
+        let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
+        if wanted * dim != work.picked.len() {
+            return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
+        }
+        let logits = sized(&mut work.logits, wanted * symbols);
+        self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
+        let mut rest = &*logits;
+        for &index in which {
+            let row = &mut rows[index];
+            let (own, others) = rest.split_at(row.wanted() * symbols);
+            row.logits.clear();
+            row.logits.extend_from_slice(own);
+            rest = others;
+            row.status = Status::Ready;
+            let state = state(rows, index)?;
+            state.finished = state.pre.len();
+        }
+        Ok(())
+    }
+}
+
+/// Runs a step for the rows among `which` that have that status, if there are any.
+fn stepping(
+    status: Status,
+    rows: &mut [Row],
+    which: &[usize],
+    work: &mut Work,
+    step: impl FnOnce(&mut [Row], &[usize], &mut Work) -> Result<()>,
+) -> Result<()> {
+    let mut chosen = std::mem::take(&mut work.stepping);
+    chosen.clear();
+    chosen.extend(which.iter().filter(|&&index| rows[index].status == status));
+    let result = if chosen.is_empty() { Ok(()) } else { step(rows, &chosen, work) };
+    work.stepping = chosen;
+    result
+}
+
+/// Puts what was put by for the head into `work.picked`, row after row.
+fn pick_up(rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    work.picked.clear();
+    for &index in which {
+        work.picked.append(&mut state(rows, index)?.hidden);
+    }
+    Ok(())
 }

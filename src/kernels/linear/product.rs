@@ -150,16 +150,17 @@ impl<C: Copy> Panel<'_, C> {
     /// Several rows, slice by slice.
     #[inline(always)]
     fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; WIDEST]]) {
-        // few rows take two groups at a time, for enough chains side by side
-        let wide = if sums.len() < 4 { 2 } else { 1 };
+        // Two rows take two groups at a time, for enough chains side by side. Where those are the whole panel, they read it as
+        // one stream, which the processor foresees by itself; what is read slice by slice has to be asked for.
+        let wide = if sums.len() == 2 { 2 } else { 1 };
         for start in (0..self.steps).step_by(SLICE) {
             let end = self.steps.min(start + SLICE);
             for group in (0..self.groups).step_by(wide) {
                 let last = group + wide >= self.groups;
                 // the slice beside this one, or the first one of the next steps
-                let ahead = if last { SLICE * self.groups * F::GROUP - group * F::GROUP } else { wide * F::GROUP };
-                let mut slice = Slice { row: 0, group, start, end, ahead: Some(ahead) };
+                let next = if last { (SLICE * self.groups - group) * F::GROUP } else { wide * F::GROUP };
                 let both = wide == 2 && group + 1 < self.groups;
+                let mut slice = Slice { row: 0, group, start, end, ahead: (wide < self.groups).then_some(next) };
                 for rows in split(sums.len(), F::TILE) {
                     self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[slice.row..]);
                     slice = Slice { row: slice.row + rows, ahead: None, ..slice };
@@ -180,8 +181,7 @@ impl<C: Copy> Panel<'_, C> {
             (1, _) => self.tile::<S, F, 1, 1>(simd, slice, sums),
             (2, false) => self.tile::<S, F, 2, 1>(simd, slice, sums),
             (2, true) => self.tile::<S, F, 2, 2>(simd, slice, sums),
-            (3, false) => self.tile::<S, F, 3, 1>(simd, slice, sums),
-            (3, true) => self.tile::<S, F, 3, 2>(simd, slice, sums),
+            (3, _) => self.tile::<S, F, 3, 1>(simd, slice, sums),
             (4, _) => self.tile::<S, F, 4, 1>(simd, slice, sums),
             (5, _) => self.tile::<S, F, 5, 1>(simd, slice, sums),
             _ => self.tile::<S, F, 6, 1>(simd, slice, sums),

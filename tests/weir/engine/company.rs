@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 use weir::engine::handle::{Event, Events, Handle, Job, Limits};
 
 fn small(rows: usize, queue: usize) -> Limits {
-    Limits { rows, queue, chunk: 16, events: 8 }
+    Limits { rows, queue, chunk: 16, events: 8, ..Limits::default() }
 }
 
 /// Reads all at once, each on a thread of its own.
@@ -54,7 +54,7 @@ fn readers_that_go_disturb_nobody() {
 fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
     let toy = Toy::new();
     // The stream's reader comes late and finds all of it.
-    let engine = toy.engine(Limits { events: 300, ..small(8, 8) });
+    let engine = toy.engine(Limits { events: 300, boundary_wait: 0, ..small(8, 8) });
     toy.hold(1);
     let stream = engine.submit(Job::Generate(generate(&[1], 200)), None).unwrap();
     let prompts: Vec<_> = (0..3).map(|_| engine.submit(Job::Generate(generate(&[2; 500], 1)), None).unwrap()).collect();
@@ -72,7 +72,7 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
 #[test]
 fn prompts_take_turns() {
     let toy = Toy::new();
-    let engine = toy.engine(small(8, 8));
+    let engine = toy.engine(Limits { boundary_wait: 0, ..small(8, 8) });
     toy.hold(1);
     let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
     let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();

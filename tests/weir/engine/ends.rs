@@ -18,7 +18,7 @@ fn ends_with(symbol: u32) -> Job {
 fn a_failed_step_ends_its_batch_and_the_engine_goes_on() {
     let toy = Toy::new();
     let engine = toy.engine(Limits::default());
-    for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE] {
+    for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH] {
         toy.hold(0);
         let blocking = engine.submit(varied(3), None).unwrap();
         eventually("the first has a row", || toy.sequences() == 1);

@@ -11,7 +11,7 @@ use weir::{
             BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
         },
         cost::Cost,
-        options::{Details, Generate, Sampling, Score, Stopping},
+        options::{Details, Generate, Sampling, Score, Stopping, Timing},
         session::Session,
     },
     engine::handle::{Event, Events, Handle, Job, Limits},
@@ -29,8 +29,10 @@ pub(super) const FAIL: u32 = 5;
 pub(super) const PANIC_IN_MIDDLE: u32 = 6;
 /// The logits after this are not numbers.
 pub(super) const NAN: u32 = 7;
+/// Feeding this panics in the finish step.
+pub(super) const PANIC_AT_FINISH: u32 = 8;
 /// Symbols of the vocabulary.
-pub(super) const VOCABULARY: usize = 8;
+pub(super) const VOCABULARY: usize = 9;
 /// The most symbols of a sequence.
 pub(super) const MAX_SYMBOLS: usize = 4096;
 /// Bytes that a symbol occupies.
@@ -43,6 +45,10 @@ pub(super) struct Toy {
     gate: (Mutex<Gate>, Condvar),
     /// Of each symbol step: how many symbols each row fed.
     pub(super) steps: Mutex<Vec<Vec<usize>>>,
+    /// Of each segment step: for how many rows it was, and how many symbol steps the longest-waiting of them had waited.
+    pub(super) segment_steps: Mutex<Vec<(usize, usize)>>,
+    /// How many finish steps there were.
+    pub(super) finish_steps: AtomicUsize,
     /// How many more times working memory can be made.
     pub(super) scratches: AtomicUsize,
 }
@@ -81,7 +87,9 @@ impl Toy {
             sha256: String::new(),
         };
         let (counts, gate) = (Arc::default(), (Mutex::new(None), Condvar::new()));
-        Arc::new(Self { card, limit, counts, gate, steps: Mutex::default(), scratches: AtomicUsize::new(usize::MAX) })
+        let (steps, segment_steps, finish_steps) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
+        let scratches = AtomicUsize::new(usize::MAX);
+        Arc::new(Self { card, limit, counts, gate, steps, segment_steps, finish_steps, scratches })
     }
 
     pub(super) fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
@@ -121,9 +129,12 @@ fn vocabulary() -> Vocabulary {
 struct ToyState {
     /// The hash of the symbols up to each position, and the segments closed by then.
     past: Vec<(u64, usize)>,
-    /// What the fed symbols' logits will be once the segment step was.
+    /// Symbols that have had their finish step.
+    finished: usize,
+    /// What the fed symbols' logits will be once the finish step was.
     due: Vec<f32>,
-    panics: bool,
+    /// Symbol steps since the row began to wait, as the model sees them.
+    waited: usize,
     counts: Arc<Counts>,
 }
 
@@ -131,13 +142,12 @@ impl ToyState {
     fn new(past: Vec<(u64, usize)>, counts: Arc<Counts>) -> Self {
         counts.sequences.fetch_add(1, SeqCst);
         counts.bytes.fetch_add(past.len() * BYTES, SeqCst);
-        Self { past, due: Vec::new(), panics: false, counts }
+        Self { finished: past.len(), past, due: Vec::new(), waited: 0, counts }
     }
 
     fn push(&mut self, symbol: u32) -> Mark {
         let (hash, segments) = self.past.last().copied().unwrap_or((1, 0));
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
-        self.panics |= symbol == PANIC_IN_MIDDLE;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         self.counts.bytes.fetch_add(BYTES, SeqCst);
         Mark { boundary, probability: None }
@@ -171,15 +181,16 @@ impl State for ToyState {
     }
 
     fn fork(&self) -> Box<dyn State> {
-        Box::new(Self::new(self.past.clone(), Arc::clone(&self.counts)))
+        Box::new(Self::new(self.past[..self.finished].to_vec(), Arc::clone(&self.counts)))
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
-        if len > self.past.len() {
-            return Err(Error::Internal("beyond the end".into()));
+        if self.finished < self.past.len() || len > self.past.len() {
+            return Err(Error::Internal("not ready, or beyond the end".into()));
         }
         self.counts.bytes.fetch_sub((self.past.len() - len) * BYTES, SeqCst);
         self.past.truncate(len);
+        self.finished = len;
         Ok(())
     }
 
@@ -205,48 +216,51 @@ impl Model for Toy {
 
     fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.pass_gate();
-        let clean = scratch.0.downcast_mut::<bool>().unwrap();
-        assert!(std::mem::take(clean), "a failed step's scratch was used again");
-        self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
-        for &index in which {
-            let Row { state, feed, want, logits, marks, status } = &mut rows[index];
-            assert!(*status == Status::Ready && !feed.is_empty());
-            let state = state_mut::<ToyState>(state.as_mut())?;
-            logits.clear();
-            marks.clear();
-            for (at, &symbol) in feed.iter().enumerate() {
-                assert!(symbol != PANIC, "told to panic");
-                if symbol == FAIL {
-                    return Err(Error::OutOfPages { needed: 1, limit: 0 });
-                }
-                marks.push(state.push(symbol));
-                if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
-                    logits.extend(state.logits(symbol));
-                }
+        with(scratch, || {
+            self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
+            for row in rows.iter_mut().filter(|row| row.status == Status::Waiting) {
+                state_mut::<ToyState>(row.state.as_mut())?.waited += 1;
             }
-            if marks.iter().any(|mark| mark.boundary) {
-                *status = Status::Waiting;
-                state.due = std::mem::take(logits);
-            }
-        }
-        *clean = true;
-        Ok(())
+            which.iter().try_for_each(|&index| feed(&mut rows[index]))
+        })
     }
 
     fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        let clean = scratch.0.downcast_mut::<bool>().unwrap();
-        assert!(std::mem::take(clean), "a failed step's scratch was used again");
-        for &index in which {
-            let row = &mut rows[index];
-            if row.status == Status::Waiting {
-                let state = state_mut::<ToyState>(row.state.as_mut())?;
-                assert!(!state.panics, "told to panic in the middle");
-                row.logits = std::mem::take(&mut state.due);
-                row.status = Status::Ready;
+        with(scratch, || {
+            let (mut rows_taken, mut longest) = (0, 0);
+            for &index in which {
+                let row = &mut rows[index];
+                if row.status == Status::Waiting {
+                    let state = state_mut::<ToyState>(row.state.as_mut())?;
+                    assert!(!row.feed.contains(&PANIC_IN_MIDDLE), "told to panic in the middle");
+                    assert_eq!(state.waited, row.waited, "the engine counts otherwise");
+                    rows_taken += 1;
+                    longest = longest.max(std::mem::take(&mut state.waited));
+                    row.status = Status::Unfinished;
+                }
             }
-        }
-        *clean = true;
-        Ok(())
+            if rows_taken > 0 {
+                self.segment_steps.lock().unwrap().push((rows_taken, longest));
+            }
+            Ok(())
+        })
+    }
+
+    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        with(scratch, || {
+            self.finish_steps.fetch_add(1, SeqCst);
+            for &index in which {
+                let row = &mut rows[index];
+                if row.status == Status::Unfinished {
+                    let state = state_mut::<ToyState>(row.state.as_mut())?;
+                    assert!(!row.feed.contains(&PANIC_AT_FINISH), "told to panic at the finish");
+                    row.logits = std::mem::take(&mut state.due);
+                    state.finished = state.past.len();
+                    row.status = Status::Ready;
+                }
+            }
+            Ok(())
+        })
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -260,6 +274,36 @@ impl Model for Toy {
     fn cost(&self, _: usize, _: usize) -> Cost {
         Cost::default()
     }
+}
+
+/// Takes care that nobody uses a failed step's scratch.
+fn with(scratch: &mut Scratch, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    let clean = scratch.0.downcast_mut::<bool>().unwrap();
+    assert!(std::mem::take(clean), "a failed step's scratch was used again");
+    step()?;
+    *clean = true;
+    Ok(())
+}
+
+fn feed(row: &mut Row) -> Result<()> {
+    let Row { state, feed, want, logits, marks, status, .. } = row;
+    assert!(*status == Status::Ready && !feed.is_empty());
+    let state = state_mut::<ToyState>(state.as_mut())?;
+    logits.clear();
+    marks.clear();
+    for (at, &symbol) in feed.iter().enumerate() {
+        assert!(symbol != PANIC, "told to panic");
+        if symbol == FAIL {
+            return Err(Error::OutOfPages { needed: 1, limit: 0 });
+        }
+        marks.push(state.push(symbol));
+        if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
+            state.due.extend(state.logits(symbol));
+        }
+    }
+    let closes = marks.iter().any(|mark| mark.boundary);
+    *status = if closes { Status::Waiting } else { Status::Unfinished };
+    Ok(())
 }
 
 /// The logits after a text, from the start.
@@ -342,7 +386,12 @@ pub(super) fn run(session: Session, toy: &Toy, chunk: usize) -> Said {
 }
 
 /// Reads a job to its end, and checks the order of what it says.
-pub(super) fn read(mut events: Events) -> Result<Said> {
+pub(super) fn read(events: Events) -> Result<Said> {
+    read_timed(events).map(|(said, _)| said)
+}
+
+/// The same, with where its time went.
+pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
     let mut characters = Vec::new();
     let Some(Event::Started { cached_chars: 0 }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
@@ -356,7 +405,7 @@ pub(super) fn read(mut events: Events) -> Result<Said> {
                 assert!(events.blocking_recv().is_none(), "nothing follows the end");
                 assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
                 assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
-                return Ok(Said { characters, reason, usage });
+                return Ok((Said { characters, reason, usage }, timing));
             }
         }
     }

@@ -182,7 +182,7 @@ impl Model for Fake {
         self.wait();
         let size = self.card.vocabulary.len();
         for &index in which {
-            let Row { state, feed, want, logits, marks, status } = &mut rows[index];
+            let Row { state, feed, want, logits, marks, status, .. } = &mut rows[index];
             let state = state_mut::<FakeState>(state.as_mut())?;
             logits.clear();
             marks.clear();
@@ -193,14 +193,20 @@ impl Model for Fake {
                     logits.extend(state.logits(size));
                 }
             }
-            if marks.iter().any(|mark| mark.boundary) {
-                *status = Status::Waiting;
-            }
+            let closes = marks.iter().any(|mark| mark.boundary);
+            *status = if closes { Status::Waiting } else { Status::Unfinished };
         }
         Ok(())
     }
 
     fn segment_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+        for &index in which {
+            rows[index].status = Status::Unfinished;
+        }
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
         for &index in which {
             rows[index].status = Status::Ready;
         }

@@ -13,17 +13,20 @@ use std::sync::{Arc, OnceLock};
 
 /// Distances in a block of a [`DistanceTable`].
 pub(super) const BLOCK: usize = 512;
-/// Numbers in a block for each number of a head: a window of one page may start at its last distance.
-pub(super) const STRIDE: usize = BLOCK + POSITIONS;
+/// Chunks of a page's size in a block.
+const CHUNKS: usize = BLOCK / POSITIONS;
 
 /// R_d for every distance d ≥ 0, one layer's: computed in blocks, each once, when a sequence first gets that long. In f32
 /// beside f32 keys, else in bf16.
+///
+/// Distances lie in chunks of a page's size, laid out like a page's keys, so that a query reads each chunk once and as one
+/// stream; where a page's distances straddle two chunks, it is their products that are put together.
 pub struct DistanceTable {
     dtype: Dtype,
     heads: usize,
     head_dim: usize,
     arena: Arc<Arena>,
-    /// (heads, head_dim, STRIDE), by falling distance: neighbours in a page of keys are one apart in distance.
+    /// (heads, chunks, head_dim, POSITIONS), chunks and places by falling distance, like keys.
     blocks: Vec<OnceLock<Region>>,
 }
 
@@ -49,37 +52,32 @@ impl DistanceTable {
     }
 
     fn block(&self, index: usize, fill: &impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<Region> {
-        // place m holds the distance `high − m`; distances below zero belong to keys after the query, which are masked
-        let high = ((index + 1) * BLOCK) as isize - 1;
-        let low = (high + 1 - STRIDE as isize).max(0);
-        let rows = fill(low as usize..high as usize + 1);
-        let mut region = self.arena.cut(self.heads * self.head_dim * STRIDE * distance_bytes(self.dtype))?;
+        let rows = fill(index * BLOCK..(index + 1) * BLOCK);
+        let mut region = self.arena.cut(self.heads * self.head_dim * BLOCK * distance_bytes(self.dtype))?;
         match self.dtype {
-            Dtype::F32 => self.lay(&rows, (low, high), region.numbers_mut(), |x| x),
-            Dtype::Bf16 | Dtype::Int8 => self.lay(&rows, (low, high), region.numbers_mut(), to_bf16),
+            Dtype::F32 => self.lay(&rows, region.numbers_mut(), |x| x),
+            Dtype::Bf16 | Dtype::Int8 => self.lay(&rows, region.numbers_mut(), to_bf16),
         }
         Ok(region)
     }
 
-    fn lay<T>(&self, rows: &[f32], (low, high): (isize, isize), block: &mut [T], number: impl Fn(f32) -> T) {
-        let width = self.heads * self.head_dim;
-        for distance in low..=high {
-            let row = &rows[(distance - low) as usize * width..][..width];
-            let place = (high - distance) as usize;
+    fn lay<T>(&self, rows: &[f32], block: &mut [T], number: impl Fn(f32) -> T) {
+        let dim = self.head_dim;
+        for (distance, row) in rows.chunks_exact(self.heads * dim).enumerate() {
+            let (chunk, place) = (CHUNKS - 1 - distance / POSITIONS, POSITIONS - 1 - distance % POSITIONS);
             for (index, &x) in row.iter().enumerate() {
-                block[index * STRIDE + place] = number(x);
+                let (head, d) = (index / dim, index % dim);
+                block[((head * CHUNKS + chunk) * dim + d) * POSITIONS + place] = number(x);
             }
         }
     }
 
-    /// R of one head for a query and the page of keys starting `offset` positions before it: rows of [`STRIDE`] numbers, the
-    /// page's first key at the returned place.
+    /// R of one head for the distances `chunk` · POSITIONS and on, by falling distance: (head_dim, POSITIONS).
     #[inline(always)]
-    pub(super) fn window<T: Number>(&self, head: usize, offset: usize) -> (&[T], usize) {
-        let index = offset / BLOCK;
-        let block = self.blocks.get(index).and_then(OnceLock::get).map_or(&[][..], |block| block.numbers());
-        let rows = &block[head * self.head_dim * STRIDE..][..self.head_dim * STRIDE];
-        (rows, (index + 1) * BLOCK - 1 - offset)
+    pub(super) fn chunk<T: Number>(&self, head: usize, chunk: usize) -> &[T] {
+        let block = self.blocks.get(chunk / CHUNKS).and_then(OnceLock::get).map_or(&[][..], |block| block.numbers());
+        let size = self.head_dim * POSITIONS;
+        &block[(head * CHUNKS + CHUNKS - 1 - chunk % CHUNKS) * size..][..size]
     }
 }
 

@@ -1,8 +1,8 @@
 //! Attention of one query over pages of keys and values, with a relative-distance term; softmax included.
 //!
 //! A page holds [`POSITIONS`] positions of all layers of one stack ([`Layout`]); a head's keys lie as (head_dim, positions),
-//! so that one vector instruction meets as many keys as it has lanes. The softmax runs page by page with a running maximum.
-//! Pages start at fixed positions, so the order of every sum is a function of the query's position alone. Sums are f32
+//! so that one vector instruction meets as many keys as it has lanes. The softmax runs over spans of pages with a running
+//! maximum. Spans start at fixed positions, so the order of every sum is a function of the query's position alone. Sums are f32
 //! whatever keys and values are stored in.
 
 mod distance;
@@ -19,7 +19,6 @@ use super::{
     pages::Page,
     rowwise::{add_up, exp},
 };
-use distance::STRIDE;
 use stored::{Bytes, Full, Half, Head, Load, Number, Stored};
 
 /// Positions in a page.
@@ -27,6 +26,8 @@ pub const POSITIONS: usize = 2 * LANES;
 
 /// Vectors of a page's scores.
 const VECTORS: usize = POSITIONS / WIDTH;
+/// Keys whose scores are held at a time: keys, then values, are read as streams of that many.
+const SPAN: usize = 16 * POSITIONS;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -80,42 +81,37 @@ fn bytes_body<S: Simd>(simd: S, query: &Query<'_>, out: &mut [f32]) {
 
 #[inline(always)]
 fn attend_body<S: Simd, N: Stored>(simd: S, query: &Query<'_>, out: &mut [f32]) {
-    let at = query.layout.head_at(query.layer, query.head);
+    let mut scores = [0f32; SPAN];
     let (mut top, mut total, mut broken) = (f32::NEG_INFINITY, 0f32, false);
     out.fill(0.0);
-    for (index, page) in query.pages.iter().enumerate().take(query.position / POSITIONS + 1) {
-        let first = index * POSITIONS;
-        let keys = (query.position + 1 - first).min(POSITIONS);
-        if let Some(next) = query.pages.get(index + 1) {
-            ask_for(simd, &next.bytes()[at..at + query.layout.head_bytes()]);
-        }
-        let head = Head::<N>::of(query.layout, page.bytes(), at);
-        let mut scores = scores(simd, query, &head, first);
+    for first in (0..=query.position).step_by(SPAN) {
+        let keys = (query.position + 1 - first).min(SPAN);
+        let pages = &query.pages[first / POSITIONS..][..keys.div_ceil(POSITIONS)];
+        let scores = &mut scores[..pages.len() * POSITIONS];
+        score::<S, N>(simd, query, (pages, first), scores);
         scores[keys..].fill(f32::NEG_INFINITY);
-        let page_top = largest(&scores);
-        if page_top > top {
-            let shrink = exp::<S>(top - page_top);
-            top = page_top;
+        let span_top = largest(scores);
+        if span_top > top {
+            let shrink = exp::<S>(top - span_top);
+            top = span_top;
             total *= shrink;
             for out in out.iter_mut() {
                 *out *= shrink;
             }
         }
-        for score in &mut scores {
-            let below = *score - top;
-            // `exp` would make a number of what is none
-            broken |= below.is_nan();
-            *score = exp::<S>(below);
-        }
-        // keys beyond the query weigh nothing at all
-        scores[keys..].fill(0.0);
-        total += add_up(std::array::from_fn(|lane| scores[lane] + scores[lane + LANES]));
-        if N::SCALED {
-            for (weight, scale) in scores[..keys].iter_mut().zip(&head.scales[POSITIONS..]) {
-                *weight *= scale;
+        let mut sums = [0f32; LANES];
+        for scores in scores.chunks_exact_mut(LANES) {
+            for (score, sum) in scores.iter_mut().zip(&mut sums) {
+                let below = *score - top;
+                // `exp` would make a number of what is none
+                broken |= below.is_nan();
+                // keys behind the query weigh nothing at all
+                *score = if below > f32::NEG_INFINITY { exp::<S>(below) } else { 0.0 };
+                *sum += *score;
             }
         }
-        add_values::<S, N>(simd, &scores[..keys], head.values, out);
+        total += add_up(sums);
+        weigh::<S, N>(simd, query, (pages, keys), scores, out);
     }
     let share = if broken { f32::NAN } else { 1.0 / total };
     for out in out {
@@ -123,19 +119,15 @@ fn attend_body<S: Simd, N: Stored>(simd: S, query: &Query<'_>, out: &mut [f32]) 
     }
 }
 
-/// Asks for the beginning of what comes next: the rest of it follows as a stream.
 #[inline(always)]
-fn ask_for<S: Simd>(simd: S, bytes: &[u8]) {
-    const LINES: usize = 16;
-    for line in bytes.chunks(LINE).take(LINES) {
-        simd.prefetch(line.as_ptr());
-    }
-}
-
-#[inline(always)]
-fn largest(scores: &[f32; POSITIONS]) -> f32 {
+fn largest(scores: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
-    let mut lanes: [f32; LANES] = std::array::from_fn(|lane| larger(scores[lane], scores[lane + LANES]));
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for scores in scores.chunks_exact(LANES) {
+        for (lane, &score) in lanes.iter_mut().zip(scores) {
+            *lane = larger(*lane, score);
+        }
+    }
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
@@ -146,32 +138,84 @@ fn largest(scores: &[f32; POSITIONS]) -> f32 {
     lanes[0]
 }
 
-/// The scores of a page's keys.
+/// The scores of a span's keys; those of keys behind the query are unspecified.
 #[inline(always)]
-fn scores<S: Simd, N: Stored>(simd: S, query: &Query<'_>, head: &Head<'_, N>, first: usize) -> [f32; POSITIONS] {
-    let mut near = products::<S, N::Keys>(simd, query.content, (head.keys, POSITIONS, 0));
-    if N::SCALED {
-        for (score, scale) in near.iter_mut().zip(head.scales) {
-            *score *= scale;
+fn score<S: Simd, N: Stored>(simd: S, query: &Query<'_>, (pages, first): (&[Page], usize), scores: &mut [f32]) {
+    let mut far = [0f32; SPAN + POSITIONS];
+    let place = far_products::<S, N>(simd, query, first, &mut far[..scores.len() + POSITIONS]);
+    let (at, half) = (query.layout.head_at(query.layer, query.head), query.layout.half());
+    for (index, (page, scores)) in pages.iter().zip(scores.chunks_exact_mut(POSITIONS)).enumerate() {
+        match pages.get(index + 1) {
+            Some(next) => ask_for(simd, &next.bytes()[at..at + half]),
+            None => ask_for(simd, &pages[0].bytes()[at + half..at + 2 * half]),
+        }
+        let head = Head::<N>::of(query.layout, page.bytes(), at);
+        let mut near = products::<S, N::Keys>(simd, query.content, head.keys);
+        if N::SCALED {
+            for (score, scale) in near.iter_mut().zip(head.scales) {
+                *score *= scale;
+            }
+        }
+        let far = &far[index * POSITIONS + place..][..POSITIONS];
+        for (lane, score) in scores.iter_mut().enumerate() {
+            *score = (near[lane] + far[lane]) * query.scale;
         }
     }
-    let Some((distance, table)) = query.distance else { return near.map(|score| score * query.scale) };
-    let (rows, place) = table.window(query.head, query.position - first);
-    let far = products::<S, N::Distances>(simd, distance, (rows, STRIDE, place));
-    std::array::from_fn(|lane| (near[lane] + far[lane]) * query.scale)
 }
 
-/// Σ query · column for [`POSITIONS`] neighbouring columns of `rows`, (head_dim, stride), from `place` on; each its own chain
-/// over the rows in order.
+/// The query's products with the distances to a span's keys, by falling distance, from the returned place on: chunks of
+/// distances are aligned to the query's own position, keys to the sequence's start. Zeros, where a scheme has none.
 #[inline(always)]
-fn products<S: Simd, L: Load>(
+fn far_products<S: Simd, N: Stored>(simd: S, query: &Query<'_>, first: usize, far: &mut [f32]) -> usize {
+    let Some((distance, table)) = query.distance else { return 0 };
+    let offset = query.position - first;
+    let nearest = offset / POSITIONS + 1;
+    for (index, far) in far.chunks_exact_mut(POSITIONS).enumerate().take(nearest) {
+        let chunk = table.chunk(query.head, nearest - 1 - index);
+        far.copy_from_slice(&products::<S, N::Distances>(simd, distance, chunk));
+    }
+    POSITIONS - 1 - offset % POSITIONS
+}
+
+/// `out` += Σ weights · values of a span.
+#[inline(always)]
+fn weigh<S: Simd, N: Stored>(
     simd: S,
-    query: &[f32],
-    (rows, stride, place): (&[L::Number], usize, usize),
-) -> [f32; POSITIONS] {
-    assert!(place + POSITIONS <= stride && query.len() * stride <= rows.len());
+    query: &Query<'_>,
+    (pages, keys): (&[Page], usize),
+    weights: &mut [f32],
+    out: &mut [f32],
+) {
+    let (at, half) = (query.layout.head_at(query.layer, query.head), query.layout.half());
+    for (index, (page, weights)) in pages.iter().zip(weights.chunks_exact_mut(POSITIONS)).enumerate() {
+        if let Some(next) = pages.get(index + 1) {
+            ask_for(simd, &next.bytes()[at + half..at + 2 * half]);
+        }
+        let head = Head::<N>::of(query.layout, page.bytes(), at);
+        let weights = &mut weights[..POSITIONS.min(keys - index * POSITIONS)];
+        if N::SCALED {
+            for (weight, scale) in weights.iter_mut().zip(&head.scales[POSITIONS..]) {
+                *weight *= scale;
+            }
+        }
+        add_values::<S, N>(simd, weights, head.values, out);
+    }
+}
+
+/// Asks for the keys, or values, that come next: blocks of a few KiB, far apart, are too short for the processor to foresee.
+#[inline(always)]
+fn ask_for<S: Simd>(simd: S, bytes: &[u8]) {
+    for line in bytes.chunks(LINE) {
+        simd.prefetch(line.as_ptr());
+    }
+}
+
+/// Σ query · column for the columns of (head_dim, POSITIONS) numbers, each its own chain over the rows in order.
+#[inline(always)]
+fn products<S: Simd, L: Load>(simd: S, query: &[f32], rows: &[L::Number]) -> [f32; POSITIONS] {
+    assert!(query.len() * POSITIONS <= rows.len());
     let mut sums = [simd.splat(0.0); VECTORS];
-    let mut at = rows[place..].as_ptr();
+    let mut at = rows.as_ptr();
     for &factor in query {
         let factor = simd.splat(factor);
         for (v, sum) in sums.iter_mut().enumerate() {
@@ -179,7 +223,7 @@ fn products<S: Simd, L: Load>(
             let column = unsafe { L::load(simd, at.wrapping_add(v * WIDTH)) };
             *sum = simd.madd(factor, column, *sum);
         }
-        at = at.wrapping_add(stride);
+        at = at.wrapping_add(POSITIONS);
     }
     let mut scores = [0f32; POSITIONS];
     for (v, &sum) in sums.iter().enumerate() {

@@ -90,7 +90,10 @@ impl Args {
         let vocabulary = &model.card().vocabulary;
         let prompt = match &self.ids {
             Some(ids) => ids.clone(),
-            None => vocabulary.encode("--prompt", self.prompt.as_deref().unwrap_or_default())?,
+            None => {
+                let text = self.prompt.as_deref().unwrap_or_default();
+                vocabulary.encode("--prompt", text, model.card().max_symbols)?
+            }
         };
         let stop = self.stop.iter().map(|text| vocabulary.encode_exactly("--stop", text)).collect::<Result<_>>()?;
         Ok(Generate {

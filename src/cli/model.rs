@@ -84,8 +84,8 @@ impl TextArgs {
         let vocabulary = &model.card().vocabulary;
         let symbols = match (&self.ids, &self.file, &self.text) {
             (Some(ids), ..) => vocabulary.check_ids("--ids", ids).map(|()| ids.clone())?,
-            (_, Some(file), _) => vocabulary.encode("--file", &read(file)?)?,
-            (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default())?,
+            (_, Some(file), _) => vocabulary.encode("--file", &read(file)?, usize::MAX)?,
+            (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default(), usize::MAX)?,
         };
         if symbols.is_empty() {
             return Err(Error::BadOption { field: "text", found: "\"\"".into(), bound: "at least one symbol".into() });

@@ -81,7 +81,7 @@ pub(super) struct Tell {
 pub(super) fn generate(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, Plan)> {
     let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
-    let prompt = card.vocabulary.encode("prompt", &request.prompt)?;
+    let prompt = card.vocabulary.encode("prompt", &request.prompt, card.max_symbols)?;
     let cut = cut(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
     let told = options::Details {
@@ -125,7 +125,7 @@ pub(super) fn score(
 ) -> Result<(options::Score, u64)> {
     let (mode, seed) = (wanted.0, wanted.1.unwrap_or_else(draw_seed));
     let boundaries = boundaries(mode, seed, card)?;
-    let symbols = card.vocabulary.encode("text", text)?;
+    let symbols = card.vocabulary.encode("text", text, card.max_symbols)?;
     Ok((options::Score { symbols, logprobs: tell.is_some(), top: size(tell.unwrap_or(0)), boundaries }, seed))
 }
 

@@ -218,7 +218,7 @@ fn windowed_evaluation() {
         let per_row = text.len() / rows;
         let encode = |row: usize| {
             let text: String = text[row * per_row..(row + 1) * per_row].iter().collect();
-            model.card().vocabulary.encode("text", &text).unwrap()
+            model.card().vocabulary.encode("text", &text, usize::MAX).unwrap()
         };
         let texts: Vec<Vec<u32>> = (0..rows).map(encode).collect();
         let expected = eval["windows"].as_array().unwrap();

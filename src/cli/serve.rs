@@ -116,7 +116,8 @@ impl Args {
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);
         }
-        settings.max_symbols = self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=MANY));
+        settings.max_symbols =
+            self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=load::MAX_SYMBOLS));
         settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
         settings
     }

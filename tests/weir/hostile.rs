@@ -387,6 +387,21 @@ fn a_configuration_too_long_or_too_deep() {
 }
 
 #[test]
+fn a_training_length_makes_no_tables_of_its_size() {
+    let dir = good();
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    config["training_length"] = json!(1 << 30);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let most = |max_symbols| {
+        let settings = Settings { threads: 1, max_symbols, ..Settings::default() };
+        load(dir.path(), &settings).unwrap().card().max_symbols
+    };
+    assert_eq!(most(None), 1 << 24);
+    assert_eq!(most(Some(usize::MAX)), 1 << 24);
+    assert_eq!(most(Some(100)), 100);
+}
+
+#[test]
 fn a_companion_needs_a_shape_of_its_own() {
     let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();

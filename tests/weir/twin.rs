@@ -2,7 +2,7 @@
 //! d_head ≠ d_model / n_heads, a vocabulary with a newline and letters beyond ASCII whose space is not id 0, ReLU, last-token
 //! pooling, boundaries at a companion's entropy spikes.
 
-use super::support::{Dice, full, settings};
+use super::support::{Alone, Dice, full, settings};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Model},
+    decode::contract::{BoundaryOptions, Model, Want, advance},
     family::{init, load::load},
 };
 
@@ -320,12 +320,32 @@ fn entropy_spikes_of_a_companion() {
     });
 }
 
+/// A companion trained on shorter windows than its model still goes as far: every prefill feeds both.
+#[test]
+fn a_companion_goes_as_far_as_its_model() {
+    let root = TempDir::new().unwrap();
+    let folder = spikes(root.path());
+    let file = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["training_length"] = json!(2500);
+    fs::write(&file, config.to_string()).unwrap();
+    let model = load(&folder, &settings()).unwrap();
+    assert_eq!(model.card().max_symbols, 10_000);
+    let mut alone = Alone::new(&*model, BoundaryOptions::default());
+    // the companion alone would end at 8,192
+    for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
+        alone.rows[0].set(chunk, Want::Nothing);
+        advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
+    }
+    assert_eq!(alone.rows[0].state.len(), 8_200);
+}
+
 #[test]
 fn text_of_an_odd_vocabulary_goes_in_and_out() {
     let (_, model) = shapes().into_iter().find(|(name, _)| name == "odd-shape").unwrap();
     let vocabulary = &model.card().vocabulary;
     let text = "語 é\nł😀 שa";
-    let ids = vocabulary.encode("text", text).unwrap();
+    let ids = vocabulary.encode("text", text, usize::MAX).unwrap();
     assert_eq!(ids, [6, 3, 2, 1, 4, 8, 3, 5, 7]);
     assert_eq!(vocabulary.decode(&ids), text);
     // a newline closes no segment, a space does

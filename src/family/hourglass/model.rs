@@ -125,7 +125,7 @@ impl Model for Hourglass {
         });
         let companion = match &self.companion {
             Some(model) => {
-                let row = Row::new(model.begin(BoundaryOptions::default())?);
+                let row = Row::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
                 Some(CompanionState { row: Some(row), entropies: Vec::new() })
             }
             None => None,

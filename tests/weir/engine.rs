@@ -3,5 +3,6 @@
 mod company;
 mod ends;
 mod limits;
+mod memory;
 mod session;
 mod toy;

@@ -210,3 +210,16 @@ impl Error {
         Self::Checkpoint { file: file.into(), key: key.into(), expected: expected.into(), found: found.into() }
     }
 }
+
+/// The beginning of a text, at most so many bytes of it: messages quote what they were given, and it may be megabytes.
+pub fn clip(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text.to_owned();
+    }
+    let mut end = bytes;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (beginning, _) = text.split_at(end);
+    format!("{beginning}…")
+}

@@ -71,7 +71,14 @@ fn load_checked(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
     let companions = folders.iter().map(|dir| load_checked(dir, &beside)).collect::<Result<_>>()?;
     let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;
     let name = name_of(dir);
-    blueprint.build(Parts { config, name, weights, sha256, companions, settings: settings.clone() })
+    let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
+    blueprint.build(parts).map_err(|error| match error {
+        // What the model itself holds, before the first sequence.
+        Error::OutOfPages { needed, limit } => {
+            Error::checkpoint(dir, "--kv-memory", format!("at least {needed} bytes"), format!("{limit}"))
+        }
+        other => other,
+    })
 }
 
 /// The folders of the companions that a checkpoint names, their configurations checked.

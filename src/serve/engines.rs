@@ -1,9 +1,8 @@
 //! The models that are served, by name.
 
-use super::status::clip;
 use crate::{
     engine::handle::{Handle, Phase},
-    error::{Error, Result},
+    error::{Error, Result, clip},
 };
 use std::{collections::BTreeMap, sync::Arc, task::Poll};
 

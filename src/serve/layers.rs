@@ -1,7 +1,7 @@
 //! What happens to every call, whatever its service. [`run`](super::run) stacks these and says why in that order.
 
-use super::status::{clip, status};
-use crate::error::{Error, Result};
+use super::status::status;
+use crate::error::{Error, Result, clip};
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     panic::{AssertUnwindSafe, catch_unwind},

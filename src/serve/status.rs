@@ -4,7 +4,7 @@
 //! [`Error`]); one that is about a field of the request says which (`BadRequest`), one that may pass later says when to
 //! try again (`RetryInfo`).
 
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, clip};
 use std::{collections::HashMap, time::Duration};
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
@@ -125,19 +125,6 @@ impl About {
         self.details.set_retry_info(Some(delay));
         self
     }
-}
-
-/// The beginning of a text, at most so many bytes of it.
-pub(super) fn clip(text: &str, bytes: usize) -> String {
-    if text.len() <= bytes {
-        return text.to_owned();
-    }
-    let mut end = bytes;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let (beginning, _) = text.split_at(end);
-    format!("{beginning}…")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A model's symbols: single characters numbered in order, or the 256 byte values.
 
 use super::Normaliser;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
     collections::{HashMap, hash_map::Entry},
@@ -247,10 +247,9 @@ fn unknown_symbol(field: &'static str, text: &str, character: char, offset: usiz
 /// A quoted beginning of a string that may be long.
 fn brief(text: &str) -> String {
     const SHOWN: usize = 32;
-    let beginning: String = text.chars().take(SHOWN).collect();
-    match beginning.len() == text.len() {
+    match text.len() <= SHOWN {
         true => format!("{text:?}"),
-        false => format!("{beginning:?}… ({} bytes)", text.len()),
+        false => format!("{:?} ({} bytes)", clip(text, SHOWN), text.len()),
     }
 }
 

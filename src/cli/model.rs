@@ -65,13 +65,13 @@ impl ComputeArgs {
 #[group(required = true, multiple = false)]
 pub struct TextArgs {
     /// The text.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_TEXT")]
     pub text: Option<String>,
     /// A file with the text in UTF-8; - for standard input.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "WEIR_FILE")]
     pub file: Option<PathBuf>,
     /// Its symbols' ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "WEIR_IDS")]
     pub ids: Option<Vec<u32>>,
 }
 
@@ -106,10 +106,10 @@ fn read(file: &PathBuf) -> Result<String> {
 #[derive(Debug, Clone, clap::Args)]
 pub struct BoundaryArgs {
     /// How a learned predictor decides: threshold (the default) or sampled.
-    #[arg(long, value_name = "MODE", value_parser = mode)]
+    #[arg(long, value_name = "MODE", value_parser = mode, env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
     /// Seeds every draw: of symbols and, if they are sampled, of boundaries.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     pub seed: u64,
 }
 

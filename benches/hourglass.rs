@@ -3,6 +3,8 @@
 //!
 //! `cargo bench --bench hourglass`; compare figures of one run only.
 
+#![allow(clippy::expect_used, reason = "a benchmark without its model has nothing to say")]
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
 use weir::{

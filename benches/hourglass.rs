@@ -3,6 +3,8 @@
 //!
 //! `cargo bench --bench hourglass`; compare figures of one run only.
 
+#![allow(clippy::expect_used, reason = "a benchmark without its model has nothing to say")]
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
 use weir::{
@@ -43,7 +45,7 @@ fn decode(c: &mut Criterion) {
     for batch in [1, 8] {
         group.throughput(Throughput::Elements(batch as u64));
         for (shape, model) in &models {
-            let symbols = model.card().vocabulary.encode("text", ENGLISH).expect("English");
+            let symbols = model.card().vocabulary.encode("text", ENGLISH, usize::MAX).expect("English");
             let which: Vec<usize> = (0..batch).collect();
             // rows start at different places of the text, so that their boundaries do not fall together
             let mut rows: Vec<Row> = which.iter().map(|index| prefilled(&**model, &symbols[index * 7..])).collect();
@@ -74,7 +76,7 @@ fn prefill(c: &mut Criterion) {
     group.sample_size(10).throughput(Throughput::Elements(CONTEXT as u64));
     for shape in SHAPES {
         let model = model(shape, root.path());
-        let symbols = model.card().vocabulary.encode("text", ENGLISH).expect("English");
+        let symbols = model.card().vocabulary.encode("text", ENGLISH, usize::MAX).expect("English");
         group.bench_function(shape, |bencher| bencher.iter(|| prefilled(&*model, &symbols)));
     }
     group.finish();

@@ -80,6 +80,16 @@ pub enum Error {
         /// What is counted: `characters`, `bytes`.
         unit: &'static str,
     },
+    /// An input that was not read to its end, because it is longer than a limit already.
+    #[error("{field}: more than {limit} {unit}, which is the limit")]
+    LongerThan {
+        /// The field or input.
+        field: &'static str,
+        /// The limit.
+        limit: usize,
+        /// What is counted: `characters`, `bytes`.
+        unit: &'static str,
+    },
     /// A call that this kind of model cannot answer.
     #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
     WrongKind {
@@ -102,7 +112,17 @@ pub enum Error {
         /// When to try again.
         retry: Duration,
     },
-    /// A request that can never fit into the key-value memory, or a pool that ran out.
+    /// A request that could not run even alone: trying again later is no use, asking for less is.
+    #[error("{field}: the request can need {needed} bytes of key-value memory, the limit is {limit}")]
+    NeverFits {
+        /// What makes it too large: the prompt or text alone, or what may follow it.
+        field: &'static str,
+        /// Bytes that it can need.
+        needed: usize,
+        /// Bytes there may be.
+        limit: usize,
+    },
+    /// The key-value memory ran out.
     #[error("key-value memory: {needed} bytes needed, the limit is {limit}")]
     OutOfPages {
         /// Bytes needed.
@@ -162,6 +182,8 @@ impl Error {
             | Self::BadOption { .. }
             | Self::Exclusive { .. }
             | Self::TooLong { .. }
+            | Self::LongerThan { .. }
+            | Self::NeverFits { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
             Self::QueueFull { .. } | Self::OutOfPages { .. } => Code::ResourceExhausted,
@@ -187,4 +209,17 @@ impl Error {
     ) -> Self {
         Self::Checkpoint { file: file.into(), key: key.into(), expected: expected.into(), found: found.into() }
     }
+}
+
+/// The beginning of a text, at most so many bytes of it: messages quote what they were given, and it may be megabytes.
+pub fn clip(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text.to_owned();
+    }
+    let mut end = bytes;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (beginning, _) = text.split_at(end);
+    format!("{beginning}…")
 }

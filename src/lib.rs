@@ -5,8 +5,10 @@
 //!
 //! # The path of a request
 //!
-//! `serve/generation` → `engine/handle` → `engine/worker` → `decode/session` → `family/<one>`, and back through the sender
-//! inside the request. Five files; everything else stands beside that path.
+//! `serve/generation` (with `serve/convert`: text to symbols, fields to options) → `engine/handle` → `engine/worker` (the desk
+//! and the loop) → `engine/batch` (one step of all rows) → `decode/session` (what a row is fed, what comes of it) →
+//! `family/<one>/step`. Back through the sender inside the request: `engine/outlet` → `serve/answer` → `serve/generated`.
+//! Everything else stands beside that path.
 //!
 //! # Rooms, in reading order
 //!
@@ -22,7 +24,7 @@
 //! | [`report`] | timings: what was measured, beside what the machine can do | decode, kernels, text |
 //! | [`serve`] | the wire | config, engine, decode, text |
 //! | [`config`] | what was asked for | engine, family |
-//! | [`cli`] | one file a subcommand | all of the above |
+//! | [`cli`] | one file a subcommand | all of the above but kernels and nn |
 //!
 //! `tests/weir/arrows.rs` fails on a use against the grain.
 //!

@@ -1,8 +1,10 @@
 """Text to training windows.
 
 A corpus is a folder with `NAME.train.txt` (or `.txt.xz`), `NAME.valid.txt` and `NAME.test.txt`, made of the vocabulary's
-symbols alone. The training text is cut into spans; each epoch visits every span once, in an order that depends on the seed
-and the epoch only. So the number of spans consumed is all that a resumed run needs to know.
+symbols alone. The training text is cut into spans, drawn in an order that depends on the seed and the epoch only. So the
+number of spans consumed is all that a resumed run needs to know. With windows no longer than a span an epoch visits every
+span once. A longer window starts at the span drawn and takes its neighbours along; those are not struck from the order, only
+counted, so that an epoch reads as many characters as ever, but some spans more than once and others not.
 """
 
 import lzma

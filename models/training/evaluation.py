@@ -2,7 +2,8 @@
 
 The text is cut into rows. For each stretch of `stride` targets a window is run that starts up to `total - stride` characters
 before it; only the stretch is scored. With total = stride no character is read twice, and the first ones of each window
-have hardly any context: that measures low. A model should not be measured beyond the length it was trained on.
+have hardly any context: that measures low. Fixed boundaries count from the start of the row, as they do in the reference. A
+model should not be measured beyond the length it was trained on.
 """
 
 import math
@@ -21,9 +22,10 @@ def bits_per_character(model, ids, stride, total, rows=32, progress=None):
     nats, scored, ends, read = 0.0, 0, 0.0, 0
     for start in range(0, row_length - 1, stride):
         count = min(stride, row_length - 1 - start)
-        window = text[:, max(0, start - (total - stride)) : start + count].to(device)  # (rows, ≤ total)
+        first = max(0, start - (total - stride))
+        window = text[:, first : start + count].to(device)  # (rows, ≤ total)
         targets = text[:, start + 1 : start + 1 + count].to(device)  # (rows, count)
-        steps = model.trace(window)
+        steps = model.trace(window, offset=first)
         logits = steps.logits[:, -count:].float()
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
         scored += targets.numel()

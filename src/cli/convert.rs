@@ -13,18 +13,18 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Whose checkpoint it is.
-    #[arg(long, value_name = "KIND", value_parser = source())]
+    #[arg(long, value_name = "KIND", value_parser = source(), env = "WEIR_FROM")]
     from: Source,
     /// A training checkpoint (.pt), a folder with checkpoint_last.pt, or a folder with the official arguments in
     /// config.json and the official tensors in model.safetensors. Pickles are read, never executed.
     source: PathBuf,
-    /// The folder to write the checkpoint to.
+    /// The folder to write the checkpoint to; not SOURCE.
     dest: PathBuf,
-    /// Overwrite a folder that is not empty.
-    #[arg(long)]
+    /// Overwrite a checkpoint: its model card and shards go too. A folder that holds anything else is left alone.
+    #[arg(long, env = "WEIR_FORCE")]
     force: bool,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_JSON")]
     json: bool,
 }
 

@@ -21,42 +21,42 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The text to go on from.
-    #[arg(long, required_unless_present = "ids", conflicts_with = "ids")]
+    #[arg(long, required_unless_present = "ids", conflicts_with = "ids", env = "WEIR_PROMPT")]
     prompt: Option<String>,
     /// The prompt's symbols' ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "WEIR_IDS")]
     ids: Option<Vec<u32>>,
-    /// The most symbols to generate.
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    max_chars: usize,
+    /// The most symbols to generate; if not given 256, or what still fits after the prompt.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CHARS")]
+    max_chars: Option<usize>,
     /// No stop string counts before this many symbols.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_MIN_CHARS")]
     min_chars: usize,
     /// The most segments to close.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SEGMENTS")]
     max_segments: Option<usize>,
     /// Stop before this string; may be given several times.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", env = "WEIR_STOP")]
     stop: Vec<String>,
     /// 0 takes the most probable symbol each time.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, env = "WEIR_TEMPERATURE")]
     temperature: f32,
     /// Choose among the K most probable symbols; 0 keeps all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, env = "WEIR_TOP_K")]
     top_k: usize,
     /// Choose among the most probable symbols that add up to P.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, env = "WEIR_TOP_P")]
     top_p: f32,
     /// Choose among symbols at least P times as probable as the most probable one.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, env = "WEIR_MIN_P")]
     min_p: f32,
     /// Weaken symbols seen before by this factor; 1 does nothing.
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, env = "WEIR_REPETITION_PENALTY")]
     repetition_penalty: f32,
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON, at the end.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_JSON")]
     json: bool,
 }
 
@@ -90,9 +90,13 @@ impl Args {
         let vocabulary = &model.card().vocabulary;
         let prompt = match &self.ids {
             Some(ids) => ids.clone(),
-            None => vocabulary.encode("--prompt", self.prompt.as_deref().unwrap_or_default())?,
+            None => {
+                let text = self.prompt.as_deref().unwrap_or_default();
+                vocabulary.encode("--prompt", text, model.card().max_symbols)?
+            }
         };
         let stop = self.stop.iter().map(|text| vocabulary.encode_exactly("--stop", text)).collect::<Result<_>>()?;
+        let max_chars = self.max_chars.unwrap_or_else(|| Stopping::default_max_chars(prompt.len(), model.card()));
         Ok(Generate {
             prompt,
             sampling: Sampling {
@@ -105,7 +109,7 @@ impl Args {
                 logit_bias: Vec::new(),
             },
             stopping: Stopping {
-                max_chars: self.max_chars,
+                max_chars,
                 min_chars: self.min_chars,
                 max_segments: self.max_segments,
                 stop,

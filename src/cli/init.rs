@@ -9,18 +9,18 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The shape: a config.json, of any name (models/shapes/ has some).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "WEIR_CONFIG")]
     config: PathBuf,
     /// The folder to write the checkpoint to.
     dest: PathBuf,
     /// Seeds the weights.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     seed: u64,
-    /// Overwrite a folder that is not empty.
-    #[arg(long)]
+    /// Overwrite a checkpoint: its model card and shards go too. A folder that holds anything else is left alone.
+    #[arg(long, env = "WEIR_FORCE")]
     force: bool,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_JSON")]
     json: bool,
 }
 

@@ -23,7 +23,7 @@ pub struct Args {
     /// The checkpoint's folder.
     dir: PathBuf,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_JSON")]
     json: bool,
 }
 

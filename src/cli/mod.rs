@@ -66,3 +66,36 @@ pub fn run(cli: Cli) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::{Command, CommandFactory};
+
+    /// Every flag of a command and of those within it: the command's name and the flag.
+    fn flags(command: &Command, path: &str, out: &mut Vec<(String, clap::Arg)>) {
+        let path = format!("{path} {}", command.get_name());
+        for flag in command.get_arguments().filter(|flag| flag.get_long().is_some()) {
+            out.push((path.clone(), flag.clone()));
+        }
+        command.get_subcommands().for_each(|command| flags(command, &path, out));
+    }
+
+    #[test]
+    fn flags_have_environment_twins() {
+        let mut all = Vec::new();
+        flags(&Cli::command(), "", &mut all);
+        assert!(all.len() > 60, "only {} flags: looked in the wrong place", all.len());
+        // The flags of measurements name one run, not a habit: only those that all commands share have twins.
+        all.retain(|(path, _)| !path.starts_with(" weir bench"));
+        let mut wrong = Vec::new();
+        for (path, flag) in &all {
+            let long = flag.get_long().unwrap_or_default();
+            let twin = format!("WEIR_{}", long.replace('-', "_").to_uppercase());
+            if flag.get_env().and_then(|env| env.to_str()) != Some(&twin) && !["help", "version"].contains(&long) {
+                wrong.push(format!("{path} --{long}: {:?}, not {twin}", flag.get_env()));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}

@@ -59,13 +59,13 @@ impl ComputeArgs {
 #[group(required = true, multiple = false)]
 pub struct TextArgs {
     /// The text.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_TEXT")]
     pub text: Option<String>,
     /// A file with the text in UTF-8; - for standard input.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "WEIR_FILE")]
     pub file: Option<PathBuf>,
     /// Its symbols' ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "WEIR_IDS")]
     pub ids: Option<Vec<u32>>,
 }
 
@@ -78,8 +78,8 @@ impl TextArgs {
         let vocabulary = &model.card().vocabulary;
         let symbols = match (&self.ids, &self.file, &self.text) {
             (Some(ids), ..) => vocabulary.check_ids("--ids", ids).map(|()| ids.clone())?,
-            (_, Some(file), _) => vocabulary.encode("--file", &read(file)?)?,
-            (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default())?,
+            (_, Some(file), _) => vocabulary.encode("--file", &read(file)?, usize::MAX)?,
+            (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default(), usize::MAX)?,
         };
         if symbols.is_empty() {
             return Err(Error::BadOption { field: "text", found: "\"\"".into(), bound: "at least one symbol".into() });
@@ -100,10 +100,10 @@ fn read(file: &PathBuf) -> Result<String> {
 #[derive(Debug, Clone, clap::Args)]
 pub struct BoundaryArgs {
     /// How a learned predictor decides: threshold (the default) or sampled.
-    #[arg(long, value_name = "MODE", value_parser = mode)]
+    #[arg(long, value_name = "MODE", value_parser = mode, env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
     /// Seeds every draw: of symbols and, if they are sampled, of boundaries.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     pub seed: u64,
 }
 

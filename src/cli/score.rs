@@ -6,9 +6,10 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::Model,
-        evaluate::{Mode, Windowed, run as evaluate, score_window, windows},
+        contract::{Mark, Model, Want},
+        evaluate::{Mode, Windowed, run as evaluate, score_window_showing, windows},
         logprobs::log_probability,
+        options::check_length,
     },
     error::{Error, Result},
 };
@@ -27,19 +28,20 @@ pub struct Args {
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// How the text is cut into steps; the numbers are the same.
-    #[arg(long, value_enum, default_value_t = ModeArg::Chunked)]
+    #[arg(long, value_enum, default_value_t = ModeArg::Chunked, env = "WEIR_MODE")]
     mode: ModeArg,
     /// Symbols a step in chunked mode.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), env = "WEIR_CHUNK")]
     chunk: u32,
-    /// Evaluate as the papers do: windows of LENGTH symbols, each scoring its last STRIDE.
-    #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with_all = ["logits", "mode"])]
+    /// Evaluate as the papers do: windows of LENGTH symbols, each scoring its last STRIDE. What is told of a symbol is what
+    /// the window says that scores the next one; of the last symbol nothing is.
+    #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with = "mode", env = "WEIR_WINDOWED")]
     windowed: Option<WindowArg>,
     /// Write logits (symbols, vocabulary) and, of pooled models, boundaries (symbols) to a safetensors file.
-    #[arg(long, value_name = "OUT")]
+    #[arg(long, value_name = "OUT", env = "WEIR_LOGITS")]
     logits: Option<PathBuf>,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_JSON")]
     json: bool,
 }
 
@@ -84,7 +86,7 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// What one pass over the whole text finds.
+/// What is found symbol by symbol. In windows the last symbol is never fed.
 #[derive(Default)]
 struct Found {
     /// ln p of each symbol but the first.
@@ -94,26 +96,29 @@ struct Found {
     logits: Vec<f32>,
 }
 
-fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()> {
-    let limit = model.card().max_symbols;
-    if symbols.len() > limit {
-        return Err(Error::TooLong { field: "text", length: symbols.len(), limit, unit: "characters" });
+impl Found {
+    fn take(&mut self, next: Option<&u32>, logits: &[f32], mark: Mark, keep: bool) -> Result<()> {
+        self.boundaries.push(mark.boundary.into());
+        if let Some(&next) = next {
+            self.logprobs.push(log_probability(logits, next)?);
+        }
+        if keep {
+            self.logits.extend_from_slice(logits);
+        }
+        Ok(())
     }
+}
+
+fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()> {
+    check_length("text", symbols.len(), model.card())?;
     let mode = match args.mode {
         ModeArg::Full => Mode::Full,
         ModeArg::Incremental => Mode::Incremental,
         ModeArg::Chunked => Mode::Chunked(args.chunk as usize),
     };
     let mut found = Found::default();
-    evaluate(model, symbols, mode, args.boundaries.options(), &mut |position, logits, mark| {
-        found.boundaries.push(mark.boundary.into());
-        if let Some(&next) = symbols.get(position + 1) {
-            found.logprobs.push(log_probability(logits, next)?);
-        }
-        if args.logits.is_some() {
-            found.logits.extend_from_slice(logits);
-        }
-        Ok(())
+    evaluate(model, symbols, mode, args.boundaries.options(), Want::All, &mut |position, logits, mark| {
+        found.take(symbols.get(position + 1), logits, mark, args.logits.is_some())
     })?;
     if let Some(path) = &args.logits {
         write_logits(model, &found, path)?;
@@ -141,22 +146,22 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], window: WindowA
         return Err(Error::TooLong { field: "--windowed", length: window.length, limit, unit: "characters" });
     }
     let all: Vec<_> = windows(symbols.len(), window.length, window.stride).collect();
-    let bar = ProgressBar::new(all.len() as u64); // indicatif draws on stderr, and only if it is a terminal
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left, {msg}") {
-        bar.set_style(style);
-    }
-    let (mut sum, mut losses) = (Windowed::default(), Vec::with_capacity(all.len()));
+    let (mut sum, mut losses, mut found) = (Windowed::default(), Vec::with_capacity(all.len()), Found::default());
+    let bar = bar(all.len());
     for window in all {
-        let one = score_window(model, symbols, window, &args.boundaries.options())?;
-        sum.nats += one.nats;
-        sum.scored += one.scored;
-        sum.fed += one.fed;
-        sum.segments += one.segments;
+        let options = args.boundaries.options();
+        let one = score_window_showing(model, symbols, window, &options, &mut |position, logits, mark| {
+            found.take(symbols.get(position + 1), logits, mark, args.logits.is_some())
+        })?;
+        sum += one;
         losses.push(one.nats / one.scored as f64);
         bar.set_message(format!("{:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if let Some(path) = &args.logits {
+        write_logits(model, &found, path)?;
+    }
     let bits = (sum.scored > 0).then(|| sum.nats / sum.scored as f64 / LN_2);
     let factor = (sum.segments > 0).then(|| sum.fed as f64 / sum.segments as f64);
     if args.json {
@@ -167,6 +172,8 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], window: WindowA
             "shortening_factor": factor,
             "windows": losses.len(),
             "window_nats_per_char": losses,
+            "boundaries": found.boundaries,
+            "logprobs": found.logprobs,
         }));
     }
     let (bits, factor) = (output::optional(bits), output::optional(factor));
@@ -174,6 +181,15 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], window: WindowA
     output::write(&format!(
         "{scored} symbols scored in {count} windows, {bits} bits per character, shortening factor {factor}\n"
     ))
+}
+
+/// Progress on stderr, where indicatif draws if it is a terminal.
+fn bar(windows: usize) -> ProgressBar {
+    let bar = ProgressBar::new(windows as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left, {msg}") {
+        bar.set_style(style);
+    }
+    bar
 }
 
 fn write_logits(model: &dyn Model, found: &Found, path: &PathBuf) -> Result<()> {

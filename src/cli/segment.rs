@@ -6,8 +6,9 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Mark, Model},
+        contract::{Mark, Model, Want},
         evaluate::{Mode, run as evaluate},
+        options::{check_length, must_pool},
     },
     error::Result,
 };
@@ -27,7 +28,7 @@ pub struct Args {
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON.
-    #[arg(long)]
+    #[arg(long, env = "WEIR_JSON")]
     json: bool,
 }
 
@@ -46,10 +47,12 @@ struct Segment {
 /// What is wrong with the checkpoint, the text, or stdout.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
+    must_pool("segment", model.card())?;
     let symbols = args.text.symbols(&*model)?;
+    check_length("text", symbols.len(), model.card())?;
     let mut marks: Vec<Mark> = Vec::with_capacity(symbols.len());
     let boundaries = args.boundaries.options();
-    evaluate(&*model, &symbols, Mode::Chunked(CHUNK), boundaries, &mut |_, _, mark| {
+    evaluate(&*model, &symbols, Mode::Chunked(CHUNK), boundaries, Want::Nothing, &mut |_, _, mark| {
         marks.push(mark);
         Ok(())
     })?;

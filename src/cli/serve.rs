@@ -15,10 +15,13 @@ use tracing_subscriber::EnvFilter;
 
 /// The most that a count may be: nothing that fits a machine is refused.
 const MANY: usize = 1 << 24;
+/// The most symbols of a step: nothing ends one that has begun, so that it must be short beside any limit in seconds.
+const MOST_CHUNK: usize = 4096;
 /// How long the runtime may take to stop after a second signal.
 const STOP: Duration = Duration::from_millis(100);
 
-/// Serves models over gRPC. A signal (SIGTERM, Ctrl-C) drains; a second one ends at once.
+/// Serves models over gRPC. A signal (SIGTERM, Ctrl-C) drains; a second one ends as soon as the step in progress is
+/// over.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A folder whose subfolders are checkpoints; subfolders without a config.json are skipped. `models` if neither
@@ -49,7 +52,8 @@ pub struct Args {
     /// Requests of a model that may wait.
     #[arg(long, value_name = "N", env = "WEIR_QUEUE", default_value_t = Limits::default().queue.to_string())]
     queue: String,
-    /// Symbols of a prompt that are processed in one step.
+    /// Symbols of prompts that are processed in one step, 1 to 4096: a running stream, the end of draining and a second
+    /// signal may all have to wait for one.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
     chunk: String,
     /// Steps that a request whose segment ended may wait for others, to share a step of the middle layers.
@@ -82,7 +86,7 @@ impl Args {
         let engine = Limits {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MANY),
-            chunk: checks.number("--chunk", &self.chunk, 1..=MANY),
+            chunk: checks.number("--chunk", &self.chunk, 1..=MOST_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             ..Limits::default()
         };
@@ -123,7 +127,8 @@ impl Args {
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);
         }
-        settings.max_symbols = self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=MANY));
+        settings.max_symbols =
+            self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=load::MAX_SYMBOLS));
         settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
         settings
     }
@@ -183,7 +188,7 @@ async fn listen(settings: Serve, engines: Engines) -> Result<()> {
     tokio::select! {
         served = serve(listener, engines, reached(signals.clone(), 1), settings.wire) => served,
         () = reached(signals, 2) => {
-            tracing::warn!("a second signal: ending at once");
+            tracing::warn!("a second signal: ending after the step in progress");
             Ok(())
         }
     }

@@ -5,6 +5,7 @@ use super::{
     logprobs::log_probability,
 };
 use crate::error::Result;
+use std::ops::AddAssign;
 
 /// How a text is cut into steps. The numbers are the same; only time and memory differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,14 +18,21 @@ pub enum Mode {
     Chunked(usize),
 }
 
-/// Is shown each position in order: its index, the logits after it, (V), and its mark.
+/// Is shown each position in order: its index, the logits after it, (V), or none where they were not wanted, and its mark.
 pub type Each<'a> = &'a mut dyn FnMut(usize, &[f32], Mark) -> Result<()>;
 
-/// Feeds `symbols` to a fresh sequence and shows each position's logits, (V), with its mark.
+/// Feeds `symbols` to a fresh sequence and shows each position's logits, those that each step is to compute, with its mark.
 ///
 /// # Errors
 /// What the model's steps say, and what `each` says.
-pub fn run(model: &dyn Model, symbols: &[u32], mode: Mode, boundaries: BoundaryOptions, each: Each<'_>) -> Result<()> {
+pub fn run(
+    model: &dyn Model,
+    symbols: &[u32],
+    mode: Mode,
+    boundaries: BoundaryOptions,
+    want: Want,
+    each: Each<'_>,
+) -> Result<()> {
     let size = match mode {
         Mode::Full => symbols.len(),
         Mode::Incremental => 1,
@@ -35,9 +43,13 @@ pub fn run(model: &dyn Model, symbols: &[u32], mode: Mode, boundaries: BoundaryO
     let mut scratch = model.scratch();
     let mut position = 0;
     for chunk in symbols.chunks(size.max(1)) {
-        rows[0].set(chunk, Want::All);
+        rows[0].set(chunk, want);
         advance(model, &mut rows, &[0], &mut scratch)?;
-        for (logits, mark) in rows[0].logits.chunks_exact(vocabulary).zip(&rows[0].marks) {
+        let Row { logits, marks, .. } = &rows[0];
+        // Wanted logits are those of the last symbols.
+        let without = marks.len().saturating_sub(logits.len() / vocabulary);
+        let shown = std::iter::repeat_n(&[][..], without).chain(logits.chunks_exact(vocabulary));
+        for (logits, mark) in shown.zip(marks) {
             each(position, logits, *mark)?;
             position += 1;
         }
@@ -79,6 +91,15 @@ pub struct Windowed {
     pub segments: usize,
 }
 
+impl AddAssign for Windowed {
+    fn add_assign(&mut self, other: Self) {
+        self.nats += other.nats;
+        self.scored += other.scored;
+        self.fed += other.fed;
+        self.segments += other.segments;
+    }
+}
+
 /// Scores one window.
 ///
 /// # Errors
@@ -89,16 +110,32 @@ pub fn score_window(
     window: Window,
     boundaries: &BoundaryOptions,
 ) -> Result<Windowed> {
+    score_window_showing(model, symbols, window, boundaries, &mut |_, _, _| Ok(()))
+}
+
+/// As [`score_window`]; `each` is shown every position whose logits score the next symbol: its index in `symbols`, those
+/// logits, and its mark in this window.
+///
+/// # Errors
+/// What the model's steps say, and what `each` says.
+pub fn score_window_showing(
+    model: &dyn Model,
+    symbols: &[u32],
+    window: Window,
+    boundaries: &BoundaryOptions,
+    each: Each<'_>,
+) -> Result<Windowed> {
     let mut sum = Windowed::default();
     let fed = &symbols[window.start..window.end - 1];
     let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
-    run(model, fed, Mode::Full, boundaries, &mut |position, logits, mark| {
+    run(model, fed, Mode::Full, boundaries, Want::All, &mut |position, logits, mark| {
         sum.fed += 1;
         sum.segments += usize::from(mark.boundary);
         let target = window.start + position + 1;
         if target >= window.scored {
             sum.nats -= log_probability(logits, symbols[target])?;
             sum.scored += 1;
+            each(target - 1, logits, mark)?;
         }
         Ok(())
     })?;

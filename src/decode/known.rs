@@ -39,6 +39,11 @@ impl Known {
         Self { symbols, fed: 0, tell, next: Told::default() }
     }
 
+    /// All of them.
+    pub(super) fn len(&self) -> usize {
+        self.symbols.len()
+    }
+
     /// Symbols that the model has seen.
     pub(super) fn fed(&self) -> usize {
         self.fed

@@ -85,6 +85,28 @@ pub struct Details {
     pub boundaries: bool,
 }
 
+/// The most characters that are generated where a request does not say.
+const DEFAULT_MAX_CHARS: usize = 256;
+/// The names of the stop strings' fields.
+pub const STOP_FIELDS: [&str; Bounds::STOPS] = [
+    "stopping.stop[0]",
+    "stopping.stop[1]",
+    "stopping.stop[2]",
+    "stopping.stop[3]",
+    "stopping.stop[4]",
+    "stopping.stop[5]",
+    "stopping.stop[6]",
+    "stopping.stop[7]",
+    "stopping.stop[8]",
+    "stopping.stop[9]",
+    "stopping.stop[10]",
+    "stopping.stop[11]",
+    "stopping.stop[12]",
+    "stopping.stop[13]",
+    "stopping.stop[14]",
+    "stopping.stop[15]",
+];
+
 /// Limits of what one request may ask for, told to clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds;
@@ -241,37 +263,59 @@ impl Stopping {
         if self.min_chars > self.max_chars {
             return Err(bad("stopping.min_chars", self.min_chars, format!("0 to max_chars, {}", self.max_chars)));
         }
-        if self.max_segments.is_some() && !card.pooled {
-            let (call, wanted) = ("stopping.max_segments", "pools its input");
-            return Err(Error::WrongKind { call, model: card.name.clone(), wanted, found: card.shape.clone() });
+        if self.max_segments.is_some() {
+            must_pool("stopping.max_segments", card)?;
         }
         if self.max_segments == Some(0) {
             return Err(bad("stopping.max_segments", 0, "at least 1".into()));
         }
-        bounded("stopping.stop", self.stop.len(), Bounds::STOPS)?;
-        for stop in &self.stop {
-            if stop.is_empty() {
-                return Err(bad("stopping.stop", "\"\"", "no empty string".into()));
+        check_stop_count(self.stop.len())?;
+        for (field, stop) in STOP_FIELDS.into_iter().zip(&self.stop) {
+            if stop.is_empty() || stop.len() > Bounds::STOP_SYMBOLS {
+                let bound = format!("1 to {} characters", Bounds::STOP_SYMBOLS);
+                return Err(bad(field, format!("{} characters", stop.len()), bound));
             }
-            bounded("stopping.stop", stop.len(), Bounds::STOP_SYMBOLS)?;
-            card.vocabulary.check_ids("stopping.stop", stop)?;
+            card.vocabulary.check_ids(field, stop)?;
         }
         Ok(())
     }
+
+    /// `max_chars` where a request has none: so many as still fit after its prompt. At least 1, which is the least that may
+    /// be asked for; a prompt that fills the longest sequence is answered with no character and [`Reason::MaxContext`].
+    pub fn default_max_chars(prompt_chars: usize, card: &Card) -> usize {
+        card.max_symbols.saturating_sub(prompt_chars).clamp(1, DEFAULT_MAX_CHARS)
+    }
+}
+
+/// Whether so many stop strings may be given; worth asking before they are looked at.
+pub fn check_stop_count(count: usize) -> Result<()> {
+    bounded("stopping.stop", count, Bounds::STOPS)
 }
 
 /// A boundary mode that the model has, or the default.
 pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
     match boundaries.mode {
-        Some(mode) if !card.boundary_modes.contains(&mode) => {
-            let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
-            Err(bad("boundary_mode", mode.name(), format!("one of {}", names.join(", "))))
-        }
+        Some(mode) if !card.boundary_modes.contains(&mode) => Err(no_such_mode(mode.name(), card)),
         _ => Ok(()),
     }
 }
 
-fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
+/// What is said of a boundary mode that the model does not have.
+pub fn no_such_mode(found: impl ToString, card: &Card) -> Error {
+    let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
+    bad("boundary_mode", found, format!("one of {}", names.join(", ")))
+}
+
+/// Refuses a call or option that only pooled models have.
+pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
+    if card.pooled {
+        return Ok(());
+    }
+    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "pools its input", found: card.shape.clone() })
+}
+
+/// Refuses an empty text, and one longer than the longest sequence.
+pub fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
     if length == 0 {
         return Err(bad(field, "\"\"", "at least one symbol".into()));
     }

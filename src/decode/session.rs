@@ -79,6 +79,11 @@ impl Session {
         &self.boundaries
     }
 
+    /// Symbols of the prompt, or of the text to score.
+    pub fn given_symbols(&self) -> usize {
+        self.known.len()
+    }
+
     /// The most symbols that the sequence will have.
     pub fn most_symbols(&self) -> usize {
         self.most_symbols

@@ -82,8 +82,8 @@ impl Handle {
     /// Takes a validated job into the queue.
     ///
     /// # Errors
-    /// `QueueFull`, `Draining`, `Deadline` if it has passed already, `OutOfPages` if the job could never fit; validation
-    /// errors of [`Generate::validate`] and [`Score::validate`].
+    /// `QueueFull`, `Draining`, `Deadline` if it has passed already, `NeverFits` if the job could not run even alone;
+    /// validation errors of [`Generate::validate`] and [`Score::validate`].
     pub fn submit(&self, job: Job, deadline: Option<Instant>) -> Result<Events> {
         self.0.submit(job, deadline)
     }
@@ -103,10 +103,33 @@ impl Handle {
         self.0.drain();
     }
 
+    /// How far the engine's life has come.
+    pub fn phase(&self) -> Phase {
+        self.0.phase()
+    }
+
+    /// Waits until the worker has broken: until then for ever. Holds no handle while it waits.
+    pub fn broken(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.0.broken()
+    }
+
     /// Jobs in the queue and running.
     pub fn load(&self) -> Load {
         self.0.load()
     }
+}
+
+/// How far an engine's life has come. It goes on to later ones only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Jobs are taken.
+    Open,
+    /// No new jobs are taken; those there go on.
+    Draining,
+    /// The worker is to end, or has.
+    Closed,
+    /// The worker has come to an end that nobody asked for; every job is refused.
+    Broken,
 }
 
 /// How busy an engine is.

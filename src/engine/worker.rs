@@ -5,7 +5,7 @@
 
 use super::{
     batch::{Batch, Running},
-    handle::{Events, Job, Limits, Load},
+    handle::{Events, Job, Limits, Load, Phase},
     outlet::Outlet,
     pace::Pace,
     queue::{Capacity, Grant, Queue, Refused},
@@ -25,6 +25,7 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+use tokio::sync::watch;
 
 /// How soon a waiting job whose reader went is noticed while no row can step.
 const PATROL: Duration = Duration::from_millis(100);
@@ -44,6 +45,8 @@ struct Common {
     limits: Limits,
     desk: Mutex<Desk>,
     signal: Arc<Signal>,
+    /// Whether the worker broke: for those who wait for it.
+    broken: watch::Sender<bool>,
 }
 
 /// Where jobs are left and fetched.
@@ -51,19 +54,6 @@ struct Desk {
     queue: Queue<Waiting>,
     pace: Pace,
     phase: Phase,
-}
-
-/// How far a worker's life has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
-    /// Jobs are taken.
-    Open,
-    /// No new jobs are taken.
-    Draining,
-    /// The worker is to end, or has.
-    Closed,
-    /// The worker has come to an end that nobody asked for.
-    Broken,
 }
 
 /// A job that has no row yet.
@@ -94,7 +84,13 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Arc<Shared>
     let capacity = Capacity { waiting: limits.queue, rows: limits.rows.max(1), bytes: model.memory().limit };
     let desk = Desk { queue: Queue::new(capacity), pace: Pace::new(capacity.rows), phase: Phase::Open };
     let name = format!("weir-{}", model.card().name);
-    let common = Arc::new(Common { model, limits, desk: Mutex::new(desk), signal: Arc::default() });
+    let common = Arc::new(Common {
+        model,
+        limits,
+        desk: Mutex::new(desk),
+        signal: Arc::default(),
+        broken: watch::Sender::new(false),
+    });
     let theirs = Arc::clone(&common);
     let thread = thread::Builder::new().name(name).spawn(move || {
         let _farewell = Farewell(Arc::clone(&theirs));
@@ -108,14 +104,20 @@ impl Shared {
     pub(super) fn submit(&self, job: Job, deadline: Option<Instant>) -> Result<Events> {
         let Common { model, limits, .. } = &*self.common;
         let arrived = Instant::now();
-        let session = match job {
-            Job::Generate(request) => Session::generate(request, model.card())?,
-            Job::Score(request) => Session::score(request, model.card())?,
+        let (session, fields) = match job {
+            Job::Generate(request) => (Session::generate(request, model.card())?, ["prompt", "stopping.max_chars"]),
+            Job::Score(request) => (Session::score(request, model.card())?, ["text", "text"]),
         };
         if deadline.is_some_and(|deadline| deadline <= arrived) {
             return Err(Error::Deadline { stage: "before it was queued" });
         }
         let needed = model.bytes_for(session.most_symbols());
+        let limit = model.memory().limit;
+        if needed > limit {
+            let alone = model.bytes_for(session.given_symbols()) > limit;
+            let [given, asked] = fields;
+            return Err(Error::NeverFits { field: if alone { given } else { asked }, needed, limit });
+        }
         let (outlet, events) = Outlet::open(limits.events)?;
         let mut desk = self.common.desk();
         let retry = desk.pace.retry();
@@ -132,7 +134,7 @@ impl Shared {
                 Ok(events)
             }
             Err(Refused::Full) => Err(Error::QueueFull { what: "requests", limit: limits.queue, retry }),
-            Err(Refused::NeverFits) => Err(Error::OutOfPages { needed, limit: model.memory().limit }),
+            Err(Refused::NeverFits) => Err(Error::Internal("the queue has less memory than the model".into())),
         }
     }
 
@@ -146,6 +148,20 @@ impl Shared {
 
     pub(super) fn drain(&self) {
         self.common.desk().enter(Phase::Draining);
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.common.desk().phase
+    }
+
+    pub(super) fn broken(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut broken = self.common.broken.subscribe();
+        async move {
+            if broken.wait_for(|broken| *broken).await.is_err() {
+                // The engine is gone, and its worker ended as it should.
+                std::future::pending().await
+            }
+        }
     }
 
     pub(super) fn load(&self) -> Load {
@@ -193,8 +209,10 @@ impl Drop for Farewell {
         let broken = thread::panicking();
         let mut desk = self.0.desk();
         desk.enter(if broken { Phase::Broken } else { Phase::Closed });
-        let (left, retry): (Vec<_>, _) = (desk.queue.clear().collect(), desk.pace.retry());
+        // The rows are dropped by now, and with them the jobs that had grants to give back.
+        let (left, retry): (Vec<_>, _) = (desk.queue.end().collect(), desk.pace.retry());
         drop(desk);
+        self.0.broken.send_replace(broken);
         for job in left {
             let error = if broken { Error::Internal(GONE.into()) } else { Error::Draining { retry } };
             job.outlet.finish(Err(error));

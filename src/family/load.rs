@@ -14,6 +14,9 @@ use std::{
     sync::Arc,
 };
 
+/// The most symbols that a sequence may ever have, whatever a checkpoint or a flag says: tables are made for as many.
+pub const MAX_SYMBOLS: usize = 1 << 24;
+
 /// What a model may use. Companion models share the threads and have the same limits.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -21,7 +24,7 @@ pub struct Settings {
     pub threads: usize,
     /// What weights, keys and values are stored in.
     pub dtype: Dtype,
-    /// The most symbols of one sequence; four training windows, but at least 8,192, if not given.
+    /// The most symbols of one sequence, at most [`MAX_SYMBOLS`]; four training windows, but at least 8,192, if not given.
     pub max_symbols: Option<usize>,
     /// Bytes of key-value memory.
     pub memory_bytes: usize,
@@ -47,7 +50,7 @@ impl Settings {
 
     /// The longest sequence of a model trained on windows of `training_length`.
     pub fn max_symbols(&self, training_length: usize) -> usize {
-        self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192))
+        self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
     }
 }
 
@@ -64,10 +67,20 @@ fn load_checked(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
     let file = dir.join(CONFIG_FILE);
     let blueprint = blueprint(&config, &file)?;
     let folders = companions(dir, &config, &*blueprint)?;
-    let companions = folders.iter().map(|dir| load_checked(dir, settings)).collect::<Result<_>>()?;
+    // Whatever it was trained on, a companion is fed all that its model is fed.
+    let max_symbols = Some(settings.max_symbols(config.training_length));
+    let beside = Settings { max_symbols, ..settings.clone() };
+    let companions = folders.iter().map(|dir| load_checked(dir, &beside)).collect::<Result<_>>()?;
     let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;
     let name = name_of(dir);
-    blueprint.build(Parts { config, name, weights, sha256, companions, settings: settings.clone() })
+    let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
+    blueprint.build(parts).map_err(|error| match error {
+        // What the model itself holds, before the first sequence.
+        Error::OutOfPages { needed, limit } => {
+            Error::checkpoint(dir, "--kv-memory", format!("at least {needed} bytes"), format!("{limit}"))
+        }
+        other => other,
+    })
 }
 
 /// The folders of the companions that a checkpoint names, their configurations checked.

@@ -3,42 +3,19 @@
 //! Here text becomes symbols, absent fields get their defaults, and what only the wire knows is checked; the engine checks
 //! the rest when it takes the job. The way back is in [`pieces`](super::pieces) and [`segments`](super::segments).
 
-use super::status::clip;
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
         options::{self, Bounds},
     },
-    error::{Error, Result},
+    error::{Error, Result, clip},
     text::Vocabulary,
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use weir_proto::v1::{self, logit_bias::Symbol};
 
-/// `stopping.max_chars` where the request has none.
-const MAX_CHARS: usize = 256;
 /// The most that `stream.coalesce_chars` may be.
 pub(super) const MAX_COALESCE: usize = 4096;
-/// The names of the stop strings' fields.
-const STOP_FIELDS: [&str; Bounds::STOPS] = [
-    "stopping.stop[0]",
-    "stopping.stop[1]",
-    "stopping.stop[2]",
-    "stopping.stop[3]",
-    "stopping.stop[4]",
-    "stopping.stop[5]",
-    "stopping.stop[6]",
-    "stopping.stop[7]",
-    "stopping.stop[8]",
-    "stopping.stop[9]",
-    "stopping.stop[10]",
-    "stopping.stop[11]",
-    "stopping.stop[12]",
-    "stopping.stop[13]",
-    "stopping.stop[14]",
-    "stopping.stop[15]",
-];
-
 /// What the answer to a `Generate` needs to know of the request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Plan {
@@ -81,7 +58,7 @@ pub(super) struct Tell {
 pub(super) fn generate(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, Plan)> {
     let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
-    let prompt = card.vocabulary.encode("prompt", &request.prompt)?;
+    let prompt = card.vocabulary.encode("prompt", &request.prompt, card.max_symbols)?;
     let cut = cut(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
     let told = options::Details {
@@ -125,16 +102,8 @@ pub(super) fn score(
 ) -> Result<(options::Score, u64)> {
     let (mode, seed) = (wanted.0, wanted.1.unwrap_or_else(draw_seed));
     let boundaries = boundaries(mode, seed, card)?;
-    let symbols = card.vocabulary.encode("text", text)?;
+    let symbols = card.vocabulary.encode("text", text, card.max_symbols)?;
     Ok((options::Score { symbols, logprobs: tell.is_some(), top: size(tell.unwrap_or(0)), boundaries }, seed))
-}
-
-/// Refuses a call or option that only pooled models have.
-pub(super) fn must_pool(call: &'static str, card: &Card) -> Result<()> {
-    if card.pooled {
-        return Ok(());
-    }
-    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "pools its input", found: card.shape.clone() })
 }
 
 /// A seed where the request gives none. The standard library's hash keys come from the operating system.
@@ -144,10 +113,7 @@ fn draw_seed() -> u64 {
 
 fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
     let parse = |name: &str| {
-        BoundaryMode::parse(name).ok_or_else(|| {
-            let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
-            bad("boundary_mode", format!("{:?}", clip(name, 64)), format!("one of {}", names.join(", ")))
-        })
+        BoundaryMode::parse(name).ok_or_else(|| options::no_such_mode(format!("{:?}", clip(name, 64)), card))
     };
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
     let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
@@ -160,7 +126,7 @@ fn cut(stream: v1::Streaming, card: &Card) -> Result<Cut> {
         if stream.coalesce_chars.is_some() {
             return Err(Error::Exclusive { first: "stream.coalesce_chars", second: "stream.per_segment" });
         }
-        must_pool("stream.per_segment", card)?;
+        options::must_pool("stream.per_segment", card)?;
         return Ok(Cut::Segment);
     }
     let count = size(stream.coalesce_chars.unwrap_or(1));
@@ -198,22 +164,11 @@ fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<op
 }
 
 fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<options::Stopping> {
-    if wire.stop.len() > STOP_FIELDS.len() {
-        return Err(bad("stopping.stop", wire.stop.len().to_string(), format!("at most {}", STOP_FIELDS.len())));
-    }
-    let mut stop = Vec::with_capacity(wire.stop.len());
-    for (field, text) in STOP_FIELDS.into_iter().zip(&wire.stop) {
-        let symbols = card.vocabulary.encode_exactly(field, text)?;
-        if symbols.is_empty() || symbols.len() > Bounds::STOP_SYMBOLS {
-            let bound = format!("1 to {} characters", Bounds::STOP_SYMBOLS);
-            return Err(bad(field, format!("{} characters", symbols.len()), bound));
-        }
-        stop.push(symbols);
-    }
-    // What the first character after the prompt is drawn from is there even if the prompt fills the longest sequence.
-    let fits = card.max_symbols.saturating_sub(prompt_chars).max(1);
+    options::check_stop_count(wire.stop.len())?;
+    let stop = options::STOP_FIELDS.into_iter().zip(&wire.stop);
+    let stop = stop.map(|(field, text)| card.vocabulary.encode_exactly(field, text)).collect::<Result<_>>()?;
     Ok(options::Stopping {
-        max_chars: wire.max_chars.map_or(fits.min(MAX_CHARS), size),
+        max_chars: wire.max_chars.map_or_else(|| options::Stopping::default_max_chars(prompt_chars, card), size),
         min_chars: size(wire.min_chars()),
         max_segments: wire.max_segments.map(size),
         stop,

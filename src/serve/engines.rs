@@ -1,11 +1,10 @@
 //! The models that are served, by name.
 
-use super::status::clip;
 use crate::{
-    engine::handle::Handle,
-    error::{Error, Result},
+    engine::handle::{Handle, Phase},
+    error::{Error, Result, clip},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, task::Poll};
 
 /// Bytes of an unknown name that an error repeats.
 const NAME_BYTES: usize = 128;
@@ -54,6 +53,22 @@ impl Engines {
     /// All engines, sorted by name.
     pub fn all(&self) -> impl Iterator<Item = &Handle> {
         self.0.values()
+    }
+
+    /// Waits until one of the workers has broken.
+    pub(super) async fn broken(&self) {
+        let mut waits: Vec<_> = self.all().map(|engine| Box::pin(engine.broken())).collect();
+        std::future::poll_fn(|cx| match waits.iter_mut().any(|wait| wait.as_mut().poll(cx).is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+    }
+
+    /// The names of the models whose workers have broken, sorted.
+    pub(super) fn names_of_broken(&self) -> Vec<&str> {
+        let broken = self.all().filter(|engine| engine.phase() == Phase::Broken);
+        broken.map(|engine| engine.card().name.as_str()).collect()
     }
 
     /// The names of the models, sorted.

@@ -14,6 +14,7 @@ use super::{
     totals,
 };
 use crate::{
+    decode::options::must_pool,
     engine::handle::{Event, Handle, Job},
     error::{Error, Result},
 };
@@ -56,7 +57,7 @@ impl Generation {
     async fn segmented(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
-        convert::must_pool("Segment", engine.card())?;
+        must_pool("Segment", engine.card())?;
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);

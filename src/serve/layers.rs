@@ -1,7 +1,7 @@
 //! What happens to every call, whatever its service. [`run`](super::run) stacks these and says why in that order.
 
-use super::status::{clip, status};
-use crate::error::{Error, Result};
+use super::status::status;
+use crate::error::{Error, Result, clip};
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -35,6 +35,8 @@ const PATH_BYTES: usize = 128;
 pub(super) struct Call {
     /// Its name in the log and in errors.
     pub(super) id: Arc<str>,
+    /// When it came: what its deadline counts from.
+    arrived: Instant,
     /// When its answer is worth nothing any more.
     pub(super) deadline: Option<Instant>,
 }
@@ -50,7 +52,7 @@ impl Call {
     }
 
     fn unknown() -> Self {
-        Self { id: "".into(), deadline: None }
+        Self { id: "".into(), arrived: Instant::now(), deadline: None }
     }
 }
 
@@ -100,10 +102,14 @@ impl Service<Request<Body>> for Surrounded {
 }
 
 /// Names the call, by the client's `x-request-id` if it has a decent one, and the answer with it.
+///
+/// The outermost layer also reads the clock, here and not in the future that it returns: tonic starts its own timer for
+/// `grpc-timeout` when this function has returned, and ours must not be later than that.
 pub(super) fn named(mut request: Request<Body>, next: Next) -> Answering {
+    let arrived = Instant::now();
+    let id: Arc<str> = given_id(request.headers()).unwrap_or_else(draw_id).into();
+    request.extensions_mut().insert(Call { id: Arc::clone(&id), arrived, deadline: None });
     Box::pin(async move {
-        let id: Arc<str> = given_id(request.headers()).unwrap_or_else(draw_id).into();
-        request.extensions_mut().insert(Call { id: Arc::clone(&id), deadline: None });
         let mut response = next.oneshot(request).await?;
         if let Ok(value) = HeaderValue::from_str(&id) {
             response.headers_mut().insert(REQUEST_ID, value);
@@ -127,26 +133,30 @@ pub(super) fn traced(request: Request<Body>, next: Next) -> Answering {
     Box::pin(answer.instrument(span))
 }
 
-/// Reads `grpc-timeout` into the call's deadline, and ends a call that has not begun to answer by then. tonic's own timer
-/// for the same header would answer CANCELLED; this one, set before it, comes first.
+/// Reads `grpc-timeout` into the call's deadline, and ends a call that has not begun to answer by then.
+///
+/// tonic's own timer for the same header answers CANCELLED. It is looked at after this one, and never earlier: but timers
+/// that are due in the same tick may fire in any order, so that this one also asks the clock.
 pub(super) fn timed(mut request: Request<Body>, next: Next) -> Answering {
     Box::pin(async move {
         let mut call = Call::in_http(&request);
         let refuse = |error, id: &str| Ok(status(&error, id).into_http());
-        call.deadline = match deadline(request.headers(), Instant::now()) {
+        call.deadline = match deadline(request.headers(), call.arrived) {
             Ok(deadline) => deadline,
             Err(error) => return refuse(error, &call.id),
         };
-        let Call { id, deadline } = call.clone();
+        let Call { id, deadline, .. } = call.clone();
         request.extensions_mut().insert(call);
         let Some(deadline) = deadline else { return next.oneshot(request).await };
-        tokio::select! {
-            biased;
-            response = next.oneshot(request) => response,
-            () = tokio::time::sleep_until(deadline.into()) => {
-                refuse(Error::Deadline { stage: "before the answer began" }, &id)
+        let mut answer = pin!(next.oneshot(request));
+        let mut timer = pin!(tokio::time::sleep_until(deadline.into()));
+        std::future::poll_fn(|cx| match answer.as_mut().poll(cx) {
+            Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= Instant::now() => {
+                Poll::Ready(refuse(Error::Deadline { stage: "before the answer began" }, &id))
             }
-        }
+            other => other,
+        })
+        .await
     })
 }
 

@@ -29,7 +29,10 @@ use generation::Generation;
 use layers::{Around, guarded, named, timed, traced};
 use models::Models;
 use shutdown::Gate;
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
 use tokio::{net::TcpListener, sync::oneshot};
 use tonic::{
     server::NamedService,
@@ -38,17 +41,20 @@ use tonic::{
 use tonic_health::{ServingStatus, server::HealthReporter};
 use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
 
-/// How long connections get to close once no call runs any more.
+/// How long connections get at least to close once no call runs any more.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long a quiet connection is kept before the system asks whether the other side is still there.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// What the health service tells about: the server as a whole, and each service.
-const WATCHED: [&str; 3] =
-    ["", <GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
+const WATCHED: [&str; 3] = ["", SERVICES[0], SERVICES[1]];
+/// The services, which are ready as long as every model is.
+const SERVICES: [&str; 2] =
+    [<GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
 
 /// Serves these engines on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are
-/// answered UNAVAILABLE, those that run get [`Wire::drain`] to finish and are ended after that. Returns when all is over.
+/// answered UNAVAILABLE, those that run get [`Wire::drain`] to finish and their clients to read, and are ended after that.
+/// Returns when all is over.
 ///
 /// # Errors
 /// The listener fails.
@@ -59,8 +65,8 @@ pub async fn run(
     wire: Wire,
 ) -> Result<()> {
     let gate = Gate::open();
-    let (mut health, health_service) = tonic_health::server::health_reporter();
-    report(&health, ServingStatus::Serving).await;
+    let (health, health_service) = tonic_health::server::health_reporter();
+    report(&health, &WATCHED, ServingStatus::Serving).await;
     let generation = Generation::new(engines.clone(), gate.clone());
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
     let models = ModelsServer::new(Models::new(engines.clone(), wire)).max_decoding_message_size(wire.message_bytes);
@@ -90,29 +96,48 @@ pub async fn run(
         });
     let ending = async {
         shutdown.await;
-        tracing::info!(limit = ?wire.drain, "draining");
-        // First of all, so that balancers look elsewhere before anything is refused.
-        report(&health, ServingStatus::NotServing).await;
-        engines.all().for_each(|engine| engine.drain());
-        if !gate.close(wire.drain).await {
-            tracing::warn!("the limit for draining has passed: ending what still runs");
-        }
-        // Watchers of health would keep their connections open.
-        for service in WATCHED {
-            health.clear_service_status(service).await;
-        }
-        let _ = close.send(());
-        tokio::time::sleep(LINGER).await;
-        tracing::debug!("connections are still open");
+        drain(&health, &engines, &gate, wire.drain, close).await;
     };
     tokio::select! {
         served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
+        () = readiness(&health, &engines) => Ok(()),
     }
 }
 
-async fn report(health: &HealthReporter, status: ServingStatus) {
+/// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
+async fn drain(health: &HealthReporter, engines: &Engines, gate: &Gate, limit: Duration, close: oneshot::Sender<()>) {
+    let began = Instant::now();
+    tracing::info!(?limit, "draining");
+    // First of all, so that balancers look elsewhere before anything is refused.
+    report(health, &WATCHED, ServingStatus::NotServing).await;
+    engines.all().for_each(|engine| engine.drain());
+    if !gate.close(limit).await {
+        tracing::warn!("the limit for draining has passed: ending what still runs");
+    }
+    // Watchers of health would keep their connections open.
+    let mut health = health.clone();
     for service in WATCHED {
+        health.clear_service_status(service).await;
+    }
+    let _ = close.send(());
+    // A call is over for us once its answer is with the connection; a slow reader may have most of it still to come. The
+    // server ends by itself when the last connection has nothing left to send.
+    tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(LINGER)).await;
+    tracing::debug!("connections are still open");
+}
+
+/// Reports the services as not ready once a model's worker has broken. The process lives and serves its other models, so
+/// `""` stays as it is; nothing but a restart brings the model back. Never returns.
+async fn readiness(health: &HealthReporter, engines: &Engines) {
+    engines.broken().await;
+    tracing::error!(models = ?engines.names_of_broken(), "a model's worker has broken: restart the server");
+    report(health, &SERVICES, ServingStatus::NotServing).await;
+    std::future::pending().await
+}
+
+async fn report(health: &HealthReporter, services: &[&str], status: ServingStatus) {
+    for service in services {
         health.set_service_status(service, status).await;
     }
 }

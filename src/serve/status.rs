@@ -4,7 +4,7 @@
 //! [`Error`]); one that is about a field of the request says which (`BadRequest`), one that may pass later says when to
 //! try again (`RetryInfo`).
 
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, clip};
 use std::{collections::HashMap, time::Duration};
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
@@ -73,6 +73,12 @@ impl About {
                 self.tell("length", &length.to_string()).tell("limit", &limit.to_string());
                 "TOO_LONG"
             }
+            // To a program the same rule; how long it is in all is not known.
+            Error::LongerThan { field, limit, unit } => {
+                self.field(field, error).tell("unit", unit);
+                self.tell("length", &format!("more than {limit}")).tell("limit", &limit.to_string());
+                "TOO_LONG"
+            }
             Error::WrongKind { call, model, wanted, found } => {
                 self.tell("call", call).tell("model", model).tell("wanted", wanted).tell("found", found);
                 "WRONG_KIND_OF_MODEL"
@@ -80,6 +86,10 @@ impl About {
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).tell("what", what).tell("limit", &limit.to_string());
                 "QUEUE_FULL"
+            }
+            Error::NeverFits { field, needed, limit } => {
+                self.field(field, error).tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
+                "NEVER_FITS"
             }
             Error::OutOfPages { needed, limit } => {
                 self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
@@ -117,19 +127,6 @@ impl About {
     }
 }
 
-/// The beginning of a text, at most so many bytes of it.
-pub(super) fn clip(text: &str, bytes: usize) -> String {
-    if text.len() <= bytes {
-        return text.to_owned();
-    }
-    let mut end = bytes;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let (beginning, _) = text.split_at(end);
-    format!("{beginning}…")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,6 +158,7 @@ mod tests {
                 "found",
             ),
             (Error::QueueFull { what: "requests", limit: 1, retry }, tonic::Code::ResourceExhausted, "limit"),
+            (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, tonic::Code::InvalidArgument, "needed"),
             (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),
             (Error::Deadline { stage: "in the queue" }, tonic::Code::DeadlineExceeded, "stage"),
             (Error::Cancelled, tonic::Code::Cancelled, ""),
@@ -185,6 +183,14 @@ mod tests {
             let passing = matches!(error, Error::QueueFull { .. } | Error::Draining { .. });
             assert_eq!(details.retry_info().is_some(), passing, "{error}");
         }
+    }
+
+    #[test]
+    fn a_length_that_is_not_known_breaks_the_same_rule() {
+        let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "characters" }, "r");
+        let info = status.get_error_details().error_info().unwrap().clone();
+        assert_eq!((status.code(), info.reason.as_str()), (tonic::Code::InvalidArgument, "TOO_LONG"));
+        assert_eq!((info.metadata["length"].as_str(), info.metadata["limit"].as_str()), ("more than 8", "8"));
     }
 
     #[test]

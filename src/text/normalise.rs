@@ -4,7 +4,7 @@
 //! known for whatever comes of it.
 
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::ControlFlow};
 use unicode_normalization::char::{decompose_compatible, is_combining_mark};
 
 /// How text is made to look like the training text.
@@ -38,29 +38,33 @@ impl Normaliser {
             return Cow::Borrowed(text);
         }
         let mut normal = String::with_capacity(text.len());
-        self.each(text, |symbol, _| normal.push(symbol));
+        self.each(text, |symbol, _| {
+            normal.push(symbol);
+            ControlFlow::Continue(())
+        });
         Cow::Owned(normal)
     }
 
     /// Calls `emit` with each character of the normalised text and the offset, in characters, of the one in `text` that it
-    /// comes from.
-    pub(super) fn each(self, text: &str, mut emit: impl FnMut(char, usize)) {
-        match self {
-            Self::None => text.chars().enumerate().for_each(|(offset, symbol)| emit(symbol, offset)),
-            Self::Text8 => {
-                let mut after_space = false;
-                for (offset, character) in text.chars().enumerate() {
-                    let mut collapsed = |symbol: char| {
-                        if symbol != ' ' || !after_space {
-                            emit(symbol, offset);
-                        }
-                        after_space = symbol == ' ';
-                    };
-                    match character {
-                        'a'..='z' => collapsed(character),
-                        _ => decompose_compatible(character, |part| text8_part(part, &mut collapsed)),
-                    }
+    /// comes from, until it breaks off.
+    pub(super) fn each(self, text: &str, mut emit: impl FnMut(char, usize) -> ControlFlow<()>) {
+        let mut after_space = false;
+        for (offset, character) in text.chars().enumerate() {
+            let mut flow = ControlFlow::Continue(());
+            // What is left of one character once the caller has enough is not worth a way out of its decomposition.
+            let mut collapsed = |symbol: char| {
+                if flow.is_continue() && (symbol != ' ' || !after_space) {
+                    flow = emit(symbol, offset);
                 }
+                after_space = symbol == ' ';
+            };
+            match (self, character) {
+                (Self::None, _) => flow = emit(character, offset),
+                (Self::Text8, 'a'..='z') => collapsed(character),
+                (Self::Text8, _) => decompose_compatible(character, |part| text8_part(part, &mut collapsed)),
+            }
+            if flow.is_break() {
+                return;
             }
         }
     }
@@ -130,7 +134,10 @@ mod tests {
         let longest = ('\0'..=char::MAX)
             .map(|character| {
                 let mut count = 0;
-                Normaliser::Text8.each(character.encode_utf8(&mut [0; 4]), |_, _| count += 1);
+                Normaliser::Text8.each(character.encode_utf8(&mut [0; 4]), |_, _| {
+                    count += 1;
+                    ControlFlow::Continue(())
+                });
                 (count, character)
             })
             .max();
@@ -153,6 +160,7 @@ mod tests {
             Normaliser::Text8.each(&text, |_, offset| {
                 fine &= last <= offset && offset < count;
                 last = offset;
+                ControlFlow::Continue(())
             });
             prop_assert!(fine);
         }

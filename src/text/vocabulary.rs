@@ -1,10 +1,11 @@
 //! A model's symbols: single characters numbered in order, or the 256 byte values.
 
 use super::Normaliser;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
     collections::{HashMap, hash_map::Entry},
+    ops::ControlFlow,
     path::Path,
 };
 
@@ -131,33 +132,40 @@ impl Vocabulary {
         }
     }
 
-    /// The symbols of a text, normalised first. `field` is what the text is called in messages.
+    /// The symbols of a text, normalised first; at most `limit`. `field` is what the text is called in messages.
+    ///
+    /// The work ends with the first symbol too many or unknown: a text that nobody will take costs no more than one that
+    /// fits, however much normalising would make of it.
     ///
     /// # Errors
     /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary and its offset in characters in the
-    /// text as given.
-    pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
-        let Symbols::Characters { ids, .. } = &self.symbols else {
-            return Ok(self.normalise(text).bytes().map(u32::from).collect());
-        };
-        let mut encoded = Vec::with_capacity(text.len());
+    /// text as given; [`Error::TooLong`], or [`Error::LongerThan`] where the length would have to be worked out.
+    pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
+        let mut encoded = Vec::with_capacity(text.len().min(limit));
         let mut unknown = None;
-        self.normaliser.each(text, |character, offset| match ids.get(&character) {
-            Some(&id) => encoded.push(id),
-            None => {
-                unknown.get_or_insert((character, offset));
+        self.normaliser.each(text, |character, offset| {
+            match self.id_of(character) {
+                Some(id) => encoded.push(id),
+                None if self.is_bytes() => {
+                    encoded.extend(character.encode_utf8(&mut [0; 4]).bytes().map(u32::from));
+                }
+                None => unknown = Some((character, offset)),
             }
+            if unknown.is_some() || encoded.len() > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         match unknown {
+            Some((character, offset)) => Err(unknown_symbol(field, text, character, offset)),
+            None if encoded.len() > limit => Err(self.too_long(field, text, limit)),
             None => Ok(encoded),
-            Some((character, offset)) => {
-                let given = text.chars().nth(offset).unwrap_or(character);
-                let found = match given == character {
-                    true => format!("{character:?}"),
-                    false => format!("{given:?}, normalised to {character:?},"),
-                };
-                Err(Error::UnknownSymbol { field, found, offset })
-            }
+        }
+    }
+
+    fn too_long(&self, field: &'static str, text: &str, limit: usize) -> Error {
+        let unit = "characters";
+        match (self.normaliser, self.is_bytes()) {
+            (Normaliser::None, true) => Error::TooLong { field, length: text.len(), limit, unit },
+            (Normaliser::None, false) => Error::TooLong { field, length: text.chars().count(), limit, unit },
+            (Normaliser::Text8, _) => Error::LongerThan { field, limit, unit },
         }
     }
 
@@ -226,13 +234,22 @@ impl Vocabulary {
     }
 }
 
+/// What is said of `character`, which the text's character at `offset` was normalised to.
+fn unknown_symbol(field: &'static str, text: &str, character: char, offset: usize) -> Error {
+    let given = text.chars().nth(offset).unwrap_or(character);
+    let found = match given == character {
+        true => format!("{character:?}"),
+        false => format!("{given:?}, normalised to {character:?},"),
+    };
+    Error::UnknownSymbol { field, found, offset }
+}
+
 /// A quoted beginning of a string that may be long.
 fn brief(text: &str) -> String {
     const SHOWN: usize = 32;
-    let beginning: String = text.chars().take(SHOWN).collect();
-    match beginning.len() == text.len() {
+    match text.len() <= SHOWN {
         true => format!("{text:?}"),
-        false => format!("{beginning:?}… ({} bytes)", text.len()),
+        false => format!("{:?} ({} bytes)", clip(text, SHOWN), text.len()),
     }
 }
 
@@ -248,7 +265,7 @@ mod tests {
     #[test]
     fn symbols_are_numbered_in_order() {
         let vocabulary = small(Normaliser::None);
-        assert_eq!(vocabulary.encode("prompt", "é e\n").unwrap(), [2, 0, 1, 3]);
+        assert_eq!(vocabulary.encode("prompt", "é e\n", usize::MAX).unwrap(), [2, 0, 1, 3]);
         assert_eq!(vocabulary.decode(&[2, 0, 1, 3, 9]), "é e\n\u{fffd}");
         assert_eq!(vocabulary.id_of('é'), Some(2));
         assert_eq!(vocabulary.id_of('x'), None);
@@ -258,15 +275,37 @@ mod tests {
 
     #[test]
     fn an_unknown_symbol_is_named_with_its_offset_in_characters() {
-        let message = small(Normaliser::None).encode("prompt", "éé x").unwrap_err().to_string();
+        let message = small(Normaliser::None).encode("prompt", "éé x", usize::MAX).unwrap_err().to_string();
         assert_eq!(message, "prompt: 'x' at character 3 is not in the model's vocabulary");
-        let message = small(Normaliser::Text8).encode("prompt", "1 E²").unwrap_err().to_string();
+        let message = small(Normaliser::Text8).encode("prompt", "1 E²", usize::MAX).unwrap_err().to_string();
         assert_eq!(message, "prompt: '²', normalised to 't', at character 3 is not in the model's vocabulary");
         let message = small(Normaliser::None).check_ids("--ids", &[0, 5, 6]).unwrap_err().to_string();
         assert_eq!(
             message,
             "--ids: id 6 (the vocabulary has 6 symbols) at character 2 is not in the model's vocabulary"
         );
+    }
+
+    #[test]
+    fn encoding_ends_with_the_first_symbol_too_many() {
+        let letters = |normaliser| Vocabulary::of_symbols(&[" ", "e", "n", "o", "é"], normaliser).unwrap();
+        let message =
+            |vocabulary: &Vocabulary, text: &str| vocabulary.encode("prompt", text, 4).unwrap_err().to_string();
+        let (plain, folded, bytes) =
+            (letters(Normaliser::None), letters(Normaliser::Text8), Vocabulary::of_bytes(Normaliser::None));
+        assert_eq!(plain.encode("prompt", "éneo", 4).unwrap().len(), 4);
+        assert_eq!(folded.encode("prompt", "É  N,", 4).unwrap(), [1, 0, 2, 0]);
+        assert_eq!(message(&plain, "éneo éx"), "prompt: 7 characters is more than the limit of 4");
+        assert_eq!(message(&bytes, "ééé"), "prompt: 6 characters is more than the limit of 4");
+        assert_eq!(message(&folded, "oo 1"), "prompt: more than 4 characters, which is the limit");
+        assert_eq!(
+            message(&folded, "oo 7"),
+            "prompt: '7', normalised to 's', at character 3 is not in the model's vocabulary"
+        );
+        // Ten million symbols, were they looked at.
+        let began = std::time::Instant::now();
+        assert!(folded.encode("prompt", &"1".repeat(2 << 20), 1000).is_err());
+        assert!(began.elapsed() < std::time::Duration::from_millis(20), "{:?}", began.elapsed());
     }
 
     #[test]
@@ -284,7 +323,7 @@ mod tests {
     #[test]
     fn bytes_are_their_own_ids() {
         let vocabulary = Vocabulary::of_bytes(Normaliser::None);
-        assert_eq!(vocabulary.encode("prompt", "aé").unwrap(), [0x61, 0xc3, 0xa9]);
+        assert_eq!(vocabulary.encode("prompt", "aé", usize::MAX).unwrap(), [0x61, 0xc3, 0xa9]);
         assert_eq!(vocabulary.decode(&[0x61, 0xc3, 0xa9, 0xff, 0xc3]), "aé\u{fffd}\u{fffd}");
         assert_eq!((vocabulary.id_of('\n'), vocabulary.id_of('é')), (Some(10), None));
         assert_eq!(vocabulary.printable(10), "byte 0x0a");
@@ -296,13 +335,13 @@ mod tests {
         #[test]
         fn decoding_undoes_encoding(text in "[ eé\\nno]*") {
             let vocabulary = small(Normaliser::None);
-            prop_assert_eq!(vocabulary.decode(&vocabulary.encode("prompt", &text).unwrap()), text);
+            prop_assert_eq!(vocabulary.decode(&vocabulary.encode("prompt", &text, usize::MAX).unwrap()), text);
         }
 
         #[test]
         fn bytes_hold_any_text(text in any::<String>()) {
             let vocabulary = Vocabulary::of_bytes(Normaliser::None);
-            prop_assert_eq!(vocabulary.decode(&vocabulary.encode("prompt", &text).unwrap()), text);
+            prop_assert_eq!(vocabulary.decode(&vocabulary.encode("prompt", &text, usize::MAX).unwrap()), text);
         }
 
         #[test]

@@ -4,5 +4,6 @@ mod company;
 mod ends;
 mod gather;
 mod limits;
+mod memory;
 mod session;
 mod toy;

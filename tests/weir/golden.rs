@@ -192,6 +192,28 @@ fn two_thousand_symbols() {
     }
 }
 
+/// Beyond two blocks of distances and many pages: what was computed in one piece, now symbol by symbol and in chunks that
+/// straddle the blocks' ends.
+#[test]
+fn a_long_text_in_steps_and_chunks() {
+    const SYMBOLS: usize = 1_150;
+    for case in ["vanilla", "fixed_sf2", "whitespaces"] {
+        let (golden, model) = (Golden::read(case), fixture(case));
+        let (ids, options) = (&golden.ids("long.ids")[..SYMBOLS], BoundaryOptions::default());
+        let whole = full(&*model, ids, &options);
+        for chunk in [1, 37, 500] {
+            let mut alone = Alone::new(&*model, options.clone());
+            let (mut logits, mut marks) = (Vec::new(), Vec::new());
+            for part in ids.chunks(chunk) {
+                let step = alone.feed(part);
+                logits.extend(step.0);
+                marks.extend(step.1);
+            }
+            assert!(logits == whole.0 && marks == whole.1, "{case} in chunks of {chunk}");
+        }
+    }
+}
+
 #[test]
 fn sampled_boundaries_with_the_official_noise() {
     let (golden, model) = (Golden::read("gumbel"), fixture("gumbel"));
@@ -218,7 +240,7 @@ fn windowed_evaluation() {
         let per_row = text.len() / rows;
         let encode = |row: usize| {
             let text: String = text[row * per_row..(row + 1) * per_row].iter().collect();
-            model.card().vocabulary.encode("text", &text).unwrap()
+            model.card().vocabulary.encode("text", &text, usize::MAX).unwrap()
         };
         let texts: Vec<Vec<u32>> = (0..rows).map(encode).collect();
         let expected = eval["windows"].as_array().unwrap();

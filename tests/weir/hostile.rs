@@ -1,6 +1,5 @@
 //! Checkpoints made to harm: every one must be refused with file, key, expected and found, before memory is taken for it.
 
-use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -11,11 +10,11 @@ use weir::{
     error::{Error, Result},
     family::{
         checkpoint::{Config, Writer, read_weights},
-        init::init,
         load::{Settings, blueprint, load},
     },
 };
 
+mod configurations;
 #[path = "../../fuzz/entries.rs"]
 mod entries;
 
@@ -313,157 +312,4 @@ fn indices_made_to_harm() {
     all_say(&[(message(dir.path()), "found neither")]);
     fs::create_dir(weights_file(&dir)).unwrap();
     all_say(&[(message(dir.path()), "the file: expected a regular file, found a folder")]);
-}
-
-#[test]
-fn configurations_made_to_harm() {
-    let architecture = |key: &str, value: Value| {
-        let key = key.to_owned();
-        configured(move |config| config["architecture"][&key] = value)
-    };
-    all_say(&[
-        (architecture("heads", 0.into()), "architecture.heads: expected 1 to"),
-        (architecture("layers", json!({"pre": 1_000_000_000_000_u64})), "architecture.layers.pre: expected 1 to"),
-        (architecture("layers", json!({"pre": 1e12})), "architecture.layers.pre: expected usize, found floating point"),
-        (architecture("layers", json!({"pre": 1, "middle": 1})), "architecture.layers: expected pre alone"),
-        (architecture("layers", json!({"pre": 0})), "architecture.layers.pre: expected 1 to"),
-        (architecture("layers", json!({})), "architecture.layers.pre: expected a value, found nothing"),
-        (architecture("dim", u64::MAX.into()), "architecture.dim: expected 1 to"),
-        (architecture("dim", 3.into()), "architecture.dim: expected an even number"),
-        (architecture("feed_forward", (1 << 20).into()), "shape"),
-        (architecture("head_dim", "64".into()), "architecture.head_dim: expected usize, found string \"64\""),
-        (architecture("layer_norm_eps", (-1.0).into()), "architecture.layer_norm_eps: expected above 0"),
-        (architecture("windows", 3.into()), "architecture.windows"),
-        (
-            architecture("activation", "swish".into()),
-            "architecture.activation: expected `gelu` or `relu`, found unknown variant `swish`",
-        ),
-        (
-            architecture("boundaries", json!({"kind": "fixed", "every": 2})),
-            "architecture.boundaries.kind: expected none",
-        ),
-        (architecture("boundaries", json!({"kind": "none", "every": 2})), "architecture.boundaries"),
-        (architecture("boundaries", json!({"kind": "psychic"})), "architecture.boundaries"),
-        (architecture("pooling", "mean".into()), "architecture.pooling: expected nothing"),
-        (configured(|config| config["architecture"] = json!([1])), "architecture"),
-        (configured(|config| config["family"] = "transformer".into()), "family: expected one of hourglass"),
-        (
-            configured(|config| config["vocabulary"] = json!({"symbols": []})),
-            "vocabulary.symbols: expected 1 to 1114112 symbols",
-        ),
-        (configured(|config| config["vocabulary"] = json!({"symbols": ["a", "a"]})), "vocabulary.symbols[1]"),
-        (
-            configured(|config| config["vocabulary"] = json!({"bytes": true})),
-            "embedding.weight: expected shape [256, 2], found shape [2, 2]",
-        ),
-        (configured(|config| config["training_length"] = 0.into()), "training_length: expected 1 to"),
-        (
-            configured(|config| drop(config.as_object_mut().unwrap().remove("normaliser"))),
-            "normaliser: expected a value, found nothing",
-        ),
-        (configured(|config| config["surprise"] = 1.into()), "surprise"),
-        (configured(|config| *config = json!([])), "config.json"),
-    ]);
-    let pooled = |dim: u64, layers: u64| {
-        configured(move |config| {
-            let huge = json!({"layers": {"pre": layers, "middle": layers, "post": layers}, "dim": dim, "heads": 1024, "head_dim": 1024,
-                "pooling": "mean", "boundaries": {"kind": "learned", "hidden": 1024, "threshold": 0.5}});
-            config["architecture"].as_object_mut().unwrap().extend(huge.as_object().unwrap().clone());
-        })
-    };
-    all_say(&[(pooled(1 << 20, 1024), "numbers in all tensors"), (pooled(4, 1024), "found")]);
-}
-
-#[test]
-fn a_configuration_too_long_or_too_deep() {
-    let dir = good();
-    let file = dir.path().join("config.json");
-    fs::write(&file, vec![b' '; (16 << 20) + 1]).unwrap();
-    all_say(&[(message(dir.path()), "the file: expected at most 16777216 bytes")]);
-    fs::write(&file, "{\"architecture\":".repeat(1000)).unwrap();
-    all_say(&[(message(dir.path()), "config.json")]);
-    fs::write(&file, b"\xff\xfe").unwrap();
-    all_say(&[(message(dir.path()), "config.json")]);
-}
-
-#[test]
-fn a_companion_needs_a_shape_of_its_own() {
-    let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
-    config["architecture"].as_object_mut().unwrap().extend([
-        ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
-        ("pooling".to_owned(), json!("mean")),
-        ("boundaries".to_owned(), json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"})),
-    ]);
-    let (file, companion) = (dir.path().join("shape.json"), dir.path().join("companion.json"));
-    fs::write(&file, config.to_string()).unwrap();
-    let refused = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
-    all_say(&[(refused(), "companion.json: No such file")]);
-    fs::write(&companion, config.to_string()).unwrap();
-    all_say(&[(refused(), "expected a companion without companions")]);
-    fs::write(&companion, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
-    all_say(&[(refused(), "vocabulary: expected the symbols of the model it accompanies")]);
-    assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);
-    fs::write(&companion, entries::SMALL_CONFIG).unwrap();
-    init(&file, dest.path(), 0, false).unwrap();
-    load(dest.path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
-}
-
-#[test]
-fn random_weights_are_the_same_again() {
-    let (dir, dest) = (good(), TempDir::new().unwrap());
-    let make = |name: &str, seed| init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap();
-    assert_eq!(make("a", 1), make("b", 1));
-    assert_ne!(make("c", 2).sha256, make("d", 3).sha256);
-    open(&dest.path().join("a")).unwrap();
-}
-
-#[test]
-fn shipped_shapes_are_what_their_names_say() {
-    for (name, parameters) in [("hourglass-41m", 41_010_715), ("vanilla-41m", 41_009_179)] {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
-        let blueprint = blueprint(&Config::read_file(&file).unwrap(), &file).unwrap();
-        let ours: usize = blueprint
-            .tensors()
-            .iter()
-            .filter(|spec| spec.trained)
-            .map(|spec| spec.shape.iter().product::<usize>())
-            .sum();
-        // the official count, less the twelve biases of distances, which have no influence and are dropped
-        assert_eq!(ours, parameters - 12 * 512, "{name}");
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
-    #[test]
-    fn changed_bytes_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5)) {
-        let dir = good();
-        let mut bytes = fs::read(weights_file(&dir)).unwrap();
-        let mut config = entries::SMALL_CONFIG.as_bytes().to_vec();
-        for (at, byte) in changes {
-            let (here, there) = (at.index(bytes.len()), at.index(config.len()));
-            bytes[here] = byte;
-            config[there] = byte;
-        }
-        entries::weights(&bytes);
-        entries::config(&config);
-    }
-
-    #[test]
-    fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        entries::weights(&bytes);
-        entries::weights(&assembled(&String::from_utf8_lossy(&bytes), &bytes));
-        entries::config(&bytes);
-        entries::pickle(&bytes);
-        entries::pickle(&[b"\x80\x02", &bytes[..]].concat());
-    }
-
-    #[test]
-    fn programs_of_known_instructions_never_panic(
-        program in prop::collection::vec(prop::sample::select(b"(012NKJMGXUTBC]})tldaeusqrhjcRbQ\x80\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x90\x91\x92\x93\x94\x95\x96\x00\x01\x02.".to_vec()), 0..200),
-    ) {
-        entries::pickle(&[b"\x80\x04", &program[..]].concat());
-    }
 }

@@ -1,10 +1,12 @@
 //! One binary of integration tests; each module is one concern.
 
 #![allow(clippy::disallowed_methods, reason = "tests give threads time to do what they must not do")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says by it what it counts on")]
 #![allow(clippy::type_complexity, reason = "a test's own closures and tables are read once, where they stand")]
 
 mod arrows;
 mod bench;
+mod cli;
 mod conformance;
 mod convert;
 mod engine;

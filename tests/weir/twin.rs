@@ -2,7 +2,7 @@
 //! d_head ≠ d_model / n_heads, a vocabulary with a newline and letters beyond ASCII whose space is not id 0, ReLU, last-token
 //! pooling, boundaries at a companion's entropy spikes.
 
-use super::support::{Dice, full, settings};
+use super::support::{Alone, Dice, full, settings};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Model},
+    decode::contract::{BoundaryOptions, Model, Want, advance},
     family::{init, load::load},
 };
 
@@ -97,15 +97,15 @@ fn folders() -> &'static [(String, PathBuf)] {
         for (seed, (name, config)) in list.into_iter().enumerate() {
             folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
         }
-        folders.push(("spikes".to_string(), spikes(root.path())));
+        let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
+        folders.push(("spikes".to_string(), spikes(root.path(), &flat)));
         (root, folders)
     });
     &SHAPES.1
 }
 
 /// A model whose boundaries are a companion's entropy spikes.
-fn spikes(root: &Path) -> PathBuf {
-    let companion = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
+fn spikes(root: &Path, companion: &Value) -> PathBuf {
     fs::write(root.join("companion.json"), companion.to_string()).unwrap();
     let kind = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
     let to = write(root, "spikes", &config(three(), kind, &[]), 11);
@@ -320,12 +320,52 @@ fn entropy_spikes_of_a_companion() {
     });
 }
 
+/// A companion trained on shorter windows than its model still goes as far: every prefill feeds both.
+#[test]
+fn a_companion_goes_as_far_as_its_model() {
+    let root = TempDir::new().unwrap();
+    let folder = spikes(root.path(), &config(json!({"pre": 1}), json!({"kind": "none"}), &[]));
+    let file = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["training_length"] = json!(2500);
+    fs::write(&file, config.to_string()).unwrap();
+    let model = load(&folder, &settings()).unwrap();
+    assert_eq!(model.card().max_symbols, 10_000);
+    let mut alone = Alone::new(&*model, BoundaryOptions::default());
+    // the companion alone would end at 8,192
+    for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
+        alone.rows[0].set(chunk, Want::Nothing);
+        advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
+    }
+    assert_eq!(alone.rows[0].state.len(), 8_200);
+}
+
+/// Where a companion has fixed boundaries itself, they count from the start of the stream that its model's text is cut from.
+#[test]
+fn a_companion_keeps_the_streams_phase() {
+    let root = TempDir::new().unwrap();
+    let folder = spikes(root.path(), &config(three(), json!({"kind": "fixed", "every": 5}), &[]));
+    let (model, companion) =
+        (load(&folder, &settings()).unwrap(), load(&folder.join("companion"), &settings()).unwrap());
+    let text = Dice::new(3).text(70, SYMBOLS.len());
+    let closes = |offset| {
+        let (_, marks) = full(&*model, &text, &BoundaryOptions { offset, ..Default::default() });
+        marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>()
+    };
+    let (logits, _) = full(&*companion, &text, &BoundaryOptions { offset: 3, ..Default::default() });
+    let wide = |logits: &[f32]| logits.iter().map(|&logit| f64::from(logit)).collect::<Vec<_>>();
+    let entropies: Vec<f64> = logits.chunks(SYMBOLS.len()).map(|logits| entropy(&wide(logits))).collect();
+    let spike = |t: usize| entropies[t.saturating_sub(2)..t].iter().all(|&before| entropies[t] > before);
+    assert_eq!(closes(3), (0..text.len()).map(spike).collect::<Vec<_>>());
+    assert_ne!(closes(3), closes(0));
+}
+
 #[test]
 fn text_of_an_odd_vocabulary_goes_in_and_out() {
     let (_, model) = shapes().into_iter().find(|(name, _)| name == "odd-shape").unwrap();
     let vocabulary = &model.card().vocabulary;
     let text = "語 é\nł😀 שa";
-    let ids = vocabulary.encode("text", text).unwrap();
+    let ids = vocabulary.encode("text", text, usize::MAX).unwrap();
     assert_eq!(ids, [6, 3, 2, 1, 4, 8, 3, 5, 7]);
     assert_eq!(vocabulary.decode(&ids), text);
     // a newline closes no segment, a space does

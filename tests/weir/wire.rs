@@ -4,11 +4,13 @@ mod calls;
 mod errors;
 mod life;
 mod model;
+mod raw;
 mod real;
 mod schema;
 
 use model::{Fake, Kind};
 use std::{
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -30,6 +32,7 @@ use weir_proto::v1::{
 
 /// A server on a free port, and a connection to it.
 struct Running {
+    address: SocketAddr,
     channel: Channel,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<()>>,
@@ -38,14 +41,14 @@ struct Running {
 impl Running {
     async fn start(engines: Vec<Handle>, wire: Wire) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
+        let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
         let task = tokio::spawn(run(listener, Engines::new(engines).unwrap(), shutdown, wire));
-        let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
-        Self { channel, stop: Some(stop), task }
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        Self { address, channel, stop: Some(stop), task }
     }
 
     fn shut_down(&mut self) {

@@ -43,13 +43,13 @@ class Hourglass(nn.Module):
         """ids (batch, len) to logits (batch, len, symbols); `boundaries` overrides the model's own source."""
         return self.trace(ids, boundaries).logits
 
-    def trace(self, ids, boundaries=None):
-        """The forward pass with everything on the way, for tests and statistics."""
+    def trace(self, ids, boundaries=None, offset=0):
+        """The forward pass with everything on the way, for tests and statistics; the window starts at `offset` of its text."""
         steps = SimpleNamespace(boundaries=None)
         steps.pre = self.pre(self.embedding(ids), self.position)  # (batch, len, dim)
         top = steps.pre
         if self.boundary is not None:
-            steps.boundaries = self.boundary(ids, steps.pre) if boundaries is None else boundaries  # (batch, len)
+            steps.boundaries = self.boundary(ids, steps.pre, offset) if boundaries is None else boundaries  # (batch, len)
             segments = Segments(steps.boundaries)
             null = self.null_group.expand(len(ids), 1, -1)
             steps.pooled = torch.cat([null, self.pooling(segments, steps.pre)], dim=1)  # (batch, 1 + segments, dim)

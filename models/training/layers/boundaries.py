@@ -1,6 +1,7 @@
 """Where segments end: one class a source, made from the `boundaries` entry of a checkpoint's config.json.
 
-A source maps the symbols and the pre stack's output to booleans (batch, len), true where a segment ends.
+A source maps the symbols and the pre stack's output to booleans (batch, len), true where a segment ends. `offset` is where
+in its stream a window starts.
 """
 
 import torch
@@ -16,20 +17,20 @@ class Whitespace(nn.Module):
         super().__init__()
         self.symbol_id = symbol_id
 
-    def forward(self, ids, hidden):
+    def forward(self, ids, hidden, offset=0):
         return ids == self.symbol_id
 
 
 class Fixed(nn.Module):
-    """Positions 0, k, 2k … of the window, so the first segment is one character long."""
+    """Positions 0, k, 2k … of the stream, so its first segment is one character long, whatever window is looked at."""
 
     def __init__(self, every):
         super().__init__()
         self.every = every
 
-    def forward(self, ids, hidden):
+    def forward(self, ids, hidden, offset=0):
         steps = torch.arange(ids.shape[1], device=ids.device)
-        return (steps % self.every == 0).expand(ids.shape)
+        return ((steps + offset) % self.every == 0).expand(ids.shape)
 
 
 class Learned(nn.Module):
@@ -48,7 +49,7 @@ class Learned(nn.Module):
     def logits(self, hidden):
         return self.output(self.activation(self.hidden(hidden))).squeeze(-1)  # (batch, len)
 
-    def forward(self, ids, hidden):
+    def forward(self, ids, hidden, offset=0):
         return torch.sigmoid(self.logits(hidden)) > self.threshold
 
     def sample(self, hidden, uniform):

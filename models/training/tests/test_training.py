@@ -122,7 +122,7 @@ class Windows(unittest.TestCase):
 
 class Evaluation(unittest.TestCase):
     def test_windows_agree_with_the_reference(self):
-        for case in ("whitespaces", "vanilla", "unigram"):
+        for case in ("whitespaces", "vanilla", "unigram", "fixed_sf2", "fixed_sf3", "fixed_sf4"):
             with self.subTest(case=case):
                 config = weir_config(json.loads((GOLDEN / case / "config.json").read_text()))
                 expected = json.loads((GOLDEN / case / "eval.json").read_text())

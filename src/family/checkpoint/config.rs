@@ -2,7 +2,7 @@
 
 use super::json;
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, clip},
     text::{Normaliser, Vocabulary},
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -35,12 +35,34 @@ pub struct Config {
 
 /// The symbols, as the file lists them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "Kinds")]
 pub enum VocabularyConfig {
     /// One character each; the index is the id.
     Symbols(Vec<String>),
     /// Byte values, always `true`.
     Bytes(bool),
+}
+
+/// What `vocabulary` may hold: one of the two.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kinds {
+    symbols: Option<Vec<String>>,
+    bytes: Option<bool>,
+}
+
+impl TryFrom<Kinds> for VocabularyConfig {
+    /// In serde's own form, so that it is taken apart like any other message.
+    type Error = &'static str;
+
+    fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
+        match kinds {
+            Kinds { symbols: Some(symbols), bytes: None } => Ok(Self::Symbols(symbols)),
+            Kinds { symbols: None, bytes: Some(bytes) } => Ok(Self::Bytes(bytes)),
+            Kinds { symbols: Some(_), bytes: Some(_) } => Err("both, expected either `symbols` or `bytes`"),
+            Kinds { symbols: None, bytes: None } => Err("neither, expected either `symbols` or `bytes`"),
+        }
+    }
 }
 
 impl Config {
@@ -93,7 +115,7 @@ impl Config {
         match json::parse::<Format>(text, file, "")?.format {
             Some(found) if found.get() == expected => {}
             Some(found) => {
-                return Err(Error::checkpoint(file, "format", expected, json::shortened(found.get().to_owned())));
+                return Err(Error::checkpoint(file, "format", expected, clip(found.get(), json::QUOTED)));
             }
             None => return Err(Error::checkpoint(file, "format", expected, "nothing")),
         }
@@ -247,7 +269,9 @@ mod tests {
         let twice = message("{", r#"{"family": "x", "#);
         assert_eq!(twice, "config.json: family: expected one value, found two");
         let both = message(r#"{"symbols""#, r#"{"bytes": true, "symbols""#);
-        assert!(both.starts_with("config.json: vocabulary"), "{both}");
+        assert_eq!(both, "config.json: vocabulary: expected either `symbols` or `bytes`, found both");
+        let neither = message(r#"{"symbols": [" ", "é", "\""]}"#, "{}");
+        assert_eq!(neither, "config.json: vocabulary: expected either `symbols` or `bytes`, found neither");
         assert!(parse(&GOOD[..GOOD.len() - 1]).unwrap_err().to_string().contains("EOF"));
         assert!(parse(&format!("{GOOD}x")).unwrap_err().to_string().contains("trailing"));
         assert!(parse(&"[".repeat(100_000)).is_err());

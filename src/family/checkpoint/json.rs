@@ -1,6 +1,6 @@
 //! JSON whose errors say which key, what was expected, what was found.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, clip};
 use serde::{
     Deserialize,
     de::{self, DeserializeOwned},
@@ -93,19 +93,11 @@ fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
     }
     path.retain(|part| !part.is_empty());
     let key = if path.is_empty() { "the file".into() } else { path.join(".") };
-    Error::Checkpoint { file: PathBuf::from(file), key, expected, found: shortened(found) }
+    Error::Checkpoint { file: PathBuf::from(file), key, expected, found: clip(&found, QUOTED) }
 }
 
-/// Messages quote what they found; a file can hold megabytes of it.
-pub(super) fn shortened(mut text: String) -> String {
-    const LIMIT: usize = 200;
-    if text.len() > LIMIT {
-        let cut = (0..=LIMIT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or_default();
-        text.truncate(cut);
-        text.push('…');
-    }
-    text
-}
+/// Bytes of what was found that a message quotes.
+pub(super) const QUOTED: usize = 200;
 
 /// A JSON object in which no key may stand twice (serde's own maps keep the last one silently).
 #[derive(Debug, Clone)]

@@ -37,9 +37,9 @@ impl Writer {
     /// A folder that holds something already, unless it may be overwritten.
     pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
         check_vacant(dest, overwrite)?;
-        fs::create_dir_all(dest).map_err(Error::io(dest))?;
+        fs::create_dir_all(dest).map_err(unwritable(dest))?;
         let (config_text, config) = (config.to_json()?, Partial::new(dest, CONFIG_FILE));
-        let mut file = File::create(&config.path).map_err(Error::io(&config.path))?;
+        let mut file = File::create(&config.path).map_err(unwritable(dest))?;
         file.write_all(config_text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io(&config.path))?;
         let weights = Partial::new(dest, WEIGHTS_FILE);
         let out = BufWriter::with_capacity(1 << 20, File::create(&weights.path).map_err(Error::io(&weights.path))?);
@@ -80,11 +80,13 @@ impl Writer {
             return Err(Error::Internal(format!("{name} was not written")));
         }
         self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(&self.weights.path))?;
-        let config = self.dest.join(CONFIG_FILE);
-        for old in [config.clone(), self.dest.join(format!("{WEIGHTS_FILE}.index.json"))] {
-            match fs::remove_file(&old) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::io(old)(error)),
-                _ => {}
+        // What is left of an old checkpoint would speak of other weights. Its configuration goes first: without it nobody
+        // takes the folder for a checkpoint.
+        let (config, old) = (self.dest.join(CONFIG_FILE), entries(&self.dest)?);
+        remove(&config)?;
+        for entry in old {
+            if matches!(entry.kind, Kind::Part) && entry.name != WEIGHTS_FILE {
+                remove(&self.dest.join(entry.name))?;
             }
         }
         self.weights.rename(&self.dest.join(WEIGHTS_FILE))?;
@@ -98,20 +100,83 @@ impl Writer {
     }
 }
 
-/// Whether a checkpoint may be written to `dest`; worth asking before long work.
+/// Whether a checkpoint may be written to `dest`; worth asking before long work. A checkpoint may be overwritten if that is
+/// asked for, a folder that holds anything else never.
 ///
 /// # Errors
-/// A file, or a folder that holds something, unless it may be overwritten.
+/// What cannot be written to; a folder that holds something that may not be overwritten.
 pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
-    match fs::read_dir(dest) {
-        Ok(mut entries) => match entries.next() {
-            Some(_) if !overwrite => {
-                Err(Error::Setting(format!("{}: the folder is not empty; --force overwrites", dest.display())))
-            }
-            _ => Ok(()),
-        },
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Error::io(dest)(error)),
+    let held = match fs::metadata(dest) {
+        Ok(metadata) if metadata.is_dir() => entries(dest)?,
+        Ok(_) => {
+            return Err(Error::Setting(format!("{}: expected a folder to write to, found a file", dest.display())));
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(unwritable(dest)(error)),
+    };
+    if let Some(entry) = held.iter().find(|entry| entry.kind == Kind::Foreign) {
+        let (dest, name) = (dest.display(), &entry.name);
+        let remedy = if overwrite { "which is no part of a checkpoint: move it away" } else { "and more, perhaps" };
+        return Err(Error::Setting(format!("{dest}: the folder is not empty: it holds {name:?}, {remedy}")));
+    }
+    if held.iter().any(|entry| entry.kind != Kind::Leftover) && !overwrite {
+        return Err(Error::Setting(format!("{}: the folder is not empty; --force overwrites", dest.display())));
+    }
+    let probe = Partial::new(dest, "probe");
+    File::create(&probe.path).map(drop).map_err(unwritable(dest))
+}
+
+fn unwritable(dest: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| Error::Setting(format!("{}: no checkpoint can be written there: {error}", dest.display()))
+}
+
+/// Something in a folder that is to become a checkpoint.
+struct Entry {
+    name: String,
+    kind: Kind,
+}
+
+/// What it is to the checkpoint that the folder may hold already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// One of the files that docs/checkpoints.md names.
+    Part,
+    /// A folder with a checkpoint of its own: a companion.
+    Companion,
+    /// Of a writer that did not come to its end.
+    Leftover,
+    /// None of these.
+    Foreign,
+}
+
+fn entries(dest: &Path) -> Result<Vec<Entry>> {
+    // A README.md alone is somebody's text, beside a configuration it is the model's card.
+    let card = if dest.join(CONFIG_FILE).is_file() { "README.md" } else { CONFIG_FILE };
+    let entry = |entry: std::io::Result<fs::DirEntry>| {
+        let entry = entry.map_err(Error::io(dest))?;
+        let (name, path) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
+        let shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+        let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE].contains(&&*name) || name == index_file();
+        let kind = match path.is_dir() {
+            true if path.join(CONFIG_FILE).is_file() => Kind::Companion,
+            false if part => Kind::Part,
+            false if name.starts_with('.') && name.ends_with(".partial") => Kind::Leftover,
+            _ => Kind::Foreign,
+        };
+        Ok(Entry { name, kind })
+    };
+    fs::read_dir(dest).map_err(Error::io(dest))?.map(entry).collect()
+}
+
+fn index_file() -> String {
+    format!("{WEIGHTS_FILE}.index.json")
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path)(error)),
+        _ => Ok(()),
     }
 }
 
@@ -220,14 +285,35 @@ mod tests {
     }
 
     #[test]
-    fn an_old_index_goes_away() {
+    fn an_old_checkpoint_goes_away() {
         let dir = TempDir::new().unwrap();
-        fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
+        for old in ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "README.md", CONFIG_FILE] {
+            fs::write(dir.path().join(old), "{}").unwrap();
+        }
+        fs::create_dir(dir.path().join("companion")).unwrap();
+        fs::write(dir.path().join("companion").join(CONFIG_FILE), "{}").unwrap();
         assert!(writer(dir.path(), false).is_err());
         let mut writer = writer(dir.path(), true).unwrap();
         writer.tensor("a", &[1.0, 2.0]).unwrap();
         writer.tensor("b", &[3.0]).unwrap();
         writer.finish().unwrap();
-        assert_eq!(files(dir.path()), [CONFIG_FILE, WEIGHTS_FILE]);
+        assert_eq!(files(dir.path()), ["companion", CONFIG_FILE, WEIGHTS_FILE]);
+    }
+
+    #[test]
+    fn what_is_no_checkpoint_is_left_alone() {
+        let dir = TempDir::new().unwrap();
+        let message = |dest: &Path, force| check_vacant(dest, force).unwrap_err().to_string();
+        fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+        for force in [false, true] {
+            let told = message(dir.path(), force);
+            assert!(told.contains("not empty: it holds \"thesis.tex\""), "{told}");
+        }
+        let file = dir.path().join("thesis.tex");
+        assert!(message(&file, true).ends_with("expected a folder to write to, found a file"));
+        let within = message(&file.join("model"), true);
+        assert!(within.contains("no checkpoint can be written there"), "{within}");
+        check_vacant(&dir.path().join("new"), false).unwrap();
+        assert_eq!(files(dir.path()), ["thesis.tex"]);
     }
 }

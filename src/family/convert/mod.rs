@@ -58,8 +58,8 @@ pub struct Converted {
 /// Reads the checkpoint at `from` and writes it to the folder `dest`.
 ///
 /// # Errors
-/// A source that is not as its kind must be, with file, key, expected and found; a folder that holds something, unless it
-/// may be overwritten.
+/// A source that is not as its kind must be, with file, key, expected and found; a folder that is the source, cannot be
+/// written to, or holds something, unless that is a checkpoint and may be overwritten.
 pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<Made> {
     convert_telling(source, from, dest, overwrite, &mut |_, _| {})
 }
@@ -75,6 +75,13 @@ pub fn convert_telling(
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Made> {
+    // Whatever links lead there.
+    if let (Ok(source), Ok(target)) = (from.canonicalize(), dest.canonicalize())
+        && source == target
+    {
+        let dest = dest.display();
+        return Err(Error::Setting(format!("{dest}: the source itself; a converted checkpoint needs another folder")));
+    }
     check_vacant(dest, overwrite)?;
     let Converted { config, mut weights } = source.reader()?(from, progress)?;
     let blueprint = blueprint(&config, from)?;

@@ -318,6 +318,7 @@ impl Entries<'_> {
 fn zip_error(path: &Path, key: &str, error: ZipError) -> Error {
     match error {
         ZipError::Io(error) if error.kind() != ErrorKind::UnexpectedEof => Error::io(path)(error),
+        ZipError::UnsupportedArchive(found) => Error::checkpoint(path, key, "an entry that is not compressed", found),
         error => Error::checkpoint(path, key, "a zip archive, as torch.save writes it since 1.6", error.to_string()),
     }
 }

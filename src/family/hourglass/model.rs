@@ -9,6 +9,7 @@ use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State},
         cost::{Cost, StepCost},
+        options::check_mode,
     },
     error::{Error, Result},
     family::{Blueprint, Parts, checkpoint::Weights, cost},
@@ -116,12 +117,8 @@ impl Model for Hourglass {
     }
 
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
-        let modes = &self.card.boundary_modes;
-        let mode = boundaries.mode.unwrap_or(modes[0]);
-        if !modes.contains(&mode) {
-            let bound = modes.iter().map(|mode| mode.name()).collect::<Vec<_>>().join(" or ");
-            return Err(Error::BadOption { field: "boundary_mode", found: mode.name().into(), bound });
-        }
+        check_mode(&boundaries, &self.card)?;
+        let mode = boundaries.mode.unwrap_or(self.card.boundary_modes[0]);
         let noise: Option<Noise> = (mode == BoundaryMode::Sampled).then_some(boundaries.noise);
         let cache = |layout| Cache::new(layout, self.pages.clone());
         let pooled = self.pooled.as_ref().map(|pooled| PooledState {
@@ -131,7 +128,7 @@ impl Model for Hourglass {
         });
         let companion = match &self.companion {
             Some(model) => {
-                let row = Row::new(model.begin(BoundaryOptions::default())?);
+                let row = Row::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
                 Some(CompanionState { row: Some(row), entropies: Vec::new() })
             }
             None => None,

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 use weir::{
-    engine::handle::{Job, Limits},
+    engine::handle::{Job, Limits, Phase},
     error::{Code, Error},
 };
 
@@ -113,6 +113,7 @@ fn a_broken_worker_leaves_nobody_waiting() {
     // Working memory once, not again after a failed step.
     toy.scratches.store(1, SeqCst);
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
+    assert_eq!(engine.phase(), Phase::Open);
     toy.hold(0);
     let mut running = engine.submit(ends_with(PANIC), None).unwrap();
     let mut queued = engine.submit(varied(1), None).unwrap();
@@ -120,7 +121,11 @@ fn a_broken_worker_leaves_nobody_waiting() {
     while running.blocking_recv().is_some_and(|event| event.is_ok()) {}
     assert_eq!(queued.blocking_recv().unwrap().unwrap_err().code(), Code::Internal);
     assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Internal);
-    assert_eq!(toy.sequences(), 0);
+    assert_eq!(engine.phase(), Phase::Broken);
+    // What the running job held is not held for ever.
+    at_rest(&toy, &engine);
+    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    wait.block_on(engine.broken());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use tonic::{Code, Request};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
     config::Wire,
-    engine::handle::{Limits, Load},
+    engine::handle::{Limits, Load, Phase},
 };
 use weir_proto::v1::{self, generate_response::Event};
 
@@ -76,17 +76,6 @@ async fn what_was_made_before_the_deadline_is_sent() {
 }
 
 #[tokio::test]
-async fn a_call_with_one_answer_ends_at_its_deadline() {
-    let server = Server::new().await;
-    server.model.slow(Duration::from_millis(50));
-    let mut request = Request::new(v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() });
-    request.set_timeout(Duration::from_millis(60));
-    // By whose timer, the client's or the server's, is not to be seen here; that the row is free again is.
-    server.generation().segment(request).await.unwrap_err();
-    server.at_rest().await;
-}
-
-#[tokio::test]
 async fn a_client_that_goes_frees_its_row() {
     let server = Server::new().await;
     server.model.slow(STEP);
@@ -122,6 +111,28 @@ async fn a_panic_fails_its_request_only() {
     assert!(!details(&status).request_info().unwrap().request_id.is_empty());
     server.answer(prompt("ab")).await.unwrap();
     server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_broken_worker_is_not_ready() {
+    let kinds = [("fake", Kind::Pooled), ("other", Kind::Pooled)];
+    let server = Server::with(Limits::default(), Wire::default(), &kinds).await;
+    let of = |model: &str| v1::GenerateRequest { model: Some(model.into()), ..long("a", 5) };
+    let mut health = HealthClient::new(server.channel.clone());
+    let request = HealthCheckRequest { service: "weir.v1.Generation".into() };
+    let mut watched = health.watch(request).await.unwrap().into_inner();
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    server.model.break_soon();
+    assert_eq!(server.answer(of("fake")).await.unwrap_err().code(), Code::Internal);
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    let request = HealthCheckRequest { service: String::new() };
+    assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving, "it lives");
+    assert_eq!(server.engine.phase(), Phase::Broken);
+    let status = server.answer(of("fake")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
+    server.at_rest().await;
+    // The other models go on.
+    assert_eq!(server.answer(of("other")).await.unwrap().text().chars().count(), 5);
 }
 
 #[tokio::test]

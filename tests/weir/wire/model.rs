@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -37,6 +37,9 @@ pub(super) struct Fake {
     card: Card,
     bytes: Arc<AtomicUsize>,
     pace: (Mutex<Pace>, Condvar),
+    steps: AtomicUsize,
+    /// Whether the worker is to break with the next job that ends.
+    fragile: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -69,7 +72,13 @@ impl Fake {
             dtype: "f32",
             sha256: "00ff".into(),
         };
-        Arc::new(Self { card, bytes: Arc::default(), pace: (Mutex::new(Pace::Free), Condvar::new()) })
+        let pace = (Mutex::new(Pace::Free), Condvar::new());
+        Arc::new(Self { card, bytes: Arc::default(), pace, steps: AtomicUsize::new(0), fragile: Arc::default() })
+    }
+
+    /// Symbol steps that were begun.
+    pub(super) fn steps(&self) -> usize {
+        self.steps.load(SeqCst)
     }
 
     /// Lets no step begin.
@@ -85,6 +94,11 @@ impl Fake {
     /// Makes each step take so long.
     pub(super) fn slow(&self, step: Duration) {
         self.set(Pace::Slow(step));
+    }
+
+    /// Breaks the worker with the next job that ends: its state panics when it is dropped, which nobody catches.
+    pub(super) fn break_soon(&self) {
+        self.fragile.store(true, SeqCst);
     }
 
     fn set(&self, pace: Pace) {
@@ -107,6 +121,7 @@ struct FakeState {
     boundaries: BoundaryOptions,
     space: u32,
     bytes: Arc<AtomicUsize>,
+    fragile: Arc<AtomicBool>,
 }
 
 impl FakeState {
@@ -132,6 +147,7 @@ impl FakeState {
 impl Drop for FakeState {
     fn drop(&mut self) {
         self.bytes.fetch_sub(self.past.len(), SeqCst);
+        assert!(!self.fragile.swap(false, SeqCst), "told to break");
     }
 }
 
@@ -147,7 +163,8 @@ impl State for FakeState {
     fn fork(&self) -> Box<dyn State> {
         self.bytes.fetch_add(self.past.len(), SeqCst);
         let (past, bytes) = (self.past.clone(), Arc::clone(&self.bytes));
-        Box::new(Self { past, boundaries: self.boundaries.clone(), space: self.space, bytes })
+        let fragile = Arc::clone(&self.fragile);
+        Box::new(Self { past, boundaries: self.boundaries.clone(), space: self.space, bytes, fragile })
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
@@ -171,7 +188,8 @@ impl Model for Fake {
             (true, Some(space)) => space,
             _ => u32::MAX,
         };
-        Ok(Box::new(FakeState { past: Vec::new(), boundaries, space, bytes: Arc::clone(&self.bytes) }))
+        let (bytes, fragile) = (Arc::clone(&self.bytes), Arc::clone(&self.fragile));
+        Ok(Box::new(FakeState { past: Vec::new(), boundaries, space, bytes, fragile }))
     }
 
     fn scratch(&self) -> Scratch {
@@ -179,6 +197,7 @@ impl Model for Fake {
     }
 
     fn symbol_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+        self.steps.fetch_add(1, SeqCst);
         self.wait();
         let size = self.card.vocabulary.len();
         for &index in which {

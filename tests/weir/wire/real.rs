@@ -11,8 +11,10 @@ use weir::{
 };
 use weir_proto::v1::{self, generation_client::GenerationClient, score_response::Event};
 
-/// How far a log-probability may be from one computed here in another order.
-const TOLERANCE: f64 = 2e-5;
+/// How far a log-probability may be from one computed here in f64, in steps between neighbouring f32.
+const ULPS: u32 = 1;
+/// What so many log-probabilities, each rounded to f32, may add up to in bits.
+const BITS: f64 = 1e-6;
 
 /// The fixture's first text, shortened.
 fn text(case: &str) -> String {
@@ -54,7 +56,7 @@ async fn scores_are_those_of_the_forward_pass() {
     for (case, model) in CASES.iter().zip(&models) {
         let text = text(case);
         let vocabulary = &model.card().vocabulary;
-        let symbols = vocabulary.encode("text", &text).unwrap();
+        let symbols = vocabulary.encode("text", &text, usize::MAX).unwrap();
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(9), ..Default::default() };
             let (logits, marks) = full(&**model, &symbols, &boundaries);
@@ -73,12 +75,13 @@ async fn scores_are_those_of_the_forward_pass() {
             let mut total = 0.0;
             for (at, character) in told.iter().enumerate().skip(1) {
                 let expected = log_probability(&logits[(at - 1) * vocabulary.len()..][..vocabulary.len()], symbols[at]);
-                let found = f64::from(character.logprob.unwrap());
-                assert!((found - expected).abs() < TOLERANCE, "{case}, {at}: {found}, not {expected}");
+                let found = character.logprob.unwrap();
+                let ulps = found.to_bits().abs_diff((expected as f32).to_bits());
+                assert!(ulps <= ULPS, "{case}, {at}: {found}, not {expected}");
                 total -= expected / LN_2;
             }
             let bits = total / (symbols.len() - 1) as f64;
-            assert!((summary.bits_per_char.unwrap() - bits).abs() < TOLERANCE, "{case}");
+            assert!((summary.bits_per_char.unwrap() - bits).abs() < BITS, "{case}");
             assert_eq!(summary.usage.unwrap().shortening_factor.is_some(), model.card().pooled, "{case}");
         }
     }
@@ -98,8 +101,8 @@ async fn generated_text_is_that_of_the_forward_pass() {
         };
         let answer = read(client.generate(request.clone()).await.unwrap().into_inner()).await.unwrap();
         let vocabulary = &model.card().vocabulary;
-        let prompt = vocabulary.encode("prompt", &request.prompt).unwrap();
-        let made = vocabulary.encode("text", &answer.text()).unwrap();
+        let prompt = vocabulary.encode("prompt", &request.prompt, usize::MAX).unwrap();
+        let made = vocabulary.encode("text", &answer.text(), usize::MAX).unwrap();
         assert_eq!(made.len(), 40, "{case}");
         let whole = [&prompt[..], &made].concat();
         let (logits, _) = full(&**model, &whole, &BoundaryOptions::default());
@@ -118,7 +121,7 @@ async fn segments_are_those_of_the_forward_pass() {
         let text = text(case);
         let request = v1::SegmentRequest { model: Some((*case).to_owned()), text: text.clone(), ..Default::default() };
         let answer = client.segment(request).await.unwrap().into_inner();
-        let symbols = model.card().vocabulary.encode("text", &text).unwrap();
+        let symbols = model.card().vocabulary.encode("text", &text, usize::MAX).unwrap();
         let (_, marks) = full(&**model, &symbols, &BoundaryOptions::default());
         assert_eq!(answer.segments.iter().map(|segment| segment.text.as_str()).collect::<String>(), text, "{case}");
         let closed = answer.segments.iter().filter(|segment| !segment.open).map(|segment| segment.char_end as usize);

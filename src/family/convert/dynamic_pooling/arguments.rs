@@ -1,7 +1,7 @@
 //! The official arguments, and weir's configuration from them.
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, clip},
     family::checkpoint::{Config, VocabularyConfig},
     text::Normaliser,
 };
@@ -112,7 +112,7 @@ impl Arguments {
             (Some(parsed), given) => {
                 Err(Error::checkpoint(file, "layers", format!("{parsed:?}, as in model_config"), format!("{given:?}")))
             }
-            (None, _) => Err(Error::checkpoint(file, "model_config", expected, format!("{:?}", brief(text)))),
+            (None, _) => Err(Error::checkpoint(file, "model_config", expected, format!("{:?}", clip(text, 60)))),
         }
     }
 
@@ -133,10 +133,6 @@ fn layer_counts(text: &str) -> Option<[usize; 3]> {
     let (middle, post) = rest.split_once("),")?;
     let count = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?;
     Some([count(pre)?, count(middle.strip_suffix(',').unwrap_or(middle))?, count(post)?])
-}
-
-fn brief(text: &str) -> String {
-    text.chars().take(60).collect()
 }
 
 /// Puts an error about a key of weir's configuration in terms of the argument that it came from.

@@ -1,0 +1,110 @@
+//! Clients without a client library: frames, headers and nothing that waits or times out on this side.
+
+use super::{Server, reason};
+use h2::{
+    RecvStream,
+    client::{Builder, SendRequest},
+};
+use prost::Message;
+use std::{net::SocketAddr, time::Duration};
+use tokio::{net::TcpStream, task::JoinSet};
+use tonic::{
+    Code, Status,
+    codegen::{
+        Bytes,
+        http::{Request, Response, Version},
+    },
+};
+use weir::serve::REQUEST_ID;
+use weir_proto::v1::{SegmentRequest, SegmentResponse};
+
+/// A connection whose streams may have so many unread bytes.
+async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let (sender, connection) = Builder::new().initial_window_size(window).handshake::<_, Bytes>(tcp).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// Asks for the segments of a text, with these headers.
+async fn segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
+    let mut request = Request::builder()
+        .method("POST")
+        .uri("http://weir/weir.v1.Generation/Segment")
+        .version(Version::HTTP_2)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    let frame = [&[0], &length[..], &message].concat();
+    let mut sender = sender.ready().await.unwrap();
+    let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+    // A call that is answered unread takes no more of its request.
+    let _ = body.send_data(frame.into(), true);
+    response.await.unwrap()
+}
+
+/// Whichever of the server's timers sees the deadline first, the answer is ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_is_answered_by_us() {
+    let server = Server::new().await;
+    server.model.slow(Duration::from_millis(30));
+    let sender = connect(server.running.address, 1 << 16).await;
+    let text = "a ".repeat(900);
+    for round in 0..40 {
+        let mut calls = JoinSet::new();
+        for call in 0..12 {
+            let (sender, text) = (sender.clone(), text.clone());
+            let timeout = ["0n", "1u", "1m", "2m", "3m", "5m"][call % 6];
+            calls.spawn(async move { (timeout, segment(sender, &text, &[("grpc-timeout", timeout)]).await) });
+        }
+        while let Some(answer) = calls.join_next().await {
+            let (timeout, answer) = answer.unwrap();
+            let status = Status::from_header_map(answer.headers()).expect("a status without an answer");
+            assert_eq!(status.code(), Code::DeadlineExceeded, "round {round}, {timeout}: {status:?}");
+            assert_eq!(reason(&status), "DEADLINE", "{timeout}: {status:?}");
+            assert!(!answer.headers()[REQUEST_ID].is_empty());
+        }
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_call_with_one_answer_ends_at_its_deadline() {
+    let server = Server::new().await;
+    server.model.hold();
+    let sender = connect(server.running.address, 1 << 16).await;
+    let answer = segment(sender, &"a ".repeat(900), &[("grpc-timeout", "60m")]).await;
+    let status = Status::from_header_map(answer.headers()).unwrap();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+    server.model.release();
+    server.at_rest().await;
+    // The step that had begun, and none of the seven others.
+    assert_eq!(server.model.steps(), 1);
+}
+
+/// The call is over for the server as soon as its answer is with the connection; the client has not read it by then.
+#[tokio::test]
+async fn an_answer_may_be_read_slowly_while_the_server_ends() {
+    let mut server = Server::new().await;
+    let sender = connect(server.running.address, 256).await;
+    let mut body = segment(sender, &"ab ".repeat(600), &[]).await.into_body();
+    server.at_rest().await;
+    server.running.shut_down();
+    // Longer than connections without anything to send are kept.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(!server.running.task.is_finished(), "cut off");
+    let mut answer = Vec::new();
+    while let Some(part) = body.data().await {
+        let part = part.unwrap();
+        body.flow_control().release_capacity(part.len()).unwrap();
+        answer.extend_from_slice(&part);
+    }
+    assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
+    // With nothing left to send the end does not wait for the limit, which is half a minute.
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+}

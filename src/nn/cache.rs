@@ -18,12 +18,20 @@ use std::sync::Arc;
 const ROOM: usize = 256;
 
 /// One sequence's keys and values of one stack.
-#[derive(Clone)]
 pub struct Cache {
     layout: Layout,
     pool: Arc<PagePool>,
     pages: Vec<Page>,
     len: usize,
+}
+
+impl Clone for Cache {
+    fn clone(&self) -> Self {
+        // with the same room as a new one, which a derived clone would not have
+        let mut pages = Vec::with_capacity(self.pages.len().max(ROOM));
+        pages.extend_from_slice(&self.pages);
+        Self { layout: self.layout, pool: self.pool.clone(), pages, len: self.len }
+    }
 }
 
 impl Cache {

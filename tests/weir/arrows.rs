@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 /// Each room, and the rooms it may use. `error` is everybody's.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("cli", &["config", "serve", "engine", "decode", "family", "report", "text"]),
+    ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text"]),
     ("config", &["engine", "family"]),
     ("serve", &["config", "engine", "decode", "text"]),
     ("engine", &["decode"]),

@@ -2,12 +2,13 @@
 //!
 //! To put a new configuration under the suite, add a line to [`configurations`]; a family without one fails.
 
-use super::support::{Alone, CASES, COMPANY, Dice, difference, fixture, full, storms};
+use super::support::{Alone, CASES, COMPANY, Dice, difference, fixture_in, full, storms};
 use super::twin::shapes;
 use std::sync::Arc;
 use weir::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, Status, Want, advance},
     family::FAMILIES,
+    kernels::Dtype,
 };
 
 /// Symbols of a test text: several pages of keys, and a last page that is not full.
@@ -22,7 +23,9 @@ struct Configuration {
 
 fn configurations() -> Vec<Configuration> {
     let shapes = shapes().into_iter().map(|(name, model)| (name, model.clone()));
-    let fixtures = CASES.iter().map(|case| (case.to_string(), fixture(case)));
+    let fixtures = CASES
+        .iter()
+        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{case}, {}", dtype.name()), fixture_in(case, dtype))));
     let mut all = Vec::new();
     for (name, model) in fixtures.chain(shapes) {
         for &mode in &model.card().boundary_modes.clone() {

@@ -1,6 +1,6 @@
 //! The official code's numbers, case by case: logits, boundaries, and every stage between.
 
-use super::support::{Alone, CASES, converted, difference, fixture, full, golden, settings};
+use super::support::{Alone, CASES, converted, difference, fixture, fixture_in, full, golden, settings};
 use safetensors::{Dtype, SafeTensors};
 use std::{
     collections::BTreeMap,
@@ -114,6 +114,33 @@ fn the_portable_kernels_agree_as_well() {
             let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
             assert_eq!(stepped, logits, "{case} row {row}: the portable kernels keep one order of summation, too");
         }
+    }
+}
+
+/// Numbers that are stored in fewer bits give others. The largest logit here is about 3; the bounds are twice what was seen.
+#[test]
+fn fewer_bits_stay_near() {
+    for (dtype, most, mean) in [(weir::kernels::Dtype::Bf16, 0.05, 0.008), (weir::kernels::Dtype::Int8, 0.2, 0.03)] {
+        let (mut worst, mut sum, mut count) = (0f32, 0f64, 0);
+        // cases whose boundaries no number decides
+        for case in ["whitespaces", "fixed_sf2", "fixed_sf3", "vanilla"] {
+            let (golden, model) = (Golden::read(case), fixture_in(case, dtype));
+            for row in 0..golden.rows() {
+                let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
+                let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
+                if golden.has("boundaries") {
+                    assert_eq!(bits(&marks), golden.row("boundaries", row), "{case} row {row}");
+                }
+                for (got, want) in logits.iter().zip(golden.row("logits", row)) {
+                    worst = worst.max((got - want).abs());
+                    sum += f64::from((got - want).abs());
+                    count += 1;
+                }
+            }
+        }
+        let average = sum / f64::from(count);
+        assert!(worst <= most && average <= mean, "{dtype:?}: {worst}, on the average {average}");
+        assert!(worst > LOGITS, "{dtype:?}: nothing was stored in fewer bits");
     }
 }
 

@@ -12,6 +12,7 @@ use weir::{
         convert,
         load::{Settings, load},
     },
+    kernels::Dtype,
 };
 
 /// Fixture cases of the hourglass family.
@@ -53,6 +54,11 @@ pub(super) fn settings() -> Settings {
 /// A fixture's model.
 pub(super) fn fixture(case: &str) -> Arc<dyn Model> {
     load(&converted(case), &settings()).unwrap()
+}
+
+/// The same, its numbers stored in another type.
+pub(super) fn fixture_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+    load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
 /// One sequence with its scratch.

@@ -37,6 +37,9 @@ use crate::{
 };
 use std::{path::Path, sync::Arc};
 
+/// Segments that a sequence has room to list from the start, so that no step of a usual one has to make room.
+const ROOM: usize = 1024;
+
 /// A loaded hourglass. D = width, V = symbols.
 pub struct Hourglass {
     pub(super) card: Card,
@@ -124,7 +127,7 @@ impl Model for Hourglass {
         let pooled = self.pooled.as_ref().map(|pooled| PooledState {
             middle: pooled.null.clone(),
             post: cache(pooled.post.layout),
-            ends: Vec::new(),
+            ends: Vec::with_capacity(ROOM),
         });
         let companion = match &self.companion {
             Some(model) => {

@@ -1,6 +1,6 @@
 //! A steady decode step allocates nothing. A binary of its own, because the allocator that counts is the process's.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, clippy::unwrap_used, reason = "an allocator is unsafe by nature; tests may unwrap")]
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

@@ -266,3 +266,127 @@ fn a_run_leaves_the_rows_as_they_were() {
     let entry = decode::Entry::new(&decoding, first, &machine).unwrap();
     assert_eq!((entry.threads, entry.steps, entry.batch), (1, 50, 2));
 }
+
+fn failure(args: &[&str], dirs: &[PathBuf]) -> String {
+    let output = bench(args, dirs);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// The texts of a picture, which must be well-formed.
+fn texts(svg: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(svg).unwrap();
+    let tree = roxmltree::Document::parse(&text).unwrap();
+    let nodes = tree.descendants().filter(|node| node.has_tag_name("text"));
+    nodes.filter_map(|node| Some(node.text()?.trim().to_owned())).collect()
+}
+
+#[test]
+fn every_combination_of_dtypes_and_threads_is_measured() {
+    let args =
+        ["decode", "--json", "--dtype", "f32", "--threads", "1,2", "--batch", "1,2", "--steps", "4", "--context"];
+    let entries = json(&[&args[..], &["8", "--model"]].concat(), &[converted("whitespaces")]);
+    let met: Vec<_> = entries.iter().map(|entry| (number(entry, "threads"), number(entry, "batch"))).collect();
+    assert_eq!(met, [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)]);
+    let args = ["prefill", "--json", "--threads", "2,1", "--symbols", "20", "--runs", "1", "--model"];
+    let entries = json(&args, &[converted("vanilla")]);
+    assert_eq!(entries.iter().map(|entry| number(entry, "threads")).collect::<Vec<_>>(), [2.0, 1.0]);
+}
+
+#[test]
+fn resume_tells_both_ways_and_their_ratio() {
+    for case in ["whitespaces", "vanilla", "gumbel"] {
+        let args = ["resume", "--json", "--context", "1,40,70", "--runs", "3", "--threads", "1", "--model"];
+        let entries = json(&args, &[converted(case)]);
+        let contexts: Vec<_> = entries.iter().map(|entry| number(entry, "context")).collect();
+        assert_eq!(contexts, [1.0, 40.0, 70.0]);
+        for entry in &entries {
+            for way in ["cold_ns", "resumed_ns"] {
+                let [p10, p50, p90] = ["p10", "p50", "p90"].map(|part| number(entry, &format!("{way}_{part}")));
+                assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+            }
+            assert_eq!(keys(&entry["ratio"]), ["median", "p10", "p90"]);
+            assert!(number(entry, "state_bytes") > 0.0 && number(entry, "runs") == 3.0);
+        }
+    }
+    let limit = fixture("whitespaces").card().max_symbols;
+    let told = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
+    assert!(told.contains(&format!("--context: 999999 is out of bounds: 1 to {limit}")), "{told}");
+    assert!(told.contains("--max-symbols"), "{told}");
+}
+
+#[test]
+fn kernels_are_told_beside_ceilings_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("kernels.svg");
+    let args = ["kernels", "--json", "--threads", "1", "--seconds", "0.0001", "--megabytes", "1", "--plot"];
+    let entries = json(&args, &[svg.clone()]);
+    let of = |kernel: &str| entries.iter().filter(|entry| entry["kernel"] == *kernel).collect::<Vec<_>>();
+    let counts =
+        ["matrix", "attention", "attention+distances", "norm", "gelu", "dispatch"].map(|kernel| of(kernel).len());
+    assert_eq!(counts, [4 * 11, 3, 3, 2, 2, 1]);
+    for entry in &entries {
+        let [p10, p50, p90] = ["ns_p10", "ns_p50", "ns_p90"].map(|key| number(entry, key));
+        assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+    }
+    for entry in [of("matrix"), of("attention")].concat() {
+        let achieved = number(entry, "bytes") / number(entry, "ns_p50") * 1e9;
+        assert!(equal(achieved, number(entry, "bytes_per_second")));
+        assert!(number(entry, "ceiling_bytes_per_second") > 0.0 && number(entry, "peak_gflops") > 0.0);
+    }
+    // four shapes cold and hot, eight lines of arithmetic, two of attention
+    let lines = texts(&svg).into_iter().filter(|text| text.contains("threads 1")).count();
+    assert_eq!(lines, 4 + 4 + 8 + 2);
+    assert!(failure(&["kernels", "--seconds", "0"], &[]).contains("--seconds: 0 is out of bounds"));
+    assert!(failure(&["kernels", "--megabytes", "0"], &[]).contains("--megabytes: 0 is out of bounds"));
+}
+
+#[test]
+fn pictures_have_a_line_for_each_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
+    let drawn = |svg: &Path| texts(svg).into_iter().filter(|text| text.contains(", f32, threads")).count();
+    let options = ["--steps", "4", "--threads", "1", "--batch", "1,2", "--context", "8,16", "--json", "--plot"];
+    let args = [&["decode"], &options[..], &[one.to_str().unwrap(), "--model"]].concat();
+    let decoded = json(&args, &[converted("whitespaces")]);
+    // two contexts in two panels
+    assert_eq!(drawn(&one), 4);
+    let args = [&["compare", "--pairs", "1"], &options[..], &[two.to_str().unwrap()]].concat();
+    let compared = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    // and of both models, and a ratio for each context
+    assert_eq!(drawn(&two), 8 + 2);
+    let saved = [("a.json", decoded), ("b.json", compared)].map(|(name, entries)| {
+        let mut entries = entries;
+        if let Some(model) = entries[0].get_mut("model") {
+            *model = "a <odd> & \"named\" model".into();
+        }
+        let path = folder.path().join(name);
+        std::fs::write(&path, Value::from(entries).to_string()).unwrap();
+        path
+    });
+    let output = bench(&["plot", "--out", both.to_str().unwrap()], &saved);
+    assert!(output.status.success() && output.stdout.is_empty());
+    // the renamed entry is a line of its own in two panels
+    assert_eq!(drawn(&both), 10 + 2);
+    assert!(texts(&both).iter().any(|text| text.starts_with("a <odd> & \"named\" model")));
+}
+
+#[test]
+fn pictures_that_cannot_be_made_are_refused_by_name() {
+    let told = failure(&["decode", "--plot", "/nowhere/at/all.svg", "--model"], &[converted("whitespaces")]);
+    assert!(told.contains("/nowhere/at/all.svg"), "{told}");
+    let folder = tempfile::tempdir().unwrap();
+    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    for (text, expected) in [("{", "x.json"), ("[]", "1 to 10000 measurements"), ("[{\"model\":1}]", "entry 0")] {
+        std::fs::write(&saved, text).unwrap();
+        let told = failure(&out, &[saved.clone()]);
+        assert!(told.contains(expected), "{told}");
+        assert!(!svg.exists());
+    }
+    assert!(failure(&out, &[folder.path().join("missing.json")]).contains("missing.json"));
+    // a picture that is there is left alone by what cannot be drawn
+    std::fs::write(&svg, "before").unwrap();
+    failure(&["decode", "--batch", "0", "--plot", svg.to_str().unwrap(), "--model"], &[converted("vanilla")]);
+    assert_eq!(std::fs::read_to_string(&svg).unwrap(), "before");
+}

@@ -57,7 +57,7 @@ impl Drop for Picture {
 /// The entries of files that `--json` printed, one after the other.
 ///
 /// # Errors
-/// [`Error::Io`], and [`Error::Checkpoint`]-like naming of what is not a list of measurements.
+/// [`Error::Io`], and [`Error::BadOption`] naming what is not a list of measurements.
 pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for path in files {

@@ -110,13 +110,7 @@ impl Pool {
 
     /// Calls `body((row, column), part)` for each part of `floats`, (rows, columns, width), on all threads if `share`; the
     /// rows of the first column come first.
-    pub fn columns(
-        &self,
-        floats: &mut [f32],
-        (rows, columns): (usize, usize),
-        share: bool,
-        body: &CellBody<'_>,
-    ) {
+    pub fn columns(&self, floats: &mut [f32], (rows, columns): (usize, usize), share: bool, body: &CellBody<'_>) {
         let tasks = rows * columns;
         let Some(width) = floats.len().checked_div(tasks) else { return };
         let shared = Shared::new(floats);

@@ -24,6 +24,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("weir_proto", &["serve"]),
     ("clap", &["cli", "main", "config"]),
     ("indicatif", &["cli", "family"]),
+    ("plotters", &["report"]),
 ];
 
 fn sources(folder: &Path, out: &mut Vec<(String, String)>) {

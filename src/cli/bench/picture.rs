@@ -63,6 +63,10 @@ pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<Value>> {
     for path in files {
         let mut text = String::new();
         let file = File::open(path).map_err(Error::io(path))?;
+        if file.metadata().map_err(Error::io(path))?.len() > MAX_BYTES {
+            let bound = format!("a file of at most {MAX_BYTES} bytes");
+            return Err(Error::BadOption { field: "FILE", found: path.display().to_string(), bound });
+        }
         file.take(MAX_BYTES).read_to_string(&mut text).map_err(Error::io(path))?;
         let entries: Vec<Value> = serde_json::from_str(&text).map_err(|error| Error::BadOption {
             field: "FILE",

@@ -16,6 +16,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 const WIDTH: u32 = 760;
 const CHART: u32 = 400;
 const ENTRY: u32 = 20;
+/// Pixels that the bars over one count share.
+const SPREAD: i32 = 40;
 /// Title above, note and margin below.
 const FRAME: u32 = 70;
 /// Okabe and Ito's colours, told apart by colour-blind readers too; the lightest is left out.
@@ -168,19 +170,32 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<()> {
     )?;
     let at = |point: &Point, number: f64| (point.x.log2(), y.place(number));
     for (index, line) in panel.lines.iter().enumerate() {
-        let pixel = |place: (f64, f64)| chart.backend_coord(&place);
+        let aside = beside(index, panel.lines.len());
+        let pixel = |place: (f64, f64)| {
+            let (x, y) = chart.backend_coord(&place);
+            (x + aside, y)
+        };
         let style = Style::of(index);
         style.line(&chart_area, line.points.iter().map(|point| pixel(at(point, point.y))).collect(), style.dash)?;
-        let bounds = line.points.iter().filter_map(|point| Some(pixel(at(point, point.bound?))));
-        style.line(&chart_area, bounds.collect(), DOTS)?;
+        let bounds = line.points.iter().filter_map(|point| Some(pixel(at(point, point.bound?)))).collect::<Vec<_>>();
+        for &bound in &bounds {
+            style.mark(&chart_area, bound, false)?;
+        }
+        style.line(&chart_area, bounds, DOTS)?;
         for point in &line.points {
             if let Some((low, high)) = point.bar {
                 style.bar(&chart_area, pixel(at(point, low)), pixel(at(point, high)))?;
             }
-            style.mark(&chart_area, pixel(at(point, point.y)))?;
+            style.mark(&chart_area, pixel(at(point, point.y)), true)?;
         }
     }
     explain(&legend, &panel.lines, &panel.note)
+}
+
+/// Pixels that a line is moved by, so that bars over the same count stand side by side.
+fn beside(index: usize, lines: usize) -> i32 {
+    let apart = (SPREAD / lines.max(1) as i32).min(10);
+    (2 * index as i32 - (lines as i32 - 1)) * apart / 2
 }
 
 /// The legend, and the note below it.
@@ -193,7 +208,7 @@ fn explain(area: &Area<'_>, lines: &[Line], note: &str) -> Result<()> {
         let origin = area.get_base_pixel();
         let from = (origin.0 + 86, origin.1 + y);
         style.line(area, vec![from, (from.0 + 44, from.1)], style.dash)?;
-        style.mark(area, (from.0 + 22, from.1))?;
+        style.mark(area, (from.0 + 22, from.1), true)?;
         failed(area.draw_text(&line.label, &font, (140, y - 7)))?;
     }
     failed(area.draw_text(note, &font, (86, (lines.len() as u32 * ENTRY) as i32 + 6)))
@@ -204,7 +219,6 @@ struct Style {
     colour: RGBColor,
     dash: (u32, u32),
     marker: &'static [(i32, i32)],
-    filled: bool,
 }
 
 impl Style {
@@ -214,7 +228,6 @@ impl Style {
             colour: COLOURS[index % COLOURS.len()],
             dash: DASHES[index % DASHES.len()],
             marker: MARKERS[index % MARKERS.len()],
-            filled: index % 2 == 0,
         }
     }
 
@@ -239,11 +252,12 @@ impl Style {
         Ok(())
     }
 
-    fn mark(&self, area: &Area<'_>, at: (i32, i32)) -> Result<()> {
+    /// Full where something was measured, hollow where it could be at best.
+    fn mark(&self, area: &Area<'_>, at: (i32, i32), full: bool) -> Result<()> {
         let mut outline: Vec<_> = self.marker.iter().map(|(x, y)| (at.0 + x, at.1 + y)).collect();
         outline.push(outline[0]);
         let (area, outline) = local(area, outline);
-        let inside = if self.filled { self.colour } else { WHITE };
+        let inside = if full { self.colour } else { WHITE };
         failed(area.draw(&Polygon::new(outline.clone(), inside.filled())))?;
         failed(area.draw(&PathElement::new(outline, self.colour.stroke_width(2))))
     }

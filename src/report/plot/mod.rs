@@ -1,6 +1,6 @@
 //! Pictures of measurements, from their JSON: what was just measured and what was saved are drawn alike.
 //!
-//! [`panels`](panels()) knows the entries' fields; [`draw`](draw()) knows lines and axes.
+//! `panels` knows the entries' fields; `draw` knows lines and axes.
 
 mod draw;
 mod panels;
@@ -19,7 +19,7 @@ struct Panel {
     y: String,
     /// Whether y is drawn by its logarithm; x always is, to base 2.
     log_y: bool,
-    /// What bars and dotted lines are.
+    /// What bars and hollow markers are.
     note: String,
     lines: Vec<Line>,
 }

@@ -3,10 +3,13 @@
 use super::{Line, Panel, Point};
 use serde_json::Value;
 
+/// The most rows whose speed is told in bytes of weights: a chunk of prefill reads them once for hundreds of rows.
+const MOST_STREAMED: f64 = 16.0;
+
 /// The panels of the entries, or the number of one that nothing is known about.
 pub(super) fn panels(entries: &[Value]) -> Result<Vec<Panel>, usize> {
     let [mut speed, mut time, mut ratio, mut prefill, mut flops] = empty();
-    let [mut cold, mut hot, mut rate, mut attention] = empty_kernels();
+    let mut kernels = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let known = if entry.get("ratio").is_some() && entry.get("a").is_some() {
             [&entry["a"], &entry["b"]].into_iter().all(|side| decode(side, &mut speed, &mut time).is_some())
@@ -16,14 +19,14 @@ pub(super) fn panels(entries: &[Value]) -> Result<Vec<Panel>, usize> {
         } else if entry.get("symbols_per_second").is_some() {
             prefilled(entry, &mut prefill, &mut flops).is_some()
         } else {
-            kernel(entry, [&mut cold, &mut hot, &mut rate, &mut attention]).is_some()
+            kernel(entry, &mut kernels).is_some()
         };
         if !known {
             return Err(index);
         }
     }
-    let all = [speed, time, ratio, prefill, flops, cold, hot, rate, attention];
-    Ok(all.into_iter().filter(|panel| !panel.lines.is_empty()).map(sorted).collect())
+    let all = [speed, time, ratio, prefill, flops].into_iter().chain(kernels);
+    Ok(all.filter(|panel| !panel.lines.is_empty()).map(sorted).collect())
 }
 
 fn panel(title: &str, x: &str, y: &str, log_y: bool, note: &str) -> Panel {
@@ -33,7 +36,7 @@ fn panel(title: &str, x: &str, y: &str, log_y: bool, note: &str) -> Panel {
 
 fn empty() -> [Panel; 5] {
     let steps = "Bars: p10 to p90 of single steps. Points: sum of all steps.";
-    let floor = "Bars: p10 to p90 of single steps. Dotted: floor, bytes to read / measured read bandwidth.";
+    let floor = "Bars: p10 to p90 of single steps. Hollow: floor, bytes to read / measured read bandwidth.";
     [
         panel("Decoding: speed", "batch (rows)", "characters per second, all rows", false, steps),
         panel("Decoding: time and its floor", "batch (rows)", "microseconds per character", true, floor),
@@ -45,19 +48,17 @@ fn empty() -> [Panel; 5] {
             "Bars: p10 to p90 of pairs of runs.",
         ),
         panel("Prefill: speed", "prompt (symbols)", "symbols per second", false, "Bars: p10 to p90 of runs."),
-        panel("Prefill: arithmetic", "prompt (symbols)", "GFLOP/s", false, "Dotted: measured peak."),
+        panel("Prefill: arithmetic", "prompt (symbols)", "GFLOP/s", false, "Hollow: measured peak in f32."),
     ]
 }
 
-fn empty_kernels() -> [Panel; 4] {
-    let read = "Bars: p10 to p90 of calls. Dotted: streaming read of the same working set.";
-    let peak = "Bars: p10 to p90 of calls. Dotted: measured peak in f32.";
-    [
-        panel("Matrices, cold weights", "rows", "GB/s of weights", true, read),
-        panel("Matrices, hot weights", "rows", "GB/s of weights", true, read),
-        panel("Matrices: arithmetic", "rows", "GFLOP/s", true, peak),
-        panel("Attention of one row", "keys", "GB/s of keys, values, distances", true, read),
-    ]
+/// The panel of that title, made if there is none.
+fn titled(panels: &mut Vec<Panel>, made: Panel) -> &mut Panel {
+    let at = panels.iter().position(|panel| panel.title == made.title).unwrap_or_else(|| {
+        panels.push(made);
+        panels.len() - 1
+    });
+    &mut panels[at]
 }
 
 fn number(entry: &Value, key: &str) -> Option<f64> {
@@ -117,7 +118,7 @@ fn prefilled(entry: &Value, speed: &mut Panel, flops: &mut Panel) -> Option<()> 
     Some(())
 }
 
-fn kernel(entry: &Value, [cold, hot, rate, attention]: [&mut Panel; 4]) -> Option<()> {
+fn kernel(entry: &Value, panels: &mut Vec<Panel>) -> Option<()> {
     let (kernel, threads) = (text(entry, "kernel")?, number(entry, "threads")?);
     let times = (number(entry, "ns_p50")?, number(entry, "ns_p10")?, number(entry, "ns_p90")?);
     let point = |x: f64, y: f64, bound: Option<f64>| {
@@ -128,15 +129,25 @@ fn kernel(entry: &Value, [cold, hot, rate, attention]: [&mut Panel; 4]) -> Optio
         let bound = number(entry, "ceiling_bytes_per_second").map(|bytes| bytes / 1e9);
         Some(point(x, number(entry, "bytes_per_second")? / 1e9, bound))
     };
+    let streamed = "Bars: p10 to p90 of timed groups of calls. Hollow: streaming read of the same working set.";
+    let peak = "Bars: p10 to p90 of timed groups of calls. Hollow: measured peak in f32.";
     if kernel == "matrix" {
         let (rows, weights) = (number(entry, "rows")?, text(entry, "weights")?);
         let (inputs, outputs) = (number(entry, "inputs")?, number(entry, "outputs")?);
-        let label = format!("{inputs} -> {outputs}, {}, threads {threads}", text(entry, "dtype")?);
-        add(if weights == "cold" { cold } else { hot }, label.clone(), read(rows)?);
-        let peak = number(entry, "peak_gflops");
-        add(rate, format!("{label}, {weights}"), point(rows, number(entry, "gflops")?, peak));
+        let about = format!("{}, {weights} weights, threads {threads}", text(entry, "dtype")?);
+        let label = format!("{inputs} -> {outputs}");
+        if rows <= MOST_STREAMED {
+            let made = panel(&format!("Reading: {about}"), "rows", "GB/s of weights", true, streamed);
+            add(titled(panels, made), label.clone(), read(rows)?);
+        }
+        let made = panel(&format!("Arithmetic: {about}"), "rows", "GFLOP/s", true, peak);
+        let bound = number(entry, "peak_gflops");
+        add(titled(panels, made), label, point(rows, number(entry, "gflops")?, bound));
     } else if kernel.starts_with("attention") {
-        add(attention, format!("{kernel}, threads {threads}"), read(number(entry, "keys")?)?);
+        let title = format!("Attention of one row, threads {threads}");
+        let made = panel(&title, "keys", "GB/s of keys, values, distances", true, streamed);
+        let label = format!("{kernel}, {}", text(entry, "dtype")?);
+        add(titled(panels, made), label, read(number(entry, "keys")?)?);
     }
     // the others are single numbers: a table tells them better
     Some(())

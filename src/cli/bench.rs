@@ -1,14 +1,22 @@
 //! `weir bench`: how fast a model is on this machine, beside what the machine can do. What is measured: docs/performance.md.
 
+mod measure;
+mod picture;
 mod table;
 
-use super::{model::ComputeArgs, output, progress::Progress};
+use super::{
+    model::{self, ComputeArgs},
+    output,
+    progress::Progress,
+};
 use crate::{
     decode::{contract::Model, gather::BOUNDARY_WAIT},
     error::{Error, Result},
     family::load::{Settings, load},
+    kernels::{self, Dtype},
     report::{compare, decode, machine::Machine, prefill},
 };
+use picture::Picture;
 use serde::Serialize;
 use std::{
     path::{Path, PathBuf},
@@ -30,6 +38,12 @@ enum What {
     Prefill(PrefillArgs),
     /// Decoding with two models in turns: how many times as fast A is as B.
     Compare(CompareArgs),
+    /// What a cache hit costs the model: fork, rollback and one step, beside a cold prefill. No lookup is part of it.
+    Resume(measure::ResumeArgs),
+    /// Kernels one at a time, without a model.
+    Kernels(measure::KernelsArgs),
+    /// One picture of several saved runs.
+    Plot(measure::PlotArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -99,10 +113,36 @@ struct PlanArgs {
 #[derive(Debug, clap::Args)]
 struct Common {
     #[command(flatten)]
-    compute: ComputeArgs,
+    compute: Compute,
+    #[command(flatten)]
+    told: Told,
+}
+
+/// What models run on: every dtype with every number of threads, one after the other.
+#[derive(Debug, clap::Args)]
+struct Compute {
+    /// Numbers that weights, keys and values are stored in: f32, bf16 or int8; several are measured one after the other.
+    #[arg(long, value_name = "TYPE", value_parser = model::dtype, value_delimiter = ',', default_value = "f32",
+        env = "WEIR_DTYPE")]
+    dtype: Vec<Dtype>,
+    /// Threads; all cores if not given. Several are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', env = "WEIR_THREADS",
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_symbols: Option<u32>,
+}
+
+/// How measurements are told.
+#[derive(Debug, clap::Args)]
+struct Told {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Draw the measurements into this file too, as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -114,6 +154,9 @@ pub fn run(args: Args) -> Result<()> {
         What::Decode(args) => run_decode(&args),
         What::Prefill(args) => run_prefill(&args),
         What::Compare(args) => run_compare(&args),
+        What::Resume(args) => measure::run_resume(&args),
+        What::Kernels(args) => measure::run_kernels(&args),
+        What::Plot(args) => measure::run_plot(&args),
     }
 }
 
@@ -134,24 +177,62 @@ impl PlanArgs {
     }
 }
 
-impl Common {
+impl Compute {
+    /// Numbers of threads to measure with; none stands for all cores.
+    fn threads(&self) -> Vec<Option<u16>> {
+        if self.threads.is_empty() { vec![None] } else { self.threads.iter().copied().map(Some).collect() }
+    }
+
+    /// Every combination, in the order in which they are measured.
+    fn setups(&self) -> Vec<Setup> {
+        let mut setups = Vec::new();
+        for &dtype in &self.dtype {
+            let max_symbols = self.max_symbols;
+            let each = self.threads().into_iter();
+            setups.extend(each.map(|threads| Setup(ComputeArgs { dtype, threads, max_symbols }.settings())));
+        }
+        setups
+    }
+}
+
+/// One dtype with one number of threads, not started yet.
+struct Setup(Settings);
+
+impl Setup {
     /// The models, which share their threads, and the machine that they run on.
-    fn load<const N: usize>(&self, dirs: [&Path; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
-        let settings = self.compute.settings().with_threads();
+    fn load<const N: usize>(self, dirs: [&Path; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
+        let settings = self.0.with_threads();
         let Settings { isa, pool: Some(pool), .. } = settings.clone() else {
             return Err(Error::Internal("threads were started and are not there".into()));
         };
         let models = dirs.into_iter().map(|dir| load(dir, &settings)).collect::<Result<Vec<_>>>()?;
         let models = models.try_into().map_err(|_| Error::Internal("a model was lost".into()))?;
-        Ok((models, Machine { isa, pool }))
+        Ok((models, Machine { compute: kernels::Compute { isa, pool } }))
+    }
+}
+
+impl Told {
+    /// The picture's file, if one is wanted: opened before anything is measured.
+    fn picture(&self) -> Result<Option<Picture>> {
+        self.plot.as_deref().map(Picture::open).transpose()
     }
 
-    fn tell<T: Serialize>(&self, entries: &[T], table: impl Fn(&[T]) -> String) -> Result<()> {
-        if !self.json {
-            return output::write(&table(entries));
+    fn tell<T: Serialize>(
+        &self,
+        picture: Option<Picture>,
+        entries: &[T],
+        table: impl Fn(&[T]) -> String,
+    ) -> Result<()> {
+        let values = entries.iter().map(serde_json::to_value).collect::<std::result::Result<Vec<_>, _>>();
+        let values = values.map_err(|error| Error::Internal(error.to_string()))?;
+        // what was measured is told first: a picture that fails must not take it along
+        let drawn = values.clone();
+        if self.json {
+            output::json(&values.into())?
+        } else {
+            output::write(&table(entries))?
         }
-        let value = serde_json::to_value(entries).map_err(|error| Error::Internal(error.to_string()))?;
-        output::json(&value)
+        picture.map_or(Ok(()), |picture| picture.write("--plot", &drawn))
     }
 }
 
@@ -168,32 +249,42 @@ fn each<P, T>(plans: Vec<P>, mut measure: impl FnMut(P) -> Result<T>) -> Result<
 }
 
 fn run_decode(args: &DecodeArgs) -> Result<()> {
-    let ([model], machine) = args.common.load([&args.model])?;
-    let plans = args.plans.plans(&[&*model])?;
-    let entries = each(plans, |plan| decode::measure(&*model, plan, &machine))?;
-    args.common.tell(&entries, table::decode)
+    let Common { compute, told } = &args.common;
+    let (picture, mut entries) = (told.picture()?, Vec::new());
+    for setup in compute.setups() {
+        let ([model], machine) = setup.load([&args.model])?;
+        let plans = args.plans.plans(&[&*model])?;
+        entries.extend(each(plans, |plan| decode::measure(&*model, plan, &machine))?);
+    }
+    told.tell(picture, &entries, table::decode)
 }
 
 fn run_prefill(args: &PrefillArgs) -> Result<()> {
-    let ([model], machine) = args.common.load([&args.model])?;
+    let Common { compute, told } = &args.common;
+    let (picture, mut entries) = (told.picture()?, Vec::new());
     let PrefillArgs { chunk, runs, .. } = *args;
-    let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::Plan { symbols, chunk, runs }).collect();
-    plans.iter().try_for_each(|plan| plan.check(model.card()))?;
-    let entries = each(plans, |plan| prefill::measure(&*model, plan, &machine))?;
-    args.common.tell(&entries, table::prefill)
+    for setup in compute.setups() {
+        let ([model], machine) = setup.load([&args.model])?;
+        let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::Plan { symbols, chunk, runs }).collect();
+        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
+        entries.extend(each(plans, |plan| prefill::measure(&*model, plan, &machine))?);
+    }
+    told.tell(picture, &entries, table::prefill)
 }
 
 fn run_compare(args: &CompareArgs) -> Result<()> {
-    let ([a, b], machine) = args.common.load([&args.a, &args.b])?;
-    let plans = args.plans.plans(&[&*a, &*b])?;
+    let Common { compute, told } = &args.common;
     compare::check(args.pairs)?;
-    let (mut progress, total) = (Progress::measurements(), (plans.len() * args.pairs) as u64);
-    let mut entries = Vec::with_capacity(plans.len());
-    for (index, plan) in plans.into_iter().enumerate() {
-        let mut tell = |pairs: usize| progress.tell((index * args.pairs + pairs) as u64, total);
-        tell(0);
-        entries.push(compare::compare([&*a, &*b], plan, args.pairs, &machine, &mut tell)?);
+    let (picture, mut entries) = (told.picture()?, Vec::new());
+    for setup in compute.setups() {
+        let ([a, b], machine) = setup.load([&args.a, &args.b])?;
+        let plans = args.plans.plans(&[&*a, &*b])?;
+        let (mut progress, total) = (Progress::measurements(), (plans.len() * args.pairs) as u64);
+        for (index, plan) in plans.into_iter().enumerate() {
+            let mut tell = |pairs: usize| progress.tell((index * args.pairs + pairs) as u64, total);
+            tell(0);
+            entries.push(compare::compare([&*a, &*b], plan, args.pairs, &machine, &mut tell)?);
+        }
     }
-    drop(progress);
-    args.common.tell(&entries, table::compare)
+    told.tell(picture, &entries, table::compare)
 }

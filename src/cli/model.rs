@@ -114,7 +114,7 @@ impl BoundaryArgs {
     }
 }
 
-fn dtype(name: &str) -> std::result::Result<Dtype, String> {
+pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
     Dtype::parse(name).ok_or_else(|| "one of f32, bf16, int8".into())
 }
 

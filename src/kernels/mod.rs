@@ -31,7 +31,7 @@ use std::sync::Arc;
 pub const LANES: usize = 16;
 
 /// What kernels run on.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Compute {
     /// Instruction set.
     pub isa: Isa,

@@ -224,7 +224,7 @@ impl Entry {
             model: card.name.clone(),
             family: card.family,
             dtype: card.dtype,
-            threads: machine.pool.threads(),
+            threads: machine.threads(),
             batch: plan.batch,
             context: plan.context,
             shortening_factor: (run.segments > 0).then(|| run.symbols as f64 / run.segments as f64),

@@ -4,23 +4,20 @@ use super::quantiles::Quantiles;
 use crate::{
     error::Result,
     kernels::{
-        Isa, Pool,
+        Compute,
         ceiling::{Stream, multiply_adds},
     },
 };
 use std::{
     hint::black_box,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 /// What models run on.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The kernels' instruction set.
-    pub isa: Isa,
-    /// The threads that models share.
-    pub pool: Arc<Pool>,
+    /// The kernels' instruction set, and the threads that models share.
+    pub compute: Compute,
 }
 
 /// A ceiling is the median of at least so many passes …
@@ -34,6 +31,11 @@ const LEAST_BYTES: usize = 4 << 20;
 const MULTIPLY_ADDS: usize = 1 << 27;
 
 impl Machine {
+    /// Threads that share a step's work.
+    pub fn threads(&self) -> usize {
+        self.compute.pool.threads()
+    }
+
     /// Bytes a second that all threads read together when they go through `bytes` again and again.
     ///
     /// # Errors
@@ -43,7 +45,7 @@ impl Machine {
         let times = LEAST_BYTES.div_ceil(stream.bytes());
         let bytes = (stream.bytes() * times) as f64;
         Ok(median_rate(&mut || {
-            black_box(stream.read(self.isa, &self.pool, times));
+            black_box(stream.read(self.compute.isa, &self.compute.pool, times));
             bytes
         }))
     }
@@ -51,7 +53,7 @@ impl Machine {
     /// Multiply-adds of f32 that all threads do a second, in registers.
     pub fn multiply_adds_per_second(&self) -> f64 {
         median_rate(&mut || {
-            let (count, end) = multiply_adds(self.isa, &self.pool, MULTIPLY_ADDS);
+            let (count, end) = multiply_adds(self.compute.isa, &self.compute.pool, MULTIPLY_ADDS);
             black_box(end);
             count as f64
         })

@@ -1,14 +1,18 @@
 //! Timings: what was measured, beside what the machine can do.
 //!
 //! Reading order: [`sample`] (the text that is fed), [`decode`] (symbol by symbol, many rows) and [`rounds`] (what came of
-//! it), [`prefill`] (many symbols a step), [`compare`] (two models in turns), [`machine`] (the ceilings, measured in the same run), [`quantiles`]. What is
-//! counted and what is not: docs/performance.md.
+//! it), [`prefill`] (many symbols a step), [`compare`] (two models in turns), [`resume`] (what a cache hit would cost),
+//! [`kernels`] (one at a time), [`machine`] (the ceilings, measured in the same run), [`quantiles`], [`plot`] (pictures of
+//! all these). What is counted and what is not: docs/performance.md.
 
 pub mod compare;
 pub mod decode;
+pub mod kernels;
 pub mod machine;
+pub mod plot;
 pub mod prefill;
 pub mod quantiles;
+pub mod resume;
 pub mod rounds;
 pub mod sample;
 

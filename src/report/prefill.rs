@@ -83,8 +83,8 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     let sample = Sample::new(&card.vocabulary);
     let symbols = sample.window(Sample::start(0), plan.symbols);
     let mut scratch = model.scratch();
-    let marks = run(model, &symbols, plan.chunk, &mut scratch)?.0;
-    let times = (0..plan.runs).map(|_| Ok(run(model, &symbols, plan.chunk, &mut scratch)?.1));
+    let marks = run(model, &symbols, plan.chunk, &mut scratch)?.marks;
+    let times = (0..plan.runs).map(|_| Ok(run(model, &symbols, plan.chunk, &mut scratch)?.ns));
     let times = Quantiles::of(times.collect::<Result<_>>()?);
     let times = times.ok_or_else(|| Error::Internal("no run was timed".into()))?;
     let segments = marks.iter().filter(|mark| mark.boundary).count();
@@ -92,7 +92,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
         model: card.name.clone(),
         family: card.family,
         dtype: card.dtype,
-        threads: machine.pool.threads(),
+        threads: machine.threads(),
         symbols: plan.symbols,
         chunk: plan.chunk,
         shortening_factor: (segments > 0).then(|| plan.symbols as f64 / segments as f64),
@@ -107,8 +107,18 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     })
 }
 
-/// One run: its marks and its nanoseconds, from the empty sequence to the logits.
-fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<(Vec<Mark>, f64)> {
+/// One run.
+pub(super) struct Run {
+    /// The sequence, with the logits after its last symbol.
+    pub(super) row: Row,
+    /// Of all symbols.
+    marks: Vec<Mark>,
+    /// From the empty sequence to the logits.
+    pub(super) ns: f64,
+}
+
+/// Feeds a fresh sequence, `chunk` symbols a step.
+pub(super) fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<Run> {
     let mut marks = Vec::with_capacity(symbols.len());
     let begun = Instant::now();
     let mut row = Row::new(model.begin(BoundaryOptions::default())?);
@@ -118,7 +128,7 @@ fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) 
         advance(model, std::slice::from_mut(&mut row), &[0], scratch)?;
         marks.extend_from_slice(&row.marks);
     }
-    Ok((marks, begun.elapsed().as_nanos() as f64))
+    Ok(Run { row, marks, ns: begun.elapsed().as_nanos() as f64 })
 }
 
 /// Multiply-adds that a text needs whose symbols have these marks.

@@ -38,6 +38,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("rand_chacha", &["decode", "family"]),
     ("unicode_normalization", &["text"]),
     ("thiserror", &["error", "family", "text"]),
+    ("plotters", &["report"]),
+    ("memmap2", &["kernels"]),
 ];
 
 fn sources(folder: &Path, out: &mut Vec<(String, String)>) {

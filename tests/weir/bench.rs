@@ -16,8 +16,8 @@ use weir::{
         gather::BOUNDARY_WAIT,
     },
     error::Error,
-    family::load::load,
-    kernels::{Isa, Pool},
+    family::load::{Settings, load},
+    kernels::{Compute, Dtype, Isa, Pool},
     report::{compare, decode, machine::Machine, prefill, sample::Sample},
 };
 
@@ -214,28 +214,50 @@ fn people_get_a_table() {
     assert!(lines.len() == 2 && lines[0].contains("chars/s") && lines[1].starts_with("whitespaces"), "{text}");
 }
 
+/// Bytes of a matrix as it is laid out: whole groups of sixteen outputs, for int8 whole groups of four inputs; biases, and the
+/// scales of int8, of the outputs that there are.
+fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
+    let padded = outputs.next_multiple_of(16);
+    match dtype {
+        Dtype::F32 => padded * inputs * 4 + outputs * 4,
+        Dtype::Bf16 => padded * inputs * 2 + outputs * 4,
+        Dtype::Int8 => padded * inputs.next_multiple_of(4) + 2 * outputs * 4,
+    }
+}
+
 /// Worked out by hand for layers (1, 2, 1), D = 32, 4 heads of 8, F = 64, V = 27, whose head is laid out for 32 outputs.
 #[test]
 fn a_fixtures_cost_is_that_of_its_shape() {
     const F32: usize = 4;
-    let matrices = 96 * 32 + 32 * 32 + 64 * 32 + 32 * 64;
-    let biases = 96 + 32 + 64 + 32;
-    let layer = (matrices + biases + 2 * 2 * 32) * F32;
-    // 40 keys: R of as many distances, u and v; keys and values; two products for each score and one for each value
-    let symbol = StepCost {
-        shared_bytes: 2 * (layer + (40 + 2) * 32 * F32),
-        own_bytes: 2 * 2 * 40 * 32 * F32,
-        multiply_adds: 2 * (matrices + 3 * 40 * 32),
-    };
-    // seven segments and the null group, in two layers, behind the norm of what was pooled
-    let segment = StepCost {
-        shared_bytes: 2 * layer + (2 * 8 + 2) * 32 * F32 + 2 * 32 * F32,
-        own_bytes: 2 * 2 * 8 * 32 * F32,
-        multiply_adds: 2 * (matrices + 3 * 8 * 32),
-    };
-    let logits = StepCost { shared_bytes: (32 * 32 + 32) * F32, own_bytes: 0, multiply_adds: 27 * 32 };
-    assert_eq!(fixture("whitespaces").cost(40, 7), Cost { symbol, segment, logits });
-    assert_eq!((symbol.shared_bytes, symbol.own_bytes, segment.shared_bytes), (79_104, 20_480, 70_912));
+    let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
+    let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
+    // a number of R; a key with its value, of all heads: in int8 with two scales a head
+    for (dtype, distance, pair, by_hand) in [
+        (Dtype::F32, 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_204]),
+        (Dtype::Bf16, 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_156]),
+        (Dtype::Int8, 2, 2 * 32 + 4 * 2 * F32, [26_624, 7_680, 22_528, 1_536, 1_240]),
+    ] {
+        let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
+        let layer = matrices + 2 * 2 * 32 * F32;
+        // 40 keys: R of as many distances, u and v; keys and values; two products for each score and one for each value
+        let symbol = StepCost {
+            shared_bytes: 2 * (layer + 40 * 32 * distance + 2 * 32 * F32),
+            own_bytes: 2 * 40 * pair,
+            multiply_adds: 2 * (products + 3 * 40 * 32),
+        };
+        // seven segments and the null group, in two layers, behind the norm of what was pooled
+        let segment = StepCost {
+            shared_bytes: 2 * layer + 2 * 8 * 32 * distance + 2 * 32 * F32 + 2 * 32 * F32,
+            own_bytes: 2 * 8 * pair,
+            multiply_adds: 2 * (products + 3 * 8 * 32),
+        };
+        let head = matrix_bytes(dtype, 27, 32);
+        let logits = StepCost { shared_bytes: head, own_bytes: 0, multiply_adds: 27 * 32 };
+        let model = load(&converted("whitespaces"), &Settings { dtype, ..settings() }).unwrap();
+        assert_eq!(model.cost(40, 7), Cost { symbol, segment, logits }, "{dtype:?}");
+        let counted = [symbol.shared_bytes, symbol.own_bytes, segment.shared_bytes, segment.own_bytes, head];
+        assert_eq!(counted, by_hand, "{dtype:?}");
+    }
 }
 
 #[test]
@@ -245,19 +267,22 @@ fn a_vanilla_model_has_no_segment_step() {
 
 #[test]
 fn what_decides_boundaries_is_read_at_every_symbol() {
-    let cost = |dir: &Path| load(dir, &settings()).unwrap().cost(40, 7);
-    let plain = cost(folder("odd-shape"));
-    // a predictor (17, 24), (1, 17), laid out in panels of sixteen outputs
-    let mut learned = plain;
-    let bytes = (32 * (24 + 1) + 16 * (17 + 1)) * 4;
-    learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
-    assert_eq!(cost(folder("learned")), learned);
-    // a companion, whose logits decide
-    let (mut spikes, companion) = (plain, cost(&folder("spikes").join("companion")));
-    spikes.symbol += companion.symbol;
-    spikes.symbol += companion.logits;
-    assert_eq!(cost(folder("spikes")), spikes);
-    assert_eq!(companion.segment, StepCost::default());
+    for dtype in Dtype::ALL {
+        let settings = Settings { dtype, ..settings() };
+        let cost = |dir: &Path| load(dir, &settings).unwrap().cost(40, 7);
+        let plain = cost(folder("odd-shape"));
+        // a predictor (17, 24), (1, 17)
+        let mut learned = plain;
+        let bytes = matrix_bytes(dtype, 17, 24) + matrix_bytes(dtype, 1, 17);
+        learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
+        assert_eq!(cost(folder("learned")), learned, "{dtype:?}");
+        // a companion, whose logits decide
+        let (mut spikes, companion) = (plain, cost(&folder("spikes").join("companion")));
+        spikes.symbol += companion.symbol;
+        spikes.symbol += companion.logits;
+        assert_eq!(cost(folder("spikes")), spikes, "{dtype:?}");
+        assert_eq!(companion.segment, StepCost::default());
+    }
 }
 
 #[test]
@@ -300,7 +325,8 @@ fn options_out_of_bounds_are_named_with_the_bound() {
 
 #[test]
 fn a_run_leaves_the_rows_as_they_were() {
-    let (model, machine) = (fixture("gumbel"), Machine { isa: Isa::detect(), pool: Pool::new(1).into() });
+    let (model, machine) =
+        (fixture("gumbel"), Machine { compute: Compute { isa: Isa::detect(), pool: Pool::new(1).into() } });
     let sample = Sample::new(&model.card().vocabulary);
     for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
         let plan = decode::Plan { batch: 2, context: 33, steps: 50, boundary_wait };
@@ -318,4 +344,151 @@ fn a_run_leaves_the_rows_as_they_were() {
     let first = decoding.run().unwrap();
     let entry = decode::Entry::new(&decoding, first, &machine).unwrap();
     assert_eq!((entry.threads, entry.steps, entry.batch), (1, 50, 2));
+}
+
+fn failure(args: &[&str], dirs: &[PathBuf]) -> String {
+    let output = bench(args, dirs);
+    assert!(!output.status.success() && output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// The texts of a picture, which must be well-formed.
+fn texts(svg: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(svg).unwrap();
+    let tree = roxmltree::Document::parse(&text).unwrap();
+    let nodes = tree.descendants().filter(|node| node.has_tag_name("text"));
+    nodes.filter_map(|node| Some(node.text()?.trim().to_owned())).collect()
+}
+
+#[test]
+fn every_combination_of_dtypes_and_threads_is_measured() {
+    let args =
+        ["decode", "--json", "--dtype", "int8,bf16", "--threads", "1,2", "--batch", "1,2", "--steps", "4", "--context"];
+    let entries = json(&[&args[..], &["8", "--model"]].concat(), &[converted("whitespaces")]);
+    for (entries, dtype) in entries.chunks(4).zip(["int8", "bf16"]) {
+        let met: Vec<_> = entries.iter().map(|entry| (number(entry, "threads"), number(entry, "batch"))).collect();
+        assert_eq!(met, [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)]);
+        assert!(entries.iter().all(|entry| entry["dtype"] == dtype));
+    }
+    assert_eq!(entries.len(), 8);
+    assert!(failure(&["decode", "--dtype", "f32,f64", "--model"], &[converted("vanilla")]).contains("f32, bf16, int8"));
+    let args = ["prefill", "--json", "--threads", "2,1", "--symbols", "20", "--runs", "1", "--model"];
+    let entries = json(&args, &[converted("vanilla")]);
+    assert_eq!(entries.iter().map(|entry| number(entry, "threads")).collect::<Vec<_>>(), [2.0, 1.0]);
+}
+
+#[test]
+fn resume_tells_both_ways_and_their_ratio() {
+    for case in ["whitespaces", "vanilla", "gumbel"] {
+        let args = ["resume", "--json", "--context", "1,40,70", "--runs", "3", "--threads", "1", "--model"];
+        let entries = json(&args, &[converted(case)]);
+        let contexts: Vec<_> = entries.iter().map(|entry| number(entry, "context")).collect();
+        assert_eq!(contexts, [1.0, 40.0, 70.0]);
+        for entry in &entries {
+            for way in ["cold_ns", "resumed_ns"] {
+                let [p10, p50, p90] = ["p10", "p50", "p90"].map(|part| number(entry, &format!("{way}_{part}")));
+                assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+            }
+            assert_eq!(keys(&entry["ratio"]), ["median", "p10", "p90"]);
+            assert!(number(entry, "state_bytes") > 0.0 && number(entry, "runs") == 3.0);
+        }
+    }
+    let limit = fixture("whitespaces").card().max_symbols;
+    let told = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
+    assert!(told.contains(&format!("--context: 999999 is out of bounds: 1 to {limit}")), "{told}");
+    assert!(told.contains("--max-symbols"), "{told}");
+}
+
+/// Two for each multiply-add of a kernel's call.
+fn operations(entry: &Value) -> f64 {
+    let products = match entry["kernel"].as_str().unwrap() {
+        "attention" => 2.0 * number(entry, "keys"),
+        "attention+distances" => 3.0 * number(entry, "keys"),
+        _ => number(entry, "rows") * number(entry, "inputs"),
+    };
+    2.0 * products * number(entry, "outputs")
+}
+
+#[test]
+fn kernels_are_told_beside_ceilings_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("kernels.svg");
+    let args = ["kernels", "--json", "--threads", "1", "--seconds", "0.0001", "--megabytes", "1"];
+    let args = [&args[..], &["--dtype", "f32,bf16,int8", "--plot"]].concat();
+    let entries = json(&args, std::slice::from_ref(&svg));
+    let of = |kernel: &str| entries.iter().filter(|entry| entry["kernel"] == *kernel).collect::<Vec<_>>();
+    let names = ["matrix", "matrix+gelu", "attention", "attention+distances", "norm", "dispatch"];
+    // in each dtype: four shapes cold and hot, with six numbers of rows
+    assert_eq!(names.map(|kernel| of(kernel).len()), [3 * 4 * 2 * 6, 3 * 6, 3 * 3, 3 * 3, 2, 1]);
+    let mut dtypes: Vec<_> = entries.iter().filter_map(|entry| entry["dtype"].as_str()).collect();
+    dtypes.dedup();
+    assert_eq!(dtypes, ["f32", "bf16", "int8", "f32", "bf16", "int8"]);
+    for entry in &entries {
+        let [p10, p50, p90] = ["ns_p10", "ns_p50", "ns_p90"].map(|key| number(entry, key));
+        assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+    }
+    for entry in [of("matrix"), of("matrix+gelu"), of("attention"), of("attention+distances")].concat() {
+        assert!(equal(number(entry, "gflops") * number(entry, "ns_p50"), operations(entry)), "{entry}");
+        let achieved = number(entry, "bytes") / number(entry, "ns_p50") * 1e9;
+        assert!(equal(achieved, number(entry, "bytes_per_second")));
+        assert!(number(entry, "ceiling_bytes_per_second") > 0.0 && number(entry, "peak_gflops") > 0.0);
+    }
+    // in each dtype: four shapes, cold and hot, reading and arithmetic, each in its own panel; attention in one
+    let drawn = texts(&svg);
+    let count = |part: &str| drawn.iter().filter(|text| text.contains(part)).count();
+    assert_eq!([count(" -> "), count("weights, threads 1"), count("attention")], [3 * 4 * 4, 3 * 4, 3 * 2]);
+    assert!(failure(&["kernels", "--seconds", "0"], &[]).contains("--seconds: 0 is out of bounds"));
+    assert!(failure(&["kernels", "--megabytes", "0"], &[]).contains("--megabytes: 0 is out of bounds"));
+}
+
+#[test]
+fn pictures_have_a_line_for_each_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
+    let drawn = |svg: &Path| texts(svg).into_iter().filter(|text| text.contains(", f32, threads")).count();
+    let options = ["--steps", "4", "--threads", "1", "--batch", "1,2", "--context", "8,16", "--json", "--plot"];
+    let args = [&["decode"], &options[..], &[one.to_str().unwrap(), "--model"]].concat();
+    let decoded = json(&args, &[converted("whitespaces")]);
+    // two contexts in two panels
+    assert_eq!(drawn(&one), 4);
+    let args = [&["compare", "--pairs", "1"], &options[..], &[two.to_str().unwrap()]].concat();
+    let compared = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    // and of both models, and a ratio for each context
+    assert_eq!(drawn(&two), 8 + 2);
+    let saved = [("a.json", decoded), ("b.json", compared)].map(|(name, entries)| {
+        let mut entries = entries;
+        if let Some(model) = entries[0].get_mut("model") {
+            *model = "a <odd> & \"named\" model".into();
+        }
+        let path = folder.path().join(name);
+        std::fs::write(&path, Value::from(entries).to_string()).unwrap();
+        path
+    });
+    let output = bench(&["plot", "--out", both.to_str().unwrap()], &saved);
+    assert!(output.status.success() && output.stdout.is_empty());
+    // the renamed entry is a line of its own in two panels
+    assert_eq!(drawn(&both), 10 + 2);
+    assert!(texts(&both).iter().any(|text| text.starts_with("a <odd> & \"named\" model")));
+}
+
+#[test]
+fn pictures_that_cannot_be_made_are_refused_by_name() {
+    let told = failure(&["decode", "--plot", "/nowhere/at/all.svg", "--model"], &[converted("whitespaces")]);
+    assert!(told.contains("/nowhere/at/all.svg"), "{told}");
+    let folder = tempfile::tempdir().unwrap();
+    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    for (text, expected) in [("{", "x.json"), ("[]", "1 to 10000 measurements"), ("[{\"model\":1}]", "entry 0")] {
+        std::fs::write(&saved, text).unwrap();
+        let told = failure(&out, std::slice::from_ref(&saved));
+        assert!(told.contains(expected), "{told}");
+        assert!(!svg.exists());
+    }
+    assert!(failure(&out, &[folder.path().join("missing.json")]).contains("missing.json"));
+    std::fs::File::create(&saved).unwrap().set_len((64 << 20) + 1).unwrap();
+    assert!(failure(&out, std::slice::from_ref(&saved)).contains("a file of at most 67108864 bytes"));
+    // a picture that is there is left alone by what cannot be drawn
+    std::fs::write(&svg, "before").unwrap();
+    failure(&["decode", "--batch", "0", "--plot", svg.to_str().unwrap(), "--model"], &[converted("vanilla")]);
+    assert_eq!(std::fs::read_to_string(&svg).unwrap(), "before");
 }

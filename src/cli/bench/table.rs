@@ -2,7 +2,7 @@
 
 use crate::report::{
     compare::{Comparison, Ratio},
-    decode, prefill,
+    decode, kernels, prefill, resume,
 };
 use std::fmt::Write;
 
@@ -139,6 +139,70 @@ pub(super) fn compare(comparisons: &[Comparison]) -> String {
         );
     }
     text + &foreign(both().map(|entry| (&*entry.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench resume`.
+pub(super) fn resume(entries: &[resume::Entry]) -> String {
+    let head = [
+        "model",
+        "dtype",
+        "threads",
+        "context",
+        "cold p50 ms",
+        "resumed p50 ms",
+        "p10",
+        "p90",
+        "ratio",
+        "p10",
+        "p90",
+        "MB held",
+    ];
+    let ms = |ns: f64| format!("{:.3}", ns / 1e6);
+    let line = |entry: &resume::Entry| {
+        let Ratio { median, p10, p90 } = entry.ratio;
+        let mut cells = vec![entry.model.clone(), entry.dtype.to_owned()];
+        cells.extend([entry.threads, entry.context].map(|count| count.to_string()));
+        cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
+        cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.2}")));
+        cells.push(format!("{:.2}", entry.state_bytes as f64 / 1e6));
+        cells
+    };
+    let table = columns(&head, entries.iter().map(line));
+    table + &foreign(entries.iter().map(|entry| (&*entry.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench kernels`.
+pub(super) fn kernels(entries: &[kernels::Entry]) -> String {
+    let head = [
+        "kernel",
+        "dtype",
+        "threads",
+        "weights",
+        "shape",
+        "rows",
+        "keys",
+        "p50 us",
+        "p10",
+        "p90",
+        "GB/s",
+        "ceiling GB/s",
+        "GFLOP/s",
+        "peak GFLOP/s",
+    ];
+    let count = |count: Option<usize>| count.map_or("-".into(), |count| count.to_string());
+    let name = |name: Option<&str>| name.unwrap_or("-").to_owned();
+    let rate = |rate: Option<f64>, unit: f64| rate.map_or("-".into(), |rate| format!("{:.1}", rate / unit));
+    let line = |entry: &kernels::Entry| {
+        let shape = entry.inputs.zip(entry.outputs).map(|(inputs, outputs)| format!("{inputs}->{outputs}"));
+        let mut cells =
+            vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string(), name(entry.weights)];
+        cells.extend([name(shape.as_deref()), entry.rows.to_string(), count(entry.keys)]);
+        cells.extend([entry.ns_p50, entry.ns_p10, entry.ns_p90].map(|ns| format!("{:.2}", ns / 1e3)));
+        cells.extend([entry.bytes_per_second, entry.ceiling_bytes_per_second].map(|bytes| rate(bytes, 1e9)));
+        cells.extend([entry.gflops, entry.peak_gflops].map(|gflops| rate(gflops, 1.0)));
+        cells
+    };
+    columns(&head, entries.iter().map(line))
 }
 
 #[cfg(test)]

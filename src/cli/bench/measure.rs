@@ -1,0 +1,83 @@
+//! The subcommands that measure something other than a model's speed at one text: resuming, kernels; and pictures of runs.
+
+use super::{Common, Compute, Told, each, picture, table};
+use crate::{
+    error::Result,
+    kernels::{self, Isa, Pool},
+    report::{self, machine::Machine, resume},
+};
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ResumeArgs {
+    /// The checkpoint's folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    model: PathBuf,
+    /// Symbols of the prompt; several lengths are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    context: Vec<usize>,
+    /// Symbols a step of the cold prefill.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    chunk: usize,
+    /// Timed pairs of a cold and a resumed run, after one that is not timed.
+    #[arg(long, value_name = "N", default_value_t = 11)]
+    runs: usize,
+    #[command(flatten)]
+    compute: Compute,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct KernelsArgs {
+    /// The least seconds of one measurement.
+    #[arg(long, value_name = "S", default_value_t = 0.2)]
+    seconds: f64,
+    /// Cold weights: so many matrices take turns that in f32 they would fill this many times 10⁶ bytes.
+    #[arg(long, value_name = "MB", default_value_t = 160)]
+    megabytes: usize,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PlotArgs {
+    /// What decode, compare, prefill or kernels printed with --json.
+    #[arg(value_name = "FILE.json", required = true)]
+    files: Vec<PathBuf>,
+    /// Where the picture goes.
+    #[arg(long, value_name = "FILE.svg")]
+    out: PathBuf,
+}
+
+pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
+    let ResumeArgs { chunk, runs, .. } = *args;
+    let mut entries = Vec::new();
+    for setup in args.compute.setups() {
+        let ([model], machine) = setup.load([&args.model])?;
+        let plans: Vec<_> = args.context.iter().map(|&context| resume::Plan { context, chunk, runs }).collect();
+        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
+        entries.extend(each(plans, |plan| resume::measure(&*model, plan, &machine))?);
+    }
+    Told { json: args.json, plot: None }.tell(None, &entries, table::resume)
+}
+
+pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
+    let Common { compute, told } = &args.common;
+    let plan = report::kernels::Plan { seconds: args.seconds, megabytes: args.megabytes };
+    plan.check()?;
+    let picture = told.picture()?;
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let entries = each(compute.threads(), |threads| {
+        let pool = Pool::new(threads.map_or_else(cores, usize::from)).into();
+        let machine = Machine { compute: kernels::Compute { isa: Isa::detect(), pool } };
+        report::kernels::measure(&compute.dtype, plan, &machine)
+    })?;
+    told.tell(picture, &entries.concat(), table::kernels)
+}
+
+pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {
+    let entries = picture::saved(&args.files)?;
+    picture::Picture::open(&args.out)?.write("FILE", &entries)
+}

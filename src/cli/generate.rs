@@ -21,10 +21,10 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The text to go on from.
-    #[arg(long, required_unless_present = "ids", conflicts_with = "ids", env = "WEIR_PROMPT")]
+    #[arg(long, required_unless_present = "ids", conflicts_with = "ids")]
     prompt: Option<String>,
     /// The prompt's symbols' ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "WEIR_IDS")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
     ids: Option<Vec<u32>>,
     /// The most symbols to generate; if not given 256, or what still fits after the prompt.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CHARS")]
@@ -56,7 +56,7 @@ pub struct Args {
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON, at the end.
-    #[arg(long, env = "WEIR_JSON")]
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, env = "WEIR_FORCE")]
     force: bool,
     /// Print JSON.
-    #[arg(long, env = "WEIR_JSON")]
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
 

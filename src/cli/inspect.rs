@@ -23,7 +23,7 @@ pub struct Args {
     /// The checkpoint's folder.
     dir: PathBuf,
     /// Print JSON.
-    #[arg(long, env = "WEIR_JSON")]
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
 

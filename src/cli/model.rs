@@ -59,13 +59,13 @@ impl ComputeArgs {
 #[group(required = true, multiple = false)]
 pub struct TextArgs {
     /// The text.
-    #[arg(long, env = "WEIR_TEXT")]
+    #[arg(long)]
     pub text: Option<String>,
     /// A file with the text in UTF-8; - for standard input.
-    #[arg(long, value_name = "FILE", env = "WEIR_FILE")]
+    #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Its symbols' ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',', env = "WEIR_IDS")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub ids: Option<Vec<u32>>,
 }
 

@@ -28,7 +28,7 @@ pub struct Args {
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// How the text is cut into steps; the numbers are the same.
-    #[arg(long, value_enum, default_value_t = ModeArg::Chunked, env = "WEIR_MODE")]
+    #[arg(long, value_enum, default_value_t = ModeArg::Chunked)]
     mode: ModeArg,
     /// Symbols a step in chunked mode.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), env = "WEIR_CHUNK")]
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "OUT", env = "WEIR_LOGITS")]
     logits: Option<PathBuf>,
     /// Print JSON.
-    #[arg(long, env = "WEIR_JSON")]
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
 

@@ -28,7 +28,7 @@ pub struct Args {
     #[command(flatten)]
     boundaries: BoundaryArgs,
     /// Print JSON.
-    #[arg(long, env = "WEIR_JSON")]
+    #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
 

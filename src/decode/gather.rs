@@ -14,7 +14,8 @@ pub const BOUNDARY_WAIT: usize = 2;
 pub const MAX_BOUNDARY_WAIT: usize = 64;
 
 /// Whether rows that wait for a segment step run it now: all together, or none. `waiting` are these rows; `others` tells
-/// whether some other row could be fed while they wait on; `wait` is the most symbol steps that a row may wait.
+/// whether some other row could be fed while they wait on, one symbol each: nobody is to wait while prompts are fed, which
+/// takes long; `wait` is the most symbol steps that a row may wait.
 ///
 /// They run if one of them has waited that long, or if there is nobody to wait for: a row alone never waits. They also run
 /// if one of them was fed a chunk. Its segments fill a step by themselves, and its prompt is not to be held up; whoever

@@ -200,13 +200,14 @@ impl Batch {
 
     /// Policy: the rows that wait for a segment step get it together, when [`gather::is_due`]. They wait only for rows that
     /// the next step will feed: those that were fed now, unless they wait too, and prompts that found no room in this one.
-    /// Paused rows are not waited for.
+    /// Paused rows are not waited for, and nobody waits beside a prompt's chunk: its steps are long.
     fn due(&mut self) {
         self.due.clear();
         let Self { jobs, rows, .. } = self;
         self.due.extend(standing(Status::Waiting, jobs, rows));
         let goes_on = |&index: &usize| jobs[index].verdict.is_none() && rows[index].status != Status::Waiting;
-        let others = self.fed.iter().chain(&self.prefilling).any(goes_on);
+        let prompts = self.fed.iter().any(|&index| rows[index].feed.len() > 1);
+        let others = !prompts && self.fed.iter().chain(&self.prefilling).any(goes_on);
         if !gather::is_due(self.due.iter().map(|&index| &rows[index]), others, self.boundary_wait) {
             self.due.clear();
         }
@@ -293,13 +294,14 @@ fn standing(status: Status, jobs: &[Running], rows: &[Row]) -> impl Iterator<Ite
 /// Ends the jobs whose rows took part in a failed step: those rows are lost. What the step wrote into the scratch is not to
 /// be trusted either.
 fn lose(error: Error, jobs: &mut [Running], lost: &[usize]) {
-    let message = match error {
-        Error::Internal(message) => message,
-        other => other.to_string(),
-    };
-    tracing::error!(rows = lost.len(), message, "a step failed");
+    tracing::error!(rows = lost.len(), %error, "a step failed");
     for &index in lost {
-        jobs[index].verdict = Some(Err(Error::Internal(message.clone())));
+        let error = match &error {
+            &Error::OutOfPages { needed, limit } => Error::OutOfPages { needed, limit },
+            Error::Internal(message) => Error::Internal(message.clone()),
+            other => Error::Internal(other.to_string()),
+        };
+        jobs[index].verdict = Some(Err(error));
     }
 }
 

@@ -31,9 +31,8 @@ unsafe impl Sync for Piece {}
 impl Piece {
     /// A piece of `bytes`.
     fn new(bytes: usize) -> Result<Self> {
-        let too_much = |why: String| Error::Internal(format!("{bytes} bytes of memory cannot be had: {why}"));
-        let padded = bytes.checked_add(HUGE).ok_or_else(|| too_much("too many".into()))?;
-        let mut map = MmapMut::map_anon(padded).map_err(|error| too_much(error.to_string()))?;
+        let padded = bytes.checked_add(HUGE).ok_or_else(|| too_much(bytes, "too many"))?;
+        let mut map = MmapMut::map_anon(padded).map_err(|error| too_much(bytes, error))?;
         // only a wish: without huge pages everything works, more slowly
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
@@ -41,6 +40,10 @@ impl Piece {
         let start = NonNull::from(&mut map[skip..]).cast();
         Ok(Self { _map: map, start })
     }
+}
+
+fn too_much(bytes: usize, why: impl std::fmt::Display) -> Error {
+    Error::Internal(format!("{bytes} bytes of memory cannot be had: {why}"))
 }
 
 /// A part of a piece: bytes that nobody else holds, aligned to a cache line, zeroed when cut.
@@ -134,7 +137,7 @@ impl Arena {
     /// # Errors
     /// [`Error::Internal`] if the system has no more memory to map.
     pub fn cut(&self, bytes: usize) -> Result<Region> {
-        let taken = bytes.next_multiple_of(LINE);
+        let taken = bytes.checked_next_multiple_of(LINE).ok_or_else(|| too_much(bytes, "too many"))?;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((piece, at)) = open.as_mut().filter(|(_, at)| self.size - *at >= taken) {
             let region = Region { piece: piece.clone(), at: *at, len: bytes };
@@ -180,6 +183,8 @@ mod tests {
 
     #[test]
     fn too_much_is_an_error() {
-        assert!(Arena::new(1).cut(usize::MAX / 2).is_err());
+        for bytes in [usize::MAX / 2, usize::MAX - 63, usize::MAX] {
+            assert!(Arena::new(1).cut(bytes).is_err());
+        }
     }
 }

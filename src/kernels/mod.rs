@@ -8,7 +8,7 @@
 //! FMA, chosen at run time where the processor has them ([`Isa`]), and for the build's baseline. The two round differently;
 //! one machine always takes the same one. This is the only room with `unsafe`; every block says why it is sound.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "the one room that has it")]
 
 pub mod attention;
 pub mod ceiling;

@@ -2,7 +2,8 @@
 //!
 //! A page is what sequences share: a fork clones the references, and whoever writes to a shared page first gets a copy of
 //! its own. The pool counts every page that somebody holds; what nobody holds any more is kept for the next one who asks,
-//! so that a steady decode allocates nothing, and so the pool's memory is the most that was ever in use.
+//! so that a steady decode allocates nothing. Pages kept and held stay within the limit together: at the limit, those kept of
+//! other sizes are given up, and memory of which no part is held goes back to the system.
 
 use super::memory::{Arena, Region};
 use crate::error::{Error, Result};
@@ -19,7 +20,6 @@ pub struct PagePool {
     limit: usize,
     /// Bytes in pages that somebody holds.
     in_use: AtomicUsize,
-    arena: Arena,
     free: Mutex<Vec<Free>>,
 }
 
@@ -30,6 +30,8 @@ struct Free {
     made: usize,
     /// Has room for all of them.
     pages: Vec<Arc<Region>>,
+    /// Where they are cut from: what is given back to the system are whole pieces, so sizes do not share any.
+    arena: Arena,
 }
 
 /// A reference to a page. Clones share it.
@@ -42,8 +44,7 @@ pub struct Page {
 impl PagePool {
     /// A pool that gives out at most `limit` bytes at a time.
     pub fn new(limit: usize) -> Arc<Self> {
-        let (in_use, arena, free) = (AtomicUsize::new(0), Arena::new(ARENA), Mutex::new(Vec::new()));
-        Arc::new(Self { limit, in_use, arena, free })
+        Arc::new(Self { limit, in_use: AtomicUsize::new(0), free: Mutex::new(Vec::new()) })
     }
 
     /// Bytes in pages that somebody holds.
@@ -74,14 +75,22 @@ impl PagePool {
     fn recycled(&self, bytes: usize) -> Result<Arc<Region>> {
         let mut sizes = self.free();
         let at = sizes.iter().position(|free| free.bytes == bytes).unwrap_or_else(|| {
-            sizes.push(Free { bytes, made: 0, pages: Vec::new() });
+            sizes.push(Free { bytes, made: 0, pages: Vec::new(), arena: Arena::new(ARENA) });
             sizes.len() - 1
         });
-        let free = &mut sizes[at];
-        if let Some(region) = free.pages.pop() {
+        if let Some(region) = sizes[at].pages.pop() {
             return Ok(region);
         }
-        let region = self.arena.cut(bytes)?;
+        let made: usize = sizes.iter().map(|free| free.made.saturating_mul(free.bytes)).sum();
+        if made.saturating_add(bytes) > self.limit {
+            // what is kept of other sizes is what stands in the way
+            for free in sizes.iter_mut() {
+                free.made -= free.pages.len();
+                free.pages.clear();
+            }
+        }
+        let free = &mut sizes[at];
+        let region = free.arena.cut(bytes)?;
         free.made += 1;
         free.pages.reserve(free.made);
         Ok(Arc::new(region))

@@ -7,6 +7,8 @@
 
 use super::shared::Shared;
 use std::{
+    any::Any,
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -43,7 +45,8 @@ struct Board {
     /// How many tasks the newest job has, and what they do: valid while one of them is taken and not done.
     tasks: AtomicUsize,
     body: AtomicPtr<Body<'static>>,
-    panicked: AtomicBool,
+    /// What the first task that panicked said.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
     stopped: AtomicBool,
     /// Workers that sleep, or are about to: with none, a post costs no call to the system.
     asleep: AtomicUsize,
@@ -55,6 +58,11 @@ struct Board {
 #[derive(Default)]
 #[repr(align(128))]
 struct Line<T>(T);
+
+thread_local! {
+    /// Whether this thread is at work on a task.
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
+}
 
 const TASKS: u64 = u32::MAX as u64;
 
@@ -76,12 +84,13 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `body(0)` … `body(tasks - 1)`, each once, on all threads; returns when all are done.
+    /// Calls `body(0)` … `body(tasks - 1)`, each once, on all threads; returns when all are done. From within a task, on the
+    /// task's own thread alone: the others are at work already.
     ///
     /// # Panics
     /// If a task panics, after all have ended; if there are 2^32 tasks.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() || tasks < 2 {
+        if self.workers.is_empty() || tasks < 2 || IN_TASK.get() {
             (0..tasks).for_each(body);
             return;
         }
@@ -93,13 +102,16 @@ impl Pool {
         self.board.post(tasks, &raw mut body);
         while self.board.take() {}
         self.board.wait_until_done(tasks);
-        let panicked = self.board.panicked.swap(false, Relaxed);
+        let panic = lock(&self.board.panic).take();
         drop(turn);
-        assert!(!panicked, "a task of the thread pool panicked");
+        if let Some(panic) = panic {
+            std::panic::resume_unwind(panic);
+        }
     }
 
     /// Calls `body(i, part)` for the consecutive parts of `width` floats, on all threads if `share`.
     pub fn chunks(&self, floats: &mut [f32], width: usize, share: bool, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        assert!(floats.len().is_multiple_of(width));
         if !share {
             floats.chunks_exact_mut(width).enumerate().for_each(|(index, part)| body(index, part));
             return;
@@ -113,6 +125,7 @@ impl Pool {
     pub fn columns(&self, floats: &mut [f32], (rows, columns): (usize, usize), share: bool, body: &CellBody<'_>) {
         let tasks = rows * columns;
         let Some(width) = floats.len().checked_div(tasks) else { return };
+        assert_eq!(floats.len(), width * tasks);
         let shared = Shared::new(floats);
         let task = |task: usize| {
             let (row, column) = (task % rows, task / rows);
@@ -170,13 +183,17 @@ impl Board {
         // The task that was taken keeps its job alive, so these are its own.
         let task = self.tasks.load(Relaxed) - (open & TASKS) as usize;
         let body = self.body.load(Relaxed);
+        IN_TASK.set(true);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: `run` keeps the body where it is until this task, too, is done.
             let body = unsafe { *body };
             body(task);
         }));
-        if outcome.is_err() {
-            self.panicked.store(true, Relaxed);
+        IN_TASK.set(false);
+        if let Err(panic) = outcome {
+            // Nothing of a panic may run before the task counts as done: dropping what it said could panic again.
+            let mut first = lock(&self.panic);
+            if first.is_none() { *first = Some(panic) } else { std::mem::forget(panic) }
         }
         self.done.0.fetch_add(1, Release);
         true
@@ -258,10 +275,22 @@ mod tests {
     }
 
     #[test]
+    fn a_job_within_a_task_runs_where_it_is() {
+        let (pool, count) = (Pool::new(2), AtomicUsize::new(0));
+        pool.run(8, &|_| {
+            pool.run(8, &|_| {
+                count.fetch_add(1, Relaxed);
+            });
+        });
+        assert_eq!(count.load(Relaxed), 64);
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(2);
         let result = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|task| assert_ne!(task, 5))));
-        assert!(result.is_err());
+        let message = result.unwrap_err();
+        assert!(message.downcast_ref::<String>().is_some_and(|said| said.contains("left != right")));
         let count = AtomicUsize::new(0);
         pool.run(8, &|_| {
             count.fetch_add(1, Relaxed);

@@ -21,7 +21,7 @@ impl<'a> Shared<'a> {
     ///
     /// # Safety
     /// No two parts that live at the same time overlap.
-    #[allow(clippy::mut_from_ref)]
+    #[allow(clippy::mut_from_ref, reason = "what the type is for; its contract forbids overlap")]
     pub(super) unsafe fn part(&self, at: usize, len: usize) -> &mut [f32] {
         assert!(at <= self.len && len <= self.len - at, "part {at}+{len} of {}", self.len);
         // SAFETY: in bounds as just checked, so the offset stays within the borrowed slice.

@@ -133,13 +133,15 @@ impl Stack {
         let (caches, queries) = (&**caches, &work.queries);
         let one = |(row, head): (usize, usize), out: &mut [f32]| {
             let place = places[row];
-            // it was found a moment ago, when the keys were written
-            let Ok(cache) = caches.cache(place.sequence) else { return };
+            // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
+            let Ok(cache) = caches.cache(place.sequence) else { return out.fill(f32::NAN) };
             let at = (row * heads + head) * head_dim;
             let content = &queries.content[at..at + head_dim];
             let distance = distances.map(|table| (&queries.distance[at..at + head_dim], table));
             let (pages, position) = (cache.pages(), place.position);
-            let query = Query { pages, layout, layer, head, position, content, distance, scale };
+            // the row before, in a chunk of the same sequence, has just read the same pages
+            let near = row > 0 && places[row - 1].sequence == place.sequence;
+            let query = Query { pages, layout, layer, head, position, content, distance, scale, near };
             attend(compute.isa, &query, out);
         };
         let keys: usize = places.iter().map(|place| place.position + 1).sum();

@@ -81,9 +81,8 @@ fn windows_tell_what_one_pass_tells() {
 #[test]
 fn flags_may_come_from_the_environment() {
     let model = model("whitespaces");
-    let environment =
-        [("WEIR_MODEL", &*model), ("WEIR_TEXT", "a word"), ("WEIR_JSON", "true"), ("WEIR_MODE", "incremental")];
-    let told: Value = serde_json::from_str(&weir(&environment, &["score"]).unwrap()).unwrap();
+    let environment = [("WEIR_MODEL", &*model), ("WEIR_JSON", "1"), ("WEIR_DTYPE", "bf16")];
+    let told: Value = serde_json::from_str(&weir(&environment, &["score", "--text", "a word"]).unwrap()).unwrap();
     assert_eq!(told["symbols"], 6);
 }
 

@@ -224,10 +224,15 @@ fn two_thousand_symbols() {
 #[test]
 fn a_long_text_in_steps_and_chunks() {
     const SYMBOLS: usize = 1_150;
-    for case in ["vanilla", "fixed_sf2", "whitespaces"] {
-        let (golden, model) = (Golden::read(case), fixture(case));
+    let cases = ["vanilla", "fixed_sf2", "whitespaces"];
+    for (case, dtype) in cases.into_iter().flat_map(|case| weir::kernels::Dtype::ALL.map(|dtype| (case, dtype))) {
+        let (golden, model) = (Golden::read(case), fixture_in(case, dtype));
         let (ids, options) = (&golden.ids("long.ids")[..SYMBOLS], BoundaryOptions::default());
         let whole = full(&*model, ids, &options);
+        for threads in [1, 3] {
+            let other = load(&converted(case), &Settings { dtype, threads, ..settings() }).unwrap();
+            assert!(full(&*other, ids, &options) == whole, "{case} on {threads} threads");
+        }
         for chunk in [1, 37, 500] {
             let mut alone = Alone::new(&*model, options.clone());
             let (mut logits, mut marks) = (Vec::new(), Vec::new());

@@ -2,7 +2,7 @@
 
 use super::{
     config::HourglassBlueprint,
-    state::{CompanionState, HourglassState, PooledState},
+    state::{CompanionState, HourglassState, PooledState, ROOM},
     step::Work,
 };
 use crate::{
@@ -36,9 +36,6 @@ use crate::{
     text::Vocabulary,
 };
 use std::{path::Path, sync::Arc};
-
-/// Segments that a sequence has room to list from the start, so that no step of a usual one has to make room.
-const ROOM: usize = 1024;
 
 /// A loaded hourglass. D = width, V = symbols.
 pub struct Hourglass {
@@ -132,7 +129,7 @@ impl Model for Hourglass {
         let companion = match &self.companion {
             Some(model) => {
                 let row = Row::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
-                Some(CompanionState { row: Some(row), entropies: Vec::new() })
+                Some(CompanionState { row: Some(row), entropies: Vec::with_capacity(4 * ROOM) })
             }
             None => None,
         };

@@ -27,8 +27,10 @@ pub struct HourglassState {
     pub companion: Option<CompanionState>,
 }
 
+/// Segments that a sequence has room to list from the start, so that no step of a usual one has to make room.
+pub const ROOM: usize = 1024;
+
 /// The part of a sequence beyond the pre stack.
-#[derive(Clone)]
 pub struct PooledState {
     /// The middle stack: position 0 is the null group, position m + 1 segment m; with its output, which upsampling reads.
     pub middle: Cache,
@@ -85,6 +87,15 @@ impl HourglassState {
     /// A vanilla model has none.
     pub fn pooled_mut(&mut self) -> Result<&mut PooledState> {
         self.pooled.as_mut().ok_or_else(no_segments)
+    }
+}
+
+impl Clone for PooledState {
+    fn clone(&self) -> Self {
+        // with the same room as a new one, which a derived clone would not have
+        let mut ends = Vec::with_capacity(self.ends.len().max(ROOM));
+        ends.extend_from_slice(&self.ends);
+        Self { middle: self.middle.clone(), post: self.post.clone(), ends }
     }
 }
 

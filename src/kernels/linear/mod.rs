@@ -17,7 +17,7 @@ use super::{
     memory::{Arena, Region},
     shared::Shared,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use product::Job;
 
 /// Multiply-adds below which waking other threads costs more than it brings.
@@ -84,7 +84,7 @@ impl Linear {
     /// Packs `weight`, (outputs, inputs) row-major, and `bias`, (outputs) or empty for none.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory; int8 with more inputs than a sum of bytes has room for.
     ///
     /// # Panics
     /// If the lengths do not fit; the checkpoint reader has checked shapes.
@@ -92,6 +92,11 @@ impl Linear {
         assert_eq!(weight.len(), outputs * inputs);
         assert!(bias.is_empty() || bias.len() == outputs);
         let dtype = store.dtype;
+        if dtype == Dtype::Int8 && inputs > MOST_BYTES {
+            let bound =
+                format!("f32 or bf16: a matrix has {inputs} inputs, and the sums of int8 are exact up to {MOST_BYTES}");
+            return Err(Error::BadOption { field: "--dtype", found: dtype.name().into(), bound });
+        }
         let steps = if dtype == Dtype::Int8 { inputs.div_ceil(4) } else { inputs };
         let bytes = outputs.div_ceil(LANES) * steps * group_bytes(dtype);
         let bias = if bias.is_empty() { vec![0.0; outputs] } else { bias.to_vec() };
@@ -198,6 +203,9 @@ impl Linear {
         compute.pool.run(panels.div_ceil(run.max(1)), &|task| body(task * run..((task + 1) * run).min(panels)));
     }
 }
+
+/// Inputs whose products of bytes a 32-bit sum has room for.
+const MOST_BYTES: usize = i32::MAX as usize / (127 * 127);
 
 /// Bytes of a full panel's step.
 const PANEL: usize = 128;
@@ -326,6 +334,18 @@ mod tests {
                     prop_assert!((f64::from(*got) - want).abs() < 1e-6 * (size + 1.0), "{got} {want}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_sum_of_bytes_has_room_or_is_refused() {
+        let row = |inputs| vec![1.0; inputs];
+        assert!(Linear::pack(&Store::new(Dtype::Int8), &row(MOST_BYTES + 1), &[], 1, MOST_BYTES + 1).is_err());
+        let linear = Linear::pack(&Store::new(Dtype::Int8), &row(MOST_BYTES), &[], 1, MOST_BYTES).unwrap();
+        for compute in computes(1) {
+            let mut out = [0.0];
+            linear.apply(&compute, &row(MOST_BYTES), Then::Nothing, &mut Quantized::default(), &mut out);
+            assert!((out[0] - MOST_BYTES as f32).abs() < 1.0, "{out:?}");
         }
     }
 

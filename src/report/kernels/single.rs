@@ -68,6 +68,7 @@ impl Attention {
                     content,
                     distance: distances.then_some((content, &self.table)),
                     scale: 0.125,
+                    near: true,
                 };
                 attend(machine.compute.isa, &query, out);
             });

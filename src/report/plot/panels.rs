@@ -91,7 +91,9 @@ fn add(panel: &mut Panel, label: String, point: Point) {
 
 fn decode(entry: &Value, speed: &mut Panel, time: &mut Panel) -> Option<()> {
     let (x, y, label) = (number(entry, "batch")?, number(entry, "chars_per_second")?, label(entry)?);
-    let steps = number(entry, "step_ns_p10").zip(number(entry, "step_ns_p90"));
+    // where rows wait, a round does not give a character to each, and its time says little about a character's
+    let even = x < 2.0 || number(entry, "boundary_wait").is_none_or(|wait| wait < 1.0);
+    let steps = number(entry, "step_ns_p10").zip(number(entry, "step_ns_p90")).filter(|_| even);
     let bar = steps.map(|(fast, slow)| (x / slow * 1e9, x / fast * 1e9));
     add(speed, label.clone(), Point { x, y, bar, bound: None });
     let bar = steps.map(|(fast, slow)| (fast / x / 1e3, slow / x / 1e3));

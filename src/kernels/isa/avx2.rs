@@ -1,15 +1,16 @@
-//! AVX2 with FMA.
+//! AVX2 with FMA; with AVX-512's products of integers, where the processor has them.
 
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// A proof that the processor has AVX2 and FMA, and that the code around it is compiled for them.
+/// A proof that the processor has AVX2 and FMA, and that the code around it is compiled for them; with `VNNI`, for AVX-512's
+/// F, BW, VL and VNNI too.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx2(());
+pub(in super::super) struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// # Safety
-    /// Only inside a function with the features AVX2 and FMA.
+    /// Only inside a function with these features.
     #[inline(always)]
     pub(in super::super) unsafe fn new() -> Self {
         Self(())
@@ -19,9 +20,12 @@ impl Avx2 {
 // Every block below: `self` proves the features; what pointers promise is the caller's; loads and stores need no alignment.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "each is one expression of one instruction set")]
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = __m256;
     type I = __m256i;
+    const OFFSET: i32 = if VNNI { 128 } else { 0 };
+    // without the instruction, intermediate results need registers too
+    const BYTE_ROWS: usize = if VNNI { 6 } else { 4 };
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {
@@ -92,13 +96,40 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn offset(self, bytes: __m256i) -> __m256i {
+        // a flipped sign bit is 128 more, without sign
+        if VNNI { unsafe { _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)) } } else { bytes }
+    }
+
+    #[inline(always)]
     fn dot_bytes(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
-        // The instruction takes unsigned by signed bytes: |a| by b with a's sign; where several b meet an a, |a| is had once.
-        // Two products of at most 127 · 127 each stay below 2^15, so its saturating sum never saturates.
+        if VNNI { unsafe { _mm256_dpbusd_epi32(sum, b, a) } } else { self.dot_signed(a, b, sum) }
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
+        // The instructions take unsigned by signed bytes: |a| by b with a's sign; where several b meet an a, |a| is had once.
+        // Two products of at most 127 · 127 each stay below 2^15, so the saturating sum of pairs never saturates.
         unsafe {
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            let (a, b) = (_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+            if VNNI {
+                return _mm256_dpbusd_epi32(sum, a, b);
+            }
+            _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const i8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    fn dot_words(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
+        if VNNI {
+            return unsafe { _mm256_dpwssd_epi32(sum, a, b) };
+        }
+        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
     }
 
     #[inline(always)]

@@ -1,11 +1,14 @@
 //! Which instruction set a kernel runs on: found once, at run time.
 
-/// A proof that the processor has an instruction set. Only [`Isa::detect`] makes the wide one.
+/// A proof that the processor has an instruction set. Only [`Isa::all`] makes the wide ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// AVX2 and FMA, with AVX-512's products of bytes on 256-bit vectors.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -16,11 +19,27 @@ pub(super) enum Kind {
 impl Isa {
     /// The widest that this processor has.
     pub fn detect() -> Self {
+        Self::all()[0]
+    }
+
+    /// All that this processor has, the widest first. Integers come out the same on each; floats the same on all that have
+    /// fused multiply-adds.
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Self(Kind::Avx2);
+            let [f, bw, vl] = [
+                is_x86_feature_detected!("avx512f"),
+                is_x86_feature_detected!("avx512bw"),
+                is_x86_feature_detected!("avx512vl"),
+            ];
+            if f && bw && vl && is_x86_feature_detected!("avx512vnni") {
+                all.push(Self(Kind::Vnni));
+            }
+            all.push(Self(Kind::Avx2));
         }
-        Self::portable()
+        all.push(Self::portable());
+        all
     }
 
     /// The build's baseline.
@@ -31,6 +50,8 @@ impl Isa {
     /// Its name, for people.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Vnni => "avx2+fma+avx512vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2+fma",
             Kind::Portable => "portable",
@@ -47,6 +68,10 @@ impl Isa {
 /// Loads and stores of slices check their bounds; those of pointers are for the innermost loops, whose bounds were checked
 /// once outside.
 pub(super) trait Simd: Copy {
+    /// What [`offset`](Self::offset) adds to each byte.
+    const OFFSET: i32;
+    /// Rows of bytes that a product takes side by side.
+    const BYTE_ROWS: usize;
     /// Eight floats.
     type V: Copy;
     /// Eight 32-bit integers, or 32 bytes.
@@ -113,8 +138,20 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// There is room for them.
     unsafe fn store_ints(self, value: Self::I, to: *mut i32);
-    /// Each integer of `sum` plus the sum of four products of the bytes in its place. Exact for bytes other than −128.
+    /// Bytes as [`dot_bytes`](Self::dot_bytes) takes them: the instruction may want them without signs.
+    fn offset(self, bytes: Self::I) -> Self::I;
+    /// Each integer of `sum` plus the sum of four products of the bytes in its place: of `a`'s with `b`'s plus
+    /// [`OFFSET`](Self::OFFSET), modulo 2^32. For bytes other than −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
+    /// The same of bytes as they are, for those that meet once.
+    fn dot_signed(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
+    /// Sixteen bytes as 16-bit integers.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_words(self, from: *const i8) -> Self::I;
+    /// Each integer of `sum` plus the sum of two products of the 16-bit integers in its place, modulo 2^32.
+    fn dot_words(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
     /// Asks for a cache line that will be read soon; any address will do.
     fn prefetch(self, at: *const u8);
 }
@@ -132,6 +169,9 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
 
+#[cfg(test)]
+mod tests;
+
 /// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, behind a function that takes an [`Isa`].
 macro_rules! multiversion {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
@@ -141,9 +181,18 @@ macro_rules! multiversion {
             #[target_feature(enable = "avx2,fma")]
             fn wide($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function has the features.
-                $body(unsafe { $crate::kernels::isa::Avx2::new() }, $($arg),*)
+                $body(unsafe { $crate::kernels::isa::Avx2::<false>::new() }, $($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
+            fn vnni($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function has the features.
+                $body(unsafe { $crate::kernels::isa::Avx2::<true>::new() }, $($arg),*)
             }
             match isa.kind() {
+                // SAFETY: an `Isa` of this kind is only made where the processor was found to have all of them.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::isa::Kind::Vnni => unsafe { vnni($($arg),*) },
                 // SAFETY: an `Isa` of this kind is only made where the processor was found to have AVX2 and FMA.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx2 => unsafe { wide($($arg),*) },

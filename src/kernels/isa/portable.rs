@@ -3,9 +3,17 @@
 use super::{Portable, Simd, WIDTH};
 use crate::kernels::dtype::from_bf16;
 
+/// Two 16-bit integers in one place.
+#[inline(always)]
+pub(in super::super) fn words(low: i16, high: i16) -> i32 {
+    i32::from(high) << 16 | i32::from(low.cast_unsigned())
+}
+
 impl Simd for Portable {
     type V = [f32; WIDTH];
     type I = [i32; WIDTH];
+    const OFFSET: i32 = 0;
+    const BYTE_ROWS: usize = 4;
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {
@@ -81,12 +89,39 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot_bytes(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
+    fn offset(self, bytes: Self::I) -> Self::I {
+        bytes
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I {
+        self.dot_signed(a, b, sum)
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
         for lane in 0..WIDTH {
             let (a, b) = (a[lane].to_ne_bytes(), b[lane].to_ne_bytes());
             for byte in 0..4 {
-                sum[lane] += i32::from(a[byte] as i8) * i32::from(b[byte] as i8);
+                sum[lane] = sum[lane].wrapping_add(i32::from(a[byte] as i8) * i32::from(b[byte] as i8));
             }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const i8) -> Self::I {
+        // SAFETY: the caller's promise; no alignment is needed.
+        let bytes = unsafe { from.cast::<[i8; 2 * WIDTH]>().read_unaligned() };
+        std::array::from_fn(|lane| words(i16::from(bytes[2 * lane]), i16::from(bytes[2 * lane + 1])))
+    }
+
+    #[inline(always)]
+    fn dot_words(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
+        for lane in 0..WIDTH {
+            let (low, high) = (a[lane] as i16, (a[lane] >> 16) as i16);
+            let products = i32::from(low) * i32::from(b[lane] as i16) + i32::from(high) * i32::from((b[lane] >> 16) as i16);
+            sum[lane] = sum[lane].wrapping_add(products);
         }
         sum
     }

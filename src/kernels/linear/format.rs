@@ -1,6 +1,7 @@
 //! How sixteen outputs of one step over the inputs are stored, and multiplied.
 
 use crate::kernels::isa::Simd;
+use std::marker::PhantomData;
 
 /// A storage format on one instruction set.
 pub(super) trait Format<S: Simd>: Copy {
@@ -40,83 +41,65 @@ pub(super) trait Format<S: Simd>: Copy {
     /// # Safety
     /// There is room for eight slots.
     unsafe fn store(simd: S, sum: Self::Sum, to: *mut Self::Slot);
-    /// A sum as a number; `scale` is what its bytes were divided by, 1 where there are none.
-    fn value(slot: Self::Slot, scale: f32, bias: f32) -> f32;
+    /// A sum as a number: what its output adds up to and what its bytes were divided by, where there are bytes.
+    fn value(slot: Self::Slot, bytes: Option<(i32, f32)>) -> f32;
+}
+
+/// How sixteen weights become floats.
+pub(super) trait Weight: Copy {
+    /// Bytes of sixteen.
+    const BYTES: usize;
+
+    /// Sixteen.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> [S::V; 2];
 }
 
 /// 32-bit floats: sixteen in a row.
-#[derive(Clone, Copy)]
-pub(super) struct Full;
-
-impl<S: Simd> Format<S> for Full {
-    type Cell = f32;
-    type Vector = S::V;
-    type Sum = S::V;
-    type Slot = f32;
-    const GROUP: usize = 64;
-    const TILE: usize = 6;
-    const GROUPS: usize = 2;
+impl Weight for f32 {
+    const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn weights(simd: S, at: *const u8) -> [S::V; 2] {
+    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> [S::V; 2] {
         let at: *const f32 = at.cast();
-        // SAFETY: sixteen floats are there.
+        // SAFETY: the caller's promise.
         let low = unsafe { simd.load_at(at) };
         // SAFETY: as above.
         let high = unsafe { simd.load_at(at.wrapping_add(8)) };
         [low, high]
     }
-
-    #[inline(always)]
-    fn spread(simd: S, cell: f32) -> S::V {
-        simd.splat(cell)
-    }
-
-    #[inline(always)]
-    fn zero(simd: S) -> S::V {
-        simd.splat(0.0)
-    }
-
-    #[inline(always)]
-    fn madd(simd: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
-        simd.madd(x, weights, sum)
-    }
-
-    #[inline(always)]
-    unsafe fn load(simd: S, from: *const f32) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_at(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(simd: S, sum: S::V, to: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { simd.store_at(sum, to) }
-    }
-
-    #[inline(always)]
-    fn value(slot: f32, _: f32, bias: f32) -> f32 {
-        slot + bias
-    }
 }
 
 /// bf16: output i beside output i + 8, so that one load gives both vectors with a shift and a mask.
-#[derive(Clone, Copy)]
-pub(super) struct Half;
+impl Weight for u16 {
+    const BYTES: usize = 32;
 
-impl<S: Simd> Format<S> for Half {
+    #[inline(always)]
+    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> [S::V; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { simd.load_bf16_pairs(at.cast()) }
+    }
+}
+
+/// Weights that become floats, and sums that are.
+#[derive(Clone, Copy)]
+pub(super) struct Floats<W>(PhantomData<W>);
+
+impl<S: Simd, W: Weight> Format<S> for Floats<W> {
     type Cell = f32;
     type Vector = S::V;
     type Sum = S::V;
     type Slot = f32;
-    const GROUP: usize = 32;
+    const GROUP: usize = W::BYTES;
     const TILE: usize = 6;
-    const GROUPS: usize = 4;
+    const GROUPS: usize = 128 / W::BYTES;
 
     #[inline(always)]
     unsafe fn weights(simd: S, at: *const u8) -> [S::V; 2] {
-        // SAFETY: sixteen numbers are there.
-        unsafe { simd.load_bf16_pairs(at.cast()) }
+        // SAFETY: the caller's promise.
+        unsafe { W::sixteen(simd, at) }
     }
 
     #[inline(always)]
@@ -147,8 +130,8 @@ impl<S: Simd> Format<S> for Half {
     }
 
     #[inline(always)]
-    fn value(slot: f32, _: f32, bias: f32) -> f32 {
-        slot + bias
+    fn value(slot: f32, _: Option<(i32, f32)>) -> f32 {
+        slot
     }
 }
 
@@ -162,7 +145,7 @@ impl<S: Simd> Format<S> for Bytes {
     type Sum = S::I;
     type Slot = i32;
     const GROUP: usize = 64;
-    const TILE: usize = 4;
+    const TILE: usize = S::BYTE_ROWS;
     const GROUPS: usize = 2;
 
     #[inline(always)]
@@ -177,7 +160,7 @@ impl<S: Simd> Format<S> for Bytes {
 
     #[inline(always)]
     fn spread(simd: S, [a, b, c, d]: [i8; 4]) -> S::I {
-        simd.splat_int(i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8]))
+        simd.offset(simd.splat_int(i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])))
     }
 
     #[inline(always)]
@@ -203,8 +186,9 @@ impl<S: Simd> Format<S> for Bytes {
     }
 
     #[inline(always)]
-    fn value(slot: i32, scale: f32, bias: f32) -> f32 {
-        // not fused: every instruction set gives the same bits
-        slot as f32 * scale + bias
+    fn value(slot: i32, bytes: Option<(i32, f32)>) -> f32 {
+        let (weights, scale) = bytes.unwrap_or((0, 1.0));
+        // the offset met every weight; both sums are taken modulo 2^32, their difference has room
+        slot.wrapping_sub(S::OFFSET.wrapping_mul(weights)) as f32 * scale
     }
 }

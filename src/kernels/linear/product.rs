@@ -6,7 +6,7 @@
 
 use super::{
     Linear, Then,
-    format::{Bytes, Format, Full, Half},
+    format::{Bytes, Floats, Format},
 };
 use crate::kernels::{
     LANES,
@@ -39,12 +39,12 @@ multiversion! { pub(super) fn bytes(job: &Job<'_, [i8; 4]>, panels: Range<usize>
 
 #[inline(always)]
 fn full_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
-    product::<S, Full>(simd, job, panels);
+    product::<S, Floats<f32>>(simd, job, panels);
 }
 
 #[inline(always)]
 fn half_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
-    product::<S, Half>(simd, job, panels);
+    product::<S, Floats<u16>>(simd, job, panels);
 }
 
 #[inline(always)]
@@ -95,13 +95,14 @@ fn finish<S: Simd, F: Format<S>>(
     let target = unsafe { out.part(row * matrix.outputs + first, width) };
     let bias = &matrix.bias[first..][..width];
     if let Some(row_scale) = scales.get(row) {
-        let scales = &matrix.scales[first..][..width];
+        let (scales, weights) = (&matrix.scales[first..][..width], &matrix.sums[first..][..width]);
         for (lane, target) in target.iter_mut().enumerate() {
-            *target = F::value(sums[lane], row_scale * scales[lane], bias[lane]);
+            // not fused: every instruction set gives the same bits
+            *target = F::value(sums[lane], Some((weights[lane], row_scale * scales[lane]))) + bias[lane];
         }
     } else {
         for (lane, target) in target.iter_mut().enumerate() {
-            *target = F::value(sums[lane], 1.0, bias[lane]);
+            *target = F::value(sums[lane], None) + bias[lane];
         }
     }
     match then {

@@ -1,0 +1,62 @@
+//! Integer arithmetic of every instruction set beside its definition.
+
+use super::*;
+
+multiversion! {
+    /// Σ a·b as `dot_bytes` has it, the offset taken off; as `dot_signed` has it; and Σ of the first sixteen as words.
+    fn dots(a: &[i8; 32], b: &[i8; 32]) -> [[i32; WIDTH]; 3] = dots_body
+}
+
+#[inline(always)]
+fn dots_body<S: Simd>(simd: S, a: &[i8; 32], b: &[i8; 32]) -> [[i32; WIDTH]; 3] {
+    let mut out = [[0; WIDTH]; 3];
+    let zero = simd.splat_int(0);
+    // SAFETY: 32 bytes are there.
+    let first = unsafe { simd.load_bytes(a.as_ptr()) };
+    // SAFETY: as above.
+    let second = unsafe { simd.load_bytes(b.as_ptr()) };
+    let sums = simd.dot_bytes(first, simd.offset(second), zero);
+    // SAFETY: there is room for eight.
+    unsafe { simd.store_ints(sums, out[0].as_mut_ptr()) };
+    for (lane, bytes) in a.chunks_exact(4).enumerate() {
+        out[0][lane] -= S::OFFSET * bytes.iter().map(|&byte| i32::from(byte)).sum::<i32>();
+    }
+    // SAFETY: there is room for eight.
+    unsafe { simd.store_ints(simd.dot_signed(first, second, zero), out[1].as_mut_ptr()) };
+    // SAFETY: sixteen bytes are there.
+    let first = unsafe { simd.load_words(a.as_ptr()) };
+    // SAFETY: as above.
+    let second = unsafe { simd.load_words(b.as_ptr()) };
+    // SAFETY: there is room for eight.
+    unsafe { simd.store_ints(simd.dot_words(first, second, zero), out[2].as_mut_ptr()) };
+    out
+}
+
+#[test]
+fn integer_products_are_exact_on_every_instruction_set() {
+    let dot = |a: &[i8], b: &[i8]| a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>();
+    let mut state = 1u32;
+    for round in 0..2000 {
+        let mut bytes = || -> [i8; 32] {
+            std::array::from_fn(|_| {
+                state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+                // extremes often: they are where a saturating sum would show
+                match state >> 30 {
+                    0 => 127,
+                    1 => -127,
+                    _ => ((state >> 13) % 255) as u8 as i8,
+                }
+                .max(-127)
+            })
+        };
+        let (a, b) = if round == 0 { ([127; 32], [127; 32]) } else { (bytes(), bytes()) };
+        for isa in Isa::all() {
+            let [offset, signed, words] = dots(isa, &a, &b);
+            for lane in 0..WIDTH {
+                let four = dot(&a[4 * lane..][..4], &b[4 * lane..][..4]);
+                assert_eq!((offset[lane], signed[lane]), (four, four), "{}", isa.name());
+                assert_eq!(words[lane], dot(&a[2 * lane..][..2], &b[2 * lane..][..2]), "{}", isa.name());
+            }
+        }
+    }
+}

@@ -32,8 +32,8 @@ pub struct Pool {
 /// What a job does, behind a pointer that fits one word.
 type Body<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// What is done with a part of (rows, columns) parts.
-type CellBody<'a> = dyn Fn((usize, usize), &mut [f32]) + Sync + 'a;
+/// What is done with some rows' parts of one column.
+type CellBody<'a> = dyn Fn((usize, usize), &mut [&mut [f32]]) + Sync + 'a;
 
 /// What caller and workers share.
 #[derive(Default)]
@@ -116,24 +116,34 @@ impl Pool {
             floats.chunks_exact_mut(width).enumerate().for_each(|(index, part)| body(index, part));
             return;
         }
-        let parts = floats.len() / width;
-        self.columns(floats, (parts, 1), true, &|(row, _), part| body(row, part));
+        let (parts, shared) = (floats.len() / width, Shared::new(floats));
+        // SAFETY: each part belongs to one task.
+        self.run(parts, &|part| body(part, unsafe { shared.part(part * width, width) }));
     }
 
-    /// Calls `body((row, column), part)` for each part of `floats`, (rows, columns, width), on all threads if `share`; the
-    /// rows of the first column come first.
-    pub fn columns(&self, floats: &mut [f32], (rows, columns): (usize, usize), share: bool, body: &CellBody<'_>) {
-        let tasks = rows * columns;
-        let Some(width) = floats.len().checked_div(tasks) else { return };
-        assert_eq!(floats.len(), width * tasks);
-        let shared = Shared::new(floats);
+    /// Calls `body((row, column), parts)` for `floats`, (rows, columns, width), on all threads if `share`: with the parts of
+    /// up to `T` rows from that one on, in one column. The rows of the first column come first.
+    pub fn columns<const T: usize>(
+        &self,
+        floats: &mut [f32],
+        (rows, columns): (usize, usize),
+        share: bool,
+        body: &CellBody<'_>,
+    ) {
+        let Some(width) = floats.len().checked_div(rows * columns) else { return };
+        assert_eq!(floats.len(), width * rows * columns);
+        let (shared, blocks) = (Shared::new(floats), rows.div_ceil(T));
         let task = |task: usize| {
-            let (row, column) = (task % rows, task / rows);
-            // SAFETY: each part belongs to one task.
-            let part = unsafe { shared.part((row * columns + column) * width, width) };
-            body((row, column), part);
+            let (first, column) = (task % blocks * T, task / blocks);
+            let mut parts: [&mut [f32]; T] = std::array::from_fn(|_| &mut [][..]);
+            let parts = &mut parts[..T.min(rows - first)];
+            for (row, part) in parts.iter_mut().enumerate() {
+                // SAFETY: each part belongs to one task.
+                *part = unsafe { shared.part(((first + row) * columns + column) * width, width) };
+            }
+            body((first, column), parts);
         };
-        if share { self.run(tasks, &task) } else { (0..tasks).for_each(task) }
+        if share { self.run(blocks * columns, &task) } else { (0..blocks * columns).for_each(task) }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{Layout, Query, attend},
+        attention::{Layout, Row, Source, TOGETHER, attend},
         linear::{Linear, Quantized, Then},
         rowwise::{Norm, add_norm},
     },
@@ -110,7 +110,7 @@ impl Stack {
         let inner = layout.heads * layout.head_dim;
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
         layer.qkv.apply(compute, x, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
-        self.position.prepare(layout, places, qkv, &mut work.queries); // (rows, I) each
+        self.position.prepare(compute, layout, places, qkv, &mut work.queries); // (rows, I) each
         for (place, row) in places.iter().zip(qkv.chunks_exact(3 * inner)) {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
@@ -131,24 +131,36 @@ impl Stack {
         let distances = self.position.distances(compute, layer, last)?;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let (caches, queries) = (&**caches, &work.queries);
-        let one = |(row, head): (usize, usize), out: &mut [f32]| {
-            let place = places[row];
-            // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
-            let Ok(cache) = caches.cache(place.sequence) else { return out.fill(f32::NAN) };
-            let at = (row * heads + head) * head_dim;
-            let content = &queries.content[at..at + head_dim];
-            let distance = distances.map(|table| (&queries.distance[at..at + head_dim], table));
-            let (pages, position) = (cache.pages(), place.position);
-            // the row before, in a chunk of the same sequence, has just read the same pages
-            let near = row > 0 && places[row - 1].sequence == place.sequence;
-            let query = Query { pages, layout, layer, head, position, content, distance, scale, near };
-            attend(compute.isa, &query, out);
+        let some = |(first, head): (usize, usize), outs: &mut [&mut [f32]]| {
+            let mut queries_at = [Row::default(); TOGETHER];
+            for (index, row) in queries_at.iter_mut().enumerate().take(outs.len()) {
+                let (at, position) = ((first + index) * heads + head, places[first + index].position);
+                *row = Row { position, content: queries.content.get(at), distance: queries.distance.get(at) };
+            }
+            let mut rest = (first, &queries_at[..outs.len()], outs);
+            while let (first, [_, ..], _) = rest {
+                let run = run_of(&places[first..first + rest.1.len()]);
+                let (rows, later_rows) = rest.1.split_at(run);
+                let (outs, later_outs) = rest.2.split_at_mut(run);
+                let sequence = places[first].sequence;
+                // the rows before, in a chunk of the same sequence, have just read the same pages
+                let near = first > 0 && places[first - 1].sequence == sequence;
+                match caches.cache(sequence) {
+                    Ok(cache) => {
+                        let source = Source { pages: cache.pages(), layout, layer, head, distances, scale, near };
+                        attend(compute.isa, &source, rows, outs);
+                    }
+                    // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
+                    Err(_) => outs.iter_mut().for_each(|out| out.fill(f32::NAN)),
+                }
+                rest = (first + run, later_rows, later_outs);
+            }
         };
         let keys: usize = places.iter().map(|place| place.position + 1).sum();
         let share = keys * heads * head_dim >= WORTH_SHARING;
         let mixed = sized(&mut work.mixed, rows * heads * head_dim);
         // a head's rows come one after the other: they read the same distances
-        compute.pool.columns(mixed, (rows, heads), share, &one);
+        compute.pool.columns::<TOGETHER>(mixed, (rows, heads), share, &some);
         Ok(())
     }
 
@@ -160,4 +172,10 @@ impl Stack {
         let change = sized(&mut work.change, x.len());
         layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
     }
+}
+
+/// How many rows from the first on are neighbours in one sequence.
+fn run_of(places: &[Place]) -> usize {
+    let follows = |pair: &&[Place]| pair[0].sequence == pair[1].sequence && pair[0].position + 1 == pair[1].position;
+    1 + places.windows(2).take_while(follows).count()
 }

@@ -1,12 +1,16 @@
 //! The projected encodings of relative distances, one layer's.
 
-use super::POSITIONS;
+use super::{
+    POSITIONS,
+    layout::{columns_bytes, scales_bytes},
+    stored::{Columns, Stored, place_key},
+};
 use crate::{
     error::Result,
     kernels::{
         Dtype,
-        dtype::to_bf16,
-        memory::{Arena, Number, Region},
+        dtype::{inverse_of, scale_of, to_bf16, to_byte},
+        memory::{Arena, Region, cast_mut},
     },
 };
 use std::sync::{Arc, OnceLock};
@@ -16,8 +20,8 @@ pub(super) const BLOCK: usize = 512;
 /// Chunks of a page's size in a block.
 const CHUNKS: usize = BLOCK / POSITIONS;
 
-/// R_d for every distance d ≥ 0, one layer's: computed in blocks, each once, when a sequence first gets that long. In f32
-/// beside f32 keys, else in bf16.
+/// R_d for every distance d ≥ 0, one layer's: computed in blocks, each once, when a sequence first gets that long. Stored as
+/// keys are: bytes with a scale for each distance and head.
 ///
 /// Distances lie in chunks of a page's size, laid out like a page's keys, so that a query reads each chunk once and as one
 /// stream; where a page's distances straddle two chunks, it is their products that are put together.
@@ -26,7 +30,7 @@ pub struct DistanceTable {
     heads: usize,
     head_dim: usize,
     arena: Arc<Arena>,
-    /// (heads, chunks, head_dim, POSITIONS), chunks and places by falling distance, like keys.
+    /// (heads, chunks) of what a page's keys of one head are; chunks and places by falling distance, like keys.
     blocks: Vec<OnceLock<Region>>,
 }
 
@@ -53,38 +57,39 @@ impl DistanceTable {
 
     fn block(&self, index: usize, fill: &impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<Region> {
         let rows = fill(index * BLOCK..(index + 1) * BLOCK);
-        let mut region = self.arena.cut(self.heads * self.head_dim * BLOCK * distance_bytes(self.dtype))?;
-        match self.dtype {
-            Dtype::F32 => self.lay(&rows, region.numbers_mut(), |x| x),
-            Dtype::Bf16 | Dtype::Int8 => self.lay(&rows, region.numbers_mut(), to_bf16),
+        let (columns, chunk) = (columns_bytes(self.dtype, self.head_dim), self.chunk_bytes());
+        let mut region = self.arena.cut(self.heads * CHUNKS * chunk)?;
+        for (distance, row) in rows.chunks_exact(self.heads * self.head_dim).enumerate() {
+            let (index, place) = (CHUNKS - 1 - distance / POSITIONS, POSITIONS - 1 - distance % POSITIONS);
+            for (head, row) in row.chunks_exact(self.head_dim).enumerate() {
+                let bytes = &mut region.bytes_mut()[(head * CHUNKS + index) * chunk..][..chunk];
+                let (columns, scales) = bytes.split_at_mut(columns);
+                match self.dtype {
+                    Dtype::F32 => place_key::<_, 1>(cast_mut(columns), place, row, |x| x),
+                    Dtype::Bf16 => place_key::<_, 1>(cast_mut(columns), place, row, to_bf16),
+                    Dtype::Int8 => {
+                        let scale = scale_of(row);
+                        let inverse = inverse_of(scale);
+                        place_key::<_, 4>(cast_mut(columns), place, row, |x| to_byte(x, inverse));
+                        cast_mut(scales)[place] = scale;
+                    }
+                }
+            }
         }
         Ok(region)
     }
 
-    fn lay<T>(&self, rows: &[f32], block: &mut [T], number: impl Fn(f32) -> T) {
-        let dim = self.head_dim;
-        for (distance, row) in rows.chunks_exact(self.heads * dim).enumerate() {
-            let (chunk, place) = (CHUNKS - 1 - distance / POSITIONS, POSITIONS - 1 - distance % POSITIONS);
-            for (index, &x) in row.iter().enumerate() {
-                let (head, d) = (index / dim, index % dim);
-                block[((head * CHUNKS + chunk) * dim + d) * POSITIONS + place] = number(x);
-            }
-        }
+    fn chunk_bytes(&self) -> usize {
+        columns_bytes(self.dtype, self.head_dim) + scales_bytes(self.dtype)
     }
 
-    /// R of one head for the distances `chunk` · POSITIONS and on, by falling distance: (head_dim, POSITIONS).
+    /// R of one head for the distances `chunk` · POSITIONS and on, by falling distance.
     #[inline(always)]
-    pub(super) fn chunk<T: Number>(&self, head: usize, chunk: usize) -> &[T] {
-        let block = self.blocks.get(chunk / CHUNKS).and_then(OnceLock::get).map_or(&[][..], |block| block.numbers());
-        let size = self.head_dim * POSITIONS;
-        &block[(head * CHUNKS + CHUNKS - 1 - chunk % CHUNKS) * size..][..size]
-    }
-}
-
-/// Bytes of a number of a distance, beside keys in `dtype`.
-pub fn distance_bytes(dtype: Dtype) -> usize {
-    match dtype {
-        Dtype::F32 => 4,
-        Dtype::Bf16 | Dtype::Int8 => 2,
+    pub(super) fn chunk<N: Stored>(&self, head: usize, chunk: usize) -> Columns<'_, N> {
+        let block = self.blocks.get(chunk / CHUNKS).and_then(OnceLock::get).map_or(&[][..], Region::bytes);
+        let size = self.chunk_bytes();
+        let bytes = &block[(head * CHUNKS + CHUNKS - 1 - chunk % CHUNKS) * size..][..size];
+        let (numbers, scales) = bytes.split_at(columns_bytes(self.dtype, self.head_dim));
+        Columns::of(numbers, scales)
     }
 }

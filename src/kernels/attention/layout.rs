@@ -4,8 +4,10 @@ use super::POSITIONS;
 use crate::kernels::Dtype;
 
 /// The pages of one stack. For each layer and head, one behind the other so that attention reads one stream: the keys as
-/// (head_dim, positions), the values as (positions, head_dim), and for int8 the scales of the keys, (positions), and of the
-/// values, (positions). Behind all layers the stack's outputs, (positions, output), always f32.
+/// (head_dim, positions), the values as (positions, head_dim). Bytes come in cells that one instruction multiplies and sums:
+/// keys as (head_dim/4, positions, 4), filled up with whatever, values as (positions/2, head_dim, 2), and behind them the
+/// scales of the keys, (positions), and of the values, (positions). Behind all layers the stack's outputs, (positions,
+/// output), always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Of keys and values.
@@ -23,13 +25,17 @@ pub struct Layout {
 impl Layout {
     /// Bytes of one head's keys, or values.
     pub fn half(&self) -> usize {
-        self.head_dim * POSITIONS * self.dtype.bytes()
+        columns_bytes(self.dtype, self.head_dim)
     }
 
     /// Bytes of one head's keys, values and scales.
     pub fn head_bytes(&self) -> usize {
-        let scales = if self.dtype == Dtype::Int8 { 2 * POSITIONS * size_of::<f32>() } else { 0 };
-        (2 * self.half() + scales).next_multiple_of(64)
+        2 * (self.half() + scales_bytes(self.dtype))
+    }
+
+    /// Bytes of R, for the distances of `keys` keys, in all heads of one layer.
+    pub fn distance_bytes(&self, keys: usize) -> usize {
+        keys * self.heads * (self.half() + scales_bytes(self.dtype)) / POSITIONS
     }
 
     /// Where a head of a layer starts.
@@ -56,4 +62,15 @@ impl Layout {
     pub fn bytes_for_key(&self) -> usize {
         self.layers * self.heads * self.head_bytes() / POSITIONS
     }
+}
+
+/// Bytes of [`POSITIONS`] keys, values, or distances of one head.
+pub(super) fn columns_bytes(dtype: Dtype, head_dim: usize) -> usize {
+    let numbers = if dtype == Dtype::Int8 { head_dim.next_multiple_of(4) } else { head_dim };
+    numbers * POSITIONS * dtype.bytes()
+}
+
+/// Bytes of their scales.
+pub(super) fn scales_bytes(dtype: Dtype) -> usize {
+    if dtype == Dtype::Int8 { POSITIONS * size_of::<f32>() } else { 0 }
 }

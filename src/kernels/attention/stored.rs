@@ -1,30 +1,48 @@
 //! How keys, values and distances are stored, and how they are written.
 
-use super::{Layout, POSITIONS};
+use super::{Layout, Outs, POSITIONS, SPAN, Span, layout::scales_bytes, probe::Probe};
 use crate::kernels::{
     Dtype,
     dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
     isa::Simd,
     memory::{self, cast, cast_mut},
 };
+use std::marker::PhantomData;
 
-/// How eight numbers become floats.
-pub(super) trait Load: Copy {
+/// A format of keys, values and distances.
+pub(super) trait Stored: Copy {
     /// What is stored.
     type Number: memory::Number;
 
+    /// The products of some queries with a page's keys, or with as many distances: each its own chain over the query's
+    /// numbers in order.
+    fn products<S: Simd, const B: usize>(
+        simd: S,
+        queries: &[Probe<'_>; B],
+        columns: Columns<'_, Self>,
+    ) -> [[f32; POSITIONS]; B];
+
+    /// The rows' `out` += Σ weights · values of a span. Weights are used up.
+    fn weigh<S: Simd, const B: usize>(
+        simd: S,
+        span: &Span<'_, B>,
+        weights: &mut [[f32; SPAN]; B],
+        outs: &mut Outs<'_, B>,
+    );
+}
+
+/// How eight numbers become floats.
+pub(super) trait Load: memory::Number {
     /// Eight numbers.
     ///
     /// # Safety
     /// They are there.
-    unsafe fn load<S: Simd>(simd: S, from: *const Self::Number) -> S::V;
+    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V;
     /// One number.
-    fn one(number: Self::Number) -> f32;
+    fn one(number: Self) -> f32;
 }
 
 impl Load for f32 {
-    type Number = f32;
-
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const f32) -> S::V {
         // SAFETY: the caller's promise.
@@ -39,8 +57,6 @@ impl Load for f32 {
 
 /// bf16.
 impl Load for u16 {
-    type Number = u16;
-
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const u16) -> S::V {
         // SAFETY: the caller's promise.
@@ -53,82 +69,51 @@ impl Load for u16 {
     }
 }
 
-impl Load for i8 {
-    type Number = i8;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const i8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_i8(from) }
-    }
-
-    #[inline(always)]
-    fn one(number: i8) -> f32 {
-        f32::from(number)
-    }
-}
-
-/// What keys, values and the distances beside them are stored in.
-pub(super) trait Stored: Copy {
-    /// Keys and values.
-    type Keys: Load;
-    /// Distances.
-    type Distances: Load;
-    /// Whether each position of a head has its scales.
-    const SCALED: bool;
-}
-
-/// A number of a key or a value.
-pub(super) type Number<N> = <<N as Stored>::Keys as Load>::Number;
-
-/// 32-bit floats.
+/// Numbers that become floats.
 #[derive(Clone, Copy)]
-pub(super) struct Full;
+pub(super) struct Floats<L>(PhantomData<L>);
 
-impl Stored for Full {
-    type Keys = f32;
-    type Distances = f32;
-    const SCALED: bool = false;
-}
-
-/// bf16.
-#[derive(Clone, Copy)]
-pub(super) struct Half;
-
-impl Stored for Half {
-    type Keys = u16;
-    type Distances = u16;
-    const SCALED: bool = false;
-}
-
-/// Bytes with a scale for each position's key and value; distances, which all sequences share, stay bf16.
+/// Bytes, with a scale for each position's key and value.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes;
 
-impl Stored for Bytes {
-    type Keys = i8;
-    type Distances = u16;
-    const SCALED: bool = true;
+/// [`POSITIONS`] keys, values or distances of one head.
+pub(super) struct Columns<'a, N: Stored> {
+    pub(super) numbers: &'a [N::Number],
+    /// (POSITIONS), of bytes.
+    pub(super) scales: &'a [f32],
+}
+
+impl<N: Stored> Clone for Columns<'_, N> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<N: Stored> Copy for Columns<'_, N> {}
+
+impl<'a, N: Stored> Columns<'a, N> {
+    #[inline(always)]
+    pub(super) fn of(numbers: &'a [u8], scales: &'a [u8]) -> Self {
+        Self { numbers: cast(numbers), scales: cast(scales) }
+    }
 }
 
 /// One head of a page.
 pub(super) struct Head<'a, N: Stored> {
-    /// (head_dim, POSITIONS)
-    pub(super) keys: &'a [Number<N>],
-    /// (POSITIONS, head_dim)
-    pub(super) values: &'a [Number<N>],
-    /// Of keys, then of values: (2 · POSITIONS), or none.
-    pub(super) scales: &'a [f32],
+    pub(super) keys: Columns<'a, N>,
+    pub(super) values: Columns<'a, N>,
 }
 
 impl<'a, N: Stored> Head<'a, N> {
     /// The head whose bytes start at `at` of a page.
     #[inline(always)]
     pub(super) fn of(layout: &Layout, page: &'a [u8], at: usize) -> Self {
-        let half = layout.half();
-        let bytes = &page[at..at + layout.head_bytes()];
-        let scales = if N::SCALED { cast(&bytes[2 * half..][..2 * POSITIONS * size_of::<f32>()]) } else { &[] };
-        Self { keys: cast(&bytes[..half]), values: cast(&bytes[half..2 * half]), scales }
+        let (half, scales) = (layout.half(), scales_bytes(layout.dtype));
+        let (keys, rest) = page[at..at + layout.head_bytes()].split_at(half);
+        let (values, rest) = rest.split_at(half);
+        let (of_keys, of_values) = rest.split_at(scales);
+        Self { keys: Columns::of(keys, of_keys), values: Columns::of(values, of_values) }
     }
 }
 
@@ -137,41 +122,44 @@ pub fn write(layout: &Layout, page: &mut [u8], (layer, slot): (usize, usize), ke
     let (dim, half) = (layout.head_dim, layout.half());
     for (head, (keys, values)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
         let bytes = &mut page[layout.head_at(layer, head)..][..layout.head_bytes()];
+        let (all_keys, rest) = bytes.split_at_mut(half);
+        let (all_values, scales) = rest.split_at_mut(half);
         match layout.dtype {
-            Dtype::F32 => place(cast_mut(bytes), slot, (keys, values), |x| x),
-            Dtype::Bf16 => place(cast_mut(bytes), slot, (keys, values), to_bf16),
+            Dtype::F32 => {
+                place_key::<_, 1>(cast_mut(all_keys), slot, keys, |x| x);
+                place_value::<_, 1>(cast_mut(all_values), slot, values, |x| x);
+            }
+            Dtype::Bf16 => {
+                place_key::<_, 1>(cast_mut(all_keys), slot, keys, to_bf16);
+                place_value::<_, 1>(cast_mut(all_values), slot, values, to_bf16);
+            }
             Dtype::Int8 => {
-                let scales = [scale_of(keys), scale_of(values)];
-                let [key_inverse, value_inverse] = scales.map(inverse_of);
-                let (numbers, rest) = bytes.split_at_mut(2 * half);
-                let (all_keys, all_values) = cast_mut(numbers).split_at_mut(half);
-                place_key(all_keys, slot, keys, |x| to_byte(x, key_inverse));
-                place_value(all_values, slot, values, |x| to_byte(x, value_inverse));
-                let rest: &mut [f32] = cast_mut(rest);
-                (rest[slot], rest[POSITIONS + slot]) = (scales[0], scales[1]);
+                let both = [scale_of(keys), scale_of(values)];
+                let [key_inverse, value_inverse] = both.map(inverse_of);
+                place_key::<_, 4>(cast_mut(all_keys), slot, keys, |x| to_byte(x, key_inverse));
+                place_value::<_, 2>(cast_mut(all_values), slot, values, |x| to_byte(x, value_inverse));
+                let scales: &mut [f32] = cast_mut(scales);
+                (scales[slot], scales[POSITIONS + slot]) = (both[0], both[1]);
             }
         }
     }
 }
 
-/// A key and a value into a head whose keys and values lie one behind the other.
+/// Into (head_dim/CELL, POSITIONS, CELL).
 #[inline(always)]
-fn place<T: memory::Number>(head: &mut [T], slot: usize, (keys, values): (&[f32], &[f32]), number: impl Fn(f32) -> T) {
-    let (all_keys, all_values) = head.split_at_mut(keys.len() * POSITIONS);
-    place_key(all_keys, slot, keys, &number);
-    place_value(all_values, slot, values, &number);
-}
-
-#[inline(always)]
-fn place_key<T>(all: &mut [T], slot: usize, key: &[f32], number: impl Fn(f32) -> T) {
-    for (column, &x) in all.chunks_exact_mut(POSITIONS).zip(key) {
-        column[slot] = number(x);
+pub(super) fn place_key<T, const CELL: usize>(all: &mut [T], slot: usize, key: &[f32], number: impl Fn(f32) -> T) {
+    for (cells, key) in all.chunks_exact_mut(CELL * POSITIONS).zip(key.chunks(CELL)) {
+        for (to, &x) in cells[CELL * slot..].iter_mut().zip(key) {
+            *to = number(x);
+        }
     }
 }
 
+/// Into (POSITIONS/CELL, head_dim, CELL).
 #[inline(always)]
-fn place_value<T>(all: &mut [T], slot: usize, value: &[f32], number: impl Fn(f32) -> T) {
-    for (to, &x) in all[slot * value.len()..].iter_mut().zip(value) {
-        *to = number(x);
+fn place_value<T, const CELL: usize>(all: &mut [T], slot: usize, value: &[f32], number: impl Fn(f32) -> T) {
+    let cells = all[slot / CELL * CELL * value.len()..].chunks_exact_mut(CELL);
+    for (cell, &x) in cells.zip(value) {
+        cell[slot % CELL] = number(x);
     }
 }

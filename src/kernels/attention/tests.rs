@@ -2,6 +2,7 @@
 
 use super::{
     super::{
+        Compute, Pool,
         dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
         memory::Arena,
         pages::PagePool,
@@ -29,14 +30,22 @@ fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
     rows.chunks_exact(width).flat_map(row).collect()
 }
 
-/// Attention by its definition, in f64, over keys and values as (positions, head_dim).
-fn naive(query: &Query<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> Vec<f64> {
+/// One query against a source, by its definition.
+struct Asked<'a> {
+    position: usize,
+    content: &'a [f32],
+    distance: Option<&'a [f32]>,
+    scale: f32,
+}
+
+/// Attention by its definition, in f64, over keys, values and distances as (positions, head_dim).
+fn naive(query: &Asked<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> Vec<f64> {
     let h = query.content.len();
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
     let scores: Vec<f64> = (0..=query.position)
         .map(|j| {
             let d = query.position - j;
-            let far = query.distance.map_or(0.0, |(q, _)| dot(q, &distances[d * h..][..h]));
+            let far = query.distance.map_or(0.0, |q| dot(q, &distances[d * h..][..h]));
             ((dot(query.content, &keys[j * h..][..h]) + far) * f64::from(query.scale)).exp()
         })
         .collect();
@@ -60,28 +69,57 @@ fn pages(layout: &Layout, keys: &[f32], values: &[f32]) -> Vec<Page> {
     keys.chunks(POSITIONS * h).zip(values.chunks(POSITIONS * h)).map(fill).collect()
 }
 
+/// Attends for neighbouring rows with these queries, (rows, head_dim), the first at a position.
+fn attend_to(isa: Isa, source: &Source<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
+    let (dim, compute) = (source.layout.head_dim, Compute { isa, pool: Arc::new(Pool::new(1)) });
+    let probes = |numbers: &[f32]| {
+        let mut probes = Probes::default();
+        probes.numbers(numbers.len()).copy_from_slice(numbers);
+        probes.settle(&compute, source.layout.dtype, dim);
+        probes
+    };
+    let (contents, distances) = (probes(content), probes(distance));
+    let row = |row| Row { position: first + row, content: contents.get(row), distance: distances.get(row) };
+    let rows: Vec<_> = (0..content.len() / dim).map(row).collect();
+    let mut out = vec![f32::NAN; content.len()];
+    attend(isa, source, &rows, &mut out.chunks_exact_mut(dim).collect::<Vec<_>>());
+    out
+}
+
+fn source<'a>(layout: &'a Layout, pages: &'a [Page], distances: Option<&'a DistanceTable>, scale: f32) -> Source<'a> {
+    Source { pages, layout, layer: 0, head: 0, distances, scale, near: false }
+}
+
 #[test]
 fn overflow_is_not_taken_for_a_number() {
     let layout = Layout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
     for (key, query) in [(f32::MAX, 4.0), (f32::MAX, -4.0), (f32::NAN, 1.0)] {
         let pages = pages(&layout, &[0.5, 0.5, key, key], &[1.0; 4]);
-        let content = &[query, query][..];
-        let query = Query {
-            pages: &pages,
-            layout: &layout,
-            layer: 0,
-            head: 0,
-            position: 1,
-            content,
-            distance: None,
-            scale: 1.0,
-            near: false,
-        };
-        for isa in [Isa::detect(), Isa::portable()] {
-            let mut out = [0.0; 2];
-            attend(isa, &query, &mut out);
+        let source = source(&layout, &pages, None, 1.0);
+        for isa in Isa::all() {
+            let out = attend_to(isa, &source, 1, &[query; 2], &[]);
             // a key at −∞ weighs nothing; anything else leaves no distribution
-            assert!(if key > 0.0 && content[0] < 0.0 { out == [1.0; 2] } else { out[0].is_nan() }, "{out:?}");
+            assert!(if key > 0.0 && query < 0.0 { out == [1.0; 2] } else { out[0].is_nan() }, "{out:?}");
+        }
+    }
+}
+
+/// A key, a value or a query that is no number leaves none, in any format; rows before it are as they were.
+#[test]
+fn what_is_no_number_stays_so() {
+    for dtype in Dtype::ALL {
+        let layout = Layout { dtype, layers: 1, heads: 1, head_dim: 4, output: 0 };
+        for (key, value, query) in
+            [(f32::NAN, 1.0, 1.0), (1.0, f32::NAN, 1.0), (1.0, f32::INFINITY, 1.0), (1.0, 1.0, f32::NAN)]
+        {
+            let (mut keys, mut values, mut queries) = ([0.5; 20], [2.0; 20], [1.0; 12]);
+            (keys[16], values[17], queries[9]) = (key, value, query);
+            let pages = pages(&layout, &keys, &values);
+            for isa in Isa::all() {
+                let out = attend_to(isa, &source(&layout, &pages, None, 1.0), 2, &queries, &[]);
+                assert!(out[..8].iter().all(|x| (x - 2.0).abs() < 1e-6), "{dtype:?} {out:?}");
+                assert!(!out[9].is_finite(), "{dtype:?} {out:?}");
+            }
         }
     }
 }
@@ -93,29 +131,16 @@ fn a_span_without_weight_is_passed_over() {
     for (low, positions) in [(SPAN, SPAN + 1), (SPAN - 1, SPAN + 1), (SPAN, SPAN), (3, 3)] {
         let keys: Vec<f32> = (0..positions).map(|j| if j < low { -f32::MAX } else { 1.0 }).collect();
         let pages = pages(&layout, &keys, &vec![2.0; positions]);
-        let (position, content) = (positions - 1, &[4.0][..]);
-        let query = Query {
-            pages: &pages,
-            layout: &layout,
-            layer: 0,
-            head: 0,
-            position,
-            content,
-            distance: None,
-            scale: 1.0,
-            near: false,
-        };
-        for isa in [Isa::detect(), Isa::portable()] {
-            let mut out = [0.0];
-            attend(isa, &query, &mut out);
+        for isa in Isa::all() {
+            let out = attend_to(isa, &source(&layout, &pages, None, 1.0), positions - 1, &[4.0], &[]);
             assert!(if low < positions { out[0] == 2.0 } else { out[0].is_nan() }, "{low} of {positions}: {out:?}");
         }
     }
 }
 
 #[test]
-fn agrees_with_the_naive_twin() {
-    let shapes = [(8, 1), (8, 31), (8, 32), (8, 33), (5, 100), (64, 600), (72, 1100), (3, 1030)];
+fn agrees_with_the_naive_twin_alone_and_in_company() {
+    let shapes = [(8, 4), (8, 31), (8, 32), (8, 33), (5, 100), (64, 600), (72, 1100), (3, 1030)];
     for (dtype, (head_dim, positions)) in Dtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
         let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
         let (keys, values) = (floats(1, positions * head_dim), floats(2, positions * head_dim));
@@ -125,32 +150,35 @@ fn agrees_with_the_naive_twin() {
         let table = DistanceTable::new(dtype, (1, head_dim), positions, Arc::new(Arena::new(1)));
         let fill = |range: std::ops::Range<usize>| distances[range.start * head_dim..range.end * head_dim].to_vec();
         table.cover(positions - 1, fill).unwrap();
-        let (keys, values) = (stored(dtype, &keys, head_dim), stored(dtype, &values, head_dim));
-        let far_type = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
-        let distances = stored(far_type, &distances, head_dim);
-        let (content, far) = (floats(4, head_dim), floats(5, head_dim));
-        for position in [0, positions / 2, positions - 1] {
-            for distance in [None, Some((&far[..], &table))] {
-                let (pages, layout, content) = (&pages[..], &layout, &content[..]);
-                let query = Query {
-                    pages,
-                    layout,
-                    layer: 0,
-                    head: 0,
-                    position,
-                    content,
-                    distance,
-                    scale: 0.4,
-                    near: position % 2 == 0,
-                };
-                let want = naive(&query, &keys, &values, &distances);
-                for isa in [Isa::detect(), Isa::portable()] {
-                    let mut out = vec![0.0; head_dim];
-                    attend(isa, &query, &mut out);
-                    for (got, want) in out.iter().zip(&want) {
-                        assert!((f64::from(*got) - want).abs() < 2e-6, "{dtype:?} {head_dim}: {got} {want}");
+        let of_bytes = if dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
+        let [keys, values, distances] = [&keys, &values, &distances].map(|rows| stored(dtype, rows, head_dim));
+        // scores reach 16, whose last bit is 2e-6 of a weight; 15 bits for a weight: half a step of the largest one for each value, all of them at most 1
+        let tolerance = if dtype == Dtype::Int8 { 0.5 / 32767.0 * positions.min(64) as f64 } else { 4e-6 };
+        let rows = 4.min(positions);
+        let (content, far) = (floats(4, rows * head_dim), floats(5, rows * head_dim));
+        for first in [0, positions / 2, SPAN - 2, positions].map(|first| first.min(positions - rows)) {
+            for (distances_at, table) in [(None, None), (Some(&distances), Some(&table))] {
+                let mut all = Vec::new();
+                for isa in Isa::all() {
+                    let mut source = source(&layout, &pages, table, 0.4);
+                    source.near = first % 2 == 0;
+                    let together = attend_to(isa, &source, first, &content, &far);
+                    for (row, (content, far)) in content.chunks(head_dim).zip(far.chunks(head_dim)).enumerate() {
+                        let out = &together[row * head_dim..][..head_dim];
+                        assert_eq!(attend_to(isa, &source, first + row, content, far), out, "company changes bits");
+                        let (content, far) = (stored(of_bytes, content, head_dim), stored(of_bytes, far, head_dim));
+                        let distance = distances_at.map(|_| &far[..]);
+                        let asked = Asked { position: first + row, content: &content, distance, scale: 0.4 };
+                        let want = naive(&asked, &keys, &values, distances_at.map_or(&[], |all| all));
+                        for (got, want) in out.iter().zip(&want) {
+                            assert!((f64::from(*got) - want).abs() < tolerance, "{dtype:?} {head_dim}: {got} {want}");
+                        }
                     }
+                    all.push((isa.name(), together));
                 }
+                // fused multiply-adds are the same whatever stands beside them
+                let fused: Vec<_> = all.iter().filter(|(name, _)| name.contains("fma")).collect();
+                assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
             }
         }
     }

@@ -71,11 +71,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
-    }
-
-    #[inline(always)]
     fn splat_int(self, value: i32) -> __m256i {
         unsafe { _mm256_set1_epi32(value) }
     }

@@ -116,11 +116,6 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// They are there.
     unsafe fn load_bf16(self, from: *const u16) -> Self::V;
-    /// Eight bytes as floats.
-    ///
-    /// # Safety
-    /// They are there.
-    unsafe fn load_i8(self, from: *const i8) -> Self::V;
     /// Eight times the same integer; of bytes: eight times the same four.
     fn splat_int(self, value: i32) -> Self::I;
     /// 32 bytes.

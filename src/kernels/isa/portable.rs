@@ -60,12 +60,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> Self::V {
-        // SAFETY: the caller's promise.
-        unsafe { from.cast::<[i8; WIDTH]>().read() }.map(f32::from)
-    }
-
-    #[inline(always)]
     fn splat_int(self, value: i32) -> Self::I {
         [value; WIDTH]
     }
@@ -120,7 +114,8 @@ impl Simd for Portable {
     fn dot_words(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
         for lane in 0..WIDTH {
             let (low, high) = (a[lane] as i16, (a[lane] >> 16) as i16);
-            let products = i32::from(low) * i32::from(b[lane] as i16) + i32::from(high) * i32::from((b[lane] >> 16) as i16);
+            let products =
+                i32::from(low) * i32::from(b[lane] as i16) + i32::from(high) * i32::from((b[lane] >> 16) as i16);
             sum[lane] = sum[lane].wrapping_add(products);
         }
         sum

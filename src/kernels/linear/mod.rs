@@ -10,6 +10,9 @@
 
 mod format;
 mod product;
+mod quantized;
+
+pub use quantized::Quantized;
 
 use super::{
     Compute, LANES,
@@ -71,15 +74,6 @@ pub enum Then {
     Gelu,
     /// max(x, 0).
     Relu,
-}
-
-/// Working memory of products: rows as bytes, kept between steps.
-#[derive(Default)]
-pub struct Quantized {
-    /// (rows, inputs/4)
-    cells: Vec<[i8; 4]>,
-    /// (rows)
-    scales: Vec<f32>,
 }
 
 impl Linear {
@@ -195,7 +189,7 @@ impl Linear {
             }
             Dtype::Int8 => {
                 work.fill(compute, x, self.inputs);
-                let job = Job { matrix, x: &work.cells[..], scales: &work.scales, then, out };
+                let job = Job { matrix, x: work.cells(), scales: work.scales(), then, out };
                 self.share(compute, rows, &|panels| product::bytes(isa, &job, panels));
             }
         }
@@ -222,20 +216,6 @@ fn group_bytes(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F32 | Dtype::Int8 => 64,
         Dtype::Bf16 => 32,
-    }
-}
-
-impl Quantized {
-    /// Rows of floats, (rows, inputs), as rows of bytes, filled up to whole cells with zeros.
-    fn fill(&mut self, compute: &Compute, x: &[f32], inputs: usize) {
-        let cells = inputs.div_ceil(4);
-        let rows = x.len() / inputs;
-        self.scales.resize(rows, 0.0);
-        self.cells.resize(rows * cells, [0; 4]);
-        let rows = x.chunks_exact(inputs).zip(self.cells.chunks_exact_mut(cells)).zip(&mut self.scales);
-        for ((x, cells), scale) in rows {
-            *scale = super::rowwise::quantize(compute.isa, x, cells);
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout},
+        attention::{DistanceTable, Layout, Probes},
     },
 };
 use serde::Deserialize;
@@ -41,17 +41,27 @@ pub enum Position {
 /// The queries that attention takes.
 #[derive(Default)]
 pub struct Queries {
-    /// For the keys: (rows, heads · head_dim).
-    pub content: Vec<f32>,
+    /// For the keys: (rows, heads, head_dim).
+    pub content: Probes,
     /// For the distances: the same shape, or empty.
-    pub distance: Vec<f32>,
+    pub distance: Probes,
 }
 
 impl Position {
     /// Turns a layer's `qkv`, (rows, 3 · heads · head_dim), into the queries for `places`; keys may be changed in place.
-    pub fn prepare(&self, layout: &Layout, places: &[Place], qkv: &mut [f32], queries: &mut Queries) {
+    pub fn prepare(
+        &self,
+        compute: &Compute,
+        layout: &Layout,
+        places: &[Place],
+        qkv: &mut [f32],
+        queries: &mut Queries,
+    ) {
         match self {
             Self::TransformerXl(scheme) => scheme.prepare(layout, places, qkv, queries),
+        }
+        for probes in [&mut queries.content, &mut queries.distance] {
+            probes.settle(compute, layout.dtype, layout.head_dim);
         }
     }
 

@@ -4,15 +4,12 @@
 //! are shared by all layers of all stacks; W is a layer's own. R depends on weights only: one table a layer serves every
 //! sequence, and keys carry no position.
 
-use super::{
-    super::{Place, sized},
-    Queries,
-};
+use super::{super::Place, Queries};
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout, distance_bytes},
+        attention::{DistanceTable, Layout},
         linear::{Linear, Quantized, Then},
         memory::Arena,
     },
@@ -57,8 +54,8 @@ impl TransformerXl {
 
     pub(super) fn prepare(&self, layout: &Layout, places: &[Place], qkv: &[f32], queries: &mut Queries) {
         let inner = layout.heads * layout.head_dim;
-        let content = sized(&mut queries.content, places.len() * inner);
-        let distance = sized(&mut queries.distance, places.len() * inner);
+        let content = queries.content.numbers(places.len() * inner);
+        let distance = queries.distance.numbers(places.len() * inner);
         let targets = content.chunks_exact_mut(inner).zip(distance.chunks_exact_mut(inner));
         for (row, (content, distance)) in qkv.chunks_exact(3 * inner).zip(targets) {
             for (number, &q) in row[..inner].iter().enumerate() {
@@ -90,7 +87,7 @@ impl TransformerXl {
 /// Bytes of R for the distances of `keys` keys in each layer, and of u and v.
 pub(super) fn bytes_for(layout: &Layout, keys: usize) -> usize {
     let inner = layout.heads * layout.head_dim;
-    layout.layers * keys * inner * distance_bytes(layout.dtype) + 2 * inner * size_of::<f32>()
+    layout.layers * layout.distance_bytes(keys) + 2 * inner * size_of::<f32>()
 }
 
 /// 10000^(−2i/D) for i = 0 … D/2 − 1.

@@ -5,7 +5,7 @@ use crate::{
     error::Result,
     kernels::{
         Dtype,
-        attention::{DistanceTable, Layout, POSITIONS, Query, attend, distance_bytes, write},
+        attention::{DistanceTable, Layout, POSITIONS, Probes, Row, Source, attend, write},
         memory::Arena,
         pages::{Page, PagePool},
         rowwise::{Norm, add_norm},
@@ -55,22 +55,22 @@ impl Attention {
 
     /// The last position attends to all of them, head by head on all threads, with the relative distances' term or without.
     pub(super) fn measure(&self, distances: bool, peak_gflops: f64, plan: Plan, machine: &Machine) -> Result<Entry> {
-        let (row, mut out) = (numbers(WIDTH), vec![0.0; WIDTH]);
+        let (mut probes, mut out) = (Probes::default(), vec![0.0; WIDTH]);
+        probes.numbers(WIDTH).copy_from_slice(&numbers(WIDTH));
+        probes.settle(&machine.compute, self.layout.dtype, HEAD_DIM);
         let times = timing::calls(plan.least(), &mut |_| {
             machine.compute.pool.chunks(&mut out, HEAD_DIM, true, &|head, out| {
-                let content = &row[head * HEAD_DIM..][..HEAD_DIM];
-                let query = Query {
+                let source = Source {
                     pages: &self.pages,
                     layout: &self.layout,
                     layer: 0,
                     head,
-                    position: self.keys - 1,
-                    content,
-                    distance: distances.then_some((content, &self.table)),
+                    distances: distances.then_some(&self.table),
                     scale: 0.125,
                     near: true,
                 };
-                attend(machine.compute.isa, &query, out);
+                let row = Row { position: self.keys - 1, content: probes.get(head), distance: probes.get(head) };
+                attend(machine.compute.isa, &source, &[row], &mut [out]);
             });
             black_box(&mut out);
         })?;
@@ -86,7 +86,7 @@ impl Attention {
     /// Keys and values, and R of as many distances.
     fn work(&self, distances: bool) -> Work {
         let numbers = self.keys * WIDTH;
-        let table = if distances { numbers * distance_bytes(self.layout.dtype) } else { 0 };
+        let table = if distances { self.layout.distance_bytes(self.keys) } else { 0 };
         let bytes = self.keys * self.layout.bytes_for_key() + table;
         Work { bytes, working_set: bytes, multiply_adds: numbers * if distances { 3 } else { 2 } }
     }

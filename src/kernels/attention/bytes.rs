@@ -1,0 +1,192 @@
+//! Keys and values that are bytes, multiplied as such.
+
+use super::{
+    Outs, POSITIONS, SPAN, Span, VECTORS, ask_for,
+    probe::Probe,
+    stored::{Bytes, Columns, Head, Stored},
+};
+use crate::kernels::{
+    dtype::inverse_of,
+    isa::{Simd, WIDTH},
+};
+
+/// What the largest weight of a span becomes. A span's sum of so large weights times bytes has room in 32 bits.
+const LARGEST: f32 = 32767.0;
+const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
+
+impl Stored for Bytes {
+    type Number = i8;
+
+    #[inline(always)]
+    fn products<S: Simd, const B: usize>(
+        simd: S,
+        queries: &[Probe<'_>; B],
+        columns: Columns<'_, Self>,
+    ) -> [[f32; POSITIONS]; B] {
+        let cells = queries[0].cells.len();
+        assert!(queries.iter().all(|query| query.cells.len() == cells));
+        assert!(cells * 4 * POSITIONS <= columns.numbers.len());
+        let mut sums = [[simd.splat_int(0); VECTORS]; B];
+        let mut at = columns.numbers.as_ptr();
+        for cell in 0..cells {
+            for v in 0..VECTORS {
+                // SAFETY: within the cells, as checked above.
+                let column = unsafe { simd.load_bytes(at.wrapping_add(v * 4 * WIDTH)) };
+                for (query, sums) in queries.iter().zip(&mut sums) {
+                    // SAFETY: each query has so many, as checked above.
+                    let query = simd.splat_int(four(*unsafe { query.cells.get_unchecked(cell) }));
+                    sums[v] = simd.dot_signed(column, query, sums[v]);
+                }
+            }
+            at = at.wrapping_add(4 * POSITIONS);
+        }
+        let mut products = [[0f32; POSITIONS]; B];
+        for ((products, sums), query) in products.iter_mut().zip(sums).zip(queries) {
+            let mut ints = [0i32; POSITIONS];
+            for (v, sum) in sums.into_iter().enumerate() {
+                // SAFETY: a page has VECTORS times so many positions.
+                unsafe { simd.store_ints(sum, ints[v * WIDTH..].as_mut_ptr()) };
+            }
+            for ((product, int), scale) in products.iter_mut().zip(ints).zip(&columns.scales[..POSITIONS]) {
+                *product = int as f32 * (query.scale * scale);
+            }
+        }
+        products
+    }
+
+    #[inline(always)]
+    fn weigh<S: Simd, const B: usize>(
+        simd: S,
+        span: &Span<'_, B>,
+        weights: &mut [[f32; SPAN]; B],
+        outs: &mut Outs<'_, B>,
+    ) {
+        let mut ints = [[0i16; SPAN]; B];
+        let mut units = [0f32; B];
+        for row in 0..B {
+            units[row] = to_ints(span, &mut weights[row][..span.keys[row]], &mut ints[row]);
+        }
+        let head_dim = outs[0].len();
+        let mut done = 0;
+        if B == 1 {
+            while done + 8 * WIDTH <= head_dim {
+                add_columns::<S, B, 8>(simd, span, (&ints, units), (outs, done));
+                done += 8 * WIDTH;
+            }
+        }
+        while done + 4 * WIDTH <= head_dim {
+            add_columns::<S, B, 4>(simd, span, (&ints, units), (outs, done));
+            done += 4 * WIDTH;
+        }
+        while done + WIDTH <= head_dim {
+            add_columns::<S, B, 1>(simd, span, (&ints, units), (outs, done));
+            done += WIDTH;
+        }
+        for at in done..head_dim {
+            for row in 0..B {
+                let mut sum = 0;
+                for (position, &weight) in ints[row][..span.keys[row]].iter().enumerate() {
+                    let values = values(span, position / POSITIONS);
+                    let (pair, second) = (position % POSITIONS / 2, position % 2);
+                    sum += i32::from(weight) * i32::from(values[(pair * head_dim + at) * 2 + second]);
+                }
+                outs[row][at] += sum as f32 * units[row];
+            }
+        }
+    }
+}
+
+/// A row's weights times the scales of their values, as integers; what they were divided by.
+#[inline(always)]
+fn to_ints<const B: usize>(span: &Span<'_, B>, weights: &mut [f32], ints: &mut [i16; SPAN]) -> f32 {
+    // adding 1.5 · 2^23 leaves the nearest integer in the low bits, in every rounding mode weir runs in
+    const ROUND: f32 = 12_582_912.0;
+    let source = span.source;
+    let at = source.layout.head_at(source.layer, source.head);
+    // zero times what is no number is none either
+    let (mut top, mut nothing) = (0f32, 0f32);
+    for (page, weights) in span.pages.iter().zip(weights.chunks_mut(POSITIONS)) {
+        let scales = Head::<Bytes>::of(source.layout, page.bytes(), at).values.scales;
+        for (weight, scale) in weights.iter_mut().zip(scales) {
+            *weight *= scale;
+            top = if *weight > top { *weight } else { top };
+            nothing += *weight * 0.0;
+        }
+    }
+    let unit = top / LARGEST;
+    let inverse = inverse_of(unit);
+    for (int, weight) in ints.iter_mut().zip(weights) {
+        *int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
+    }
+    unit + nothing
+}
+
+/// `out` += unit · Σ weights · values: `W` vectors of numbers side by side, from `done` on.
+#[inline(always)]
+fn add_columns<S: Simd, const B: usize, const W: usize>(
+    simd: S,
+    span: &Span<'_, B>,
+    (weights, units): (&[[i16; SPAN]; B], [f32; B]),
+    (outs, done): (&mut Outs<'_, B>, usize),
+) {
+    let head_dim = outs[0].len();
+    assert!(done + W * WIDTH <= head_dim);
+    let mut sums = [[simd.splat_int(0); W]; B];
+    for index in 0..span.pages.len() {
+        let values = values(span, index);
+        if let Some(next) = span.pages.get(index + 1).filter(|_| !span.source.near && done == 0) {
+            ask_for(simd, next_values(span, next.bytes()));
+        }
+        assert!(POSITIONS * head_dim <= values.len());
+        let mut at = values.as_ptr().wrapping_add(2 * done);
+        // of the last page only what the last row attends to, which has the most keys; others' weights are zero there
+        let keys = span.keys[B - 1] - index * POSITIONS;
+        for pair in 0..keys.min(POSITIONS).div_ceil(2) {
+            for v in 0..W {
+                // SAFETY: within a pair's numbers, as checked above.
+                let values = unsafe { simd.load_words(at.wrapping_add(2 * v * WIDTH)) };
+                for (weights, sums) in weights.iter().zip(&mut sums) {
+                    let [low, high] = [0, 1].map(|second| weights[index * POSITIONS + 2 * pair + second]);
+                    sums[v] = simd.dot_words(values, simd.splat_int(two(low, high)), sums[v]);
+                }
+            }
+            at = at.wrapping_add(2 * head_dim);
+        }
+    }
+    for ((sums, out), unit) in sums.iter().zip(outs).zip(units) {
+        let mut ints = [0i32; WIDTH];
+        for (&sum, out) in sums.iter().zip(out[done..].chunks_exact_mut(WIDTH)) {
+            // SAFETY: there is room for eight.
+            unsafe { simd.store_ints(sum, ints.as_mut_ptr()) };
+            for (out, int) in out.iter_mut().zip(ints) {
+                *out += int as f32 * unit;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
+    let source = span.source;
+    let at = source.layout.head_at(source.layer, source.head);
+    Head::<Bytes>::of(source.layout, span.pages[page].bytes(), at).values.numbers
+}
+
+#[inline(always)]
+fn next_values<'a, const B: usize>(span: &Span<'_, B>, page: &'a [u8]) -> &'a [u8] {
+    let source = span.source;
+    let (at, half) = (source.layout.head_at(source.layer, source.head), source.layout.half());
+    &page[at + half..at + 2 * half]
+}
+
+/// Four bytes in one place.
+#[inline(always)]
+fn four([a, b, c, d]: [i8; 4]) -> i32 {
+    i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])
+}
+
+/// Two 16-bit integers in one place.
+#[inline(always)]
+fn two(low: i16, high: i16) -> i32 {
+    i32::from(high) << 16 | i32::from(low.cast_unsigned())
+}

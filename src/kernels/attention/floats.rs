@@ -1,0 +1,137 @@
+//! Keys and values that are floats, or become some.
+
+use super::{
+    Outs, POSITIONS, SPAN, Span, VECTORS, ask_for,
+    probe::Probe,
+    stored::{Columns, Floats, Head, Load, Stored},
+};
+use crate::kernels::isa::{Simd, WIDTH};
+
+impl<L: Load> Stored for Floats<L> {
+    type Number = L;
+
+    #[inline(always)]
+    fn products<S: Simd, const B: usize>(
+        simd: S,
+        queries: &[Probe<'_>; B],
+        columns: Columns<'_, Self>,
+    ) -> [[f32; POSITIONS]; B] {
+        let dim = queries[0].numbers.len();
+        assert!(queries.iter().all(|query| query.numbers.len() == dim) && dim * POSITIONS <= columns.numbers.len());
+        let mut sums = [[simd.splat(0.0); VECTORS]; B];
+        let mut at = columns.numbers.as_ptr();
+        for row in 0..dim {
+            for v in 0..VECTORS {
+                // SAFETY: within the rows, as checked above.
+                let column = unsafe { L::load(simd, at.wrapping_add(v * WIDTH)) };
+                for (query, sums) in queries.iter().zip(&mut sums) {
+                    // SAFETY: each query has `dim` numbers, as checked above.
+                    let factor = simd.splat(*unsafe { query.numbers.get_unchecked(row) });
+                    sums[v] = simd.madd(factor, column, sums[v]);
+                }
+            }
+            at = at.wrapping_add(POSITIONS);
+        }
+        let mut products = [[0f32; POSITIONS]; B];
+        for (products, sums) in products.iter_mut().zip(sums) {
+            for (v, sum) in sums.into_iter().enumerate() {
+                simd.store(sum, &mut products[v * WIDTH..]);
+            }
+        }
+        products
+    }
+
+    #[inline(always)]
+    fn weigh<S: Simd, const B: usize>(
+        simd: S,
+        span: &Span<'_, B>,
+        weights: &mut [[f32; SPAN]; B],
+        outs: &mut Outs<'_, B>,
+    ) {
+        let source = span.source;
+        let (at, half) = (source.layout.head_at(source.layer, source.head), source.layout.half());
+        for (index, page) in span.pages.iter().enumerate() {
+            if let Some(next) = span.pages.get(index + 1).filter(|_| !source.near) {
+                ask_for(simd, &next.bytes()[at + half..at + 2 * half]);
+            }
+            let values = Head::<Self>::of(source.layout, page.bytes(), at).values.numbers;
+            let counts = span.keys.map(|keys| keys.saturating_sub(index * POSITIONS).min(POSITIONS));
+            let mut page_weights: [&[f32]; B] = [&[]; B];
+            for (to, from) in page_weights.iter_mut().zip(&*weights) {
+                *to = &from[index * POSITIONS..][..POSITIONS];
+            }
+            // what all rows attend to; the last keys of later rows are theirs alone
+            add_values::<S, L, B>(simd, page_weights.map(|weights| &weights[..counts[0]]), values, outs);
+            for (out, (weights, &count)) in outs.iter_mut().zip(page_weights.iter().zip(&counts)).skip(1) {
+                let values = &values[counts[0] * out.len()..];
+                add_values::<S, L, 1>(simd, [&weights[counts[0]..count]], values, std::array::from_mut(out));
+            }
+        }
+    }
+}
+
+/// `out` += Σ weights · values for some rows, each number of `out` its own chain over the positions in order.
+#[inline(always)]
+fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], values: &[L], outs: &mut Outs<'_, B>) {
+    let head_dim = outs[0].len();
+    assert!(weights.iter().all(|row| row.len() == weights[0].len() && row.len() * head_dim <= values.len()));
+    let mut done = 0;
+    if B == 1 {
+        while done + 8 * WIDTH <= head_dim {
+            add_columns::<S, L, B, 8>(simd, weights, values, (outs, done));
+            done += 8 * WIDTH;
+        }
+    }
+    while done + 4 * WIDTH <= head_dim {
+        add_columns::<S, L, B, 4>(simd, weights, values, (outs, done));
+        done += 4 * WIDTH;
+    }
+    while done + WIDTH <= head_dim {
+        add_columns::<S, L, B, 1>(simd, weights, values, (outs, done));
+        done += WIDTH;
+    }
+    for at in done..head_dim {
+        for (out, weights) in outs.iter_mut().zip(weights) {
+            for (position, &weight) in weights.iter().enumerate() {
+                out[at] = S::madd1(weight, L::one(values[position * head_dim + at]), out[at]);
+            }
+        }
+    }
+}
+
+/// `W` vectors of numbers side by side, from `done` on.
+#[inline(always)]
+fn add_columns<S: Simd, L: Load, const B: usize, const W: usize>(
+    simd: S,
+    weights: [&[f32]; B],
+    values: &[L],
+    (outs, done): (&mut Outs<'_, B>, usize),
+) {
+    let (head_dim, positions) = (outs[0].len(), weights[0].len());
+    assert!(done + W * WIDTH <= head_dim && positions * head_dim <= values.len());
+    assert!(weights.iter().all(|row| row.len() == positions));
+    let mut sums = [[simd.splat(0.0); W]; B];
+    for (sums, out) in sums.iter_mut().zip(&*outs) {
+        for (v, sum) in sums.iter_mut().enumerate() {
+            *sum = simd.load(&out[done + v * WIDTH..]);
+        }
+    }
+    let mut at = values.as_ptr().wrapping_add(done);
+    for position in 0..positions {
+        for v in 0..W {
+            // SAFETY: within a position's numbers, as checked above.
+            let values = unsafe { L::load(simd, at.wrapping_add(v * WIDTH)) };
+            for (weights, sums) in weights.iter().zip(&mut sums) {
+                // SAFETY: each row has so many, as checked above.
+                let weight = simd.splat(*unsafe { weights.get_unchecked(position) });
+                sums[v] = simd.madd(weight, values, sums[v]);
+            }
+        }
+        at = at.wrapping_add(head_dim);
+    }
+    for (sums, out) in sums.iter().zip(outs) {
+        for (v, &sum) in sums.iter().enumerate() {
+            simd.store(sum, &mut out[done + v * WIDTH..]);
+        }
+    }
+}

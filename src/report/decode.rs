@@ -121,10 +121,11 @@ impl<'a> Decoding<'a> {
         }
         self.model.segment_step(&mut self.rows, &self.all, &mut self.scratch)?;
         self.model.finish_step(&mut self.rows, &self.all, &mut self.scratch)?;
+        let run = notes.run(self.model, &self.rows);
         for row in &mut self.rows {
             row.state.rollback(self.plan.context)?;
         }
-        Ok(notes.run(self.model))
+        Ok(run)
     }
 
     /// Gives every ready row its next symbol.
@@ -178,8 +179,11 @@ pub struct Entry {
     pub bytes_per_char: f64,
     /// Those, times the speed.
     pub achieved_bytes_per_second: f64,
-    /// What this machine reads from a working set as large as what a round reads on the average.
+    /// What this machine reads from a working set of that size, over and over.
     pub ceiling_bytes_per_second: f64,
+    /// What the rounds read in turn: all weights, and all rows' keys and values. A round reads a part of it, but the next ones
+    /// read the rest, so what a cache holds of it counts for both.
+    pub working_set_bytes: usize,
     /// A fast round.
     pub step_ns_p10: f64,
     /// A slow round.
@@ -232,7 +236,8 @@ impl Entry {
             step_ns_p50: step_ns.p50,
             bytes_per_char: run.bytes as f64 / run.symbols as f64,
             achieved_bytes_per_second: run.bytes as f64 / seconds,
-            ceiling_bytes_per_second: machine.read_bytes_per_second(run.bytes / steps)?,
+            ceiling_bytes_per_second: machine.read_bytes_per_second(run.working_set_bytes)?,
+            working_set_bytes: run.working_set_bytes,
             step_ns_p10: step_ns.p10,
             step_ns_p90: step_ns.p90,
             steps,

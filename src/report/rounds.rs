@@ -23,6 +23,8 @@ pub struct Run {
     pub segments: usize,
     /// Bytes that had to be read.
     pub bytes: usize,
+    /// Bytes that the rounds read in turn: all weights, and what all rows held of keys and values in the end.
+    pub working_set_bytes: usize,
     /// Nanoseconds from one character of a row to its next, where the symbol fed between them closed no segment.
     pub plain_gap_ns: Vec<f64>,
     /// The same where it closed one.
@@ -48,6 +50,7 @@ impl Run {
         self.symbols += other.symbols;
         self.segments += other.segments;
         self.bytes += other.bytes;
+        self.working_set_bytes = self.working_set_bytes.max(other.working_set_bytes);
         self.plain_gap_ns.extend(other.plain_gap_ns);
         self.boundary_gap_ns.extend(other.boundary_gap_ns);
     }
@@ -105,8 +108,8 @@ impl Notes {
         }
     }
 
-    /// Reckons it up.
-    pub(super) fn run(self, model: &dyn Model) -> Run {
+    /// Reckons it up; `rows` as the rounds left them.
+    pub(super) fn run(self, model: &dyn Model, rows: &[Row]) -> Run {
         let Self { step_ns, middle_steps, middle_ns, finished, .. } = self;
         let bytes = finished.chunk_by(|a, b| a.round == b.round).map(|round| round_bytes(model, round)).sum();
         let gaps = |closing: bool| {
@@ -115,8 +118,31 @@ impl Notes {
         };
         let (plain_gap_ns, boundary_gap_ns) = (gaps(false), gaps(true));
         let (symbols, segments) = (finished.len(), boundary_gap_ns.len());
-        Run { step_ns, middle_steps, middle_ns, symbols, segments, bytes, plain_gap_ns, boundary_gap_ns }
+        let working_set_bytes = working_set_bytes(model, rows);
+        Run {
+            step_ns,
+            middle_steps,
+            middle_ns,
+            symbols,
+            segments,
+            bytes,
+            working_set_bytes,
+            plain_gap_ns,
+            boundary_gap_ns,
+        }
     }
+}
+
+/// Bytes of a round in which every row closes a segment, which reads all there is.
+fn working_set_bytes(model: &dyn Model, rows: &[Row]) -> usize {
+    let (mut own, mut shared) = (0, 0);
+    for row in rows {
+        let cost = model.cost(row.state.len(), row.state.segments());
+        let kinds = [cost.symbol, cost.segment, cost.logits];
+        own += kinds.iter().map(|kind| kind.own_bytes).sum::<usize>();
+        shared = kinds.iter().map(|kind| kind.shared_bytes).sum::<usize>().max(shared);
+    }
+    own + shared
 }
 
 /// Bytes that a round has to read that finishes these symbols. What rows share counts once, as much of it as the row that

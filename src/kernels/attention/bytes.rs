@@ -1,7 +1,7 @@
 //! Keys and values that are bytes, multiplied as such.
 
 use super::{
-    Outs, POSITIONS, SPAN, Span, VECTORS, ask_for,
+    Outs, POSITIONS, SPAN, Span, VECTORS,
     probe::Probe,
     stored::{Bytes, Columns, Head, Stored},
 };
@@ -16,6 +16,7 @@ const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
 
 impl Stored for Bytes {
     type Number = i8;
+    const AHEAD: usize = 2;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
@@ -134,8 +135,8 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
     let mut sums = [[simd.splat_int(0); W]; B];
     for index in 0..span.pages.len() {
         let values = values(span, index);
-        if let Some(next) = span.pages.get(index + 1).filter(|_| !span.source.near && done == 0) {
-            ask_for(simd, next_values(span, next.bytes()));
+        if done == 0 {
+            span.ask_for(simd, span.pages.len() + index + Bytes::AHEAD);
         }
         assert!(POSITIONS * head_dim <= values.len());
         let mut at = values.as_ptr().wrapping_add(2 * done);
@@ -170,13 +171,6 @@ fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
     let source = span.source;
     let at = source.layout.head_at(source.layer, source.head);
     Head::<Bytes>::of(source.layout, span.pages[page].bytes(), at).values.numbers
-}
-
-#[inline(always)]
-fn next_values<'a, const B: usize>(span: &Span<'_, B>, page: &'a [u8]) -> &'a [u8] {
-    let source = span.source;
-    let (at, half) = (source.layout.head_at(source.layer, source.head), source.layout.half());
-    &page[at + half..at + 2 * half]
 }
 
 /// Four bytes in one place.

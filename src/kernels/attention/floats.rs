@@ -1,7 +1,7 @@
 //! Keys and values that are floats, or become some.
 
 use super::{
-    Outs, POSITIONS, SPAN, Span, VECTORS, ask_for,
+    Outs, POSITIONS, SPAN, Span, VECTORS,
     probe::Probe,
     stored::{Columns, Floats, Head, Load, Stored},
 };
@@ -9,6 +9,7 @@ use crate::kernels::isa::{Simd, WIDTH};
 
 impl<L: Load> Stored for Floats<L> {
     type Number = L;
+    const AHEAD: usize = 1;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
@@ -49,11 +50,9 @@ impl<L: Load> Stored for Floats<L> {
         outs: &mut Outs<'_, B>,
     ) {
         let source = span.source;
-        let (at, half) = (source.layout.head_at(source.layer, source.head), source.layout.half());
+        let at = source.layout.head_at(source.layer, source.head);
         for (index, page) in span.pages.iter().enumerate() {
-            if let Some(next) = span.pages.get(index + 1).filter(|_| !source.near) {
-                ask_for(simd, &next.bytes()[at + half..at + 2 * half]);
-            }
+            span.ask_for(simd, span.pages.len() + index + Self::AHEAD);
             let values = Head::<Self>::of(source.layout, page.bytes(), at).values.numbers;
             let counts = span.keys.map(|keys| keys.saturating_sub(index * POSITIONS).min(POSITIONS));
             let mut page_weights: [&[f32]; B] = [&[]; B];

@@ -83,6 +83,23 @@ struct Span<'a, const B: usize> {
     keys: [usize; B],
 }
 
+impl<const B: usize> Span<'_, B> {
+    /// Asks for a page's keys, or, counting on behind the last page's, values: blocks of a few KiB, far apart, are too short
+    /// for the processor to foresee.
+    #[inline(always)]
+    fn ask_for<S: Simd>(&self, simd: S, block: usize) {
+        let Source { layout, layer, head, near, .. } = *self.source;
+        let (values, page) = (block >= self.pages.len(), block % self.pages.len());
+        if near || block >= 2 * self.pages.len() {
+            return;
+        }
+        let start = layout.head_at(layer, head) + if values { layout.half() } else { 0 };
+        for line in self.pages[page].bytes()[start..start + layout.half()].chunks(LINE) {
+            simd.prefetch(line.as_ptr());
+        }
+    }
+}
+
 /// Each of `outs`, (head_dim) = Σ softmax(scores) · values of a row; not numbers, if a score is none or all are infinite. The
 /// rows' positions rise by one.
 ///
@@ -171,13 +188,10 @@ fn score<S: Simd, N: Stored, const B: usize>(
     let mut far = [[0f32; SPAN + POSITIONS]; B];
     let places = far_products::<S, N, B>(simd, span, rows, &mut far);
     let contents = rows.map(|row| row.content);
-    let (at, half) = (source.layout.head_at(source.layer, source.head), source.layout.half());
+    let at = source.layout.head_at(source.layer, source.head);
+    (1..N::AHEAD).for_each(|block| span.ask_for(simd, block));
     for (index, page) in span.pages.iter().enumerate() {
-        match span.pages.get(index + 1) {
-            _ if source.near => {}
-            Some(next) => ask_for(simd, &next.bytes()[at..at + half]),
-            None => ask_for(simd, &span.pages[0].bytes()[at + half..at + 2 * half]),
-        }
+        span.ask_for(simd, index + N::AHEAD);
         let near = N::products::<S, B>(simd, &contents, Head::<N>::of(source.layout, page.bytes(), at).keys);
         for row in 0..B {
             let far = &far[row][index * POSITIONS + places[row]..][..POSITIONS];
@@ -227,14 +241,6 @@ fn far_products<S: Simd, N: Stored, const B: usize>(
         }
     }
     places
-}
-
-/// Asks for the keys, or values, that come next: blocks of a few KiB, far apart, are too short for the processor to foresee.
-#[inline(always)]
-fn ask_for<S: Simd>(simd: S, bytes: &[u8]) {
-    for line in bytes.chunks(LINE) {
-        simd.prefetch(line.as_ptr());
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use std::marker::PhantomData;
 pub(super) trait Stored: Copy {
     /// What is stored.
     type Number: memory::Number;
+    /// How many pages ahead to ask for: some KiB.
+    const AHEAD: usize;
 
     /// The products of some queries with a page's keys, or with as many distances: each its own chain over the query's
     /// numbers in order.

@@ -19,7 +19,7 @@ use std::ops::Range;
 /// Steps of a slice: with four lines of each cache set at most.
 const SLICE: usize = 128;
 /// Rows that pass a panel together; their inputs stay in the second level.
-const BLOCK: usize = 48;
+const BLOCK: usize = 96;
 /// Outputs of the widest panel.
 const WIDEST: usize = 4 * LANES;
 

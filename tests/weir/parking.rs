@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Barrier, Mutex},
     time::{Duration, Instant},
 };
@@ -24,12 +24,12 @@ fn meet(pool: &Pool) -> BTreeSet<PathBuf> {
 }
 
 /// Nanoseconds that a thread has had a core for.
-fn busy(thread: &PathBuf) -> u64 {
+fn busy(thread: &Path) -> u64 {
     fs::read_to_string(thread.join("schedstat")).unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
 /// Whether a thread sleeps: the letter behind its name.
-fn sleeps(thread: &PathBuf) -> bool {
+fn sleeps(thread: &Path) -> bool {
     let stat = fs::read_to_string(thread.join("stat")).unwrap();
     stat.rsplit(')').next().unwrap().trim_start().starts_with('S')
 }

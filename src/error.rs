@@ -145,7 +145,7 @@ pub enum Error {
         /// When to try again, elsewhere.
         retry: Duration,
     },
-    /// A checkpoint, or a file to be converted into one, that is not as it must be.
+    /// A file that is not as it must be: a checkpoint, one to be converted into one, saved measurements.
     #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
     Checkpoint {
         /// The file.
@@ -211,6 +211,13 @@ impl Error {
     }
 }
 
+/// A text that does no harm where it is shown: names come from folders and files, and what steers a terminal, or must not be
+/// in XML, becomes U+FFFD, sign by sign.
+pub fn printable(text: &str) -> String {
+    let harmful = |sign: char| sign.is_control() || matches!(sign, '\u{fffe}' | '\u{ffff}');
+    text.chars().map(|sign| if harmful(sign) { char::REPLACEMENT_CHARACTER } else { sign }).collect()
+}
+
 /// The beginning of a text, at most so many bytes of it: messages quote what they were given, and it may be megabytes.
 pub fn clip(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
@@ -222,4 +229,15 @@ pub fn clip(text: &str, bytes: usize) -> String {
     }
     let (beginning, _) = text.split_at(end);
     format!("{beginning}…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_replaced_sign_by_sign() {
+        assert_eq!(printable("a name: größe <&> 模型"), "a name: größe <&> 模型");
+        assert_eq!(printable("\0\t\n\u{1b}[2J\u{7f}\u{9b}\u{fffe}\u{ffff}x"), "���\u{fffd}[2J����x");
+    }
 }

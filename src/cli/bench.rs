@@ -2,19 +2,23 @@
 
 mod measure;
 mod picture;
+mod stream;
 mod table;
 
 use super::{
-    model::{self, ComputeArgs},
+    model::{self, ComputeArgs, count},
     output,
     progress::Progress,
 };
 use crate::{
-    decode::{contract::Model, gather::BOUNDARY_WAIT},
+    decode::{
+        contract::Model,
+        gather::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
+    },
     error::{Error, Result},
-    family::load::{Settings, load},
+    family::load::{MAX_SYMBOLS, Settings, load},
     kernels::{self, Dtype},
-    report::{compare, decode, machine::Machine, prefill},
+    report::{compare, decode, machine::Machine, plot::Source, prefill},
 };
 use picture::Picture;
 use serde::Serialize;
@@ -40,6 +44,11 @@ enum What {
     Compare(CompareArgs),
     /// What a cache hit costs the model: fork, rollback and one step, beside a cold prefill. No lookup is part of it.
     Resume(measure::ResumeArgs),
+    /// What the gRPC stream costs: the same generations in the process and through a server on loopback, in turns.
+    Stream(stream::StreamArgs),
+    /// The client of `stream`, in a process of its own.
+    #[command(hide = true)]
+    StreamClient(stream::ClientArgs),
     /// Kernels one at a time, without a model.
     Kernels(measure::KernelsArgs),
     /// One picture of several saved runs.
@@ -68,7 +77,8 @@ struct CompareArgs {
     #[command(flatten)]
     plans: PlanArgs,
     /// Runs of each model, A B A B …; each run times all steps.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10,
+        value_parser = count(1..=compare::MAX_PAIRS), allow_negative_numbers = true)]
     pairs: usize,
     #[command(flatten)]
     common: Common,
@@ -80,13 +90,16 @@ struct PrefillArgs {
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     model: PathBuf,
     /// Symbols of the prompt; several lengths are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
     symbols: Vec<usize>,
     /// Symbols a step.
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
     chunk: usize,
     /// Timed runs, after one that is not timed.
-    #[arg(long, value_name = "N", default_value_t = 11)]
+    #[arg(long, value_name = "N", default_value_t = 11,
+        value_parser = count(1..=prefill::MAX_RUNS), allow_negative_numbers = true)]
     runs: usize,
     #[command(flatten)]
     common: Common,
@@ -96,17 +109,21 @@ struct PrefillArgs {
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
     /// Rows of a step; several are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+        value_parser = count(1..=decode::MAX_BATCH), allow_negative_numbers = true)]
     batch: Vec<usize>,
     /// Symbols that each row holds before the first timed step; several are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(0..=MAX_SYMBOLS), allow_negative_numbers = true)]
     context: Vec<usize>,
     /// Timed steps, after a few that are not timed.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256,
+        value_parser = count(1..=decode::MAX_STEPS), allow_negative_numbers = true)]
     steps: usize,
     /// Steps that a row whose segment ended may wait for others, to share a step of the middle layers; several are measured
     /// one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [BOUNDARY_WAIT])]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [BOUNDARY_WAIT],
+        value_parser = count(0..=MAX_BOUNDARY_WAIT), allow_negative_numbers = true)]
     boundary_wait: Vec<usize>,
 }
 
@@ -127,10 +144,11 @@ struct Compute {
     dtype: Vec<Dtype>,
     /// Threads; all cores if not given. Several are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', env = "WEIR_THREADS",
-        value_parser = clap::value_parser!(u16).range(1..=1024))]
+        value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     threads: Vec<u16>,
     /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24), allow_negative_numbers = true)]
     max_symbols: Option<u32>,
 }
 
@@ -155,6 +173,8 @@ pub fn run(args: Args) -> Result<()> {
         What::Prefill(args) => run_prefill(&args),
         What::Compare(args) => run_compare(&args),
         What::Resume(args) => measure::run_resume(&args),
+        What::Stream(args) => stream::run_stream(&args),
+        What::StreamClient(args) => stream::run_client(&args),
         What::Kernels(args) => measure::run_kernels(&args),
         What::Plot(args) => measure::run_plot(&args),
     }
@@ -232,7 +252,8 @@ impl Told {
         } else {
             output::write(&table(entries))?
         }
-        picture.map_or(Ok(()), |picture| picture.write("--plot", &drawn))
+        let sources = [Source { name: "this run".into(), entries: drawn }];
+        picture.map_or(Ok(()), |picture| picture.write("--plot", &sources))
     }
 }
 

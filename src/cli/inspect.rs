@@ -2,7 +2,7 @@
 
 use super::{output, progress::Progress};
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, printable},
     family::{
         TensorSpec,
         checkpoint::{CONFIG_FILE, Config, Weights, read_weights_telling},
@@ -119,7 +119,7 @@ impl Found {
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let lines = [
-            ("checkpoint", self.dir.display().to_string()),
+            ("checkpoint", printable(&self.dir.display().to_string())),
             ("family", self.config.family.clone()),
             ("shape", self.shape.clone()),
             ("boundaries", self.boundaries().to_owned()),

@@ -12,7 +12,7 @@ pub mod score;
 pub mod segment;
 pub mod serve;
 
-use crate::error::Error;
+use crate::error::{Error, printable};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -61,7 +61,9 @@ pub fn run(cli: Cli) -> ExitCode {
         // a reader such as `head` has seen enough
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("weir: {error}");
+            // names of files and models are others' words; the lines are ours
+            let told = error.to_string().lines().map(printable).collect::<Vec<_>>().join("\n");
+            eprintln!("weir: {told}");
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,7 @@ use crate::{
     family::load::{Settings, load},
     kernels::Dtype,
 };
-use std::{io::Read, path::PathBuf, sync::Arc};
+use std::{io::Read, ops::RangeInclusive, path::PathBuf, sync::Arc};
 
 /// Which model, and what it runs on.
 #[derive(Debug, Clone, clap::Args)]
@@ -25,10 +25,12 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "TYPE", value_parser = dtype, default_value = "f32", env = "WEIR_DTYPE")]
     pub dtype: Dtype,
     /// Threads; all cores if not given.
-    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024),
+        allow_negative_numbers = true)]
     pub threads: Option<u16>,
     /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24),
+        allow_negative_numbers = true)]
     pub max_symbols: Option<u32>,
 }
 
@@ -111,6 +113,14 @@ impl BoundaryArgs {
     /// As the model wants them.
     pub fn options(&self) -> BoundaryOptions {
         BoundaryOptions { mode: self.boundary_mode, noise: Noise::Seeded(self.seed), offset: 0 }
+    }
+}
+
+/// What reads a whole number within bounds.
+pub(super) fn count(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| bounds.contains(number));
+        number.ok_or_else(|| format!("expected a whole number from {} to {}", bounds.start(), bounds.end()))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{
     config::{Checks, Serve, Wire},
     decode::gather::MAX_BOUNDARY_WAIT,
     engine::handle::{Handle, Limits},
-    error::{Error, Result},
+    error::{Error, Result, printable},
     family::load,
     kernels::Dtype,
     serve::{Engines, run as serve},
@@ -35,38 +35,48 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN", default_value = "127.0.0.1:50051")]
     listen: String,
     /// Threads; all cores if not given.
-    #[arg(long, value_name = "N", env = "WEIR_THREADS")]
+    #[arg(long, value_name = "N", env = "WEIR_THREADS", allow_negative_numbers = true)]
     threads: Option<String>,
     /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
     #[arg(long, value_name = "TYPE", env = "WEIR_DTYPE", default_value = "f32")]
     dtype: String,
     /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS")]
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", allow_negative_numbers = true)]
     max_symbols: Option<String>,
     /// Key-value memory of each model.
     #[arg(long, value_name = "SIZE", env = "WEIR_KV_MEMORY", default_value = "2GiB")]
     kv_memory: String,
     /// Requests of a model that run at once.
-    #[arg(long, value_name = "N", env = "WEIR_ROWS", default_value_t = Limits::default().rows.to_string())]
+    #[arg(long, value_name = "N", env = "WEIR_ROWS", default_value_t = Limits::default().rows.to_string(),
+        allow_negative_numbers = true)]
     rows: String,
     /// Requests of a model that may wait.
-    #[arg(long, value_name = "N", env = "WEIR_QUEUE", default_value_t = Limits::default().queue.to_string())]
+    #[arg(long, value_name = "N", env = "WEIR_QUEUE", default_value_t = Limits::default().queue.to_string(),
+        allow_negative_numbers = true)]
     queue: String,
     /// Symbols of prompts that are processed in one step, 1 to 4096: a running stream, the end of draining and a second
     /// signal may all have to wait for one.
-    #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
+    #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string(),
+        allow_negative_numbers = true)]
     chunk: String,
     /// Steps that a request whose segment ended may wait for others, to share a step of the middle layers.
-    #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
+    #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT",
+        default_value_t = Limits::default().boundary_wait.to_string(), allow_negative_numbers = true)]
     boundary_wait: String,
     /// How long running requests may go on once the server is shutting down.
-    #[arg(long, value_name = "N", env = "WEIR_DRAIN_SECONDS", default_value = "30")]
+    #[arg(long, value_name = "N", env = "WEIR_DRAIN_SECONDS", default_value = "30", allow_negative_numbers = true)]
     drain_seconds: String,
     /// The longest request message.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
     /// Calls in progress on one connection.
-    #[arg(long, value_name = "N", env = "WEIR_MAX_CONCURRENT_STREAMS", default_value = "256")]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "WEIR_MAX_CONCURRENT_STREAMS",
+        default_value = "256",
+        allow_negative_numbers = true
+    )]
     max_concurrent_streams: String,
     /// What is logged to stderr: a level, or `target=level` directives with commas in between.
     #[arg(long, value_name = "FILTER", env = "WEIR_LOG", default_value = "info")]
@@ -184,7 +194,7 @@ async fn listen(settings: Serve, engines: Engines) -> Result<()> {
     let address = listener.local_addr().map_err(wrong)?;
     // Before anyone is told where to connect: a signal from then on drains.
     let signals = signals().map_err(|error| Error::Internal(format!("no signals: {error}")))?;
-    eprintln!("listening on {address} with {}", engines.names().join(", "));
+    eprintln!("listening on {address} with {}", printable(&engines.names().join(", ")));
     tokio::select! {
         served = serve(listener, engines, reached(signals.clone(), 1), settings.wire) => served,
         () = reached(signals, 2) => {

@@ -187,4 +187,56 @@ mod tests {
             assert!(Arena::new(1).cut(bytes).is_err());
         }
     }
+
+    fn start(region: &Region) -> usize {
+        region.bytes().as_ptr() as usize
+    }
+
+    #[test]
+    fn regions_lie_one_behind_the_other_and_large_ones_leave_the_row_open() {
+        let arena = Arena::new(1);
+        let first = arena.cut(65).unwrap();
+        assert!(start(&first).is_multiple_of(HUGE));
+        // a piece of its own, at the start of which it lies
+        let large = arena.cut(HUGE).unwrap();
+        assert!(start(&large).is_multiple_of(HUGE));
+        let (second, empty, third) = (arena.cut(1).unwrap(), arena.cut(0).unwrap(), arena.cut(64).unwrap());
+        assert_eq!((start(&second), start(&third)), (start(&first) + 2 * LINE, start(&first) + 3 * LINE));
+        assert!(empty.bytes().is_empty() && Arc::ptr_eq(&first.piece, &third.piece));
+    }
+
+    #[test]
+    fn a_piece_is_filled_to_its_end_and_then_a_new_one_is_begun() {
+        let arena = Arena::new(1);
+        let rest = HUGE - LINE;
+        let (first, second) = (arena.cut(LINE).unwrap(), arena.cut(rest).unwrap());
+        assert!(Arc::ptr_eq(&first.piece, &second.piece) && start(&second) + rest == start(&first) + HUGE);
+        let third = arena.cut(1).unwrap();
+        assert!(!Arc::ptr_eq(&first.piece, &third.piece) && start(&third).is_multiple_of(HUGE));
+    }
+
+    #[test]
+    fn memory_goes_back_once_no_part_of_it_is_held() {
+        let arena = Arena::new(1);
+        let (first, second) = (arena.cut(HUGE / 2).unwrap(), arena.cut(HUGE / 2).unwrap());
+        let piece = Arc::downgrade(&first.piece);
+        let _next = arena.cut(LINE).unwrap();
+        drop(first);
+        assert!(piece.upgrade().is_some(), "a part of it is held");
+        drop(second);
+        assert!(piece.upgrade().is_none(), "nothing of it is held");
+        // an arena that is gone keeps nothing either
+        let region = arena.cut(LINE).unwrap();
+        let piece = Arc::downgrade(&region.piece);
+        drop((arena, region, _next));
+        assert!(piece.upgrade().is_none());
+    }
+
+    #[test]
+    fn casts_take_whole_aligned_numbers() {
+        let mut region = Arena::new(1).cut(11).unwrap();
+        cast_mut::<u16>(region.bytes_mut()).copy_from_slice(&[1, 2, 3, 4, 5]);
+        assert_eq!((cast::<u16>(region.bytes()), cast::<f32>(region.bytes()).len()), (&[1, 2, 3, 4, 5][..], 2));
+        assert!(std::panic::catch_unwind(|| cast::<f32>(&region.bytes()[1..]).len()).is_err());
+    }
 }

@@ -13,6 +13,8 @@
 pub mod attention;
 pub mod ceiling;
 mod dtype;
+#[cfg(test)]
+mod exact;
 mod isa;
 pub mod linear;
 pub mod memory;

@@ -206,4 +206,93 @@ mod tests {
         drop((first, second));
         assert_eq!((start(&pool.take(64).unwrap()), start(&pool.take(640).unwrap())), (at_second, at_first));
     }
+
+    /// Of pages of so many bytes: how many there are, and how many of them nobody holds.
+    fn count(pool: &PagePool, bytes: usize) -> (usize, usize) {
+        let sizes = pool.free();
+        sizes.iter().find(|free| free.bytes == bytes).map_or((0, 0), |free| (free.made, free.pages.len()))
+    }
+
+    fn take(pool: &Arc<PagePool>, bytes: usize, count: usize) -> Vec<Page> {
+        (0..count).map(|_| pool.take(bytes).unwrap()).collect()
+    }
+
+    #[test]
+    fn at_the_limit_kept_pages_of_other_sizes_are_given_up_and_held_ones_stay() {
+        let pool = PagePool::new(1024);
+        drop(take(&pool, 128, 8));
+        assert_eq!((count(&pool, 128), pool.in_use()), ((8, 8), 0));
+        // eight kept pages are all that the limit allows: a page of another size needs their room
+        let large = take(&pool, 512, 1);
+        assert_eq!((count(&pool, 128), count(&pool, 512)), ((0, 0), (1, 0)));
+        let mut held = take(&pool, 128, 4);
+        held[0].bytes_mut().unwrap().fill(7);
+        assert!(matches!(pool.take(1), Err(Error::OutOfPages { needed: 1025, limit: 1024 })));
+        // again, while some of the smaller ones are held: those stay as they are, and only the kept ones go
+        drop(large);
+        drop(held.split_off(3));
+        assert_eq!((count(&pool, 128), count(&pool, 512)), ((4, 1), (1, 1)));
+        let _medium = take(&pool, 256, 2);
+        assert_eq!((count(&pool, 128), count(&pool, 512), count(&pool, 256)), ((3, 0), (0, 0), (2, 0)));
+        assert!(held[0].bytes().iter().all(|&byte| byte == 7));
+        assert_eq!(pool.in_use(), 3 * 128 + 2 * 256);
+    }
+
+    #[test]
+    fn below_the_limit_kept_pages_stay_for_the_next_of_their_size() {
+        let pool = PagePool::new(1024);
+        drop(take(&pool, 128, 4));
+        let _other = take(&pool, 512, 1);
+        assert_eq!((count(&pool, 128), count(&pool, 512)), ((4, 4), (1, 0)));
+        let _again = take(&pool, 128, 3);
+        assert_eq!(count(&pool, 128), (4, 1));
+    }
+
+    #[test]
+    fn sizes_share_no_memory_that_could_be_given_back() {
+        let pool = PagePool::new(1 << 30);
+        // as far apart as pieces are aligned
+        let piece = |page: &Page| page.bytes().as_ptr() as usize / (2 << 20);
+        let mut pages = Vec::new();
+        for _ in 0..20 {
+            pages.extend([64, 1 << 20, 192].map(|bytes| pool.take(bytes).unwrap()));
+        }
+        let of = |bytes: usize| pages.iter().filter(move |page| page.bytes().len() == bytes).map(piece);
+        for (one, other) in [(64, 192), (64, 1 << 20), (192, 1 << 20)] {
+            assert!(of(one).all(|place| of(other).all(|elsewhere| elsewhere != place)), "{one} beside {other}");
+        }
+    }
+
+    /// Whatever is taken and given back in whatever order: kept and held pages together stay within the limit.
+    #[test]
+    fn a_storm_of_sizes_stays_within_the_limit() {
+        let (limit, sizes) = (64 << 10, [64, 640, 4096, 20_000]);
+        let (pool, mut held, mut state) = (PagePool::new(limit), Vec::<Page>::new(), 7u64);
+        let mut below = |most: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % most
+        };
+        let (mut refused, mut given_up) = (0, 0);
+        for _ in 0..20_000 {
+            let kept: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1).sum();
+            match below(5) {
+                0 | 1 if !held.is_empty() => drop(held.swap_remove(below(held.len()))),
+                2 if !held.is_empty() => held.push(held[below(held.len())].clone()),
+                _ => match pool.take(sizes[below(sizes.len())]) {
+                    Ok(page) => {
+                        held.push(page);
+                        let left: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1).sum();
+                        given_up += usize::from(left + 1 < kept);
+                    }
+                    Err(_) => refused += 1,
+                },
+            }
+            let made: usize = sizes.iter().map(|&bytes| count(&pool, bytes).0 * bytes).sum();
+            let kept: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1 * bytes).sum();
+            assert!(made <= limit && pool.in_use() == made - kept);
+        }
+        assert!(refused > 10 && given_up > 10, "{refused} refused, {given_up} times pages were given up");
+        drop(held);
+        assert_eq!(pool.in_use(), 0);
+    }
 }

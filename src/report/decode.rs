@@ -7,6 +7,7 @@
 
 use super::{
     bounded,
+    head::Head,
     machine::Machine,
     quantiles::{Quantiles, quantile},
     rounds::{Notes, Run},
@@ -157,14 +158,9 @@ impl<'a> Decoding<'a> {
 /// A measurement of decoding, as it is told.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
-    /// The model's name.
-    pub model: String,
-    /// Its family.
-    pub family: &'static str,
-    /// What it computes in.
-    pub dtype: &'static str,
-    /// Threads that shared each step.
-    pub threads: usize,
+    /// The model, and what it runs on.
+    #[serde(flatten)]
+    pub head: Head,
     /// Rows of a step.
     pub batch: usize,
     /// Symbols that each row held before the first round.
@@ -225,10 +221,7 @@ impl Entry {
         };
         let (plain_gap_ns, boundary_gap_ns) = (gaps(run.plain_gap_ns), gaps(run.boundary_gap_ns));
         Ok(Self {
-            model: card.name.clone(),
-            family: card.family,
-            dtype: card.dtype,
-            threads: machine.threads(),
+            head: Head::new(card, machine),
             batch: plan.batch,
             context: plan.context,
             shortening_factor: (run.segments > 0).then(|| run.symbols as f64 / run.segments as f64),

@@ -12,6 +12,7 @@ use std::{
     hint::black_box,
     time::{Duration, Instant},
 };
+use sysinfo::System;
 
 /// What models run on.
 #[derive(Debug, Clone)]
@@ -29,6 +30,17 @@ const WARM_UP: usize = 2;
 const LEAST_BYTES: usize = 4 << 20;
 /// Multiply-adds of a pass.
 const MULTIPLY_ADDS: usize = 1 << 27;
+
+/// Bytes of memory that can be had now without pushing others out, within this process's share if it has one; none where
+/// the system does not tell.
+pub fn free_bytes() -> Option<usize> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let share = system.cgroup_limits().map(|limits| limits.free_memory);
+    let free = Some(system.available_memory()).filter(|&bytes| bytes > 0);
+    let least = free.into_iter().chain(share).min()?;
+    Some(usize::try_from(least).unwrap_or(usize::MAX))
+}
 
 impl Machine {
     /// Threads that share a step's work.
@@ -72,4 +84,18 @@ fn median_rate(pass: &mut dyn FnMut() -> f64) -> f64 {
         rates.push(done / begun.elapsed().as_secs_f64().max(1e-9));
     }
     Quantiles::of(rates).map_or(0.0, |rates| rates.p50)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn free_memory_is_some_and_not_more_than_there_is() {
+        let mut system = System::new();
+        system.refresh_memory();
+        let free = free_bytes().unwrap();
+        assert!(free > 0 && free as u64 <= system.total_memory(), "{free}");
+    }
 }

@@ -2,11 +2,13 @@
 //!
 //! Reading order: [`sample`] (the text that is fed), [`decode`] (symbol by symbol, many rows) and [`rounds`] (what came of
 //! it), [`prefill`] (many symbols a step), [`compare`] (two models in turns), [`resume`] (what a cache hit would cost),
-//! [`kernels`] (one at a time), [`machine`] (the ceilings, measured in the same run), [`quantiles`], [`plot`] (pictures of
-//! all these). What is counted and what is not: docs/performance.md.
+//! [`stream`] (what the wire adds), [`kernels`] (one at a time), [`machine`] (the ceilings, measured in the same run),
+//! [`head`] and [`quantiles`] (what measurements have in common), [`plot`] (pictures of them). What is counted and what is
+//! not: docs/performance.md.
 
 pub mod compare;
 pub mod decode;
+pub mod head;
 pub mod kernels;
 pub mod machine;
 pub mod plot;
@@ -15,6 +17,7 @@ pub mod quantiles;
 pub mod resume;
 pub mod rounds;
 pub mod sample;
+pub mod stream;
 
 use crate::error::{Error, Result};
 

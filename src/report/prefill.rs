@@ -1,9 +1,10 @@
 //! Prefill, timed: a fresh sequence is fed the sample in chunks, with the logits after the last symbol.
 
-use super::{bounded, machine::Machine, quantiles::Quantiles, sample::Sample};
+use super::{bounded, head::Head, machine::Machine, quantiles::Quantiles, sample::Sample};
 use crate::{
     decode::contract::{BoundaryOptions, Card, Mark, Model, Row, Scratch, Want, advance},
     error::{Error, Result},
+    kernels::Dtype,
 };
 use serde::Serialize;
 use std::time::Instant;
@@ -41,14 +42,9 @@ impl Plan {
 /// A measurement of prefill, as it is told.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
-    /// The model's name.
-    pub model: String,
-    /// Its family.
-    pub family: &'static str,
-    /// What it computes in.
-    pub dtype: &'static str,
-    /// Threads that shared each step.
-    pub threads: usize,
+    /// The model, and what it runs on.
+    #[serde(flatten)]
+    pub head: Head,
     /// Symbols of the prompt.
     pub symbols: usize,
     /// Symbols a step.
@@ -67,8 +63,8 @@ pub struct Entry {
     pub runs: usize,
     /// Two for each multiply-add that the text needs, by the median run; 10⁹ a second.
     pub gflops: f64,
-    /// What this machine's registers do at most, in f32.
-    pub peak_gflops: f64,
+    /// What this machine's registers do at most, in f32; none where bytes are multiplied, which is other work.
+    pub peak_gflops: Option<f64>,
     /// Letters of the sample that the vocabulary does not have.
     pub foreign_letters: usize,
 }
@@ -89,10 +85,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     let times = times.ok_or_else(|| Error::Internal("no run was timed".into()))?;
     let segments = marks.iter().filter(|mark| mark.boundary).count();
     Ok(Entry {
-        model: card.name.clone(),
-        family: card.family,
-        dtype: card.dtype,
-        threads: machine.threads(),
+        head: Head::new(card, machine),
         symbols: plan.symbols,
         chunk: plan.chunk,
         shortening_factor: (segments > 0).then(|| plan.symbols as f64 / segments as f64),
@@ -102,7 +95,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
         run_ns_p90: times.p90,
         runs: plan.runs,
         gflops: 2.0 * multiply_adds(model, &marks) as f64 / times.p50,
-        peak_gflops: 2.0 * machine.multiply_adds_per_second() / 1e9,
+        peak_gflops: (card.dtype != Dtype::Int8.name()).then(|| 2.0 * machine.multiply_adds_per_second() / 1e9),
         foreign_letters: sample.foreign(),
     })
 }

@@ -4,6 +4,7 @@
 
 use super::{
     compare::Ratio,
+    head::Head,
     machine::Machine,
     prefill::{self, MAX_RUNS},
     quantiles::Quantiles,
@@ -46,14 +47,9 @@ impl Plan {
 /// A measurement of resuming, as it is told.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
-    /// The model's name.
-    pub model: String,
-    /// Its family.
-    pub family: &'static str,
-    /// What it computes in.
-    pub dtype: &'static str,
-    /// Threads that shared each step.
-    pub threads: usize,
+    /// The model, and what it runs on.
+    #[serde(flatten)]
+    pub head: Head,
     /// Symbols of the prompt.
     pub context: usize,
     /// Symbols a step of the cold prefill.
@@ -105,10 +101,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     let resumed = Quantiles::of(pairs.iter().map(|pair| pair.0).collect()).ok_or_else(empty)?;
     let cold = Quantiles::of(pairs.iter().map(|pair| pair.1).collect()).ok_or_else(empty)?;
     Ok(Entry {
-        model: card.name.clone(),
-        family: card.family,
-        dtype: card.dtype,
-        threads: machine.threads(),
+        head: Head::new(card, machine),
         context: plan.context,
         chunk: plan.chunk,
         cold_ns_p50: cold.p50,

@@ -1,9 +1,10 @@
 //! The wire: gRPC services over the engines, and the server's beginning and end. The only room that knows tonic.
 //!
 //! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
-//! `status` (error → status), `layers` (what happens to every call), `shutdown`.
+//! `status` (error → status), `layers` (what happens to every call), `shutdown`; `client` calls such a server, to measure it.
 
 mod answer;
+pub mod client;
 mod convert;
 mod engines;
 mod generated;

@@ -39,6 +39,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("unicode_normalization", &["text"]),
     ("thiserror", &["error", "family", "text"]),
     ("plotters", &["report"]),
+    ("sysinfo", &["report"]),
     ("memmap2", &["kernels"]),
 ];
 

@@ -3,6 +3,7 @@
 mod company;
 mod ends;
 mod gather;
+mod jobs;
 mod limits;
 mod memory;
 mod session;

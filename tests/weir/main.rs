@@ -12,6 +12,7 @@ mod convert;
 mod engine;
 mod golden;
 mod hostile;
+mod parking;
 mod support;
 mod twin;
 mod wire;

@@ -1,10 +1,15 @@
 //! The subcommands that measure something other than a model's speed at one text: resuming, kernels; and pictures of runs.
 
-use super::{Common, Compute, Told, each, picture, table};
+use super::{Common, Compute, Told, count, each, picture, table};
 use crate::{
     error::Result,
+    family::load::MAX_SYMBOLS,
     kernels::{self, Isa, Pool},
-    report::{self, machine::Machine, resume},
+    report::{
+        self,
+        machine::{Machine, free_bytes},
+        prefill, resume,
+    },
 };
 use std::path::PathBuf;
 
@@ -14,13 +19,16 @@ pub(super) struct ResumeArgs {
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     model: PathBuf,
     /// Symbols of the prompt; several lengths are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
     context: Vec<usize>,
     /// Symbols a step of the cold prefill.
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
     chunk: usize,
     /// Timed pairs of a cold and a resumed run, after one that is not timed.
-    #[arg(long, value_name = "N", default_value_t = 11)]
+    #[arg(long, value_name = "N", default_value_t = 11,
+        value_parser = count(1..=prefill::MAX_RUNS), allow_negative_numbers = true)]
     runs: usize,
     #[command(flatten)]
     compute: Compute,
@@ -32,10 +40,11 @@ pub(super) struct ResumeArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
     /// The least seconds of one measurement.
-    #[arg(long, value_name = "S", default_value_t = 0.2)]
+    #[arg(long, value_name = "S", default_value_t = 0.2, allow_negative_numbers = true)]
     seconds: f64,
     /// Cold weights: so many matrices take turns that in f32 they would fill this many times 10⁶ bytes.
-    #[arg(long, value_name = "MB", default_value_t = 160)]
+    #[arg(long, value_name = "MB", default_value_t = 160,
+        value_parser = count(1..=report::kernels::MAX_MEGABYTES), allow_negative_numbers = true)]
     megabytes: usize,
     #[command(flatten)]
     common: Common,
@@ -67,6 +76,9 @@ pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let Common { compute, told } = &args.common;
     let plan = report::kernels::Plan { seconds: args.seconds, megabytes: args.megabytes };
     plan.check()?;
+    if let Some(bytes) = free_bytes() {
+        plan.check_memory(&compute.dtype, bytes)?;
+    }
     let picture = told.picture()?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let entries = each(compute.threads(), |threads| {
@@ -78,6 +90,6 @@ pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
 }
 
 pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {
-    let entries = picture::saved(&args.files)?;
-    picture::Picture::open(&args.out)?.write("FILE", &entries)
+    let sources = picture::saved(&args.files)?;
+    picture::Picture::open(&args.out)?.write("FILE.json", &sources)
 }

@@ -1,8 +1,8 @@
 //! The file of `--plot`: opened before anything is measured, so that a file that cannot be written costs nobody an hour.
 
 use crate::{
-    error::{Error, Result},
-    report::plot,
+    error::{Error, Result, clip},
+    report::plot::{self, Source},
 };
 use serde_json::Value;
 use std::{
@@ -13,6 +13,10 @@ use std::{
 
 /// Bytes of one file of measurements, at most.
 const MAX_BYTES: u64 = 64 << 20;
+/// What such a file is.
+const LIST: &str = "a list that weir bench printed with --json";
+/// Bytes of it that an error repeats.
+const QUOTED: usize = 80;
 
 /// Where a picture goes.
 pub(super) struct Picture {
@@ -37,8 +41,8 @@ impl Picture {
     ///
     /// # Errors
     /// Entries that cannot be drawn, [`Error::Io`].
-    pub(super) fn write(mut self, source: &'static str, entries: &[Value]) -> Result<()> {
-        let svg = plot::svg(source, entries)?;
+    pub(super) fn write(mut self, field: &'static str, sources: &[Source]) -> Result<()> {
+        let svg = plot::svg(field, sources)?;
         self.file.set_len(0).and_then(|()| self.file.write_all(svg.as_bytes())).map_err(Error::io(&self.path))?;
         self.made = false;
         Ok(())
@@ -54,26 +58,31 @@ impl Drop for Picture {
     }
 }
 
-/// The entries of files that `--json` printed, one after the other.
+/// What files hold that `--json` printed.
 ///
 /// # Errors
-/// [`Error::Io`], and [`Error::BadOption`] naming what is not a list of measurements.
-pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<Value>> {
-    let mut all = Vec::new();
-    for path in files {
-        let mut text = String::new();
-        let file = File::open(path).map_err(Error::io(path))?;
-        if file.metadata().map_err(Error::io(path))?.len() > MAX_BYTES {
-            let bound = format!("a file of at most {MAX_BYTES} bytes");
-            return Err(Error::BadOption { field: "FILE", found: path.display().to_string(), bound });
-        }
-        file.take(MAX_BYTES).read_to_string(&mut text).map_err(Error::io(path))?;
-        let entries: Vec<Value> = serde_json::from_str(&text).map_err(|error| Error::BadOption {
-            field: "FILE",
-            found: path.display().to_string(),
-            bound: format!("a list that weir bench printed with --json ({error})"),
-        })?;
-        all.extend(entries);
+/// [`Error::Io`], and [`Error::Checkpoint`] naming a file that is no list of measurements.
+pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<Source>> {
+    files.iter().map(|path| read(path)).collect()
+}
+
+fn read(path: &Path) -> Result<Source> {
+    let file = File::open(path).map_err(Error::io(path))?;
+    let length = file.metadata().map_err(Error::io(path))?.len();
+    if length > MAX_BYTES {
+        let expected = format!("a file of at most {MAX_BYTES} bytes");
+        return Err(Error::checkpoint(path, "length", expected, format!("{length} bytes")));
     }
-    Ok(all)
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(Error::io(path))?;
+    let wrong = |place: String, found: String| Error::checkpoint(path, place, LIST, found);
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Array(entries)) => Ok(Source { name: path.into(), entries }),
+        Ok(other) => Err(wrong("the JSON".into(), clip(&other.to_string(), QUOTED))),
+        Err(error) => {
+            let found = error.to_string();
+            let found = found.split(" at line ").next().unwrap_or_default();
+            Err(wrong(format!("line {}, column {}", error.line(), error.column()), found.into()))
+        }
+    }
 }

@@ -1,15 +1,19 @@
 //! Measurements for people.
 
-use crate::report::{
-    compare::{Comparison, Ratio},
-    decode, kernels, prefill, resume,
+use crate::{
+    error::printable,
+    report::{
+        compare::{Comparison, Ratio},
+        decode, kernels, prefill, resume,
+        stream::{self, Overhead},
+    },
 };
 use std::fmt::Write;
 
 /// One line a measurement, in columns as wide as their widest cell; the first column is set left, the others right.
 fn columns(head: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {
     let mut rows = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
-    rows.extend(lines);
+    rows.extend(lines.map(|line| line.iter().map(|cell| printable(cell)).collect()));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     let mut text = String::new();
@@ -49,9 +53,9 @@ fn decode_line(entry: &decode::Entry) -> Vec<String> {
         _ => "-".into(),
     };
     vec![
-        entry.model.clone(),
-        entry.dtype.to_owned(),
-        entry.threads.to_string(),
+        entry.head.model.clone(),
+        entry.head.dtype.to_owned(),
+        entry.head.threads.to_string(),
         entry.batch.to_string(),
         entry.context.to_string(),
         entry.boundary_wait.to_string(),
@@ -76,8 +80,11 @@ fn foreign<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
     told.dedup();
     told.into_iter().fold(String::new(), |mut text, (model, letters)| {
         // writing to a string does not fail
-        let _ =
-            writeln!(text, "{model}: {letters} letters of the sample are not in its vocabulary: SF is not English's");
+        let _ = writeln!(
+            text,
+            "{}: {letters} letters of the sample are not in its vocabulary: SF is not English's",
+            printable(model)
+        );
         text
     })
 }
@@ -85,7 +92,7 @@ fn foreign<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
 /// Of `weir bench decode`.
 pub(super) fn decode(entries: &[decode::Entry]) -> String {
     let table = columns(&DECODE, entries.iter().map(decode_line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.model, entry.foreign_letters)))
+    table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench prefill`.
@@ -107,9 +114,9 @@ pub(super) fn prefill(entries: &[prefill::Entry]) -> String {
     let ms = |ns: f64| format!("{:.2}", ns / 1e6);
     let line = |entry: &prefill::Entry| {
         vec![
-            entry.model.clone(),
-            entry.dtype.to_owned(),
-            entry.threads.to_string(),
+            entry.head.model.clone(),
+            entry.head.dtype.to_owned(),
+            entry.head.threads.to_string(),
             entry.symbols.to_string(),
             entry.chunk.to_string(),
             factor(entry.shortening_factor),
@@ -118,11 +125,21 @@ pub(super) fn prefill(entries: &[prefill::Entry]) -> String {
             ms(entry.run_ns_p10),
             ms(entry.run_ns_p90),
             format!("{:.1}", entry.gflops),
-            format!("{:.1}", entry.peak_gflops),
+            entry.peak_gflops.map_or("-".into(), |gflops| format!("{gflops:.1}")),
         ]
     };
-    let table = columns(&head, entries.iter().map(line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.model, entry.foreign_letters)))
+    let table =
+        columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
+    table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+}
+
+/// What must be said where a rate stands beside no peak.
+fn no_peak(missing: bool) -> &'static str {
+    if missing {
+        "int8: no peak is told: the one that is measured is that of f32, and products of bytes have another\n"
+    } else {
+        ""
+    }
 }
 
 /// Of `weir bench compare`.
@@ -135,10 +152,11 @@ pub(super) fn compare(comparisons: &[Comparison]) -> String {
             text,
             "batch {batch}, context {context}, wait {boundary_wait}: {} is {median:.3} times as fast as {} \
              (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)",
-            a.model, b.model
+            printable(&a.head.model),
+            printable(&b.head.model)
         );
     }
-    text + &foreign(both().map(|entry| (&*entry.model, entry.foreign_letters)))
+    text + &foreign(both().map(|entry| (&*entry.head.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench resume`.
@@ -160,15 +178,48 @@ pub(super) fn resume(entries: &[resume::Entry]) -> String {
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let line = |entry: &resume::Entry| {
         let Ratio { median, p10, p90 } = entry.ratio;
-        let mut cells = vec![entry.model.clone(), entry.dtype.to_owned()];
-        cells.extend([entry.threads, entry.context].map(|count| count.to_string()));
+        let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned()];
+        cells.extend([entry.head.threads, entry.context].map(|count| count.to_string()));
         cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
         cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.2}")));
         cells.push(format!("{:.2}", entry.state_bytes as f64 / 1e6));
         cells
     };
     let table = columns(&head, entries.iter().map(line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.model, entry.foreign_letters)))
+    table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench stream`.
+pub(super) fn stream(entries: &[stream::Entry]) -> String {
+    let head = [
+        "model",
+        "dtype",
+        "threads",
+        "batch",
+        "context",
+        "chars",
+        "messages",
+        "engine us/char",
+        "p10",
+        "p90",
+        "served us/char",
+        "p10",
+        "p90",
+        "overhead %",
+        "p10",
+        "p90",
+    ];
+    let micro = |ns: f64| format!("{:.1}", ns / 1e3);
+    let line = |entry: &stream::Entry| {
+        let Overhead { median, p10, p90 } = entry.overhead;
+        let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned(), entry.head.threads.to_string()];
+        cells.extend([entry.batch, entry.context, entry.chars, entry.messages].map(|count| count.to_string()));
+        cells.extend([entry.engine_step_ns, entry.engine_step_ns_p10, entry.engine_step_ns_p90].map(micro));
+        cells.extend([entry.served_step_ns, entry.served_step_ns_p10, entry.served_step_ns_p90].map(micro));
+        cells.extend([median, p10, p90].map(|share| format!("{:+.1}", share * 100.0)));
+        cells
+    };
+    columns(&head, entries.iter().map(line))
 }
 
 /// Of `weir bench kernels`.
@@ -202,7 +253,8 @@ pub(super) fn kernels(entries: &[kernels::Entry]) -> String {
         cells.extend([entry.gflops, entry.peak_gflops].map(|gflops| rate(gflops, 1.0)));
         cells
     };
-    columns(&head, entries.iter().map(line))
+    let rated = |entry: &kernels::Entry| entry.gflops.is_some() && entry.peak_gflops.is_none();
+    columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(rated))
 }
 
 #[cfg(test)]

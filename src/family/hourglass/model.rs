@@ -2,7 +2,7 @@
 
 use super::{
     config::HourglassBlueprint,
-    state::{CompanionState, HourglassState, PooledState, ROOM},
+    state::{CompanionState, HourglassState, PooledState, ROOM, SYMBOLS_ROOM},
     step::Work,
 };
 use crate::{
@@ -129,7 +129,7 @@ impl Model for Hourglass {
         let companion = match &self.companion {
             Some(model) => {
                 let row = Row::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
-                Some(CompanionState { row: Some(row), entropies: Vec::with_capacity(4 * ROOM) })
+                Some(CompanionState { row: Some(row), entropies: Vec::with_capacity(SYMBOLS_ROOM) })
             }
             None => None,
         };

@@ -29,6 +29,8 @@ pub struct HourglassState {
 
 /// Segments that a sequence has room to list from the start, so that no step of a usual one has to make room.
 pub const ROOM: usize = 1024;
+/// The same for symbols, where there is a number for each.
+pub const SYMBOLS_ROOM: usize = 4 * ROOM;
 
 /// The part of a sequence beyond the pre stack.
 pub struct PooledState {
@@ -92,11 +94,15 @@ impl HourglassState {
 
 impl Clone for PooledState {
     fn clone(&self) -> Self {
-        // with the same room as a new one, which a derived clone would not have
-        let mut ends = Vec::with_capacity(self.ends.len().max(ROOM));
-        ends.extend_from_slice(&self.ends);
-        Self { middle: self.middle.clone(), post: self.post.clone(), ends }
+        Self { middle: self.middle.clone(), post: self.post.clone(), ends: roomy(&self.ends, ROOM) }
     }
+}
+
+/// A copy with the same room as a new list, which a plain clone would not have.
+fn roomy<T: Copy>(list: &[T], room: usize) -> Vec<T> {
+    let mut copy = Vec::with_capacity(list.len().max(room));
+    copy.extend_from_slice(list);
+    copy
 }
 
 fn no_segments() -> Error {
@@ -132,7 +138,8 @@ impl State for HourglassState {
                 // one that could not be shortened is lost, and the next step says so
                 state.rollback(self.finished).ok().map(|()| Row::new(state))
             };
-            CompanionState { row: companion.row.as_ref().and_then(shorter), entropies: companion.entropies.clone() }
+            let entropies = roomy(&companion.entropies, SYMBOLS_ROOM);
+            CompanionState { row: companion.row.as_ref().and_then(shorter), entropies }
         });
         let (pre, pooled, noise) = (self.pre.clone(), self.pooled.clone(), self.noise.clone());
         let (finished, hidden, offset) = (self.finished, Vec::new(), self.offset);

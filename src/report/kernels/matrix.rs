@@ -29,7 +29,7 @@ fn matrices(dtype: Dtype, (inputs, outputs): (usize, usize), count: usize) -> Re
 pub(super) fn measure(
     dtype: Dtype,
     shape: (usize, usize),
-    peak_gflops: f64,
+    peak_gflops: Option<f64>,
     plan: Plan,
     machine: &Machine,
 ) -> Result<Vec<Entry>> {

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// The most bytes of matrices that are held at a time, in units of 10⁶.
 pub const MAX_MEGABYTES: usize = 1 << 16;
+/// Its unit.
+const MEGABYTE: usize = 1_000_000;
 /// The most seconds of one measurement.
 pub const MAX_SECONDS: f64 = 60.0;
 
@@ -41,6 +43,25 @@ impl Plan {
         }
         let bound = format!("above 0, up to {MAX_SECONDS}");
         Err(Error::BadOption { field: "--seconds", found: self.seconds.to_string(), bound })
+    }
+
+    /// Whether what is held at a time fits into the memory that is free: the matrices, and as much again to measure what
+    /// they could be read at.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] with what would fit.
+    pub fn check_memory(&self, dtypes: &[Dtype], free_bytes: usize) -> Result<()> {
+        // so many matrices take turns that in f32 they would fill the bytes asked for; a narrower type fills less
+        let narrowing = dtypes.iter().map(|dtype| 4 / dtype.bytes().max(1)).min().unwrap_or(1);
+        let fit = free_bytes / MEGABYTE / 2 * narrowing;
+        if self.megabytes <= fit {
+            return Ok(());
+        }
+        let (free, found) = (free_bytes / MEGABYTE, self.megabytes.to_string());
+        let bound = format!(
+            "at most {fit}, as matrices and a ceiling of their size share the {free} MB of memory that are free"
+        );
+        Err(Error::BadOption { field: "--megabytes", found, bound })
     }
 
     fn least(&self) -> Duration {
@@ -85,7 +106,7 @@ pub struct Entry {
     pub ceiling_bytes_per_second: Option<f64>,
     /// Two for each multiply-add, by the median call; 10⁹ a second.
     pub gflops: Option<f64>,
-    /// What the machine's registers do at most, in f32.
+    /// What the machine's registers do at most, in f32; none where bytes are multiplied, which is other work.
     pub peak_gflops: Option<f64>,
 }
 
@@ -121,7 +142,7 @@ impl Entry {
         self.bytes_per_second = Some(work.bytes as f64 / self.ns_p50 * 1e9);
         self.ceiling_bytes_per_second = Some(ceilings.read);
         self.gflops = Some(2.0 * work.multiply_adds as f64 / self.ns_p50);
-        self.peak_gflops = Some(ceilings.peak_gflops);
+        self.peak_gflops = ceilings.peak_gflops;
         self
     }
 }
@@ -139,7 +160,7 @@ struct Work {
 struct Ceilings {
     /// Bytes a second.
     read: f64,
-    peak_gflops: f64,
+    peak_gflops: Option<f64>,
 }
 
 /// Times all kernels on one machine, matrices, keys and values in each of `dtypes`.
@@ -152,6 +173,7 @@ pub fn measure(dtypes: &[Dtype], plan: Plan, machine: &Machine) -> Result<Vec<En
     let mut entries = Vec::new();
     for &dtype in dtypes {
         for shape in matrix::SHAPES {
+            let peak = (dtype != Dtype::Int8).then_some(peak);
             entries.extend(matrix::measure(dtype, shape, peak, plan, machine)?);
         }
     }

@@ -76,7 +76,7 @@ impl Attention {
         })?;
         let mut entry = Entry::new(if distances { "attention+distances" } else { "attention" }, 1, times, machine);
         let work = self.work(distances);
-        let ceilings = Ceilings { read: machine.read_bytes_per_second(work.bytes)?, peak_gflops };
+        let ceilings = Ceilings { read: machine.read_bytes_per_second(work.bytes)?, peak_gflops: Some(peak_gflops) };
         entry = entry.rated(work, ceilings);
         entry.dtype = Some(self.layout.dtype.name());
         (entry.inputs, entry.outputs, entry.keys) = (Some(WIDTH), Some(WIDTH), Some(self.keys));

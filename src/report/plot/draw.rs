@@ -1,7 +1,7 @@
 //! Lines, markers and axes. Lines differ in marker and dash as well as in colour, so that a print in grey can be read.
 
 use super::{Line, Panel, Point};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use plotters::{
     coord::{
         Shift,
@@ -16,6 +16,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 const WIDTH: u32 = 760;
 const CHART: u32 = 400;
 const ENTRY: u32 = 20;
+/// Decades that are marked on a logarithmic axis.
+const MOST_DECADES: usize = 8;
 /// Pixels that the bars over one count share.
 const SPREAD: i32 = 40;
 /// Title above, note and margin below.
@@ -96,7 +98,10 @@ impl Axis {
         }
         let (low, high) = ((least * 0.8).log10(), (most * 1.25).log10());
         let decades = low.floor() as i32..=high.ceil() as i32;
-        let marks = decades.flat_map(|decade| [1.0f64, 2.0, 5.0].map(|k| k.log10() + f64::from(decade)));
+        // the more decades, the fewer of them are marked
+        let every = decades.clone().count().div_ceil(MOST_DECADES);
+        let within: &[f64] = if every == 1 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+        let marks = decades.step_by(every).flat_map(|decade| within.iter().map(move |k| k.log10() + f64::from(decade)));
         Self { log, low, high, marks: marks.filter(|mark| (low..=high).contains(mark)).collect() }
     }
 
@@ -127,6 +132,9 @@ impl ValueFormatter<f64> for Axis {}
 
 /// A number as short as it can be told.
 fn short(number: f64) -> String {
+    if !(1e-3..1e7).contains(&number) && number != 0.0 {
+        return format!("{number:.0e}");
+    }
     let digits = if number >= 9.95 {
         0
     } else if number >= 0.095 {
@@ -149,7 +157,7 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<()> {
     let (chart_area, legend) = area.split_vertically(CHART + 30);
     let mut chart = failed(
         ChartBuilder::on(&chart_area)
-            .caption(&panel.title, ("sans-serif", 20))
+            .caption(printable(&panel.title), ("sans-serif", 20))
             .margin(10)
             .margin_right(24)
             .x_label_area_size(44)
@@ -209,7 +217,7 @@ fn explain(area: &Area<'_>, lines: &[Line], note: &str) -> Result<()> {
         let from = (origin.0 + 86, origin.1 + y);
         style.line(area, vec![from, (from.0 + 44, from.1)], style.dash)?;
         style.mark(area, (from.0 + 22, from.1), true)?;
-        failed(area.draw_text(&line.label, &font, (140, y - 7)))?;
+        failed(area.draw_text(&printable(&line.label), &font, (140, y - 7)))?;
     }
     failed(area.draw_text(note, &font, (86, (lines.len() as u32 * ENTRY) as i32 + 6)))
 }

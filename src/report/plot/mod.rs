@@ -7,6 +7,7 @@ mod panels;
 
 use crate::error::{Error, Result};
 use serde_json::Value;
+use std::path::PathBuf;
 
 /// The most entries of one picture.
 pub const MAX_ENTRIES: usize = 10_000;
@@ -42,20 +43,43 @@ struct Point {
     bound: Option<f64>,
 }
 
+/// Measurements, and where they are from.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The file, or what else they are called in errors.
+    pub name: PathBuf,
+    /// What `weir bench` printed with `--json`.
+    pub entries: Vec<Value>,
+}
+
+/// What is wrong with an entry.
+#[derive(Debug, Clone, PartialEq)]
+struct Wrong {
+    /// Its key, dotted; empty for the entry itself.
+    key: String,
+    expected: String,
+    found: String,
+}
+
 /// An SVG of the entries that `weir bench decode`, `compare`, `prefill` and `kernels` print with `--json`, of any number of
-/// runs; `source` names them in errors.
+/// runs; `field` names all of them together in errors.
 ///
 /// # Errors
-/// [`Error::BadOption`] if there is nothing to draw, or an entry is none of those.
-pub fn svg(source: &'static str, entries: &[Value]) -> Result<String> {
-    if !(1..=MAX_ENTRIES).contains(&entries.len()) {
+/// [`Error::BadOption`] if there are none or too many, [`Error::Checkpoint`] naming the entry that is none of those.
+pub fn svg(field: &'static str, sources: &[Source]) -> Result<String> {
+    let count: usize = sources.iter().map(|source| source.entries.len()).sum();
+    if !(1..=MAX_ENTRIES).contains(&count) {
         let bound = format!("1 to {MAX_ENTRIES} measurements");
-        return Err(Error::BadOption { field: source, found: entries.len().to_string(), bound });
+        return Err(Error::BadOption { field, found: count.to_string(), bound });
     }
-    let panels = panels::panels(entries).map_err(|index| Error::BadOption {
-        field: source,
-        found: format!("entry {index}"),
-        bound: "measurements of weir bench decode, compare, prefill or kernels, as --json prints them".into(),
-    })?;
-    draw::svg(&panels)
+    let mut panels = panels::Panels::default();
+    for Source { name, entries } in sources {
+        for (index, entry) in entries.iter().enumerate() {
+            panels.add(entry).map_err(|Wrong { key, expected, found }| {
+                let place = if key.is_empty() { format!("entry {index}") } else { format!("entry {index}, {key}") };
+                Error::checkpoint(name, place, expected, found)
+            })?;
+        }
+    }
+    draw::svg(&panels.finish())
 }

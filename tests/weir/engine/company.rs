@@ -1,6 +1,6 @@
 //! Many jobs at once: each says what it says alone, nobody stalls anybody.
 
-use super::toy::*;
+use super::{jobs::*, toy::*};
 use std::{sync::Arc, thread};
 use weir::engine::handle::{Event, Events, Handle, Job, Limits};
 

@@ -1,6 +1,6 @@
 //! Failures, draining, the end.
 
-use super::toy::*;
+use super::{jobs::*, toy::*};
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
     thread,

@@ -1,6 +1,6 @@
 //! Queue, memory, deadlines.
 
-use super::toy::*;
+use super::{jobs::*, toy::*};
 use std::time::{Duration, Instant};
 use weir::{
     engine::handle::{Event, Events, Job, Limits},

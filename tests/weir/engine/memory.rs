@@ -1,6 +1,6 @@
 //! Real key-value memory, so tight that requests wait for one another.
 
-use super::toy::{generate, read};
+use super::jobs::{generate, read};
 use crate::support::{Dice, converted, settings};
 use weir::{
     engine::handle::{Handle, Job, Limits},

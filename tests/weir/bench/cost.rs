@@ -1,0 +1,83 @@
+//! What a step of a shape costs: bytes and operations, worked out by hand.
+
+use crate::{
+    support::{converted, fixture, settings},
+    twin::folder,
+};
+use std::path::Path;
+use weir::{
+    decode::cost::{Cost, StepCost},
+    family::load::{Settings, load},
+    kernels::Dtype,
+};
+
+/// Bytes of a matrix as it is laid out: whole groups of sixteen outputs, for int8 whole groups of four inputs; biases, and the
+/// scales of int8, of the outputs that there are.
+fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
+    let padded = outputs.next_multiple_of(16);
+    match dtype {
+        Dtype::F32 => padded * inputs * 4 + outputs * 4,
+        Dtype::Bf16 => padded * inputs * 2 + outputs * 4,
+        Dtype::Int8 => padded * inputs.next_multiple_of(4) + 2 * outputs * 4,
+    }
+}
+
+/// Worked out by hand for layers (1, 2, 1), D = 32, 4 heads of 8, F = 64, V = 27, whose head is laid out for 32 outputs.
+#[test]
+fn a_fixtures_cost_is_that_of_its_shape() {
+    const F32: usize = 4;
+    let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
+    let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
+    // a number of R; a key with its value, of all heads: in int8 with two scales a head
+    for (dtype, distance, pair, by_hand) in [
+        (Dtype::F32, 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_204]),
+        (Dtype::Bf16, 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_156]),
+        (Dtype::Int8, 2, 2 * 32 + 4 * 2 * F32, [26_624, 7_680, 22_528, 1_536, 1_240]),
+    ] {
+        let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
+        let layer = matrices + 2 * 2 * 32 * F32;
+        // 40 keys: R of as many distances, u and v; keys and values; two products for each score and one for each value
+        let symbol = StepCost {
+            shared_bytes: 2 * (layer + 40 * 32 * distance + 2 * 32 * F32),
+            own_bytes: 2 * 40 * pair,
+            multiply_adds: 2 * (products + 3 * 40 * 32),
+        };
+        // seven segments and the null group, in two layers, behind the norm of what was pooled
+        let segment = StepCost {
+            shared_bytes: 2 * layer + 2 * 8 * 32 * distance + 2 * 32 * F32 + 2 * 32 * F32,
+            own_bytes: 2 * 8 * pair,
+            multiply_adds: 2 * (products + 3 * 8 * 32),
+        };
+        let head = matrix_bytes(dtype, 27, 32);
+        let logits = StepCost { shared_bytes: head, own_bytes: 0, multiply_adds: 27 * 32 };
+        let model = load(&converted("whitespaces"), &Settings { dtype, ..settings() }).unwrap();
+        assert_eq!(model.cost(40, 7), Cost { symbol, segment, logits }, "{dtype:?}");
+        let counted = [symbol.shared_bytes, symbol.own_bytes, segment.shared_bytes, segment.own_bytes, head];
+        assert_eq!(counted, by_hand, "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_vanilla_model_has_no_segment_step() {
+    assert_eq!(fixture("vanilla").cost(40, 0).segment, StepCost::default());
+}
+
+#[test]
+fn what_decides_boundaries_is_read_at_every_symbol() {
+    for dtype in Dtype::ALL {
+        let settings = Settings { dtype, ..settings() };
+        let cost = |dir: &Path| load(dir, &settings).unwrap().cost(40, 7);
+        let plain = cost(folder("odd-shape"));
+        // a predictor (17, 24), (1, 17)
+        let mut learned = plain;
+        let bytes = matrix_bytes(dtype, 17, 24) + matrix_bytes(dtype, 1, 17);
+        learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
+        assert_eq!(cost(folder("learned")), learned, "{dtype:?}");
+        // a companion, whose logits decide
+        let (mut spikes, companion) = (plain, cost(&folder("spikes").join("companion")));
+        spikes.symbol += companion.symbol;
+        spikes.symbol += companion.logits;
+        assert_eq!(cost(folder("spikes")), spikes, "{dtype:?}");
+        assert_eq!(companion.segment, StepCost::default());
+    }
+}

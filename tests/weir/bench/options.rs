@@ -1,0 +1,114 @@
+//! Lists of options, and options out of bounds.
+
+use super::{failure, json, number};
+use crate::support::{converted, fixture};
+use weir::{
+    error::Error,
+    kernels::Dtype,
+    report::{compare, decode, kernels, prefill},
+};
+
+#[test]
+fn every_combination_of_dtypes_and_threads_is_measured() {
+    let args =
+        ["decode", "--json", "--dtype", "int8,bf16", "--threads", "1,2", "--batch", "1,2", "--steps", "4", "--context"];
+    let entries = json(&[&args[..], &["8", "--model"]].concat(), &[converted("whitespaces")]);
+    for (entries, dtype) in entries.chunks(4).zip(["int8", "bf16"]) {
+        let met: Vec<_> = entries.iter().map(|entry| (number(entry, "threads"), number(entry, "batch"))).collect();
+        assert_eq!(met, [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)]);
+        assert!(entries.iter().all(|entry| entry["dtype"] == dtype));
+    }
+    assert_eq!(entries.len(), 8);
+    assert!(failure(&["decode", "--dtype", "f32,f64", "--model"], &[converted("vanilla")]).contains("f32, bf16, int8"));
+    let args = ["prefill", "--json", "--threads", "2,1", "--symbols", "20", "--runs", "1", "--model"];
+    let entries = json(&args, &[converted("vanilla")]);
+    assert_eq!(entries.iter().map(|entry| number(entry, "threads")).collect::<Vec<_>>(), [2.0, 1.0]);
+}
+
+#[test]
+fn options_out_of_bounds_are_named_with_the_bound() {
+    let model = fixture("whitespaces");
+    let limit = model.card().max_symbols;
+    let say = |batch, context, steps| {
+        let plan = decode::Plan { batch, context, steps, boundary_wait: 64 };
+        plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(say(1, limit - 1, 1), "");
+    assert_eq!(say(1, 0, limit), "");
+    assert_eq!(say(0, 8, 8), "--batch: 0 is out of bounds: 1 to 1024");
+    assert_eq!(say(1025, 8, 8), "--batch: 1025 is out of bounds: 1 to 1024");
+    assert_eq!(say(1, 8, 0), "--steps: 0 is out of bounds: 1 to 1048576");
+    let (most, over) = (limit - 1, limit + 1);
+    assert_eq!(say(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
+    let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
+    assert_eq!(say(1, limit - 4, 5), both);
+    let plan = decode::Plan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
+    let error = plan.check(model.card()).unwrap_err();
+    assert_eq!(error.to_string(), "--boundary-wait: 65 is out of bounds: 0 to 64");
+
+    let say = |symbols, chunk, runs| {
+        let plan = prefill::Plan { symbols, chunk, runs };
+        plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(say(limit, limit, 1), "");
+    assert_eq!(say(0, 1, 1), format!("--symbols: 0 is out of bounds: 1 to {limit}"));
+    assert_eq!(say(over, 1, 1), format!("--symbols: {over} characters is more than the limit of {limit}"));
+    assert_eq!(say(1, 0, 1), format!("--chunk: 0 is out of bounds: 1 to {limit}"));
+    assert_eq!(say(1, 1, 0), "--runs: 0 is out of bounds: 1 to 10000");
+    assert!(compare::check(0).unwrap_err().to_string().contains("--pairs: 0"));
+}
+
+/// Flags that count are refused by name, with what was given and the bounds, negative numbers too.
+#[test]
+fn flags_out_of_bounds_are_told_with_value_and_bound() {
+    let cases = [
+        (["decode", "--boundary-wait"], "-1", "0 to 64"),
+        (["decode", "--boundary-wait"], "65", "0 to 64"),
+        (["decode", "--batch"], "0", "1 to 1024"),
+        (["decode", "--batch"], "-3", "1 to 1024"),
+        (["decode", "--batch"], "99999999999999999999", "1 to 1024"),
+        (["decode", "--steps"], "many", "1 to 1048576"),
+        (["compare", "--pairs"], "-1", "1 to 10000"),
+        (["prefill", "--chunk"], "1.5", "1 to 16777216"),
+        (["resume", "--runs"], "0", "1 to 10000"),
+        (["stream", "--batch"], "257", "1 to 256"),
+        (["kernels", "--megabytes"], "-1", "1 to 65536"),
+    ];
+    for ([what, flag], value, bound) in cases {
+        let told = failure(&[what, flag, value], &[]);
+        let expected = format!("invalid value '{value}' for '{flag} <");
+        let bound = format!("expected a whole number from {bound}\n");
+        assert!(told.contains(&expected) && told.contains(&bound), "{told}");
+    }
+    let told = failure(&["decode", "--threads", "-1"], &[]);
+    assert!(told.contains("'-1' for '--threads <N>': -1 is not in 1..=1024"), "{told}");
+    assert!(
+        failure(&["kernels", "--seconds", "-1"], &[]).contains("--seconds: -1 is out of bounds: above 0, up to 60")
+    );
+    // and the server's, which are checked together
+    let serve = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
+        .args(["serve", "--boundary-wait", "-1", "--rows", "-2"])
+        .env_clear()
+        .output()
+        .unwrap();
+    let told = String::from_utf8(serve.stderr).unwrap();
+    assert!(!serve.status.success());
+    assert!(told.contains("--boundary-wait \"-1\": expected a whole number from 0 to 64"), "{told}");
+    assert!(told.contains("--rows \"-2\": expected a whole number from 1 to 4096"), "{told}");
+}
+
+#[test]
+fn kernels_that_would_not_fit_into_memory_are_refused_by_name() {
+    let say = |dtypes: &[Dtype], megabytes, free| {
+        let plan = kernels::Plan { seconds: 0.1, megabytes };
+        plan.check_memory(dtypes, free).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let free = 1_000_000_000;
+    assert_eq!(say(&[Dtype::F32], 500, free), "");
+    let told = say(&[Dtype::F32, Dtype::Int8], 501, free);
+    assert!(told.contains("--megabytes: 501 is out of bounds: at most 500, ") && told.contains("1000 MB"), "{told}");
+    // what is asked for is asked for in f32: a narrower type needs less
+    assert_eq!((say(&[Dtype::Int8], 2000, free), say(&[Dtype::Bf16, Dtype::Int8], 1000, free)), Default::default());
+    assert!(say(&[Dtype::Int8], 2001, free).contains("at most 2000,"));
+    assert!(say(&[Dtype::Bf16], 65_536, 0).contains("at most 0,"));
+}

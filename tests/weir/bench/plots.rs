@@ -1,0 +1,126 @@
+//! Pictures: of what was just measured and of what was saved, or a refusal by name.
+
+use super::{bench, failure, json, texts};
+use crate::support::converted;
+use serde_json::Value;
+use std::path::Path;
+
+#[test]
+fn pictures_have_a_line_for_each_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
+    let drawn = |svg: &Path| texts(svg).into_iter().filter(|text| text.contains(", f32, threads")).count();
+    let options = ["--steps", "4", "--threads", "1", "--batch", "1,2", "--context", "8,16", "--json", "--plot"];
+    let args = [&["decode"], &options[..], &[one.to_str().unwrap(), "--model"]].concat();
+    let decoded = json(&args, &[converted("whitespaces")]);
+    // two contexts in two panels
+    assert_eq!(drawn(&one), 4);
+    let args = [&["compare", "--pairs", "1"], &options[..], &[two.to_str().unwrap()]].concat();
+    let compared = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    // and of both models, and a ratio for each context
+    assert_eq!(drawn(&two), 8 + 2);
+    let saved = [("a.json", decoded), ("b.json", compared)].map(|(name, entries)| {
+        let mut entries = entries;
+        if let Some(model) = entries[0].get_mut("model") {
+            *model = "a <odd> & \"named\" model".into();
+        }
+        let path = folder.path().join(name);
+        std::fs::write(&path, Value::from(entries).to_string()).unwrap();
+        path
+    });
+    let output = bench(&["plot", "--out", both.to_str().unwrap()], &saved);
+    assert!(output.status.success() && output.stdout.is_empty());
+    // the renamed entry is a line of its own in two panels
+    assert_eq!(drawn(&both), 10 + 2);
+    assert!(texts(&both).iter().any(|text| text.starts_with("a <odd> & \"named\" model")));
+}
+
+#[test]
+fn pictures_that_cannot_be_made_are_refused_by_name() {
+    let told = failure(&["decode", "--plot", "/nowhere/at/all.svg", "--model"], &[converted("whitespaces")]);
+    assert!(told.contains("/nowhere/at/all.svg"), "{told}");
+    let folder = tempfile::tempdir().unwrap();
+    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    let list = "expected a list that weir bench printed with --json, found";
+    let speed = |number: &str| entry("a model", number);
+    let cases = [
+        ("[]".to_owned(), "FILE.json: 0 is out of bounds: 1 to 10000 measurements".to_owned()),
+        ("{".into(), format!("x.json: line 1, column 1: {list} EOF while parsing an object")),
+        ("".into(), format!("x.json: line 1, column 0: {list} EOF while parsing a value")),
+        ("{\"a\":1}".into(), format!("x.json: the JSON: {list} {{\"a\":1}}")),
+        ("[{\"model\":1}]".into(), "x.json: entry 0: expected a measurement of weir bench decode".into()),
+        ("[7]".into(), "x.json: entry 0: expected a measurement".into()),
+        (format!("[{},{}]", speed("3.5"), speed("\"7\"")), "x.json: entry 1, chars_per_second: expected a".into()),
+        (format!("[{}]", speed("1e400")), format!("{list} number out of range")),
+    ];
+    for (text, expected) in cases {
+        std::fs::write(&saved, text).unwrap();
+        let told = failure(&out, std::slice::from_ref(&saved));
+        assert!(told.contains(&expected), "{told}");
+        assert!(!svg.exists());
+    }
+    assert!(failure(&out, &[folder.path().join("missing.json")]).contains("missing.json"));
+    std::fs::File::create(&saved).unwrap().set_len((64 << 20) + 1).unwrap();
+    let told = failure(&out, std::slice::from_ref(&saved));
+    assert!(told.contains("x.json: length: expected a file of at most 67108864 bytes, found 67108865"), "{told}");
+    // a picture that is there is left alone by what cannot be drawn
+    std::fs::write(&svg, "before").unwrap();
+    failure(&["decode", "--batch", "0", "--plot", svg.to_str().unwrap(), "--model"], &[converted("vanilla")]);
+    assert_eq!(std::fs::read_to_string(&svg).unwrap(), "before");
+}
+
+/// A measurement of decoding, as far as pictures need one.
+fn entry(model: &str, speed: &str) -> String {
+    let model = Value::from(model);
+    format!("{{\"model\":{model},\"dtype\":\"f32\",\"threads\":1,\"batch\":1,\"chars_per_second\":{speed}}}")
+}
+
+/// Numbers that no axis could be marked for, and those that one just can.
+#[test]
+fn odd_numbers_are_drawn_or_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    for odd in ["5e-324", "1e308", "1.7e308", "0", "-1", "1e-31", "2e30"] {
+        std::fs::write(&saved, format!("[{}]", entry("m", odd))).unwrap();
+        let told = failure(&out, std::slice::from_ref(&saved));
+        let expected = "x.json: entry 0, chars_per_second: expected a number from 1e-30 to 1e30, found";
+        assert!(told.contains(expected), "{told}");
+    }
+    // a side of a comparison is named with its key
+    let comparison = format!("[{{\"a\":{},\"b\":{},\"ratio\":{{}}}}]", entry("m", "1"), entry("m", "1e99"));
+    std::fs::write(&saved, comparison).unwrap();
+    assert!(failure(&out, std::slice::from_ref(&saved)).contains("entry 0, b.chars_per_second: expected"));
+    for numbers in [&["2e-30", "9e29"][..], &["2e-30"], &["9e29"], &["2e-30", "5", "9e29"], &["1e9", "2e9"]] {
+        let entries: Vec<_> = numbers.iter().map(|number| entry("m", number)).collect();
+        std::fs::write(&saved, format!("[{}]", entries.join(","))).unwrap();
+        assert!(bench(&out, std::slice::from_ref(&saved)).status.success());
+        let drawn = texts(&svg);
+        assert!(drawn.len() > 10 && drawn.len() < 80, "{numbers:?}: {} texts", drawn.len());
+    }
+}
+
+#[test]
+fn a_name_that_steers_terminals_is_shown_harmless() {
+    let folder = tempfile::tempdir().unwrap();
+    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let out = ["plot", "--out", svg.to_str().unwrap()];
+    std::fs::write(&saved, format!("[{}]", entry("a\0b\u{1b}[2J\u{1f}\u{9b}\u{fffe}\u{ffff}c", "3"))).unwrap();
+    assert!(bench(&out, std::slice::from_ref(&saved)).status.success());
+    let shown = "a\u{fffd}b\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}c, f32, threads 1";
+    assert_eq!(texts(&svg).iter().filter(|text| *text == shown).count(), 2);
+    // the same on the terminal, in a table and in an error
+    let model = folder.path().join("m\u{1b}[2J\u{7}");
+    std::fs::create_dir(&model).unwrap();
+    for file in converted("vanilla").read_dir().unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), model.join(file.file_name())).unwrap();
+    }
+    let measured = bench(&["decode", "--context", "4", "--steps", "2", "--model"], std::slice::from_ref(&model));
+    let told = String::from_utf8(measured.stdout).unwrap();
+    assert!(told.contains("\nm\u{fffd}[2J\u{fffd}  "), "{told:?}");
+    std::fs::remove_file(model.join("config.json")).unwrap();
+    let told = failure(&["decode", "--model"], std::slice::from_ref(&model));
+    assert!(told.contains("m\u{fffd}[2J\u{fffd}") && !told.contains('\u{1b}'), "{told:?}");
+}

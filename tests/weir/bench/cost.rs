@@ -18,7 +18,8 @@ fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
     match dtype {
         Dtype::F32 => padded * inputs * 4 + outputs * 4,
         Dtype::Bf16 => padded * inputs * 2 + outputs * 4,
-        Dtype::Int8 => padded * inputs.next_multiple_of(4) + 2 * outputs * 4,
+        // with each output's bias, scale and sum of bytes
+        Dtype::Int8 => padded * inputs.next_multiple_of(4) + 3 * outputs * 4,
     }
 }
 
@@ -28,23 +29,23 @@ fn a_fixtures_cost_is_that_of_its_shape() {
     const F32: usize = 4;
     let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
     let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
-    // a number of R; a key with its value, of all heads: in int8 with two scales a head
+    // R of a distance, and a key with its value, of all heads: in int8 with one and two scales a head
     for (dtype, distance, pair, by_hand) in [
-        (Dtype::F32, 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_204]),
-        (Dtype::Bf16, 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_156]),
-        (Dtype::Int8, 2, 2 * 32 + 4 * 2 * F32, [26_624, 7_680, 22_528, 1_536, 1_240]),
+        (Dtype::F32, 32 * 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_204]),
+        (Dtype::Bf16, 32 * 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_156]),
+        (Dtype::Int8, 32 + 4 * F32, 2 * 32 + 4 * 2 * F32, [27_136, 7_680, 24_064, 1_536, 1_348]),
     ] {
         let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
         let layer = matrices + 2 * 2 * 32 * F32;
         // 40 keys: R of as many distances, u and v; keys and values; two products for each score and one for each value
         let symbol = StepCost {
-            shared_bytes: 2 * (layer + 40 * 32 * distance + 2 * 32 * F32),
+            shared_bytes: 2 * (layer + 40 * distance + 2 * 32 * F32),
             own_bytes: 2 * 40 * pair,
             multiply_adds: 2 * (products + 3 * 40 * 32),
         };
         // seven segments and the null group, in two layers, behind the norm of what was pooled
         let segment = StepCost {
-            shared_bytes: 2 * layer + 2 * 8 * 32 * distance + 2 * 32 * F32 + 2 * 32 * F32,
+            shared_bytes: 2 * layer + 2 * 8 * distance + 2 * 32 * F32 + 2 * 32 * F32,
             own_bytes: 2 * 8 * pair,
             multiply_adds: 2 * (products + 3 * 8 * 32),
         };

@@ -4,9 +4,9 @@
 //! many rows are computed beside it, on their order, or on the number of threads; so a step, a batch, a chunk and a prefill
 //! give the same bits. Threads and register tiles share out *outputs*, never a sum.
 //!
-//! Each kernel body is written once, in portable Rust that the compiler vectorises, and is compiled twice: for AVX2 with
-//! FMA, chosen at run time where the processor has them ([`Isa`]), and for the build's baseline. The two round differently;
-//! one machine always takes the same one. This is the only room with `unsafe`; every block says why it is sound.
+//! Each kernel body is written once and compiled for each instruction set ([`Isa`]): AVX2 with FMA, the same with AVX-512's
+//! products of bytes, and the build's baseline; the widest that the processor has is taken at run time. The baseline rounds
+//! floats differently from the other two; one machine always takes the same one. This is the only room with `unsafe`; every block says why it is sound.
 
 #![allow(unsafe_code, reason = "the one room that has it")]
 

@@ -41,6 +41,23 @@ pub enum Job {
     Score(Score),
 }
 
+/// On whose behalf a job runs, and under which conditions.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// When its outcome is worth nothing any more.
+    pub deadline: Option<Instant>,
+    /// Who asks: jobs of one tenant share what one tenant may have. Empty: nobody in particular.
+    pub tenant: Arc<str>,
+    /// Higher goes first.
+    pub priority: i32,
+}
+
+impl From<Option<Instant>> for Terms {
+    fn from(deadline: Option<Instant>) -> Self {
+        Self { deadline, ..Self::default() }
+    }
+}
+
 /// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -84,8 +101,8 @@ impl Handle {
     /// # Errors
     /// `QueueFull`, `Draining`, `Deadline` if it has passed already, `NeverFits` if the job could not run even alone;
     /// validation errors of [`Generate::validate`] and [`Score::validate`].
-    pub fn submit(&self, job: Job, deadline: Option<Instant>) -> Result<Events> {
-        self.0.submit(job, deadline)
+    pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
+        self.0.submit(job, terms.into())
     }
 
     /// What clients may know of the model.

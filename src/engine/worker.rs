@@ -5,7 +5,7 @@
 
 use super::{
     batch::{Batch, Running},
-    handle::{Events, Job, Limits, Load, Phase},
+    handle::{Events, Job, Limits, Load, Phase, Terms},
     outlet::Outlet,
     pace::Pace,
     queue::{Capacity, Grant, Queue, Refused},
@@ -101,7 +101,8 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Arc<Shared>
 }
 
 impl Shared {
-    pub(super) fn submit(&self, job: Job, deadline: Option<Instant>) -> Result<Events> {
+    pub(super) fn submit(&self, job: Job, terms: Terms) -> Result<Events> {
+        let Terms { deadline, .. } = terms;
         let Common { model, limits, .. } = &*self.common;
         let arrived = Instant::now();
         let (session, fields) = match job {

@@ -94,6 +94,11 @@ impl Session {
         !self.known.is_done()
     }
 
+    /// Whether an answer is generated; if not, a text is scored.
+    pub fn is_generating(&self) -> bool {
+        self.generation.is_some()
+    }
+
     /// Symbols of the answer so far: sampled ones, or scored ones.
     pub fn answered(&self) -> usize {
         self.generation.as_ref().map_or(self.known.fed(), Generation::chars)

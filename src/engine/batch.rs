@@ -8,9 +8,11 @@
 
 use super::{
     handle::{Event, Limits},
+    observer::Observer,
     outlet::Outlet,
     queue::Grant,
-    stopwatch::Stopwatch,
+    stopwatch::{News, Stopwatch},
+    tally::Tally,
 };
 use crate::{
     decode::{
@@ -54,6 +56,8 @@ pub(super) struct Batch {
     boundary_wait: usize,
     /// Wakes the worker when a paused reader has made room.
     waker: Waker,
+    observer: Arc<dyn Observer>,
+    tally: Arc<Tally>,
     rows: Vec<Row>,
     jobs: Vec<Running>,
     scratch: Scratch,
@@ -75,25 +79,33 @@ impl Running {
     }
 
     /// Says good-bye to the reader.
-    pub(super) fn end(mut self, now: Instant) {
+    pub(super) fn end(mut self, now: Instant, observer: &dyn Observer) {
         let verdict = self.verdict.unwrap_or(Err(Error::Cancelled));
         if self.session.has_told() {
             self.outlet.tell(self.session.take());
         }
         let (usage, timing) = (self.session.usage(), self.watch.timing(now));
         tracing::debug!(?verdict, ?usage, ?timing, "job ended");
+        observer.finished(verdict.as_ref(), &usage, &timing);
         self.outlet.finish(verdict.map(|reason| Event::Finished { reason, usage, timing }));
     }
 }
 
 impl Batch {
-    pub(super) fn new(model: Arc<dyn Model>, limits: Limits, waker: Waker) -> Self {
+    pub(super) fn new(
+        model: Arc<dyn Model>,
+        limits: Limits,
+        waker: Waker,
+        (observer, tally): (Arc<dyn Observer>, Arc<Tally>),
+    ) -> Self {
         Self {
             scratch: model.scratch(),
             model,
             chunk: limits.chunk.max(1),
             boundary_wait: limits.boundary_wait,
             waker,
+            observer,
+            tally,
             rows: Vec::new(),
             jobs: Vec::new(),
             turns: 0,
@@ -162,6 +174,7 @@ impl Batch {
         self.segment_step();
         self.finish_step();
         self.absorb();
+        self.count_step();
         // without a row to feed every waiting one is due: the worker never goes to sleep on them
         !(self.fed.is_empty() && self.due.is_empty())
     }
@@ -267,15 +280,39 @@ impl Batch {
             }
             job.in_flight = false;
             job.watch.waited(row.waited);
+            let was_prefilling = job.session.is_prefilling();
             match guarded(|| job.session.absorb(row)) {
                 Ok(Progress::Finished(reason)) => job.verdict = Some(Ok(reason)),
                 Ok(Progress::Prefilling | Progress::Decoding) => {}
                 Err(error) => job.verdict = Some(Err(error)),
             }
-            job.watch.look(now, job.session.is_prefilling(), job.session.answered());
+            self.tally.took(row, was_prefilling, self.model.card().pooled);
+            let (answered, boundary) = (job.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
+            let news = job.watch.look(now, job.session.is_prefilling(), answered);
+            match news.filter(|_| job.session.is_generating()) {
+                None => {}
+                Some(News::First(after)) => self.observer.first_char(after),
+                Some(News::Further(gap)) => self.observer.gap(gap, boundary),
+            }
             if job.session.has_told() {
                 job.outlet.tell(job.session.take());
             }
+        }
+    }
+
+    /// Counts the step that has run, if any row took part.
+    fn count_step(&self) {
+        let symbols: usize = self.fed.iter().map(|&index| self.rows[index].feed.len()).sum();
+        if !self.fed.is_empty() {
+            self.tally.steps.add(1);
+            self.tally.symbol_rows.add(self.fed.len());
+        }
+        if !self.due.is_empty() {
+            self.tally.segment_steps.add(1);
+            self.tally.segment_rows.add(self.due.len());
+        }
+        if !(self.fed.is_empty() && self.due.is_empty()) {
+            self.observer.step(self.fed.len(), symbols, self.due.len());
         }
     }
 

@@ -1,5 +1,6 @@
 //! The engine as others see it: submit a job, read its events, drop the receiver to cancel.
 
+use super::{observer::Observer, tally::Counters};
 use crate::{
     decode::{
         contract::{Card, Model},
@@ -8,7 +9,10 @@ use crate::{
     },
     error::Result,
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::mpsc;
 
 /// Limits of one model's engine. All are told to clients.
@@ -93,7 +97,15 @@ impl Handle {
     /// # Errors
     /// The operating system refuses a thread.
     pub fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Self> {
-        super::worker::start(model, limits).map(Self)
+        Self::start_with(model, limits, Arc::new(()))
+    }
+
+    /// The same; `observer` is told what happens.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn start_with(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Self> {
+        super::worker::start(model, limits, observer).map(Self)
     }
 
     /// Takes a validated job into the queue.
@@ -133,6 +145,17 @@ impl Handle {
     /// Jobs in the queue and running.
     pub fn load(&self) -> Load {
         self.0.load()
+    }
+
+    /// What the engine has done so far.
+    pub fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    /// How long the worker has been at its present round; none while it sleeps. A round is a step at most: one that takes
+    /// very long means that the worker hangs.
+    pub fn busy(&self) -> Option<Duration> {
+        self.0.busy()
     }
 }
 

@@ -2,13 +2,17 @@
 //!
 //! [`handle`] is what `serve` and the command line see. Behind it, in the order in which a job meets them: `worker` (the
 //! desk and the loop), `queue` (who runs, who waits), `batch` (the running rows and one step of them), `outlet` (the way
-//! back to the reader); and what they measure and sleep with: `pace`, `stopwatch`, `signal`.
+//! back to the reader); and what they measure and sleep with: `pace`, `stopwatch`, `heartbeat`, `signal`. Who wants to measure the engine
+//! gives it an [`observer`], and reads its [`tally`].
 
 mod batch;
 pub mod handle;
+mod heartbeat;
+pub mod observer;
 mod outlet;
 mod pace;
 mod queue;
 mod signal;
 mod stopwatch;
+pub mod tally;
 mod worker;

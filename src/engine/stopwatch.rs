@@ -3,6 +3,15 @@
 use crate::decode::options::Timing;
 use std::time::{Duration, Instant};
 
+/// A new symbol of the answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum News {
+    /// The first, so long after the job came.
+    First(Duration),
+    /// Another, so long after the one before it.
+    Further(Duration),
+}
+
 /// The instants of one job, and what its steps took.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopwatch {
@@ -48,15 +57,21 @@ impl Stopwatch {
         self.middle += took;
     }
 
-    /// Looks at where the job stands after a step.
-    pub(super) fn look(&mut self, now: Instant, is_prefilling: bool, symbols: usize) {
+    /// Looks at where the job stands after a step; tells if there is a symbol that was not there before.
+    pub(super) fn look(&mut self, now: Instant, is_prefilling: bool, symbols: usize) -> Option<News> {
         if !is_prefilling {
             self.prefilled.get_or_insert(now);
         }
-        if symbols > self.symbols {
-            self.symbols = symbols;
-            self.answered = Some((self.answered.map_or(now, |(first, _)| first), now));
+        if symbols <= self.symbols {
+            return None;
         }
+        self.symbols = symbols;
+        let before = self.answered;
+        self.answered = Some((before.map_or(now, |(first, _)| first), now));
+        Some(match before {
+            None => News::First(now.saturating_duration_since(self.arrived)),
+            Some((_, latest)) => News::Further(now.saturating_duration_since(latest)),
+        })
     }
 
     /// The whole, at the end.

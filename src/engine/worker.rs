@@ -6,15 +6,19 @@
 use super::{
     batch::{Batch, Running},
     handle::{Events, Job, Limits, Load, Phase, Terms},
+    heartbeat::Heartbeat,
+    observer::Observer,
     outlet::Outlet,
     pace::Pace,
     queue::{Capacity, Grant, Queue, Refused},
     signal::Signal,
     stopwatch::Stopwatch,
+    tally::{Counters, Tally},
 };
 use crate::{
     decode::{
         contract::{Card, Model},
+        options::Timing,
         session::Session,
     },
     error::{Error, Result},
@@ -44,6 +48,9 @@ struct Common {
     model: Arc<dyn Model>,
     limits: Limits,
     desk: Mutex<Desk>,
+    observer: Arc<dyn Observer>,
+    tally: Arc<Tally>,
+    heartbeat: Heartbeat,
     signal: Arc<Signal>,
     /// Whether the worker broke: for those who wait for it.
     broken: watch::Sender<bool>,
@@ -80,7 +87,7 @@ struct Worker {
 struct Farewell(Arc<Common>);
 
 /// Starts the thread.
-pub(super) fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Arc<Shared>> {
+pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Arc<Shared>> {
     let capacity = Capacity { waiting: limits.queue, rows: limits.rows.max(1), bytes: model.memory().limit };
     let desk = Desk { queue: Queue::new(capacity), pace: Pace::new(capacity.rows), phase: Phase::Open };
     let name = format!("weir-{}", model.card().name);
@@ -88,6 +95,9 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits) -> Result<Arc<Shared>
         model,
         limits,
         desk: Mutex::new(desk),
+        observer,
+        tally: Arc::default(),
+        heartbeat: Heartbeat::new(),
         signal: Arc::default(),
         broken: watch::Sender::new(false),
     });
@@ -171,6 +181,17 @@ impl Shared {
         drop(desk);
         Load { queued, running, bytes: self.common.model.memory().in_use }
     }
+
+    pub(super) fn counters(&self) -> Counters {
+        let desk = self.common.desk();
+        let (running, waiting) = (desk.queue.running(), desk.queue.queued());
+        drop(desk);
+        self.common.tally.read(running, waiting)
+    }
+
+    pub(super) fn busy(&self) -> Option<Duration> {
+        self.common.heartbeat.busy(Instant::now())
+    }
 }
 
 impl Drop for Shared {
@@ -203,10 +224,19 @@ impl Waiting {
     fn is_wanted(&self, now: Instant) -> bool {
         !self.outlet.is_closed() && self.deadline.is_none_or(|deadline| now < deadline)
     }
+
+    /// Ends a job that never ran.
+    fn refuse(self, error: Error, now: Instant, observer: &dyn Observer) {
+        let waited = u64::try_from(now.saturating_duration_since(self.arrived).as_nanos()).unwrap_or(u64::MAX);
+        let timing = Timing { queue_ns: waited, total_ns: waited, ..Timing::default() };
+        observer.finished(Err(&error), &self.session.usage(), &timing);
+        self.outlet.finish(Err(error));
+    }
 }
 
 impl Drop for Farewell {
     fn drop(&mut self) {
+        self.0.heartbeat.rest();
         let broken = thread::panicking();
         let mut desk = self.0.desk();
         desk.enter(if broken { Phase::Broken } else { Phase::Closed });
@@ -216,7 +246,7 @@ impl Drop for Farewell {
         self.0.broken.send_replace(broken);
         for job in left {
             let error = if broken { Error::Internal(GONE.into()) } else { Error::Draining { retry } };
-            job.outlet.finish(Err(error));
+            job.refuse(error, Instant::now(), &*self.0.observer);
         }
     }
 }
@@ -224,7 +254,8 @@ impl Drop for Farewell {
 impl Worker {
     fn new(common: Arc<Common>) -> Self {
         let waker = Waker::from(Arc::clone(&common.signal));
-        let batch = Batch::new(Arc::clone(&common.model), common.limits, waker);
+        let measured = (Arc::clone(&common.observer), Arc::clone(&common.tally));
+        let batch = Batch::new(Arc::clone(&common.model), common.limits, waker, measured);
         Self { common, batch, arrivals: Vec::new(), refused: Vec::new(), ended: Vec::new() }
     }
 
@@ -232,6 +263,7 @@ impl Worker {
         tracing::debug!("worker started");
         loop {
             let now = Instant::now();
+            self.common.heartbeat.beat(now);
             self.batch.settle(now);
             self.end_jobs(now);
             if !self.take_in(now) {
@@ -240,6 +272,7 @@ impl Worker {
             if self.batch.step() {
                 self.end_jobs(Instant::now());
             } else {
+                self.common.heartbeat.rest();
                 self.common.signal.wait(self.patience(now));
             }
         }
@@ -262,7 +295,7 @@ impl Worker {
             }
             drop(desk);
             for job in self.refused.drain(..) {
-                job.outlet.finish(Err(Error::Deadline { stage: "in the queue" }));
+                job.refuse(Error::Deadline { stage: "in the queue" }, now, &*self.common.observer);
             }
             if self.arrivals.is_empty() {
                 return true;
@@ -270,6 +303,7 @@ impl Worker {
             // Some came after `now`.
             let admitted = Instant::now();
             for (job, grant) in self.arrivals.drain(..) {
+                self.common.observer.queued(admitted.saturating_duration_since(job.arrived));
                 let watch = Stopwatch::new(job.arrived, admitted);
                 let mut running = Running::new(job.session, job.outlet, watch, grant);
                 running.deadline = job.deadline;
@@ -295,7 +329,7 @@ impl Worker {
         }
         drop(desk);
         for job in self.ended.drain(..) {
-            job.end(now);
+            job.end(now, &*self.common.observer);
         }
     }
 

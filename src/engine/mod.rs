@@ -12,6 +12,8 @@ pub mod observer;
 mod outlet;
 mod pace;
 mod queue;
+#[allow(dead_code)]
+mod scheduler;
 mod signal;
 mod stopwatch;
 pub mod tally;

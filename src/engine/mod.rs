@@ -5,6 +5,7 @@
 //! back to the reader); and what they measure and sleep with: `pace`, `stopwatch`, `signal`.
 
 mod batch;
+pub mod cache;
 pub mod handle;
 mod outlet;
 mod pace;

@@ -5,5 +5,6 @@ mod ends;
 mod gather;
 mod limits;
 mod memory;
+mod resume;
 mod session;
 mod toy;

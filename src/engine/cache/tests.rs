@@ -74,8 +74,7 @@ impl State for Paged {
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let (pages, len, segmented, living) =
-            (self.pages.clone(), self.len, self.segmented, Arc::clone(&self.living));
+        let (pages, len, segmented, living) = (self.pages.clone(), self.len, self.segmented, Arc::clone(&self.living));
         Box::new(Self { pages, len, segmented, living })
     }
 
@@ -466,31 +465,10 @@ fn what_is_too_large_or_has_no_end_is_not_kept() {
 
 #[test]
 fn whoever_asks_otherwise_finds_nothing() {
-    use crate::text::{Normaliser, Vocabulary};
-    let card = Card {
-        name: "m".into(),
-        family: "toy",
-        shape: String::new(),
-        parameters: 0,
-        vocabulary: Arc::new(Vocabulary::of_bytes(Normaliser::None)),
-        training_length: 8,
-        max_symbols: 8,
-        boundary_modes: vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
-        pooled: true,
-        dtype: "f32",
-        sha256: String::new(),
-    };
-    let of = |tenant: &str, mode, noise, offset| {
-        Key::of(&tenant.into(), &BoundaryOptions { mode, noise, offset }, &card)
-    };
-    let (threshold, sampled) = (Some(BoundaryMode::Threshold), Some(BoundaryMode::Sampled));
-    let plain = of("a", None, Noise::Seeded(1), 0).unwrap();
-    assert_eq!(Some(&plain), of("a", threshold, Noise::Seeded(2), 0).as_ref(), "its seed decides nothing");
-    assert_eq!(Some(&plain), of("a", threshold, Noise::Given([].into()), 0).as_ref());
-    let drawn = |seed| of("a", sampled, Noise::Seeded(seed), 0).unwrap();
-    assert_eq!(of("a", sampled, Noise::Given([].into()), 0), None);
-    assert_eq!(of("a", threshold, Noise::Seeded(0), 1), None);
-    let all = [plain, drawn(1), drawn(2), of("b", None, Noise::Seeded(1), 0).unwrap()];
+    let with = |mode, seed| Key { mode: Some(mode), seed, ..key("a") };
+    let (given, sampled) = (BoundaryMode::Given, BoundaryMode::Sampled);
+    let all = [key("a"), key("b"), with(sampled, Some(1)), with(sampled, Some(2)), with(BoundaryMode::Threshold, None)];
+    assert_eq!(all[0], with(given, None));
     let (living, text) = (Arc::default(), [1, 0]);
     for kept in &all {
         let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 20));

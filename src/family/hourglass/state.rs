@@ -187,7 +187,8 @@ impl State for HourglassState {
 
     fn own_bytes(&self) -> usize {
         let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.ends.capacity() * size_of::<usize>());
-        let entropies = self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
+        let entropies =
+            self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
         let companion = self.companion_state().map_or(0, State::own_bytes);
         size_of::<Self>() + self.caches().map(Cache::own_bytes).sum::<usize>() + ends + entropies + companion
     }

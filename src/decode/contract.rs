@@ -86,8 +86,29 @@ pub trait State: Any + Send + Sync {
     /// [`Error::Internal`] if `len` is beyond the end, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
+    /// How long the longest beginning is, of at most `len` symbols, that ends where a segment does; 0 if none. Where there are
+    /// no segments every symbol is such an end.
+    fn boundary_before(&self, len: usize) -> usize;
+
     /// Bytes of the pages that this state refers to, shared ones included.
     fn bytes(&self) -> usize;
+
+    /// Shows each of these pages, once.
+    fn pages(&self, each: &mut dyn FnMut(PageUse));
+
+    /// Bytes that it occupies beside its pages.
+    fn own_bytes(&self) -> usize;
+}
+
+/// A page of key-value memory, for whoever counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageUse {
+    /// No other page of any model has it while this one is held.
+    pub id: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// How many references to it there are: at 1, dropping the state gives it back.
+    pub references: usize,
 }
 
 /// Working memory of one thread that runs steps; made by the model, opaque to everyone else.
@@ -181,7 +202,7 @@ pub struct BoundaryOptions {
 }
 
 /// How a learned predictor's output becomes a boundary. Other sources know one way only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BoundaryMode {
     /// The model has no choice to make: none, fixed, whitespace, entropy spikes.
     Given,

@@ -65,6 +65,11 @@ impl Cache {
         self.pages.iter().map(|page| page.bytes().len()).sum()
     }
 
+    /// Bytes that it occupies beside its pages: their list.
+    pub fn own_bytes(&self) -> usize {
+        self.pages.capacity() * size_of::<Page>()
+    }
+
     /// Makes room for `more` positions, so that writing them cannot fail for want of memory.
     ///
     /// # Errors

@@ -6,5 +6,6 @@ mod gather;
 mod limits;
 mod memory;
 mod observer;
+mod resume;
 mod session;
 mod toy;

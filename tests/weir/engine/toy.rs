@@ -8,7 +8,8 @@ use std::sync::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
+            state_mut,
         },
         cost::Cost,
         options::{Details, Generate, Sampling, Score, Stopping, Timing},
@@ -55,6 +56,8 @@ pub(super) struct Toy {
 
 #[derive(Default)]
 struct Counts {
+    /// Sequences there ever were.
+    begun: AtomicUsize,
     sequences: AtomicUsize,
     bytes: AtomicUsize,
 }
@@ -127,6 +130,7 @@ fn vocabulary() -> Vocabulary {
 }
 
 struct ToyState {
+    id: usize,
     /// The hash of the symbols up to each position, and the segments closed by then.
     past: Vec<(u64, usize)>,
     /// Symbols that have had their finish step.
@@ -140,9 +144,10 @@ struct ToyState {
 
 impl ToyState {
     fn new(past: Vec<(u64, usize)>, counts: Arc<Counts>) -> Self {
+        let id = counts.begun.fetch_add(1, SeqCst);
         counts.sequences.fetch_add(1, SeqCst);
         counts.bytes.fetch_add(past.len() * BYTES, SeqCst);
-        Self { finished: past.len(), past, due: Vec::new(), waited: 0, counts }
+        Self { id, finished: past.len(), past, due: Vec::new(), waited: 0, counts }
     }
 
     fn push(&mut self, symbol: u32) -> Mark {
@@ -194,8 +199,23 @@ impl State for ToyState {
         Ok(())
     }
 
+    fn boundary_before(&self, len: usize) -> usize {
+        let within = &self.past[..len.min(self.past.len())];
+        let segments = within.last().map_or(0, |past| past.1);
+        if segments == 0 { 0 } else { within.partition_point(|past| past.1 < segments) + 1 }
+    }
+
     fn bytes(&self) -> usize {
         self.past.len() * BYTES
+    }
+
+    /// One, of its own: a fork copies.
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        each(PageUse { id: self.id, bytes: self.bytes(), references: 1 });
+    }
+
+    fn own_bytes(&self) -> usize {
+        size_of::<Self>()
     }
 }
 

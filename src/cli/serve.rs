@@ -1,12 +1,14 @@
 //! `weir serve`: checkpoints, engines, a listener, and signals that end it. The flags are in files of their own, by what
 //! they are about.
 
+mod access;
 mod engine;
 mod log;
 mod models;
 mod signals;
 mod wire;
 
+use super::{output, settings::Sources};
 use crate::{
     config::{Checks, Serve},
     engine::handle::Handle,
@@ -33,18 +35,29 @@ pub struct Args {
     #[command(flatten)]
     wire: wire::WireArgs,
     #[command(flatten)]
+    access: access::AccessArgs,
+    #[command(flatten)]
     log: log::LogArgs,
+    /// A TOML file whose keys are these flags' names; what a flag or the environment tells goes before it.
+    #[arg(long, value_name = "FILE", env = "WEIR_CONFIG")]
+    config: Option<PathBuf>,
+    /// Shows all settings, and where each comes from, as a file for --config; does not serve.
+    #[arg(long, env = "WEIR_PRINT_CONFIG")]
+    print_config: bool,
+    /// Checks all settings and the files that they name, but for what is in the checkpoints; does not serve.
+    #[arg(long, env = "WEIR_CHECK_CONFIG")]
+    check_config: bool,
 }
 
 impl Args {
-    fn validate(&self) -> Result<Serve> {
-        let mut checks = Checks::default();
+    fn validate(&self, mut checks: Checks) -> Result<Serve> {
         self.log.start(&mut checks);
         let listen = self.wire.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
         let engine = self.engine.limits(&mut checks);
-        let wire = self.wire.limits(&mut checks);
+        let access = self.access.access(&mut checks);
+        let wire = self.wire.limits(access, &mut checks);
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("an address that is neither right nor wrong".into()))?;
         Ok(Serve { listen, checkpoints, model, engine, wire })
@@ -55,8 +68,19 @@ impl Args {
 ///
 /// # Errors
 /// Settings that cannot be used, a broken checkpoint, an address that is taken.
-pub fn run(args: Args) -> Result<()> {
-    let settings = args.validate()?;
+pub fn run(args: Args, sources: Sources) -> Result<()> {
+    let Sources { problems, origins, shown } = sources;
+    let checks = Checks::after(problems, origins);
+    if args.print_config {
+        output::write(&shown)?;
+        if !args.check_config {
+            return checks.finish();
+        }
+    }
+    let settings = args.validate(checks)?;
+    if args.check_config {
+        return Ok(());
+    }
     let engines = engines(&settings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::Internal(format!("no threads for the server: {error}")))?;

@@ -11,11 +11,12 @@ use super::{
     segments::segments,
     shutdown::Gate,
     status::status,
+    tenant::tenant_of,
     totals,
 };
 use crate::{
     decode::options::must_pool,
-    engine::handle::{Event, Handle, Job},
+    engine::handle::{Event, Handle, Job, Terms},
     error::{Error, Result},
 };
 use std::sync::Arc;
@@ -40,7 +41,7 @@ impl Generation {
         let engine = self.engines.find("model", request.model.as_deref())?;
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
-        let events = engine.submit(Job::Generate(job), call.deadline)?;
+        let events = engine.submit(Job::Generate(job), terms(&call))?;
         Ok(Answer::new(Source::new(events, pass), wording, call))
     }
 
@@ -50,7 +51,7 @@ impl Generation {
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
-        let events = engine.submit(Job::Score(job), call.deadline)?;
+        let events = engine.submit(Job::Score(job), terms(&call))?;
         Ok(Answer::new(Source::new(events, pass), wording, call))
     }
 
@@ -61,9 +62,14 @@ impl Generation {
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
-        let events = engine.submit(Job::Score(job), call.deadline)?;
+        let events = engine.submit(Job::Score(job), terms(call))?;
         gather(Source::new(events, pass), v1::SegmentResponse { text, seed, ..Default::default() }, engine).await
     }
+}
+
+/// Under which conditions a call's job runs.
+fn terms(call: &Call) -> Terms {
+    Terms { deadline: call.deadline, tenant: tenant_of(call), ..Terms::default() }
 }
 
 /// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.

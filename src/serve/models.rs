@@ -49,6 +49,7 @@ impl Models {
             top_logprobs: count(Bounds::TOP_LOGPROBS),
             logit_bias: count(Bounds::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
+            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
         }
     }
 }

@@ -7,6 +7,7 @@ mod model;
 mod raw;
 mod real;
 mod schema;
+mod windows;
 
 use model::{Fake, Kind};
 use std::{

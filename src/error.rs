@@ -103,7 +103,7 @@ pub enum Error {
         found: String,
     },
     /// The queue has no place left.
-    #[error("the queue is full: {limit} {what} wait already")]
+    #[error("the queue is full: at most {limit} {what} may wait")]
     QueueFull {
         /// What is counted.
         what: &'static str,
@@ -129,6 +129,12 @@ pub enum Error {
         needed: usize,
         /// Bytes there may be.
         limit: usize,
+    },
+    /// The caller does not read its answer.
+    #[error("the answer was not read: for {limit:?} nothing of what was ready was taken")]
+    Stalled {
+        /// How long that may last.
+        limit: Duration,
     },
     /// The deadline passed.
     #[error("the deadline passed {stage}")]
@@ -186,7 +192,7 @@ impl Error {
             | Self::NeverFits { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
-            Self::QueueFull { .. } | Self::OutOfPages { .. } => Code::ResourceExhausted,
+            Self::QueueFull { .. } | Self::OutOfPages { .. } | Self::Stalled { .. } => Code::ResourceExhausted,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
             Self::Draining { .. } => Code::Unavailable,

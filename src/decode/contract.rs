@@ -55,6 +55,10 @@ pub trait Model: Send + Sync {
     /// The most bytes of key-value memory that a sequence of `symbols` can hold.
     fn bytes_for(&self, symbols: usize) -> usize;
 
+    /// The most bytes of key-value memory that feeding this state `more` symbols takes, all steps until it is ready included,
+    /// and copies of pages that it shares with others. 0 symbols: what is still to be taken for those in flight.
+    fn growth(&self, state: &dyn State, more: usize) -> usize;
+
     /// Bytes of key-value memory in use by all sequences, and the limit.
     fn memory(&self) -> Memory;
 

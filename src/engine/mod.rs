@@ -8,15 +8,16 @@
 
 mod batch;
 pub mod cache;
+mod desk;
 pub mod handle;
 mod heartbeat;
 pub mod observer;
 mod outlet;
 mod pace;
-mod queue;
-#[allow(dead_code)]
 mod scheduler;
 mod signal;
 mod stopwatch;
+mod store;
 pub mod tally;
+mod task;
 mod worker;

@@ -95,6 +95,10 @@ impl About {
                 self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
                 "OUT_OF_MEMORY"
             }
+            Error::Stalled { limit } => {
+                self.tell("limit", &format!("{limit:?}"));
+                "STALLED"
+            }
             Error::Deadline { stage } => {
                 self.tell("stage", stage);
                 "DEADLINE"

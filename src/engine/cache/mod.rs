@@ -161,6 +161,16 @@ impl SegmentCache {
         Ok(Some(Hit { state, len }))
     }
 
+    /// How many of these symbols a [`find`](Self::find) would spare feeding. Counts for no use.
+    pub fn known(&self, key: &Key, symbols: &[u32]) -> usize {
+        let tree = self.trees.get(key);
+        let found = tree.and_then(|tree| {
+            let (shared, leaf) = tree.longest(symbols)?;
+            tree.leaf(leaf).map(|(state, _)| state.boundary_before(shared))
+        });
+        found.unwrap_or(0)
+    }
+
     /// Keeps what a state knows of these symbols, the first of which it has been fed, up to the last segment's end. Tells
     /// whether it is held now: not if no segment ended yet, or if it is larger than the whole cache may be. An entry that
     /// begins so already serves both.

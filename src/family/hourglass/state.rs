@@ -80,7 +80,7 @@ impl HourglassState {
     }
 
     /// The companion's state, unless it is being stepped.
-    fn companion_state(&self) -> Option<&dyn State> {
+    pub(super) fn companion_state(&self) -> Option<&dyn State> {
         Some(&*self.companion.as_ref()?.row.as_ref()?.state)
     }
 

@@ -302,6 +302,10 @@ impl Model for Toy {
         symbols * BYTES
     }
 
+    fn growth(&self, _: &dyn State, more: usize) -> usize {
+        more * BYTES
+    }
+
     fn memory(&self) -> Memory {
         Memory { in_use: self.counts.bytes.load(SeqCst), limit: self.limit }
     }

@@ -262,6 +262,10 @@ impl Model for Fake {
         symbols
     }
 
+    fn growth(&self, _: &dyn State, more: usize) -> usize {
+        more
+    }
+
     fn memory(&self) -> Memory {
         Memory { in_use: self.bytes.load(SeqCst), limit: usize::MAX }
     }

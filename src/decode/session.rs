@@ -28,7 +28,7 @@ pub struct Session {
     /// What was not taken yet.
     told: Vec<Character>,
     usage: Usage,
-    /// Symbols that the row has seen; less than [`seen`](Self::seen) while they are fed again.
+    /// Symbols that the row has seen in its present sequence; less than [`seen`](Self::seen) while they are fed again.
     at: usize,
     /// Whether it has lost a row.
     rewound: bool,
@@ -63,7 +63,7 @@ impl Session {
         generation.see(&prompt);
         let logprobs = Telling { logprobs: details.logprobs, top: details.top_logprobs };
         let tell = Tell { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
-        Ok(Self::new(Known::new(prompt, tell), Some(generation), boundaries, (vocabulary, most_symbols)))
+        Ok(Self::new(Known::new(prompt, None, tell), Some(generation), boundaries, (vocabulary, most_symbols)))
     }
 
     /// A session that scores.
@@ -72,10 +72,11 @@ impl Session {
     /// As for [`Score::validate`].
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
-        let Score { symbols, logprobs, top, boundaries } = request;
-        let (most_symbols, vocabulary) = (symbols.len(), card.vocabulary.len());
+        let Score { symbols, logprobs, top, boundaries, windows } = request;
         let tell = Tell { symbols: true, logprobs: Telling { logprobs, top }, marks: true, last_logits: false };
-        Ok(Self::new(Known::new(symbols, tell), None, boundaries, (vocabulary, most_symbols)))
+        let known = Known::new(symbols, windows, tell);
+        let sizes = (card.vocabulary.len(), known.longest());
+        Ok(Self::new(known, None, boundaries, sizes))
     }
 
     fn new(
@@ -103,9 +104,10 @@ impl Session {
         self.most_symbols
     }
 
-    /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning.
+    /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning. Of a text that
+    /// is scored in windows, nothing: its row has mostly not seen its beginning.
     pub fn symbols(&self) -> &[u32] {
-        self.known.symbols()
+        if self.known.is_windowed() { &[] } else { self.known.symbols() }
     }
 
     /// How many of the first [`symbols`](Self::symbols) need not be fed if there is a state that has seen them. Symbols that are
@@ -125,6 +127,7 @@ impl Session {
             return Err(Error::Internal(format!("a session of which {most} symbols may be skipped was to skip {len}")));
         }
         if !self.known.is_done() && len > self.known.fed() {
+            // not in windows, of which nothing may be skipped
             self.known.skip(len, &mut self.told);
             (self.usage.prompt_chars, self.usage.prompt_segments) = (len, segments);
         }
@@ -145,18 +148,25 @@ impl Session {
         !self.known.is_done() || self.is_behind()
     }
 
-    /// Symbols whose outcome was taken.
+    /// Symbols of the present sequence whose outcome was taken.
     fn seen(&self) -> usize {
-        if !self.known.is_done() {
-            return self.known.fed();
+        match &self.generation {
+            Some(generation) if self.known.is_done() => {
+                self.known.symbols().len() - usize::from(generation.latest().is_some())
+            }
+            _ => self.known.fed() - self.known.start(),
         }
-        let unfed = self.generation.as_ref().is_some_and(|generation| generation.latest().is_some());
-        self.known.symbols().len() - usize::from(unfed)
     }
 
-    /// Whether the row has not yet seen what an earlier one had.
-    fn is_behind(&self) -> bool {
+    /// Whether the row has not yet seen what an earlier one had: the next feed is of that, and tells nothing new.
+    pub fn is_behind(&self) -> bool {
         self.at < self.seen()
+    }
+
+    /// Symbols that are known and that the present sequence is still to be fed; at least one until it is finished.
+    pub fn unfed(&self) -> usize {
+        let new = if self.known.is_done() { 1 } else { self.known.unfed() };
+        self.seen().saturating_sub(self.at) + new
     }
 
     /// Whether an answer is generated; if not, a text is scored.
@@ -166,7 +176,7 @@ impl Session {
 
     /// Symbols of the answer so far: sampled ones, or scored ones.
     pub fn answered(&self) -> usize {
-        self.generation.as_ref().map_or(self.known.fed(), Generation::chars)
+        self.generation.as_ref().map_or(self.known.settled(), Generation::chars)
     }
 
     /// What was processed so far.
@@ -177,9 +187,13 @@ impl Session {
     /// Lays into the row what it is to be fed next: at most `chunk` symbols of the prompt or of what an earlier row has
     /// seen, or one sampled symbol.
     pub fn feed(&self, row: &mut Row, chunk: usize) {
+        let start = self.known.start();
+        if self.at == 0 && self.known.is_windowed() {
+            row.state.restart(self.boundaries.offset + start);
+        }
         if self.is_behind() {
             let end = self.seen().min(self.at + chunk.max(1));
-            return row.set(&self.known.symbols()[self.at..end], Want::Nothing);
+            return row.set(&self.known.symbols()[start + self.at..start + end], Want::Nothing);
         }
         match &self.generation {
             Some(generation) if self.known.is_done() => generation.feed(row),
@@ -199,8 +213,10 @@ impl Session {
             return Ok(if self.is_prefilling() { Progress::Prefilling } else { Progress::Decoding });
         }
         if !self.known.is_done() {
-            self.known.absorb(row, &mut self.told)?;
-            (self.usage.prompt_chars, self.usage.prompt_segments) = (self.known.fed(), row.state.segments());
+            self.usage.prompt_segments += self.known.absorb(row, &mut self.told)?;
+            self.usage.prompt_chars = self.known.settled();
+            // another sequence may begin
+            self.at = self.known.fed() - self.known.start();
             if !self.known.is_done() {
                 return Ok(Progress::Prefilling);
             }

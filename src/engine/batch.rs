@@ -70,7 +70,6 @@ impl Batch {
         let Common { observer, tally, .. } = &*self.common;
         match guarded(|| self.begin(&mut task)) {
             Ok(state) => {
-                task.skips(state.len());
                 if let Some(waited) = task.watch.begin(now) {
                     observer.queued(waited);
                     let cached = task.session.usage().cached_chars;
@@ -270,7 +269,7 @@ impl Batch {
             }
             task.in_flight = false;
             task.watch.waited(row.waited);
-            let given = task.session.is_prefilling();
+            let (again, given) = (task.session.is_behind(), task.session.is_prefilling());
             match guarded(|| task.session.absorb(row)) {
                 Ok(Progress::Finished(reason)) => task.verdict = Some(Ok(reason)),
                 Ok(Progress::Prefilling) => {}
@@ -279,7 +278,7 @@ impl Batch {
                 Ok(Progress::Decoding) => {}
                 Err(error) => task.verdict = Some(Err(error)),
             }
-            task.worked(row, given);
+            task.worked(row.feed.len(), again, given);
             tally.took(row, given, pooled);
             let (answered, boundary) = (task.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
             let news = task.watch.look(now, task.session.is_prefilling(), answered);

@@ -46,10 +46,10 @@ pub(super) struct Task {
     pub(super) silence: Option<Duration>,
     /// What its row has done since the scheduler was last told.
     work: Work,
-    /// Symbols that were fed once: those before are fed again after it had to make way.
-    reached: usize,
-    /// Whether it had to make way because its reader was behind.
+    /// Whether it waits for its reader, for whose sake it had to make way.
     behind: bool,
+    /// Whether its own reader brought about what is now fed again: then that counts as its work.
+    own_fault: bool,
 }
 
 impl Task {
@@ -66,14 +66,15 @@ impl Task {
             verdict: None,
             silence: None,
             work: Work::default(),
-            reached: 0,
             behind: false,
+            own_fault: false,
         }
     }
 
     /// What it asks for to begin, or to go on; so many of its symbols are known.
     pub(super) fn ask(&self, model: &dyn Model, known: usize) -> Ask {
-        let symbols = self.session.symbols().len();
+        // of a text in windows only what was given is known
+        let symbols = self.session.symbols().len().max(self.session.given_symbols());
         let needed = symbols.saturating_add(MARGIN).min(self.session.most_symbols());
         let unknown = symbols.saturating_sub(known);
         Ask { tenant: Arc::clone(&self.tenant), symbols, unknown, bytes: model.bytes_for(needed) }
@@ -125,30 +126,26 @@ impl Task {
     /// How it stands before a step; none if it holds no row.
     pub(super) fn stand(&mut self, row: &Row, model: &dyn Model) -> Option<Standing> {
         let ticket = self.ticket.as_ref()?;
-        let (symbols, fed) = (self.session.symbols().len(), row.state.len());
+        let unfed = self.session.unfed();
         let doing = match self.silence {
             _ if self.in_flight => Doing::Busy,
             Some(silence) => Doing::Paused { yields: silence >= PATIENCE },
-            None if self.session.is_prefilling() => Doing::Prefilling(symbols.saturating_sub(fed).max(1)),
+            None if self.session.is_prefilling() => Doing::Prefilling(unfed),
             None => Doing::Decoding,
         };
-        let needed = symbols.saturating_add(MARGIN).min(self.session.most_symbols());
-        let soon = model.growth(&*row.state, needed.saturating_sub(fed));
+        let left = self.session.most_symbols().saturating_sub(row.state.len());
+        let soon = model.growth(&*row.state, unfed.saturating_add(MARGIN).min(left));
         Some(Standing::new(ticket, doing, (row.state.bytes(), soon), std::mem::take(&mut self.work)))
     }
 
-    /// Counts a feed whose outcome was taken: of symbols given, or of one sampled.
-    pub(super) fn worked(&mut self, row: &Row, given: bool) {
-        let reached = self.reached.max(row.state.len());
-        let new = (reached - self.reached).min(row.feed.len());
-        self.reached = reached;
-        self.work.again += row.feed.len() - new;
-        *(if given { &mut self.work.given } else { &mut self.work.sampled }) += new;
-    }
-
-    /// Notes that so many symbols need not be fed.
-    pub(super) fn skips(&mut self, len: usize) {
-        self.reached = self.reached.max(len);
+    /// Counts a feed of so many symbols: of such as were fed before, of given ones, or of one sampled.
+    pub(super) fn worked(&mut self, symbols: usize, again: bool, given: bool) {
+        let count = match () {
+            () if again && !self.own_fault => &mut self.work.again,
+            () if given => &mut self.work.given,
+            () => &mut self.work.sampled,
+        };
+        *count += symbols;
     }
 
     /// Takes its row away: it will go on with another one.
@@ -156,10 +153,7 @@ impl Task {
         self.session.rewind();
         self.in_flight = false;
         self.behind = self.silence.is_some();
-        if self.behind {
-            // it is its own reader that brings about what will be fed again: that counts as its work
-            self.reached = 0;
-        }
+        self.own_fault = self.behind;
     }
 
     /// Whether it waits for its reader.

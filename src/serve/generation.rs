@@ -49,10 +49,11 @@ impl Generation {
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
-        let wanted = (request.boundary_mode.as_deref(), request.seed);
-        let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
+        let (job, seed) = convert::score(&request, engine.card())?;
+        let terms = terms(&call, request.priority);
+        drop(request);
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
-        let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
+        let events = engine.submit(Job::Score(job), terms)?;
         Ok(Answer::new(Source::new(events, pass), wording, call))
     }
 
@@ -60,8 +61,7 @@ impl Generation {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         must_pool("Segment", engine.card())?;
-        let wanted = (request.boundary_mode.as_deref(), request.seed);
-        let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
+        let (job, seed) = convert::segment(&request, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
         let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
         gather(Source::new(events, pass), v1::SegmentResponse { text, seed, ..Default::default() }, engine).await

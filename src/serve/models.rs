@@ -64,6 +64,7 @@ impl Models {
             pending_resets: count(self.wire.pending_resets),
             keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
             keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
+            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
         }
     }
 }

@@ -8,6 +8,7 @@ mod model;
 mod raw;
 mod real;
 mod schema;
+mod windows;
 
 use model::{Fake, Kind};
 use std::{

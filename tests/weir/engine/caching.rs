@@ -122,7 +122,7 @@ fn scored_texts_serve_prompts_and_the_other_way_round() {
     let symbols = text(7, 150);
     let score = |logprobs| {
         let (symbols, boundaries) = (symbols.clone(), BoundaryOptions::default());
-        Job::Score(Score { symbols, logprobs, top: 0, boundaries })
+        Job::Score(Score { symbols, logprobs, top: 0, boundaries, windows: None })
     };
     let say = |engine: &Handle, job: Job| read(engine.submit(job, None).unwrap()).unwrap();
     for logprobs in [true, false] {

@@ -43,7 +43,7 @@ fn jobs_that_make_way_say_what_they_say_undisturbed() {
         assert!(counters.preemptions < 24 * 8, "rows made way to and fro: {counters:?}");
         if cache_bytes == 0 {
             // this model's forks are copies, which the cache is not charged for in advance
-            assert!(toy.peak() <= 700 * BYTES, "{} bytes", toy.peak());
+            assert!(toy.most_bytes() <= 700 * BYTES, "{} bytes", toy.most_bytes());
             at_rest(&toy, &engine);
         } else {
             assert_eq!(engine.load().bytes, 0);
@@ -117,7 +117,7 @@ fn scoring_makes_way_too() {
     let score = |seed: u64| {
         let symbols = (0..200).map(|at| (mix(seed * 999 + at) % 4) as u32).collect();
         let boundaries = BoundaryOptions::default();
-        Job::Score(weir::decode::options::Score { symbols, logprobs: true, top: 1, boundaries })
+        Job::Score(weir::decode::options::Score { symbols, logprobs: true, top: 1, boundaries, windows: None })
     };
     let generating: Vec<_> =
         (0..3).map(|seed| engine.submit(Job::Generate(long(seed, 3, 200)), None).unwrap()).collect();

@@ -62,8 +62,8 @@ struct Counts {
     begun: AtomicUsize,
     sequences: AtomicUsize,
     bytes: AtomicUsize,
-    /// The most bytes that there ever were.
-    peak: AtomicUsize,
+    /// The most that `bytes` ever was.
+    most_bytes: AtomicUsize,
 }
 
 /// How many steps may be taken; none: any number.
@@ -119,9 +119,9 @@ impl Toy {
         self.counts.sequences.load(SeqCst)
     }
 
-    /// The most bytes that sequences ever held together.
-    pub(super) fn peak(&self) -> usize {
-        self.counts.peak.load(SeqCst)
+    /// The most bytes that sequences ever held while they were fed.
+    pub(super) fn most_bytes(&self) -> usize {
+        self.counts.most_bytes.load(SeqCst)
     }
 
     fn pass_gate(&self) {
@@ -164,7 +164,7 @@ impl ToyState {
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
-        self.counts.peak.fetch_max(before + BYTES, SeqCst);
+        self.counts.most_bytes.fetch_max(before + BYTES, SeqCst);
         Mark { boundary, probability: None }
     }
 
@@ -207,6 +207,13 @@ impl State for ToyState {
         self.past.truncate(len);
         self.finished = len;
         Ok(())
+    }
+
+    fn restart(&mut self, _: usize) {
+        self.counts.bytes.fetch_sub(self.past.len() * BYTES, SeqCst);
+        self.past.clear();
+        self.due.clear();
+        self.finished = 0;
     }
 
     fn boundary_before(&self, len: usize) -> usize {
@@ -374,7 +381,13 @@ pub(super) fn varied(seed: u64) -> Job {
     let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|at| number(2 + at, SAMPLED.into()) as u32).collect();
     if number(100, 5) == 0 {
         let (symbols, boundaries) = (prompt, BoundaryOptions::default());
-        return Job::Score(Score { symbols, logprobs: number(101, 2) == 0, top: number(102, 3), boundaries });
+        return Job::Score(Score {
+            symbols,
+            logprobs: number(101, 2) == 0,
+            top: number(102, 3),
+            boundaries,
+            windows: None,
+        });
     }
     let mut request = generate(&prompt, 1 + number(103, 60));
     request.sampling.seed = seed;

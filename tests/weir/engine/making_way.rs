@@ -34,7 +34,10 @@ fn jobs_that_make_way_say_what_they_say_undisturbed() {
         let submit = |job: &Generate| engine.submit(Job::Generate(job.clone()), None).unwrap();
         let events: Vec<_> = jobs.iter().map(submit).collect();
         for (seed, (job, events)) in jobs.into_iter().zip(events).enumerate() {
-            assert_eq!(read(events).unwrap(), alone(Job::Generate(job), 1000), "job {seed}, {rows} rows");
+            let mut said = read(events).unwrap();
+            assert!(cache_bytes > 0 || said.usage.cached_chars == 0);
+            said.usage.cached_chars = 0;
+            assert_eq!(said, alone(Job::Generate(job), 1000), "job {seed}, {rows} rows");
         }
         eventually("everybody has left", || engine.load().running == 0);
         let counters = engine.counters();

@@ -153,7 +153,7 @@ fn told_by_step(request: Generate) -> Vec<usize> {
     loop {
         session.feed(&mut rows[0], 4);
         advance(&*toy, &mut rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&rows[0]).unwrap();
+        let progress = session.absorb(&mut rows[0]).unwrap();
         told.push(session.take().len());
         if matches!(progress, Progress::Finished(_)) {
             // Every generated symbol was fed.

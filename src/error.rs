@@ -16,6 +16,8 @@ pub enum Code {
     FailedPrecondition,
     /// A limit on shared resources is reached; trying again later may work.
     ResourceExhausted,
+    /// It is not known who the caller is.
+    Unauthenticated,
     /// The caller's deadline has passed.
     DeadlineExceeded,
     /// The caller went away.
@@ -101,6 +103,12 @@ pub enum Error {
         wanted: &'static str,
         /// The kind found.
         found: String,
+    },
+    /// A call without a key that is known.
+    #[error("unauthenticated: {why}")]
+    Unauthenticated {
+        /// What is missing, without a word of what was given.
+        why: &'static str,
     },
     /// The queue has no place left.
     #[error("the queue is full: at most {limit} {what} may wait")]
@@ -193,6 +201,7 @@ impl Error {
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
             Self::QueueFull { .. } | Self::OutOfPages { .. } | Self::Stalled { .. } => Code::ResourceExhausted,
+            Self::Unauthenticated { .. } => Code::Unauthenticated,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
             Self::Draining { .. } => Code::Unavailable,

@@ -15,6 +15,8 @@ use std::{
 };
 use tokio::sync::mpsc;
 
+pub use super::scheduler::PRIORITIES;
+
 /// Limits of one model's engine. All are told to clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {

@@ -35,6 +35,7 @@ fn code(code: Code) -> tonic::Code {
         Code::NotFound => tonic::Code::NotFound,
         Code::FailedPrecondition => tonic::Code::FailedPrecondition,
         Code::ResourceExhausted => tonic::Code::ResourceExhausted,
+        Code::Unauthenticated => tonic::Code::Unauthenticated,
         Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
         Code::Cancelled => tonic::Code::Cancelled,
         Code::Unavailable => tonic::Code::Unavailable,
@@ -83,6 +84,7 @@ impl About {
                 self.tell("call", call).tell("model", model).tell("wanted", wanted).tell("found", found);
                 "WRONG_KIND_OF_MODEL"
             }
+            Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).tell("what", what).tell("limit", &limit.to_string());
                 "QUEUE_FULL"
@@ -161,6 +163,7 @@ mod tests {
                 tonic::Code::FailedPrecondition,
                 "found",
             ),
+            (Error::Unauthenticated { why: "no key" }, tonic::Code::Unauthenticated, ""),
             (Error::QueueFull { what: "requests", limit: 1, retry }, tonic::Code::ResourceExhausted, "limit"),
             (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, tonic::Code::InvalidArgument, "needed"),
             (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),

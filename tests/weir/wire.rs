@@ -2,6 +2,7 @@
 
 mod calls;
 mod errors;
+mod fairness;
 mod life;
 mod model;
 mod raw;

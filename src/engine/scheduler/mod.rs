@@ -20,7 +20,7 @@ mod tenants;
 mod storm;
 
 pub(super) use plan::{Doing, Feed};
-pub(super) use rank::PRIORITIES;
+pub use rank::PRIORITIES;
 use rank::Rank;
 use std::{collections::VecDeque, sync::Arc};
 pub(super) use tenants::Fate;

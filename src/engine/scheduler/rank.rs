@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 
 /// What a priority may be; higher goes first.
-pub(in crate::engine) const PRIORITIES: RangeInclusive<i32> = -8..=7;
+pub const PRIORITIES: RangeInclusive<i32> = -8..=7;
 
 /// A job's place; the least is the most senior. No two jobs have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

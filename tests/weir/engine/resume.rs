@@ -229,7 +229,7 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
 }
 
 /// Of each source of boundaries one, in all dtypes.
-fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
+pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let cases = ["vanilla", "fixed_sf3", "whitespaces", "entropy", "gumbel"];
     let mut all = Vec::new();
     for (case, dtype) in cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype))) {

@@ -139,7 +139,7 @@ proptest! {
         prop_assert_eq!(said.usage.prompt_segments, expected.iter().filter(|c| c.mark.is_some_and(|m| m.boundary)).count());
         prop_assert_eq!(said.characters, expected);
         prop_assert_eq!((said.reason, said.usage.prompt_chars), (Reason::End, symbols.len()));
-        prop_assert!(toy.most_bytes() <= length * BYTES, "more than a window was held");
+        prop_assert!(toy.peak() <= length * BYTES, "more than a window was held");
     }
 }
 

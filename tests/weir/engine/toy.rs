@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc, Condvar, Mutex,
-    atomic::{AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 use weir::{
     decode::{
@@ -50,6 +50,8 @@ pub(super) struct Toy {
     pub(super) segment_steps: Mutex<Vec<(usize, usize)>>,
     /// How many finish steps there were.
     pub(super) finish_steps: AtomicUsize,
+    /// Nanoseconds that a symbol step takes at least.
+    pub(super) slowness: AtomicU64,
     /// How many more times working memory can be made.
     pub(super) scratches: AtomicUsize,
 }
@@ -60,8 +62,8 @@ struct Counts {
     begun: AtomicUsize,
     sequences: AtomicUsize,
     bytes: AtomicUsize,
-    /// The most that `bytes` ever was.
-    most_bytes: AtomicUsize,
+    /// The most bytes that there ever were.
+    peak: AtomicUsize,
 }
 
 /// How many steps may be taken; none: any number.
@@ -93,8 +95,8 @@ impl Toy {
         };
         let (counts, gate) = (Arc::default(), (Mutex::new(None), Condvar::new()));
         let (steps, segment_steps, finish_steps) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
-        let scratches = AtomicUsize::new(usize::MAX);
-        Arc::new(Self { card, limit, counts, gate, steps, segment_steps, finish_steps, scratches })
+        let (scratches, slowness) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
+        Arc::new(Self { card, limit, counts, gate, steps, segment_steps, finish_steps, slowness, scratches })
     }
 
     pub(super) fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
@@ -117,9 +119,9 @@ impl Toy {
         self.counts.sequences.load(SeqCst)
     }
 
-    /// The most bytes that sequences ever held while they were fed.
-    pub(super) fn most_bytes(&self) -> usize {
-        self.counts.most_bytes.load(SeqCst)
+    /// The most bytes that sequences ever held together.
+    pub(super) fn peak(&self) -> usize {
+        self.counts.peak.load(SeqCst)
     }
 
     fn pass_gate(&self) {
@@ -162,7 +164,7 @@ impl ToyState {
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
-        self.counts.most_bytes.fetch_max(before + BYTES, SeqCst);
+        self.counts.peak.fetch_max(before + BYTES, SeqCst);
         Mark { boundary, probability: None }
     }
 
@@ -251,6 +253,7 @@ impl Model for Toy {
 
     fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.pass_gate();
+        std::thread::sleep(std::time::Duration::from_nanos(self.slowness.load(SeqCst)));
         with(scratch, || {
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
             for row in rows.iter_mut().filter(|row| row.status == Status::Waiting) {
@@ -438,7 +441,7 @@ pub(super) fn read(events: Events) -> Result<Said> {
 /// The same, with where its time went.
 pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
     let mut characters = Vec::new();
-    let Some(Event::Started { cached_chars: 0 }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
+    let Some(Event::Started { cached_chars }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
         panic!("the first event tells the start");
     };
@@ -448,6 +451,7 @@ pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
             Event::Characters(told) => characters.extend(told),
             Event::Finished { reason, usage, timing } => {
                 assert!(events.blocking_recv().is_none(), "nothing follows the end");
+                assert_eq!(usage.cached_chars, cached_chars, "told at the start and at the end");
                 assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
                 assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
                 return Ok((Said { characters, reason, usage }, timing));

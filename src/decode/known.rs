@@ -46,6 +46,15 @@ struct Span {
     end: usize,
 }
 
+/// What became of a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Absorbed {
+    /// Segments that ended in it, but for context.
+    pub(super) segments: usize,
+    /// Whether the next chunk is for a sequence of its own.
+    pub(super) ends_window: bool,
+}
+
 /// What is told of given symbols.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tell {
@@ -101,6 +110,11 @@ impl Known {
         self.span.start
     }
 
+    /// One past the last symbol of it that is known.
+    pub(super) fn end(&self) -> usize {
+        if self.is_windowed() { self.span.end } else { self.symbols.len() }
+    }
+
     /// The next given symbol to feed: those before it, from [`start`](Self::start) on, the present sequence has seen.
     pub(super) fn fed(&self) -> usize {
         self.fed
@@ -109,11 +123,6 @@ impl Known {
     /// Given symbols of which nothing more is to come.
     pub(super) fn settled(&self) -> usize {
         self.settled
-    }
-
-    /// Given symbols that the present sequence is still to be fed.
-    pub(super) fn unfed(&self) -> usize {
-        self.span.end.saturating_sub(self.fed)
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -164,9 +173,8 @@ impl Known {
         row.set(&self.symbols[self.fed..end], want);
     }
 
-    /// Takes what the step made of the chunk; adds to `told` what is told of it. Returns how many segments ended in it, but
-    /// for context. The row's shapes were checked.
-    pub(super) fn absorb(&mut self, row: &Row, told: &mut Vec<Character>) -> Result<usize> {
+    /// Takes what the step made of the chunk; adds to `told` what is told of it. The row's shapes were checked.
+    pub(super) fn absorb(&mut self, row: &Row, told: &mut Vec<Character>) -> Result<Absorbed> {
         let chunk = self.fed..self.fed + row.feed.len();
         let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| **symbols == row.feed) else {
             return Err(Error::Internal(format!("symbols {chunk:?} were to be fed, others were")));
@@ -190,23 +198,23 @@ impl Known {
                 }
             }
         }
-        if self.fed == self.span.end {
-            self.end_span(told);
-        }
-        Ok(segments)
+        let ends_window = self.fed == self.span.end && self.end_span(told);
+        Ok(Absorbed { segments, ends_window })
     }
 
-    /// Goes on to the next window. After the last one there is a symbol that none feeds: its mark is not known.
-    fn end_span(&mut self, told: &mut Vec<Character>) {
-        let Some((windows, index)) = self.windows else { return };
+    /// Goes on to the next window, if there is one. After the last one there is a symbol that none feeds: its mark is not
+    /// known.
+    fn end_span(&mut self, told: &mut Vec<Character>) -> bool {
+        let Some((windows, index)) = self.windows else { return false };
         if let Some(span) = self.window(index + 1) {
             (self.windows, self.span, self.fed) = (Some((windows, index + 1)), span, span.start);
-            return;
+            return true;
         }
         if let Some(&symbol) = self.symbols.get(self.span.end) {
             let Told { logprob, top } = std::mem::take(&mut self.next);
             told.push(Character { symbol, logprob, mark: None, top });
         }
         self.settled = self.given;
+        false
     }
 }

@@ -11,7 +11,7 @@
 use super::{
     contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
     generation::Generation,
-    known::{Known, Tell},
+    known::{Absorbed, Known, Tell},
     logprobs::Telling,
     options::{Character, Generate, Reason, Score, Usage},
 };
@@ -89,7 +89,7 @@ impl Session {
         Self { known, generation, boundaries, told, usage, at, rewound, vocabulary, most_symbols }
     }
 
-    /// How the sequence's boundaries are decided: for [`Model::begin`].
+    /// How the present sequence's boundaries are decided: for [`Model::begin`].
     pub fn boundaries(&self) -> &BoundaryOptions {
         &self.boundaries
     }
@@ -99,9 +99,24 @@ impl Session {
         self.known.len()
     }
 
-    /// The most symbols that the sequence will have.
+    /// Given symbols, and those sampled since.
+    pub fn text_symbols(&self) -> usize {
+        self.known.symbols().len()
+    }
+
+    /// The most symbols that a sequence of it will have.
     pub fn most_symbols(&self) -> usize {
         self.most_symbols
+    }
+
+    /// Symbols that the row will have seen when it has been fed all that is known: of the text, or of the present window.
+    pub fn sequence_symbols(&self) -> usize {
+        self.known.end() - self.known.start()
+    }
+
+    /// Of these, those still to be fed.
+    pub fn ahead(&self) -> usize {
+        self.sequence_symbols().saturating_sub(self.at)
     }
 
     /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning. Of a text that
@@ -145,7 +160,7 @@ impl Session {
 
     /// Whether the next feed is a chunk: of given symbols, or of symbols that another row has seen.
     pub fn is_prefilling(&self) -> bool {
-        !self.known.is_done() || self.is_behind()
+        !self.known.is_done() || self.is_refeeding()
     }
 
     /// Symbols of the present sequence whose outcome was taken.
@@ -158,15 +173,9 @@ impl Session {
         }
     }
 
-    /// Whether the row has not yet seen what an earlier one had: the next feed is of that, and tells nothing new.
-    pub fn is_behind(&self) -> bool {
+    /// Whether the next feed is of symbols that an earlier row had seen.
+    pub fn is_refeeding(&self) -> bool {
         self.at < self.seen()
-    }
-
-    /// Symbols that are known and that the present sequence is still to be fed; at least one until it is finished.
-    pub fn unfed(&self) -> usize {
-        let new = if self.known.is_done() { 1 } else { self.known.unfed() };
-        self.seen().saturating_sub(self.at) + new
     }
 
     /// Whether an answer is generated; if not, a text is scored.
@@ -187,11 +196,8 @@ impl Session {
     /// Lays into the row what it is to be fed next: at most `chunk` symbols of the prompt or of what an earlier row has
     /// seen, or one sampled symbol.
     pub fn feed(&self, row: &mut Row, chunk: usize) {
-        let start = self.known.start();
-        if self.at == 0 && self.known.is_windowed() {
-            row.state.restart(self.boundaries.offset + start);
-        }
-        if self.is_behind() {
+        if self.is_refeeding() {
+            let start = self.known.start();
             let end = self.seen().min(self.at + chunk.max(1));
             return row.set(&self.known.symbols()[start + self.at..start + end], Want::Nothing);
         }
@@ -201,22 +207,28 @@ impl Session {
         }
     }
 
-    /// Takes what a step made of the row's feed; the row must be ready.
+    /// Takes what a step made of the row's feed; the row must be ready. At a window's end its state starts afresh, for the
+    /// next one.
     ///
     /// # Errors
     /// [`Error::Internal`] if the row is not as a step leaves it, or its logits are no distribution.
-    pub fn absorb(&mut self, row: &Row) -> Result<Progress> {
+    pub fn absorb(&mut self, row: &mut Row) -> Result<Progress> {
         self.check(row)?;
-        let behind = self.is_behind();
+        let again = self.is_refeeding();
         self.at += row.feed.len();
-        if behind {
+        if again {
             return Ok(if self.is_prefilling() { Progress::Prefilling } else { Progress::Decoding });
         }
         if !self.known.is_done() {
-            self.usage.prompt_segments += self.known.absorb(row, &mut self.told)?;
+            let start = self.known.start();
+            let Absorbed { segments, ends_window } = self.known.absorb(row, &mut self.told)?;
+            self.usage.prompt_segments += segments;
             self.usage.prompt_chars = self.known.settled();
-            // another sequence may begin
-            self.at = self.known.fed() - self.known.start();
+            if ends_window {
+                self.boundaries.offset += self.known.start() - start;
+                self.at = 0;
+                row.state.restart(self.boundaries.offset);
+            }
             if !self.known.is_done() {
                 return Ok(Progress::Prefilling);
             }
@@ -263,7 +275,7 @@ impl Session {
         loop {
             self.feed(&mut row, chunk);
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-            let progress = self.absorb(&row)?;
+            let progress = self.absorb(&mut row)?;
             if self.has_told() {
                 tell(self.take())?;
             }

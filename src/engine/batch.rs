@@ -263,13 +263,14 @@ impl Batch {
     fn absorb(&mut self) {
         let (now, Common { model, store, tally, observer, .. }) = (Instant::now(), &*self.common);
         let pooled = model.card().pooled;
-        for (task, row) in self.tasks.iter_mut().zip(&self.rows) {
+        for (task, row) in self.tasks.iter_mut().zip(&mut self.rows) {
             if !task.in_flight || task.verdict.is_some() || row.status != Status::Ready {
                 continue;
             }
             task.in_flight = false;
             task.watch.waited(row.waited);
-            let (again, given) = (task.session.is_behind(), task.session.is_prefilling());
+            let given = task.session.is_prefilling();
+            task.works(row.feed.len());
             match guarded(|| task.session.absorb(row)) {
                 Ok(Progress::Finished(reason)) => task.verdict = Some(Ok(reason)),
                 Ok(Progress::Prefilling) => {}
@@ -278,7 +279,6 @@ impl Batch {
                 Ok(Progress::Decoding) => {}
                 Err(error) => task.verdict = Some(Err(error)),
             }
-            task.worked(row.feed.len(), again, given);
             tally.took(row, given, pooled);
             let (answered, boundary) = (task.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
             let news = task.watch.look(now, task.session.is_prefilling(), answered);

@@ -46,10 +46,10 @@ pub(super) struct Task {
     pub(super) silence: Option<Duration>,
     /// What its row has done since the scheduler was last told.
     work: Work,
-    /// Whether it waits for its reader, for whose sake it had to make way.
+    /// Whether it was its own doing that it had to make way the last time.
+    answers_for: bool,
+    /// Whether it had to make way because its reader was behind.
     behind: bool,
-    /// Whether its own reader brought about what is now fed again: then that counts as its work.
-    own_fault: bool,
 }
 
 impl Task {
@@ -66,18 +66,22 @@ impl Task {
             verdict: None,
             silence: None,
             work: Work::default(),
+            answers_for: false,
             behind: false,
-            own_fault: false,
         }
     }
 
     /// What it asks for to begin, or to go on; so many of its symbols are known.
     pub(super) fn ask(&self, model: &dyn Model, known: usize) -> Ask {
-        // of a text in windows only what was given is known
-        let symbols = self.session.symbols().len().max(self.session.given_symbols());
-        let needed = symbols.saturating_add(MARGIN).min(self.session.most_symbols());
+        let symbols = self.session.text_symbols();
         let unknown = symbols.saturating_sub(known);
+        let needed = self.needed();
         Ask { tenant: Arc::clone(&self.tenant), symbols, unknown, bytes: model.bytes_for(needed) }
+    }
+
+    /// Symbols for which its row needs memory soon.
+    fn needed(&self) -> usize {
+        self.session.sequence_symbols().saturating_add(MARGIN).min(self.session.most_symbols())
     }
 
     /// Looks, as it runs, whether it is over though no rule of its own says so.
@@ -126,26 +130,25 @@ impl Task {
     /// How it stands before a step; none if it holds no row.
     pub(super) fn stand(&mut self, row: &Row, model: &dyn Model) -> Option<Standing> {
         let ticket = self.ticket.as_ref()?;
-        let unfed = self.session.unfed();
         let doing = match self.silence {
             _ if self.in_flight => Doing::Busy,
             Some(silence) => Doing::Paused { yields: silence >= PATIENCE },
-            None if self.session.is_prefilling() => Doing::Prefilling(unfed),
+            None if self.session.is_prefilling() => Doing::Prefilling(self.session.ahead().max(1)),
             None => Doing::Decoding,
         };
-        let left = self.session.most_symbols().saturating_sub(row.state.len());
-        let soon = model.growth(&*row.state, unfed.saturating_add(MARGIN).min(left));
+        let soon = model.growth(&*row.state, self.needed().saturating_sub(row.state.len()));
         Some(Standing::new(ticket, doing, (row.state.bytes(), soon), std::mem::take(&mut self.work)))
     }
 
-    /// Counts a feed of so many symbols: of such as were fed before, of given ones, or of one sampled.
-    pub(super) fn worked(&mut self, symbols: usize, again: bool, given: bool) {
-        let count = match () {
-            () if again && !self.own_fault => &mut self.work.again,
-            () if given => &mut self.work.given,
-            () => &mut self.work.sampled,
+    /// Counts a feed whose outcome is about to be taken.
+    pub(super) fn works(&mut self, symbols: usize) {
+        let Work { given, sampled, again } = &mut self.work;
+        let work = match self.session.is_prefilling() {
+            true if self.session.is_refeeding() && !self.answers_for => again,
+            true => given,
+            false => sampled,
         };
-        *count += symbols;
+        *work += symbols;
     }
 
     /// Takes its row away: it will go on with another one.
@@ -153,7 +156,8 @@ impl Task {
         self.session.rewind();
         self.in_flight = false;
         self.behind = self.silence.is_some();
-        self.own_fault = self.behind;
+        // if it is its own reader that brings about what will be fed again, that counts as its work
+        self.answers_for = self.behind;
     }
 
     /// Whether it waits for its reader.

@@ -50,10 +50,8 @@ impl Generation {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         let (job, seed) = convert::score(&request, engine.card())?;
-        let terms = terms(&call, request.priority);
-        drop(request);
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
-        let events = engine.submit(Job::Score(job), terms)?;
+        let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
         Ok(Answer::new(Source::new(events, pass), wording, call))
     }
 

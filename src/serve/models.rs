@@ -60,11 +60,11 @@ impl Models {
             top_logprobs: count(Bounds::TOP_LOGPROBS),
             logit_bias: count(Bounds::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
+            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
             header_bytes: self.wire.header_bytes,
             pending_resets: count(self.wire.pending_resets),
             keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
             keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
-            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
         }
     }
 }

@@ -97,18 +97,9 @@ impl About {
                 self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
                 "OUT_OF_MEMORY"
             }
-            Error::Stalled { limit } => {
-                self.tell("limit", &format!("{limit:?}"));
-                "STALLED"
-            }
-            Error::Deadline { stage } => {
-                self.tell("stage", stage);
-                "DEADLINE"
-            }
-            Error::Draining { retry } => {
-                self.retry(*retry);
-                "DRAINING"
-            }
+            Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
+            Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
+            Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Checkpoint { .. } => "CHECKPOINT",
             Error::Io { .. } => "FILE",
@@ -125,6 +116,11 @@ impl About {
     fn field(&mut self, field: &str, error: &Error) -> &mut Self {
         self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
         self.tell("field", field)
+    }
+
+    /// The reason, once all is told.
+    fn named(&self, reason: &'static str) -> &'static str {
+        reason
     }
 
     fn retry(&mut self, delay: Duration) -> &mut Self {

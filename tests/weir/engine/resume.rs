@@ -63,7 +63,10 @@ fn lose(model: &dyn Model, session: &mut Session, row: &Row, anew: Anew) -> Row 
         Anew::Most => state_after(model, session, most),
         Anew::Kept => {
             let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-            let key = Key::of(&"".into(), session.boundaries(), model.card()).unwrap();
+            // a window within a text has none
+            let Some(key) = Key::of(&"".into(), session.boundaries(), model.card()) else {
+                return begin(model, session);
+            };
             cache.keep(&key, session.symbols(), &*row.state).unwrap();
             let Some(hit) = cache.find(&key, &session.symbols()[..most]).unwrap() else { return begin(model, session) };
             hit.state
@@ -93,7 +96,7 @@ fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [Row; 1], loss: Op
         session.feed(&mut rows[0], 5);
         assert!(!decoding || rows[0].feed.len() == 1);
         advance(model, rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&rows[0]).unwrap();
+        let progress = session.absorb(&mut rows[0]).unwrap();
         characters.extend(session.take());
         assert_eq!(progress == Progress::Prefilling, session.is_prefilling());
         if let Progress::Finished(reason) = progress {

@@ -62,8 +62,8 @@ struct Counts {
     begun: AtomicUsize,
     sequences: AtomicUsize,
     bytes: AtomicUsize,
-    /// The most that `bytes` ever was.
-    most_bytes: AtomicUsize,
+    /// The most bytes that there ever were.
+    peak: AtomicUsize,
 }
 
 /// How many steps may be taken; none: any number.
@@ -119,9 +119,9 @@ impl Toy {
         self.counts.sequences.load(SeqCst)
     }
 
-    /// The most bytes that sequences ever held while they were fed.
-    pub(super) fn most_bytes(&self) -> usize {
-        self.counts.most_bytes.load(SeqCst)
+    /// The most bytes that sequences ever held together.
+    pub(super) fn peak(&self) -> usize {
+        self.counts.peak.load(SeqCst)
     }
 
     fn pass_gate(&self) {
@@ -164,7 +164,7 @@ impl ToyState {
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
-        self.counts.most_bytes.fetch_max(before + BYTES, SeqCst);
+        self.counts.peak.fetch_max(before + BYTES, SeqCst);
         Mark { boundary, probability: None }
     }
 

@@ -46,7 +46,7 @@ fn jobs_that_make_way_say_what_they_say_undisturbed() {
         assert!(counters.preemptions < 24 * 8, "rows made way to and fro: {counters:?}");
         if cache_bytes == 0 {
             // this model's forks are copies, which the cache is not charged for in advance
-            assert!(toy.most_bytes() <= 700 * BYTES, "{} bytes", toy.most_bytes());
+            assert!(toy.peak() <= 700 * BYTES, "{} bytes", toy.peak());
             at_rest(&toy, &engine);
         } else {
             assert_eq!(engine.load().bytes, 0);

@@ -16,6 +16,8 @@ pub enum Code {
     FailedPrecondition,
     /// A limit on shared resources is reached; trying again later may work.
     ResourceExhausted,
+    /// It is not known who the caller is.
+    Unauthenticated,
     /// The caller's deadline has passed.
     DeadlineExceeded,
     /// The caller went away.
@@ -102,8 +104,14 @@ pub enum Error {
         /// The kind found.
         found: String,
     },
+    /// A call without a key that is known.
+    #[error("unauthenticated: {why}")]
+    Unauthenticated {
+        /// What is missing, without a word of what was given.
+        why: &'static str,
+    },
     /// The queue has no place left.
-    #[error("the queue is full: {limit} {what} wait already")]
+    #[error("the queue is full: at most {limit} {what} may wait")]
     QueueFull {
         /// What is counted.
         what: &'static str,
@@ -129,6 +137,12 @@ pub enum Error {
         needed: usize,
         /// Bytes there may be.
         limit: usize,
+    },
+    /// The caller does not read its answer.
+    #[error("the answer was not read: for {limit:?} nothing of what was ready was taken")]
+    Stalled {
+        /// How long that may last.
+        limit: Duration,
     },
     /// The deadline passed.
     #[error("the deadline passed {stage}")]
@@ -186,7 +200,8 @@ impl Error {
             | Self::NeverFits { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
-            Self::QueueFull { .. } | Self::OutOfPages { .. } => Code::ResourceExhausted,
+            Self::QueueFull { .. } | Self::OutOfPages { .. } | Self::Stalled { .. } => Code::ResourceExhausted,
+            Self::Unauthenticated { .. } => Code::Unauthenticated,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
             Self::Draining { .. } => Code::Unavailable,

@@ -3,11 +3,21 @@
 use crate::decode::options::Timing;
 use std::time::{Duration, Instant};
 
+/// A new symbol of the answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum News {
+    /// The first, so long after the job came.
+    First(Duration),
+    /// Another, so long after the one before it.
+    Further(Duration),
+}
+
 /// The instants of one job, and what its steps took.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopwatch {
     arrived: Instant,
-    admitted: Instant,
+    /// When it got its first row.
+    admitted: Option<Instant>,
     /// When the logits that follow the prompt were there.
     prefilled: Option<Instant>,
     /// When the answer's first and latest symbols were there.
@@ -21,15 +31,32 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(super) fn new(arrived: Instant, admitted: Instant) -> Self {
-        let (prefilled, answered, middle) = (None, None, Duration::ZERO);
+    pub(super) fn new(arrived: Instant) -> Self {
+        let (admitted, prefilled, answered, middle) = (None, None, None, Duration::ZERO);
         let (steps, wait_steps, middle_steps) = (0, 0, 0);
         Self { arrived, admitted, prefilled, answered, symbols: 0, steps, wait_steps, middle_steps, middle }
     }
 
-    /// How long the job has held its row.
-    pub(super) fn held(&self, now: Instant) -> Duration {
-        now.duration_since(self.admitted)
+    /// The job got a row; tells how long it has waited, if it is the first.
+    pub(super) fn begin(&mut self, now: Instant) -> Option<Duration> {
+        let first = self.admitted.is_none();
+        let admitted = *self.admitted.get_or_insert(now);
+        first.then(|| admitted.saturating_duration_since(self.arrived))
+    }
+
+    /// When the job came.
+    pub(super) fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    /// Whether the job ever had a row.
+    pub(super) fn has_begun(&self) -> bool {
+        self.admitted.is_some()
+    }
+
+    /// How long ago the job got its first row.
+    pub(super) fn held(&self, now: Instant) -> Option<Duration> {
+        self.admitted.map(|admitted| now.saturating_duration_since(admitted))
     }
 
     /// The job took part in a symbol step.
@@ -48,23 +75,29 @@ impl Stopwatch {
         self.middle += took;
     }
 
-    /// Looks at where the job stands after a step.
-    pub(super) fn look(&mut self, now: Instant, is_prefilling: bool, symbols: usize) {
+    /// Looks at where the job stands after a step; tells if there is a symbol that was not there before.
+    pub(super) fn look(&mut self, now: Instant, is_prefilling: bool, symbols: usize) -> Option<News> {
         if !is_prefilling {
             self.prefilled.get_or_insert(now);
         }
-        if symbols > self.symbols {
-            self.symbols = symbols;
-            self.answered = Some((self.answered.map_or(now, |(first, _)| first), now));
+        if symbols <= self.symbols {
+            return None;
         }
+        self.symbols = symbols;
+        let before = self.answered;
+        self.answered = Some((before.map_or(now, |(first, _)| first), now));
+        Some(match before {
+            None => News::First(now.saturating_duration_since(self.arrived)),
+            Some((_, latest)) => News::Further(now.saturating_duration_since(latest)),
+        })
     }
 
     /// The whole, at the end.
     pub(super) fn timing(&self, now: Instant) -> Timing {
         let between = |from: Instant, to: Instant| nanoseconds(to.saturating_duration_since(from));
         Timing {
-            queue_ns: between(self.arrived, self.admitted),
-            prefill_ns: between(self.admitted, self.prefilled.unwrap_or(now)),
+            queue_ns: between(self.arrived, self.admitted.unwrap_or(now)),
+            prefill_ns: self.admitted.map_or(0, |admitted| between(admitted, self.prefilled.unwrap_or(now))),
             time_to_first_char_ns: self.answered.map_or(0, |(first, _)| between(self.arrived, first)),
             decode_ns: self.answered.map_or(0, |(first, latest)| between(first, latest)),
             total_ns: between(self.arrived, now),

@@ -11,11 +11,12 @@ use super::{
     segments::segments,
     shutdown::Gate,
     status::status,
+    tenant::tenant_of,
     totals,
 };
 use crate::{
     decode::options::must_pool,
-    engine::handle::{Event, Handle, Job},
+    engine::handle::{Event, Handle, Job, Terms},
     error::{Error, Result},
 };
 use std::sync::Arc;
@@ -38,19 +39,19 @@ impl Generation {
     fn generated(&self, request: v1::GenerateRequest, call: Call) -> Result<Answer<Generated>> {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
+        let priority = request.priority;
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
-        let events = engine.submit(Job::Generate(job), call.deadline)?;
+        let events = engine.submit(Job::Generate(job), terms(&call, priority))?;
         Ok(Answer::new(Source::new(events, pass), wording, call))
     }
 
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
-        let wanted = (request.boundary_mode.as_deref(), request.seed);
-        let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
+        let (job, seed) = convert::score(&request, engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
-        let events = engine.submit(Job::Score(job), call.deadline)?;
+        let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
         Ok(Answer::new(Source::new(events, pass), wording, call))
     }
 
@@ -58,12 +59,16 @@ impl Generation {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         must_pool("Segment", engine.card())?;
-        let wanted = (request.boundary_mode.as_deref(), request.seed);
-        let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
+        let (job, seed) = convert::segment(&request, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
-        let events = engine.submit(Job::Score(job), call.deadline)?;
+        let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
         gather(Source::new(events, pass), v1::SegmentResponse { text, seed, ..Default::default() }, engine).await
     }
+}
+
+/// Under which conditions a call's job runs.
+fn terms(call: &Call, priority: Option<i32>) -> Terms {
+    Terms { deadline: call.deadline, tenant: tenant_of(call), priority: priority.unwrap_or_default() }
 }
 
 /// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.

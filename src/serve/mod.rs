@@ -1,10 +1,13 @@
 //! The wire: gRPC services over the engines, and the server's beginning and end. The only room that knows tonic.
 //!
 //! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
-//! `status` (error → status), `layers` (what happens to every call), `shutdown`; `client` calls such a server, to measure it.
+//! `status` (error → status), `connections` (from the listener to the server), `layers` (what happens to every call),
+//! `access` and `tenant` (who calls), `shutdown`; `client` calls such a server, to measure it.
 
+mod access;
 mod answer;
 pub mod client;
+mod connections;
 mod convert;
 mod engines;
 mod generated;
@@ -16,6 +19,7 @@ mod scored;
 mod segments;
 mod shutdown;
 mod status;
+mod tenant;
 mod totals;
 
 pub use engines::Engines;
@@ -26,6 +30,7 @@ use crate::{
     config::Wire,
     error::{Error, Result},
 };
+use access::admitted;
 use generation::Generation;
 use layers::{Around, guarded, named, timed, traced};
 use models::Models;
@@ -35,17 +40,12 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::oneshot};
-use tonic::{
-    server::NamedService,
-    transport::{Server, server::TcpIncoming},
-};
+use tonic::{server::NamedService, transport::Server};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
 
 /// How long connections get at least to close once no call runs any more.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long a quiet connection is kept before the system asks whether the other side is still there.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// What the health service tells about: the server as a whole, and each service.
 const WATCHED: [&str; 3] = ["", SERVICES[0], SERVICES[1]];
@@ -70,18 +70,17 @@ pub async fn run(
     report(&health, &WATCHED, ServingStatus::Serving).await;
     let generation = Generation::new(engines.clone(), gate.clone());
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
-    let models = ModelsServer::new(Models::new(engines.clone(), wire)).max_decoding_message_size(wire.message_bytes);
+    let models =
+        ModelsServer::new(Models::new(engines.clone(), wire.clone())).max_decoding_message_size(wire.message_bytes);
     let (close, closed) = oneshot::channel::<()>();
 
-    let server = Server::builder()
-        .max_concurrent_streams(wire.concurrent_streams)
-        .http2_max_header_list_size(wire.header_bytes)
-        .http2_keepalive_interval(Some(wire.keepalive_interval))
-        .http2_keepalive_timeout(Some(wire.keepalive_timeout))
+    let server = builder(&wire)
         // Outermost: whatever answers, a layer or a service, the answer has the call's name.
         .layer(Around(named))
         // Above all that can fail, so that every failure is logged within the call's span.
         .layer(Around(traced))
+        // Within the span, which it tells who calls; above all that costs anything.
+        .layer(Around(admitted(wire.access.keys.clone())))
         // Above the services, whose answers it may have to give up waiting for.
         .layer(Around(timed))
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
@@ -91,7 +90,7 @@ pub async fn run(
         .add_service(reflection().build_v1alpha().map_err(broken)?)
         .add_service(generation)
         .add_service(models)
-        .serve_with_incoming_shutdown(incoming(listener), async {
+        .serve_with_incoming_shutdown(connections::incoming(listener, &wire), async {
             // An error means that the other end is dropped, and then the server is too.
             let _ = closed.await;
         });
@@ -104,6 +103,17 @@ pub async fn run(
         () = ending => Ok(()),
         () = readiness(&health, &engines) => Ok(()),
     }
+}
+
+/// What each connection may do.
+fn builder(wire: &Wire) -> Server {
+    Server::builder()
+        .max_concurrent_streams(wire.concurrent_streams)
+        .http2_max_header_list_size(wire.header_bytes)
+        .http2_max_pending_accept_reset_streams(Some(wire.pending_resets))
+        .http2_max_local_error_reset_streams(Some(wire.error_resets))
+        .http2_keepalive_interval(wire.keepalive_interval)
+        .http2_keepalive_timeout(Some(wire.keepalive_timeout))
 }
 
 /// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
@@ -141,11 +151,6 @@ async fn report(health: &HealthReporter, services: &[&str], status: ServingStatu
     for service in services {
         health.set_service_status(service, status).await;
     }
-}
-
-fn incoming(listener: TcpListener) -> TcpIncoming {
-    // Characters are small and wanted at once: none waits for company in the kernel.
-    TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE))
 }
 
 /// Everything a client needs to call this server without a `.proto` file, error details included.

@@ -1,7 +1,13 @@
 //! The service `Models`: what is served, and within which limits.
 
 use super::{convert::MAX_COALESCE, engines::Engines, layers::Call, pieces::symbol, status::status};
-use crate::{config::Wire, decode::options::Bounds, engine::handle::Handle, text::Vocabulary};
+use crate::{
+    config::Wire,
+    decode::options::Bounds,
+    engine::handle::{Handle, PRIORITIES},
+    text::Vocabulary,
+};
+use std::time::Duration;
 use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
 
@@ -42,6 +48,11 @@ impl Models {
             queue: count(limits.queue),
             chunk: count(limits.chunk),
             boundary_wait: count(limits.boundary_wait),
+            queued_symbols: limits.queued_symbols as u64,
+            stall_ns: nanoseconds(limits.stall),
+            cache_bytes: limits.cache_bytes as u64,
+            highest_priority: *PRIORITIES.end(),
+            lowest_priority: *PRIORITIES.start(),
             message_bytes: self.wire.message_bytes as u64,
             concurrent_streams: self.wire.concurrent_streams,
             stop_strings: count(Bounds::STOPS),
@@ -49,6 +60,11 @@ impl Models {
             top_logprobs: count(Bounds::TOP_LOGPROBS),
             logit_bias: count(Bounds::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
+            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
+            header_bytes: self.wire.header_bytes,
+            pending_resets: count(self.wire.pending_resets),
+            keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
+            keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
         }
     }
 }
@@ -62,6 +78,10 @@ fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
         bytes: vocabulary.is_bytes(),
         normaliser: vocabulary.normaliser().name().to_owned(),
     }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Limits that would not fit are none.

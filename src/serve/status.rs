@@ -35,6 +35,7 @@ fn code(code: Code) -> tonic::Code {
         Code::NotFound => tonic::Code::NotFound,
         Code::FailedPrecondition => tonic::Code::FailedPrecondition,
         Code::ResourceExhausted => tonic::Code::ResourceExhausted,
+        Code::Unauthenticated => tonic::Code::Unauthenticated,
         Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
         Code::Cancelled => tonic::Code::Cancelled,
         Code::Unavailable => tonic::Code::Unavailable,
@@ -83,6 +84,7 @@ impl About {
                 self.tell("call", call).tell("model", model).tell("wanted", wanted).tell("found", found);
                 "WRONG_KIND_OF_MODEL"
             }
+            Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).tell("what", what).tell("limit", &limit.to_string());
                 "QUEUE_FULL"
@@ -95,14 +97,9 @@ impl About {
                 self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
                 "OUT_OF_MEMORY"
             }
-            Error::Deadline { stage } => {
-                self.tell("stage", stage);
-                "DEADLINE"
-            }
-            Error::Draining { retry } => {
-                self.retry(*retry);
-                "DRAINING"
-            }
+            Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
+            Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
+            Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Checkpoint { .. } => "CHECKPOINT",
             Error::Io { .. } => "FILE",
@@ -119,6 +116,11 @@ impl About {
     fn field(&mut self, field: &str, error: &Error) -> &mut Self {
         self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
         self.tell("field", field)
+    }
+
+    /// The reason, once all is told.
+    fn named(&self, reason: &'static str) -> &'static str {
+        reason
     }
 
     fn retry(&mut self, delay: Duration) -> &mut Self {
@@ -157,6 +159,7 @@ mod tests {
                 tonic::Code::FailedPrecondition,
                 "found",
             ),
+            (Error::Unauthenticated { why: "no key" }, tonic::Code::Unauthenticated, ""),
             (Error::QueueFull { what: "requests", limit: 1, retry }, tonic::Code::ResourceExhausted, "limit"),
             (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, tonic::Code::InvalidArgument, "needed"),
             (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),

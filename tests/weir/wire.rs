@@ -2,11 +2,13 @@
 
 mod calls;
 mod errors;
+mod fairness;
 mod life;
 mod model;
 mod raw;
 mod real;
 mod schema;
+mod windows;
 
 use model::{Fake, Kind};
 use std::{

@@ -29,7 +29,13 @@ pub(super) fn varied(seed: u64) -> Job {
     let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|at| number(2 + at, SAMPLED.into()) as u32).collect();
     if number(100, 5) == 0 {
         let (symbols, boundaries) = (prompt, BoundaryOptions::default());
-        return Job::Score(Score { symbols, logprobs: number(101, 2) == 0, top: number(102, 3), boundaries });
+        return Job::Score(Score {
+            symbols,
+            logprobs: number(101, 2) == 0,
+            top: number(102, 3),
+            boundaries,
+            windows: None,
+        });
     }
     let mut request = generate(&prompt, 1 + number(103, 60));
     request.sampling.seed = seed;
@@ -83,7 +89,7 @@ pub(super) fn read(events: Events) -> Result<Said> {
 /// The same, with where its time went.
 pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
     let mut characters = Vec::new();
-    let Some(Event::Started { cached_chars: 0 }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
+    let Some(Event::Started { cached_chars }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
         panic!("the first event tells the start");
     };
@@ -92,6 +98,7 @@ pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
             Event::Started { .. } => panic!("started twice"),
             Event::Characters(told) => characters.extend(told),
             Event::Finished { reason, usage, timing } => {
+                assert_eq!(usage.cached_chars, cached_chars, "told at the start and at the end");
                 assert!(events.blocking_recv().is_none(), "nothing follows the end");
                 assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
                 assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);

@@ -23,6 +23,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tonic_health", &["serve"]),
     ("tonic_reflection", &["serve"]),
     ("tonic_types", &["serve"]),
+    ("http_body", &["serve"]),
     ("tower", &["serve"]),
     ("weir_proto", &["serve"]),
     ("prost", &[]),

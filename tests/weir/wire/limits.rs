@@ -1,17 +1,17 @@
 //! What one client can take: connections, time, headers, calls; and that others do not notice.
 
 use super::{
-    Server, eventually,
+    Server, details, eventually,
     frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
     long,
     model::Kind,
-    plain, prompt,
+    plain, prompt, reason,
 };
 use crate::papers::Papers;
 use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
-use tonic::{Request, metadata::MetadataValue};
+use tonic::{Code, Request, metadata::MetadataValue};
 use weir::{config::Wire, engine::handle::Limits};
 use weir_proto::v1::{self, models_client::ModelsClient};
 
@@ -108,6 +108,43 @@ async fn headers_have_a_limit() {
     assert!(status.message().contains("431"), "Request Header Fields Too Large: {status:?}");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
+}
+
+/// Requests that never come whole take room, of which there is so much for all, whichever connection they are on.
+#[tokio::test]
+async fn requests_that_come_in_share_their_room() {
+    let server = within(Wire { message_bytes: 64 << 10, request_memory: 100 << 10, ..Wire::default() }).await;
+    // Each is longer than the model's sequences, which is told once it has been read.
+    let large = || server.generate(prompt(&"a".repeat(60 << 10)));
+    assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
+    let begun = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
+    let mut bytes = [frames::beginning(), frames::call(1, GENERATE), frame(DATA, 0, 1, &begun)].concat();
+    for _ in 0..5 {
+        bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
+    }
+    let unfinished = sent(server.running.address, &bytes).await;
+    let mut refused = large().await.map(drop).unwrap_err();
+    for _ in 0..1000 {
+        if refused.code() == Code::ResourceExhausted {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        refused = large().await.map(drop).unwrap_err();
+    }
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(details(&refused).retry_info().is_some());
+    // What fits beside them is served, and everything is once they are gone.
+    server.answer(prompt("a")).await.unwrap();
+    drop(unfinished);
+    let mut again = refused;
+    for _ in 0..1000 {
+        again = large().await.map(drop).unwrap_err();
+        if again.code() == Code::InvalidArgument {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(again.code(), Code::InvalidArgument, "the room was not given back");
 }
 
 #[tokio::test]

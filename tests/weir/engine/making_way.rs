@@ -70,6 +70,30 @@ fn one_that_made_way_can_be_cancelled_and_has_its_deadline() {
     at_rest(&toy, &engine);
 }
 
+#[test]
+fn a_thousand_cancellations_at_random_points_leave_nothing() {
+    for cache_bytes in [0, 1 << 20] {
+        let toy = Toy::with(MAX_SYMBOLS, 500 * BYTES);
+        let limits = Limits { rows: 6, queue: 1200, chunk: 24, events: 400, cache_bytes, ..Limits::default() };
+        let engine = toy.engine(limits);
+        let jobs: Vec<_> = (0..1000)
+            .map(|seed| engine.submit(Job::Generate(long(seed, 1 + seed as usize % 50, 250)), None).unwrap())
+            .collect();
+        // some while they wait, some while they run, some that made way, some that have ended
+        for (at, mut events) in jobs.into_iter().enumerate() {
+            let read = mix(at as u64) % 5 * 40;
+            (0..read).for_each(|_| drop(events.blocking_recv()));
+        }
+        eventually("everything is given back", || {
+            let (load, counters) = (engine.load(), engine.counters());
+            let kept = engine.cache().entries;
+            (load.queued, load.running, load.bytes, counters.running, counters.waiting) == (0, 0, 0, 0, 0)
+                && toy.sequences() == kept
+        });
+        assert!(engine.counters().preemptions > 0);
+    }
+}
+
 /// What a request says on a model with memory for everything.
 fn undisturbed(model: &dyn Model, request: &Generate) -> Said {
     let session = Session::generate(request.clone(), model.card()).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weir::{
     decode::{
         contract::{BoundaryOptions, Model},
-        options::{Details, Generate},
+        options::{Details, Generate, Score, Windows},
         session::Session,
     },
     engine::handle::{Handle, Job, Limits},
@@ -144,7 +144,8 @@ fn scoring_makes_way_too() {
     let score = |seed: u64| {
         let symbols = (0..200).map(|at| (mix(seed * 999 + at) % 4) as u32).collect();
         let boundaries = BoundaryOptions::default();
-        Job::Score(weir::decode::options::Score { symbols, logprobs: true, top: 1, boundaries, windows: None })
+        let windows = (seed % 2 == 1).then_some(Windows { length: 90, stride: 35 });
+        Job::Score(Score { symbols, logprobs: true, top: 1, boundaries, windows })
     };
     let generating: Vec<_> =
         (0..3).map(|seed| engine.submit(Job::Generate(long(seed, 3, 200)), None).unwrap()).collect();

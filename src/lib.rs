@@ -40,6 +40,7 @@ pub mod engine;
 pub mod error;
 pub mod family;
 pub mod kernels;
+pub mod metrics;
 pub mod nn;
 pub mod report;
 pub mod serve;

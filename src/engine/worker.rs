@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Card, Model},
+        contract::{Card, Memory, Model},
         options::Timing,
         session::Session,
     },
@@ -180,6 +180,10 @@ impl Shared {
         let (queued, running) = (desk.queue.queued(), desk.queue.running());
         drop(desk);
         Load { queued, running, bytes: self.common.model.memory().in_use }
+    }
+
+    pub(super) fn memory(&self) -> Memory {
+        self.common.model.memory()
     }
 
     pub(super) fn counters(&self) -> Counters {

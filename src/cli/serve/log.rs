@@ -1,0 +1,37 @@
+//! What is logged, and how.
+
+use crate::config::Checks;
+use std::io::IsTerminal;
+use tracing_subscriber::EnvFilter;
+
+/// The flags of the log.
+#[derive(Debug, clap::Args)]
+pub(super) struct LogArgs {
+    /// What is logged to stderr: a level, or `target=level` directives with commas in between.
+    #[arg(long, value_name = "FILTER", env = "WEIR_LOG", default_value = "info")]
+    log: String,
+    /// How it is logged: text or json.
+    #[arg(long, value_name = "FORMAT", env = "WEIR_LOG_FORMAT", default_value = "text")]
+    log_format: String,
+}
+
+impl LogArgs {
+    /// Before anything else, so that the checks can log.
+    pub(super) fn start(&self, checks: &mut Checks) {
+        let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
+            checks.wrong("--log", &self.log, error);
+            EnvFilter::default()
+        });
+        let colours = std::io::stderr().is_terminal();
+        let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
+        // A log that was started already stays.
+        let _ = match self.log_format.as_str() {
+            "text" => log.try_init(),
+            "json" => log.json().try_init(),
+            other => {
+                checks.wrong("--log-format", other, "expected text or json");
+                return;
+            }
+        };
+    }
+}

@@ -1,0 +1,63 @@
+//! Which models are served, and what each may use.
+
+use crate::{config::Checks, family::load, kernels::Dtype};
+use std::path::PathBuf;
+
+/// The flags of the models.
+#[derive(Debug, clap::Args)]
+pub(super) struct ModelsArgs {
+    /// A folder whose subfolders are checkpoints; subfolders without a config.json are skipped. `models` if neither
+    /// this nor --model is given.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
+    models: Option<PathBuf>,
+    /// A checkpoint's folder; may be given several times, or with commas in between.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL", value_delimiter = ',')]
+    model: Vec<PathBuf>,
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", env = "WEIR_THREADS")]
+    threads: Option<String>,
+    /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
+    #[arg(long, value_name = "TYPE", env = "WEIR_DTYPE", default_value = "f32")]
+    dtype: String,
+    /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS")]
+    max_symbols: Option<String>,
+    /// Key-value memory of each model.
+    #[arg(long, value_name = "SIZE", env = "WEIR_KV_MEMORY", default_value = "2GiB")]
+    kv_memory: String,
+}
+
+impl ModelsArgs {
+    /// The checkpoints' folders.
+    pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<PathBuf> {
+        let default = self.model.is_empty().then(|| PathBuf::from("models"));
+        let mut found = Vec::new();
+        if let Some(folder) = self.models.as_ref().or(default.as_ref()) {
+            found = checks.checkpoints("--models", folder);
+            if found.is_empty() && folder.is_dir() {
+                checks.wrong("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
+            }
+        }
+        for folder in &self.model {
+            checks.checkpoint("--model", folder);
+            found.push(folder.clone());
+        }
+        found
+    }
+
+    /// What each model may use.
+    pub(super) fn settings(&self, checks: &mut Checks) -> load::Settings {
+        let mut settings = load::Settings::default();
+        match Dtype::parse(&self.dtype) {
+            Some(dtype) => settings.dtype = dtype,
+            None => checks.wrong("--dtype", &self.dtype, "expected f32, bf16 or int8"),
+        }
+        if let Some(threads) = &self.threads {
+            settings.threads = checks.number("--threads", threads, 1..=1024);
+        }
+        settings.max_symbols =
+            self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=load::MAX_SYMBOLS));
+        settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
+        settings
+    }
+}

@@ -28,6 +28,21 @@ pub struct Serve {
     pub engine: Limits,
     /// The connection's limits.
     pub wire: Wire,
+    /// What is offered to those who run the server.
+    pub operations: Operations,
+}
+
+/// What is offered to those who run the server.
+#[derive(Debug, Clone)]
+pub struct Operations {
+    /// Where metrics and health are told over HTTP, if anywhere.
+    pub admin_listen: Option<SocketAddr>,
+    /// How long a round of a worker's loop may last before it counts as hanging.
+    pub stall: Duration,
+    /// The folder that models are loaded from at run time.
+    pub models: Option<PathBuf>,
+    /// The most generations of models in memory.
+    pub max_models: usize,
 }
 
 /// Limits of the wire.

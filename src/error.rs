@@ -20,6 +20,10 @@ pub enum Code {
     DeadlineExceeded,
     /// The caller went away.
     Cancelled,
+    /// The caller did not say who it is.
+    Unauthenticated,
+    /// The caller may not do this.
+    PermissionDenied,
     /// The server is shutting down.
     Unavailable,
     /// A broken invariant of ours.
@@ -130,6 +134,32 @@ pub enum Error {
         /// Bytes there may be.
         limit: usize,
     },
+    /// There is no memory for another model.
+    #[error("the model may need {needed} bytes of memory; {available} are available")]
+    NoMemory {
+        /// Bytes that it may need.
+        needed: usize,
+        /// Bytes that the system can give.
+        available: usize,
+    },
+    /// As many models as there may be are in memory.
+    #[error("{limit} generations of models are in memory, those that drain included, and that is the limit")]
+    TooManyModels {
+        /// The limit.
+        limit: usize,
+    },
+    /// The call needs a secret that it does not show.
+    #[error("the call needs the header {wanted}")]
+    Unauthenticated {
+        /// The header.
+        wanted: &'static str,
+    },
+    /// The call shows a secret that is not the right one.
+    #[error("{what} is not the right one")]
+    PermissionDenied {
+        /// What it showed.
+        what: &'static str,
+    },
     /// The deadline passed.
     #[error("the deadline passed {stage}")]
     Deadline {
@@ -165,6 +195,14 @@ pub enum Error {
         /// Its answer.
         source: std::io::Error,
     },
+    /// A server that was asked, and refused or is not there.
+    #[error("{server}: {answer}")]
+    Remote {
+        /// The server.
+        server: String,
+        /// Its answer, or why there is none.
+        answer: String,
+    },
     /// A setting of this program that cannot be used.
     #[error("{0}")]
     Setting(String),
@@ -186,10 +224,14 @@ impl Error {
             | Self::NeverFits { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
-            Self::QueueFull { .. } | Self::OutOfPages { .. } => Code::ResourceExhausted,
+            Self::QueueFull { .. } | Self::OutOfPages { .. } | Self::NoMemory { .. } | Self::TooManyModels { .. } => {
+                Code::ResourceExhausted
+            }
+            Self::Unauthenticated { .. } => Code::Unauthenticated,
+            Self::PermissionDenied { .. } => Code::PermissionDenied,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
-            Self::Draining { .. } => Code::Unavailable,
+            Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }
     }

@@ -24,34 +24,38 @@ use std::{
     time::Duration,
 };
 
-/// What all names begin with.
-const PREFIX: &str = "weir";
+/// A name, with what all names begin with.
+macro_rules! weir {
+    ($name:literal) => {
+        concat!("weir:", $name)
+    };
+}
+
 /// Times, in seconds: a step of a small model takes less than a tenth of a millisecond, a queue may take minutes.
 const SECONDS: [f64; 28] = [
     50e-6, 75e-6, 100e-6, 150e-6, 200e-6, 300e-6, 500e-6, 750e-6, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7.5e-3, 10e-3, 20e-3,
     50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0,
 ];
 /// Characters.
-const CHARS: [f64; 21] = [
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6,
-];
+const CHARS: [f64; 21] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6];
 /// Rows of a step.
-const ROWS: [f64; 14] =
-    [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0, 512.0, 4096.0];
+const ROWS: [f64; 14] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0, 512.0, 4096.0];
 /// Characters per segment.
 const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 24.0, 64.0];
 
 /// The label whose values tell a gap after a boundary from one within a segment.
 const AFTER: [&str; 2] = ["char", "boundary"];
-const REASONS: [Reason; 5] =
-    [Reason::MaxChars, Reason::MaxSegments, Reason::Stop(0), Reason::MaxContext, Reason::End];
-const CODES: [Code; 8] = [
+const REASONS: [Reason; 5] = [Reason::MaxChars, Reason::MaxSegments, Reason::Stop(0), Reason::MaxContext, Reason::End];
+const CODES: [Code; 10] = [
     Code::InvalidArgument,
     Code::NotFound,
     Code::FailedPrecondition,
     Code::ResourceExhausted,
     Code::DeadlineExceeded,
     Code::Cancelled,
+    Code::Unauthenticated,
+    Code::PermissionDenied,
     Code::Unavailable,
     Code::Internal,
 ];
@@ -73,7 +77,7 @@ macro_rules! per_model {
             fn register(registry: &mut Registry) -> Self {
                 $(
                     let $field = Family::<Labels, $kind>::new_with_constructor(|| $new);
-                    registry.register($name, $help, $field.clone());
+                    registry.register(weir!($name), $help, $field.clone());
                 )*
                 Self { $($field,)* }
             }
@@ -167,12 +171,16 @@ pub struct Meter {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix(PREFIX);
+        let mut registry = Registry::default();
         let families = Families::register(&mut registry);
         let calls = Family::default();
-        registry.register("grpc_calls", "Calls that were answered, by service, method and status code", calls.clone());
+        registry.register(
+            weir!("grpc_calls"),
+            "Calls that were answered, by service, method and status code",
+            calls.clone(),
+        );
         let version = [("version", env!("CARGO_PKG_VERSION"))];
-        registry.register("build", "The server's version", Info::new(version));
+        registry.register(weir!("build"), "The server's version", Info::new(version));
         Self { registry, families, calls, models: Mutex::default() }
     }
 }
@@ -348,6 +356,8 @@ fn name(code: Code) -> &'static str {
         Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
         Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
         Code::Cancelled => "CANCELLED",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+        Code::PermissionDenied => "PERMISSION_DENIED",
         Code::Unavailable => "UNAVAILABLE",
         Code::Internal => "INTERNAL",
     }

@@ -5,6 +5,7 @@
 //! drops the events, which frees the row.
 
 use super::{
+    engines::Lease,
     layers::{self, Call},
     shutdown::Pass,
     status::status,
@@ -24,13 +25,15 @@ use tracing::Span;
 /// The events of one job, ended early if the server ends.
 pub(super) struct Source {
     events: Events,
+    /// The engine that the job runs on: it stays until the answer is over.
+    _engine: Lease,
     ended: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
 impl Source {
     /// Of a job that runs by this pass.
-    pub(super) fn new(events: Events, mut pass: Pass) -> Self {
-        Self { events, ended: Box::pin(async move { pass.ended().await }) }
+    pub(super) fn new(events: Events, engine: Lease, mut pass: Pass) -> Self {
+        Self { events, _engine: engine, ended: Box::pin(async move { pass.ended().await }) }
     }
 
     /// The next event, or why there will be no more. Not to be called after that, nor after `Finished`.

@@ -140,17 +140,17 @@ impl Engines {
         if self.read().serving.contains_key(&name) {
             return Err(Error::Setting(format!("two models are named {name:?}: rename one of their folders")));
         }
-        Ok(self.install(fresh).0)
+        Ok(self.install(fresh).0.generation())
     }
 
-    /// Serves a model, from now on instead of the one of its name if there is one, which leaves. Returns its generation's
-    /// number.
-    pub(super) fn replace(&self, fresh: Fresh) -> u64 {
-        let (number, before) = self.install(fresh);
+    /// Serves a model, from now on instead of the one of its name if there is one, which leaves: its number is returned too.
+    pub(super) fn replace(&self, fresh: Fresh) -> (Lease, Option<u64>) {
+        let (lease, before) = self.install(fresh);
+        let number = before.as_ref().map(|before| before.number);
         if let Some(before) = before {
             self.see_off(before);
         }
-        number
+        (lease, number)
     }
 
     /// Serves a model no more: it leaves. Returns its generation's number.
@@ -233,18 +233,19 @@ impl Engines {
         self.0.changes.subscribe()
     }
 
-    fn install(&self, fresh: Fresh) -> (u64, Option<Arc<Generation>>) {
+    fn install(&self, fresh: Fresh) -> (Lease, Option<Arc<Generation>>) {
         let Fresh { engine, meter, folder } = fresh;
         let name = engine.card().name.clone();
         let mut table = self.write();
         table.latest += 1;
         let number = table.latest;
-        let generation = Generation { number, engine, meter, folder, leases: watch::Sender::new(()) };
-        let before = table.serving.insert(name, Arc::new(generation));
+        let generation = Arc::new(Generation { number, engine, meter, folder, leases: watch::Sender::new(()) });
+        let lease = Lease::of(&generation);
+        let before = table.serving.insert(name, generation);
         table.leaving.extend(before.clone());
         drop(table);
         self.tell_change();
-        (number, before)
+        (lease, before)
     }
 
     /// Waits for a generation's last request, then drops it. It is in the list of those that leave.

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     decode::options::must_pool,
-    engine::handle::{Event, Handle, Job},
+    engine::handle::{Event, Job},
     error::{Error, Result},
+    text::Vocabulary,
 };
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -41,7 +42,7 @@ impl Generation {
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
         let events = engine.submit(Job::Generate(job), call.deadline)?;
-        Ok(Answer::new(Source::new(events, pass), wording, call))
+        Ok(Answer::new(Source::new(events, engine, pass), wording, call))
     }
 
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
@@ -51,7 +52,7 @@ impl Generation {
         let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
         let events = engine.submit(Job::Score(job), call.deadline)?;
-        Ok(Answer::new(Source::new(events, pass), wording, call))
+        Ok(Answer::new(Source::new(events, engine, pass), wording, call))
     }
 
     async fn segmented(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
@@ -62,19 +63,25 @@ impl Generation {
         let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
         let events = engine.submit(Job::Score(job), call.deadline)?;
-        gather(Source::new(events, pass), v1::SegmentResponse { text, seed, ..Default::default() }, engine).await
+        let vocabulary = Arc::clone(&engine.card().vocabulary);
+        let empty = v1::SegmentResponse { text, seed, ..Default::default() };
+        gather(Source::new(events, engine, pass), empty, &vocabulary).await
     }
 }
 
 /// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.
-async fn gather(mut source: Source, empty: v1::SegmentResponse, engine: &Handle) -> Result<v1::SegmentResponse> {
+async fn gather(
+    mut source: Source,
+    empty: v1::SegmentResponse,
+    vocabulary: &Vocabulary,
+) -> Result<v1::SegmentResponse> {
     let mut characters = Vec::new();
     loop {
         match source.next().await? {
             Event::Started { .. } => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
-                let segments = segments(&characters, &engine.card().vocabulary);
+                let segments = segments(&characters, vocabulary);
                 let (usage, timing) = (Some(totals::usage(usage)), Some(totals::timing(timing)));
                 return Ok(v1::SegmentResponse { segments, usage, timing, ..empty });
             }

@@ -4,12 +4,7 @@
 //! model has run its first steps until it shuts down, as long as there is a model and no model's worker has broken.
 
 use super::engines::Engines;
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc, task::Poll, time::Duration};
 use tokio::sync::watch;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -35,7 +30,7 @@ enum Stage {
     Draining,
 }
 
-/// What the health service tells, by service: `""` is the server as a whole.
+/// What the health service tells: of `""`, the server as a whole, and of each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Told {
     whole: bool,
@@ -72,7 +67,9 @@ impl Monitor {
         for engine in engines.all().into_iter().chain(engines.leaving()) {
             if let Some(busy) = engine.busy().filter(|busy| *busy > self.0.stall) {
                 let (name, stall) = (&engine.card().name, self.0.stall);
-                return Err(format!("the worker of {name:?} has been at one step for {busy:.1?}, the limit is {stall:?}"));
+                return Err(format!(
+                    "the worker of {name:?} has been at one step for {busy:.1?}, the limit is {stall:?}"
+                ));
             }
         }
         Ok(())
@@ -104,11 +101,10 @@ impl Monitor {
         let mut before = None;
         loop {
             changes.mark_unchanged();
-            let now = Told { whole: self.alive().is_ok(), services: self.ready().is_ok() };
+            let now = self.told();
             if before != Some(now) {
                 self.log(before, now);
-                tell(health, &[""], now.whole).await;
-                tell(health, services, now.services).await;
+                self.tell(health, services).await;
                 before = Some(now);
             }
             tokio::select! {
@@ -117,6 +113,21 @@ impl Monitor {
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
+    }
+
+    /// Tells the health service how things are now. It is told to look elsewhere first of all when the server shuts down.
+    pub(super) async fn tell(&self, health: &HealthReporter, services: &[&str]) {
+        let told = self.told();
+        let status = |serving| if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+        health.set_service_status("", status(told.whole)).await;
+        for service in services {
+            health.set_service_status(service, status(told.services)).await;
+        }
+    }
+
+    fn told(&self) -> Told {
+        let draining = *self.0.stage.borrow() == Stage::Draining;
+        Told { whole: !draining && self.alive().is_ok(), services: self.ready().is_ok() }
     }
 
     fn log(&self, before: Option<Told>, now: Told) {
@@ -141,13 +152,5 @@ impl Monitor {
             false => Poll::Pending,
         })
         .await;
-    }
-}
-
-/// Sets the status of services.
-pub(super) async fn tell(health: &HealthReporter, services: &[&str], serving: bool) {
-    let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in services {
-        health.set_service_status(service, status).await;
     }
 }

@@ -28,7 +28,13 @@ pub(super) fn up(engine: &Handle) -> Result<()> {
     let job = Generate {
         prompt,
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-        stopping: Stopping { max_chars: chars, ..Stopping::default() },
+        stopping: Stopping {
+            max_chars: chars,
+            min_chars: 0,
+            max_segments: None,
+            stop: Vec::new(),
+            include_stop: false,
+        },
         details: Default::default(),
         boundaries: Default::default(),
     };

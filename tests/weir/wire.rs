@@ -1,9 +1,11 @@
 //! The server over the wire: real connections on loopback, real engines, a model without arithmetic.
 
+mod admin;
 mod calls;
 mod errors;
 mod life;
 mod model;
+mod port;
 mod raw;
 mod real;
 mod schema;
@@ -23,7 +25,7 @@ use weir::{
     decode::contract::Model,
     engine::handle::{Handle, Limits},
     error::Result,
-    serve::{Engines, run},
+    serve::{Engines, Offer, run},
 };
 use weir_proto::v1::{
     self, GenerateRequest, GenerateResponse, generate_response::Event, generation_client::GenerationClient,
@@ -40,13 +42,17 @@ struct Running {
 
 impl Running {
     async fn start(engines: Vec<Handle>, wire: Wire) -> Self {
+        Self::offering(Engines::new(engines).unwrap(), wire).await
+    }
+
+    async fn offering(offer: impl Into<Offer>, wire: Wire) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(run(listener, Engines::new(engines).unwrap(), shutdown, wire));
+        let task = tokio::spawn(run(listener, offer.into(), shutdown, wire));
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
         Self { address, channel, stop: Some(stop), task }
     }

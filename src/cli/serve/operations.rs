@@ -1,0 +1,45 @@
+//! What the server offers to those who run it.
+
+use crate::{
+    config::{Checks, Operations},
+    serve::Token,
+};
+use std::{path::PathBuf, time::Duration};
+
+/// The flags of operations.
+#[derive(Debug, clap::Args)]
+pub(super) struct OperationsArgs {
+    /// Where metrics, health and version are told over plain HTTP: best a loopback address, for whoever reaches it may
+    /// read them. Nowhere if not given.
+    #[arg(long, value_name = "ADDRESS", env = "WEIR_ADMIN_LISTEN")]
+    admin_listen: Option<String>,
+    /// How long one step of a model may take before the server counts as hanging, and is told to be dead.
+    #[arg(long, value_name = "N", env = "WEIR_STALL_SECONDS", default_value = "60")]
+    stall_seconds: String,
+    /// A file with the token (16 to 1024 visible ASCII characters) that calls to the service weir.v1.Admin need, which
+    /// loads models from --models and unloads them. There is no such service if not given.
+    #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
+    admin_token_file: Option<PathBuf>,
+    /// The most models in memory when one is loaded at run time, those that serve their last requests included.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_MODELS", default_value = "16")]
+    max_models: String,
+}
+
+impl OperationsArgs {
+    /// The token of the admin service, if there is to be one.
+    pub(super) fn token(&self, checks: &mut Checks) -> Option<Token> {
+        let file = self.admin_token_file.as_ref()?;
+        Token::read(file).map_err(|error| checks.missing(format!("--admin-token-file {error}"))).ok()
+    }
+
+    /// As the server wants them; models may be loaded from that folder.
+    pub(super) fn settings(&self, models: Option<PathBuf>, checks: &mut Checks) -> Operations {
+        let stall = checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64;
+        Operations {
+            admin_listen: self.admin_listen.as_ref().and_then(|given| checks.parsed("--admin-listen", given)),
+            stall: Duration::from_secs(stall),
+            models,
+            max_models: checks.number("--max-models", &self.max_models, 1..=1024),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The client's side of what `weir admin` and `weir health` ask a running server.
+
+use super::admin::Token;
+use crate::error::{Error, Result};
+use std::time::Duration;
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Endpoint},
+};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use weir_proto::v1::{
+    ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
+    admin_client::AdminClient, model_generation::State,
+};
+
+/// How long a connection may take to come about, and the answer about health.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether a server says that it serves, or that a service of it does; `""` is the server as a whole.
+///
+/// # Errors
+/// There is no such server or service, or it does not answer in five seconds.
+pub async fn is_serving(server: &str, service: &str) -> Result<bool> {
+    let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
+    request.set_timeout(PATIENCE);
+    let mut client = HealthClient::new(connect(server).await?);
+    let answer = client.check(request).await.map_err(|status| refused(server, &status))?;
+    Ok(answer.into_inner().status() == ServingStatus::Serving)
+}
+
+/// Whoever has the token of a server's admin service.
+pub struct Operator {
+    server: String,
+    client: AdminClient<Channel>,
+    token: MetadataValue<Ascii>,
+}
+
+/// One loading of a model, as it stands.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Loaded {
+    /// The model's name.
+    pub name: String,
+    /// The number of the generation.
+    pub generation: u64,
+    /// `serving`, `draining` or `broken`.
+    pub state: &'static str,
+    /// Where it was loaded from, as the server sees it.
+    pub path: String,
+    /// Of its weights, hexadecimal.
+    pub sha256: String,
+    /// Requests that run.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Bytes of key-value memory in use.
+    pub kv_bytes: u64,
+}
+
+impl Operator {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub async fn connect(server: &str, token: &Token) -> Result<Self> {
+        let token = MetadataValue::try_from(token.bearer());
+        let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
+        token.set_sensitive(true);
+        Ok(Self { server: server.to_owned(), client: AdminClient::new(connect(server).await?), token })
+    }
+
+    /// Loads a model: the generation that serves, and the number of the one that drains.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn load(&mut self, path: Option<String>, name: Option<String>) -> Result<(Loaded, Option<u64>)> {
+        let request = self.request(LoadModelRequest { path, name });
+        let answer = self.client.load_model(request).await.map_err(|status| refused(&self.server, &status))?;
+        let LoadModelResponse { generation, draining } = answer.into_inner();
+        Ok((Loaded::from(generation.unwrap_or_default()), draining))
+    }
+
+    /// Unloads a model: the number of the generation that drains.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn unload(&mut self, name: String) -> Result<u64> {
+        let request = self.request(UnloadModelRequest { name });
+        let answer = self.client.unload_model(request).await.map_err(|status| refused(&self.server, &status))?;
+        Ok(answer.into_inner().generation)
+    }
+
+    /// All generations in memory.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn list(&mut self) -> Result<Vec<Loaded>> {
+        let request = self.request(ListGenerationsRequest {});
+        let answer = self.client.list_generations(request).await.map_err(|status| refused(&self.server, &status))?;
+        Ok(answer.into_inner().generations.into_iter().map(Loaded::from).collect())
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("authorization", self.token.clone());
+        request
+    }
+}
+
+impl From<ModelGeneration> for Loaded {
+    fn from(told: ModelGeneration) -> Self {
+        let state = match told.state() {
+            State::Serving => "serving",
+            State::Draining => "draining",
+            State::Broken => "broken",
+            State::Unspecified => "unknown",
+        };
+        let ModelGeneration { name, number, path, sha256, running, waiting, kv_bytes, .. } = told;
+        Self { name, generation: number, state, path, sha256, running, waiting, kv_bytes }
+    }
+}
+
+/// To `host:port`, or a URL.
+async fn connect(server: &str) -> Result<Channel> {
+    let failed = |error: &dyn std::error::Error| {
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        Error::Remote { server: server.to_owned(), answer: why }
+    };
+    let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
+    let endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?;
+    endpoint.connect_timeout(PATIENCE).connect().await.map_err(|error| failed(&error))
+}
+
+fn refused(server: &str, status: &Status) -> Error {
+    Error::Remote { server: server.to_owned(), answer: format!("{:?}: {}", status.code(), status.message()) }
+}

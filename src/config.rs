@@ -1,17 +1,23 @@
-//! What the server was asked for, validated. Flags and their `WEIR_*` twins arrive here as text; every problem is
-//! reported at once.
+//! What the server was asked for, validated. Flags, their `WEIR_*` twins and the settings of a file arrive here as text;
+//! every problem is reported at once.
 
-use crate::{
-    engine::handle::Limits,
-    error::{Error, Result},
-    family::load,
-};
+mod checks;
+pub mod file;
+mod keys;
+mod tls;
+mod token;
+
+pub use checks::{Checks, Origins, parse_bytes};
+pub use keys::Keys;
+pub use tls::{Tls, TlsFiles};
+pub use token::Token;
+
+use crate::{engine::handle::Limits, error::Error, family::load};
 use std::{
-    fmt::Display,
+    io::Read,
     net::SocketAddr,
-    ops::RangeInclusive,
     path::{Path, PathBuf},
-    str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -39,6 +45,8 @@ pub struct Operations {
     pub admin_listen: Option<SocketAddr>,
     /// How long a round of a worker's loop may last before it counts as hanging.
     pub stall: Duration,
+    /// What calls to the admin service must have, if there is to be one.
+    pub admin_token: Option<Token>,
     /// The folder that models are loaded from at run time.
     pub models: Option<PathBuf>,
     /// The most generations of models in memory.
@@ -46,7 +54,7 @@ pub struct Operations {
 }
 
 /// Limits of the wire.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Wire {
     /// How long requests that run may go on once the server is shutting down.
     pub drain: Duration,
@@ -56,10 +64,34 @@ pub struct Wire {
     pub header_bytes: u32,
     /// Calls in progress on one connection.
     pub concurrent_streams: u32,
-    /// How long a connection may be silent before it is asked whether it is alive.
-    pub keepalive_interval: Duration,
+    /// Calls of one connection that were cancelled before the server came to look at them; one more ends the connection.
+    pub pending_resets: usize,
+    /// Calls of one connection that the server itself reset for breaking the protocol; one more ends the connection.
+    pub error_resets: usize,
+    /// Connections in all.
+    pub connections: usize,
+    /// How long a new connection has for TLS and its first words.
+    pub handshake: Duration,
+    /// How long a connection may be silent before it is asked whether it is alive, by a ping of HTTP/2; none: never.
+    pub keepalive_interval: Option<Duration>,
     /// How long it then has to answer.
     pub keepalive_timeout: Duration,
+    /// How long it may be silent before the operating system asks; none: never.
+    pub tcp_keepalive: Option<Duration>,
+    /// Whether an answer's headers wait for its first characters, so that a proxy may give a request that has none yet to
+    /// another server; it is then also told by HTTP's own status that a server is unavailable.
+    pub late_headers: bool,
+    /// Who may connect and call.
+    pub access: Access,
+}
+
+/// Who may connect and call: without any of these, everyone.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Encryption, and the certificates that clients must have.
+    pub tls: Option<Tls>,
+    /// The keys one of which each call must bring.
+    pub keys: Option<Arc<Keys>>,
 }
 
 impl Default for Wire {
@@ -69,169 +101,50 @@ impl Default for Wire {
             message_bytes: 4 << 20,
             header_bytes: 16 << 10,
             concurrent_streams: 256,
-            keepalive_interval: Duration::from_secs(60),
+            pending_resets: 20,
+            error_resets: 1024,
+            connections: 1024,
+            handshake: Duration::from_secs(10),
+            keepalive_interval: Some(Duration::from_secs(60)),
             keepalive_timeout: Duration::from_secs(20),
+            tcp_keepalive: Some(Duration::from_secs(60)),
+            late_headers: false,
+            access: Access::default(),
         }
     }
 }
 
-/// Reads settings from text and gathers what is wrong with them.
-#[derive(Debug, Default)]
-pub struct Checks(Vec<String>);
+/// Bytes of a file of settings, keys or certificates: more is a mistake.
+const FILE_BYTES: u64 = 1 << 20;
 
-impl Checks {
-    /// A setting of that type.
-    pub fn parsed<T: FromStr<Err: Display>>(&mut self, flag: &str, given: &str) -> Option<T> {
-        given.parse().map_err(|error| self.wrong(flag, given, error)).ok()
-    }
-
-    /// A whole number within bounds; the lower bound if it is none.
-    pub fn number(&mut self, flag: &str, given: &str, bounds: RangeInclusive<usize>) -> usize {
-        let (low, high) = (*bounds.start(), *bounds.end());
-        match given.parse() {
-            Ok(number) if bounds.contains(&number) => number,
-            _ => {
-                self.wrong(flag, given, format!("expected a whole number from {low} to {high}"));
-                low
-            }
-        }
-    }
-
-    /// A number of bytes within bounds, as [`parse_bytes`] reads it; the lower bound if it is none.
-    pub fn bytes(&mut self, flag: &str, given: &str, bounds: RangeInclusive<usize>) -> usize {
-        let (low, high) = (*bounds.start(), *bounds.end());
-        match parse_bytes(given) {
-            Some(bytes) if bounds.contains(&bytes) => bytes,
-            Some(_) => {
-                self.wrong(flag, given, format!("expected {low} to {high} bytes"));
-                low
-            }
-            None => {
-                self.wrong(flag, given, "expected a size such as 512MiB, 2GiB or 1000000");
-                low
-            }
-        }
-    }
-
-    /// The checkpoints of a folder: each subfolder that has a `config.json`, sorted by name.
-    pub fn checkpoints(&mut self, flag: &str, folder: &Path) -> Vec<PathBuf> {
-        let found = subfolders(folder).inspect_err(|error| self.0.push(format!("{flag}: {error}"))).unwrap_or_default();
-        let (found, others): (Vec<_>, Vec<_>) = found.into_iter().partition(|dir| is_checkpoint(dir));
-        for other in others {
-            tracing::debug!(folder = %other.display(), "not a checkpoint: skipped");
-        }
-        found
-    }
-
-    /// A checkpoint's folder.
-    pub fn checkpoint(&mut self, flag: &str, folder: &Path) {
-        if !is_checkpoint(folder) {
-            self.wrong(flag, &folder.display().to_string(), "expected a checkpoint: a folder with a config.json");
-        }
-    }
-
-    /// Notes a problem.
-    pub fn wrong(&mut self, flag: &str, given: &str, why: impl Display) {
-        self.0.push(format!("{flag} {given:?}: {why}"));
-    }
-
-    /// Notes a problem that is about no single flag.
-    pub fn missing(&mut self, what: impl Into<String>) {
-        self.0.push(what.into());
-    }
-
-    /// Ends the checks.
-    ///
-    /// # Errors
-    /// All problems, one a line.
-    pub fn finish(self) -> Result<()> {
-        match self.0.as_slice() {
-            [] => Ok(()),
-            [only] => Err(Error::Setting(only.clone())),
-            many => Err(Error::Setting(format!("{} settings are wrong:\n  {}", many.len(), many.join("\n  ")))),
-        }
+/// A file's content.
+///
+/// # Errors
+/// It cannot be read, or is too long to be what it should be.
+fn contents(path: &Path) -> Result<Vec<u8>, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    match bytes.len() as u64 > FILE_BYTES {
+        true => Err(Error::LongerThan { field: "the file", limit: FILE_BYTES as usize, unit: "bytes" }.to_string()),
+        false => Ok(bytes),
     }
 }
 
-/// Bytes: a whole number, alone or with a unit (`kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`; case does not matter).
-pub fn parse_bytes(text: &str) -> Option<usize> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
-    let unit = text.strip_prefix(digits)?.trim().to_ascii_lowercase();
-    let factor: usize = match unit.as_str() {
-        "" | "b" => 1,
-        "kb" => 1000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        _ => return None,
-    };
-    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    digits.parse::<usize>().ok()?.checked_mul(factor)
-}
-
-fn is_checkpoint(folder: &Path) -> bool {
-    folder.join("config.json").is_file()
-}
-
-/// The folders within a folder, sorted; links are followed.
-fn subfolders(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = folder.read_dir().map_err(Error::io(folder))?;
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut folders = paths.collect::<std::io::Result<Vec<_>>>().map_err(Error::io(folder))?;
-    folders.retain(|path| path.is_dir());
-    folders.sort();
-    Ok(folders)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        let known = [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("4 mib", 4 << 20), ("1kB", 1000), ("3g", 3 << 30)];
-        for (text, bytes) in known {
-            assert_eq!(parse_bytes(text), Some(bytes), "{text}");
-        }
-        for wrong in ["", "GiB", "-1", "+1", "1.5GiB", "1 XB", "99999999999999999999", "17179869184GiB", "１"] {
-            assert_eq!(parse_bytes(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn all_problems_are_told_at_once() {
-        let mut checks = Checks::default();
-        assert_eq!(checks.number("--rows", "8", 1..=64), 8);
-        checks.number("--rows", "0", 1..=64);
-        checks.number("--queue", "many", 1..=64);
-        checks.bytes("--kv-memory", "2XB", 1..=usize::MAX);
-        assert_eq!(checks.parsed::<SocketAddr>("--listen", "localhost"), None);
-        let message = checks.finish().unwrap_err().to_string();
-        for part in ["4 settings", "--rows \"0\": expected a whole number from 1 to 64", "many", "2XB", "--listen"] {
-            assert!(message.contains(part), "{message}");
-        }
-        assert!(Checks::default().finish().is_ok());
-    }
-
-    #[test]
-    fn folders_without_a_config_are_skipped() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in ["b", "a", "training"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
-        }
-        for name in ["b", "a"] {
-            std::fs::write(folder.path().join(name).join("config.json"), "{}").unwrap();
-        }
-        let mut checks = Checks::default();
-        let found = checks.checkpoints("--models", folder.path());
-        assert_eq!(found, [folder.path().join("a"), folder.path().join("b")]);
-        checks.checkpoint("--model", &folder.path().join("training"));
-        checks.checkpoints("--models", &folder.path().join("nowhere"));
-        let message = checks.finish().unwrap_err().to_string();
-        assert!(message.contains("training") && message.contains("nowhere"), "{message}");
+/// Warns if others than a secret file's owner and group can read it, or others than its owner write it.
+#[cfg(unix)]
+fn warn_if_open(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    const TOO_OPEN: u32 = 0o026;
+    let mode = path.metadata().map(|data| data.permissions().mode() & 0o777);
+    if let Ok(mode) = mode
+        && mode & TOO_OPEN != 0
+    {
+        let mode = format!("{mode:03o}");
+        tracing::warn!(file = %path.display(), mode, "others can read or change this secret: chmod 600 is enough");
     }
 }
+
+/// There is nothing to be told where files have no such modes.
+#[cfg(not(unix))]
+fn warn_if_open(_: &Path) {}

@@ -16,12 +16,12 @@ pub enum Code {
     FailedPrecondition,
     /// A limit on shared resources is reached; trying again later may work.
     ResourceExhausted,
+    /// It is not known who the caller is.
+    Unauthenticated,
     /// The caller's deadline has passed.
     DeadlineExceeded,
     /// The caller went away.
     Cancelled,
-    /// The caller did not say who it is.
-    Unauthenticated,
     /// The caller may not do this.
     PermissionDenied,
     /// The server is shutting down.
@@ -106,6 +106,12 @@ pub enum Error {
         /// The kind found.
         found: String,
     },
+    /// A call without a key that is known.
+    #[error("unauthenticated: {why}")]
+    Unauthenticated {
+        /// What is missing, without a word of what was given.
+        why: &'static str,
+    },
     /// The queue has no place left.
     #[error("the queue is full: {limit} {what} wait already")]
     QueueFull {
@@ -147,12 +153,6 @@ pub enum Error {
     TooManyModels {
         /// The limit.
         limit: usize,
-    },
-    /// The call needs a secret that it does not show.
-    #[error("the call needs the header {wanted}")]
-    Unauthenticated {
-        /// The header.
-        wanted: &'static str,
     },
     /// The call shows a secret that is not the right one.
     #[error("{what} is not the right one")]

@@ -1,8 +1,7 @@
 //! The `weir` command: parse, run, exit code.
 
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    weir::cli::run(weir::cli::Cli::parse())
+    weir::cli::run(std::env::args_os())
 }

@@ -2,11 +2,9 @@
 
 use super::{output, runtime};
 use crate::{
+    config::Token,
     error::{Error, Result},
-    serve::{
-        Token,
-        client::{Loaded, Operator},
-    },
+    serve::client::{Loaded, Operator},
 };
 use serde_json::json;
 use std::path::PathBuf;
@@ -66,13 +64,11 @@ struct Server {
 impl Server {
     async fn connect(&self) -> Result<Operator> {
         let token = match (&self.admin_token, &self.admin_token_file) {
-            (Some(token), _) => Token::new(token)?,
-            (None, Some(file)) => Token::read(file)?,
-            (None, None) => {
-                return Err(Error::Setting("a token is needed: WEIR_ADMIN_TOKEN or --admin-token-file".into()));
-            }
+            (Some(token), _) => Token::new(token),
+            (None, Some(file)) => Token::read(file).map_err(|why| format!("{}: {why}", file.display())),
+            (None, None) => Err("a token is needed: WEIR_ADMIN_TOKEN or --admin-token-file".into()),
         };
-        Operator::connect(&self.address, &token).await
+        Operator::connect(&self.address, &token.map_err(Error::Setting)?).await
     }
 }
 

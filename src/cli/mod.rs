@@ -13,10 +13,11 @@ pub mod progress;
 pub mod score;
 pub mod segment;
 pub mod serve;
+pub mod settings;
 
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 use tokio::runtime::Runtime;
 
 /// Inference server for character- and byte-level language models that pool their own input.
@@ -51,10 +52,19 @@ enum Command {
     Bench(bench::Args),
 }
 
-/// Runs a command; tells its error on stderr.
-pub fn run(cli: Cli) -> ExitCode {
+/// Runs the command that these arguments ask for, the program's name first; tells its error on stderr.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let (cli, sources) = match settings::gather(&arguments) {
+        Ok(gathered) => gathered,
+        Err(error) => {
+            // Where help cannot be written to, there is nobody to tell.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
     let result = match cli.command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(args, sources),
         Command::Admin(args) => admin::run(args),
         Command::Health(args) => health::run(args),
         Command::Generate(args) => generate::run(args),

@@ -1,6 +1,7 @@
 //! `weir serve`: checkpoints, engines, a listener, and signals that end it. The flags are in files of their own, by what
 //! they are about.
 
+mod access;
 mod engine;
 mod loader;
 mod log;
@@ -9,15 +10,15 @@ mod operations;
 mod signals;
 mod wire;
 
-use super::runtime;
+use super::{output, runtime, settings::Sources};
 use crate::{
-    config::{Checks, Serve},
+    config::{Checks, Serve, Token},
     error::{Error, Result},
     family::load,
-    serve::{Admin, Engines, Loader as _, Monitor, Offer, Token, run as serve, watch_over},
+    serve::{Admin, Engines, Loader as _, Monitor, Offer, run as serve, watch_over},
 };
 use loader::Checkpoints;
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 
 /// The most that a count may be: nothing that fits a machine is refused.
@@ -38,24 +39,33 @@ pub struct Args {
     #[command(flatten)]
     operations: operations::OperationsArgs,
     #[command(flatten)]
+    access: access::AccessArgs,
+    #[command(flatten)]
     log: log::LogArgs,
+    /// A TOML file whose keys are these flags' names; what a flag or the environment tells goes before it.
+    #[arg(long, value_name = "FILE", env = "WEIR_CONFIG")]
+    config: Option<PathBuf>,
+    /// Shows all settings, and where each comes from, as a file for --config; does not serve.
+    #[arg(long, env = "WEIR_PRINT_CONFIG")]
+    print_config: bool,
+    /// Checks all settings and the files that they name, but for what is in the checkpoints; does not serve.
+    #[arg(long, env = "WEIR_CHECK_CONFIG")]
+    check_config: bool,
 }
 
 impl Args {
-    fn validate(&self) -> Result<(Serve, Option<Token>)> {
-        let mut checks = Checks::default();
+    fn validate(&self, mut checks: Checks) -> Result<Serve> {
         self.log.start(&mut checks);
         let listen = self.wire.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
         let engine = self.engine.limits(&mut checks);
-        let wire = self.wire.limits(&mut checks);
-        let token = self.operations.token(&mut checks);
+        let access = self.access.access(&mut checks);
+        let wire = self.wire.limits(access, &mut checks);
         let operations = self.operations.settings(self.models.folder(), &mut checks);
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("an address that is neither right nor wrong".into()))?;
-        let serve = Serve { listen, checkpoints, model, engine, wire, operations };
-        Ok((serve, token))
+        Ok(Serve { listen, checkpoints, model, engine, wire, operations })
     }
 }
 
@@ -63,15 +73,26 @@ impl Args {
 ///
 /// # Errors
 /// Settings that cannot be used, a broken checkpoint, an address that is taken.
-pub fn run(args: Args) -> Result<()> {
-    let (settings, token) = args.validate()?;
+pub fn run(args: Args, sources: Sources) -> Result<()> {
+    let Sources { problems, origins, shown } = sources;
+    let checks = Checks::after(problems, origins);
+    if args.print_config {
+        output::write(&shown)?;
+        if !args.check_config {
+            return checks.finish();
+        }
+    }
+    let settings = args.validate(checks)?;
+    if args.check_config {
+        return Ok(());
+    }
     let runtime = runtime()?;
-    let result = runtime.block_on(listen(settings, token));
+    let result = runtime.block_on(listen(settings));
     runtime.shutdown_timeout(STOP);
     result
 }
 
-async fn listen(settings: Serve, token: Option<Token>) -> Result<()> {
+async fn listen(settings: Serve) -> Result<()> {
     let engines = Engines::default();
     let monitor = Monitor::new(engines.clone(), settings.operations.stall);
     // While models are loaded, there is somebody already to say so.
@@ -82,7 +103,7 @@ async fn listen(settings: Serve, token: Option<Token>) -> Result<()> {
     }
     // one set of threads for all: two models that step at once take turns on it, rather than on the cores
     let checkpoints = Arc::new(Checkpoints::new(settings.model.clone().with_threads()));
-    let admin = token.map(|token| admin(&settings, &checkpoints, token));
+    let admin = settings.operations.admin_token.clone().map(|token| admin(&settings, &checkpoints, token));
     let (serve_settings, into) = (settings.clone(), engines.clone());
     let loaded = tokio::task::spawn_blocking(move || load_all(&serve_settings, &checkpoints, &into)).await;
     loaded.unwrap_or_else(|_| Err(Error::Internal("a panic while loading a model".into())))?;

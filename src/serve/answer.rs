@@ -15,6 +15,7 @@ use crate::{
     error::{Code, Error, Result},
 };
 use std::{
+    collections::VecDeque,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -55,7 +56,10 @@ impl Source {
 /// How one kind of call puts events into messages.
 pub(super) trait Wording: Unpin + Send {
     /// What is sent.
-    type Message;
+    type Message: Unpin + Send;
+
+    /// Messages that come before the first characters.
+    const HEAD: usize;
 
     /// Takes the next event.
     fn take(&mut self, event: Event);
@@ -71,10 +75,12 @@ pub(super) trait Wording: Unpin + Send {
 }
 
 /// One call's answer.
-pub(super) struct Answer<W> {
+pub(super) struct Answer<W: Wording> {
     /// None once there are no more events.
     source: Option<Source>,
     wording: W,
+    /// Messages that were looked at already.
+    ready: VecDeque<W::Message>,
     /// What ended the job early, until it is sent.
     failure: Option<Status>,
     call: Call,
@@ -84,7 +90,20 @@ pub(super) struct Answer<W> {
 impl<W: Wording> Answer<W> {
     /// Of a job, in the words of its call.
     pub(super) fn new(source: Source, wording: W, call: Call) -> Self {
-        Self { source: Some(source), wording, failure: None, call, span: Span::current() }
+        Self { source: Some(source), wording, ready: VecDeque::new(), failure: None, call, span: Span::current() }
+    }
+
+    /// Waits until the first characters are there.
+    ///
+    /// # Errors
+    /// What ended the job before that.
+    pub(super) async fn with_characters(mut self) -> Result<Self, Status> {
+        while self.ready.len() <= W::HEAD {
+            let next = std::future::poll_fn(|cx| self.go_on(cx)).await;
+            let Some(message) = next.transpose()? else { break };
+            self.ready.push_back(message);
+        }
+        Ok(self)
     }
 
     /// Takes all events that are there, then tells what to send.
@@ -115,6 +134,16 @@ impl<W: Wording> Answer<W> {
         }
     }
 
+    /// The next message, or what ended the job early, be it a panic: the layer that catches those sees only what happens
+    /// before the first message.
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<W::Message, Status>>> {
+        layers::caught(|| self.advance(cx)).unwrap_or_else(|error| {
+            log_failure(&self.span, &error);
+            self.source = None;
+            Poll::Ready(Some(Err(status(&error, &self.call.id))))
+        })
+    }
+
     fn end(&mut self) {
         self.wording.close();
         self.source = None;
@@ -125,17 +154,14 @@ impl<W: Wording> Stream for Answer<W> {
     type Item = Result<W::Message, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        // The layer that catches panics sees only what happens before the first message.
-        layers::caught(|| this.advance(cx)).unwrap_or_else(|error| {
-            log_failure(&this.span, &error);
-            this.source = None;
-            Poll::Ready(Some(Err(status(&error, &this.call.id))))
-        })
+        match self.ready.pop_front() {
+            Some(message) => Poll::Ready(Some(Ok(message))),
+            None => self.go_on(cx),
+        }
     }
 }
 
-impl<W> Drop for Answer<W> {
+impl<W: Wording> Drop for Answer<W> {
     fn drop(&mut self) {
         if self.source.is_some() {
             tracing::info!(parent: &self.span, "dropped before its end");

@@ -3,6 +3,7 @@
 //! A stream's status is in its trailers, so that the answer's body is watched; one that is dropped before its end was
 //! cancelled by the client.
 
+use super::layers::{Answering, Next};
 use crate::metrics::Metrics;
 use http_body::{Body as _, Frame, SizeHint};
 use std::{
@@ -14,11 +15,11 @@ use tonic::{
     Code, Status,
     body::Body,
     codegen::{
-        Bytes, StdError,
-        http::{HeaderMap, Request, Response},
+        Bytes,
+        http::{HeaderMap, Request},
     },
 };
-use tower::{Layer, Service};
+use tower::ServiceExt;
 
 /// The services and methods that are counted by name; all others are `other`, or clients could make up series.
 const METHODS: [(&str, &[&str]); 6] = [
@@ -33,15 +34,23 @@ const METHODS: [(&str, &[&str]); 6] = [
 const STATUS: &str = "grpc-status";
 const OTHER: (&str, &str) = ("other", "other");
 
-/// The layer.
-#[derive(Clone)]
-pub(super) struct Counted(pub(super) Arc<Metrics>);
-
-/// What it makes of the service below it.
-#[derive(Clone)]
-pub(super) struct Counting<S> {
+/// Counts calls in these metrics.
+pub(super) fn counted(
     metrics: Arc<Metrics>,
-    next: S,
+) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
+    move |request, next| {
+        // Until something else is known it may be that the client goes away.
+        let method = method(request.uri().path());
+        let mut call = Open { metrics: Arc::clone(&metrics), method, code: Code::Cancelled };
+        Box::pin(async move {
+            let answer = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
+            // An answer without a body has its status here.
+            if answer.body().is_end_stream() || answer.headers().contains_key(STATUS) {
+                call.ended(Some(answer.headers()));
+            }
+            Ok(answer.map(|body| Body::new(Watched { body, call })))
+        })
+    }
 }
 
 /// A call that has not ended.
@@ -56,45 +65,6 @@ struct Open {
 struct Watched {
     body: Body,
     call: Open,
-}
-
-impl<S> Layer<S> for Counted {
-    type Service = Counting<S>;
-
-    fn layer(&self, next: S) -> Counting<S> {
-        Counting { metrics: Arc::clone(&self.0), next }
-    }
-}
-
-impl<S> Service<Request<Body>> for Counting<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>>,
-    S::Error: Into<StdError>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.next.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Until something else is known it may be that the client goes away.
-        let method = method(request.uri().path());
-        let mut call = Open { metrics: Arc::clone(&self.metrics), method, code: Code::Cancelled };
-        let answer = self.next.call(request);
-        Box::pin(async move {
-            let answer = answer.await.inspect_err(|_| call.code = Code::Internal)?;
-            // An answer without a body has its status here.
-            let body = answer.body();
-            if body.is_end_stream() || answer.headers().contains_key(STATUS) {
-                call.ended(Some(answer.headers()));
-            }
-            Ok(answer.map(|body| Body::new(Watched { body, call })))
-        })
-    }
 }
 
 impl Open {

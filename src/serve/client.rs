@@ -1,7 +1,9 @@
 //! The client's side of what `weir admin` and `weir health` ask a running server.
 
-use super::admin::Token;
-use crate::error::{Error, Result};
+use crate::{
+    config::Token,
+    error::{Error, Result},
+};
 use std::time::Duration;
 use tonic::{
     Request, Status,

@@ -2,7 +2,7 @@
 //! the engine's events.
 
 use super::{
-    answer::{Answer, Source, log_failure},
+    answer::{Answer, Source, Wording, log_failure},
     convert,
     engines::Engines,
     generated::Generated,
@@ -11,11 +11,12 @@ use super::{
     segments::segments,
     shutdown::Gate,
     status::status,
+    tenant::tenant_of,
     totals,
 };
 use crate::{
     decode::options::must_pool,
-    engine::handle::{Event, Job},
+    engine::handle::{Event, Job, Terms},
     error::{Error, Result},
     text::Vocabulary,
 };
@@ -28,12 +29,20 @@ use weir_proto::v1::{self, generation_server};
 pub(super) struct Generation {
     engines: Engines,
     gate: Gate,
+    /// Whether answers begin with their first characters.
+    late: bool,
 }
 
 impl Generation {
     /// Of these engines, behind this gate.
-    pub(super) fn new(engines: Engines, gate: Gate) -> Self {
-        Self { engines, gate }
+    pub(super) fn new(engines: Engines, gate: Gate, late: bool) -> Self {
+        Self { engines, gate, late }
+    }
+
+    /// An answer, as soon as it may begin.
+    async fn begun<W: Wording>(&self, answer: Result<Answer<W>>, call: &Call) -> Result<Response<Answer<W>>, Status> {
+        let answer = answer.map_err(refused(call))?;
+        Ok(Response::new(if self.late { answer.with_characters().await? } else { answer }))
     }
 
     fn generated(&self, request: v1::GenerateRequest, call: Call) -> Result<Answer<Generated>> {
@@ -41,7 +50,7 @@ impl Generation {
         let engine = self.engines.find("model", request.model.as_deref())?;
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
-        let events = engine.submit(Job::Generate(job), call.deadline)?;
+        let events = engine.submit(Job::Generate(job), terms(&call))?;
         Ok(Answer::new(Source::new(events, engine, pass), wording, call))
     }
 
@@ -51,7 +60,7 @@ impl Generation {
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
-        let events = engine.submit(Job::Score(job), call.deadline)?;
+        let events = engine.submit(Job::Score(job), terms(&call))?;
         Ok(Answer::new(Source::new(events, engine, pass), wording, call))
     }
 
@@ -62,11 +71,16 @@ impl Generation {
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
-        let events = engine.submit(Job::Score(job), call.deadline)?;
+        let events = engine.submit(Job::Score(job), terms(call))?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let empty = v1::SegmentResponse { text, seed, ..Default::default() };
         gather(Source::new(events, engine, pass), empty, &vocabulary).await
     }
+}
+
+/// Under which conditions a call's job runs.
+fn terms(call: &Call) -> Terms {
+    Terms { deadline: call.deadline, tenant: tenant_of(call), ..Terms::default() }
 }
 
 /// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.
@@ -96,12 +110,14 @@ impl generation_server::Generation for Generation {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let call = Call::of(&request);
-        self.generated(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
+        let answer = self.generated(request.into_inner(), call.clone());
+        self.begun(answer, &call).await
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Result<Response<Self::ScoreStream>, Status> {
         let call = Call::of(&request);
-        self.scored(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
+        let answer = self.scored(request.into_inner(), call.clone());
+        self.begun(answer, &call).await
     }
 
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {

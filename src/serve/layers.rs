@@ -1,6 +1,6 @@
 //! What happens to every call, whatever its service. [`run`](super::run) stacks these and says why in that order.
 
-use super::status::status;
+use super::{status::status, tenant::Principal};
 use crate::error::{Error, Result, clip};
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -11,10 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 use tonic::{
+    Code,
     body::Body,
     codegen::{
         StdError,
-        http::{HeaderMap, HeaderValue, Request, Response},
+        http::{HeaderMap, HeaderValue, Request, Response, StatusCode},
     },
 };
 use tower::{
@@ -39,6 +40,8 @@ pub(super) struct Call {
     arrived: Instant,
     /// When its answer is worth nothing any more.
     pub(super) deadline: Option<Instant>,
+    /// On whose behalf it runs.
+    pub(super) principal: Principal,
 }
 
 impl Call {
@@ -47,46 +50,52 @@ impl Call {
         request.extensions().get().cloned().unwrap_or_else(Self::unknown)
     }
 
-    fn in_http(request: &Request<Body>) -> Self {
+    /// The call of a request on its way through the layers.
+    pub(super) fn in_http(request: &Request<Body>) -> Self {
         request.extensions().get().cloned().unwrap_or_else(Self::unknown)
     }
 
+    fn begun(id: Arc<str>, arrived: Instant) -> Self {
+        Self { id, arrived, deadline: None, principal: Principal::Unknown }
+    }
+
     fn unknown() -> Self {
-        Self { id: "".into(), arrived: Instant::now(), deadline: None }
+        Self::begun("".into(), Instant::now())
     }
 }
 
 /// The rest of the stack, as a layer sees it.
 pub(super) type Next = BoxCloneService<Request<Body>, Response<Body>, StdError>;
 type Answered = Result<Response<Body>, StdError>;
-type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
+/// What the layers answer, in time.
+pub(super) type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
 /// A layer that is a function of the request and the rest of the stack.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Around(pub(super) fn(Request<Body>, Next) -> Answering);
+pub(super) struct Around<F>(pub(super) F);
 
 /// What a layer makes of the service below it.
 #[derive(Clone)]
-pub(super) struct Surrounded {
-    around: fn(Request<Body>, Next) -> Answering,
+pub(super) struct Surrounded<F> {
+    around: F,
     next: Next,
 }
 
-impl<S> Layer<S> for Around
+impl<S, F: Clone> Layer<S> for Around<F>
 where
     S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Error: Into<StdError>,
     S::Future: Send + 'static,
 {
-    type Service = Surrounded;
+    type Service = Surrounded<F>;
 
-    fn layer(&self, inner: S) -> Surrounded {
+    fn layer(&self, inner: S) -> Surrounded<F> {
         let next = BoxCloneService::new(MapErr::new(inner, Into::into));
-        Surrounded { around: self.0, next }
+        Surrounded { around: self.0.clone(), next }
     }
 }
 
-impl Service<Request<Body>> for Surrounded {
+impl<F: Fn(Request<Body>, Next) -> Answering> Service<Request<Body>> for Surrounded<F> {
     type Response = Response<Body>;
     type Error = StdError;
     type Future = Answering;
@@ -108,7 +117,7 @@ impl Service<Request<Body>> for Surrounded {
 pub(super) fn named(mut request: Request<Body>, next: Next) -> Answering {
     let arrived = Instant::now();
     let id: Arc<str> = given_id(request.headers()).unwrap_or_else(draw_id).into();
-    request.extensions_mut().insert(Call { id: Arc::clone(&id), arrived, deadline: None });
+    request.extensions_mut().insert(Call::begun(Arc::clone(&id), arrived));
     Box::pin(async move {
         let mut response = next.oneshot(request).await?;
         if let Ok(value) = HeaderValue::from_str(&id) {
@@ -122,7 +131,7 @@ pub(super) fn named(mut request: Request<Body>, next: Next) -> Answering {
 pub(super) fn traced(request: Request<Body>, next: Next) -> Answering {
     let call = Call::in_http(&request);
     let path = clip(request.uri().path(), PATH_BYTES);
-    let span = tracing::info_span!("call", path, id = &*call.id);
+    let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);
     let started = Instant::now();
     let answer = async move {
         let response = next.oneshot(request).await?;
@@ -131,6 +140,20 @@ pub(super) fn traced(request: Request<Body>, next: Next) -> Answering {
         Ok(response)
     };
     Box::pin(answer.instrument(span))
+}
+
+/// Says by HTTP's own status, too, that the server is unavailable, if that is wanted: proxies understand no other.
+pub(super) fn said_in_http(wanted: bool) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
+    move |request, next| {
+        Box::pin(async move {
+            let mut response = next.oneshot(request).await?;
+            let code = response.headers().get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()));
+            if wanted && code == Some(Code::Unavailable) {
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            Ok(response)
+        })
+    }
 }
 
 /// Reads `grpc-timeout` into the call's deadline, and ends a call that has not begun to answer by then.
@@ -260,7 +283,7 @@ mod tests {
 
     /// What a layer makes of a service, asked once.
     async fn asked<F>(
-        around: Around,
+        around: Around<fn(Request<Body>, Next) -> Answering>,
         service: fn(Request<Body>) -> F,
         headers: &[(&'static str, &str)],
     ) -> Response<Body>

@@ -1,12 +1,15 @@
 //! The wire: gRPC services over the engines, and the server's beginning and end. The only room that knows tonic.
 //!
 //! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
-//! `status` (error → status), `layers` (what happens to every call), `shutdown`.
+//! `status` (error → status), `connections` (from the listener to the server), `layers` (what happens to every call),
+//! `access` and `tenant` (who calls), `shutdown`.
 
+mod access;
 mod admin;
 mod answer;
 mod calls;
 pub mod client;
+mod connections;
 mod convert;
 mod engines;
 mod generated;
@@ -20,10 +23,11 @@ mod scored;
 mod segments;
 mod shutdown;
 mod status;
+mod tenant;
 mod totals;
 mod warm;
 
-pub use admin::{Admin, Loader, Token};
+pub use admin::{Admin, Loader};
 pub use engines::{Engines, Fresh, Lease};
 pub use layers::REQUEST_ID;
 pub use monitor::Monitor;
@@ -34,9 +38,10 @@ use crate::{
     config::Wire,
     error::{Error, Result},
 };
-use calls::Counted;
+use access::admitted;
+use calls::counted;
 use generation::Generation;
-use layers::{Around, guarded, named, timed, traced};
+use layers::{Around, guarded, named, said_in_http, timed, traced};
 use models::Models;
 use shutdown::Gate;
 use std::{
@@ -45,11 +50,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::oneshot};
-use tonic::{
-    server::NamedService,
-    service::interceptor::InterceptedService,
-    transport::{Server, server::TcpIncoming},
-};
+use tonic::{server::NamedService, service::interceptor::InterceptedService, transport::Server};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
@@ -58,8 +59,6 @@ use weir_proto::v1::{admin_server::AdminServer, generation_server::GenerationSer
 
 /// How long connections get at least to close once no call runs any more.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long a quiet connection is kept before the system asks whether the other side is still there.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// How long a round of a worker's loop may last before it counts as hanging, unless [`Monitor::new`] is told otherwise.
 const STALL: Duration = Duration::from_secs(60);
@@ -100,9 +99,10 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.serve();
     monitor.tell(&health, &SERVICES).await;
-    let generation = Generation::new(engines.clone(), gate.clone());
+    let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
-    let models = ModelsServer::new(Models::new(engines.clone(), wire)).max_decoding_message_size(wire.message_bytes);
+    let models = Models::new(engines.clone(), wire.clone());
+    let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
     let (v1, v1alpha) = (reflection(admin.is_some()), reflection(admin.is_some()));
     let admin = admin.map(|admin| {
         let (orders, guard) = admin::guarded(admin, engines.clone(), gate.clone());
@@ -110,17 +110,17 @@ pub async fn run(
     });
     let (close, closed) = oneshot::channel::<()>();
 
-    let server = Server::builder()
-        .max_concurrent_streams(wire.concurrent_streams)
-        .http2_max_header_list_size(wire.header_bytes)
-        .http2_keepalive_interval(Some(wire.keepalive_interval))
-        .http2_keepalive_timeout(Some(wire.keepalive_timeout))
+    let server = builder(&wire)
         // Outermost: whatever answers, a layer or a service, the answer has the call's name.
         .layer(Around(named))
         // Above all that answers, so that every call is counted with the status that the client sees.
-        .layer(Counted(Arc::clone(engines.metrics())))
+        .layer(Around(counted(Arc::clone(engines.metrics()))))
+        // Above all that may say that the server is unavailable.
+        .layer(Around(said_in_http(wire.late_headers)))
         // Above all that can fail, so that every failure is logged within the call's span.
         .layer(Around(traced))
+        // Within the span, which it tells who calls; above all that costs anything.
+        .layer(Around(admitted(wire.access.keys.clone())))
         // Above the services, whose answers it may have to give up waiting for.
         .layer(Around(timed))
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
@@ -131,7 +131,7 @@ pub async fn run(
         .add_service(generation)
         .add_service(models)
         .add_optional_service(admin)
-        .serve_with_incoming_shutdown(incoming(listener), async {
+        .serve_with_incoming_shutdown(connections::incoming(listener, &wire), async {
             // An error means that the other end is dropped, and then the server is too.
             let _ = closed.await;
         });
@@ -146,6 +146,17 @@ pub async fn run(
         served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
     }
+}
+
+/// What each connection may do.
+fn builder(wire: &Wire) -> Server {
+    Server::builder()
+        .max_concurrent_streams(wire.concurrent_streams)
+        .http2_max_header_list_size(wire.header_bytes)
+        .http2_max_pending_accept_reset_streams(Some(wire.pending_resets))
+        .http2_max_local_error_reset_streams(Some(wire.error_resets))
+        .http2_keepalive_interval(wire.keepalive_interval)
+        .http2_keepalive_timeout(Some(wire.keepalive_timeout))
 }
 
 /// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
@@ -170,11 +181,6 @@ async fn drain(health: &HealthReporter, monitor: &Monitor, gate: &Gate, limit: D
     // server ends by itself when the last connection has nothing left to send.
     tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(LINGER)).await;
     tracing::debug!("connections are still open");
-}
-
-fn incoming(listener: TcpListener) -> TcpIncoming {
-    // Characters are small and wanted at once: none waits for company in the kernel.
-    TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE))
 }
 
 /// Everything a client needs to call this server without a `.proto` file, error details included.

@@ -2,6 +2,7 @@
 
 use super::{convert::MAX_COALESCE, engines::Engines, layers::Call, pieces::symbol, status::status};
 use crate::{config::Wire, decode::options::Bounds, engine::handle::Handle, text::Vocabulary};
+use std::time::Duration;
 use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
 
@@ -49,6 +50,10 @@ impl Models {
             top_logprobs: count(Bounds::TOP_LOGPROBS),
             logit_bias: count(Bounds::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
+            header_bytes: self.wire.header_bytes,
+            pending_resets: count(self.wire.pending_resets),
+            keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
+            keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
         }
     }
 }
@@ -62,6 +67,10 @@ fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
         bytes: vocabulary.is_bytes(),
         normaliser: vocabulary.normaliser().name().to_owned(),
     }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Limits that would not fit are none.

@@ -35,9 +35,9 @@ fn code(code: Code) -> tonic::Code {
         Code::NotFound => tonic::Code::NotFound,
         Code::FailedPrecondition => tonic::Code::FailedPrecondition,
         Code::ResourceExhausted => tonic::Code::ResourceExhausted,
+        Code::Unauthenticated => tonic::Code::Unauthenticated,
         Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
         Code::Cancelled => tonic::Code::Cancelled,
-        Code::Unauthenticated => tonic::Code::Unauthenticated,
         Code::PermissionDenied => tonic::Code::PermissionDenied,
         Code::Unavailable => tonic::Code::Unavailable,
         Code::Internal => tonic::Code::Internal,
@@ -85,6 +85,7 @@ impl About {
                 self.tell("call", call).tell("model", model).tell("wanted", wanted).tell("found", found);
                 "WRONG_KIND_OF_MODEL"
             }
+            Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).tell("what", what).tell("limit", &limit.to_string());
                 "QUEUE_FULL"
@@ -104,10 +105,6 @@ impl About {
             Error::TooManyModels { limit } => {
                 self.tell("limit", &limit.to_string());
                 "TOO_MANY_MODELS"
-            }
-            Error::Unauthenticated { wanted } => {
-                self.tell("wanted", wanted);
-                "UNAUTHENTICATED"
             }
             Error::PermissionDenied { what } => {
                 self.tell("what", what);
@@ -176,13 +173,13 @@ mod tests {
                 tonic::Code::FailedPrecondition,
                 "found",
             ),
+            (Error::Unauthenticated { why: "no key" }, tonic::Code::Unauthenticated, ""),
             (Error::QueueFull { what: "requests", limit: 1, retry }, tonic::Code::ResourceExhausted, "limit"),
             (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, tonic::Code::InvalidArgument, "needed"),
             (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),
             (Error::Deadline { stage: "in the queue" }, tonic::Code::DeadlineExceeded, "stage"),
             (Error::NoMemory { needed: 2, available: 1 }, tonic::Code::ResourceExhausted, "available"),
             (Error::TooManyModels { limit: 1 }, tonic::Code::ResourceExhausted, "limit"),
-            (Error::Unauthenticated { wanted: "a header" }, tonic::Code::Unauthenticated, "wanted"),
             (Error::PermissionDenied { what: "a token" }, tonic::Code::PermissionDenied, "what"),
             (Error::Cancelled, tonic::Code::Cancelled, ""),
             (Error::Draining { retry }, tonic::Code::Unavailable, ""),

@@ -42,7 +42,12 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tracing_subscriber", &["cli"]),
     ("safetensors", &["cli"]),
     ("zip", &["family"]),
-    ("sha2", &["family"]),
+    // Of checkpoints; of API keys; of certificates.
+    ("sha2", &["family", "config", "serve"]),
+    ("subtle", &["config"]),
+    ("toml", &["config"]),
+    ("tokio_rustls", &["config", "serve"]),
+    ("webpki", &["serve"]),
     ("rand_chacha", &["decode", "family"]),
     ("unicode_normalization", &["text"]),
     ("thiserror", &["error", "family", "text"]),

@@ -3,6 +3,7 @@
 mod admin;
 mod calls;
 mod errors;
+mod late;
 mod life;
 mod model;
 mod port;

@@ -1,9 +1,6 @@
 //! What the server offers to those who run it.
 
-use crate::{
-    config::{Checks, Operations},
-    serve::Token,
-};
+use crate::config::{Checks, Operations};
 use std::{path::PathBuf, time::Duration};
 
 /// The flags of operations.
@@ -26,18 +23,13 @@ pub(super) struct OperationsArgs {
 }
 
 impl OperationsArgs {
-    /// The token of the admin service, if there is to be one.
-    pub(super) fn token(&self, checks: &mut Checks) -> Option<Token> {
-        let file = self.admin_token_file.as_ref()?;
-        Token::read(file).map_err(|error| checks.missing(format!("--admin-token-file {error}"))).ok()
-    }
-
     /// As the server wants them; models may be loaded from that folder.
     pub(super) fn settings(&self, models: Option<PathBuf>, checks: &mut Checks) -> Operations {
         let stall = checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64;
         Operations {
             admin_listen: self.admin_listen.as_ref().and_then(|given| checks.parsed("--admin-listen", given)),
             stall: Duration::from_secs(stall),
+            admin_token: self.admin_token_file.as_ref().and_then(|file| checks.token("--admin-token-file", file)),
             models,
             max_models: checks.number("--max-models", &self.max_models, 1..=1024),
         }

@@ -1,8 +1,11 @@
 //! Where the server listens, and the limits of its connections.
 
 use super::MANY;
-use crate::config::{Checks, Wire};
+use crate::config::{Access, Checks, Wire};
 use std::{net::SocketAddr, time::Duration};
+
+/// The longest that any wait may be: a day.
+const DAY: usize = 86_400;
 
 /// The flags of the wire.
 #[derive(Debug, clap::Args)]
@@ -16,9 +19,37 @@ pub(super) struct WireArgs {
     /// The longest request message.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
+    /// The headers of one request: names and values, and 32 bytes more for each.
+    #[arg(long, value_name = "SIZE", env = "WEIR_MAX_HEADER_BYTES", default_value = "16KiB")]
+    max_header_bytes: String,
     /// Calls in progress on one connection.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CONCURRENT_STREAMS", default_value = "256")]
     max_concurrent_streams: String,
+    /// Calls of one connection that were cancelled before the server came to look at them: one more ends the connection.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_PENDING_RESETS", default_value = "20")]
+    max_pending_resets: String,
+    /// Calls of one connection that the server had to reset because they broke the protocol: one more ends the connection.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_ERROR_RESETS", default_value = "1024")]
+    max_error_resets: String,
+    /// Connections in all; further ones are closed at once.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_CONNECTIONS", default_value = "1024")]
+    max_connections: String,
+    /// How long a new connection has for TLS and the first words of HTTP/2.
+    #[arg(long, value_name = "N", env = "WEIR_HANDSHAKE_SECONDS", default_value = "10")]
+    handshake_seconds: String,
+    /// How long a connection may be silent before it is sent a ping of HTTP/2; 0 for never.
+    #[arg(long, value_name = "N", env = "WEIR_KEEPALIVE_SECONDS", default_value = "60")]
+    keepalive_seconds: String,
+    /// How long it has to answer the ping before it is closed.
+    #[arg(long, value_name = "N", env = "WEIR_KEEPALIVE_TIMEOUT_SECONDS", default_value = "20")]
+    keepalive_timeout_seconds: String,
+    /// How long a connection may be silent before the operating system probes it; 0 for never.
+    #[arg(long, value_name = "N", env = "WEIR_TCP_KEEPALIVE_SECONDS", default_value = "60")]
+    tcp_keepalive_seconds: String,
+    /// Send an answer's headers only with its first characters, so that a proxy may give a request that has none yet to
+    /// another server; and tell by HTTP's status, too, that this one is unavailable.
+    #[arg(long, env = "WEIR_LATE_HEADERS", value_parser = clap::builder::BoolishValueParser::new())]
+    late_headers: bool,
 }
 
 impl WireArgs {
@@ -28,13 +59,30 @@ impl WireArgs {
     }
 
     /// As the server wants them.
-    pub(super) fn limits(&self, checks: &mut Checks) -> Wire {
+    pub(super) fn limits(&self, access: Access, checks: &mut Checks) -> Wire {
         let streams = checks.number("--max-concurrent-streams", &self.max_concurrent_streams, 1..=MANY);
+        let headers = checks.bytes("--max-header-bytes", &self.max_header_bytes, 1024..=1 << 20);
+        let keepalive = seconds(checks, "--keepalive-seconds", &self.keepalive_seconds, 0);
+        let tcp_keepalive = seconds(checks, "--tcp-keepalive-seconds", &self.tcp_keepalive_seconds, 0);
+        let timeout = ("--keepalive-timeout-seconds", &self.keepalive_timeout_seconds);
         Wire {
-            drain: Duration::from_secs(checks.number("--drain-seconds", &self.drain_seconds, 0..=86_400) as u64),
+            drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
             message_bytes: checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30),
+            header_bytes: u32::try_from(headers).unwrap_or(u32::MAX),
             concurrent_streams: u32::try_from(streams).unwrap_or(u32::MAX),
-            ..Wire::default()
+            pending_resets: checks.number("--max-pending-resets", &self.max_pending_resets, 1..=MANY),
+            error_resets: checks.number("--max-error-resets", &self.max_error_resets, 1..=MANY),
+            connections: checks.number("--max-connections", &self.max_connections, 1..=MANY),
+            handshake: seconds(checks, "--handshake-seconds", &self.handshake_seconds, 1),
+            keepalive_interval: Some(keepalive).filter(|interval| !interval.is_zero()),
+            keepalive_timeout: seconds(checks, timeout.0, timeout.1, 1),
+            tcp_keepalive: Some(tcp_keepalive).filter(|interval| !interval.is_zero()),
+            late_headers: self.late_headers,
+            access,
         }
     }
+}
+
+fn seconds(checks: &mut Checks, flag: &str, given: &str, least: usize) -> Duration {
+    Duration::from_secs(checks.number(flag, given, least..=DAY) as u64)
 }

@@ -2,12 +2,10 @@
 
 mod place;
 mod service;
-mod token;
 
 pub(super) use service::{Orders, guarded};
-pub use token::Token;
 
-use crate::{decode::contract::Model, engine::handle::Limits, error::Result};
+use crate::{config::Token, decode::contract::Model, engine::handle::Limits, error::Result};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,

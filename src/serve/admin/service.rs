@@ -2,14 +2,16 @@
 
 use super::{
     super::{
+        access::bearer,
         engines::{Engines, Lease},
         layers::Call,
         shutdown::{Gate, Pass},
         status::status,
     },
-    Admin, Token, place,
+    Admin, place,
 };
 use crate::{
+    config::Token,
     engine::handle::Phase,
     error::{Error, Result},
 };
@@ -20,9 +22,6 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status, service::Interceptor};
 use weir_proto::v1::{self, admin_server, model_generation::State};
-
-/// How the token is shown.
-const SCHEME: &str = "Bearer ";
 
 /// Lets only calls through that have the token. It stands before the service, so that nothing else of a call is looked at.
 #[derive(Clone)]
@@ -56,8 +55,10 @@ impl Interceptor for Guard {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
         let call = Call::of(&request);
         let given = request.metadata().get("authorization").map(|value| value.as_bytes());
-        let refusal = match given.and_then(|value| value.strip_prefix(SCHEME.as_bytes())) {
-            None => Error::Unauthenticated { wanted: "authorization: Bearer <admin token>" },
+        let refusal = match given.and_then(|value| bearer(value)) {
+            None => {
+                Error::Unauthenticated { why: "send the header `authorization: Bearer TOKEN` with the admin token" }
+            }
             Some(token) if self.0.is(token) => return Ok(request),
             Some(_) => Error::PermissionDenied { what: "the admin token" },
         };

@@ -16,11 +16,11 @@ use tempfile::TempDir;
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, transport::Channel};
 use weir::{
-    config::Wire,
+    config::{Token, Wire},
     decode::contract::Model,
     engine::handle::Limits,
     error::{Error, Result},
-    serve::{Admin, Engines, Loader, Monitor, Offer, Token},
+    serve::{Admin, Engines, Loader, Monitor, Offer},
 };
 use weir_proto::v1::{
     self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,

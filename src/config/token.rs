@@ -1,6 +1,6 @@
 //! The token that calls to `Admin` must have.
 
-use crate::error::{Error, Result};
+use super::{Checks, contents, warn_if_open};
 use std::{fmt, path::Path};
 use subtle::ConstantTimeEq;
 
@@ -17,34 +17,34 @@ impl Token {
     /// A token of 16 to 1,024 visible ASCII characters.
     ///
     /// # Errors
-    /// [`Error::Setting`], which does not tell the token.
-    pub fn new(text: &str) -> Result<Self> {
+    /// What it should be; never what was given.
+    pub fn new(text: &str) -> Result<Self, String> {
         let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-        if !visible || !(LEAST..=MOST).contains(&text.len()) {
-            let found = if visible { format!("{} characters", text.len()) } else { "others".into() };
-            let wanted = format!("a token of {LEAST} to {MOST} visible ASCII characters");
-            return Err(Error::Setting(format!("expected {wanted}, found {found}")));
+        if visible && (LEAST..=MOST).contains(&text.len()) {
+            return Ok(Self(text.as_bytes().into()));
         }
-        Ok(Self(text.as_bytes().into()))
+        let found = if visible { format!("{} of them", text.len()) } else { "other characters".into() };
+        Err(format!("expected a token of {LEAST} to {MOST} visible ASCII characters, found {found}"))
     }
 
     /// The token in a file, which may end with a line break.
     ///
     /// # Errors
-    /// [`Error::Setting`]: no such file, or not a token.
-    pub fn read(file: &Path) -> Result<Self> {
-        let about = |why: &dyn fmt::Display| Error::Setting(format!("{}: {why}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|error| about(&error))?;
-        Self::new(text.trim_end_matches(['\r', '\n'])).map_err(|error| about(&error))
+    /// It cannot be read, or has none.
+    pub fn read(file: &Path) -> Result<Self, String> {
+        let bytes = contents(file)?;
+        warn_if_open(file);
+        let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8")?;
+        Self::new(text.trim_end_matches(['\r', '\n']))
     }
 
     /// Whether it is this one. Takes the same time whatever differs, but for the length.
-    pub(super) fn is(&self, given: &[u8]) -> bool {
+    pub fn is(&self, given: &[u8]) -> bool {
         self.0.ct_eq(given).into()
     }
 
     /// The header's value that shows it.
-    pub(in crate::serve) fn bearer(&self) -> String {
+    pub fn bearer(&self) -> String {
         format!("Bearer {}", String::from_utf8_lossy(&self.0))
     }
 }
@@ -52,6 +52,13 @@ impl Token {
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token")
+    }
+}
+
+impl Checks {
+    /// The token of a file.
+    pub fn token(&mut self, flag: &str, file: &Path) -> Option<Token> {
+        Token::read(file).map_err(|why| self.wrong(flag, &file.display().to_string(), why)).ok()
     }
 }
 
@@ -68,7 +75,7 @@ mod tests {
         }
         assert_eq!(format!("{token:?}"), "Token");
         for wrong in ["", "0123456789abcde", "0123456789 abcdef", "0123456789abcdé", &"a".repeat(MOST + 1)] {
-            let told = Token::new(wrong).unwrap_err().to_string();
+            let told = Token::new(wrong).unwrap_err();
             assert!(wrong.is_empty() || !told.contains(wrong), "{told}");
         }
     }
@@ -78,7 +85,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "0123456789abcdef\n").unwrap();
         assert!(Token::read(file.path()).unwrap().is(b"0123456789abcdef"));
-        let told = Token::read(Path::new("/nowhere/token")).unwrap_err().to_string();
-        assert!(told.starts_with("/nowhere/token: "), "{told}");
+        let mut checks = Checks::default();
+        assert!(checks.token("--admin-token-file", Path::new("/nowhere/token")).is_none());
+        let told = checks.finish().unwrap_err().to_string();
+        assert!(told.contains("--admin-token-file") && told.contains("/nowhere/token"), "{told}");
     }
 }

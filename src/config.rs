@@ -51,6 +51,10 @@ pub struct Operations {
     pub models: Option<PathBuf>,
     /// The most generations of models in memory.
     pub max_models: usize,
+    /// The collector that spans are sent to, if there is one.
+    pub otlp: Option<String>,
+    /// The part of the traces that is sent, 0 to 1.
+    pub otlp_part: f64,
 }
 
 /// Limits of the wire.

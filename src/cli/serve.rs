@@ -15,7 +15,7 @@ use crate::{
     config::{Checks, Serve, Token},
     error::{Error, Result},
     family::load,
-    serve::{Admin, Engines, Loader as _, Monitor, Offer, run as serve, watch_over},
+    serve::{Admin, Engines, Loader as _, Monitor, Offer, Traces, run as serve, watch_over},
 };
 use loader::Checkpoints;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -113,7 +113,9 @@ async fn listen(settings: Serve) -> Result<()> {
     // Before anyone is told where to connect: a signal from then on drains.
     let signals = signals::signals().map_err(|error| Error::Internal(format!("no signals: {error}")))?;
     eprintln!("listening on {address} with {}", engines.names().join(", "));
-    let offer = Offer { monitor, admin };
+    let part = settings.operations.otlp_part;
+    let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
+    let offer = Offer { monitor, admin, traces };
     tokio::select! {
         served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
         () = signals::reached(signals, 2) => {

@@ -9,6 +9,7 @@ use super::{
     layers::{self, Call},
     shutdown::Pass,
     status::status,
+    traces::Trace,
 };
 use crate::{
     engine::handle::{Event, Events},
@@ -27,14 +28,16 @@ use tracing::Span;
 pub(super) struct Source {
     events: Events,
     /// The engine that the job runs on: it stays until the answer is over.
-    _engine: Lease,
+    engine: Lease,
+    /// The span of the call, if it has one.
+    trace: Option<Trace>,
     ended: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
 impl Source {
     /// Of a job that runs by this pass.
-    pub(super) fn new(events: Events, engine: Lease, mut pass: Pass) -> Self {
-        Self { events, _engine: engine, ended: Box::pin(async move { pass.ended().await }) }
+    pub(super) fn new(events: Events, engine: Lease, mut pass: Pass, trace: Option<Trace>) -> Self {
+        Self { events, engine, trace, ended: Box::pin(async move { pass.ended().await }) }
     }
 
     /// The next event, or why there will be no more. Not to be called after that, nor after `Finished`.
@@ -44,7 +47,11 @@ impl Source {
             return Poll::Ready(Err(error));
         }
         let broken = || Err(Error::Internal("the engine dropped a job without a word".into()));
-        self.events.poll_recv(cx).map(|event| event.unwrap_or_else(broken))
+        let event = std::task::ready!(self.events.poll_recv(cx)).unwrap_or_else(broken);
+        if let (Ok(Event::Finished { usage, timing, .. }), Some(trace)) = (&event, &self.trace) {
+            trace.done(&self.engine.card().name, usage, timing);
+        }
+        Poll::Ready(event)
     }
 
     /// As [`poll`](Self::poll).

@@ -1,9 +1,12 @@
-//! Counts every call at its end, by method and status code.
+//! Counts every call at its end, by method and status code, and traces it until then.
 //!
 //! A stream's status is in its trailers, so that the answer's body is watched; one that is dropped before its end was
 //! cancelled by the client.
 
-use super::layers::{Answering, Next};
+use super::{
+    layers::{Answering, Call, Next},
+    traces::{Trace, Traces},
+};
 use crate::metrics::Metrics;
 use http_body::{Body as _, Frame, SizeHint};
 use std::{
@@ -32,16 +35,27 @@ const METHODS: [(&str, &[&str]); 6] = [
 ];
 /// The header or trailer with the status.
 const STATUS: &str = "grpc-status";
+/// What the names of our own services begin with.
+const OWN: &str = "weir.v1.";
 const OTHER: (&str, &str) = ("other", "other");
 
-/// Counts calls in these metrics.
+/// Counts calls in these metrics, and traces those of our own services.
 pub(super) fn counted(
     metrics: Arc<Metrics>,
+    traces: Option<Traces>,
 ) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
-    move |request, next| {
-        // Until something else is known it may be that the client goes away.
+    move |mut request, next| {
         let method = method(request.uri().path());
-        let mut call = Open { metrics: Arc::clone(&metrics), method, code: Code::Cancelled };
+        let traces = traces.as_ref().filter(|_| method.0.starts_with(OWN));
+        let trace = traces.map(|traces| traces.begin(method, request.headers()));
+        if let Some(trace) = &trace {
+            let mut call = Call::in_http(&request);
+            trace.name(&call.id);
+            call.trace = Some(trace.clone());
+            request.extensions_mut().insert(call);
+        }
+        // Until something else is known it may be that the client goes away.
+        let mut call = Open { metrics: Arc::clone(&metrics), trace, method, code: Code::Cancelled };
         Box::pin(async move {
             let answer = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
             // An answer without a body has its status here.
@@ -56,6 +70,7 @@ pub(super) fn counted(
 /// A call that has not ended.
 struct Open {
     metrics: Arc<Metrics>,
+    trace: Option<Trace>,
     method: (&'static str, &'static str),
     /// Its status, once that is known.
     code: Code,
@@ -79,6 +94,9 @@ impl Drop for Open {
     fn drop(&mut self) {
         let (service, method) = self.method;
         self.metrics.called(service, method, name(self.code));
+        if let Some(trace) = &self.trace {
+            trace.end(self.code, name(self.code));
+        }
     }
 }
 

@@ -51,7 +51,7 @@ impl Generation {
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
         let events = engine.submit(Job::Generate(job), terms(&call))?;
-        Ok(Answer::new(Source::new(events, engine, pass), wording, call))
+        Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }
 
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
@@ -61,7 +61,7 @@ impl Generation {
         let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
         let events = engine.submit(Job::Score(job), terms(&call))?;
-        Ok(Answer::new(Source::new(events, engine, pass), wording, call))
+        Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }
 
     async fn segmented(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
@@ -74,7 +74,7 @@ impl Generation {
         let events = engine.submit(Job::Score(job), terms(call))?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let empty = v1::SegmentResponse { text, seed, ..Default::default() };
-        gather(Source::new(events, engine, pass), empty, &vocabulary).await
+        gather(Source::new(events, engine, pass, call.trace.clone()), empty, &vocabulary).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! What happens to every call, whatever its service. [`run`](super::run) stacks these and says why in that order.
 
-use super::{status::status, tenant::Principal};
+use super::{status::status, tenant::Principal, traces::Trace};
 use crate::error::{Error, Result, clip};
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -32,7 +32,7 @@ const ID_BYTES: usize = 64;
 const PATH_BYTES: usize = 128;
 
 /// What the layers found out about a call.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Call {
     /// Its name in the log and in errors.
     pub(super) id: Arc<str>,
@@ -42,6 +42,8 @@ pub(super) struct Call {
     pub(super) deadline: Option<Instant>,
     /// On whose behalf it runs.
     pub(super) principal: Principal,
+    /// Its span, if it has one.
+    pub(super) trace: Option<Trace>,
 }
 
 impl Call {
@@ -56,7 +58,7 @@ impl Call {
     }
 
     fn begun(id: Arc<str>, arrived: Instant) -> Self {
-        Self { id, arrived, deadline: None, principal: Principal::Unknown }
+        Self { id, arrived, deadline: None, principal: Principal::Unknown, trace: None }
     }
 
     fn unknown() -> Self {

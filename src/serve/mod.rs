@@ -25,6 +25,7 @@ mod shutdown;
 mod status;
 mod tenant;
 mod totals;
+mod traces;
 mod warm;
 
 pub use admin::{Admin, Loader};
@@ -33,6 +34,7 @@ pub use layers::REQUEST_ID;
 pub use monitor::Monitor;
 pub use port::watch_over;
 pub use status::{DOMAIN, status};
+pub use traces::Traces;
 
 use crate::{
     config::Wire,
@@ -73,11 +75,13 @@ pub struct Offer {
     pub monitor: Monitor,
     /// The service that loads and unloads models, if there is to be one.
     pub admin: Option<Admin>,
+    /// Where spans of calls go, if anywhere.
+    pub traces: Option<Traces>,
 }
 
 impl From<Engines> for Offer {
     fn from(engines: Engines) -> Self {
-        Self { monitor: Monitor::new(engines, STALL), admin: None }
+        Self { monitor: Monitor::new(engines, STALL), admin: None, traces: None }
     }
 }
 
@@ -93,7 +97,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     wire: Wire,
 ) -> Result<()> {
-    let Offer { monitor, admin } = offer.into();
+    let Offer { monitor, admin, traces } = offer.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -114,7 +118,7 @@ pub async fn run(
         // Outermost: whatever answers, a layer or a service, the answer has the call's name.
         .layer(Around(named))
         // Above all that answers, so that every call is counted with the status that the client sees.
-        .layer(Around(counted(Arc::clone(engines.metrics()))))
+        .layer(Around(counted(Arc::clone(engines.metrics()), traces.clone())))
         // Above all that may say that the server is unavailable.
         .layer(Around(said_in_http(wire.late_headers)))
         // Above all that can fail, so that every failure is logged within the call's span.
@@ -142,10 +146,14 @@ pub async fn run(
         }
         drain(&health, &monitor, &gate, wire.drain, close).await;
     };
-    tokio::select! {
+    let served = tokio::select! {
         served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
+    };
+    if let Some(traces) = traces {
+        traces.close().await;
     }
+    served
 }
 
 /// What each connection may do.

@@ -10,6 +10,7 @@ mod port;
 mod raw;
 mod real;
 mod schema;
+mod traces;
 
 use model::{Fake, Kind};
 use std::{

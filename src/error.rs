@@ -113,7 +113,7 @@ pub enum Error {
         why: &'static str,
     },
     /// The queue has no place left.
-    #[error("the queue is full: {limit} {what} wait already")]
+    #[error("the queue is full: at most {limit} {what} may wait")]
     QueueFull {
         /// What is counted.
         what: &'static str,
@@ -159,6 +159,12 @@ pub enum Error {
     PermissionDenied {
         /// What it showed.
         what: &'static str,
+    },
+    /// The caller does not read its answer.
+    #[error("the answer was not read: for {limit:?} nothing of what was ready was taken")]
+    Stalled {
+        /// How long that may last.
+        limit: Duration,
     },
     /// The deadline passed.
     #[error("the deadline passed {stage}")]
@@ -224,9 +230,11 @@ impl Error {
             | Self::NeverFits { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
-            Self::QueueFull { .. } | Self::OutOfPages { .. } | Self::NoMemory { .. } | Self::TooManyModels { .. } => {
-                Code::ResourceExhausted
-            }
+            Self::QueueFull { .. }
+            | Self::OutOfPages { .. }
+            | Self::Stalled { .. }
+            | Self::NoMemory { .. }
+            | Self::TooManyModels { .. } => Code::ResourceExhausted,
             Self::Unauthenticated { .. } => Code::Unauthenticated,
             Self::PermissionDenied { .. } => Code::PermissionDenied,
             Self::Deadline { .. } => Code::DeadlineExceeded,

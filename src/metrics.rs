@@ -5,8 +5,8 @@
 //! What an engine counts by itself is read when somebody asks ([`Metrics::render`]).
 
 use crate::{
-    decode::options::{Reason, Timing, Usage},
-    engine::{handle::Handle, observer::Observer, tally::Counters},
+    decode::options::{self, Reason, Timing},
+    engine::{cache::Usage, handle::Handle, observer::Observer, tally::Counters},
     error::{Code, Error},
 };
 use prometheus_client::{
@@ -100,8 +100,8 @@ per_model! {
     running: Gauge = Gauge::default(), ["" [""]], "num_requests_running", "Requests that hold a row";
     waiting: Gauge = Gauge::default(), ["" [""]], "num_requests_waiting", "Requests that wait for a row";
     kv_usage: Ratio = Ratio::default(), ["" [""]],
-        "kv_cache_usage_perc", "Share of the key-value memory whose pages are in use: 1 is all of it";
-    kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages in use";
+        "kv_cache_usage_perc", "Share of the key-value memory whose pages requests use: 1 is all of it";
+    kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages that requests use";
     kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Bytes of key-value pages there may be";
     preemptions: Counter = Counter::default(), ["" [""]],
         "num_preemptions", "Times that a running request gave up its row for others";
@@ -148,6 +148,15 @@ per_model! {
         "boundary_rate", "Closed segments per character since the model was loaded";
     request_shortening: Histogram = Histogram::new(SHORTENING), ["" [""]],
         "request_shortening_factor", "Characters per closed segment of a request that closed any";
+    lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
+        "segment_cache_lookups", "Lookups in the segment cache that found something, and that did not";
+    hit_bytes: Counter = Counter::default(), ["" [""]],
+        "segment_cache_hit_bytes", "Bytes of key-value pages that requests shared with the segment cache";
+    evictions: Counter = Counter::default(), ["" [""]],
+        "segment_cache_evictions", "Entries of the segment cache that made way for others or for requests";
+    cache_bytes: Gauge = Gauge::default(), ["" [""]],
+        "segment_cache_bytes", "Bytes that the segment cache holds: its pages, and roughly its tree";
+    cache_entries: Gauge = Gauge::default(), ["" [""]], "segment_cache_entries", "Entries of the segment cache";
     generations: Gauge = Gauge::default(), ["" [""]],
         "model_generations", "Generations of the model in memory: the one that serves, and those that drain";
 }
@@ -166,7 +175,20 @@ pub struct Meter {
     series: Arc<Series>,
     /// Off while the engine warms up.
     counts: AtomicBool,
-    read: Mutex<Counters>,
+    read: Mutex<Counted>,
+}
+
+/// What an engine counts by itself.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    steps: Counters,
+    cache: Usage,
+}
+
+impl Counted {
+    fn by(engine: &Handle) -> Self {
+        Self { steps: engine.counters(), cache: engine.cache() }
+    }
 }
 
 impl Default for Metrics {
@@ -225,24 +247,28 @@ impl Metrics {
 impl Meter {
     /// From now on what the engine does counts.
     pub fn begin(&self, engine: &Handle) {
-        *lock(&self.read) = engine.counters();
+        *lock(&self.read) = Counted::by(engine);
         self.counts.store(true, Relaxed);
     }
 
     /// Adds what the engine has counted since it was last read.
     pub fn catch_up(&self, engine: &Handle) {
         let mut read = lock(&self.read);
-        let (now, then) = (engine.counters(), *read);
-        let Series { preemptions, prompt_chars, generated_chars, middle_run, middle_skipped, .. } = &*self.series;
-        let counted: [(&Vec<Counter>, u64, u64); 5] = [
-            (preemptions, now.preemptions, then.preemptions),
-            (prompt_chars, now.prefill_chars, then.prefill_chars),
-            (generated_chars, now.generated_chars, then.generated_chars),
-            (middle_run, now.middle_run, then.middle_run),
-            (middle_skipped, now.middle_skipped, then.middle_skipped),
+        let (now, series) = (Counted::by(engine), &*self.series);
+        let (Counted { steps, cache }, then) = (now, *read);
+        let counted = [
+            (&series.preemptions[0], steps.preemptions, then.steps.preemptions),
+            (&series.prompt_chars[0], steps.prefill_chars, then.steps.prefill_chars),
+            (&series.generated_chars[0], steps.generated_chars, then.steps.generated_chars),
+            (&series.middle_run[0], steps.middle_run, then.steps.middle_run),
+            (&series.middle_skipped[0], steps.middle_skipped, then.steps.middle_skipped),
+            (&series.lookups[0], cache.hits, then.cache.hits),
+            (&series.lookups[1], cache.misses, then.cache.misses),
+            (&series.hit_bytes[0], cache.hit_bytes, then.cache.hit_bytes),
+            (&series.evictions[0], cache.evictions, then.cache.evictions),
         ];
         for (series, now, then) in counted {
-            series[0].inc_by(now.saturating_sub(then));
+            series.inc_by(now.saturating_sub(then));
         }
         *read = now;
     }
@@ -251,17 +277,28 @@ impl Meter {
 impl Series {
     /// Sets what is not counted but looked at.
     fn gauge<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
-        let (mut running, mut waiting, mut bytes, mut limit, mut generations) = (0, 0, 0, 0, 0);
+        let (mut running, mut waiting, mut bytes, mut limit) = (0, 0, 0, 0);
+        let (mut cache_bytes, mut cache_entries, mut generations) = (0, 0, 0);
         for engine in engines {
-            let (load, memory) = (engine.load(), engine.memory());
+            let (load, cache) = (engine.load(), engine.cache());
             running += signed(load.running);
             waiting += signed(load.queued);
-            bytes += signed(memory.in_use);
-            limit = signed(memory.limit).saturating_add(limit);
+            bytes += signed(load.bytes);
+            limit = signed(engine.memory().limit).saturating_add(limit);
+            cache_bytes += signed(cache.bytes);
+            cache_entries += signed(cache.entries);
             generations += 1;
         }
-        let gauges = [&self.running, &self.waiting, &self.kv_bytes, &self.kv_limit, &self.generations];
-        for (gauge, value) in gauges.into_iter().zip([running, waiting, bytes, limit, generations]) {
+        let gauges = [
+            (&self.running, running),
+            (&self.waiting, waiting),
+            (&self.kv_bytes, bytes),
+            (&self.kv_limit, limit),
+            (&self.cache_bytes, cache_bytes),
+            (&self.cache_entries, cache_entries),
+            (&self.generations, generations),
+        ];
+        for (gauge, value) in gauges {
             gauge[0].set(value);
         }
         self.kv_usage[0].set(if limit > 0 { bytes as f64 / limit as f64 } else { 0.0 });
@@ -304,7 +341,7 @@ impl Observer for Meter {
         }
     }
 
-    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &Usage, timing: &Timing) {
+    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &options::Usage, timing: &Timing) {
         if !self.counts.load(Relaxed) {
             return;
         }

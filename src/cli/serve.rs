@@ -59,7 +59,7 @@ impl Args {
         let listen = self.wire.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
-        let engine = self.engine.limits(&mut checks);
+        let engine = self.engine.limits(model.memory_bytes, &mut checks);
         let access = self.access.access(&mut checks);
         let wire = self.wire.limits(access, &mut checks);
         let operations = self.operations.settings(self.models.folder(), &mut checks);

@@ -55,6 +55,10 @@ pub trait Model: Send + Sync {
     /// The most bytes of key-value memory that a sequence of `symbols` can hold.
     fn bytes_for(&self, symbols: usize) -> usize;
 
+    /// The most bytes of key-value memory that feeding this state `more` symbols takes, all steps until it is ready included,
+    /// and copies of pages that it shares with others. 0 symbols: what is still to be taken for those in flight.
+    fn growth(&self, state: &dyn State, more: usize) -> usize;
+
     /// Bytes of key-value memory in use by all sequences, and the limit.
     fn memory(&self) -> Memory;
 
@@ -86,8 +90,29 @@ pub trait State: Any + Send + Sync {
     /// [`Error::Internal`] if `len` is beyond the end, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
+    /// How long the longest beginning is, of at most `len` symbols, that ends where a segment does; 0 if none. Where there are
+    /// no segments every symbol is such an end.
+    fn boundary_before(&self, len: usize) -> usize;
+
     /// Bytes of the pages that this state refers to, shared ones included.
     fn bytes(&self) -> usize;
+
+    /// Shows each of these pages, once.
+    fn pages(&self, each: &mut dyn FnMut(PageUse));
+
+    /// Bytes that it occupies beside its pages.
+    fn own_bytes(&self) -> usize;
+}
+
+/// A page of key-value memory, for whoever counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageUse {
+    /// No other page of any model has it while this one is held.
+    pub id: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// How many references to it there are: at 1, dropping the state gives it back.
+    pub references: usize,
 }
 
 /// Working memory of one thread that runs steps; made by the model, opaque to everyone else.
@@ -181,7 +206,7 @@ pub struct BoundaryOptions {
 }
 
 /// How a learned predictor's output becomes a boundary. Other sources know one way only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BoundaryMode {
     /// The model has no choice to make: none, fixed, whitespace, entropy spikes.
     Given,

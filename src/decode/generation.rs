@@ -77,6 +77,11 @@ impl Generation {
         self.chars
     }
 
+    /// The symbol that was sampled and not yet fed.
+    pub(super) fn latest(&self) -> Option<u32> {
+        self.latest
+    }
+
     /// Lays the latest symbol into the row. No logits are wanted if it is the last.
     pub(super) fn feed(&self, row: &mut Row) {
         let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };

@@ -3,9 +3,13 @@
 //! A session decides what is fed and what is made of the answer; it owns neither the row nor the model, so that whoever
 //! steps many sequences can keep their rows side by side. The life of one, stepped alone, is [`Session::run`]:
 //! [`feed`](Session::feed), a step, [`absorb`](Session::absorb), [`take`](Session::take), until it is finished.
+//!
+//! A session can lose its row and go on with another one, from its first symbol ([`rewind`](Session::rewind)) or from a state
+//! that has seen some of its symbols ([`start_at`](Session::start_at)). What it has fed before is then fed again in silence:
+//! what came of it is known, and nothing is told, sampled or counted twice.
 
 use super::{
-    contract::{BoundaryOptions, Card, Model, Row, Status, advance},
+    contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
     generation::Generation,
     known::{Known, Tell},
     logprobs::Telling,
@@ -24,6 +28,10 @@ pub struct Session {
     /// What was not taken yet.
     told: Vec<Character>,
     usage: Usage,
+    /// Symbols that the row has seen; less than [`seen`](Self::seen) while they are fed again.
+    at: usize,
+    /// Whether it has lost a row.
+    rewound: bool,
     /// Symbols of the vocabulary: logits of one position.
     vocabulary: usize,
     /// The most symbols that the sequence will have.
@@ -33,7 +41,7 @@ pub struct Session {
 /// Where a session stands after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// Given symbols are still to be fed.
+    /// Given symbols are still to be fed, or such as an earlier row has seen.
     Prefilling,
     /// A sampled symbol is to be fed.
     Decoding,
@@ -55,9 +63,7 @@ impl Session {
         generation.see(&prompt);
         let logprobs = Telling { logprobs: details.logprobs, top: details.top_logprobs };
         let tell = Tell { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
-        let known = Known::new(prompt, tell);
-        let (told, usage) = (Vec::new(), Usage::default());
-        Ok(Self { known, generation: Some(generation), boundaries, told, usage, vocabulary, most_symbols })
+        Ok(Self::new(Known::new(prompt, tell), Some(generation), boundaries, (vocabulary, most_symbols)))
     }
 
     /// A session that scores.
@@ -69,9 +75,17 @@ impl Session {
         let Score { symbols, logprobs, top, boundaries } = request;
         let (most_symbols, vocabulary) = (symbols.len(), card.vocabulary.len());
         let tell = Tell { symbols: true, logprobs: Telling { logprobs, top }, marks: true, last_logits: false };
-        let known = Known::new(symbols, tell);
-        let (told, usage) = (Vec::new(), Usage::default());
-        Ok(Self { known, generation: None, boundaries, told, usage, vocabulary, most_symbols })
+        Ok(Self::new(Known::new(symbols, tell), None, boundaries, (vocabulary, most_symbols)))
+    }
+
+    fn new(
+        known: Known,
+        generation: Option<Generation>,
+        boundaries: BoundaryOptions,
+        (vocabulary, most_symbols): (usize, usize),
+    ) -> Self {
+        let (told, usage, at, rewound) = (Vec::new(), Usage::default(), 0, false);
+        Self { known, generation, boundaries, told, usage, at, rewound, vocabulary, most_symbols }
     }
 
     /// How the sequence's boundaries are decided: for [`Model::begin`].
@@ -89,9 +103,60 @@ impl Session {
         self.most_symbols
     }
 
-    /// Whether the next feed is a chunk of given symbols.
+    /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning.
+    pub fn symbols(&self) -> &[u32] {
+        self.known.symbols()
+    }
+
+    /// How many of the first [`symbols`](Self::symbols) need not be fed if there is a state that has seen them. Symbols that are
+    /// told with what the model says of them must be fed, once; so must the last one before an answer.
+    pub fn cacheable_prefix(&self) -> usize {
+        if self.known.is_done() { self.seen() } else { self.known.skippable() }
+    }
+
+    /// Goes on with a row whose state has seen the first `len` symbols, at most
+    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed so many segments.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if more symbols are to be passed over than may.
+    pub fn start_at(&mut self, len: usize, segments: usize) -> Result<()> {
+        let most = self.cacheable_prefix();
+        if len > most {
+            return Err(Error::Internal(format!("a session of which {most} symbols may be skipped was to skip {len}")));
+        }
+        if !self.known.is_done() && len > self.known.fed() {
+            self.known.skip(len, &mut self.told);
+            (self.usage.prompt_chars, self.usage.prompt_segments) = (len, segments);
+        }
+        if !self.rewound {
+            self.usage.cached_chars = len;
+        }
+        self.at = len;
+        Ok(())
+    }
+
+    /// Goes on with a fresh row: the one before it was lost, fed or not. What is told stays as it would have been.
+    pub fn rewind(&mut self) {
+        (self.at, self.rewound) = (0, true);
+    }
+
+    /// Whether the next feed is a chunk: of given symbols, or of symbols that another row has seen.
     pub fn is_prefilling(&self) -> bool {
-        !self.known.is_done()
+        !self.known.is_done() || self.is_behind()
+    }
+
+    /// Symbols whose outcome was taken.
+    fn seen(&self) -> usize {
+        if !self.known.is_done() {
+            return self.known.fed();
+        }
+        let unfed = self.generation.as_ref().is_some_and(|generation| generation.latest().is_some());
+        self.known.symbols().len() - usize::from(unfed)
+    }
+
+    /// Whether the row has not yet seen what an earlier one had.
+    fn is_behind(&self) -> bool {
+        self.at < self.seen()
     }
 
     /// Whether an answer is generated; if not, a text is scored.
@@ -109,8 +174,13 @@ impl Session {
         self.usage
     }
 
-    /// Lays into the row what it is to be fed next: at most `chunk` given symbols, or one sampled symbol.
+    /// Lays into the row what it is to be fed next: at most `chunk` symbols of the prompt or of what an earlier row has
+    /// seen, or one sampled symbol.
     pub fn feed(&self, row: &mut Row, chunk: usize) {
+        if self.is_behind() {
+            let end = self.seen().min(self.at + chunk.max(1));
+            return row.set(&self.known.symbols()[self.at..end], Want::Nothing);
+        }
         match &self.generation {
             Some(generation) if self.known.is_done() => generation.feed(row),
             _ => self.known.feed(row, chunk),
@@ -123,6 +193,11 @@ impl Session {
     /// [`Error::Internal`] if the row is not as a step leaves it, or its logits are no distribution.
     pub fn absorb(&mut self, row: &Row) -> Result<Progress> {
         self.check(row)?;
+        let behind = self.is_behind();
+        self.at += row.feed.len();
+        if behind {
+            return Ok(if self.is_prefilling() { Progress::Prefilling } else { Progress::Decoding });
+        }
         if !self.known.is_done() {
             self.known.absorb(row, &mut self.told)?;
             (self.usage.prompt_chars, self.usage.prompt_segments) = (self.known.fed(), row.state.segments());
@@ -192,6 +267,9 @@ impl Session {
             return Err(Error::Internal("a symbol is to be sampled, but no logits were asked for".into()));
         };
         let finished = generation.sample(logits, row.state.len(), &mut self.told)?;
+        if let Some(symbol) = generation.latest() {
+            self.known.push(symbol);
+        }
         self.usage.generated_chars = generation.chars();
         Ok(finished.map_or(Progress::Decoding, Progress::Finished))
     }
@@ -201,12 +279,15 @@ impl Session {
         let kept = row.status == Status::Ready
             && !row.feed.is_empty()
             && row.marks.len() == row.feed.len()
-            && row.logits.len() == row.wanted() * self.vocabulary;
+            && row.logits.len() == row.wanted() * self.vocabulary
+            && row.state.len() == self.at + row.feed.len();
         if kept {
             return Ok(());
         }
         let (status, marks, logits) = (row.status, row.marks.len(), row.logits.len());
-        let fed = row.feed.len();
-        Err(Error::Internal(format!("after a step of {fed} symbols: {status:?}, {marks} marks, {logits} logits")))
+        let (fed, at, len) = (row.feed.len(), self.at, row.state.len());
+        Err(Error::Internal(format!(
+            "after a step of {fed} symbols from {at} to {len}: {status:?}, {marks} marks, {logits} logits"
+        )))
     }
 }

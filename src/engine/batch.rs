@@ -2,24 +2,20 @@
 //!
 //! Hot path: a step allocates nothing here but the events it sends; logs nothing.
 //!
-//! Three points of policy, each in one function: which rows a step feeds ([`Batch::lay_out`]), which waiting rows the
-//! segment step takes ([`Batch::due`], by [`gather`]'s rule), and which running jobs are over though no rule of theirs says
-//! so ([`Batch::settle`]).
+//! Which rows a step feeds is the [`scheduler`](super::scheduler)'s choice; which waiting rows its segment step takes is
+//! [`Batch::due`]'s, by [`gather`]'s rule.
 
 use super::{
-    handle::{Event, Limits},
-    observer::Observer,
-    outlet::Outlet,
-    queue::Grant,
-    stopwatch::{News, Stopwatch},
-    tally::Tally,
+    desk::Common,
+    scheduler::{Doing, Feed, Scheduler, Standing},
+    stopwatch::News,
+    task::Task,
 };
 use crate::{
     decode::{
-        contract::{Model, Row, Scratch, Status},
+        contract::{Row, Scratch, State, Status},
         gather,
-        options::Reason,
-        session::{Progress, Session},
+        session::Progress,
     },
     error::{Error, Result},
 };
@@ -28,186 +24,177 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::Waker,
-    time::Instant,
+    time::{Duration, Instant},
 };
-
-/// A job that holds a row. Its row is at the same index.
-pub(super) struct Running {
-    pub(super) session: Session,
-    pub(super) outlet: Outlet,
-    pub(super) deadline: Option<Instant>,
-    pub(super) watch: Stopwatch,
-    /// What it holds; none once that is given back.
-    pub(super) grant: Option<Grant>,
-    /// When it last got to feed given symbols, in turns; who waits longest is next.
-    turn: u64,
-    /// Whether its row was fed and the outcome not taken yet.
-    in_flight: bool,
-    /// How it ended.
-    verdict: Option<Result<Reason>>,
-}
 
 /// The rows of a model's worker.
 pub(super) struct Batch {
-    model: Arc<dyn Model>,
-    /// Given symbols that one step may feed, of all rows together.
-    chunk: usize,
-    /// Symbol steps that a row may wait for its segment step.
-    boundary_wait: usize,
-    /// Wakes the worker when a paused reader has made room.
-    waker: Waker,
-    observer: Arc<dyn Observer>,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     rows: Vec<Row>,
-    jobs: Vec<Running>,
+    /// Whose rows they are: each at its row's place.
+    tasks: Vec<Task>,
     scratch: Scratch,
-    turns: u64,
+    /// How the rows stand.
+    standings: Vec<Standing>,
+    /// What the current step feeds.
+    feeds: Vec<Feed>,
     /// The rows that the current symbol step feeds.
     fed: Vec<usize>,
     /// The rows that the current segment step takes.
     due: Vec<usize>,
     /// The rows that the current finish step takes.
     unfinished: Vec<usize>,
-    /// The rows with given symbols to feed, by turn.
-    prefilling: Vec<usize>,
-}
-
-impl Running {
-    pub(super) fn new(session: Session, outlet: Outlet, watch: Stopwatch, grant: Grant) -> Self {
-        let (deadline, grant) = (None, Some(grant));
-        Self { session, outlet, deadline, watch, grant, turn: 0, in_flight: false, verdict: None }
-    }
-
-    /// Says good-bye to the reader.
-    pub(super) fn end(mut self, now: Instant, observer: &dyn Observer) {
-        let verdict = self.verdict.unwrap_or(Err(Error::Cancelled));
-        if self.session.has_told() {
-            self.outlet.tell(self.session.take());
-        }
-        let (usage, timing) = (self.session.usage(), self.watch.timing(now));
-        tracing::debug!(?verdict, ?usage, ?timing, "job ended");
-        observer.finished(verdict.as_ref(), &usage, &timing);
-        self.outlet.finish(verdict.map(|reason| Event::Finished { reason, usage, timing }));
-    }
+    /// Symbols of the latest step, and how long it took.
+    latest: Option<(usize, Duration)>,
 }
 
 impl Batch {
-    pub(super) fn new(
-        model: Arc<dyn Model>,
-        limits: Limits,
-        waker: Waker,
-        (observer, tally): (Arc<dyn Observer>, Arc<Tally>),
-    ) -> Self {
+    pub(super) fn new(common: Arc<Common>) -> Self {
         Self {
-            scratch: model.scratch(),
-            model,
-            chunk: limits.chunk.max(1),
-            boundary_wait: limits.boundary_wait,
-            waker,
-            observer,
-            tally,
+            scratch: common.model.scratch(),
+            common,
             rows: Vec::new(),
-            jobs: Vec::new(),
-            turns: 0,
+            tasks: Vec::new(),
+            standings: Vec::new(),
+            feeds: Vec::new(),
             fed: Vec::new(),
             due: Vec::new(),
             unfinished: Vec::new(),
-            prefilling: Vec::new(),
+            latest: None,
         }
     }
 
-    /// Gives a job its row; hands it back with its verdict if the model refuses.
-    pub(super) fn admit(&mut self, mut job: Running) -> Option<Running> {
-        match guarded(|| self.model.begin(job.session.boundaries().clone())) {
+    /// Gives a job its row, from the longest cached beginning of its text; hands the job back with its verdict if the model
+    /// refuses.
+    pub(super) fn admit(&mut self, mut task: Task, now: Instant) -> Option<Task> {
+        let Common { observer, tally, .. } = &*self.common;
+        match guarded(|| self.begin(&mut task)) {
             Ok(state) => {
-                job.turn = self.next_turn();
-                job.outlet.start(job.session.usage().cached_chars);
+                task.skips(state.len());
+                if let Some(waited) = task.watch.begin(now) {
+                    observer.queued(waited);
+                    let cached = task.session.usage().cached_chars;
+                    tally.cached_chars.add(cached);
+                    task.outlet.start(cached);
+                }
                 self.rows.push(Row::new(state));
-                self.jobs.push(job);
+                self.tasks.push(task);
                 None
             }
             Err(error) => {
-                job.verdict = Some(Err(error));
-                Some(job)
+                task.verdict = Some(Err(error));
+                Some(task)
             }
         }
     }
 
-    /// Ends the jobs whose reader is gone or whose deadline has passed.
-    pub(super) fn settle(&mut self, now: Instant) {
-        for job in &mut self.jobs {
-            if job.outlet.is_closed() {
-                job.verdict = Some(Err(Error::Cancelled));
-            } else if job.deadline.is_some_and(|deadline| deadline <= now) {
-                job.session.abandon();
-                job.verdict = Some(Err(Error::Deadline { stage: "while decoding" }));
-            }
-        }
+    fn begin(&self, task: &mut Task) -> Result<Box<dyn State>> {
+        let Common { model, store, .. } = &*self.common;
+        let Some(hit) = store.find(task.key.as_ref(), &task.session) else {
+            return model.begin(task.session.boundaries().clone());
+        };
+        task.session.start_at(hit.len, hit.state.segments())?;
+        Ok(hit.state)
+    }
+
+    /// Ends the jobs whose reader is gone or does not read, or whose deadline has passed.
+    pub(super) fn settle(&mut self, now: Instant, waker: &Waker) {
+        let stall = self.common.limits.stall;
+        self.tasks.iter_mut().for_each(|task| task.settle(now, stall, waker));
     }
 
     /// Ends all jobs, each with an error.
     pub(super) fn end_all(&mut self, error: impl Fn() -> Error) {
-        self.jobs.iter_mut().for_each(|job| job.verdict = Some(Err(error())));
+        self.tasks.iter_mut().for_each(|task| task.verdict = Some(Err(error())));
     }
 
-    /// Frees the rows of the jobs that have ended, and moves the jobs to `ended`.
-    pub(super) fn collect(&mut self, ended: &mut Vec<Running>) {
+    /// Frees the rows of the jobs that have ended, and moves the jobs to `ended`. What their rows know is kept, unless they
+    /// failed.
+    pub(super) fn collect(&mut self, ended: &mut Vec<Task>) {
         // From behind: what takes a freed place was looked at already.
-        for index in (0..self.jobs.len()).rev() {
-            if self.jobs[index].verdict.is_some() {
-                self.rows.swap_remove(index);
-                ended.push(self.jobs.swap_remove(index));
+        for index in (0..self.tasks.len()).rev() {
+            let Some(verdict) = &self.tasks[index].verdict else { continue };
+            let failed = matches!(verdict, Err(Error::Internal(_) | Error::OutOfPages { .. }));
+            let (row, task) = (self.rows.swap_remove(index), self.tasks.swap_remove(index));
+            if !failed {
+                self.common.store.keep(task.key.as_ref(), &task.session, &*row.state);
             }
+            drop(row);
+            ended.push(task);
         }
     }
 
-    /// The running jobs.
-    pub(super) fn jobs(&self) -> &[Running] {
-        &self.jobs
+    /// Takes a job from its row.
+    pub(super) fn remove(&mut self, row: usize) -> Option<(Task, Box<dyn State>)> {
+        (row < self.tasks.len()).then(|| (self.tasks.swap_remove(row), self.rows.swap_remove(row).state))
     }
 
-    /// Feeds the rows that can be fed, once, and brings on those that were fed before. Tells whether there were any.
+    /// The running jobs.
+    pub(super) fn tasks(&self) -> &[Task] {
+        &self.tasks
+    }
+
+    /// Finds out how the rows stand.
+    pub(super) fn stand(&mut self) {
+        self.standings.clear();
+        let model = &*self.common.model;
+        let rows = self.tasks.iter_mut().zip(&self.rows);
+        self.standings.extend(rows.filter_map(|(task, row)| task.stand(row, model)));
+    }
+
+    /// How the rows stood when that was last found out.
+    pub(super) fn standings(&self) -> &[Standing] {
+        &self.standings
+    }
+
+    /// Symbols of the latest step and how long it took, once.
+    pub(super) fn latest_step(&mut self) -> Option<(usize, Duration)> {
+        self.latest.take()
+    }
+
+    /// Has the next step laid out.
+    pub(super) fn lay_out(&mut self, scheduler: &mut Scheduler<Task>) {
+        scheduler.plan(&self.standings, &mut self.feeds);
+    }
+
+    /// Whether there is memory for the step that was laid out, if need be after what is cached was given up.
+    pub(super) fn has_memory(&self) -> bool {
+        let Common { model, store, .. } = &*self.common;
+        let in_flight = self.tasks.iter().zip(&self.rows).filter(|(task, _)| task.in_flight);
+        let pending: usize = in_flight.map(|(_, row)| model.growth(&*row.state, 0)).sum();
+        let growth = |feed: &Feed| model.growth(&*self.rows[feed.row].state, feed.symbols);
+        let needed = pending + self.feeds.iter().map(growth).sum::<usize>();
+        let short = || {
+            let memory = model.memory();
+            needed.saturating_sub(memory.limit.saturating_sub(memory.in_use))
+        };
+        let missing = short();
+        if missing == 0 {
+            return true;
+        }
+        store.give_up(missing);
+        short() == 0
+    }
+
+    /// Feeds the rows as laid out, once, and brings on those that were fed before. Tells whether there were any.
     pub(super) fn step(&mut self) -> bool {
-        self.lay_out();
+        let began = Instant::now();
+        self.feed();
         self.symbol_step();
         self.due();
         self.segment_step();
         self.finish_step();
         self.absorb();
-        self.count_step();
+        self.count_step(began);
         // without a row to feed every waiting one is due: the worker never goes to sleep on them
         !(self.fed.is_empty() && self.due.is_empty())
     }
 
-    /// Policy: every row with a sampled symbol feeds it; beside these, rows with given symbols feed at most one chunk
-    /// together, so that no prompt stalls running streams by more. Who waited longest goes first. A row whose reader is
-    /// behind pauses.
-    fn lay_out(&mut self) {
+    fn feed(&mut self) {
         self.fed.clear();
-        self.prefilling.clear();
-        for (index, job) in self.jobs.iter_mut().enumerate() {
-            if job.in_flight || !job.outlet.is_free(&self.waker) {
-                continue;
-            }
-            if job.session.is_prefilling() {
-                self.prefilling.push(index);
-            } else {
-                job.session.feed(&mut self.rows[index], 1);
-                self.fed.push(index);
-            }
-        }
-        let Self { jobs, rows, prefilling, fed, turns, .. } = self;
-        prefilling.sort_unstable_by_key(|&index| jobs[index].turn);
-        let mut budget = self.chunk;
-        for &index in prefilling.iter() {
-            if budget == 0 {
-                break;
-            }
-            *turns += 1;
-            jobs[index].turn = *turns;
-            jobs[index].session.feed(&mut rows[index], budget);
-            budget = budget.saturating_sub(rows[index].feed.len());
-            fed.push(index);
+        for &Feed { row, symbols } in &self.feeds {
+            self.tasks[row].session.feed(&mut self.rows[row], symbols);
+            self.fed.push(row);
         }
     }
 
@@ -216,12 +203,14 @@ impl Batch {
     /// Paused rows are not waited for, and nobody waits beside a prompt's chunk: its steps are long.
     fn due(&mut self) {
         self.due.clear();
-        let Self { jobs, rows, .. } = self;
-        self.due.extend(standing(Status::Waiting, jobs, rows));
-        let goes_on = |&index: &usize| jobs[index].verdict.is_none() && rows[index].status != Status::Waiting;
+        let Self { tasks, rows, standings, .. } = self;
+        self.due.extend(standing(Status::Waiting, tasks, rows));
+        let goes_on = |&index: &usize| tasks[index].verdict.is_none() && rows[index].status != Status::Waiting;
         let prompts = self.fed.iter().any(|&index| rows[index].feed.len() > 1);
-        let others = !prompts && self.fed.iter().chain(&self.prefilling).any(goes_on);
-        if !gather::is_due(self.due.iter().map(|&index| &rows[index]), others, self.boundary_wait) {
+        let prefilling = |&index: &usize| matches!(standings[index].doing, Doing::Prefilling(_));
+        let mut unfed = (0..standings.len()).filter(prefilling);
+        let others = !prompts && (self.fed.iter().any(goes_on) || unfed.any(|index| goes_on(&index)));
+        if !gather::is_due(self.due.iter().map(|&index| &rows[index]), others, self.common.limits.boundary_wait) {
             self.due.clear();
         }
     }
@@ -231,14 +220,14 @@ impl Batch {
             return;
         }
         gather::count_step(&mut self.rows);
-        let outcome = guarded(|| self.model.symbol_step(&mut self.rows, &self.fed, &mut self.scratch));
+        let outcome = guarded(|| self.common.model.symbol_step(&mut self.rows, &self.fed, &mut self.scratch));
         for &index in &self.fed {
-            self.jobs[index].in_flight = true;
-            self.jobs[index].watch.symbol_step();
+            self.tasks[index].in_flight = true;
+            self.tasks[index].watch.symbol_step();
         }
         if let Err(error) = outcome {
-            lose(error, &mut self.jobs, &self.fed);
-            self.scratch = self.model.scratch();
+            lose(error, &mut self.tasks, &self.fed);
+            self.scratch = self.common.model.scratch();
         }
     }
 
@@ -247,90 +236,92 @@ impl Batch {
             return;
         }
         let began = Instant::now();
-        let outcome = guarded(|| self.model.segment_step(&mut self.rows, &self.due, &mut self.scratch));
+        let outcome = guarded(|| self.common.model.segment_step(&mut self.rows, &self.due, &mut self.scratch));
         let took = began.elapsed();
         for &index in &self.due {
-            self.jobs[index].watch.segment_step(took);
+            self.tasks[index].watch.segment_step(took);
         }
         if let Err(error) = outcome {
-            lose(error, &mut self.jobs, &self.due);
-            self.scratch = self.model.scratch();
+            lose(error, &mut self.tasks, &self.due);
+            self.scratch = self.common.model.scratch();
         }
     }
 
     fn finish_step(&mut self) {
         self.unfinished.clear();
-        self.unfinished.extend(standing(Status::Unfinished, &self.jobs, &self.rows));
+        self.unfinished.extend(standing(Status::Unfinished, &self.tasks, &self.rows));
         if self.unfinished.is_empty() {
             return;
         }
-        let outcome = guarded(|| self.model.finish_step(&mut self.rows, &self.unfinished, &mut self.scratch));
+        let outcome = guarded(|| self.common.model.finish_step(&mut self.rows, &self.unfinished, &mut self.scratch));
         if let Err(error) = outcome {
-            lose(error, &mut self.jobs, &self.unfinished);
-            self.scratch = self.model.scratch();
+            lose(error, &mut self.tasks, &self.unfinished);
+            self.scratch = self.common.model.scratch();
         }
     }
 
     /// Takes the outcome of every row that is ready.
     fn absorb(&mut self) {
-        let now = Instant::now();
-        for (job, row) in self.jobs.iter_mut().zip(&self.rows) {
-            if !job.in_flight || job.verdict.is_some() || row.status != Status::Ready {
+        let (now, Common { model, store, tally, observer, .. }) = (Instant::now(), &*self.common);
+        let pooled = model.card().pooled;
+        for (task, row) in self.tasks.iter_mut().zip(&self.rows) {
+            if !task.in_flight || task.verdict.is_some() || row.status != Status::Ready {
                 continue;
             }
-            job.in_flight = false;
-            job.watch.waited(row.waited);
-            let was_prefilling = job.session.is_prefilling();
-            match guarded(|| job.session.absorb(row)) {
-                Ok(Progress::Finished(reason)) => job.verdict = Some(Ok(reason)),
-                Ok(Progress::Prefilling | Progress::Decoding) => {}
-                Err(error) => job.verdict = Some(Err(error)),
+            task.in_flight = false;
+            task.watch.waited(row.waited);
+            let given = task.session.is_prefilling();
+            match guarded(|| task.session.absorb(row)) {
+                Ok(Progress::Finished(reason)) => task.verdict = Some(Ok(reason)),
+                Ok(Progress::Prefilling) => {}
+                // a prompt is kept at once: who asks next may share it
+                Ok(Progress::Decoding) if given => store.keep(task.key.as_ref(), &task.session, &*row.state),
+                Ok(Progress::Decoding) => {}
+                Err(error) => task.verdict = Some(Err(error)),
             }
-            self.tally.took(row, was_prefilling, self.model.card().pooled);
-            let (answered, boundary) = (job.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
-            let news = job.watch.look(now, job.session.is_prefilling(), answered);
-            match news.filter(|_| job.session.is_generating()) {
+            task.worked(row, given);
+            tally.took(row, given, pooled);
+            let (answered, boundary) = (task.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
+            let news = task.watch.look(now, task.session.is_prefilling(), answered);
+            match news.filter(|_| task.session.is_generating()) {
                 None => {}
-                Some(News::First(after)) => self.observer.first_char(after),
-                Some(News::Further(gap)) => self.observer.gap(gap, boundary),
+                Some(News::First(after)) => observer.first_char(after),
+                Some(News::Further(gap)) => observer.gap(gap, boundary),
             }
-            if job.session.has_told() {
-                job.outlet.tell(job.session.take());
+            if task.session.has_told() {
+                task.outlet.tell(task.session.take());
             }
         }
     }
 
     /// Counts the step that has run, if any row took part.
-    fn count_step(&self) {
+    fn count_step(&mut self, began: Instant) {
+        let Common { tally, observer, .. } = &*self.common;
         let symbols: usize = self.fed.iter().map(|&index| self.rows[index].feed.len()).sum();
         if !self.fed.is_empty() {
-            self.tally.steps.add(1);
-            self.tally.symbol_rows.add(self.fed.len());
+            tally.steps.add(1);
+            tally.symbol_rows.add(self.fed.len());
+            self.latest = Some((symbols, began.elapsed()));
         }
         if !self.due.is_empty() {
-            self.tally.segment_steps.add(1);
-            self.tally.segment_rows.add(self.due.len());
+            tally.segment_steps.add(1);
+            tally.segment_rows.add(self.due.len());
         }
         if !(self.fed.is_empty() && self.due.is_empty()) {
-            self.observer.step(self.fed.len(), symbols, self.due.len());
+            observer.step(self.fed.len(), symbols, self.due.len());
         }
-    }
-
-    fn next_turn(&mut self) -> u64 {
-        self.turns += 1;
-        self.turns
     }
 }
 
 /// The rows in flight that stand so, but for those whose job has ended.
-fn standing(status: Status, jobs: &[Running], rows: &[Row]) -> impl Iterator<Item = usize> {
-    let stands = move |(job, row): (&Running, &Row)| job.in_flight && job.verdict.is_none() && row.status == status;
-    jobs.iter().zip(rows).enumerate().filter(move |&(_, pair)| stands(pair)).map(|(index, _)| index)
+fn standing(status: Status, tasks: &[Task], rows: &[Row]) -> impl Iterator<Item = usize> {
+    let stands = move |(task, row): (&Task, &Row)| task.in_flight && task.verdict.is_none() && row.status == status;
+    tasks.iter().zip(rows).enumerate().filter(move |&(_, pair)| stands(pair)).map(|(index, _)| index)
 }
 
 /// Ends the jobs whose rows took part in a failed step: those rows are lost. What the step wrote into the scratch is not to
 /// be trusted either.
-fn lose(error: Error, jobs: &mut [Running], lost: &[usize]) {
+fn lose(error: Error, tasks: &mut [Task], lost: &[usize]) {
     tracing::error!(rows = lost.len(), %error, "a step failed");
     for &index in lost {
         let error = match &error {
@@ -338,7 +329,7 @@ fn lose(error: Error, jobs: &mut [Running], lost: &[usize]) {
             Error::Internal(message) => Error::Internal(message.clone()),
             other => Error::Internal(other.to_string()),
         };
-        jobs[index].verdict = Some(Err(error));
+        tasks[index].verdict = Some(Err(error));
     }
 }
 

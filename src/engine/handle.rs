@@ -1,6 +1,6 @@
 //! The engine as others see it: submit a job, read its events, drop the receiver to cancel.
 
-use super::{observer::Observer, tally::Counters};
+use super::{cache, observer::Observer, tally::Counters};
 use crate::{
     decode::{
         contract::{Card, Memory, Model},
@@ -15,6 +15,8 @@ use std::{
 };
 use tokio::sync::mpsc;
 
+pub use super::scheduler::PRIORITIES;
+
 /// Limits of one model's engine. All are told to clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -22,17 +24,32 @@ pub struct Limits {
     pub rows: usize,
     /// Requests that may wait.
     pub queue: usize,
-    /// Symbols of a prompt fed in one step.
+    /// Symbols of the prompts that wait, together.
+    pub queued_symbols: usize,
+    /// Symbols of a step: prompts are fed in chunks beside the rows that decode.
     pub chunk: usize,
     /// Events that wait for a reader before its row pauses.
     pub events: usize,
     /// Symbol steps that a row may wait for a segment step, so that rows share it. 0: none waits.
     pub boundary_wait: usize,
+    /// How long a reader may take nothing of what is ready before its job ends.
+    pub stall: Duration,
+    /// Bytes of key-value memory in which states of texts are kept for later jobs; 0: none are.
+    pub cache_bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rows: 32, queue: 256, chunk: 256, events: 256, boundary_wait: BOUNDARY_WAIT }
+        Self {
+            rows: 32,
+            queue: 256,
+            queued_symbols: 1 << 20,
+            chunk: 256,
+            events: 256,
+            boundary_wait: BOUNDARY_WAIT,
+            stall: Duration::from_secs(30),
+            cache_bytes: 0,
+        }
     }
 }
 
@@ -52,7 +69,7 @@ pub struct Terms {
     pub deadline: Option<Instant>,
     /// Who asks: jobs of one tenant share what one tenant may have. Empty: nobody in particular.
     pub tenant: Arc<str>,
-    /// Higher goes first.
+    /// Higher goes first, among the jobs of its tenant: -8 to 7.
     pub priority: i32,
 }
 
@@ -85,7 +102,7 @@ pub enum Event {
 
 /// A running engine. Clones share it; dropping the last one stops the worker and joins it.
 #[derive(Clone)]
-pub struct Handle(Arc<super::worker::Shared>);
+pub struct Handle(Arc<super::desk::Shared>);
 
 /// What a job's submitter holds; dropping it cancels the job within one step. It ends with `Finished` or an error; if it
 /// closes without either, the worker itself broke.
@@ -105,13 +122,14 @@ impl Handle {
     /// # Errors
     /// The operating system refuses a thread.
     pub fn start_with(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Self> {
-        super::worker::start(model, limits, observer).map(Self)
+        super::desk::start(model, limits, observer).map(Self)
     }
 
     /// Takes a validated job into the queue.
     ///
     /// # Errors
-    /// `QueueFull`, `Draining`, `Deadline` if it has passed already, `NeverFits` if the job could not run even alone;
+    /// `QueueFull`, `Draining`, `Deadline` if it has passed already or cannot be met, `NeverFits` if the job could not run
+    /// even alone, `BadOption` for a priority outside its bounds;
     /// validation errors of [`Generate::validate`] and [`Score::validate`].
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         self.0.submit(job, terms.into())
@@ -157,6 +175,11 @@ impl Handle {
         self.0.counters()
     }
 
+    /// What the segment cache holds and what became of it.
+    pub fn cache(&self) -> cache::Usage {
+        self.0.cache()
+    }
+
     /// How long the worker has been at its present round; none while it sleeps. A round is a step at most: one that takes
     /// very long means that the worker hangs.
     pub fn busy(&self) -> Option<Duration> {
@@ -184,6 +207,6 @@ pub struct Load {
     pub queued: usize,
     /// Jobs that run.
     pub running: usize,
-    /// Bytes of key-value memory in use by sequences.
+    /// Bytes of key-value memory in use by sequences, beside what the cache keeps.
     pub bytes: usize,
 }

@@ -12,6 +12,7 @@ use crate::{
 use std::{
     pin::Pin,
     task::{Context, Poll, Waker},
+    time::{Duration, Instant},
 };
 use tokio::sync::mpsc::{
     self, OwnedPermit, Sender,
@@ -33,6 +34,11 @@ pub(super) struct Outlet {
     held: Vec<Character>,
     /// The place in the channel that they wait for.
     room: Option<Room>,
+    /// Places free when last looked at, and since when there have been no more: since the reader took something.
+    seen: usize,
+    since: Option<Instant>,
+    /// Places for events, those kept left out.
+    events: usize,
     last_words: OwnedPermit<Message>,
     verdict: OwnedPermit<Message>,
 }
@@ -40,12 +46,14 @@ pub(super) struct Outlet {
 impl Outlet {
     /// An outlet and the reader's side of it, with room for so many events.
     pub(super) fn open(events: usize) -> Result<(Self, Events)> {
-        let (sender, reader) = mpsc::channel(events.clamp(1, MOST) + KEPT);
+        let events = events.clamp(1, MOST);
+        let (sender, reader) = mpsc::channel(events + KEPT);
         let keep = || sender.clone().try_reserve_owned();
         let (Ok(last_words), Ok(verdict)) = (keep(), keep()) else {
             return Err(Error::Internal("a new channel has no room".into()));
         };
-        Ok((Self { sender, held: Vec::new(), room: None, last_words, verdict }, reader))
+        let (held, room, seen, since) = (Vec::new(), None, 0, None);
+        Ok((Self { sender, held, room, seen, since, events, last_words, verdict }, reader))
     }
 
     /// Whether the reader is gone.
@@ -71,6 +79,7 @@ impl Outlet {
         };
         if matches!(refusal, TrySendError::Full(())) {
             self.held = characters;
+            (self.seen, self.since) = (0, None);
             self.room = Some(Box::pin(self.sender.clone().reserve_owned()));
         }
     }
@@ -85,8 +94,23 @@ impl Outlet {
             }
             Poll::Ready(Err(_)) => self.held.clear(),
         }
-        self.room = None;
+        (self.room, self.since) = (None, None);
         true
+    }
+
+    /// Whether so many places are free that a reader that was behind may be said to have caught up: half of them.
+    pub(super) fn is_roomy(&self) -> bool {
+        self.sender.capacity() >= self.events.div_ceil(2)
+    }
+
+    /// How long the reader has taken nothing; to be asked while there is something for it.
+    pub(super) fn silence(&mut self, now: Instant) -> Duration {
+        let free = self.sender.capacity();
+        if free > self.seen {
+            self.since = None;
+        }
+        self.seen = free;
+        now.saturating_duration_since(*self.since.get_or_insert(now))
     }
 
     /// Tells what is held and how the job ended.

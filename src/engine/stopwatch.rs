@@ -16,7 +16,8 @@ pub(super) enum News {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopwatch {
     arrived: Instant,
-    admitted: Instant,
+    /// When it got its first row.
+    admitted: Option<Instant>,
     /// When the logits that follow the prompt were there.
     prefilled: Option<Instant>,
     /// When the answer's first and latest symbols were there.
@@ -30,15 +31,32 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(super) fn new(arrived: Instant, admitted: Instant) -> Self {
-        let (prefilled, answered, middle) = (None, None, Duration::ZERO);
+    pub(super) fn new(arrived: Instant) -> Self {
+        let (admitted, prefilled, answered, middle) = (None, None, None, Duration::ZERO);
         let (steps, wait_steps, middle_steps) = (0, 0, 0);
         Self { arrived, admitted, prefilled, answered, symbols: 0, steps, wait_steps, middle_steps, middle }
     }
 
-    /// How long the job has held its row.
-    pub(super) fn held(&self, now: Instant) -> Duration {
-        now.duration_since(self.admitted)
+    /// The job got a row; tells how long it has waited, if it is the first.
+    pub(super) fn begin(&mut self, now: Instant) -> Option<Duration> {
+        let first = self.admitted.is_none();
+        let admitted = *self.admitted.get_or_insert(now);
+        first.then(|| admitted.saturating_duration_since(self.arrived))
+    }
+
+    /// When the job came.
+    pub(super) fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    /// Whether the job ever had a row.
+    pub(super) fn has_begun(&self) -> bool {
+        self.admitted.is_some()
+    }
+
+    /// How long ago the job got its first row.
+    pub(super) fn held(&self, now: Instant) -> Option<Duration> {
+        self.admitted.map(|admitted| now.saturating_duration_since(admitted))
     }
 
     /// The job took part in a symbol step.
@@ -78,8 +96,8 @@ impl Stopwatch {
     pub(super) fn timing(&self, now: Instant) -> Timing {
         let between = |from: Instant, to: Instant| nanoseconds(to.saturating_duration_since(from));
         Timing {
-            queue_ns: between(self.arrived, self.admitted),
-            prefill_ns: between(self.admitted, self.prefilled.unwrap_or(now)),
+            queue_ns: between(self.arrived, self.admitted.unwrap_or(now)),
+            prefill_ns: self.admitted.map_or(0, |admitted| between(admitted, self.prefilled.unwrap_or(now))),
             time_to_first_char_ns: self.answered.map_or(0, |(first, _)| between(self.arrived, first)),
             decode_ns: self.answered.map_or(0, |(first, latest)| between(first, latest)),
             total_ns: between(self.arrived, now),

@@ -1,278 +1,50 @@
-//! The worker: one thread that owns a model's rows, and the desk where others leave their jobs.
+//! The worker: one thread that owns a model's rows.
 //!
-//! A round of the loop ends what is to be ended, takes in what can run, and steps all rows together once. Without a row to
-//! step it sleeps until it is called, or until a deadline.
+//! A round of the loop ends what is to be ended, takes in what can run, lets rows make way where they must, and steps all
+//! rows together once. Without a row to step it sleeps until it is called, or until a deadline.
 
-use super::{
-    batch::{Batch, Running},
-    handle::{Events, Job, Limits, Load, Phase, Terms},
-    heartbeat::Heartbeat,
-    observer::Observer,
-    outlet::Outlet,
-    pace::Pace,
-    queue::{Capacity, Grant, Queue, Refused},
-    signal::Signal,
-    stopwatch::Stopwatch,
-    tally::{Counters, Tally},
-};
-use crate::{
-    decode::{
-        contract::{Card, Memory, Model},
-        options::Timing,
-        session::Session,
-    },
-    error::{Error, Result},
-};
+use super::{batch::Batch, desk::Common, handle::Phase, scheduler::Ticket, task::Task};
+use crate::error::Error;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::Waker,
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use tokio::sync::watch;
 
-/// How soon a waiting job whose reader went is noticed while no row can step.
+/// How soon a waiting job whose reader went, or came back, is noticed while no row can step.
 const PATROL: Duration = Duration::from_millis(100);
-/// What is told once a worker is broken.
-const GONE: &str = "the model's worker has ended";
-
-/// What the handles of one worker share; the last one's end is the worker's.
-pub(super) struct Shared {
-    common: Arc<Common>,
-    /// None once it is being joined.
-    thread: Option<JoinHandle<()>>,
-}
-
-/// What the handles and the worker share.
-struct Common {
-    model: Arc<dyn Model>,
-    limits: Limits,
-    desk: Mutex<Desk>,
-    observer: Arc<dyn Observer>,
-    tally: Arc<Tally>,
-    heartbeat: Heartbeat,
-    signal: Arc<Signal>,
-    /// Whether the worker broke: for those who wait for it.
-    broken: watch::Sender<bool>,
-}
-
-/// Where jobs are left and fetched.
-struct Desk {
-    queue: Queue<Waiting>,
-    pace: Pace,
-    phase: Phase,
-}
-
-/// A job that has no row yet.
-struct Waiting {
-    session: Session,
-    outlet: Outlet,
-    deadline: Option<Instant>,
-    arrived: Instant,
-}
 
 /// The thread's own part.
 struct Worker {
     common: Arc<Common>,
     batch: Batch,
+    /// Wakes the worker when a reader that was behind has made room.
+    waker: Waker,
     /// Jobs fetched from the desk, on their way to a row.
-    arrivals: Vec<(Waiting, Grant)>,
-    /// Jobs whose deadline passed, or whose reader went, while they waited.
-    refused: Vec<Waiting>,
+    arrivals: Vec<(Task, Ticket)>,
     /// Jobs that have ended, on their way out.
-    ended: Vec<Running>,
+    ended: Vec<Task>,
 }
 
-/// The end of the thread, whatever brought it about.
-struct Farewell(Arc<Common>);
-
-/// Starts the thread.
-pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Arc<Shared>> {
-    let capacity = Capacity { waiting: limits.queue, rows: limits.rows.max(1), bytes: model.memory().limit };
-    let desk = Desk { queue: Queue::new(capacity), pace: Pace::new(capacity.rows), phase: Phase::Open };
-    let name = format!("weir-{}", model.card().name);
-    let common = Arc::new(Common {
-        model,
-        limits,
-        desk: Mutex::new(desk),
-        observer,
-        tally: Arc::default(),
-        heartbeat: Heartbeat::new(),
-        signal: Arc::default(),
-        broken: watch::Sender::new(false),
-    });
-    let theirs = Arc::clone(&common);
-    let thread = thread::Builder::new().name(name).spawn(move || {
-        let _farewell = Farewell(Arc::clone(&theirs));
-        Worker::new(theirs).run();
-    });
-    let thread = thread.map_err(|refusal| Error::Internal(format!("no thread for the worker: {refusal}")))?;
-    Ok(Arc::new(Shared { common, thread: Some(thread) }))
-}
-
-impl Shared {
-    pub(super) fn submit(&self, job: Job, terms: Terms) -> Result<Events> {
-        let Terms { deadline, .. } = terms;
-        let Common { model, limits, .. } = &*self.common;
-        let arrived = Instant::now();
-        let (session, fields) = match job {
-            Job::Generate(request) => (Session::generate(request, model.card())?, ["prompt", "stopping.max_chars"]),
-            Job::Score(request) => (Session::score(request, model.card())?, ["text", "text"]),
-        };
-        if deadline.is_some_and(|deadline| deadline <= arrived) {
-            return Err(Error::Deadline { stage: "before it was queued" });
-        }
-        let needed = model.bytes_for(session.most_symbols());
-        let limit = model.memory().limit;
-        if needed > limit {
-            let alone = model.bytes_for(session.given_symbols()) > limit;
-            let [given, asked] = fields;
-            return Err(Error::NeverFits { field: if alone { given } else { asked }, needed, limit });
-        }
-        let (outlet, events) = Outlet::open(limits.events)?;
-        let mut desk = self.common.desk();
-        let retry = desk.pace.retry();
-        match desk.phase {
-            Phase::Open => {}
-            Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
-            Phase::Broken => return Err(Error::Internal(GONE.into())),
-        }
-        let taken = desk.queue.push(Waiting { session, outlet, deadline, arrived }, needed);
-        drop(desk);
-        match taken {
-            Ok(()) => {
-                self.common.signal.raise();
-                Ok(events)
-            }
-            Err(Refused::Full) => Err(Error::QueueFull { what: "requests", limit: limits.queue, retry }),
-            Err(Refused::NeverFits) => Err(Error::Internal("the queue has less memory than the model".into())),
-        }
-    }
-
-    pub(super) fn card(&self) -> &Card {
-        self.common.model.card()
-    }
-
-    pub(super) fn limits(&self) -> Limits {
-        self.common.limits
-    }
-
-    pub(super) fn drain(&self) {
-        self.common.desk().enter(Phase::Draining);
-    }
-
-    pub(super) fn phase(&self) -> Phase {
-        self.common.desk().phase
-    }
-
-    pub(super) fn broken(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut broken = self.common.broken.subscribe();
-        async move {
-            if broken.wait_for(|broken| *broken).await.is_err() {
-                // The engine is gone, and its worker ended as it should.
-                std::future::pending().await
-            }
-        }
-    }
-
-    pub(super) fn load(&self) -> Load {
-        let desk = self.common.desk();
-        let (queued, running) = (desk.queue.queued(), desk.queue.running());
-        drop(desk);
-        Load { queued, running, bytes: self.common.model.memory().in_use }
-    }
-
-    pub(super) fn memory(&self) -> Memory {
-        self.common.model.memory()
-    }
-
-    pub(super) fn counters(&self) -> Counters {
-        let desk = self.common.desk();
-        let (running, waiting) = (desk.queue.running(), desk.queue.queued());
-        drop(desk);
-        self.common.tally.read(running, waiting)
-    }
-
-    pub(super) fn busy(&self) -> Option<Duration> {
-        self.common.heartbeat.busy(Instant::now())
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.common.desk().enter(Phase::Closed);
-        self.common.signal.raise();
-        // A thread that waited for itself would wait for ever.
-        let other = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id());
-        if let Some(thread) = other {
-            // That it panicked was logged where it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Common {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Desk {
-    /// Goes on to a later phase; never back.
-    fn enter(&mut self, phase: Phase) {
-        self.phase = self.phase.max(phase);
-    }
-}
-
-impl Waiting {
-    fn is_wanted(&self, now: Instant) -> bool {
-        !self.outlet.is_closed() && self.deadline.is_none_or(|deadline| now < deadline)
-    }
-
-    /// Ends a job that never ran.
-    fn refuse(self, error: Error, now: Instant, observer: &dyn Observer) {
-        let waited = u64::try_from(now.saturating_duration_since(self.arrived).as_nanos()).unwrap_or(u64::MAX);
-        let timing = Timing { queue_ns: waited, total_ns: waited, ..Timing::default() };
-        observer.finished(Err(&error), &self.session.usage(), &timing);
-        self.outlet.finish(Err(error));
-    }
-}
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        self.0.heartbeat.rest();
-        let broken = thread::panicking();
-        let mut desk = self.0.desk();
-        desk.enter(if broken { Phase::Broken } else { Phase::Closed });
-        // The rows are dropped by now, and with them the jobs that had grants to give back.
-        let (left, retry): (Vec<_>, _) = (desk.queue.end().collect(), desk.pace.retry());
-        drop(desk);
-        self.0.broken.send_replace(broken);
-        for job in left {
-            let error = if broken { Error::Internal(GONE.into()) } else { Error::Draining { retry } };
-            job.refuse(error, Instant::now(), &*self.0.observer);
-        }
-    }
+/// Steps rows until nobody wants that any more.
+pub(super) fn run(common: Arc<Common>) {
+    let waker = Waker::from(Arc::clone(&common.signal));
+    let batch = Batch::new(Arc::clone(&common));
+    Worker { common, batch, waker, arrivals: Vec::new(), ended: Vec::new() }.run();
 }
 
 impl Worker {
-    fn new(common: Arc<Common>) -> Self {
-        let waker = Waker::from(Arc::clone(&common.signal));
-        let measured = (Arc::clone(&common.observer), Arc::clone(&common.tally));
-        let batch = Batch::new(Arc::clone(&common.model), common.limits, waker, measured);
-        Self { common, batch, arrivals: Vec::new(), refused: Vec::new(), ended: Vec::new() }
-    }
-
     fn run(mut self) {
         tracing::debug!("worker started");
         loop {
             let now = Instant::now();
             self.common.heartbeat.beat(now);
-            self.batch.settle(now);
+            self.batch.settle(now, &self.waker);
             self.end_jobs(now);
             if !self.take_in(now) {
                 break;
             }
+            self.lay_out();
             if self.batch.step() {
                 self.end_jobs(Instant::now());
             } else {
@@ -286,35 +58,82 @@ impl Worker {
         tracing::debug!("worker ended");
     }
 
-    /// Gives rows to the jobs that can run. Tells whether the worker is to go on.
+    /// Gives rows to the jobs that can run, those of readers who are behind if need be. Tells whether the worker is to go on.
     fn take_in(&mut self, now: Instant) -> bool {
         loop {
+            if !self.fetch(now) {
+                return false;
+            }
+            let makes_way = self.common.desk().scheduler.makes_way(self.batch.standings());
+            match makes_way {
+                Some(row) => self.give_way(row),
+                None => return true,
+            }
+        }
+    }
+
+    /// Gives rows to the jobs that can run as things are. Tells whether the worker is to go on.
+    fn fetch(&mut self, now: Instant) -> bool {
+        let stall = self.common.limits.stall;
+        loop {
+            self.batch.stand();
             let mut desk = self.common.desk();
             if desk.phase >= Phase::Closed {
                 return false;
             }
-            desk.queue.sweep(|job| job.is_wanted(now), |job| self.refused.push(job));
-            while let Some(arrival) = desk.queue.fetch() {
+            if let Some((symbols, took)) = self.batch.latest_step() {
+                desk.pace.step(symbols, took);
+            }
+            let (waker, ended) = (&self.waker, &mut self.ended);
+            desk.scheduler.sweep(|task| task.look(now, stall, waker), |task| ended.push(task));
+            desk.scheduler.note(self.batch.standings(), self.common.model.memory().in_use);
+            while let Some(arrival) = desk.scheduler.fetch() {
                 self.arrivals.push(arrival);
             }
             drop(desk);
-            for job in self.refused.drain(..) {
-                job.refuse(Error::Deadline { stage: "in the queue" }, now, &*self.common.observer);
-            }
-            if self.arrivals.is_empty() {
-                return true;
-            }
+            let done = self.arrivals.is_empty();
             // Some came after `now`.
             let admitted = Instant::now();
-            for (job, grant) in self.arrivals.drain(..) {
-                self.common.observer.queued(admitted.saturating_duration_since(job.arrived));
-                let watch = Stopwatch::new(job.arrived, admitted);
-                let mut running = Running::new(job.session, job.outlet, watch, grant);
-                running.deadline = job.deadline;
-                self.ended.extend(self.batch.admit(running));
+            for (mut task, ticket) in self.arrivals.drain(..) {
+                task.ticket = Some(ticket);
+                self.ended.extend(self.batch.admit(task, admitted));
             }
             // Whom the model refuses makes room for the next.
             self.end_jobs(admitted);
+            if done {
+                return true;
+            }
+        }
+    }
+
+    /// Lays out a step that there is memory for: what is cached goes first, then rows make way.
+    fn lay_out(&mut self) {
+        loop {
+            self.batch.lay_out(&mut self.common.desk().scheduler);
+            if self.batch.has_memory() {
+                return;
+            }
+            let yields = self.common.desk().scheduler.yields(self.batch.standings());
+            let Some(row) = yields else { return };
+            self.give_way(row);
+            self.batch.stand();
+        }
+    }
+
+    /// Takes the row at that place away from its job, which goes back to the queue.
+    fn give_way(&mut self, row: usize) {
+        let Some((mut task, state)) = self.batch.remove(row) else { return };
+        let Common { model, store, tally, .. } = &*self.common;
+        tracing::debug!(symbols = state.len(), "a job makes way");
+        store.keep(task.key.as_ref(), &task.session, &*state);
+        drop(state);
+        tally.preemptions.add(1);
+        task.give_way();
+        let (ask, behind) = (task.ask(&**model, 0), task.is_behind());
+        if let Some(ticket) = task.ticket.take() {
+            self.common.desk().scheduler.give_way(ticket, task, ask, behind);
+            // whom that lets in is fetched before the worker sleeps
+            self.common.signal.raise();
         }
     }
 
@@ -325,25 +144,28 @@ impl Worker {
             return;
         }
         let mut desk = self.common.desk();
-        for job in &mut self.ended {
-            desk.pace.record(job.watch.held(now));
-            if let Some(grant) = job.grant.take() {
-                desk.queue.give_back(grant);
+        for task in &mut self.ended {
+            if let Some(held) = task.watch.held(now) {
+                desk.pace.record(held);
+            }
+            if let Some(ticket) = task.ticket.take() {
+                desk.scheduler.end(ticket);
             }
         }
         drop(desk);
-        for job in self.ended.drain(..) {
-            job.end(now, &*self.common.observer);
+        for task in self.ended.drain(..) {
+            task.end(now, &*self.common.observer);
         }
     }
 
     /// How long to sleep: until somebody's deadline, and not long while somebody waits.
     fn patience(&self, now: Instant) -> Option<Duration> {
+        let stall = self.common.limits.stall;
         let desk = self.common.desk();
-        let running = self.batch.jobs().iter().filter_map(|job| job.deadline);
-        let soonest = desk.queue.waiting().filter_map(|job| job.deadline).chain(running).min();
-        let patrol = (desk.queue.queued() > 0).then_some(PATROL);
-        let left = soonest.map(|deadline| deadline.saturating_duration_since(now));
+        let tasks = self.batch.tasks().iter().chain(desk.scheduler.jobs());
+        let soonest = tasks.filter_map(|task| task.wakes(now, stall)).min();
+        let patrol = (desk.scheduler.waiting() > 0).then_some(PATROL);
+        let left = soonest.map(|instant| instant.saturating_duration_since(now));
         left.into_iter().chain(patrol).min()
     }
 }

@@ -109,7 +109,17 @@ impl Page {
 
     /// Whether another reference to it exists.
     pub fn is_shared(&self) -> bool {
-        self.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1)
+        self.references() > 1
+    }
+
+    /// How many references to it exist, this one included.
+    pub fn references(&self) -> usize {
+        self.region.as_ref().map_or(0, Arc::strong_count)
+    }
+
+    /// A number that no other page has while this one is held.
+    pub fn id(&self) -> usize {
+        self.region.as_ref().map_or(0, |region| Arc::as_ptr(region).addr())
     }
 
     /// Its bytes, to write. A shared page is first replaced by a copy.

@@ -62,7 +62,24 @@ impl Cache {
 
     /// Bytes of its pages, shared ones included.
     pub fn bytes(&self) -> usize {
-        self.pages.iter().map(|page| page.bytes().len()).sum()
+        self.pages.len() * self.layout.page_bytes()
+    }
+
+    /// Bytes that it occupies beside its pages: their list.
+    pub fn own_bytes(&self) -> usize {
+        self.pages.capacity() * size_of::<Page>()
+    }
+
+    /// Bytes of pages that making room for positions up to `len` takes.
+    pub fn growth(&self, len: usize) -> usize {
+        if len <= self.len {
+            return 0;
+        }
+        let partial = !self.len.is_multiple_of(POSITIONS);
+        // a shared page is copied
+        let copied = partial && self.pages.get(self.len / POSITIONS).is_some_and(Page::is_shared);
+        let pages = len.div_ceil(POSITIONS).saturating_sub(self.pages.len()) + usize::from(copied);
+        pages * self.layout.page_bytes()
     }
 
     /// Makes room for `more` positions, so that writing them cannot fail for want of memory.

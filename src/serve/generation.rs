@@ -48,9 +48,10 @@ impl Generation {
     fn generated(&self, request: v1::GenerateRequest, call: Call) -> Result<Answer<Generated>> {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
+        let priority = request.priority;
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
-        let events = engine.submit(Job::Generate(job), terms(&call))?;
+        let events = engine.submit(Job::Generate(job), terms(&call, priority))?;
         Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }
 
@@ -60,7 +61,7 @@ impl Generation {
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
-        let events = engine.submit(Job::Score(job), terms(&call))?;
+        let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
         Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }
 
@@ -71,7 +72,7 @@ impl Generation {
         let wanted = (request.boundary_mode.as_deref(), request.seed);
         let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
-        let events = engine.submit(Job::Score(job), terms(call))?;
+        let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let empty = v1::SegmentResponse { text, seed, ..Default::default() };
         gather(Source::new(events, engine, pass, call.trace.clone()), empty, &vocabulary).await
@@ -79,8 +80,8 @@ impl Generation {
 }
 
 /// Under which conditions a call's job runs.
-fn terms(call: &Call) -> Terms {
-    Terms { deadline: call.deadline, tenant: tenant_of(call), ..Terms::default() }
+fn terms(call: &Call, priority: Option<i32>) -> Terms {
+    Terms { deadline: call.deadline, tenant: tenant_of(call), priority: priority.unwrap_or_default() }
 }
 
 /// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.

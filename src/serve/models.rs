@@ -1,7 +1,12 @@
 //! The service `Models`: what is served, and within which limits.
 
 use super::{convert::MAX_COALESCE, engines::Engines, layers::Call, pieces::symbol, status::status};
-use crate::{config::Wire, decode::options::Bounds, engine::handle::Handle, text::Vocabulary};
+use crate::{
+    config::Wire,
+    decode::options::Bounds,
+    engine::handle::{Handle, PRIORITIES},
+    text::Vocabulary,
+};
 use std::time::Duration;
 use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
@@ -43,6 +48,11 @@ impl Models {
             queue: count(limits.queue),
             chunk: count(limits.chunk),
             boundary_wait: count(limits.boundary_wait),
+            queued_symbols: limits.queued_symbols as u64,
+            stall_ns: nanoseconds(limits.stall),
+            cache_bytes: limits.cache_bytes as u64,
+            highest_priority: *PRIORITIES.end(),
+            lowest_priority: *PRIORITIES.start(),
             message_bytes: self.wire.message_bytes as u64,
             concurrent_streams: self.wire.concurrent_streams,
             stop_strings: count(Bounds::STOPS),

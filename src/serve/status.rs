@@ -110,6 +110,10 @@ impl About {
                 self.tell("what", what);
                 "PERMISSION_DENIED"
             }
+            Error::Stalled { limit } => {
+                self.tell("limit", &format!("{limit:?}"));
+                "STALLED"
+            }
             Error::Deadline { stage } => {
                 self.tell("stage", stage);
                 "DEADLINE"

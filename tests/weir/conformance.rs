@@ -7,6 +7,7 @@ use super::twin::shapes;
 use std::sync::Arc;
 use weir::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, Status, Want, advance},
+    engine::cache::{Capacity, Hit, Key, SegmentCache},
     family::FAMILIES,
     kernels::Dtype,
 };
@@ -260,6 +261,45 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             let closed = fresh.1.iter().filter(|mark| mark.boundary).count();
             assert_eq!(main.rows[0].state.segments(), if model.card().pooled { closed } else { 0 });
         }
+    });
+}
+
+#[test]
+fn what_the_cache_gives_equals_a_cold_run() {
+    on_each(|configuration, dice| {
+        let model = &*configuration.model;
+        let key = Key::of(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
+        let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
+        let symbols = model.card().vocabulary.len();
+        let mut texts = vec![configuration.text(dice)];
+        let mut hits = 0;
+        for round in 0..10 {
+            // something known up to somewhere, then something else
+            let mut text = texts[dice.below(texts.len())].clone();
+            if round > 0 {
+                let (cut, more) = (dice.below(text.len()), 1 + dice.below(60));
+                let other = dice.text(more, symbols);
+                text.splice(cut.., other);
+            }
+            let fresh = full(model, &text, &configuration.boundaries);
+            let found = cache.find(&key, &text[..text.len() - 1]).unwrap();
+            hits += usize::from(found.is_some());
+            let (mut alone, from) = match found {
+                Some(Hit { state, len }) => (Alone::from(model, Row::new(state)), len),
+                None => (configuration.alone(), 0),
+            };
+            assert_eq!(alone.rows[0].state.len(), from);
+            assert!(from == 0 || !model.card().pooled || fresh.1[from - 1].boundary, "a hit ends with a segment");
+            let got = alone.feed(&text[from..]);
+            assert!(difference(&got.0, &fresh.0[from * symbols..]) <= COMPANY, "{}: {from}", configuration.name);
+            assert_eq!(got.1, fresh.1[from..], "{}", configuration.name);
+            cache.keep(&key, &text, &*alone.rows[0].state).unwrap();
+            texts.push(text);
+        }
+        assert!(hits > 3, "{}: {hits} hits", configuration.name);
+        let held = cache.usage().page_bytes;
+        assert_eq!(held, model.memory().in_use, "{}: each page is counted, and once", configuration.name);
+        assert_eq!(cache.give_up(usize::MAX), held, "{}", configuration.name);
     });
 }
 

@@ -3,6 +3,7 @@
 mod admin;
 mod calls;
 mod errors;
+mod fairness;
 mod late;
 mod life;
 mod model;

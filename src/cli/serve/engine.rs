@@ -2,6 +2,7 @@
 
 use super::MANY;
 use crate::{config::Checks, decode::gather::MAX_BOUNDARY_WAIT, engine::handle::Limits};
+use std::time::Duration;
 
 /// The most symbols of a step: nothing ends one that has begun, so that it must be short beside any limit in seconds.
 const MOST_CHUNK: usize = 4096;
@@ -15,6 +16,9 @@ pub(super) struct EngineArgs {
     /// Requests of a model that may wait.
     #[arg(long, value_name = "N", env = "WEIR_QUEUE", default_value_t = Limits::default().queue.to_string())]
     queue: String,
+    /// Symbols of their prompts, together.
+    #[arg(long, value_name = "N", env = "WEIR_QUEUED_SYMBOLS", default_value_t = Limits::default().queued_symbols.to_string())]
+    queued_symbols: String,
     /// Symbols of prompts that are processed in one step, 1 to 4096: a running stream, the end of draining and a second
     /// signal may all have to wait for one.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
@@ -22,16 +26,27 @@ pub(super) struct EngineArgs {
     /// Steps that a request whose segment ended may wait for others, to share a step of the middle layers.
     #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
     boundary_wait: String,
+    /// How long a client may take nothing of what is ready for it before its request ends; at least 1.
+    #[arg(long, value_name = "N", env = "WEIR_STALL_SECONDS", default_value_t = Limits::default().stall.as_secs().to_string())]
+    stall_seconds: String,
+    /// The part of each model's key-value memory in which texts are kept for later requests that begin alike; 0 keeps none.
+    /// A quarter of it, if not given.
+    #[arg(long, value_name = "SIZE", env = "WEIR_CACHE_MEMORY")]
+    cache_memory: Option<String>,
 }
 
 impl EngineArgs {
-    /// As the engine wants them.
-    pub(super) fn limits(&self, checks: &mut Checks) -> Limits {
+    /// As the engine wants them, for models of so much key-value memory.
+    pub(super) fn limits(&self, memory: usize, checks: &mut Checks) -> Limits {
+        let cache = self.cache_memory.as_ref();
         Limits {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MANY),
+            queued_symbols: checks.number("--queued-symbols", &self.queued_symbols, 1..=1 << 40),
             chunk: checks.number("--chunk", &self.chunk, 1..=MOST_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
+            stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
+            cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
             ..Limits::default()
         }
     }

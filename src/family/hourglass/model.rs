@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State},
+        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State, state_ref},
         cost::{Cost, StepCost},
         options::check_mode,
     },
@@ -160,6 +160,18 @@ impl Model for Hourglass {
         });
         let companion = self.companion.as_ref().map_or(0, |model| model.bytes_for(symbols));
         self.pre.layout.bytes_for(symbols) + pooled + companion
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        // one that is another model's is refused by the step
+        let Ok(state) = state_ref::<HourglassState>(state) else { return 0 };
+        let len = state.len() + more;
+        let pooled = state.pooled.as_ref().map_or(0, |pooled| {
+            let segments = self.boundaries.most_segments(len).min(pooled.ends.len() + more);
+            pooled.post.growth(len) + pooled.middle.growth(segments + 1)
+        });
+        let companion = self.companion.as_ref().zip(state.companion_state());
+        state.pre.growth(len) + pooled + companion.map_or(0, |(model, state)| model.growth(state, more))
     }
 
     fn memory(&self) -> Memory {

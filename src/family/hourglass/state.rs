@@ -4,7 +4,7 @@
 //! while `post` is behind `pre`. So a fork is a clone, and a rollback shortens.
 
 use crate::{
-    decode::contract::{Noise, Row, State},
+    decode::contract::{Noise, PageUse, Row, State},
     error::{Error, Result},
     nn::cache::Cache,
 };
@@ -71,6 +71,17 @@ impl HourglassState {
         }
         self.pre.truncate(len);
         self.finished = self.finished.min(len);
+    }
+
+    /// The caches of all stacks.
+    fn caches(&self) -> impl Iterator<Item = &Cache> {
+        let pooled = self.pooled.iter().flat_map(|pooled| [&pooled.middle, &pooled.post]);
+        std::iter::once(&self.pre).chain(pooled)
+    }
+
+    /// The companion's state, unless it is being stepped.
+    pub(super) fn companion_state(&self) -> Option<&dyn State> {
+        Some(&*self.companion.as_ref()?.row.as_ref()?.state)
     }
 
     /// The part beyond the pre stack.
@@ -155,9 +166,30 @@ impl State for HourglassState {
         Ok(())
     }
 
+    fn boundary_before(&self, len: usize) -> usize {
+        let Some(pooled) = &self.pooled else { return len.min(self.len()) };
+        let closed = pooled.ends.partition_point(|&end| end < len);
+        closed.checked_sub(1).map_or(0, |last| pooled.ends[last] + 1)
+    }
+
     fn bytes(&self) -> usize {
-        let pooled = self.pooled.as_ref().map_or(0, |pooled| pooled.middle.bytes() + pooled.post.bytes());
-        let companion = self.companion.as_ref().and_then(|companion| companion.row.as_ref());
-        self.pre.bytes() + pooled + companion.map_or(0, |row| row.state.bytes())
+        self.caches().map(Cache::bytes).sum::<usize>() + self.companion_state().map_or(0, State::bytes)
+    }
+
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        for page in self.caches().flat_map(Cache::pages) {
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
+        }
+        if let Some(companion) = self.companion_state() {
+            companion.pages(each);
+        }
+    }
+
+    fn own_bytes(&self) -> usize {
+        let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.ends.capacity() * size_of::<usize>());
+        let entropies =
+            self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
+        let companion = self.companion_state().map_or(0, State::own_bytes);
+        size_of::<Self>() + self.caches().map(Cache::own_bytes).sum::<usize>() + ends + entropies + companion
     }
 }

@@ -3,12 +3,13 @@
 
 use std::sync::{
     Arc, Condvar, Mutex,
-    atomic::{AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
+            state_mut,
         },
         cost::Cost,
         options::{Details, Generate, Sampling, Score, Stopping, Timing},
@@ -49,14 +50,20 @@ pub(super) struct Toy {
     pub(super) segment_steps: Mutex<Vec<(usize, usize)>>,
     /// How many finish steps there were.
     pub(super) finish_steps: AtomicUsize,
+    /// Nanoseconds that a symbol step takes at least.
+    pub(super) slowness: AtomicU64,
     /// How many more times working memory can be made.
     pub(super) scratches: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Counts {
+    /// Sequences there ever were.
+    begun: AtomicUsize,
     sequences: AtomicUsize,
     bytes: AtomicUsize,
+    /// The most bytes that there ever were.
+    peak: AtomicUsize,
 }
 
 /// How many steps may be taken; none: any number.
@@ -88,8 +95,8 @@ impl Toy {
         };
         let (counts, gate) = (Arc::default(), (Mutex::new(None), Condvar::new()));
         let (steps, segment_steps, finish_steps) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
-        let scratches = AtomicUsize::new(usize::MAX);
-        Arc::new(Self { card, limit, counts, gate, steps, segment_steps, finish_steps, scratches })
+        let (scratches, slowness) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
+        Arc::new(Self { card, limit, counts, gate, steps, segment_steps, finish_steps, slowness, scratches })
     }
 
     pub(super) fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
@@ -112,6 +119,11 @@ impl Toy {
         self.counts.sequences.load(SeqCst)
     }
 
+    /// The most bytes that sequences ever held together.
+    pub(super) fn peak(&self) -> usize {
+        self.counts.peak.load(SeqCst)
+    }
+
     fn pass_gate(&self) {
         let held = |steps: &mut Gate| *steps == Some(0);
         let mut steps = self.gate.1.wait_while(self.gate.0.lock().unwrap(), held).unwrap();
@@ -127,6 +139,7 @@ fn vocabulary() -> Vocabulary {
 }
 
 struct ToyState {
+    id: usize,
     /// The hash of the symbols up to each position, and the segments closed by then.
     past: Vec<(u64, usize)>,
     /// Symbols that have had their finish step.
@@ -140,16 +153,18 @@ struct ToyState {
 
 impl ToyState {
     fn new(past: Vec<(u64, usize)>, counts: Arc<Counts>) -> Self {
+        let id = counts.begun.fetch_add(1, SeqCst);
         counts.sequences.fetch_add(1, SeqCst);
         counts.bytes.fetch_add(past.len() * BYTES, SeqCst);
-        Self { finished: past.len(), past, due: Vec::new(), waited: 0, counts }
+        Self { id, finished: past.len(), past, due: Vec::new(), waited: 0, counts }
     }
 
     fn push(&mut self, symbol: u32) -> Mark {
         let (hash, segments) = self.past.last().copied().unwrap_or((1, 0));
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
-        self.counts.bytes.fetch_add(BYTES, SeqCst);
+        let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
+        self.counts.peak.fetch_max(before + BYTES, SeqCst);
         Mark { boundary, probability: None }
     }
 
@@ -194,8 +209,23 @@ impl State for ToyState {
         Ok(())
     }
 
+    fn boundary_before(&self, len: usize) -> usize {
+        let within = &self.past[..len.min(self.past.len())];
+        let segments = within.last().map_or(0, |past| past.1);
+        if segments == 0 { 0 } else { within.partition_point(|past| past.1 < segments) + 1 }
+    }
+
     fn bytes(&self) -> usize {
         self.past.len() * BYTES
+    }
+
+    /// One, of its own: a fork copies.
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        each(PageUse { id: self.id, bytes: self.bytes(), references: 1 });
+    }
+
+    fn own_bytes(&self) -> usize {
+        size_of::<Self>()
     }
 }
 
@@ -216,6 +246,7 @@ impl Model for Toy {
 
     fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.pass_gate();
+        std::thread::sleep(std::time::Duration::from_nanos(self.slowness.load(SeqCst)));
         with(scratch, || {
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
             for row in rows.iter_mut().filter(|row| row.status == Status::Waiting) {
@@ -265,6 +296,10 @@ impl Model for Toy {
 
     fn bytes_for(&self, symbols: usize) -> usize {
         symbols * BYTES
+    }
+
+    fn growth(&self, _: &dyn State, more: usize) -> usize {
+        more * BYTES
     }
 
     fn memory(&self) -> Memory {
@@ -393,7 +428,7 @@ pub(super) fn read(events: Events) -> Result<Said> {
 /// The same, with where its time went.
 pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
     let mut characters = Vec::new();
-    let Some(Event::Started { cached_chars: 0 }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
+    let Some(Event::Started { cached_chars }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
         panic!("the first event tells the start");
     };
@@ -403,6 +438,7 @@ pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
             Event::Characters(told) => characters.extend(told),
             Event::Finished { reason, usage, timing } => {
                 assert!(events.blocking_recv().is_none(), "nothing follows the end");
+                assert_eq!(usage.cached_chars, cached_chars, "told at the start and at the end");
                 assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
                 assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
                 return Ok((Said { characters, reason, usage }, timing));

@@ -220,6 +220,9 @@ async fn models_are_described() {
     let limits = model.limits.unwrap();
     assert_eq!((limits.max_symbols, limits.rows, limits.queue), (MAX_SYMBOLS as u64, 32, 256));
     assert_eq!(limits.boundary_wait as usize, Limits::default().boundary_wait);
+    let engine = Limits::default();
+    assert_eq!((limits.queued_symbols, limits.cache_bytes), (engine.queued_symbols as u64, 0));
+    assert_eq!((limits.stall_ns, limits.lowest_priority, limits.highest_priority), (30_000_000_000, -8, 7));
     assert_eq!((limits.message_bytes, limits.stop_strings, limits.top_logprobs), (4 << 20, 16, 20));
     let bytes = models[2].vocabulary.as_ref().unwrap();
     assert_eq!((bytes.size, bytes.symbols.len(), bytes.bytes), (256, 0, true));

@@ -11,7 +11,8 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, Row, Scratch, State, Status, Want, state_mut,
+            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
+            state_mut,
         },
         cost::Cost,
     },
@@ -181,8 +182,27 @@ impl State for FakeState {
         Ok(())
     }
 
+    fn boundary_before(&self, len: usize) -> usize {
+        let within = &self.past[..len.min(self.past.len())];
+        let segments = within.last().map_or(0, |past| past.1);
+        match self.space {
+            u32::MAX => within.len(),
+            _ if segments == 0 => 0,
+            _ => within.partition_point(|past| past.1 < segments) + 1,
+        }
+    }
+
     fn bytes(&self) -> usize {
         self.past.len()
+    }
+
+    /// One, of its own: a fork copies.
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        each(PageUse { id: self.past.as_ptr().addr(), bytes: self.bytes(), references: 1 });
+    }
+
+    fn own_bytes(&self) -> usize {
+        size_of::<Self>()
     }
 }
 
@@ -242,6 +262,10 @@ impl Model for Fake {
 
     fn bytes_for(&self, symbols: usize) -> usize {
         symbols
+    }
+
+    fn growth(&self, _: &dyn State, more: usize) -> usize {
+        more
     }
 
     fn memory(&self) -> Memory {

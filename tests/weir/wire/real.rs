@@ -66,7 +66,7 @@ async fn scores_are_those_of_the_forward_pass() {
                 text: text.clone(),
                 boundary_mode: mode,
                 seed: Some(9),
-                top_logprobs: None,
+                ..Default::default()
             };
             let (told, summary) = scored(&running, request).await;
             assert_eq!(told.iter().map(|c| c.id).collect::<Vec<_>>(), symbols, "{case}");

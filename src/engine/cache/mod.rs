@@ -1,0 +1,310 @@
+//! The segment cache: states of texts that were computed before, found by the symbols they share with a new one.
+//!
+//! A radix tree for each [`Key`]; what is below one key is never seen under another. An entry is a fork, so its pages are
+//! shared with the row it came from and with every row that goes on from it, until one of them writes. Entries end where a
+//! segment does (for a model without segments: where they were kept), and a hit is rolled back to the end of the last
+//! segment that lies wholly within what is shared: an entry serves every text that begins as it does, whatever comes after.
+//! Nothing is told apart by where it came from: a row that starts from a hit has the numbers of one that starts cold.
+//!
+//! A pure type, without clock, threads or channels. Its memory is that of the distinct pages its entries refer to, and
+//! roughly that of the tree itself; beyond the limit the leaf that was used least recently goes.
+
+mod ledger;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use crate::{
+    decode::contract::{BoundaryMode, BoundaryOptions, Card, Noise, State},
+    error::Result,
+};
+use ledger::Ledger;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+use tree::{NodeId, Tree};
+
+/// What must be equal for a text's state to be another's: who asks, and how boundaries are decided. A model's generation has
+/// a cache of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Key {
+    tenant: Arc<str>,
+    mode: Option<BoundaryMode>,
+    /// Where boundaries are sampled: the seed of their noise.
+    seed: Option<u64>,
+}
+
+impl Key {
+    /// The key of a tenant's sequence; none if such a sequence is not to be cached: its noise was given, or it does not start
+    /// at its stream's start.
+    pub fn of(tenant: &Arc<str>, boundaries: &BoundaryOptions, card: &Card) -> Option<Self> {
+        let mode = boundaries.mode.or(card.boundary_modes.first().copied());
+        let seed = match boundaries.noise {
+            _ if mode != Some(BoundaryMode::Sampled) => None,
+            Noise::Seeded(seed) => Some(seed),
+            Noise::Given(_) => return None,
+        };
+        (boundaries.offset == 0).then(|| Self { tenant: Arc::clone(tenant), mode, seed })
+    }
+}
+
+/// How much a cache may hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Capacity {
+    /// Bytes of pages and of the tree together.
+    pub bytes: usize,
+    /// Entries.
+    pub entries: usize,
+    /// Keys: tenants, times the seeds of their sampled boundaries.
+    pub keys: usize,
+}
+
+impl Capacity {
+    /// So many bytes, and as many entries and keys as no server needs.
+    pub fn of_bytes(bytes: usize) -> Self {
+        Self { bytes, entries: 1 << 16, keys: 1 << 12 }
+    }
+}
+
+/// What a cache holds and what became of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Entries held.
+    pub entries: usize,
+    /// Keys that they are under.
+    pub keys: usize,
+    /// Bytes of distinct pages, and roughly of the tree.
+    pub bytes: usize,
+    /// Of these, of pages.
+    pub page_bytes: usize,
+    /// Lookups that found something.
+    pub hits: u64,
+    /// Lookups that found nothing.
+    pub misses: u64,
+    /// Symbols that hits spared feeding.
+    pub hit_symbols: u64,
+    /// Bytes of the pages that hits shared.
+    pub hit_bytes: u64,
+    /// Entries that had to go.
+    pub evictions: u64,
+}
+
+/// A state to go on from.
+pub struct Hit {
+    /// It has been fed the first `len` of the symbols looked up.
+    pub state: Box<dyn State>,
+    /// At least 1.
+    pub len: usize,
+}
+
+/// The cache.
+pub struct SegmentCache {
+    capacity: Capacity,
+    trees: HashMap<Key, Tree<Box<dyn State>>>,
+    /// The leaves by when they were used last.
+    order: BTreeMap<u64, (Key, NodeId)>,
+    pages: Ledger,
+    /// Bytes of entries and trees beside pages.
+    own_bytes: usize,
+    /// Uses so far.
+    now: u64,
+    counts: Usage,
+}
+
+/// Bytes that a node and its place in the tree take, roughly.
+const NODE_BYTES: usize = 192;
+/// Bytes that an entry takes beside its node, its pages and its state, roughly.
+const ENTRY_BYTES: usize = 256;
+/// Bytes that a key and its tree take beside the tree's nodes, roughly.
+const KEY_BYTES: usize = 256;
+
+impl SegmentCache {
+    /// An empty one.
+    pub fn new(capacity: Capacity) -> Self {
+        Self {
+            capacity,
+            trees: HashMap::new(),
+            order: BTreeMap::new(),
+            pages: Ledger::default(),
+            own_bytes: 0,
+            now: 0,
+            counts: Usage::default(),
+        }
+    }
+
+    /// The state of the longest known beginning of these symbols that ends where a segment does. Whoever needs the logits after
+    /// the last symbol leaves it out, for it has to be fed: give at most
+    /// [`cacheable_prefix`](crate::decode::session::Session::cacheable_prefix) symbols.
+    ///
+    /// # Errors
+    /// An entry that cannot be rolled back; it is gone.
+    pub fn find(&mut self, key: &Key, symbols: &[u32]) -> Result<Option<Hit>> {
+        let found = self.trees.get(key).and_then(|tree| {
+            let (shared, leaf) = tree.longest(symbols)?;
+            let (state, _) = tree.leaf(leaf)?;
+            let len = state.boundary_before(shared);
+            (len > 0).then(|| (leaf, len, state.fork()))
+        });
+        let Some((leaf, len, mut state)) = found else {
+            self.counts.misses += 1;
+            return Ok(None);
+        };
+        if let Err(error) = state.rollback(len) {
+            self.drop_leaf(key, leaf);
+            return Err(error);
+        }
+        self.touch(key, leaf);
+        self.counts.hits += 1;
+        self.counts.hit_symbols += len as u64;
+        self.counts.hit_bytes += state.bytes() as u64;
+        Ok(Some(Hit { state, len }))
+    }
+
+    /// How many of these symbols a [`find`](Self::find) would spare feeding. Counts for no use.
+    pub fn known(&self, key: &Key, symbols: &[u32]) -> usize {
+        let tree = self.trees.get(key);
+        let found = tree.and_then(|tree| {
+            let (shared, leaf) = tree.longest(symbols)?;
+            tree.leaf(leaf).map(|(state, _)| state.boundary_before(shared))
+        });
+        found.unwrap_or(0)
+    }
+
+    /// Keeps what a state knows of these symbols, the first of which it has been fed, up to the last segment's end. Tells
+    /// whether it is held now: not if no segment ended yet, or if it is larger than the whole cache may be. An entry that
+    /// begins so already serves both.
+    ///
+    /// # Errors
+    /// A state that cannot be rolled back; nothing is kept.
+    pub fn keep(&mut self, key: &Key, symbols: &[u32], state: &dyn State) -> Result<bool> {
+        let mut state = state.fork();
+        let len = state.boundary_before(state.len().min(symbols.len()));
+        let text = &symbols[..len];
+        if len == 0 {
+            return Ok(false);
+        }
+        let known = self.trees.get(key).and_then(|tree| tree.longest(text)).filter(|&(shared, _)| shared == len);
+        if let Some((_, leaf)) = known {
+            self.touch(key, leaf);
+            return Ok(true);
+        }
+        state.rollback(len)?;
+        if self.least_bytes(key, text, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
+            return Ok(false);
+        }
+        if let Some(leaf) = self.trees.get(key).and_then(|tree| tree.extended(text)) {
+            self.drop_leaf(key, leaf);
+        }
+        self.insert(key, text, state);
+        while self.usage().bytes > self.capacity.bytes || self.order.len() > self.capacity.entries {
+            self.evict();
+        }
+        Ok(true)
+    }
+
+    /// Evicts entries, least recently used first, until so many bytes of pages were given back or nothing is left. Returns
+    /// how many were. A page that a running row shares is not given back by dropping an entry, and not counted.
+    pub fn give_up(&mut self, bytes: usize) -> usize {
+        let mut released = 0;
+        while released < bytes && !self.order.is_empty() {
+            released += self.evict();
+        }
+        released
+    }
+
+    /// Drops all entries; what was counted stays.
+    pub fn clear(&mut self) {
+        let Self { capacity, counts, .. } = *self;
+        *self = Self { counts, ..Self::new(capacity) };
+    }
+
+    /// What it holds and what became of it.
+    pub fn usage(&self) -> Usage {
+        let page_bytes = self.pages.bytes();
+        let bytes = page_bytes + self.own_bytes;
+        Usage { entries: self.order.len(), keys: self.trees.len(), bytes, page_bytes, ..self.counts }
+    }
+
+    /// What the cache would hold with this entry alone.
+    fn least_bytes(&self, key: &Key, text: &[u32], state: &dyn State) -> usize {
+        // the root and the leaf
+        state.bytes() + entry_bytes(state) + key_bytes(key) + tree_bytes(2, text.len())
+    }
+
+    /// Adds an entry that neither extends another nor is extended.
+    fn insert(&mut self, key: &Key, text: &[u32], state: Box<dyn State>) {
+        if !self.trees.contains_key(key) {
+            if self.trees.len() >= self.capacity.keys.max(1) {
+                self.evict_key();
+            }
+            self.own_bytes += key_bytes(key) + tree_bytes(1, 0);
+        }
+        self.pages.add(&*state);
+        self.own_bytes += entry_bytes(&*state);
+        self.now += 1;
+        let tree = self.trees.entry(key.clone()).or_insert_with(Tree::new);
+        let before = tree.size();
+        let leaf = tree.insert(text, state, self.now);
+        let after = tree.size();
+        self.own_bytes += tree_bytes(after.0, after.1) - tree_bytes(before.0, before.1);
+        self.order.insert(self.now, (key.clone(), leaf));
+    }
+
+    fn touch(&mut self, key: &Key, leaf: NodeId) {
+        let Some(tree) = self.trees.get_mut(key) else { return };
+        let Some((_, before)) = tree.leaf(leaf) else { return };
+        self.now += 1;
+        tree.touch(leaf, self.now);
+        if let Some(entry) = self.order.remove(&before) {
+            self.order.insert(self.now, entry);
+        }
+    }
+
+    /// Drops the entry used least recently; returns the bytes of pages that this gave back.
+    fn evict(&mut self) -> usize {
+        let Some((key, leaf)) = self.order.first_key_value().map(|(_, entry)| entry.clone()) else { return 0 };
+        self.counts.evictions += 1;
+        self.drop_leaf(&key, leaf)
+    }
+
+    /// Drops the entries of the key used least recently.
+    fn evict_key(&mut self) {
+        let Some((key, tree)) = self.trees.iter().min_by_key(|(_, tree)| tree.latest()) else { return };
+        let (key, leaves) = (key.clone(), tree.leaves().collect::<Vec<_>>());
+        for leaf in leaves {
+            self.counts.evictions += 1;
+            self.drop_leaf(&key, leaf);
+        }
+    }
+
+    /// Drops an entry, and its tree if that is empty then; returns the bytes of pages that this gave back.
+    fn drop_leaf(&mut self, key: &Key, leaf: NodeId) -> usize {
+        let Some(tree) = self.trees.get_mut(key) else { return 0 };
+        let (before, used) = (tree.size(), tree.leaf(leaf).map(|(_, used)| used));
+        let Some(state) = tree.remove(leaf) else { return 0 };
+        let after = tree.size();
+        self.own_bytes -= tree_bytes(before.0, before.1) - tree_bytes(after.0, after.1);
+        if tree.is_empty() {
+            self.trees.remove(key);
+            self.own_bytes -= key_bytes(key) + tree_bytes(1, 0);
+        }
+        if let Some(used) = used {
+            self.order.remove(&used);
+        }
+        self.own_bytes -= entry_bytes(&*state);
+        self.pages.remove(&*state)
+    }
+}
+
+fn tree_bytes(nodes: usize, symbols: usize) -> usize {
+    nodes * NODE_BYTES + symbols * size_of::<u32>()
+}
+
+fn entry_bytes(state: &dyn State) -> usize {
+    ENTRY_BYTES + state.own_bytes()
+}
+
+fn key_bytes(key: &Key) -> usize {
+    KEY_BYTES + key.tenant.len()
+}

@@ -1,0 +1,250 @@
+//! Where jobs are left for a model's worker: what its handles and the worker share, and by which rules jobs are taken.
+
+use super::{
+    cache,
+    handle::{Events, Job, Limits, Load, Phase, Terms},
+    heartbeat::Heartbeat,
+    observer::Observer,
+    outlet::Outlet,
+    pace::Pace,
+    scheduler::{Ask, PRIORITIES, Refused, Rules, Scheduler},
+    signal::Signal,
+    store::Store,
+    tally::{Counters, Tally},
+    task::Task,
+    worker,
+};
+use crate::{
+    decode::{
+        contract::{Card, Memory, Model},
+        session::Session,
+    },
+    error::{Error, Result},
+};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+
+/// What is told once a worker is broken.
+const GONE: &str = "the model's worker has ended";
+/// What is told of a deadline that will pass.
+const IN_ADVANCE: &str = "in advance: at the measured rate there is no time for the first character";
+
+/// What the handles of one worker share; the last one's end is the worker's.
+pub(super) struct Shared {
+    common: Arc<Common>,
+    /// None once it is being joined.
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the handles and the worker share.
+pub(super) struct Common {
+    pub(super) model: Arc<dyn Model>,
+    pub(super) limits: Limits,
+    pub(super) desk: Mutex<Desk>,
+    pub(super) store: Store,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) tally: Tally,
+    pub(super) heartbeat: Heartbeat,
+    pub(super) signal: Arc<Signal>,
+    /// Whether the worker broke: for those who wait for it.
+    broken: watch::Sender<bool>,
+}
+
+/// Where jobs are left and fetched.
+pub(super) struct Desk {
+    pub(super) scheduler: Scheduler<Task>,
+    pub(super) pace: Pace,
+    pub(super) phase: Phase,
+}
+
+/// The end of the thread, whatever brought it about.
+pub(super) struct Farewell(Arc<Common>);
+
+/// Starts the thread.
+pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Arc<Shared>> {
+    let queue = (limits.queue, limits.queued_symbols);
+    let rules = Rules::new(limits.rows, queue, model.memory().limit, limits.chunk);
+    let pace = Pace::new(rules.rows, rules.chunk);
+    let desk = Desk { scheduler: Scheduler::new(rules), pace, phase: Phase::Open };
+    let name = format!("weir-{}", model.card().name);
+    let common = Arc::new(Common {
+        model,
+        limits,
+        desk: Mutex::new(desk),
+        store: Store::new(limits.cache_bytes),
+        observer,
+        tally: Tally::default(),
+        heartbeat: Heartbeat::new(),
+        signal: Arc::default(),
+        broken: watch::Sender::new(false),
+    });
+    let theirs = Arc::clone(&common);
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        let _farewell = Farewell(Arc::clone(&theirs));
+        worker::run(theirs);
+    });
+    let thread = thread.map_err(|refusal| Error::Internal(format!("no thread for the worker: {refusal}")))?;
+    Ok(Arc::new(Shared { common, thread: Some(thread) }))
+}
+
+impl Shared {
+    pub(super) fn submit(&self, job: Job, terms: Terms) -> Result<Events> {
+        let Terms { deadline, tenant, priority } = terms;
+        let Common { model, limits, store, .. } = &*self.common;
+        let arrived = Instant::now();
+        if !PRIORITIES.contains(&priority) {
+            let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
+            return Err(Error::BadOption { field: "priority", found: priority.to_string(), bound });
+        }
+        let (session, fields) = match job {
+            Job::Generate(request) => (Session::generate(request, model.card())?, ["prompt", "stopping.max_chars"]),
+            Job::Score(request) => (Session::score(request, model.card())?, ["text", "text"]),
+        };
+        if deadline.is_some_and(|deadline| deadline <= arrived) {
+            return Err(Error::Deadline { stage: "before it was queued" });
+        }
+        must_fit(&session, fields, &**model)?;
+        let key = store.key(&tenant, session.boundaries(), model.card());
+        let known = store.known(key.as_ref(), &session);
+        let (outlet, events) = Outlet::open(limits.events)?;
+        let mut task = Task::new(session, outlet, arrived);
+        (task.deadline, task.tenant, task.key) = (deadline, tenant, key);
+        let ask = task.ask(&**model, known);
+        self.common.desk().take(task, ask, priority)?;
+        self.common.signal.raise();
+        Ok(events)
+    }
+
+    pub(super) fn card(&self) -> &Card {
+        self.common.model.card()
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.common.limits
+    }
+
+    pub(super) fn drain(&self) {
+        self.common.desk().enter(Phase::Draining);
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.common.desk().phase
+    }
+
+    pub(super) fn broken(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut broken = self.common.broken.subscribe();
+        async move {
+            if broken.wait_for(|broken| *broken).await.is_err() {
+                // The engine is gone, and its worker ended as it should.
+                std::future::pending().await
+            }
+        }
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let (queued, running) = self.common.desk().counts();
+        let kept = self.common.store.usage().page_bytes;
+        Load { queued, running, bytes: self.common.model.memory().in_use.saturating_sub(kept) }
+    }
+
+    pub(super) fn memory(&self) -> Memory {
+        self.common.model.memory()
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        let (waiting, running) = self.common.desk().counts();
+        self.common.tally.read(running, waiting)
+    }
+
+    pub(super) fn cache(&self) -> cache::Usage {
+        self.common.store.usage()
+    }
+
+    pub(super) fn busy(&self) -> Option<Duration> {
+        self.common.heartbeat.busy(Instant::now())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.common.desk().enter(Phase::Closed);
+        self.common.signal.raise();
+        // A thread that waited for itself would wait for ever.
+        let other = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id());
+        if let Some(thread) = other {
+            // That it panicked was logged where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Common {
+    pub(super) fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Desk {
+    /// Takes a job, or says why not.
+    fn take(&mut self, task: Task, ask: Ask, priority: i32) -> Result<()> {
+        let retry = self.pace.retry();
+        match self.phase {
+            Phase::Open => {}
+            Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
+            Phase::Broken => return Err(Error::Internal(GONE.into())),
+        }
+        if let Some(deadline) = task.deadline {
+            let least = self.pace.least(self.scheduler.work_before(&ask, priority));
+            if least.is_some_and(|least| deadline.saturating_duration_since(task.watch.arrived()) < least) {
+                return Err(Error::Deadline { stage: IN_ADVANCE });
+            }
+        }
+        self.scheduler.submit(task, ask, priority).map_err(|refused| match refused {
+            Refused::Full { what, limit } => Error::QueueFull { what, limit, retry },
+            Refused::NeverFits => Error::Internal("a job that fits needs more than there is to begin".into()),
+        })
+    }
+
+    /// Goes on to a later phase; never back.
+    fn enter(&mut self, phase: Phase) {
+        self.phase = self.phase.max(phase);
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.scheduler.waiting(), self.scheduler.running())
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let Common { heartbeat, store, observer, broken: sign, .. } = &*self.0;
+        heartbeat.rest();
+        let broken = thread::panicking();
+        let mut desk = self.0.desk();
+        desk.enter(if broken { Phase::Broken } else { Phase::Closed });
+        // The rows are dropped by now, and with them the jobs that had tickets to give back.
+        let (left, retry): (Vec<_>, _) = (desk.scheduler.clear().collect(), desk.pace.retry());
+        drop(desk);
+        store.clear();
+        sign.send_replace(broken);
+        for mut task in left {
+            let error = if broken { Error::Internal(GONE.into()) } else { Error::Draining { retry } };
+            task.verdict = Some(Err(error));
+            task.end(Instant::now(), &**observer);
+        }
+    }
+}
+
+/// Refuses a job that could not run even alone.
+fn must_fit(session: &Session, [given, asked]: [&'static str; 2], model: &dyn Model) -> Result<()> {
+    let (needed, limit) = (model.bytes_for(session.most_symbols()), model.memory().limit);
+    if needed <= limit {
+        return Ok(());
+    }
+    let alone = model.bytes_for(session.given_symbols()) > limit;
+    Err(Error::NeverFits { field: if alone { given } else { asked }, needed, limit })
+}

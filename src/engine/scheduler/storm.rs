@@ -1,0 +1,537 @@
+//! Seeded storms over a model of rows and memory, against what the scheduler promises.
+
+use super::*;
+use std::collections::{BTreeMap, HashSet};
+
+/// Symbols of a page, and its bytes.
+const PAGE: (usize, usize) = (4, 8);
+/// Symbols beyond the given ones that a job is let in with.
+const MARGIN: usize = 6;
+/// The longest prompt and the longest answer of a storm.
+const LONGEST: usize = 24;
+
+fn bytes_for(symbols: usize) -> usize {
+    symbols.div_ceil(PAGE.0) * PAGE.1
+}
+
+/// A reproducible die.
+struct Die(u64);
+
+impl Die {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % sides as u64) as usize
+    }
+}
+
+/// A job: so many given symbols, so many to sample.
+#[derive(Debug, Clone)]
+struct Job {
+    number: usize,
+    tenant: Arc<str>,
+    priority: i32,
+    given: usize,
+    answer: usize,
+    /// Symbols sampled.
+    sampled: usize,
+    /// Symbols that were fed once: those before are fed again after the job had to make way.
+    reached: usize,
+    /// Whether its reader is behind.
+    paused: bool,
+    cancelled: bool,
+    /// New work that had been done when it came; none once it was let in.
+    came: Option<u64>,
+}
+
+impl Job {
+    fn known(&self) -> usize {
+        self.given + self.sampled
+    }
+
+    fn most(&self) -> usize {
+        self.given + self.answer
+    }
+
+    fn ask(&self) -> Ask {
+        let symbols = self.known();
+        let bytes = bytes_for((symbols + MARGIN).min(self.most()));
+        Ask { tenant: Arc::clone(&self.tenant), symbols, unknown: symbols, bytes }
+    }
+
+    /// Work that it is when nothing is done again.
+    fn work(&self) -> u64 {
+        (self.given as u64) + DECODED * self.answer as u64
+    }
+}
+
+struct Row {
+    job: Job,
+    ticket: Ticket,
+    fed: usize,
+    /// Rounds until its feed is through.
+    busy: usize,
+    work: Work,
+}
+
+impl Row {
+    fn doing(&self) -> Doing {
+        match self.job.known() - self.fed {
+            _ if self.busy > 0 => Doing::Busy,
+            _ if self.job.paused => Doing::Paused { yields: self.job.number % 2 == 0 },
+            1 if self.fed >= self.job.given => Doing::Decoding,
+            left => Doing::Prefilling(left),
+        }
+    }
+
+    fn growth(&self, more: usize) -> usize {
+        bytes_for(self.fed + more) - bytes_for(self.fed)
+    }
+
+    fn standing(&mut self) -> Standing {
+        let soon = (self.job.known() - self.fed + MARGIN).min(self.job.most() - self.fed);
+        let bytes = (bytes_for(self.fed), self.growth(soon));
+        Standing::new(&self.ticket, self.doing(), bytes, std::mem::take(&mut self.work))
+    }
+
+    /// Takes a feed; tells whether the job is finished.
+    fn feed(&mut self, symbols: usize) -> bool {
+        let decoding = self.doing() == Doing::Decoding;
+        let again = self.job.reached.saturating_sub(self.fed).min(symbols);
+        self.fed += symbols;
+        self.job.reached = self.job.reached.max(self.fed);
+        self.work.again += again;
+        *(if decoding { &mut self.work.sampled } else { &mut self.work.given }) += symbols - again;
+        assert!(self.fed <= self.job.known());
+        if self.fed < self.job.known() {
+            return false;
+        }
+        if self.job.sampled == self.job.answer {
+            return true;
+        }
+        // nothing is sampled twice: what was sampled before is fed again instead
+        self.job.sampled += 1;
+        false
+    }
+}
+
+struct Storm {
+    scheduler: Scheduler<Job>,
+    rules: Rules,
+    die: Die,
+    rows: Vec<Row>,
+    came: usize,
+    refused: usize,
+    finished: HashSet<usize>,
+    cancelled: HashSet<usize>,
+    /// Work done, what was done again left out.
+    clock: u64,
+    /// The same, by tenant.
+    done: BTreeMap<Arc<str>, u64>,
+    yielded: usize,
+}
+
+impl Storm {
+    fn new(rules: Rules, seed: u64) -> Self {
+        let (finished, cancelled) = (HashSet::new(), HashSet::new());
+        let (came, refused, clock, done, yielded) = (0, 0, 0, BTreeMap::new(), 0);
+        let (scheduler, rows) = (Scheduler::new(rules), Vec::new());
+        Self { scheduler, rules, die: Die(seed), rows, came, refused, finished, cancelled, clock, done, yielded }
+    }
+
+    fn job(&mut self) -> Job {
+        let tenant = ["", "a", "b", "c"][self.die.roll(4)].into();
+        let (given, answer) = (1 + self.die.roll(LONGEST), 1 + self.die.roll(LONGEST));
+        let priority = [0, 0, 0, 7, -8][self.die.roll(5)];
+        self.one(tenant, priority, (given, answer))
+    }
+
+    fn one(&mut self, tenant: Arc<str>, priority: i32, (given, answer): (usize, usize)) -> Job {
+        self.came += 1;
+        let (number, came) = (self.came, Some(self.clock));
+        let (sampled, reached, paused, cancelled) = (0, 0, false, false);
+        Job { number, tenant, priority, given, answer, sampled, reached, paused, cancelled, came }
+    }
+
+    fn submit(&mut self, job: Job) -> Result<(), Refused> {
+        let (ask, priority, tenant) = (job.ask(), job.priority, Arc::clone(&job.tenant));
+        let (waiting, symbols) = (self.scheduler.waiting(), self.scheduler.tenants.symbols());
+        let ((requests, own), asked) = (self.scheduler.tenants.waiting_of(&tenant), ask.symbols);
+        let taken = if bytes_for(job.most()) > self.rules.bytes {
+            Err(Refused::NeverFits)
+        } else {
+            self.scheduler.submit(job, ask, priority)
+        };
+        match taken {
+            Ok(()) => assert!(self.scheduler.waiting() <= self.rules.queue.max(waiting)),
+            Err(Refused::NeverFits) => {}
+            Err(Refused::Full { what: "requests", limit }) => assert!(limit == self.rules.queue && waiting >= limit),
+            Err(Refused::Full { what: "prompt characters", limit }) => assert!(symbols + asked > limit),
+            Err(Refused::Full { what: "requests of one tenant", limit }) => assert!(requests >= limit.max(1)),
+            Err(Refused::Full { what: "prompt characters of one tenant", limit }) => assert!(own + asked > limit),
+            Err(other) => panic!("{other:?}"),
+        }
+        self.refused += usize::from(taken.is_err());
+        taken
+    }
+
+    /// One round, as the worker goes about it.
+    fn round(&mut self) {
+        self.sweep();
+        for at in (0..self.rows.len()).rev() {
+            if self.rows[at].job.cancelled {
+                let row = self.rows.swap_remove(at);
+                assert!(self.cancelled.insert(row.job.number), "ended twice");
+                self.scheduler.end(row.ticket);
+            }
+        }
+        let mut standings = self.stand();
+        self.let_in();
+        if let Some(row) = self.scheduler.makes_way(&standings) {
+            assert!(self.rows[row].job.paused);
+            self.give_way(row);
+            self.let_in();
+        }
+        let mut feeds = Vec::new();
+        loop {
+            standings = self.stand();
+            self.scheduler.plan(&standings, &mut feeds);
+            let needed: usize = feeds.iter().map(|feed| self.rows[feed.row].growth(feed.symbols)).sum();
+            if self.held() + needed <= self.rules.bytes {
+                break;
+            }
+            let row = self.scheduler.yields(&standings).expect("the last one always fits");
+            self.check_victim(row);
+            self.give_way(row);
+        }
+        self.check_plan(&standings, &feeds);
+        self.step(&feeds);
+        assert!(self.held() <= self.rules.bytes, "more memory than there is");
+    }
+
+    fn sweep(&mut self) {
+        let look = |job: &mut Job| match () {
+            () if job.cancelled => Fate::Leaves,
+            () if job.paused && job.came.is_none() => Fate::Held,
+            () => Fate::Waits,
+        };
+        let mut left = Vec::new();
+        self.scheduler.sweep(look, |job| left.push(job.number));
+        assert!(left.into_iter().all(|number| self.cancelled.insert(number)), "ended twice");
+    }
+
+    fn stand(&mut self) -> Vec<Standing> {
+        let standings: Vec<_> = self.rows.iter_mut().map(Row::standing).collect();
+        for (row, standing) in self.rows.iter().zip(&standings) {
+            let work = standing.work.given as u64 + DECODED * standing.work.sampled as u64;
+            self.clock += work;
+            *self.done.entry(Arc::clone(&row.job.tenant)).or_default() += work;
+        }
+        self.scheduler.note(&standings, usize::MAX);
+        standings
+    }
+
+    fn let_in(&mut self) {
+        while let Some((mut job, ticket)) = self.scheduler.fetch() {
+            if let Some(came) = job.came.take() {
+                let waited = self.clock - came;
+                assert!(waited <= self.longest_wait(), "job {} waited for {waited}", job.number);
+            }
+            self.rows.push(Row { job, ticket, fed: 0, busy: 0, work: Work::default() });
+        }
+    }
+
+    /// Work that may be done while somebody waits: before it in its tenant's queue are at most all that were there and those
+    /// of higher priority that came soon enough; for each of them every tenant may do its share and overdraw it once.
+    fn longest_wait(&self) -> u64 {
+        let Rules { rows, queue, age, quantum, .. } = self.rules;
+        let job = (1 + DECODED) * LONGEST as u64;
+        let before = (queue + rows) as u64 * (job + quantum) + 15 * age;
+        4 * (before + rows as u64 * job)
+    }
+
+    fn give_way(&mut self, row: usize) {
+        let Row { job, ticket, .. } = self.rows.swap_remove(row);
+        let (ask, paused) = (job.ask(), job.paused);
+        self.scheduler.give_way(ticket, job, ask, paused);
+        self.yielded += 1;
+    }
+
+    fn held(&self) -> usize {
+        self.rows.iter().map(|row| bytes_for(row.fed)).sum()
+    }
+
+    /// The most senior of those that go on stays, and nobody goes while one whose reader is behind stays.
+    fn check_victim(&self, victim: usize) {
+        let rank = |row: &Row| self.scheduler.slots[row.ticket.0].as_ref().unwrap().rank;
+        let row = &self.rows[victim];
+        if !row.job.paused {
+            assert!(self.rows.iter().all(|other| !other.job.paused || other.busy > 0));
+            assert!(self.rows.iter().all(|other| rank(other) <= rank(row)));
+        }
+    }
+
+    fn check_plan(&self, standings: &[Standing], feeds: &[Feed]) {
+        let of = |row: usize| feeds.iter().filter(|feed| feed.row == row).map(|feed| feed.symbols).collect::<Vec<_>>();
+        let (mut decoding, mut given) = (0, 0);
+        for (row, standing) in standings.iter().enumerate() {
+            let fed = of(row);
+            match standing.doing {
+                Doing::Busy | Doing::Paused { .. } => assert!(fed.is_empty()),
+                Doing::Decoding => {
+                    assert_eq!(fed, [1], "a stream is fed in every step");
+                    decoding += 1;
+                }
+                Doing::Prefilling(left) => {
+                    assert!(fed.is_empty() || fed.len() == 1 && (1..=left).contains(&fed[0]));
+                    given += fed.iter().sum::<usize>();
+                }
+            }
+        }
+        let chunk = self.rules.chunk;
+        assert!(given <= chunk.saturating_sub(decoding).max(chunk.div_ceil(2)));
+    }
+
+    fn step(&mut self, feeds: &[Feed]) {
+        self.rows.iter_mut().for_each(|row| row.busy = row.busy.saturating_sub(1));
+        let mut ended = Vec::new();
+        for feed in feeds {
+            let busy = self.die.roll(6).saturating_sub(3);
+            let row = &mut self.rows[feed.row];
+            row.busy = busy;
+            if row.feed(feed.symbols) {
+                ended.push(feed.row);
+            }
+        }
+        self.stand();
+        ended.sort_unstable();
+        for row in ended.into_iter().rev() {
+            let Row { job, ticket, .. } = self.rows.swap_remove(row);
+            assert!(job.sampled == job.answer && self.finished.insert(job.number), "served twice");
+            self.scheduler.end(ticket);
+        }
+    }
+
+    fn check(&mut self) {
+        let scheduler = &mut self.scheduler;
+        assert!(scheduler.running() <= self.rules.rows);
+        assert!(scheduler.waiting() <= self.rules.queue + self.rules.rows, "too many wait");
+        assert_eq!(scheduler.running(), self.rows.len() + scheduler.granted.len());
+        let over = self.finished.len() + self.cancelled.len() + self.refused;
+        assert_eq!(self.came, over + scheduler.running() + scheduler.waiting(), "somebody is lost");
+        assert!(scheduler.tenants.count_with("") <= scheduler.running() + scheduler.waiting() + 1);
+        let slots: usize = scheduler.slots.iter().flatten().map(|slot| slot.held + slot.soon).sum();
+        assert_eq!(slots, scheduler.bytes);
+        let next = scheduler.tenants.next().map(|ask| ask.bytes);
+        assert!(next.is_none_or(|bytes| !scheduler.fits(bytes)), "whoever can run does");
+    }
+
+    /// Picks a job, wherever it is.
+    fn touch(&mut self, change: impl Fn(&mut Job)) {
+        let all = self.rows.len() + self.scheduler.waiting();
+        let mut pick = self.die.roll(all.max(1));
+        if let Some(row) = self.rows.get_mut(pick) {
+            return change(&mut row.job);
+        }
+        pick -= self.rows.len();
+        let mut at = 0;
+        let look = |job: &mut Job| {
+            if at == pick {
+                change(job);
+            }
+            at += 1;
+            if job.paused && job.came.is_none() { Fate::Held } else { Fate::Waits }
+        };
+        self.scheduler.sweep(look, |_| ());
+    }
+
+    fn operate(&mut self) {
+        match self.die.roll(12) {
+            0..=3 => {
+                let job = self.job();
+                let _ = self.submit(job);
+            }
+            4 => self.touch(|job| job.cancelled = true),
+            5 => self.touch(|job| job.paused = true),
+            6 => self.touch(|job| job.paused = false),
+            _ => self.round(),
+        }
+        self.check();
+    }
+
+    /// Lets everybody finish who is there.
+    fn calm(&mut self) {
+        let mut rounds = 0;
+        while self.scheduler.running() + self.scheduler.waiting() > 0 {
+            self.rows.iter_mut().for_each(|row| row.job.paused = false);
+            self.scheduler.sweep(
+                |job| {
+                    job.paused = false;
+                    Fate::Waits
+                },
+                |_| (),
+            );
+            self.round();
+            self.check();
+            rounds += 1;
+            assert!(rounds < 100_000, "nothing goes on");
+        }
+        assert_eq!(self.came, self.finished.len() + self.cancelled.len() + self.refused);
+        let Scheduler { tenants, slots, free, bytes, .. } = &self.scheduler;
+        assert!(tenants.is_empty() && *bytes == 0 && slots.iter().all(Option::is_none) && free.len() == slots.len());
+    }
+}
+
+fn rules(rows: usize, queue: usize, bytes: usize, chunk: usize) -> Rules {
+    Rules { age: 40, quantum: 32, ..Rules::new(rows, (queue, 200), bytes, chunk) }
+}
+
+#[test]
+fn keeps_its_promises_in_storms() {
+    let mut sum = [0; 4];
+    for seed in 0..30 {
+        let mut die = Die(seed);
+        // from one job at a time to memory for hardly more than the longest
+        let (rows, queue) = (1 + die.roll(8), die.roll(16));
+        let (bytes, chunk) = (bytes_for(40 + die.roll(200)), 1 + die.roll(32));
+        let mut storm = Storm::new(rules(rows, queue, bytes, chunk), seed << 32);
+        (0..4000).for_each(|_| storm.operate());
+        storm.calm();
+        let Storm { finished, cancelled, refused, yielded, .. } = storm;
+        for (sum, more) in sum.iter_mut().zip([finished.len(), cancelled.len(), refused, yielded]) {
+            *sum += more;
+        }
+    }
+    // the storms were storms
+    assert!(sum.iter().all(|&sum| sum > 1000), "{sum:?}");
+}
+
+/// Keeps the queue full of such jobs for so many rounds: until three in a row are refused.
+fn flood(storm: &mut Storm, rounds: usize, mut next: impl FnMut(&mut Storm) -> Job) {
+    for _ in 0..rounds {
+        let mut refused = 0;
+        while refused < 3 {
+            let job = next(storm);
+            refused = if storm.submit(job).is_ok() { 0 } else { refused + 1 };
+        }
+        storm.round();
+        storm.check();
+    }
+}
+
+#[test]
+fn tenants_do_the_same_work_whatever_they_ask_for() {
+    let rules = Rules { queued_symbols: 5000, ..rules(4, 64, bytes_for(1000), 16) };
+    let mut storm = Storm::new(rules, 1);
+    // one asks for many short answers, one for long ones, one for long prompts
+    let kinds: [(&str, (usize, usize)); 3] = [("short", (2, 3)), ("long", (2, 24)), ("prompts", (24, 1))];
+    let mut at = 0;
+    flood(&mut storm, 4000, |storm| {
+        at += 1;
+        let (tenant, size) = kinds[at % 3];
+        storm.one(tenant.into(), 0, size)
+    });
+    let done: Vec<_> = storm.done.values().copied().collect();
+    let (least, most) = (*done.iter().min().unwrap(), *done.iter().max().unwrap());
+    assert!(done.len() == 3 && least > 5000, "{:?}", storm.done);
+    // no more apart than by what runs at a time
+    assert!(most - least <= 4 * 98 + 2 * 32, "{:?}", storm.done);
+    storm.calm();
+}
+
+#[test]
+fn nobody_starves_under_a_flood_of_higher_priority() {
+    let mut storm = Storm::new(rules(2, 12, bytes_for(200), 16), 2);
+    for _ in 0..3 {
+        let urgent = storm.one("".into(), 7, (4, 4));
+        storm.submit(urgent).unwrap();
+    }
+    let humble = storm.one("".into(), -8, (4, 4));
+    let number = humble.number;
+    storm.submit(humble).unwrap();
+    let began = storm.clock;
+    while !storm.finished.contains(&number) {
+        flood(&mut storm, 1, |storm| storm.one("".into(), 7, (4, 4)));
+        // all that came within the age of fifteen levels goes before it, and nothing that comes later
+        assert!(storm.clock - began <= 15 * 40 + 14 * 20 + 2 * 20, "{}", storm.clock - began);
+    }
+    assert!(storm.clock - began > 10 * 40, "priorities count");
+    storm.calm();
+}
+
+#[test]
+fn a_flood_by_one_tenant_leaves_room_and_turns_to_others() {
+    let mut storm = Storm::new(rules(2, 64, bytes_for(400), 16), 3);
+    flood(&mut storm, 20, |storm| storm.one("many".into(), 7, (1, 24)));
+    assert_eq!(storm.scheduler.waiting(), 56, "the last eighth is kept");
+    let other = storm.one("one".into(), -8, (1, 24));
+    let number = other.number;
+    storm.submit(other).unwrap();
+    let began = storm.clock;
+    while !storm.finished.contains(&number) {
+        flood(&mut storm, 1, |storm| storm.one("many".into(), 7, (1, 24)));
+        assert!(storm.clock - began <= 4 * 97, "it waited for more than those that ran");
+    }
+    storm.calm();
+}
+
+#[test]
+fn those_of_one_kind_are_let_in_as_they_came() {
+    let mut storm = Storm::new(rules(3, 40, bytes_for(120), 16), 4);
+    let jobs: Vec<Job> = (0..30).map(|at| storm.one("".into(), at % 2, (5, 5))).collect();
+    jobs.into_iter().for_each(|job| storm.submit(job).unwrap());
+    let mut order = Vec::new();
+    while storm.scheduler.running() > 0 {
+        storm.round();
+        let mut rows: Vec<_> = storm.rows.iter().map(|row| (row.job.number, row.job.priority)).collect();
+        rows.sort_unstable();
+        rows.into_iter().for_each(|row| {
+            if !order.contains(&row) {
+                order.push(row)
+            }
+        });
+    }
+    for priority in 0..2 {
+        let of: Vec<_> = order.iter().filter(|row| row.1 == priority).map(|row| row.0).collect();
+        assert!(of.len() == 15 && of.is_sorted(), "{of:?}");
+    }
+}
+
+#[test]
+fn the_end_leaves_nothing() {
+    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 5);
+    (0..6).for_each(|_| {
+        let job = storm.one("".into(), 0, (4, 4));
+        storm.submit(job).unwrap();
+    });
+    let (first, _) = storm.scheduler.fetch().unwrap();
+    let left: Vec<_> = storm.scheduler.clear().map(|job| job.number).collect();
+    assert_eq!((first.number, left), (1, vec![2, 3, 4, 5, 6]));
+    assert_eq!((storm.scheduler.waiting(), storm.scheduler.running(), storm.scheduler.bytes), (0, 0, 0));
+    assert!(storm.scheduler.tenants.is_empty());
+}
+
+#[test]
+fn what_surely_comes_first_is_a_lower_bound() {
+    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 6);
+    let own = Job { given: 10, ..storm.job() };
+    let own = Ask { tenant: "".into(), ..own.ask() };
+    storm.came = 0;
+    // with a row to spare: its own symbols
+    assert_eq!(storm.scheduler.work_before(&own, 0), 10);
+    for given in [5, 7] {
+        let job = storm.one("".into(), 0, (given, 4));
+        storm.submit(job).unwrap();
+    }
+    // one of those that run must end
+    assert_eq!(storm.scheduler.work_before(&own, 0), 5 + 10);
+    for given in [3, 20] {
+        let job = storm.one("".into(), 0, (given, 4));
+        storm.submit(job).unwrap();
+    }
+    // three of those before it must; a higher priority goes before those that wait
+    assert_eq!(storm.scheduler.work_before(&own, 0), 3 + 5 + 7 + 10);
+    assert_eq!(storm.scheduler.work_before(&own, 1), 5 + 10);
+    storm.calm();
+}

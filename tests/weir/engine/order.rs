@@ -1,0 +1,180 @@
+//! Who goes first: priorities, tenants, the shares of the queue, and deadlines that cannot be met. The scheduler's own tests
+//! are beside it; these are about its place in the engine.
+
+use super::toy::*;
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::{Duration, Instant},
+};
+use weir::{
+    decode::contract::BoundaryOptions,
+    engine::handle::{Events, Handle, Job, Limits, Terms},
+    error::{Code, Error},
+};
+
+fn plain(prompt: usize, max_chars: usize) -> Job {
+    Job::Generate(generate(&vec![2; prompt], max_chars))
+}
+
+fn terms(tenant: &str, priority: i32) -> Terms {
+    Terms { tenant: tenant.into(), priority, deadline: None }
+}
+
+/// In which order jobs got their row: each with a name and the instant it was submitted.
+fn order(jobs: Vec<(&'static str, Instant, Events)>) -> Vec<&'static str> {
+    let began = |(name, submitted, events): (_, Instant, _)| {
+        let (_, timing) = read_timed(events).unwrap();
+        (submitted + Duration::from_nanos(timing.queue_ns), name)
+    };
+    let mut order: Vec<_> = jobs.into_iter().map(began).collect();
+    order.sort();
+    order.into_iter().map(|(_, name)| name).collect()
+}
+
+/// One job that holds the only row, and an engine that takes no step.
+fn held(toy: &Arc<Toy>, limits: Limits, tenant: &str) -> (Handle, Events) {
+    let engine = toy.engine(Limits { rows: 1, ..limits });
+    toy.hold(0);
+    let first = engine.submit(plain(1, 3), terms(tenant, 0)).unwrap();
+    eventually("it has its row", || toy.sequences() == 1);
+    (engine, first)
+}
+
+#[test]
+fn higher_priorities_go_first() {
+    let toy = Toy::new();
+    let (engine, first) = held(&toy, Limits::default(), "");
+    let submit = |(name, priority)| (name, Instant::now(), engine.submit(plain(1, 3), terms("", priority)).unwrap());
+    let jobs: Vec<_> = [("low", -8), ("usual", 0), ("urgent", 7), ("second", 7)].map(submit).into();
+    toy.release();
+    assert_eq!(order(jobs), ["urgent", "second", "usual", "low"]);
+    read(first).unwrap();
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_priority_outside_its_bounds_is_refused() {
+    let toy = Toy::new();
+    let engine = toy.engine(Limits::default());
+    for priority in [-9, 8, i32::MIN, i32::MAX] {
+        match engine.submit(plain(1, 1), terms("", priority)) {
+            Err(error @ Error::BadOption { field: "priority", .. }) => {
+                assert_eq!(error.code(), Code::InvalidArgument);
+                assert!(error.to_string().contains("-8 to 7"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    for priority in [-8, 7] {
+        read(engine.submit(plain(1, 1), terms("", priority)).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn tenants_take_turns_whatever_their_priorities() {
+    let toy = Toy::new();
+    let (engine, first) = held(&toy, Limits::default(), "many");
+    let mut jobs = Vec::new();
+    let mut submit = |name, terms| jobs.push((name, Instant::now(), engine.submit(plain(1, 3), terms).unwrap()));
+    (0..6).for_each(|_| submit("many", terms("many", 7)));
+    (0..2).for_each(|_| submit("few", terms("few", -8)));
+    toy.release();
+    let order = order(jobs);
+    assert_eq!(order[..4].iter().filter(|name| **name == "few").count(), 2, "{order:?}");
+    read(first).unwrap();
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn a_tenant_over_its_share_is_refused_and_others_are_not() {
+    let toy = Toy::new();
+    let (engine, first) = held(&toy, Limits { queue: 8, ..Limits::default() }, "many");
+    let submit = |tenant: &str| engine.submit(plain(1, 3), terms(tenant, 0));
+    let mut jobs: Vec<_> = (0..7).map(|_| submit("many").unwrap()).collect();
+    match submit("many") {
+        Err(error @ Error::QueueFull { what: "requests of one tenant", limit: 7, .. }) => {
+            assert_eq!(error.code(), Code::ResourceExhausted);
+        }
+        other => panic!("{other:?}"),
+    }
+    jobs.push(submit("few").unwrap());
+    assert!(matches!(submit("few"), Err(Error::QueueFull { what: "requests", limit: 8, .. })));
+    toy.release();
+    jobs.into_iter().chain([first]).for_each(|events| drop(read(events).unwrap()));
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn the_prompts_that_wait_are_bounded_together() {
+    let toy = Toy::new();
+    let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
+    let score = |symbols| {
+        let (symbols, boundaries) = (vec![2; symbols], BoundaryOptions::default());
+        Job::Score(weir::decode::options::Score { symbols, logprobs: false, top: 0, boundaries })
+    };
+    let waiting = engine.submit(score(60), terms("a", 0)).unwrap();
+    let full = |job| engine.submit(job, terms("b", 0)).unwrap_err();
+    assert!(matches!(full(plain(41, 1)), Error::QueueFull { what: "prompt characters", limit: 100, .. }));
+    let second = engine.submit(plain(40, 1), terms("b", 0)).unwrap();
+    toy.release();
+    [first, waiting, second].into_iter().for_each(|events| drop(read(events).unwrap()));
+    // what no longer waits does not count, and whoever finds a row need not wait
+    read(engine.submit(plain(200, 1), terms("a", 0)).unwrap()).unwrap();
+    at_rest(&toy, &engine);
+}
+
+/// An engine that has measured how fast it feeds prompts: 16 symbols in ten milliseconds.
+fn measured(rows: usize) -> (Arc<Toy>, Handle) {
+    let toy = Toy::new();
+    toy.slowness.store(10_000_000, SeqCst);
+    let engine = toy.engine(Limits { rows, chunk: 16, ..Limits::default() });
+    read(engine.submit(plain(160, 1), None).unwrap()).unwrap();
+    (toy, engine)
+}
+
+fn within(time: Duration) -> Terms {
+    Some(Instant::now() + time).into()
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_is_refused_at_once() {
+    let (_toy, engine) = measured(4);
+    // 1600 symbols take a second
+    match engine.submit(plain(1600, 1), within(Duration::from_millis(500))) {
+        Err(error @ Error::Deadline { stage }) => {
+            assert_eq!(error.code(), Code::DeadlineExceeded);
+            assert!(stage.contains("measured rate"), "{stage}");
+        }
+        other => panic!("{other:?}"),
+    }
+    read(engine.submit(plain(16, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
+    // a long answer is no reason: it may end early, and what there is in time is worth something
+    let long = engine.submit(plain(1, 4000), within(Duration::from_millis(200))).unwrap();
+    assert!(matches!(read(long), Err(Error::Deadline { stage: "while decoding" })));
+}
+
+#[test]
+fn nothing_is_refused_on_a_guess() {
+    let toy = Toy::new();
+    toy.slowness.store(10_000_000, SeqCst);
+    let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
+    // nothing was measured
+    let events = engine.submit(plain(1600, 1), within(Duration::from_millis(100))).unwrap();
+    assert!(matches!(read(events), Err(Error::Deadline { stage: "while decoding" })));
+}
+
+#[test]
+fn what_surely_runs_before_counts() {
+    let (toy, engine) = measured(1);
+    let long = engine.submit(plain(1600, 1), None).unwrap();
+    let refused = engine.submit(plain(1, 1), within(Duration::from_millis(300)));
+    assert!(matches!(refused, Err(Error::Deadline { .. })), "{refused:?}");
+    drop(long);
+    at_rest(&toy, &engine);
+    read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
+    // with a row to spare it is only delayed
+    let (_toy, engine) = measured(2);
+    let long = engine.submit(plain(1600, 1), None).unwrap();
+    read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
+    drop(long);
+}

@@ -1,0 +1,266 @@
+//! Sessions that lose their row and go on with another one, or start from a state that another one left: what they say in sum
+//! is what they say undisturbed.
+
+use super::toy::{self, Said, Toy};
+use crate::support::{fixture, fixture_in, settings};
+use std::{path::Path, sync::Arc};
+use weir::{
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, State, Want, advance},
+        options::{Details, Generate, Sampling, Score, Stopping, Usage},
+        session::{Progress, Session},
+    },
+    engine::{
+        cache::{Capacity, Key, SegmentCache},
+        handle::Job,
+    },
+    family::load::{Settings, load},
+    kernels::Dtype,
+};
+
+/// What a session that lost its row goes on with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Anew {
+    /// Nothing.
+    Cold,
+    /// What the cache kept of the lost row.
+    Kept,
+    /// As much as may be skipped, computed by somebody else.
+    Most,
+}
+
+/// When and how a row is lost.
+#[derive(Debug, Clone, Copy)]
+struct Loss {
+    /// Before which step; with 1 between them it is lost again in the next.
+    step: usize,
+    /// Whether it was fed, and its outcome is lost too.
+    in_flight: bool,
+    anew: Anew,
+}
+
+fn begin(model: &dyn Model, session: &Session) -> Row {
+    Row::new(model.begin(session.boundaries().clone()).unwrap())
+}
+
+/// A state that has seen these symbols.
+fn state_after(model: &dyn Model, session: &Session, len: usize) -> Box<dyn State> {
+    let mut rows = [begin(model, session)];
+    if len > 0 {
+        rows[0].set(&session.symbols()[..len], Want::Nothing);
+        advance(model, &mut rows, &[0], &mut model.scratch()).unwrap();
+    }
+    let [row] = rows;
+    row.state
+}
+
+/// Takes the row away and gives another.
+fn lose(model: &dyn Model, session: &mut Session, row: &Row, anew: Anew) -> Row {
+    session.rewind();
+    let most = session.cacheable_prefix();
+    let state = match anew {
+        Anew::Cold => return begin(model, session),
+        Anew::Most => state_after(model, session, most),
+        Anew::Kept => {
+            let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
+            let key = Key::of(&"".into(), session.boundaries(), model.card()).unwrap();
+            cache.keep(&key, session.symbols(), &*row.state).unwrap();
+            let Some(hit) = cache.find(&key, &session.symbols()[..most]).unwrap() else { return begin(model, session) };
+            hit.state
+        }
+    };
+    session.start_at(state.len(), state.segments()).unwrap();
+    Row::new(state)
+}
+
+/// Runs a session that loses its row; tells also how many steps it took.
+fn run(mut session: Session, model: &dyn Model, loss: Option<Loss>) -> (Said, usize) {
+    let mut rows = [begin(model, &session)];
+    go_on(&mut session, model, &mut rows, loss)
+}
+
+fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [Row; 1], loss: Option<Loss>) -> (Said, usize) {
+    let (mut scratch, mut characters) = (model.scratch(), Vec::new());
+    for step in 0.. {
+        if let Some(Loss { in_flight, anew, .. }) = loss.filter(|loss| step == loss.step || step == loss.step + 2) {
+            if in_flight {
+                session.feed(&mut rows[0], 5);
+                model.symbol_step(rows, &[0], &mut scratch).unwrap();
+            }
+            rows[0] = lose(model, session, &rows[0], anew);
+            assert!(rows[0].state.len() <= session.symbols().len());
+        }
+        let decoding = !session.is_prefilling();
+        session.feed(&mut rows[0], 5);
+        assert!(!decoding || rows[0].feed.len() == 1);
+        advance(model, rows, &[0], &mut scratch).unwrap();
+        let progress = session.absorb(&rows[0]).unwrap();
+        characters.extend(session.take());
+        assert_eq!(progress == Progress::Prefilling, session.is_prefilling());
+        if let Progress::Finished(reason) = progress {
+            assert_eq!(rows[0].state.len(), session.symbols().len(), "every symbol was fed");
+            return (Said { characters, reason, usage: session.usage() }, step);
+        }
+    }
+    unreachable!()
+}
+
+/// Loses the row before each step in turn, in each way, or in the one that is next.
+fn undisturbed(name: &str, session: &Session, model: &dyn Model, every_way: bool) {
+    let (expected, steps) = run(session.clone(), model, None);
+    let ways = [Anew::Cold, Anew::Kept, Anew::Most].into_iter().flat_map(|anew| [(anew, false), (anew, true)]);
+    let ways: Vec<_> = ways.collect();
+    for step in 0..=steps {
+        for (index, &(anew, in_flight)) in ways.iter().enumerate() {
+            if every_way || step % ways.len() == index {
+                let loss = Loss { step, in_flight, anew };
+                let (said, _) = run(session.clone(), model, Some(loss));
+                assert_eq!(said, expected, "{name}: {loss:?}");
+            }
+        }
+    }
+}
+
+/// Starts from each length that need not be fed.
+fn starts_anywhere(name: &str, session: &Session, model: &dyn Model) {
+    let (expected, _) = run(session.clone(), model, None);
+    for len in 0..=session.cacheable_prefix() {
+        let mut session = session.clone();
+        let state = state_after(model, &session, len);
+        session.start_at(state.len(), state.segments()).unwrap();
+        let loss = Loss { step: 2, in_flight: false, anew: Anew::Kept };
+        let (said, _) = go_on(&mut session, model, &mut [Row::new(state)], Some(loss));
+        let usage = Usage { cached_chars: len, ..expected.usage };
+        assert_eq!(said, Said { usage, ..expected.clone() }, "{name}: from {len}");
+    }
+}
+
+fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
+    let mut all = Vec::new();
+    for bits in 0..8 {
+        let [echo, logprobs, boundaries] = [1, 2, 4].map(|bit| bits & bit > 0);
+        let details = Details { echo, logprobs, top_logprobs: usize::from(logprobs) * 2, boundaries };
+        let session =
+            Session::generate(Generate { details: details.clone(), ..request.clone() }, model.card()).unwrap();
+        all.push((format!("{details:?}"), session));
+    }
+    for logprobs in [false, true] {
+        let (symbols, boundaries) = (request.prompt.clone(), request.boundaries.clone());
+        let score = Score { symbols, logprobs, top: 0, boundaries };
+        all.push((format!("score, {logprobs}"), Session::score(score, model.card()).unwrap()));
+    }
+    all
+}
+
+#[test]
+fn a_session_that_loses_its_row_says_the_same() {
+    let toy = Toy::new();
+    for seed in 0..150 {
+        let session = match toy::varied(seed) {
+            Job::Generate(request) => Session::generate(request, toy.card()),
+            Job::Score(request) => Session::score(request, toy.card()),
+        };
+        undisturbed(&format!("{seed}"), &session.unwrap(), &*toy, seed < 20);
+    }
+    assert_eq!(toy.sequences(), 0);
+}
+
+#[test]
+fn a_session_starts_anywhere() {
+    let toy = Toy::new();
+    for seed in 0..60 {
+        let session = match toy::varied(seed) {
+            Job::Generate(request) => Session::generate(request, toy.card()),
+            Job::Score(request) => Session::score(request, toy.card()),
+        };
+        starts_anywhere(&format!("{seed}"), &session.unwrap(), &*toy);
+    }
+}
+
+#[test]
+fn only_what_is_not_told_of_may_be_skipped() {
+    let toy = Toy::new();
+    let mut request = toy::generate(&[1, 2, 0, 1, 2], 3);
+    let most = |request: &Generate| Session::generate(request.clone(), toy.card()).unwrap().cacheable_prefix();
+    assert_eq!(most(&request), 4);
+    request.details.boundaries = true;
+    request.details.logprobs = true;
+    assert_eq!(most(&request), 4, "of the prompt nothing is told");
+    request.details = Details { echo: true, ..Details::default() };
+    assert_eq!(most(&request), 4);
+    for details in [
+        Details { boundaries: true, ..request.details.clone() },
+        Details { top_logprobs: 1, ..request.details.clone() },
+    ] {
+        assert_eq!(most(&Generate { details, ..request.clone() }), 0);
+    }
+    let mut session = Session::generate(request, toy.card()).unwrap();
+    assert!(session.start_at(5, 0).is_err());
+    assert_eq!(session.symbols(), [1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn a_key_holds_what_decides_boundaries() {
+    let model = fixture("gumbel");
+    let of = |tenant: &str, mode, noise, offset| {
+        Key::of(&tenant.into(), &BoundaryOptions { mode, noise, offset }, model.card())
+    };
+    let (threshold, sampled) = (Some(BoundaryMode::Threshold), Some(BoundaryMode::Sampled));
+    let plain = of("a", None, Noise::Seeded(1), 0).unwrap();
+    assert_eq!(Some(&plain), of("a", threshold, Noise::Seeded(2), 0).as_ref(), "its seed decides nothing");
+    assert_eq!(Some(&plain), of("a", threshold, Noise::Given([].into()), 0).as_ref());
+    let seeded = |seed| of("a", sampled, Noise::Seeded(seed), 0).unwrap();
+    assert!(plain != seeded(1) && seeded(1) != seeded(2) && seeded(1) == seeded(1));
+    assert_ne!(Some(plain), of("b", None, Noise::Seeded(1), 0));
+    assert_eq!(of("a", sampled, Noise::Given([].into()), 0), None);
+    assert_eq!(of("a", threshold, Noise::Seeded(0), 1), None);
+}
+
+fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
+    let stopping =
+        Stopping { max_chars: 14, min_chars: 0, max_segments: None, stop: vec![vec![2, 3, 4]], include_stop: false };
+    let sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
+    Generate { prompt, sampling, stopping, details: Details::default(), boundaries }
+}
+
+/// Of each source of boundaries one, in all dtypes.
+pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
+    let cases = ["vanilla", "fixed_sf3", "whitespaces", "entropy", "gumbel"];
+    let mut all = Vec::new();
+    for (case, dtype) in cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype))) {
+        let model = fixture_in(case, dtype);
+        for &mode in &model.card().boundary_modes {
+            let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };
+            let sampled = if mode == BoundaryMode::Sampled { ", sampled" } else { "" };
+            all.push((format!("{case}, {}{sampled}", dtype.name()), model.clone(), boundaries));
+        }
+    }
+    all
+}
+
+#[test]
+fn on_every_kind_of_model_too() {
+    for (name, model, boundaries) in models() {
+        let prompt = (0..17).map(|at| if at % 5 == 4 { 0 } else { 1 + at % 7 }).collect();
+        for (details, session) in sessions(&request(prompt, boundaries), &*model) {
+            undisturbed(&format!("{name}, {details}"), &session, &*model, false);
+            starts_anywhere(&format!("{name}, {details}"), &session, &*model);
+        }
+        assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
+    }
+}
+
+#[test]
+fn the_shipped_model_goes_on_from_its_cache() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
+    for dtype in Dtype::ALL {
+        let model = load(&folder, &Settings { dtype, ..settings() }).unwrap();
+        let prompt = "it was the best of times it was the worst of ti";
+        let prompt = model.card().vocabulary.encode("prompt", prompt, 100).unwrap();
+        let request = request(prompt, BoundaryOptions::default());
+        for (details, session) in sessions(&request, &*model).into_iter().step_by(3) {
+            undisturbed(&format!("{dtype:?}, {details}"), &session, &*model, false);
+        }
+        assert_eq!(model.memory().in_use, 0, "pages leaked");
+    }
+}

@@ -4,11 +4,10 @@
 //! tells: its series are looked up when the model is loaded, so that nothing is looked up or allocated while it steps.
 //! What an engine counts by itself is read when somebody asks ([`Metrics::render`]).
 
-use crate::{
-    decode::options::{self, Reason, Timing},
-    engine::{cache::Usage, handle::Handle, observer::Observer, tally::Counters},
-    error::{Code, Error},
-};
+mod meter;
+
+use crate::{decode::options::Reason, engine::handle::Handle, error::Code};
+pub use meter::Meter;
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -17,11 +16,7 @@ use prometheus_client::{
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 
 /// A name, with what all names begin with.
@@ -170,27 +165,6 @@ pub struct Metrics {
     models: Mutex<BTreeMap<String, Arc<Series>>>,
 }
 
-/// What one engine tells, and what of its own count has been read.
-pub struct Meter {
-    series: Arc<Series>,
-    /// Off while the engine warms up.
-    counts: AtomicBool,
-    read: Mutex<Counted>,
-}
-
-/// What an engine counts by itself.
-#[derive(Debug, Clone, Copy, Default)]
-struct Counted {
-    steps: Counters,
-    cache: Usage,
-}
-
-impl Counted {
-    fn by(engine: &Handle) -> Self {
-        Self { steps: engine.counters(), cache: engine.cache() }
-    }
-}
-
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
@@ -212,7 +186,7 @@ impl Metrics {
     pub fn meter(&self, model: &str) -> Arc<Meter> {
         let mut models = lock(&self.models);
         let series = models.entry(model.to_owned()).or_insert_with(|| Arc::new(self.families.series(model)));
-        Arc::new(Meter { series: Arc::clone(series), counts: AtomicBool::new(false), read: Mutex::default() })
+        Arc::new(Meter::new(Arc::clone(series)))
     }
 
     /// Drops the series of a model that is gone.
@@ -235,42 +209,12 @@ impl Metrics {
         // One at a time: the gauges of a model are set from all its generations together.
         let models = lock(&self.models);
         for series in models.values() {
-            let of = engines.iter().filter(|(meter, _)| Arc::ptr_eq(&meter.series, series));
+            let of = engines.iter().filter(|(meter, _)| meter.is_of(series));
             series.gauge(of.inspect(|(meter, engine)| meter.catch_up(engine)).map(|(_, engine)| engine));
         }
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;
         Ok(out)
-    }
-}
-
-impl Meter {
-    /// From now on what the engine does counts.
-    pub fn begin(&self, engine: &Handle) {
-        *lock(&self.read) = Counted::by(engine);
-        self.counts.store(true, Relaxed);
-    }
-
-    /// Adds what the engine has counted since it was last read.
-    pub fn catch_up(&self, engine: &Handle) {
-        let mut read = lock(&self.read);
-        let (now, series) = (Counted::by(engine), &*self.series);
-        let (Counted { steps, cache }, then) = (now, *read);
-        let counted = [
-            (&series.preemptions[0], steps.preemptions, then.steps.preemptions),
-            (&series.prompt_chars[0], steps.prefill_chars, then.steps.prefill_chars),
-            (&series.generated_chars[0], steps.generated_chars, then.steps.generated_chars),
-            (&series.middle_run[0], steps.middle_run, then.steps.middle_run),
-            (&series.middle_skipped[0], steps.middle_skipped, then.steps.middle_skipped),
-            (&series.lookups[0], cache.hits, then.cache.hits),
-            (&series.lookups[1], cache.misses, then.cache.misses),
-            (&series.hit_bytes[0], cache.hit_bytes, then.cache.hit_bytes),
-            (&series.evictions[0], cache.evictions, then.cache.evictions),
-        ];
-        for (series, now, then) in counted {
-            series.inc_by(now.saturating_sub(then));
-        }
-        *read = now;
     }
 }
 
@@ -309,79 +253,10 @@ impl Series {
     }
 }
 
-impl Observer for Meter {
-    fn step(&self, rows: usize, fed: usize, middle: usize) {
-        if !self.counts.load(Relaxed) {
-            return;
-        }
-        if rows > 0 {
-            self.series.step_rows[0].observe(rows as f64);
-            self.series.step_chars[0].observe(fed as f64);
-        }
-        if middle > 0 {
-            self.series.middle_rows[0].observe(middle as f64);
-        }
-    }
-
-    fn queued(&self, waited: Duration) {
-        if self.counts.load(Relaxed) {
-            self.series.queue[0].observe(waited.as_secs_f64());
-        }
-    }
-
-    fn first_char(&self, after: Duration) {
-        if self.counts.load(Relaxed) {
-            self.series.first_char[0].observe(after.as_secs_f64());
-        }
-    }
-
-    fn gap(&self, gap: Duration, boundary: bool) {
-        if self.counts.load(Relaxed) {
-            self.series.gap[usize::from(boundary)].observe(gap.as_secs_f64());
-        }
-    }
-
-    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &options::Usage, timing: &Timing) {
-        if !self.counts.load(Relaxed) {
-            return;
-        }
-        let series = &*self.series;
-        let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
-        series.total[0].observe(seconds(timing.total_ns));
-        if timing.steps > 0 {
-            series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
-            series.cache_queries[0].inc_by(usage.prompt_chars as u64);
-            series.cache_hits[0].inc_by(usage.cached_chars as u64);
-        }
-        match outcome {
-            Err(error) => {
-                series.failure[CODES.iter().position(|code| *code == error.code()).unwrap_or_default()].inc();
-            }
-            Ok(reason) => {
-                series.success[index(reason)].inc();
-                series.prefill[0].observe(seconds(timing.prefill_ns));
-                series.prompt[0].observe(usage.prompt_chars as f64);
-                if *reason != Reason::End {
-                    series.decode[0].observe(seconds(timing.decode_ns));
-                    series.generation[0].observe(usage.generated_chars as f64);
-                }
-                if let Some(factor) = usage.shortening_factor() {
-                    series.request_shortening[0].observe(factor);
-                }
-            }
-        }
-    }
-}
-
 /// The labels of a model's series, one for each value of the metric's own label.
 fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<Item = Labels> {
     let own = move |value: &str| (!label.is_empty()).then(|| (label, value.to_owned()));
     values.iter().map(move |value| [("model_name", model.to_owned())].into_iter().chain(own(value)).collect())
-}
-
-/// Where a reason stands in [`REASONS`].
-fn index(reason: &Reason) -> usize {
-    REASONS.iter().position(|other| other.name() == reason.name()).unwrap_or_default()
 }
 
 /// A code's name as gRPC writes it.

@@ -52,7 +52,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::oneshot};
-use tonic::{server::NamedService, service::interceptor::InterceptedService, transport::Server};
+use tonic::{server::NamedService, transport::Server};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
@@ -108,10 +108,7 @@ pub async fn run(
     let models = Models::new(engines.clone(), wire.clone());
     let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
     let (v1, v1alpha) = (reflection(admin.is_some()), reflection(admin.is_some()));
-    let admin = admin.map(|admin| {
-        let (orders, guard) = admin::guarded(admin, engines.clone(), gate.clone());
-        InterceptedService::new(AdminServer::new(orders).max_decoding_message_size(wire.message_bytes), guard)
-    });
+    let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
     let (close, closed) = oneshot::channel::<()>();
 
     let server = builder(&wire)

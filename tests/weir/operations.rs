@@ -21,7 +21,10 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap().path();
         let to = to.join(entry.file_name().unwrap());
-        if entry.is_dir() { copy(&entry, &to) } else { drop(fs::copy(&entry, &to).unwrap()) }
+        match entry.is_dir() {
+            true => copy(&entry, &to),
+            false => assert!(fs::copy(&entry, &to).is_ok()),
+        }
     }
 }
 

@@ -20,8 +20,15 @@ use std::{
     sync::Arc,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tonic::{Request, Response, Status, service::Interceptor};
-use weir_proto::v1::{self, admin_server, model_generation::State};
+use tonic::{
+    Request, Response, Status,
+    service::{Interceptor, interceptor::InterceptedService},
+};
+use weir_proto::v1::{
+    self,
+    admin_server::{self, AdminServer},
+    model_generation::State,
+};
 
 /// Lets only calls through that have the token. It stands before the service, so that nothing else of a call is looked at.
 #[derive(Clone)]
@@ -45,10 +52,16 @@ struct Order {
     _pass: Pass,
 }
 
-/// The service behind its guard.
-pub(in crate::serve) fn guarded(admin: Admin, engines: Engines, gate: Gate) -> (Orders, Guard) {
+/// The service behind its guard, for messages of so many bytes.
+pub(in crate::serve) fn guarded(
+    admin: Admin,
+    engines: Engines,
+    gate: Gate,
+    message_bytes: usize,
+) -> InterceptedService<AdminServer<Orders>, Guard> {
     let guard = Guard(admin.token.clone());
-    (Orders { engines, gate, admin: Arc::new(admin), turn: Arc::new(Semaphore::new(1)) }, guard)
+    let orders = Orders { engines, gate, admin: Arc::new(admin), turn: Arc::new(Semaphore::new(1)) };
+    InterceptedService::new(AdminServer::new(orders).max_decoding_message_size(message_bytes), guard)
 }
 
 impl Interceptor for Guard {

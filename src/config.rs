@@ -5,10 +5,12 @@ mod checks;
 pub mod file;
 mod keys;
 mod tls;
+mod token;
 
 pub use checks::{Checks, Origins, parse_bytes};
 pub use keys::Keys;
 pub use tls::{Tls, TlsFiles};
+pub use token::Token;
 
 use crate::{engine::handle::Limits, error::Error, family::load};
 use std::{
@@ -32,6 +34,27 @@ pub struct Serve {
     pub engine: Limits,
     /// The connection's limits.
     pub wire: Wire,
+    /// What is offered to those who run the server.
+    pub operations: Operations,
+}
+
+/// What is offered to those who run the server.
+#[derive(Debug, Clone)]
+pub struct Operations {
+    /// Where metrics and health are told over HTTP, if anywhere.
+    pub admin_listen: Option<SocketAddr>,
+    /// How long a round of a worker's loop may last before it counts as hanging.
+    pub stall: Duration,
+    /// What calls to the admin service must have, if there is to be one.
+    pub admin_token: Option<Token>,
+    /// The folder that models are loaded from at run time.
+    pub models: Option<PathBuf>,
+    /// The most generations of models in memory.
+    pub max_models: usize,
+    /// The collector that spans are sent to, if there is one.
+    pub otlp: Option<String>,
+    /// The part of the traces that is sent, 0 to 1.
+    pub otlp_part: f64,
 }
 
 /// Limits of the wire.
@@ -61,6 +84,9 @@ pub struct Wire {
     pub keepalive_timeout: Duration,
     /// How long it may be silent before the operating system asks; none: never.
     pub tcp_keepalive: Option<Duration>,
+    /// Whether an answer's headers wait for its first characters, so that a proxy may give a request that has none yet to
+    /// another server; it is then also told by HTTP's own status that a server is unavailable.
+    pub late_headers: bool,
     /// Who may connect and call.
     pub access: Access,
 }
@@ -89,6 +115,7 @@ impl Default for Wire {
             keepalive_interval: Some(Duration::from_secs(60)),
             keepalive_timeout: Duration::from_secs(20),
             tcp_keepalive: Some(Duration::from_secs(60)),
+            late_headers: false,
             access: Access::default(),
         }
     }

@@ -22,6 +22,8 @@ pub enum Code {
     DeadlineExceeded,
     /// The caller went away.
     Cancelled,
+    /// The caller may not do this.
+    PermissionDenied,
     /// The server is shutting down.
     Unavailable,
     /// A broken invariant of ours.
@@ -138,6 +140,26 @@ pub enum Error {
         /// Bytes there may be.
         limit: usize,
     },
+    /// There is no memory for another model.
+    #[error("the model may need {needed} bytes of memory; {available} are available")]
+    NoMemory {
+        /// Bytes that it may need.
+        needed: usize,
+        /// Bytes that the system can give.
+        available: usize,
+    },
+    /// As many models as there may be are in memory.
+    #[error("{limit} generations of models are in memory, those that drain included, and that is the limit")]
+    TooManyModels {
+        /// The limit.
+        limit: usize,
+    },
+    /// The call shows a secret that is not the right one.
+    #[error("{what} is not the right one")]
+    PermissionDenied {
+        /// What it showed.
+        what: &'static str,
+    },
     /// The caller does not read its answer.
     #[error("the answer was not read: for {limit:?} nothing of what was ready was taken")]
     Stalled {
@@ -179,6 +201,14 @@ pub enum Error {
         /// Its answer.
         source: std::io::Error,
     },
+    /// A server that was asked, and refused or is not there.
+    #[error("{server}: {answer}")]
+    Remote {
+        /// The server.
+        server: String,
+        /// Its answer, or why there is none.
+        answer: String,
+    },
     /// A setting of this program that cannot be used.
     #[error("{0}")]
     Setting(String),
@@ -200,11 +230,16 @@ impl Error {
             | Self::NeverFits { .. }
             | Self::Setting(_) => Code::InvalidArgument,
             Self::WrongKind { .. } | Self::Checkpoint { .. } | Self::Io { .. } => Code::FailedPrecondition,
-            Self::QueueFull { .. } | Self::OutOfPages { .. } | Self::Stalled { .. } => Code::ResourceExhausted,
+            Self::QueueFull { .. }
+            | Self::OutOfPages { .. }
+            | Self::Stalled { .. }
+            | Self::NoMemory { .. }
+            | Self::TooManyModels { .. } => Code::ResourceExhausted,
             Self::Unauthenticated { .. } => Code::Unauthenticated,
+            Self::PermissionDenied { .. } => Code::PermissionDenied,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
-            Self::Draining { .. } => Code::Unavailable,
+            Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }
     }

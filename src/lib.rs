@@ -21,8 +21,9 @@
 //! | [`decode`] | the contract between models and engine; one sequence's life | text |
 //! | [`family`] | whole models, checkpoints, converters | decode, nn, kernels, text |
 //! | [`engine`] | many sequences on one device | decode |
+//! | [`metrics`] | every metric, declared once | decode, engine |
 //! | [`report`] | timings: what was measured, beside what the machine can do | decode, kernels, text |
-//! | [`serve`] | the wire | config, engine, decode, text |
+//! | [`serve`] | the wire | config, engine, decode, metrics, text |
 //! | [`config`] | what was asked for | engine, family |
 //! | [`cli`] | one file a subcommand | all of the above but kernels and nn |
 //!
@@ -40,6 +41,7 @@ pub mod engine;
 pub mod error;
 pub mod family;
 pub mod kernels;
+pub mod metrics;
 pub mod nn;
 pub mod report;
 pub mod serve;

@@ -1,8 +1,10 @@
 //! The command line, one file a subcommand. Data goes to stdout, everything else to stderr.
 
+pub mod admin;
 pub mod bench;
 pub mod convert;
 pub mod generate;
+pub mod health;
 pub mod init;
 pub mod inspect;
 pub mod model;
@@ -13,9 +15,10 @@ pub mod segment;
 pub mod serve;
 pub mod settings;
 
-use crate::error::{Error, printable};
+use crate::error::{Error, Result, printable};
 use clap::{Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode};
+use tokio::runtime::Runtime;
 
 /// Inference server for character- and byte-level language models that pool their own input.
 #[derive(Debug, Parser)]
@@ -29,6 +32,10 @@ pub struct Cli {
 enum Command {
     /// Serve models over gRPC.
     Serve(serve::Args),
+    /// Load, unload and list the models of a running server.
+    Admin(admin::Args),
+    /// Ask whether a server serves.
+    Health(health::Args),
     /// Generate text from a prompt.
     Generate(generate::Args),
     /// Score a text: bits per character, boundaries, log-probabilities, logits.
@@ -58,6 +65,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = match cli.command {
         Command::Serve(args) => serve::run(args, sources),
+        Command::Admin(args) => admin::run(args),
+        Command::Health(args) => health::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Score(args) => score::run(args),
         Command::Segment(args) => segment::run(args),
@@ -77,6 +86,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What asks and answers over the network runs on.
+fn runtime() -> Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|error| Error::Internal(format!("no threads for the network: {error}")))
 }
 
 #[cfg(test)]
@@ -100,7 +115,7 @@ mod tests {
         assert!(all.len() > 60, "only {} flags: looked in the wrong place", all.len());
         // The flags of measurements name one run, not a habit: only those that all commands share have twins. What a command
         // works on is no habit either, and one in the environment would stand in the way of another that is given.
-        let data = ["text", "file", "ids", "prompt", "mode"];
+        let data = ["text", "file", "ids", "prompt", "mode", "name", "service"];
         all.retain(|(path, flag)| {
             !path.starts_with(" weir bench") && !data.contains(&flag.get_long().unwrap_or_default())
         });

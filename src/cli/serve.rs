@@ -3,20 +3,22 @@
 
 mod access;
 mod engine;
+mod loader;
 mod log;
 mod models;
+mod operations;
 mod signals;
 mod wire;
 
-use super::{output, settings::Sources};
+use super::{output, runtime, settings::Sources};
 use crate::{
-    config::{Checks, Serve},
-    engine::handle::Handle,
+    config::{Checks, Serve, Token},
     error::{Error, Result, printable},
     family::load,
-    serve::{Engines, run as serve},
+    serve::{Admin, Engines, Loader as _, Monitor, Offer, Traces, run as serve, watch_over},
 };
-use std::{path::PathBuf, time::Duration};
+use loader::Checkpoints;
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 
 /// The most that a count may be: nothing that fits a machine is refused.
@@ -35,6 +37,8 @@ pub struct Args {
     engine: engine::EngineArgs,
     #[command(flatten)]
     wire: wire::WireArgs,
+    #[command(flatten)]
+    operations: operations::OperationsArgs,
     #[command(flatten)]
     access: access::AccessArgs,
     #[command(flatten)]
@@ -59,9 +63,10 @@ impl Args {
         let engine = self.engine.limits(model.memory_bytes, &mut checks);
         let access = self.access.access(&mut checks);
         let wire = self.wire.limits(access, &mut checks);
+        let operations = self.operations.settings(self.models.folder(), &mut checks);
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("an address that is neither right nor wrong".into()))?;
-        Ok(Serve { listen, checkpoints, model, engine, wire })
+        Ok(Serve { listen, checkpoints, model, engine, wire, operations })
     }
 }
 
@@ -82,37 +87,65 @@ pub fn run(args: Args, sources: Sources) -> Result<()> {
     if args.check_config {
         return Ok(());
     }
-    let engines = engines(&settings)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::Internal(format!("no threads for the server: {error}")))?;
-    let result = runtime.block_on(listen(settings, engines));
+    let runtime = runtime()?;
+    let result = runtime.block_on(listen(settings));
     runtime.shutdown_timeout(STOP);
     result
 }
 
-/// Loads every model and starts its engine.
-fn engines(settings: &Serve) -> Result<Engines> {
+async fn listen(settings: Serve) -> Result<()> {
+    let engines = Engines::default();
+    let monitor = Monitor::new(engines.clone(), settings.operations.stall);
+    // While models are loaded, there is somebody already to say so.
+    if let Some(address) = settings.operations.admin_listen {
+        let listener = bind("--admin-listen", address).await?;
+        eprintln!("admin port on {}", listener.local_addr().unwrap_or(address));
+        tokio::spawn(watch_over(listener, monitor.clone()));
+    }
     // one set of threads for all: two models that step at once take turns on it, rather than on the cores
-    let shared = settings.model.clone().with_threads();
-    let start = |folder: &PathBuf| {
-        tracing::debug!(folder = %folder.display(), "loading");
-        Handle::start(load::load(folder, &shared)?, settings.engine)
-    };
-    Engines::new(settings.checkpoints.iter().map(start).collect::<Result<_>>()?)
-}
+    let checkpoints = Arc::new(Checkpoints::new(settings.model.clone().with_threads()));
+    let admin = settings.operations.admin_token.clone().map(|token| admin(&settings, &checkpoints, token));
+    let (serve_settings, into) = (settings.clone(), engines.clone());
+    let loaded = tokio::task::spawn_blocking(move || load_all(&serve_settings, &checkpoints, &into)).await;
+    loaded.unwrap_or_else(|_| Err(Error::Internal("a panic while loading a model".into())))?;
 
-async fn listen(settings: Serve, engines: Engines) -> Result<()> {
-    let wrong = |error| Error::Setting(format!("--listen {}: {error}", settings.listen));
-    let listener = TcpListener::bind(settings.listen).await.map_err(wrong)?;
-    let address = listener.local_addr().map_err(wrong)?;
+    let listener = bind("--listen", settings.listen).await?;
+    let address = listener.local_addr().unwrap_or(settings.listen);
     // Before anyone is told where to connect: a signal from then on drains.
     let signals = signals::signals().map_err(|error| Error::Internal(format!("no signals: {error}")))?;
     eprintln!("listening on {address} with {}", printable(&engines.names().join(", ")));
+    let part = settings.operations.otlp_part;
+    let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
+    let offer = Offer { monitor, admin, traces };
     tokio::select! {
-        served = serve(listener, engines, signals::reached(signals.clone(), 1), settings.wire) => served,
+        served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
         () = signals::reached(signals, 2) => {
             tracing::warn!("a second signal: ending after the step in progress");
             Ok(())
         }
+    }
+}
+
+async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| Error::Setting(format!("{flag} {address}: {error}")))
+}
+
+/// Loads every model and starts its engine.
+fn load_all(settings: &Serve, checkpoints: &Checkpoints, engines: &Engines) -> Result<()> {
+    for folder in &settings.checkpoints {
+        tracing::debug!(folder = %folder.display(), "loading");
+        let model = checkpoints.load(folder, &load::name_of(folder))?;
+        engines.add(engines.launch(model, settings.engine, Some(folder.clone()))?)?;
+    }
+    Ok(())
+}
+
+fn admin(settings: &Serve, checkpoints: &Arc<Checkpoints>, token: Token) -> Admin {
+    Admin {
+        token,
+        loader: Arc::clone(checkpoints) as _,
+        folder: settings.operations.models.clone(),
+        most: settings.operations.max_models,
+        limits: settings.engine,
     }
 }

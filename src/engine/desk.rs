@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Card, Model},
+        contract::{Card, Memory, Model},
         session::Session,
     },
     error::{Error, Result},
@@ -152,6 +152,10 @@ impl Shared {
         let (queued, running) = self.common.desk().counts();
         let kept = self.common.store.usage().page_bytes;
         Load { queued, running, bytes: self.common.model.memory().in_use.saturating_sub(kept) }
+    }
+
+    pub(super) fn memory(&self) -> Memory {
+        self.common.model.memory()
     }
 
     pub(super) fn counters(&self) -> Counters {

@@ -3,7 +3,7 @@
 use super::{cache, observer::Observer, tally::Counters};
 use crate::{
     decode::{
-        contract::{Card, Model},
+        contract::{Card, Memory, Model},
         gather::BOUNDARY_WAIT,
         options::{Character, Generate, Reason, Score, Timing, Usage},
     },
@@ -163,6 +163,11 @@ impl Handle {
     /// Jobs in the queue and running.
     pub fn load(&self) -> Load {
         self.0.load()
+    }
+
+    /// Key-value memory of the model.
+    pub fn memory(&self) -> Memory {
+        self.0.memory()
     }
 
     /// What the engine has done so far.

@@ -1,7 +1,7 @@
 //! From a checkpoint folder to a running model.
 
 use super::{
-    Blueprint, FAMILIES, Parts,
+    Blueprint, FAMILIES, Parts, TensorSpec,
     checkpoint::{CONFIG_FILE, Config, read_weights},
 };
 use crate::{
@@ -59,10 +59,36 @@ impl Settings {
 /// # Errors
 /// [`Error::Checkpoint`] naming file, key, what was expected and found; [`Error::Io`].
 pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
-    load_checked(dir, &settings.clone().with_threads())
+    load_as(dir, &name_of(dir), settings)
 }
 
-fn load_checked(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
+/// The same under another name.
+///
+/// # Errors
+/// As [`load`]'s.
+pub fn load_as(dir: &Path, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
+    load_checked(dir, name.to_owned(), &settings.clone().with_threads())
+}
+
+/// Bytes of memory that the checkpoint in `dir` may take: its weights as they are read and as they are kept, and the
+/// key-value memory it may fill.
+///
+/// # Errors
+/// As [`load`]'s about its configuration.
+pub fn needs(dir: &Path, settings: &Settings) -> Result<usize> {
+    let config = Config::read(dir)?;
+    let blueprint = blueprint(&config, &dir.join(CONFIG_FILE))?;
+    let numbers = |spec: &TensorSpec| spec.shape.iter().fold(1_usize, |size, &dim| size.saturating_mul(dim));
+    let weights = blueprint.tensors().iter().map(numbers).fold(0, usize::saturating_add);
+    let twice = weights.saturating_mul(2 * size_of::<f32>());
+    let mut all = twice.saturating_add(settings.memory_bytes);
+    for companion in companions(dir, &config, &*blueprint)? {
+        all = all.saturating_add(needs(&companion, settings)?);
+    }
+    Ok(all)
+}
+
+fn load_checked(dir: &Path, name: String, settings: &Settings) -> Result<Arc<dyn Model>> {
     let config = Config::read(dir)?;
     let file = dir.join(CONFIG_FILE);
     let blueprint = blueprint(&config, &file)?;
@@ -70,9 +96,9 @@ fn load_checked(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
     // Whatever it was trained on, a companion is fed all that its model is fed.
     let max_symbols = Some(settings.max_symbols(config.training_length));
     let beside = Settings { max_symbols, ..settings.clone() };
-    let companions = folders.iter().map(|dir| load_checked(dir, &beside)).collect::<Result<_>>()?;
+    let load_beside = |dir: &PathBuf| load_checked(dir, name_of(dir), &beside);
+    let companions = folders.iter().map(load_beside).collect::<Result<_>>()?;
     let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;
-    let name = name_of(dir);
     let parts = Parts { config, name, weights, sha256, companions, settings: settings.clone() };
     blueprint.build(parts).map_err(|error| match error {
         // What the model itself holds, before the first sequence.
@@ -128,7 +154,8 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     }
 }
 
-fn name_of(dir: &Path) -> String {
+/// The name that a checkpoint is served under unless it is given another: its folder's.
+pub fn name_of(dir: &Path) -> String {
     let full = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
     full.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

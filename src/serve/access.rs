@@ -22,6 +22,9 @@ use tower::ServiceExt;
 const OPEN: [&str; 3] =
     ["/grpc.health.v1.Health/", "/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/"];
 
+/// The service that has a guard of its own.
+const GUARDED: &str = "/weir.v1.Admin/";
+
 /// Finds out who calls, and refuses those who do not bring a key where one is needed. The key goes no further than this.
 pub(super) fn admitted(
     keys: Option<Arc<Keys>>,
@@ -29,9 +32,13 @@ pub(super) fn admitted(
     move |mut request, next| {
         let mut call = Call::in_http(&request);
         let open = OPEN.iter().any(|service| request.uri().path().starts_with(service));
-        let keys = keys.as_deref().filter(|_| !open);
+        // Its calls bring a token instead, which its own guard looks at.
+        let guarded = request.uri().path().starts_with(GUARDED);
+        let keys = keys.as_deref().filter(|_| !open && !guarded);
         let principal = keys.map_or_else(|| Ok(unauthenticated(&request)), |keys| holder(keys, request.headers()));
-        request.headers_mut().remove(AUTHORIZATION);
+        if !guarded {
+            request.headers_mut().remove(AUTHORIZATION);
+        }
         match principal {
             Ok(principal) => call.principal = principal,
             Err(error) => {
@@ -52,11 +59,16 @@ fn holder(keys: &Keys, headers: &HeaderMap) -> Result<Principal> {
     let (Some(value), None) = (given.next(), given.next()) else {
         return Err(refuse("send one header `authorization: Bearer KEY`"));
     };
-    let key = match value.as_bytes().split_at_checked("Bearer ".len()) {
-        Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"Bearer ") => key,
-        _ => return Err(refuse("the header `authorization` must be `Bearer KEY`")),
+    let Some(key) = bearer(value.as_bytes()) else {
+        return Err(refuse("the header `authorization` must be `Bearer KEY`"));
     };
     keys.find(key).map(Principal::Key).ok_or_else(|| refuse("this API key is not known here"))
+}
+
+/// The secret in an `authorization` header.
+pub(super) fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, secret) = value.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(secret)
 }
 
 /// Who calls where no key is asked for: the owner of the connection's certificate, else whoever is at its address.

@@ -5,15 +5,18 @@
 //! drops the events, which frees the row.
 
 use super::{
+    engines::Lease,
     layers::{self, Call},
     shutdown::Pass,
     status::status,
+    traces::Trace,
 };
 use crate::{
     engine::handle::{Event, Events},
     error::{Code, Error, Result},
 };
 use std::{
+    collections::VecDeque,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -24,13 +27,17 @@ use tracing::Span;
 /// The events of one job, ended early if the server ends.
 pub(super) struct Source {
     events: Events,
+    /// The engine that the job runs on: it stays until the answer is over.
+    engine: Lease,
+    /// The span of the call, if it has one.
+    trace: Option<Trace>,
     ended: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
 impl Source {
     /// Of a job that runs by this pass.
-    pub(super) fn new(events: Events, mut pass: Pass) -> Self {
-        Self { events, ended: Box::pin(async move { pass.ended().await }) }
+    pub(super) fn new(events: Events, engine: Lease, mut pass: Pass, trace: Option<Trace>) -> Self {
+        Self { events, engine, trace, ended: Box::pin(async move { pass.ended().await }) }
     }
 
     /// The next event, or why there will be no more. Not to be called after that, nor after `Finished`.
@@ -40,7 +47,11 @@ impl Source {
             return Poll::Ready(Err(error));
         }
         let broken = || Err(Error::Internal("the engine dropped a job without a word".into()));
-        self.events.poll_recv(cx).map(|event| event.unwrap_or_else(broken))
+        let event = std::task::ready!(self.events.poll_recv(cx)).unwrap_or_else(broken);
+        if let (Ok(Event::Finished { usage, timing, .. }), Some(trace)) = (&event, &self.trace) {
+            trace.done(&self.engine.card().name, usage, timing);
+        }
+        Poll::Ready(event)
     }
 
     /// As [`poll`](Self::poll).
@@ -52,7 +63,10 @@ impl Source {
 /// How one kind of call puts events into messages.
 pub(super) trait Wording: Unpin + Send {
     /// What is sent.
-    type Message;
+    type Message: Unpin + Send;
+
+    /// Messages that come before the first characters.
+    const HEAD: usize;
 
     /// Takes the next event.
     fn take(&mut self, event: Event);
@@ -68,10 +82,12 @@ pub(super) trait Wording: Unpin + Send {
 }
 
 /// One call's answer.
-pub(super) struct Answer<W> {
+pub(super) struct Answer<W: Wording> {
     /// None once there are no more events.
     source: Option<Source>,
     wording: W,
+    /// Messages that were looked at already.
+    ready: VecDeque<W::Message>,
     /// What ended the job early, until it is sent.
     failure: Option<Status>,
     call: Call,
@@ -81,7 +97,20 @@ pub(super) struct Answer<W> {
 impl<W: Wording> Answer<W> {
     /// Of a job, in the words of its call.
     pub(super) fn new(source: Source, wording: W, call: Call) -> Self {
-        Self { source: Some(source), wording, failure: None, call, span: Span::current() }
+        Self { source: Some(source), wording, ready: VecDeque::new(), failure: None, call, span: Span::current() }
+    }
+
+    /// Waits until the first characters are there.
+    ///
+    /// # Errors
+    /// What ended the job before that.
+    pub(super) async fn with_characters(mut self) -> Result<Self, Status> {
+        while self.ready.len() <= W::HEAD {
+            let next = std::future::poll_fn(|cx| self.go_on(cx)).await;
+            let Some(message) = next.transpose()? else { break };
+            self.ready.push_back(message);
+        }
+        Ok(self)
     }
 
     /// Takes all events that are there, then tells what to send.
@@ -112,6 +141,16 @@ impl<W: Wording> Answer<W> {
         }
     }
 
+    /// The next message, or what ended the job early, be it a panic: the layer that catches those sees only what happens
+    /// before the first message.
+    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<W::Message, Status>>> {
+        layers::caught(|| self.advance(cx)).unwrap_or_else(|error| {
+            log_failure(&self.span, &error);
+            self.source = None;
+            Poll::Ready(Some(Err(status(&error, &self.call.id))))
+        })
+    }
+
     fn end(&mut self) {
         self.wording.close();
         self.source = None;
@@ -122,17 +161,14 @@ impl<W: Wording> Stream for Answer<W> {
     type Item = Result<W::Message, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        // The layer that catches panics sees only what happens before the first message.
-        layers::caught(|| this.advance(cx)).unwrap_or_else(|error| {
-            log_failure(&this.span, &error);
-            this.source = None;
-            Poll::Ready(Some(Err(status(&error, &this.call.id))))
-        })
+        match self.ready.pop_front() {
+            Some(message) => Poll::Ready(Some(Ok(message))),
+            None => self.go_on(cx),
+        }
     }
 }
 
-impl<W> Drop for Answer<W> {
+impl<W: Wording> Drop for Answer<W> {
     fn drop(&mut self) {
         if self.source.is_some() {
             tracing::info!(parent: &self.span, "dropped before its end");

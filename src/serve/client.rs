@@ -1,83 +1,138 @@
-//! A client of this server, for measuring what the wire adds: it asks, reads to the end, and says how long that took.
+//! The client's side of what `weir admin` and `weir health` ask a running server.
 
-use crate::error::{Error, Result};
-use serde::{Deserialize, Serialize};
-use std::time::Instant;
-use tonic::transport::Channel;
-use weir_proto::v1::{self, generate_response::Event, generation_client::GenerationClient};
+use crate::{
+    config::Token,
+    error::{Error, Result},
+};
+use std::time::Duration;
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Endpoint},
+};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use weir_proto::v1::{
+    ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
+    admin_client::AdminClient, model_generation::State,
+};
 
-/// A connection.
-pub struct Client(GenerationClient<Channel>);
+/// How long a connection may take to come about, and the answer about health.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A request that leaves everything else to the defaults.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// The prompt.
-    pub prompt: String,
-    /// Seeds the draws.
-    pub seed: u64,
-    /// The most characters.
-    pub chars: u32,
+/// Whether a server says that it serves, or that a service of it does; `""` is the server as a whole.
+///
+/// # Errors
+/// There is no such server or service, or it does not answer in five seconds.
+pub async fn is_serving(server: &str, service: &str) -> Result<bool> {
+    let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
+    request.set_timeout(PATIENCE);
+    let mut client = HealthClient::new(connect(server).await?);
+    let answer = client.check(request).await.map_err(|status| refused(server, &status))?;
+    Ok(answer.into_inner().status() == ServingStatus::Serving)
 }
 
-/// What was read.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Read {
-    /// From the first request to the end of the last stream.
-    pub ns: u64,
-    /// What each stream said, in the order of the requests.
-    pub texts: Vec<String>,
-    /// Messages of all streams together.
-    pub messages: usize,
+/// Whoever has the token of a server's admin service.
+pub struct Operator {
+    server: String,
+    client: AdminClient<Channel>,
+    token: MetadataValue<Ascii>,
 }
 
-impl Client {
-    /// Connects to `host:port`.
+/// One loading of a model, as it stands.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Loaded {
+    /// The model's name.
+    pub name: String,
+    /// The number of the generation.
+    pub generation: u64,
+    /// `serving`, `draining` or `broken`.
+    pub state: &'static str,
+    /// Where it was loaded from, as the server sees it.
+    pub path: String,
+    /// Of its weights, hexadecimal.
+    pub sha256: String,
+    /// Requests that run.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Bytes of key-value memory in use.
+    pub kv_bytes: u64,
+}
+
+impl Operator {
+    /// Connects to a server.
     ///
     /// # Errors
-    /// [`Error::Setting`] if nobody answers there.
-    pub async fn connect(address: &str) -> Result<Self> {
-        let wrong = |error: tonic::transport::Error| Error::Setting(format!("{address}: {error}"));
-        let channel = Channel::from_shared(format!("http://{address}"));
-        let channel = channel.map_err(|error| Error::Setting(format!("{address}: {error}")))?.tcp_nodelay(true);
-        Ok(Self(GenerationClient::new(channel.connect().await.map_err(wrong)?)))
+    /// It is not there.
+    pub async fn connect(server: &str, token: &Token) -> Result<Self> {
+        let token = MetadataValue::try_from(token.bearer());
+        let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
+        token.set_sensitive(true);
+        Ok(Self { server: server.to_owned(), client: AdminClient::new(connect(server).await?), token })
     }
 
-    /// Generates for all requests at once, each on a stream of its own.
+    /// Loads a model: the generation that serves, and the number of the one that drains.
     ///
     /// # Errors
-    /// [`Error::Setting`] with the server's answer where it refuses one.
-    pub async fn generate(&self, requests: Vec<Request>) -> Result<Read> {
-        let begun = Instant::now();
-        let started = requests.into_iter().map(|request| tokio::spawn(stream(self.0.clone(), request)));
-        let streams: Vec<_> = started.collect();
-        let mut read = Read::default();
-        for stream in streams {
-            let lost = |error| Error::Internal(format!("a stream's reader: {error}"));
-            let (text, messages) = stream.await.map_err(lost)??;
-            read.texts.push(text);
-            read.messages += messages;
-        }
-        read.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Ok(read)
+    /// What the server answers.
+    pub async fn load(&mut self, path: Option<String>, name: Option<String>) -> Result<(Loaded, Option<u64>)> {
+        let request = self.request(LoadModelRequest { path, name });
+        let answer = self.client.load_model(request).await.map_err(|status| refused(&self.server, &status))?;
+        let LoadModelResponse { generation, draining } = answer.into_inner();
+        Ok((Loaded::from(generation.unwrap_or_default()), draining))
+    }
+
+    /// Unloads a model: the number of the generation that drains.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn unload(&mut self, name: String) -> Result<u64> {
+        let request = self.request(UnloadModelRequest { name });
+        let answer = self.client.unload_model(request).await.map_err(|status| refused(&self.server, &status))?;
+        Ok(answer.into_inner().generation)
+    }
+
+    /// All generations in memory.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn list(&mut self) -> Result<Vec<Loaded>> {
+        let request = self.request(ListGenerationsRequest {});
+        let answer = self.client.list_generations(request).await.map_err(|status| refused(&self.server, &status))?;
+        Ok(answer.into_inner().generations.into_iter().map(Loaded::from).collect())
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("authorization", self.token.clone());
+        request
     }
 }
 
-/// One stream, to its end: its text, and the messages that it came in.
-async fn stream(mut client: GenerationClient<Channel>, request: Request) -> Result<(String, usize)> {
-    let refused =
-        |status: tonic::Status| Error::Setting(format!("the server said {}: {}", status.code(), status.message()));
-    let Request { prompt, seed, chars } = request;
-    let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
-    let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });
-    let request = v1::GenerateRequest { prompt, sampling, stopping, ..Default::default() };
-    let mut stream = client.generate(request).await.map_err(refused)?.into_inner();
-    let (mut text, mut messages) = (String::new(), 0);
-    while let Some(message) = stream.message().await.map_err(refused)? {
-        messages += 1;
-        if let Some(Event::Piece(piece)) = message.event {
-            text += &piece.text;
-        }
+impl From<ModelGeneration> for Loaded {
+    fn from(told: ModelGeneration) -> Self {
+        let state = match told.state() {
+            State::Serving => "serving",
+            State::Draining => "draining",
+            State::Broken => "broken",
+            State::Unspecified => "unknown",
+        };
+        let ModelGeneration { name, number, path, sha256, running, waiting, kv_bytes, .. } = told;
+        Self { name, generation: number, state, path, sha256, running, waiting, kv_bytes }
     }
-    Ok((text, messages))
+}
+
+/// To `host:port`, or a URL.
+async fn connect(server: &str) -> Result<Channel> {
+    let failed = |error: &dyn std::error::Error| {
+        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        Error::Remote { server: server.to_owned(), answer: why }
+    };
+    let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
+    let endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?;
+    endpoint.connect_timeout(PATIENCE).connect().await.map_err(|error| failed(&error))
+}
+
+fn refused(server: &str, status: &Status) -> Error {
+    Error::Remote { server: server.to_owned(), answer: format!("{:?}: {}", status.code(), status.message()) }
 }

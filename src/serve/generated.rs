@@ -47,6 +47,8 @@ impl Generated {
 impl Wording for Generated {
     type Message = v1::GenerateResponse;
 
+    const HEAD: usize = 1;
+
     fn take(&mut self, event: Event) {
         match event {
             Event::Started { cached_chars } => self.started = Some(self.started(cached_chars)),

@@ -2,7 +2,7 @@
 //! the engine's events.
 
 use super::{
-    answer::{Answer, Source, log_failure},
+    answer::{Answer, Source, Wording, log_failure},
     convert,
     engines::Engines,
     generated::Generated,
@@ -16,8 +16,9 @@ use super::{
 };
 use crate::{
     decode::options::must_pool,
-    engine::handle::{Event, Handle, Job, Terms},
+    engine::handle::{Event, Job, Terms},
     error::{Error, Result},
+    text::Vocabulary,
 };
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
@@ -28,12 +29,20 @@ use weir_proto::v1::{self, generation_server};
 pub(super) struct Generation {
     engines: Engines,
     gate: Gate,
+    /// Whether answers begin with their first characters.
+    late: bool,
 }
 
 impl Generation {
     /// Of these engines, behind this gate.
-    pub(super) fn new(engines: Engines, gate: Gate) -> Self {
-        Self { engines, gate }
+    pub(super) fn new(engines: Engines, gate: Gate, late: bool) -> Self {
+        Self { engines, gate, late }
+    }
+
+    /// An answer, as soon as it may begin.
+    async fn begun<W: Wording>(&self, answer: Result<Answer<W>>, call: &Call) -> Result<Response<Answer<W>>, Status> {
+        let answer = answer.map_err(refused(call))?;
+        Ok(Response::new(if self.late { answer.with_characters().await? } else { answer }))
     }
 
     fn generated(&self, request: v1::GenerateRequest, call: Call) -> Result<Answer<Generated>> {
@@ -43,7 +52,7 @@ impl Generation {
         let (job, plan) = convert::generate(request, engine.card())?;
         let wording = Generated::new(plan, engine.card(), &call.id);
         let events = engine.submit(Job::Generate(job), terms(&call, priority))?;
-        Ok(Answer::new(Source::new(events, pass), wording, call))
+        Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }
 
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
@@ -52,7 +61,7 @@ impl Generation {
         let (job, seed) = convert::score(&request, engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
         let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
-        Ok(Answer::new(Source::new(events, pass), wording, call))
+        Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }
 
     async fn segmented(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
@@ -62,7 +71,9 @@ impl Generation {
         let (job, seed) = convert::segment(&request, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
         let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
-        gather(Source::new(events, pass), v1::SegmentResponse { text, seed, ..Default::default() }, engine).await
+        let vocabulary = Arc::clone(&engine.card().vocabulary);
+        let empty = v1::SegmentResponse { text, seed, ..Default::default() };
+        gather(Source::new(events, engine, pass, call.trace.clone()), empty, &vocabulary).await
     }
 }
 
@@ -72,14 +83,18 @@ fn terms(call: &Call, priority: Option<i32>) -> Terms {
 }
 
 /// Waits for a text's boundaries. All are kept: as many as the model's longest sequence has symbols.
-async fn gather(mut source: Source, empty: v1::SegmentResponse, engine: &Handle) -> Result<v1::SegmentResponse> {
+async fn gather(
+    mut source: Source,
+    empty: v1::SegmentResponse,
+    vocabulary: &Vocabulary,
+) -> Result<v1::SegmentResponse> {
     let mut characters = Vec::new();
     loop {
         match source.next().await? {
             Event::Started { .. } => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
-                let segments = segments(&characters, &engine.card().vocabulary);
+                let segments = segments(&characters, vocabulary);
                 let (usage, timing) = (Some(totals::usage(usage)), Some(totals::timing(timing)));
                 return Ok(v1::SegmentResponse { segments, usage, timing, ..empty });
             }
@@ -94,12 +109,14 @@ impl generation_server::Generation for Generation {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let call = Call::of(&request);
-        self.generated(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
+        let answer = self.generated(request.into_inner(), call.clone());
+        self.begun(answer, &call).await
     }
 
     async fn score(&self, request: Request<v1::ScoreRequest>) -> Result<Response<Self::ScoreStream>, Status> {
         let call = Call::of(&request);
-        self.scored(request.into_inner(), call.clone()).map(Response::new).map_err(refused(&call))
+        let answer = self.scored(request.into_inner(), call.clone());
+        self.begun(answer, &call).await
     }
 
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {

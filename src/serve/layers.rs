@@ -1,6 +1,6 @@
 //! What happens to every call, whatever its service. [`run`](super::run) stacks these and says why in that order.
 
-use super::{status::status, tenant::Principal};
+use super::{status::status, tenant::Principal, traces::Trace};
 use crate::error::{Error, Result, clip};
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -11,10 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 use tonic::{
+    Code,
     body::Body,
     codegen::{
         StdError,
-        http::{HeaderMap, HeaderValue, Request, Response},
+        http::{HeaderMap, HeaderValue, Request, Response, StatusCode},
     },
 };
 use tower::{
@@ -31,7 +32,7 @@ const ID_BYTES: usize = 64;
 const PATH_BYTES: usize = 128;
 
 /// What the layers found out about a call.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Call {
     /// Its name in the log and in errors.
     pub(super) id: Arc<str>,
@@ -41,6 +42,8 @@ pub(super) struct Call {
     pub(super) deadline: Option<Instant>,
     /// On whose behalf it runs.
     pub(super) principal: Principal,
+    /// Its span, if it has one.
+    pub(super) trace: Option<Trace>,
 }
 
 impl Call {
@@ -55,7 +58,7 @@ impl Call {
     }
 
     fn begun(id: Arc<str>, arrived: Instant) -> Self {
-        Self { id, arrived, deadline: None, principal: Principal::Unknown }
+        Self { id, arrived, deadline: None, principal: Principal::Unknown, trace: None }
     }
 
     fn unknown() -> Self {
@@ -139,6 +142,20 @@ pub(super) fn traced(request: Request<Body>, next: Next) -> Answering {
         Ok(response)
     };
     Box::pin(answer.instrument(span))
+}
+
+/// Says by HTTP's own status, too, that the server is unavailable, if that is wanted: proxies understand no other.
+pub(super) fn said_in_http(wanted: bool) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
+    move |request, next| {
+        Box::pin(async move {
+            let mut response = next.oneshot(request).await?;
+            let code = response.headers().get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()));
+            if wanted && code == Some(Code::Unavailable) {
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            Ok(response)
+        })
+    }
 }
 
 /// Reads `grpc-timeout` into the call's deadline, and ends a call that has not begun to answer by then.

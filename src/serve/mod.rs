@@ -2,10 +2,12 @@
 //!
 //! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
 //! `status` (error → status), `connections` (from the listener to the server), `layers` (what happens to every call),
-//! `access` and `tenant` (who calls), `shutdown`; `client` calls such a server, to measure it.
+//! `access` and `tenant` (who calls), `shutdown`; `client` and `streams` call such a server, to run it and to measure it.
 
 mod access;
+mod admin;
 mod answer;
+mod calls;
 pub mod client;
 mod connections;
 mod convert;
@@ -15,47 +17,78 @@ mod generation;
 mod intake;
 mod layers;
 mod models;
+mod monitor;
 mod pieces;
+mod port;
 mod scored;
 mod segments;
 mod shutdown;
 mod status;
+pub mod streams;
 mod tenant;
 mod totals;
+mod traces;
+mod warm;
 
-pub use engines::Engines;
+pub use admin::{Admin, Loader};
+pub use engines::{Engines, Fresh, Lease};
 pub use layers::REQUEST_ID;
+pub use monitor::Monitor;
+pub use port::watch_over;
 pub use status::{DOMAIN, status};
+pub use traces::Traces;
 
 use crate::{
     config::Wire,
     error::{Error, Result},
 };
 use access::admitted;
+use calls::counted;
 use generation::Generation;
 use intake::metered;
-use layers::{Around, guarded, named, timed, traced};
+use layers::{Around, guarded, named, said_in_http, timed, traced};
 use models::Models;
 use shutdown::Gate;
 use std::{
     future::Future,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, sync::oneshot};
 use tonic::{server::NamedService, transport::Server};
-use tonic_health::{ServingStatus, server::HealthReporter};
-use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
+use tonic_health::{
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+use weir_proto::v1::{admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer};
 
 /// How long connections get at least to close once no call runs any more.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What the health service tells about: the server as a whole, and each service.
-const WATCHED: [&str; 3] = ["", SERVICES[0], SERVICES[1]];
-/// The services, which are ready as long as every model is.
+/// How long a round of a worker's loop may last before it counts as hanging, unless [`Monitor::new`] is told otherwise.
+const STALL: Duration = Duration::from_secs(60);
+
+/// The services whose readiness the health service tells.
 const SERVICES: [&str; 2] =
     [<GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
 
-/// Serves these engines on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are
+/// What is served, and what is offered to those who run the server.
+pub struct Offer {
+    /// Looks after the engines that are served.
+    pub monitor: Monitor,
+    /// The service that loads and unloads models, if there is to be one.
+    pub admin: Option<Admin>,
+    /// Where spans of calls go, if anywhere.
+    pub traces: Option<Traces>,
+}
+
+impl From<Engines> for Offer {
+    fn from(engines: Engines) -> Self {
+        Self { monitor: Monitor::new(engines, STALL), admin: None, traces: None }
+    }
+}
+
+/// Serves this on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are
 /// answered UNAVAILABLE, those that run get [`Wire::drain`] to finish and their clients to read, and are ended after that.
 /// Returns when all is over.
 ///
@@ -63,22 +96,31 @@ const SERVICES: [&str; 2] =
 /// The listener fails.
 pub async fn run(
     listener: TcpListener,
-    engines: Engines,
+    offer: impl Into<Offer>,
     shutdown: impl Future<Output = ()>,
     wire: Wire,
 ) -> Result<()> {
+    let Offer { monitor, admin, traces } = offer.into();
+    let engines = monitor.engines().clone();
     let gate = Gate::open();
     let (health, health_service) = tonic_health::server::health_reporter();
-    report(&health, &WATCHED, ServingStatus::Serving).await;
-    let generation = Generation::new(engines.clone(), gate.clone());
+    monitor.serve();
+    monitor.tell(&health, &SERVICES).await;
+    let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
-    let models =
-        ModelsServer::new(Models::new(engines.clone(), wire.clone())).max_decoding_message_size(wire.message_bytes);
+    let models = Models::new(engines.clone(), wire.clone());
+    let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
+    let (v1, v1alpha) = (reflection(admin.is_some()), reflection(admin.is_some()));
+    let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
     let (close, closed) = oneshot::channel::<()>();
 
     let server = builder(&wire)
         // Outermost: whatever answers, a layer or a service, the answer has the call's name.
         .layer(Around(named))
+        // Above all that answers, so that every call is counted with the status that the client sees.
+        .layer(Around(counted(Arc::clone(engines.metrics()), traces.clone())))
+        // Above all that may say that the server is unavailable.
+        .layer(Around(said_in_http(wire.late_headers)))
         // Above all that can fail, so that every failure is logged within the call's span.
         .layer(Around(traced))
         // Within the span, which it tells who calls; above all that costs anything.
@@ -90,23 +132,30 @@ pub async fn run(
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
         .layer(Around(guarded))
         .add_service(health_service)
-        .add_service(reflection().build_v1().map_err(broken)?)
-        .add_service(reflection().build_v1alpha().map_err(broken)?)
+        .add_service(v1.build_v1().map_err(broken)?)
+        .add_service(v1alpha.build_v1alpha().map_err(broken)?)
         .add_service(generation)
         .add_service(models)
+        .add_optional_service(admin)
         .serve_with_incoming_shutdown(connections::incoming(listener, &wire), async {
             // An error means that the other end is dropped, and then the server is too.
             let _ = closed.await;
         });
     let ending = async {
-        shutdown.await;
-        drain(&health, &engines, &gate, wire.drain, close).await;
+        tokio::select! {
+            () = shutdown => {}
+            () = monitor.report(&health, &SERVICES) => {}
+        }
+        drain(&health, &monitor, &gate, wire.drain, close).await;
     };
-    tokio::select! {
+    let served = tokio::select! {
         served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
-        () = readiness(&health, &engines) => Ok(()),
+    };
+    if let Some(traces) = traces {
+        traces.close().await;
     }
+    served
 }
 
 /// What each connection may do.
@@ -121,18 +170,20 @@ fn builder(wire: &Wire) -> Server {
 }
 
 /// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
-async fn drain(health: &HealthReporter, engines: &Engines, gate: &Gate, limit: Duration, close: oneshot::Sender<()>) {
+async fn drain(health: &HealthReporter, monitor: &Monitor, gate: &Gate, limit: Duration, close: oneshot::Sender<()>) {
     let began = Instant::now();
     tracing::info!(?limit, "draining");
     // First of all, so that balancers look elsewhere before anything is refused.
-    report(health, &WATCHED, ServingStatus::NotServing).await;
-    engines.all().for_each(|engine| engine.drain());
+    monitor.drain();
+    monitor.tell(health, &SERVICES).await;
+    let engines = monitor.engines();
+    engines.all().iter().chain(&engines.leaving()).for_each(|engine| engine.drain());
     if !gate.close(limit).await {
         tracing::warn!("the limit for draining has passed: ending what still runs");
     }
     // Watchers of health would keep their connections open.
     let mut health = health.clone();
-    for service in WATCHED {
+    for service in [&[""], &SERVICES[..]].concat() {
         health.clear_service_status(service).await;
     }
     let _ = close.send(());
@@ -142,24 +193,14 @@ async fn drain(health: &HealthReporter, engines: &Engines, gate: &Gate, limit: D
     tracing::debug!("connections are still open");
 }
 
-/// Reports the services as not ready once a model's worker has broken. The process lives and serves its other models, so
-/// `""` stays as it is; nothing but a restart brings the model back. Never returns.
-async fn readiness(health: &HealthReporter, engines: &Engines) {
-    engines.broken().await;
-    tracing::error!(models = ?engines.names_of_broken(), "a model's worker has broken: restart the server");
-    report(health, &SERVICES, ServingStatus::NotServing).await;
-    std::future::pending().await
-}
-
-async fn report(health: &HealthReporter, services: &[&str], status: ServingStatus) {
-    for service in services {
-        health.set_service_status(service, status).await;
-    }
-}
-
 /// Everything a client needs to call this server without a `.proto` file, error details included.
-fn reflection() -> tonic_reflection::server::Builder<'static> {
-    tonic_reflection::server::Builder::configure()
+fn reflection(admin: bool) -> tonic_reflection::server::Builder<'static> {
+    let health = <HealthServer<HealthService> as NamedService>::NAME;
+    let admin = admin.then_some(<AdminServer<admin::Orders> as NamedService>::NAME);
+    let services = SERVICES.into_iter().chain([health]).chain(admin);
+    let builder = tonic_reflection::server::Builder::configure();
+    services
+        .fold(builder, |builder, service| builder.with_service_name(service))
         .register_encoded_file_descriptor_set(weir_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)

@@ -92,13 +92,13 @@ fn count(value: usize) -> u32 {
 #[tonic::async_trait]
 impl models_server::Models for Models {
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let models = self.engines.all().map(|engine| self.describe(engine)).collect();
+        let models = self.engines.all().iter().map(|engine| self.describe(engine)).collect();
         Ok(Response::new(v1::ListModelsResponse { models }))
     }
 
     async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Result<Response<v1::Model>, Status> {
         let call = Call::of(&request);
         let engine = self.engines.find("name", request.get_ref().name.as_deref());
-        engine.map(|engine| Response::new(self.describe(engine))).map_err(|error| status(&error, &call.id))
+        engine.map(|engine| Response::new(self.describe(&engine))).map_err(|error| status(&error, &call.id))
     }
 }

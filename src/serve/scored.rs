@@ -29,6 +29,8 @@ impl Scored {
 impl Wording for Scored {
     type Message = v1::ScoreResponse;
 
+    const HEAD: usize = 0;
+
     fn take(&mut self, event: Event) {
         match event {
             Event::Started { .. } => {}

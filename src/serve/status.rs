@@ -38,6 +38,7 @@ fn code(code: Code) -> tonic::Code {
         Code::Unauthenticated => tonic::Code::Unauthenticated,
         Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
         Code::Cancelled => tonic::Code::Cancelled,
+        Code::PermissionDenied => tonic::Code::PermissionDenied,
         Code::Unavailable => tonic::Code::Unavailable,
         Code::Internal => tonic::Code::Internal,
     }
@@ -97,10 +98,23 @@ impl About {
                 self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
                 "OUT_OF_MEMORY"
             }
+            Error::NoMemory { needed, available } => {
+                self.tell("needed", &needed.to_string()).tell("available", &available.to_string());
+                "NO_MEMORY"
+            }
+            Error::TooManyModels { limit } => {
+                self.tell("limit", &limit.to_string());
+                "TOO_MANY_MODELS"
+            }
+            Error::PermissionDenied { what } => {
+                self.tell("what", what);
+                "PERMISSION_DENIED"
+            }
             Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
             Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
             Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
+            Error::Remote { .. } => "REMOTE",
             Error::Checkpoint { .. } => "CHECKPOINT",
             Error::Io { .. } => "FILE",
             Error::Setting(_) => "SETTING",
@@ -164,6 +178,9 @@ mod tests {
             (Error::NeverFits { field: "prompt", needed: 2, limit: 1 }, tonic::Code::InvalidArgument, "needed"),
             (Error::OutOfPages { needed: 2, limit: 1 }, tonic::Code::ResourceExhausted, "needed"),
             (Error::Deadline { stage: "in the queue" }, tonic::Code::DeadlineExceeded, "stage"),
+            (Error::NoMemory { needed: 2, available: 1 }, tonic::Code::ResourceExhausted, "available"),
+            (Error::TooManyModels { limit: 1 }, tonic::Code::ResourceExhausted, "limit"),
+            (Error::PermissionDenied { what: "a token" }, tonic::Code::PermissionDenied, "what"),
             (Error::Cancelled, tonic::Code::Cancelled, ""),
             (Error::Draining { retry }, tonic::Code::Unavailable, ""),
             (Error::Internal("x".into()), tonic::Code::Internal, ""),

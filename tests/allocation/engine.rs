@@ -110,6 +110,10 @@ impl Model for Watched {
         self.model.bytes_for(symbols)
     }
 
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        self.model.growth(state, more)
+    }
+
     fn memory(&self) -> Memory {
         self.model.memory()
     }

@@ -6,7 +6,8 @@ use std::{fs, path::Path};
 const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text"]),
     ("config", &["engine", "family"]),
-    ("serve", &["config", "engine", "decode", "text"]),
+    ("serve", &["config", "engine", "decode", "metrics", "text"]),
+    ("metrics", &["decode", "engine"]),
     ("engine", &["decode"]),
     ("report", &["decode", "kernels", "text"]),
     ("family", &["decode", "nn", "text", "kernels"]),
@@ -19,6 +20,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Crates that only some rooms may name.
 const CRATES: &[(&str, &[&str])] = &[
+    ("axum", &["serve"]),
+    ("http_body", &["serve"]),
+    ("hyper", &["serve"]),
+    ("hyper_util", &["serve"]),
+    ("opentelemetry", &["serve"]),
+    ("opentelemetry_otlp", &["serve"]),
+    ("opentelemetry_sdk", &["serve"]),
+    ("prometheus_client", &["metrics"]),
+    ("subtle", &["serve"]),
+    ("sysinfo", &["serve"]),
     ("tonic", &["serve"]),
     ("tonic_health", &["serve"]),
     ("tonic_reflection", &["serve"]),

@@ -1,17 +1,21 @@
 //! The server over the wire: real connections on loopback, real engines, a model without arithmetic.
 
 mod access;
+mod admin;
 mod calls;
 mod errors;
 mod fairness;
 mod frames;
 mod hostile;
+mod late;
 mod life;
 mod limits;
 mod model;
+mod port;
 mod raw;
 mod real;
 mod schema;
+mod traces;
 mod windows;
 
 use model::{Fake, Kind};
@@ -32,7 +36,7 @@ use weir::{
     decode::contract::Model,
     engine::handle::{Handle, Limits},
     error::Result,
-    serve::{Engines, run},
+    serve::{Engines, Offer, run},
 };
 use weir_proto::v1::{
     self, GenerateRequest, GenerateResponse, generate_response::Event, generation_client::GenerationClient,
@@ -49,18 +53,22 @@ struct Running {
 
 impl Running {
     async fn start(engines: Vec<Handle>, wire: Wire) -> Self {
-        Self::reached_by(engines, wire, plain).await
+        Self::reached_by(Engines::new(engines).unwrap(), wire, plain).await
+    }
+
+    async fn offering(offer: impl Into<Offer>, wire: Wire) -> Self {
+        Self::reached_by(offer, wire, plain).await
     }
 
     /// The same, for connections of another kind.
-    async fn reached_by(engines: Vec<Handle>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
+    async fn reached_by(offer: impl Into<Offer>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(run(listener, Engines::new(engines).unwrap(), shutdown, wire));
+        let task = tokio::spawn(run(listener, offer.into(), shutdown, wire));
         let channel = how(address).connect().await.unwrap();
         Self { address, channel, stop: Some(stop), task }
     }
@@ -111,7 +119,7 @@ impl Server {
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
         let engines: Vec<_> = models.iter().map(start).collect();
         let (model, engine) = (Arc::clone(&models[0]), engines[0].clone());
-        let running = Running::reached_by(engines, wire, how).await;
+        let running = Running::reached_by(Engines::new(engines).unwrap(), wire, how).await;
         Self { model, engine, channel: running.channel.clone(), running }
     }
 

@@ -18,7 +18,7 @@ use crate::{
     },
     serve::{
         self, Engines,
-        client::{Client, Read, Request},
+        streams::{Client, Read, Request},
     },
     text::TextStream,
 };

@@ -28,11 +28,15 @@ pub(super) struct ModelsArgs {
 }
 
 impl ModelsArgs {
+    /// The folder of checkpoints, if there is one.
+    pub(super) fn folder(&self) -> Option<PathBuf> {
+        self.models.clone().or_else(|| self.model.is_empty().then(|| PathBuf::from("models")))
+    }
+
     /// The checkpoints' folders.
     pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<PathBuf> {
-        let default = self.model.is_empty().then(|| PathBuf::from("models"));
         let mut found = Vec::new();
-        if let Some(folder) = self.models.as_ref().or(default.as_ref()) {
+        if let Some(folder) = &self.folder() {
             found = checks.checkpoints("--models", folder);
             if found.is_empty() && folder.is_dir() {
                 checks.wrong("--models", &folder.display().to_string(), "no subfolder is a checkpoint");

@@ -49,6 +49,10 @@ pub(super) struct WireArgs {
     /// How long a connection may be silent before the operating system probes it; 0 for never.
     #[arg(long, value_name = "N", env = "WEIR_TCP_KEEPALIVE_SECONDS", default_value = "60")]
     tcp_keepalive_seconds: String,
+    /// Send an answer's headers only with its first characters, so that a proxy may give a request that has none yet to
+    /// another server; and tell by HTTP's status, too, that this one is unavailable.
+    #[arg(long, env = "WEIR_LATE_HEADERS", value_parser = clap::builder::BoolishValueParser::new())]
+    late_headers: bool,
 }
 
 impl WireArgs {
@@ -78,6 +82,7 @@ impl WireArgs {
             keepalive_interval: Some(keepalive).filter(|interval| !interval.is_zero()),
             keepalive_timeout: seconds(checks, timeout.0, timeout.1, 1),
             tcp_keepalive: Some(tcp_keepalive).filter(|interval| !interval.is_zero()),
+            late_headers: self.late_headers,
             access,
         }
     }

@@ -1,6 +1,6 @@
 //! Memory is given as it is needed, so it can run out: rows make way, and nobody can tell from what they say.
 
-use super::{resume::models, toy::*};
+use super::{jobs::*, resume::models, toy::*};
 use crate::support::{converted, settings};
 use std::sync::Arc;
 use weir::{

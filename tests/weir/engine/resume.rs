@@ -1,7 +1,10 @@
 //! Sessions that lose their row and go on with another one, or start from a state that another one left: what they say in sum
 //! is what they say undisturbed.
 
-use super::toy::{self, Said, Toy};
+use super::{
+    jobs::{self, Said},
+    toy::Toy,
+};
 use crate::support::{fixture, fixture_in, settings};
 use std::{path::Path, sync::Arc};
 use weir::{
@@ -161,7 +164,7 @@ fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
 fn a_session_that_loses_its_row_says_the_same() {
     let toy = Toy::new();
     for seed in 0..150 {
-        let session = match toy::varied(seed) {
+        let session = match jobs::varied(seed) {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
         };
@@ -174,7 +177,7 @@ fn a_session_that_loses_its_row_says_the_same() {
 fn a_session_starts_anywhere() {
     let toy = Toy::new();
     for seed in 0..60 {
-        let session = match toy::varied(seed) {
+        let session = match jobs::varied(seed) {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
         };
@@ -185,7 +188,7 @@ fn a_session_starts_anywhere() {
 #[test]
 fn only_what_is_not_told_of_may_be_skipped() {
     let toy = Toy::new();
-    let mut request = toy::generate(&[1, 2, 0, 1, 2], 3);
+    let mut request = jobs::generate(&[1, 2, 0, 1, 2], 3);
     let most = |request: &Generate| Session::generate(request.clone(), toy.card()).unwrap().cacheable_prefix();
     assert_eq!(most(&request), 4);
     request.details.boundaries = true;

@@ -39,6 +39,8 @@ pub(super) struct Fake {
     bytes: Arc<AtomicUsize>,
     pace: (Mutex<Pace>, Condvar),
     steps: AtomicUsize,
+    /// What tells the texts of one from those of another.
+    salt: u64,
     /// Whether the worker is to break with the next job that ends.
     fragile: Arc<AtomicBool>,
 }
@@ -52,6 +54,11 @@ enum Pace {
 
 impl Fake {
     pub(super) fn new(name: &str, kind: Kind) -> Arc<Self> {
+        Self::salted(name, kind, 1)
+    }
+
+    /// One whose texts are others than those of one with another salt.
+    pub(super) fn salted(name: &str, kind: Kind, salt: u64) -> Arc<Self> {
         let vocabulary = match kind {
             Kind::Bytes => Vocabulary::of_bytes(Normaliser::None),
             _ => Vocabulary::of_symbols(&SYMBOLS, Normaliser::None).unwrap(),
@@ -74,7 +81,7 @@ impl Fake {
             sha256: "00ff".into(),
         };
         let pace = (Mutex::new(Pace::Free), Condvar::new());
-        Arc::new(Self { card, bytes: Arc::default(), pace, steps: AtomicUsize::new(0), fragile: Arc::default() })
+        Arc::new(Self { card, bytes: Arc::default(), pace, steps: AtomicUsize::new(0), salt, fragile: Arc::default() })
     }
 
     /// Symbol steps that were begun.
@@ -119,6 +126,7 @@ impl Fake {
 struct FakeState {
     /// The hash of the symbols up to each position, and the segments closed by then.
     past: Vec<(u64, usize)>,
+    salt: u64,
     boundaries: BoundaryOptions,
     space: u32,
     bytes: Arc<AtomicUsize>,
@@ -127,7 +135,7 @@ struct FakeState {
 
 impl FakeState {
     fn push(&mut self, symbol: u32) -> Result<Mark> {
-        let (hash, segments) = self.past.last().copied().unwrap_or((1, 0));
+        let (hash, segments) = self.past.last().copied().unwrap_or((self.salt, 0));
         let space = symbol == self.space;
         let boundary = match self.boundaries.mode {
             Some(BoundaryMode::Sampled) => self.boundaries.noise.at(self.past.len())? < 0.3,
@@ -164,8 +172,8 @@ impl State for FakeState {
     fn fork(&self) -> Box<dyn State> {
         self.bytes.fetch_add(self.past.len(), SeqCst);
         let (past, bytes) = (self.past.clone(), Arc::clone(&self.bytes));
-        let fragile = Arc::clone(&self.fragile);
-        Box::new(Self { past, boundaries: self.boundaries.clone(), space: self.space, bytes, fragile })
+        let (fragile, salt) = (Arc::clone(&self.fragile), self.salt);
+        Box::new(Self { past, salt, boundaries: self.boundaries.clone(), space: self.space, bytes, fragile })
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
@@ -215,7 +223,7 @@ impl Model for Fake {
             _ => u32::MAX,
         };
         let (bytes, fragile) = (Arc::clone(&self.bytes), Arc::clone(&self.fragile));
-        Ok(Box::new(FakeState { past: Vec::new(), boundaries, space, bytes, fragile }))
+        Ok(Box::new(FakeState { past: Vec::new(), salt: self.salt, boundaries, space, bytes, fragile }))
     }
 
     fn scratch(&self) -> Scratch {

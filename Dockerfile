@@ -1,0 +1,31 @@
+# A server with the shipped model. Needs BuildKit (docker build, buildah, podman).
+#
+#   docker build -t weir .
+#   docker run --read-only -p 50051:50051 weir
+#
+# docs/operations.md tells what can be set.
+
+FROM rust:1.95.0-slim-bookworm AS build
+WORKDIR /weir
+COPY . .
+# The compiler's output is kept between builds; the program itself must be copied out of it.
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/weir/target \
+    cargo build --release --locked --bin weir && cp target/release/weir /usr/local/bin/weir
+
+FROM debian:bookworm-slim
+LABEL org.opencontainers.image.title="weir" \
+      org.opencontainers.image.description="Inference server for character- and byte-level language models" \
+      org.opencontainers.image.licenses="MIT OR Apache-2.0"
+# A user without a name: nothing in the image belongs to it.
+USER 10001:10001
+COPY --from=build /usr/local/bin/weir /usr/local/bin/weir
+COPY LICENSE-MIT LICENSE-APACHE /usr/share/doc/weir/
+COPY models/hourglass-whitespace-english /models/hourglass-whitespace-english
+ENV WEIR_MODELS=/models WEIR_LISTEN=0.0.0.0:50051 WEIR_ADMIN_LISTEN=0.0.0.0:9090
+# gRPC, and metrics and health: publish the second to your monitoring only.
+EXPOSE 50051 9090
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --start-interval=1s \
+    CMD ["weir", "health", "127.0.0.1:50051", "--service", "weir.v1.Generation"]
+ENTRYPOINT ["weir"]
+CMD ["serve"]

@@ -1,0 +1,24 @@
+//! Checkpoints for the server, at its start and while it runs.
+
+use crate::{decode::contract::Model, error::Result, family::load, serve::Loader};
+use std::{path::Path, sync::Arc};
+
+/// Loads checkpoints with the same settings.
+pub(super) struct Checkpoints(load::Settings);
+
+impl Checkpoints {
+    /// With these settings; models share their threads if these were started.
+    pub(super) fn new(settings: load::Settings) -> Self {
+        Self(settings)
+    }
+}
+
+impl Loader for Checkpoints {
+    fn needs(&self, folder: &Path) -> Result<usize> {
+        load::needs(folder, &self.0)
+    }
+
+    fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
+        load::load_as(folder, name, &self.0)
+    }
+}

@@ -1,0 +1,144 @@
+//! The program as those who run it meet it: health, orders, documents.
+
+use super::{process::Server, support::converted};
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+use tempfile::TempDir;
+use weir::metrics::Metrics;
+
+const TOKEN: &str = "a-token-for-the-tests";
+
+/// A models folder with these checkpoints, under these names.
+fn models(all: &[(&str, &str)]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (name, case) in all {
+        copy(&converted(case), &folder.path().join(name));
+    }
+    folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap().path();
+        let to = to.join(entry.file_name().unwrap());
+        match entry.is_dir() {
+            true => copy(&entry, &to),
+            false => assert!(fs::copy(&entry, &to).is_ok()),
+        }
+    }
+}
+
+/// What a command says: to stdout if it went well, to stderr if not.
+fn weir(args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    let output = command.env_clear().env("WEIR_ADMIN_TOKEN", TOKEN).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[test]
+fn models_are_exchanged_from_the_command_line() {
+    let (models, secrets) = (models(&[("first", "whitespaces")]), TempDir::new().unwrap());
+    let token = secrets.path().join("token");
+    fs::write(&token, format!("{TOKEN}\n")).unwrap();
+    let folder = models.path().to_str().unwrap();
+    let flags = ["--models", folder, "--kv-memory", "64MiB", "--admin-token-file", token.to_str().unwrap()];
+    let server = Server::start(&flags);
+    let address = server.address.to_string();
+    for service in ["", "weir.v1.Generation"] {
+        weir(&["health", &address, "--service", service]).unwrap();
+    }
+    assert!(weir(&["health", &address, "--service", "weir.v1.Nothing"]).unwrap_err().contains("NotFound"));
+
+    copy(&converted("fixed_sf2"), &models.path().join("second"));
+    copy(&converted("vanilla"), &models.path().join("broken"));
+    fs::write(models.path().join("broken/model.safetensors"), "no").unwrap();
+    let told = weir(&["admin", "load", &address, "second", "--name", "other"]).unwrap();
+    assert_eq!(told, "other is served by generation 2\n");
+    let told = weir(&["admin", "load", &address, "--name", "first"]).unwrap();
+    assert_eq!(told, "first is served by generation 3; generation 1 drains\n");
+    let refused = [
+        ("broken", "FailedPrecondition: ", "model.safetensors"),
+        ("../second", "InvalidArgument: ", "within"),
+        ("nothing", "FailedPrecondition: ", "nothing"),
+    ];
+    for (path, code, why) in refused {
+        let told = weir(&["admin", "load", &address, path]).unwrap_err();
+        assert!(told.contains(code) && told.contains(why), "{path}: {told}");
+    }
+    let wrong = ["admin", "list", &address, "--admin-token", "another-token-for-tests"];
+    assert!(weir(&wrong).unwrap_err().contains("PermissionDenied"), "the flag goes before the environment");
+    let told = weir(&["admin", "unload", &address, "other"]).unwrap();
+    assert_eq!(told, "other: generation 2 drains\n");
+    let list = || -> serde_json::Value {
+        serde_json::from_str(&weir(&["admin", "list", &address, "--json"]).unwrap()).unwrap()
+    };
+    while list().as_array().unwrap().len() > 1 {}
+    let left = &list()[0];
+    assert_eq!((&left["name"], &left["generation"], &left["state"]), (&"first".into(), &3.into(), &"serving".into()));
+    assert_eq!(server.get("/health/ready").0, 200);
+    let (_, metrics) = server.get("/metrics");
+    assert!(!metrics.contains("model_name=\"other\""), "a model that is gone leaves no series");
+}
+
+#[test]
+fn a_wrong_token_file_is_told_with_all_else_that_is_wrong() {
+    let flags = ["serve", "--admin-token-file", "/nowhere/token", "--admin-listen", "here", "--stall-seconds", "0"];
+    let told = weir(&flags).unwrap_err();
+    for part in ["/nowhere/token", "--admin-listen \"here\"", "--stall-seconds \"0\""] {
+        assert!(told.contains(part), "{part} is not in {told}");
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told() {
+    let told = weir(&["health", "127.0.0.1:1"]).unwrap_err();
+    assert!(told.starts_with("weir: 127.0.0.1:1: "), "{told}");
+}
+
+/// The rows of the document's table, as the program itself would write them.
+fn rows() -> BTreeSet<String> {
+    let metrics = Metrics::default();
+    metrics.meter("m");
+    metrics.called("s", "m", "OK");
+    let text = metrics.render(&[]).unwrap();
+    let mut rows = BTreeSet::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) else { continue };
+        let kind = lines.next().unwrap().rsplit(' ').next().unwrap();
+        let ending = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        let mut labels = BTreeSet::new();
+        let beginning = name.to_owned();
+        while let Some(sample) = lines.peek().filter(|line| line.starts_with(&beginning)) {
+            let (_, rest) = sample.split_once('{').unwrap();
+            let all = rest.split('}').next().unwrap().split(',').filter_map(|label| label.split_once('='));
+            labels
+                .extend(all.map(|(label, _)| label.to_owned()).filter(|label| label != "le" && label != "model_name"));
+            lines.next();
+        }
+        let labels = labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        rows.insert(format!("| `{name}{ending}` | {kind} | {labels} | {} |", help.trim_end_matches('.')));
+    }
+    rows
+}
+
+#[test]
+fn the_document_lists_the_metrics() {
+    let document = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    let listed: BTreeSet<_> = document.lines().filter(|line| line.starts_with("| `weir:")).map(str::to_owned).collect();
+    let rows = rows();
+    assert!(rows.len() > 25, "only {} metrics: looked in the wrong place", rows.len());
+    let missing: Vec<_> = rows.difference(&listed).map(String::as_str).collect();
+    let stale: Vec<_> = listed.difference(&rows).map(String::as_str).collect();
+    assert!(
+        missing.is_empty() && stale.is_empty(),
+        "to be added:\n{}\nto go:\n{}",
+        missing.join("\n"),
+        stale.join("\n")
+    );
+}

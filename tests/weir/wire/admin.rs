@@ -1,0 +1,326 @@
+//! Models loaded and unloaded while the server runs.
+
+use super::{
+    Running, details, eventually, long,
+    model::{Fake, Kind},
+    read, reason, seeded,
+};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tempfile::TempDir;
+use tokio_stream::StreamExt;
+use tonic::{Code, Request, Status, transport::Channel};
+use weir::{
+    config::{Token, Wire},
+    decode::contract::Model,
+    engine::handle::Limits,
+    error::{Error, Result},
+    serve::{Admin, Engines, Loader, Monitor, Offer},
+};
+use weir_proto::v1::{
+    self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
+    admin_client::AdminClient, generation_client::GenerationClient, model_generation::State,
+};
+
+const TOKEN: &str = "a-token-for-the-tests";
+const STEP: Duration = Duration::from_millis(2);
+
+/// Makes models without arithmetic of folders: what is in the folder's file says what becomes of it.
+#[derive(Default)]
+struct Fakes(Mutex<Vec<Arc<Fake>>>);
+
+impl Loader for Fakes {
+    fn needs(&self, folder: &Path) -> Result<usize> {
+        Ok(if content(folder) == "huge" { usize::MAX } else { 1 })
+    }
+
+    fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
+        match content(folder).as_str() {
+            "broken" => Err(Error::checkpoint(folder, "config.json", "a model", "a broken one")),
+            "panics" => panic!("told to panic"),
+            _ => {
+                let mut all = self.0.lock().unwrap();
+                let model = Fake::salted(name, Kind::Pooled, 1 + all.len() as u64);
+                all.push(Arc::clone(&model));
+                Ok(model)
+            }
+        }
+    }
+}
+
+fn content(folder: &Path) -> String {
+    fs::read_to_string(folder.join("config.json")).unwrap()
+}
+
+/// A server whose models can be exchanged.
+struct Exchange {
+    fakes: Arc<Fakes>,
+    models: TempDir,
+    running: Running,
+}
+
+impl Exchange {
+    /// With one model named `first`, of a folder of that name.
+    async fn new() -> Self {
+        Self::with_at_most(8).await
+    }
+
+    async fn with_at_most(most: usize) -> Self {
+        let (fakes, models, engines) = (Arc::new(Fakes::default()), TempDir::new().unwrap(), Engines::default());
+        for (folder, content) in [("first", "fine"), ("second", "fine"), ("broken", "broken"), ("huge", "huge")] {
+            make(models.path(), folder, content);
+        }
+        make(models.path(), "panics", "panics");
+        let limits = Limits { rows: 64, ..Limits::default() };
+        let (folder, into, loader) = (models.path().join("first"), engines.clone(), Arc::clone(&fakes));
+        let load = move || {
+            let model = loader.load(&folder, "first").unwrap();
+            into.add(into.launch(model, limits, Some(folder)).unwrap()).unwrap()
+        };
+        assert_eq!(tokio::task::spawn_blocking(load).await.unwrap(), 1);
+        let token = Token::new(TOKEN).unwrap();
+        let (loader, folder) = (Arc::clone(&fakes) as Arc<dyn Loader>, Some(models.path().to_path_buf()));
+        let admin = Admin { token, loader, folder, most, limits };
+        let monitor = Monitor::new(engines, Duration::from_secs(60));
+        let running = Running::offering(Offer { monitor, admin: Some(admin), traces: None }, Wire::default()).await;
+        Self { fakes, models, running }
+    }
+
+    fn admin(&self) -> AdminClient<Channel> {
+        AdminClient::new(self.running.channel.clone())
+    }
+
+    fn fake(&self, index: usize) -> Arc<Fake> {
+        Arc::clone(&self.fakes.0.lock().unwrap()[index])
+    }
+
+    async fn load(&self, path: Option<&str>, name: Option<&str>) -> Result<LoadModelResponse, Status> {
+        let request = LoadModelRequest { path: path.map(Into::into), name: name.map(Into::into) };
+        self.admin().load_model(shown(request, TOKEN)).await.map(tonic::Response::into_inner)
+    }
+
+    async fn unload(&self, name: &str) -> Result<u64, Status> {
+        let answer = self.admin().unload_model(shown(UnloadModelRequest { name: name.into() }, TOKEN)).await;
+        answer.map(|answer| answer.into_inner().generation)
+    }
+
+    async fn list(&self) -> Vec<ModelGeneration> {
+        let answer = self.admin().list_generations(shown(ListGenerationsRequest {}, TOKEN)).await;
+        answer.unwrap().into_inner().generations
+    }
+
+    /// Every generation's name, number and state.
+    async fn states(&self) -> Vec<(String, u64, State)> {
+        self.list().await.into_iter().map(|one| (one.name.clone(), one.number, one.state())).collect()
+    }
+
+    /// Waits until nothing drains any more.
+    async fn drained(&self) {
+        for _ in 0..10_000 {
+            if self.states().await.iter().all(|(_, _, state)| *state == State::Serving) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("it drains for ever");
+    }
+
+    fn generation(&self) -> GenerationClient<Channel> {
+        GenerationClient::new(self.running.channel.clone())
+    }
+
+    async fn text(&self, model: &str, seed: u64) -> Result<String, Status> {
+        text(self.generation(), model, seed).await
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.fakes.0.lock().unwrap().iter().for_each(|fake| fake.release());
+    }
+}
+
+async fn text(mut client: GenerationClient<Channel>, model: &str, seed: u64) -> Result<String, Status> {
+    Ok(read(client.generate(of(model, seeded("ab c", seed))).await?.into_inner()).await?.text())
+}
+
+fn make(models: &Path, folder: &str, content: &str) {
+    fs::create_dir(models.join(folder)).unwrap();
+    fs::write(models.join(folder).join("config.json"), content).unwrap();
+}
+
+fn of(model: &str, request: v1::GenerateRequest) -> v1::GenerateRequest {
+    v1::GenerateRequest { model: Some(model.into()), ..request }
+}
+
+/// A call that shows a token.
+fn shown<T>(message: T, token: &str) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+    request
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_is_loaded_while_another_streams() {
+    let server = Exchange::new().await;
+    server.fake(0).slow(STEP);
+    let mut stream = server.generation().generate(of("first", long("a", 300))).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+    assert_eq!(server.text("other", 1).await.unwrap_err().code(), Code::NotFound);
+    let loaded = server.load(Some("second"), Some("other")).await.unwrap();
+    let generation = loaded.generation.unwrap();
+    assert_eq!((generation.name.as_str(), generation.number, loaded.draining), ("other", 2, None));
+    assert_eq!(generation.path, server.models.path().canonicalize().unwrap().join("second").to_str().unwrap());
+    assert!(!server.text("other", 1).await.unwrap().is_empty());
+    let mut last = None;
+    while let Some(message) = stream.next().await {
+        last = message.unwrap().event;
+    }
+    let Some(v1::generate_response::Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
+    assert_eq!(finished.usage.unwrap().generated_chars, 300);
+    let states = [("first".into(), 1, State::Serving), ("other".into(), 2, State::Serving)];
+    assert_eq!(server.states().await, states);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unloaded_model_serves_its_last_request() {
+    let server = Exchange::new().await;
+    server.load(Some("second"), None).await.unwrap();
+    let fake = server.fake(1);
+    fake.slow(STEP);
+    let stream = server.generation().generate(of("second", long("a", 200))).await.unwrap().into_inner();
+    assert_eq!(server.unload("second").await.unwrap(), 2);
+    let status = server.text("second", 1).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
+    assert_eq!(server.unload("second").await.unwrap_err().code(), Code::NotFound);
+    let draining = server.list().await.pop().unwrap();
+    assert_eq!((draining.number, draining.state()), (2, State::Draining));
+    assert_eq!(draining.running + draining.waiting, 1);
+    assert_eq!(read(stream).await.unwrap().finished.usage.unwrap().generated_chars, 200);
+    server.drained().await;
+    assert_eq!(server.states().await, [("first".into(), 1, State::Serving)]);
+    // Ours, and the one of those that made it: the engine is gone, and its worker with it.
+    eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_goes_does_not_keep_what_was_unloaded() {
+    let server = Exchange::new().await;
+    let fake = server.fake(0);
+    fake.slow(STEP);
+    let mut stream = server.generation().generate(of("first", long("a", 1900))).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+    server.unload("first").await.unwrap();
+    assert_eq!(server.states().await, [("first".into(), 1, State::Draining)]);
+    drop(stream);
+    server.drained().await;
+    eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reloads_under_load_lose_nothing() {
+    const CLIENTS: u64 = 8;
+    const RELOADS: u64 = 5;
+    let server = Exchange::new().await;
+    // What each generation makes of each seed.
+    let mut made: Vec<BTreeSet<String>> = vec![BTreeSet::new(); CLIENTS as usize];
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|seed| {
+            let client = server.generation();
+            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+            let task = tokio::spawn(async move {
+                let mut texts = Vec::new();
+                while stopped.is_empty() && !stopped.is_terminated() {
+                    texts.push(text(client.clone(), "first", seed).await.unwrap());
+                }
+                texts
+            });
+            (stop, task)
+        })
+        .collect();
+    for reload in 0..=RELOADS {
+        if reload > 0 {
+            let loaded = server.load(None, Some("first")).await.unwrap();
+            assert_eq!((loaded.generation.unwrap().number, loaded.draining), (reload + 1, Some(reload)));
+        }
+        for seed in 0..CLIENTS {
+            made[seed as usize].insert(server.text("first", seed).await.unwrap());
+        }
+    }
+    let mut seen = 0;
+    for (seed, (stop, task)) in clients.into_iter().enumerate() {
+        let _ = stop.send(());
+        for text in task.await.unwrap() {
+            assert!(made[seed].contains(&text), "of no generation: {text:?}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 0 && made.iter().all(|texts| texts.len() == RELOADS as usize + 1), "{made:?}");
+    server.drained().await;
+    assert_eq!(server.states().await, [("first".into(), RELOADS + 1, State::Serving)]);
+    for reload in 0..RELOADS as usize {
+        let fake = server.fake(reload);
+        eventually("old engines are dropped", || Arc::strong_count(&fake) == 2).await;
+    }
+}
+
+#[tokio::test]
+async fn only_the_token_gives_orders() {
+    let server = Exchange::new().await;
+    let request = || LoadModelRequest { path: Some("second".into()), name: None };
+    let status = server.admin().load_model(request()).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "UNAUTHENTICATED"));
+    for token in ["another-token-for-tests", "", &TOKEN[..TOKEN.len() - 1], &format!("{TOKEN}x")] {
+        let status = server.admin().load_model(shown(request(), token)).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "PERMISSION_DENIED"));
+        let status = server.admin().unload_model(shown(UnloadModelRequest { name: "first".into() }, token)).await;
+        assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
+        let status = server.admin().list_generations(shown(ListGenerationsRequest {}, token)).await;
+        assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
+    }
+    let mut basic = Request::new(request());
+    basic.metadata_mut().insert("authorization", format!("Basic {TOKEN}").parse().unwrap());
+    assert_eq!(server.admin().load_model(basic).await.unwrap_err().code(), Code::Unauthenticated);
+    assert_eq!(server.states().await, [("first".into(), 1, State::Serving)]);
+}
+
+#[tokio::test]
+async fn without_a_token_there_is_no_such_service() {
+    let server = super::Server::new().await;
+    let mut admin = AdminClient::new(server.channel.clone());
+    let status = admin.list_generations(shown(ListGenerationsRequest {}, TOKEN)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn what_cannot_be_loaded_changes_nothing() {
+    let server = Exchange::with_at_most(2).await;
+    let before = server.text("first", 1).await.unwrap();
+    let refused = [
+        (Some("broken"), None, Code::FailedPrecondition, "CHECKPOINT"),
+        (Some("broken"), Some("first"), Code::FailedPrecondition, "CHECKPOINT"),
+        (Some("nothing"), None, Code::FailedPrecondition, "FILE"),
+        (Some("../models"), None, Code::InvalidArgument, "BAD_OPTION"),
+        (Some("/etc"), None, Code::InvalidArgument, "BAD_OPTION"),
+        (Some("second"), Some("a/b"), Code::InvalidArgument, "BAD_OPTION"),
+        (Some("huge"), None, Code::ResourceExhausted, "NO_MEMORY"),
+        (Some("panics"), None, Code::Internal, "INTERNAL"),
+        (None, Some("second"), Code::NotFound, "UNKNOWN_MODEL"),
+    ];
+    for (path, name, code, why) in refused {
+        let status = server.load(path, name).await.unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (code, why), "{path:?} {name:?}: {status:?}");
+    }
+    server.load(Some("second"), None).await.unwrap();
+    let status = server.load(None, Some("first")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_MODELS"));
+    assert_eq!(details(&status).error_info().unwrap().metadata["limit"], "2");
+    let states = [("first".into(), 1, State::Serving), ("second".into(), 2, State::Serving)];
+    assert_eq!(server.states().await, states);
+    assert_eq!(server.text("first", 1).await.unwrap(), before);
+}

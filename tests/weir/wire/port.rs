@@ -1,0 +1,228 @@
+//! The admin port: metrics, health, version.
+
+use super::{
+    Running, eventually, long,
+    model::{Fake, Kind},
+    prompt, read,
+};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use weir::{
+    config::Wire,
+    decode::contract::Model,
+    engine::handle::Limits,
+    serve::{Engines, Monitor, Offer, watch_over},
+};
+use weir_proto::v1::generation_client::GenerationClient;
+
+/// A server with an admin port, and one measured model of that kind named `fake`.
+struct Watched {
+    fake: Arc<Fake>,
+    engines: Engines,
+    port: SocketAddr,
+    running: Running,
+}
+
+impl Watched {
+    async fn new(stall: Duration) -> Self {
+        let (fake, engines) = (Fake::new("fake", Kind::Pooled), Engines::default());
+        let (model, into) = (Arc::clone(&fake) as Arc<dyn Model>, engines.clone());
+        let load = move || into.add(into.launch(model, Limits::default(), None).unwrap()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap();
+        let monitor = Monitor::new(engines.clone(), stall);
+        tokio::spawn(watch_over(listener, monitor.clone()));
+        assert_eq!(get(port, "/health/live", "").await.0, 200);
+        let (status, why) = get(port, "/health/ready", "").await;
+        assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));
+        tokio::task::spawn_blocking(load).await.unwrap();
+        let running = Running::offering(Offer { monitor, admin: None, traces: None }, Wire::default()).await;
+        Self { fake, engines, port, running }
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        get(self.port, path, "").await
+    }
+
+    /// The value of a series, by its name and labels as they are written.
+    async fn value(&self, series: &str) -> f64 {
+        self.find(series).await.unwrap_or_else(|| panic!("no {series}"))
+    }
+
+    async fn find(&self, series: &str) -> Option<f64> {
+        let (_, text) = self.get("/metrics").await;
+        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Waits until a series has that value: what a request leaves is counted after its client has heard of its end.
+    async fn until(&self, series: &str, value: f64) {
+        for _ in 0..1000 {
+            if self.find(series).await == Some(value) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{series} never became {value}");
+    }
+
+    async fn of_model(&self, name: &str) -> f64 {
+        self.value(&format!("weir:{name}{{model_name=\"fake\"}}")).await
+    }
+
+    fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
+        GenerationClient::new(self.running.channel.clone())
+    }
+
+    async fn health(&self, service: &str) -> ServingStatus {
+        let mut client = HealthClient::new(self.running.channel.clone());
+        client.check(HealthCheckRequest { service: service.into() }).await.unwrap().into_inner().status()
+    }
+
+    async fn until_health(&self, service: &str, status: ServingStatus) {
+        for _ in 0..1000 {
+            if self.health(service).await == status {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{service:?} never became {status:?}");
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.fake.release();
+    }
+}
+
+/// A plain HTTP request: status and body.
+async fn get(port: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+    let (head, body) =
+        exchange(port, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n")).await;
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+}
+
+async fn exchange(port: SocketAddr, request: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(port).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_served_is_counted_and_the_warm_up_is_not() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    assert!(server.fake.steps() > 0, "it was warmed up");
+    for counter in ["prompt_tokens_total", "generation_tokens_total", "rows_per_step_count"] {
+        assert_eq!(server.of_model(counter).await, 0.0, "{counter}");
+    }
+    // Segments that ended before the last character, and at any.
+    let (mut within, mut all) = (0, 0);
+    for seed in 0..3 {
+        let mut request = super::seeded("ab c", seed);
+        request.stopping = long("", 40).stopping;
+        let answer = read(server.generation().generate(request).await.unwrap().into_inner()).await.unwrap();
+        let text = answer.text();
+        assert_eq!(text.chars().count(), 40);
+        within += text.chars().take(39).filter(|c| *c == ' ').count();
+        all += text.chars().filter(|c| *c == ' ').count();
+    }
+    let status = server.generation().generate(prompt("ab?")).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let status = read(server.generation().generate(prompt("ab!")).await.unwrap().into_inner()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal);
+    server.until("weir:request_failure_total{model_name=\"fake\",code=\"INTERNAL\"}", 1.0).await;
+
+    let model = "model_name=\"fake\"";
+    assert_eq!(server.of_model("prompt_tokens_total").await, 12.0);
+    assert_eq!(server.of_model("generation_tokens_total").await, 120.0);
+    assert_eq!(server.of_model("time_to_first_token_seconds_count").await, 3.0);
+    let after = async |after: &str| {
+        server.value(&format!("weir:inter_token_latency_seconds_count{{{model},after=\"{after}\"}}")).await
+    };
+    assert_eq!((after("char").await, after("boundary").await), ((117 - within) as f64, within as f64));
+    assert_eq!(server.of_model("middle_steps_run_total").await, (3 + all) as f64);
+    assert_eq!(server.of_model("middle_steps_skipped_total").await, (132 - 3 - all) as f64);
+    let factor = server.of_model("shortening_factor").await;
+    assert!((factor - 132.0 / (3 + all) as f64).abs() < 1e-9, "{factor}");
+    assert!((server.of_model("boundary_rate").await - 1.0 / factor).abs() < 1e-9);
+    let labelled = async |name: &str, label: &str| server.value(&format!("weir:{name}{{{model},{label}}}")).await;
+    assert_eq!(labelled("request_success_total", "finished_reason=\"max_chars\"").await, 3.0);
+    for (code, count) in [("OK", 3.0), ("INVALID_ARGUMENT", 1.0), ("INTERNAL", 1.0)] {
+        let labels = format!("service=\"weir.v1.Generation\",method=\"Generate\",code=\"{code}\"");
+        assert_eq!(server.value(&format!("weir:grpc_calls_total{{{labels}}}")).await, count, "{code}");
+    }
+    for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_perc"] {
+        assert_eq!(server.of_model(gauge).await, 0.0, "{gauge}");
+    }
+    assert_eq!(server.of_model("model_generations").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_runs_is_told_and_what_is_cancelled() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    server.fake.hold();
+    let stream = server.generation().generate(long("a", 5)).await.unwrap();
+    eventually("it runs", || server.engines.all()[0].load().running == 1).await;
+    assert_eq!(server.of_model("num_requests_running").await, 1.0);
+    drop(stream);
+    server.fake.release();
+    eventually("it is over", || server.engines.all()[0].load().running == 0).await;
+    assert_eq!(server.of_model("num_requests_running").await, 0.0);
+    server.until("weir:request_failure_total{model_name=\"fake\",code=\"CANCELLED\"}", 1.0).await;
+    let labels = "service=\"weir.v1.Generation\",method=\"Generate\",code=\"CANCELLED\"";
+    server.until(&format!("weir:grpc_calls_total{{{labels}}}"), 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_hangs_is_not_alive() {
+    let server = Watched::new(Duration::from_millis(200)).await;
+    assert_eq!((server.get("/health/live").await.0, server.get("/health/ready").await.0), (200, 200));
+    assert_eq!(server.health("").await, ServingStatus::Serving);
+    server.fake.hold();
+    let stream = server.generation().generate(long("a", 5)).await.unwrap();
+    server.until_health("", ServingStatus::NotServing).await;
+    server.until_health("weir.v1.Generation", ServingStatus::NotServing).await;
+    let (status, why) = server.get("/health/live").await;
+    assert_eq!(status, 503);
+    assert!(why.contains("\"fake\"") && why.contains("200ms"), "{why}");
+    server.fake.release();
+    read(stream.into_inner()).await.unwrap();
+    server.until_health("", ServingStatus::Serving).await;
+    server.until_health("weir.v1.Generation", ServingStatus::Serving).await;
+    assert_eq!(server.get("/health/live").await, (200, "ok\n".into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_drains_lives_and_is_not_ready() {
+    let mut server = Watched::new(Duration::from_secs(60)).await;
+    server.fake.hold();
+    let _stream = server.generation().generate(long("a", 5)).await.unwrap();
+    server.running.shut_down();
+    server.until_health("weir.v1.Generation", ServingStatus::NotServing).await;
+    let (status, why) = server.get("/health/ready").await;
+    assert_eq!((status, why.as_str()), (503, "the server is shutting down\n"));
+    assert_eq!(server.get("/health/live").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_port_speaks_both_formats_and_nothing_else() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    let (_, version) = server.get("/version").await;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&version).unwrap()["version"], env!("CARGO_PKG_VERSION"));
+    let (_, old) = server.get("/metrics").await;
+    assert!(old.contains("# TYPE weir:prompt_tokens_total counter\n") && !old.contains("# EOF"), "{old}");
+    let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+    let (_, open) = get(server.port, "/metrics", accept).await;
+    assert!(open.contains("# TYPE weir:prompt_tokens counter\n") && open.ends_with("# EOF\n"), "{open}");
+    assert_eq!(server.get("/nothing").await.0, 404);
+    let (head, _) = exchange(server.port, "POST /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 405 "), "{head}");
+}

@@ -44,7 +44,7 @@ pub struct Operations {
     /// Where metrics and health are told over HTTP, if anywhere.
     pub admin_listen: Option<SocketAddr>,
     /// How long a round of a worker's loop may last before it counts as hanging.
-    pub stall: Duration,
+    pub hang: Duration,
     /// What calls to the admin service must have, if there is to be one.
     pub admin_token: Option<Token>,
     /// The folder that models are loaded from at run time.

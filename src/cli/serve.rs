@@ -95,7 +95,7 @@ pub fn run(args: Args, sources: Sources) -> Result<()> {
 
 async fn listen(settings: Serve) -> Result<()> {
     let engines = Engines::default();
-    let monitor = Monitor::new(engines.clone(), settings.operations.stall);
+    let monitor = Monitor::new(engines.clone(), settings.operations.hang);
     // While models are loaded, there is somebody already to say so.
     if let Some(address) = settings.operations.admin_listen {
         let listener = bind("--admin-listen", address).await?;

@@ -66,7 +66,7 @@ use weir_proto::v1::{admin_server::AdminServer, generation_server::GenerationSer
 const LINGER: Duration = Duration::from_secs(1);
 
 /// How long a round of a worker's loop may last before it counts as hanging, unless [`Monitor::new`] is told otherwise.
-const STALL: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(60);
 
 /// The services whose readiness the health service tells.
 const SERVICES: [&str; 2] =
@@ -84,7 +84,7 @@ pub struct Offer {
 
 impl From<Engines> for Offer {
     fn from(engines: Engines) -> Self {
-        Self { monitor: Monitor::new(engines, STALL), admin: None, traces: None }
+        Self { monitor: Monitor::new(engines, HANG), admin: None, traces: None }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct Monitor(Arc<Shared>);
 struct Shared {
     engines: Engines,
     /// How long a round may last.
-    stall: Duration,
+    hang: Duration,
     stage: watch::Sender<Stage>,
 }
 
@@ -38,9 +38,9 @@ struct Told {
 }
 
 impl Monitor {
-    /// Of these engines, which hang if a round of their loops lasts longer than `stall`.
-    pub fn new(engines: Engines, stall: Duration) -> Self {
-        Self(Arc::new(Shared { engines, stall, stage: watch::Sender::new(Stage::Starting) }))
+    /// Of these engines, which hang if a round of their loops lasts longer than `hang`.
+    pub fn new(engines: Engines, hang: Duration) -> Self {
+        Self(Arc::new(Shared { engines, hang, stage: watch::Sender::new(Stage::Starting) }))
     }
 
     /// The engines.
@@ -65,10 +65,10 @@ impl Monitor {
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
         for engine in engines.all().into_iter().chain(engines.leaving()) {
-            if let Some(busy) = engine.busy().filter(|busy| *busy > self.0.stall) {
-                let (name, stall) = (&engine.card().name, self.0.stall);
+            if let Some(busy) = engine.busy().filter(|busy| *busy > self.0.hang) {
+                let (name, hang) = (&engine.card().name, self.0.hang);
                 return Err(format!(
-                    "the worker of {name:?} has been at one step for {busy:.1?}, the limit is {stall:?}"
+                    "the worker of {name:?} has been at one step for {busy:.1?}, the limit is {hang:?}"
                 ));
             }
         }

@@ -28,7 +28,6 @@ const CRATES: &[(&str, &[&str])] = &[
     ("opentelemetry_otlp", &["serve"]),
     ("opentelemetry_sdk", &["serve"]),
     ("prometheus_client", &["metrics"]),
-    ("subtle", &["serve"]),
     ("sysinfo", &["serve"]),
     ("tonic", &["serve"]),
     ("tonic_health", &["serve"]),

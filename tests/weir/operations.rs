@@ -83,9 +83,9 @@ fn models_are_exchanged_from_the_command_line() {
 
 #[test]
 fn a_wrong_token_file_is_told_with_all_else_that_is_wrong() {
-    let flags = ["serve", "--admin-token-file", "/nowhere/token", "--admin-listen", "here", "--stall-seconds", "0"];
+    let flags = ["serve", "--admin-token-file", "/nowhere/token", "--admin-listen", "here", "--hang-seconds", "0"];
     let told = weir(&flags).unwrap_err();
-    for part in ["/nowhere/token", "--admin-listen \"here\"", "--stall-seconds \"0\""] {
+    for part in ["/nowhere/token", "--admin-listen \"here\"", "--hang-seconds \"0\""] {
         assert!(told.contains(part), "{part} is not in {told}");
     }
 }

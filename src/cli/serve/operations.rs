@@ -11,8 +11,8 @@ pub(super) struct OperationsArgs {
     #[arg(long, value_name = "ADDRESS", env = "WEIR_ADMIN_LISTEN")]
     admin_listen: Option<String>,
     /// How long one step of a model may take before the server counts as hanging, and is told to be dead.
-    #[arg(long, value_name = "N", env = "WEIR_STALL_SECONDS", default_value = "60")]
-    stall_seconds: String,
+    #[arg(long, value_name = "N", env = "WEIR_HANG_SECONDS", default_value = "60")]
+    hang_seconds: String,
     /// A file with the token (16 to 1024 visible ASCII characters) that calls to the service weir.v1.Admin need, which
     /// loads models from --models and unloads them. There is no such service if not given.
     #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
@@ -31,7 +31,7 @@ pub(super) struct OperationsArgs {
 impl OperationsArgs {
     /// As the server wants them; models may be loaded from that folder.
     pub(super) fn settings(&self, models: Option<PathBuf>, checks: &mut Checks) -> Operations {
-        let stall = checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64;
+        let hang = checks.number("--hang-seconds", &self.hang_seconds, 1..=86_400) as u64;
         let otlp_part = checks.parsed("--otlp-part", &self.otlp_part).unwrap_or(1.0);
         if !(0.0..=1.0).contains(&otlp_part) {
             checks.wrong("--otlp-part", &self.otlp_part, "expected a number from 0 to 1");
@@ -41,7 +41,7 @@ impl OperationsArgs {
         }
         Operations {
             admin_listen: self.admin_listen.as_ref().and_then(|given| checks.parsed("--admin-listen", given)),
-            stall: Duration::from_secs(stall),
+            hang: Duration::from_secs(hang),
             admin_token: self.admin_token_file.as_ref().and_then(|file| checks.token("--admin-token-file", file)),
             models,
             max_models: checks.number("--max-models", &self.max_models, 1..=1024),

@@ -29,13 +29,13 @@ struct Watched {
 }
 
 impl Watched {
-    async fn new(stall: Duration) -> Self {
+    async fn new(hang: Duration) -> Self {
         let (fake, engines) = (Fake::new("fake", Kind::Pooled), Engines::default());
         let (model, into) = (Arc::clone(&fake) as Arc<dyn Model>, engines.clone());
         let load = move || into.add(into.launch(model, Limits::default(), None).unwrap()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap();
-        let monitor = Monitor::new(engines.clone(), stall);
+        let monitor = Monitor::new(engines.clone(), hang);
         tokio::spawn(watch_over(listener, monitor.clone()));
         assert_eq!(get(port, "/health/live", "").await.0, 200);
         let (status, why) = get(port, "/health/ready", "").await;
@@ -123,10 +123,10 @@ async fn what_was_served_is_counted_and_the_warm_up_is_not() {
     for counter in ["prompt_tokens_total", "generation_tokens_total", "rows_per_step_count"] {
         assert_eq!(server.of_model(counter).await, 0.0, "{counter}");
     }
-    // Segments that ended before the last character, and at any.
+    // Segments that ended before the last character, and at any; the prompt ends none, so that no cache knows it.
     let (mut within, mut all) = (0, 0);
     for seed in 0..3 {
-        let mut request = super::seeded("ab c", seed);
+        let mut request = super::seeded("abcd", seed);
         request.stopping = long("", 40).stopping;
         let answer = read(server.generation().generate(request).await.unwrap().into_inner()).await.unwrap();
         let text = answer.text();
@@ -148,10 +148,10 @@ async fn what_was_served_is_counted_and_the_warm_up_is_not() {
         server.value(&format!("weir:inter_token_latency_seconds_count{{{model},after=\"{after}\"}}")).await
     };
     assert_eq!((after("char").await, after("boundary").await), ((117 - within) as f64, within as f64));
-    assert_eq!(server.of_model("middle_steps_run_total").await, (3 + all) as f64);
-    assert_eq!(server.of_model("middle_steps_skipped_total").await, (132 - 3 - all) as f64);
+    assert_eq!(server.of_model("middle_steps_run_total").await, all as f64);
+    assert_eq!(server.of_model("middle_steps_skipped_total").await, (132 - all) as f64);
     let factor = server.of_model("shortening_factor").await;
-    assert!((factor - 132.0 / (3 + all) as f64).abs() < 1e-9, "{factor}");
+    assert!((factor - 132.0 / all as f64).abs() < 1e-9, "{factor}");
     assert!((server.of_model("boundary_rate").await - 1.0 / factor).abs() < 1e-9);
     let labelled = async |name: &str, label: &str| server.value(&format!("weir:{name}{{{model},{label}}}")).await;
     assert_eq!(labelled("request_success_total", "finished_reason=\"max_chars\"").await, 3.0);
@@ -159,10 +159,29 @@ async fn what_was_served_is_counted_and_the_warm_up_is_not() {
         let labels = format!("service=\"weir.v1.Generation\",method=\"Generate\",code=\"{code}\"");
         assert_eq!(server.value(&format!("weir:grpc_calls_total{{{labels}}}")).await, count, "{code}");
     }
+    assert_eq!(labelled("segment_cache_lookups_total", "result=\"hit\"").await, 0.0);
     for gauge in ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_perc"] {
         assert_eq!(server.of_model(gauge).await, 0.0, "{gauge}");
     }
     assert_eq!(server.of_model("model_generations").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_cache_spares_is_counted() {
+    let server = Watched::new(Duration::from_secs(60)).await;
+    for _ in 0..2 {
+        read(server.generation().generate(long("ab cd ee", 3)).await.unwrap().into_inner()).await.unwrap();
+    }
+    let hits = server.value("weir:segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
+    assert_eq!(hits, 1.0);
+    server.until("weir:prefix_cache_queries_total{model_name=\"fake\"}", 16.0).await;
+    let spared = server.of_model("prefix_cache_hits_total").await;
+    assert!(spared > 0.0, "nothing was spared");
+    assert_eq!(server.of_model("prompt_tokens_total").await, 16.0 - spared);
+    assert!(server.of_model("segment_cache_hit_bytes_total").await > 0.0);
+    assert!(server.of_model("segment_cache_entries").await > 0.0);
+    assert!(server.of_model("segment_cache_bytes").await > 0.0);
+    server.until("weir:kv_cache_used_bytes{model_name=\"fake\"}", 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -55,20 +55,18 @@ impl About {
     fn describe(&mut self, error: &Error) -> &'static str {
         match error {
             Error::UnknownModel { name, known } => {
-                self.tell("model", name).tell("known", &known.join(", "));
-                "UNKNOWN_MODEL"
+                self.tell("model", name).tell("known", &known.join(", ")).named("UNKNOWN_MODEL")
             }
-            Error::UnknownSymbol { field, found, offset } => {
-                self.field(field, error).tell("symbol", found).tell("offset", &offset.to_string());
-                "UNKNOWN_SYMBOL"
-            }
+            Error::UnknownSymbol { field, found, offset } => self
+                .field(field, error)
+                .tell("symbol", found)
+                .tell("offset", &offset.to_string())
+                .named("UNKNOWN_SYMBOL"),
             Error::BadOption { field, found, bound } => {
-                self.field(field, error).tell("value", found).tell("bound", bound);
-                "BAD_OPTION"
+                self.field(field, error).tell("value", found).tell("bound", bound).named("BAD_OPTION")
             }
             Error::Exclusive { first, second } => {
-                self.field(first, error).field(second, error);
-                "EXCLUSIVE_OPTIONS"
+                self.field(first, error).field(second, error).named("EXCLUSIVE_OPTIONS")
             }
             Error::TooLong { field, length, limit, unit } => {
                 self.field(field, error).tell("unit", unit);
@@ -81,35 +79,29 @@ impl About {
                 self.tell("length", &format!("more than {limit}")).tell("limit", &limit.to_string());
                 "TOO_LONG"
             }
-            Error::WrongKind { call, model, wanted, found } => {
-                self.tell("call", call).tell("model", model).tell("wanted", wanted).tell("found", found);
-                "WRONG_KIND_OF_MODEL"
-            }
+            Error::WrongKind { call, model, wanted, found } => self
+                .tell("call", call)
+                .tell("model", model)
+                .tell("wanted", wanted)
+                .tell("found", found)
+                .named("WRONG_KIND_OF_MODEL"),
             Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
-                self.retry(*retry).tell("what", what).tell("limit", &limit.to_string());
-                "QUEUE_FULL"
+                self.retry(*retry).tell("what", what).tell("limit", &limit.to_string()).named("QUEUE_FULL")
             }
-            Error::NeverFits { field, needed, limit } => {
-                self.field(field, error).tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
-                "NEVER_FITS"
-            }
+            Error::NeverFits { field, needed, limit } => self
+                .field(field, error)
+                .tell("needed", &needed.to_string())
+                .tell("limit", &limit.to_string())
+                .named("NEVER_FITS"),
             Error::OutOfPages { needed, limit } => {
-                self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string());
-                "OUT_OF_MEMORY"
+                self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string()).named("OUT_OF_MEMORY")
             }
             Error::NoMemory { needed, available } => {
-                self.tell("needed", &needed.to_string()).tell("available", &available.to_string());
-                "NO_MEMORY"
+                self.tell("needed", &needed.to_string()).tell("available", &available.to_string()).named("NO_MEMORY")
             }
-            Error::TooManyModels { limit } => {
-                self.tell("limit", &limit.to_string());
-                "TOO_MANY_MODELS"
-            }
-            Error::PermissionDenied { what } => {
-                self.tell("what", what);
-                "PERMISSION_DENIED"
-            }
+            Error::TooManyModels { limit } => self.tell("limit", &limit.to_string()).named("TOO_MANY_MODELS"),
+            Error::PermissionDenied { what } => self.tell("what", what).named("PERMISSION_DENIED"),
             Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
             Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
             Error::Draining { retry } => self.retry(*retry).named("DRAINING"),

@@ -11,6 +11,7 @@ mod convert;
 mod engines;
 mod generated;
 mod generation;
+mod intake;
 mod layers;
 mod models;
 mod pieces;
@@ -31,6 +32,7 @@ use crate::{
 };
 use access::admitted;
 use generation::Generation;
+use intake::metered;
 use layers::{Around, guarded, named, timed, traced};
 use models::Models;
 use shutdown::Gate;
@@ -80,6 +82,8 @@ pub async fn run(
         .layer(Around(traced))
         // Within the span, which it tells who calls; above all that costs anything.
         .layer(Around(admitted(wire.access.keys.clone())))
+        // Below those who need not let a request in; above the services, which read it.
+        .layer(Around(metered(wire.request_memory)))
         // Above the services, whose answers it may have to give up waiting for.
         .layer(Around(timed))
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.

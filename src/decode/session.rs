@@ -128,7 +128,7 @@ impl Session {
     /// How many of the first [`symbols`](Self::symbols) need not be fed if there is a state that has seen them. Symbols that are
     /// told with what the model says of them must be fed, once; so must the last one before an answer.
     pub fn cacheable_prefix(&self) -> usize {
-        if self.known.is_done() { self.seen() } else { self.known.skippable() }
+        if self.generation.is_some() && self.known.is_done() { self.seen() } else { self.known.skippable() }
     }
 
     /// Goes on with a row whose state has seen the first `len` symbols, at most

@@ -64,6 +64,8 @@ pub struct Wire {
     pub drain: Duration,
     /// Bytes of one request message.
     pub message_bytes: usize,
+    /// Bytes of all request messages together that have not come in whole.
+    pub request_memory: usize,
     /// Bytes of one request's headers.
     pub header_bytes: u32,
     /// Calls in progress on one connection.
@@ -103,6 +105,7 @@ impl Default for Wire {
         Self {
             drain: Duration::from_secs(30),
             message_bytes: 4 << 20,
+            request_memory: 256 << 20,
             header_bytes: 16 << 10,
             concurrent_streams: 256,
             pending_resets: 20,

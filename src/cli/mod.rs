@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_have_environment_twins() {
+    fn flags_have_help_and_environment_twins() {
         let mut all = Vec::new();
         flags(&Cli::command(), "", &mut all);
         assert!(all.len() > 60, "only {} flags: looked in the wrong place", all.len());
@@ -120,6 +120,9 @@ mod tests {
         let mut wrong = Vec::new();
         for (path, flag) in &all {
             let long = flag.get_long().unwrap_or_default();
+            if flag.get_help().is_none_or(|help| help.to_string().trim().is_empty()) {
+                wrong.push(format!("{path} --{long} has no help"));
+            }
             let twin = format!("WEIR_{}", long.replace('-', "_").to_uppercase());
             if flag.get_env().and_then(|env| env.to_str()) != Some(&twin) && !["help", "version"].contains(&long) {
                 wrong.push(format!("{path} --{long}: {:?}, not {twin}", flag.get_env()));

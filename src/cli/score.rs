@@ -9,14 +9,14 @@ use crate::{
         contract::{Mark, Model, Want},
         evaluate::{Mode, Windowed, run as evaluate, score_window_showing, windows},
         logprobs::log_probability,
-        options::check_length,
+        options::{Windows, check_length},
     },
     error::{Error, Result},
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
-use std::{f64::consts::LN_2, path::PathBuf, str::FromStr};
+use std::{f64::consts::LN_2, path::PathBuf};
 
 /// Scores a text.
 #[derive(Debug, clap::Args)]
@@ -35,8 +35,8 @@ pub struct Args {
     chunk: u32,
     /// Evaluate as the papers do: windows of LENGTH symbols, each scoring its last STRIDE. What is told of a symbol is what
     /// the window says that scores the next one; of the last symbol nothing is.
-    #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with = "mode", env = "WEIR_WINDOWED")]
-    windowed: Option<WindowArg>,
+    #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with = "mode", value_parser = parse_windows, env = "WEIR_WINDOWED")]
+    windowed: Option<Windows>,
     /// Write logits (symbols, vocabulary) and, of pooled models, boundaries (symbols) to a safetensors file.
     #[arg(long, value_name = "OUT", env = "WEIR_LOGITS")]
     logits: Option<PathBuf>,
@@ -55,21 +55,11 @@ enum ModeArg {
     Chunked,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct WindowArg {
-    length: usize,
-    stride: usize,
-}
-
-impl FromStr for WindowArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let numbers = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
-        match numbers {
-            Some((length, stride)) if 1 <= stride && stride <= length => Ok(Self { length, stride }),
-            _ => Err("two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
-        }
+fn parse_windows(text: &str) -> std::result::Result<Windows, String> {
+    let numbers = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
+    match numbers {
+        Some((length, stride)) if 1 <= stride && stride <= length => Ok(Windows { length, stride }),
+        _ => Err("two numbers LENGTH,STRIDE with 1 ≤ STRIDE ≤ LENGTH".into()),
     }
 }
 
@@ -140,12 +130,12 @@ fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()> {
     output::write(&format!("{} symbols, {bits} bits per character, shortening factor {factor}\n", symbols.len()))
 }
 
-fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], window: WindowArg) -> Result<()> {
+fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], of: Windows) -> Result<()> {
     let limit = model.card().max_symbols;
-    if window.length > limit {
-        return Err(Error::TooLong { field: "--windowed", length: window.length, limit, unit: "characters" });
+    if of.length > limit {
+        return Err(Error::TooLong { field: "--windowed", length: of.length, limit, unit: "characters" });
     }
-    let all: Vec<_> = windows(symbols.len(), window.length, window.stride).collect();
+    let all: Vec<_> = windows(symbols.len(), of).collect();
     let (mut sum, mut losses, mut found) = (Windowed::default(), Vec::with_capacity(all.len()), Found::default());
     let bar = bar(all.len());
     for window in all {

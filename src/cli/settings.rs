@@ -34,17 +34,14 @@ pub struct Sources {
 pub(super) fn gather(arguments: &[OsString]) -> Result<(Cli, Sources), clap::Error> {
     let (command, mut sources) = (Cli::command(), Sources::default());
     let mut matches = command.clone().try_get_matches_from(arguments)?;
+    let mut entries = Vec::new();
+    let file = matches.subcommand_matches(SERVE).and_then(|serve| serve.get_one::<PathBuf>("config"));
+    if let Some(file) = file {
+        (entries, sources.problems) = read(file, |key| setting(&command, key).map(kind));
+        matches = with_defaults(command.clone(), &entries).try_get_matches_from(arguments)?;
+    }
     if let Some(serve) = matches.subcommand_matches(SERVE) {
-        let mut entries = Vec::new();
-        let mut command = command;
-        if let Some(file) = serve.get_one::<PathBuf>("config") {
-            (entries, sources.problems) = read(file, |key| setting(&command, key).map(kind));
-            command = with_defaults(command, &entries);
-            matches = command.clone().try_get_matches_from(arguments)?;
-        }
-        if let Some(serve) = matches.subcommand_matches(SERVE) {
-            settings(&command).for_each(|arg| sources.note(arg, serve, &entries));
-        }
+        settings(&command).for_each(|arg| sources.note(arg, serve, &entries));
     }
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
 }

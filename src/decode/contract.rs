@@ -90,6 +90,10 @@ pub trait State: Any + Send + Sync {
     /// [`Error::Internal`] if `len` is beyond the end, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
 
+    /// Forgets all symbols, those in flight too: the state is then as [`Model::begin`] gave it, but that the first symbol to
+    /// come stands at `offset` in its stream.
+    fn restart(&mut self, offset: usize);
+
     /// How long the longest beginning is, of at most `len` symbols, that ends where a segment does; 0 if none. Where there are
     /// no segments every symbol is such an end.
     fn boundary_before(&self, len: usize) -> usize;

@@ -3,6 +3,7 @@
 use super::{
     contract::{BoundaryOptions, Mark, Model, Row, Want, advance},
     logprobs::log_probability,
+    options::Windows,
 };
 use crate::error::Result;
 use std::ops::AddAssign;
@@ -70,12 +71,16 @@ pub struct Window {
 
 /// The windows of Dynamic Token Pooling's evaluation (its code, not the paper, defines them): targets in runs of `stride`, each
 /// with as much context as fits into `length` symbols; every window starts afresh.
-pub fn windows(symbols: usize, length: usize, stride: usize) -> impl Iterator<Item = Window> {
+pub fn windows(symbols: usize, windows: Windows) -> impl Iterator<Item = Window> {
+    (0..).map_while(move |index| window(symbols, windows, index))
+}
+
+/// The window of that number, if there are so many.
+pub fn window(symbols: usize, Windows { length, stride }: Windows, index: usize) -> Option<Window> {
     let last = symbols.saturating_sub(1);
-    (0..last).step_by(stride.max(1)).map(move |first| {
-        let start = first.saturating_sub(length.saturating_sub(stride));
-        Window { start, scored: first + 1, end: (first + stride).min(last) + 1 }
-    })
+    let first = index.checked_mul(stride.max(1)).filter(|&first| first < last)?;
+    let start = first.saturating_sub(length.saturating_sub(stride));
+    Some(Window { start, scored: first + 1, end: (first + stride).min(last) + 1 })
 }
 
 /// What a windowed evaluation finds.
@@ -148,11 +153,12 @@ mod tests {
 
     #[test]
     fn windows_cover_every_target_once_with_the_official_context() {
-        let all: Vec<_> = windows(151, 56, 16).collect();
+        let official = Windows { length: 56, stride: 16 };
+        let all: Vec<_> = windows(151, official).collect();
         assert_eq!(all[0], Window { start: 0, scored: 1, end: 17 });
         assert_eq!(all[3], Window { start: 8, scored: 49, end: 65 });
         assert_eq!(all[9], Window { start: 104, scored: 145, end: 151 });
         assert_eq!(all.len(), 10);
-        assert_eq!(windows(1, 56, 16).count(), 0);
+        assert_eq!(windows(1, official).count(), 0);
     }
 }

@@ -1,13 +1,17 @@
 //! Symbols that are given: a prompt, or a text to score. They are fed in chunks and, if asked for, told. Behind them stand
 //! the symbols that were sampled since: together they are what the model has seen or is to see, in order.
 //!
+//! What is fed to one sequence is a [`Span`]: the whole text, or in a windowed evaluation each window in turn. The first
+//! symbols of a window are context that an earlier one has told of.
+//!
 //! What the logits after a chunk's last symbol say of the next chunk's first one is carried over, so logits are never held
 //! beyond the chunk that made them.
 
 use super::{
     contract::{Row, Want},
+    evaluate::{Window, window},
     logprobs::{Telling, Told},
-    options::Character,
+    options::{Character, Windows},
 };
 use crate::error::{Error, Result};
 
@@ -18,11 +22,37 @@ pub(super) struct Known {
     symbols: Vec<u32>,
     /// How many were given.
     given: usize,
-    /// Given symbols that the model has seen.
+    /// The windows that they are fed in, and the number of the present one.
+    windows: Option<(Windows, usize)>,
+    /// What the present sequence is fed.
+    span: Span,
+    /// The next given symbol to feed.
     fed: usize,
+    /// Given symbols of which nothing more is to come.
+    settled: usize,
     tell: Tell,
-    /// What is told of the symbol at `fed`. Nothing is known of the first.
+    /// What is told of the symbol after the last one that was. Nothing is known of the first.
     next: Told,
+}
+
+/// A run of given symbols for one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span {
+    /// The first one fed.
+    start: usize,
+    /// The first one that is told, and predicts the next.
+    tell_from: usize,
+    /// One past the last one fed.
+    end: usize,
+}
+
+/// What became of a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Absorbed {
+    /// Segments that ended in it, but for context.
+    pub(super) segments: usize,
+    /// Whether the next chunk is for a sequence of its own.
+    pub(super) ends_window: bool,
 }
 
 /// What is told of given symbols.
@@ -39,8 +69,20 @@ pub(super) struct Tell {
 }
 
 impl Known {
-    pub(super) fn new(symbols: Vec<u32>, tell: Tell) -> Self {
-        Self { given: symbols.len(), symbols, fed: 0, tell, next: Told::default() }
+    pub(super) fn new(symbols: Vec<u32>, windows: Option<Windows>, tell: Tell) -> Self {
+        let given = symbols.len();
+        let span = Span { start: 0, tell_from: 0, end: given };
+        let (windows, next) = (windows.map(|windows| (windows, 0)), Told::default());
+        let mut known = Self { symbols, given, windows, span, fed: 0, settled: 0, tell, next };
+        // a single symbol has no windows, and is fed for its own sake
+        known.span = known.window(0).unwrap_or(span);
+        known
+    }
+
+    /// The span of that window.
+    fn window(&self, index: usize) -> Option<Span> {
+        let Window { start, scored, end } = window(self.given, self.windows?.0, index)?;
+        Some(Span { start, tell_from: scored - 1, end: end - 1 })
     }
 
     /// How many were given.
@@ -48,18 +90,43 @@ impl Known {
         self.given
     }
 
+    /// The most given symbols that one sequence is fed.
+    pub(super) fn longest(&self) -> usize {
+        self.windows.map_or(self.given, |(windows, _)| windows.length.min(self.given))
+    }
+
     /// All symbols, sampled ones included.
     pub(super) fn symbols(&self) -> &[u32] {
         &self.symbols
     }
 
-    /// Given symbols that the model has seen.
+    /// Whether they are fed in windows.
+    pub(super) fn is_windowed(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    /// The first symbol of the present sequence.
+    pub(super) fn start(&self) -> usize {
+        self.span.start
+    }
+
+    /// One past the last symbol of it that is known.
+    pub(super) fn end(&self) -> usize {
+        if self.is_windowed() { self.span.end } else { self.symbols.len() }
+    }
+
+    /// The next given symbol to feed: those before it, from [`start`](Self::start) on, the present sequence has seen.
     pub(super) fn fed(&self) -> usize {
         self.fed
     }
 
+    /// Given symbols of which nothing more is to come.
+    pub(super) fn settled(&self) -> usize {
+        self.settled
+    }
+
     pub(super) fn is_done(&self) -> bool {
-        self.fed >= self.given
+        self.settled >= self.given
     }
 
     /// Notes a sampled symbol.
@@ -71,23 +138,32 @@ impl Known {
     /// makes of them is told, for after the last there are logits to look at; otherwise those that were fed once.
     pub(super) fn skippable(&self) -> usize {
         let untold = !self.tell.symbols || !(self.tell.marks || self.tell.logprobs.any());
-        if untold { self.fed.max(self.given.saturating_sub(1)) } else { self.fed }
+        match self.windows {
+            None if untold => self.fed.max(self.given.saturating_sub(1)),
+            None => self.fed,
+            // no sequence begins as the text does but the first
+            Some(_) => 0,
+        }
     }
 
     /// Counts the first `len` symbols as fed, which are skippable, and tells those that are told.
     pub(super) fn skip(&mut self, len: usize, told: &mut Vec<Character>) {
         let skipped = self.fed..len.max(self.fed);
-        self.fed = skipped.end;
+        (self.fed, self.settled) = (skipped.end, skipped.end);
         if self.tell.symbols {
             let character = |&symbol| Character { symbol, logprob: None, mark: None, top: Vec::new() };
             told.extend(self.symbols[skipped].iter().map(character));
         }
     }
 
-    /// Lays the next chunk into the row.
+    /// Lays the next chunk into the row; context and what is told of are never in one.
     pub(super) fn feed(&self, row: &mut Row, chunk: usize) {
-        let end = self.given.min(self.fed + chunk.max(1));
-        let want = if self.tell.symbols && self.tell.logprobs.any() {
+        let Span { tell_from, end, .. } = self.span;
+        let context = self.fed < tell_from;
+        let end = if context { tell_from } else { end }.min(self.fed + chunk.max(1));
+        let want = if context {
+            Want::Nothing
+        } else if self.tell.symbols && self.tell.logprobs.any() {
             Want::All
         } else if self.tell.last_logits && end == self.given {
             Want::Last
@@ -98,25 +174,47 @@ impl Known {
     }
 
     /// Takes what the step made of the chunk; adds to `told` what is told of it. The row's shapes were checked.
-    pub(super) fn absorb(&mut self, row: &Row, told: &mut Vec<Character>) -> Result<()> {
+    pub(super) fn absorb(&mut self, row: &Row, told: &mut Vec<Character>) -> Result<Absorbed> {
         let chunk = self.fed..self.fed + row.feed.len();
         let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| **symbols == row.feed) else {
             return Err(Error::Internal(format!("symbols {chunk:?} were to be fed, others were")));
         };
+        let context = chunk.end <= self.span.tell_from;
         self.fed = chunk.end;
-        if !self.tell.symbols {
-            return Ok(());
+        self.settled = self.settled.max(self.fed);
+        let mut segments = 0;
+        if !context {
+            segments = row.marks.iter().filter(|mark| mark.boundary).count();
         }
-        let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
-        for (index, (&symbol, &mark)) in symbols.iter().zip(&row.marks).enumerate() {
-            let Told { logprob, top } = std::mem::take(&mut self.next);
-            told.push(Character { symbol, logprob, mark: self.tell.marks.then_some(mark), top });
-            let following = self.symbols.get(chunk.start + index + 1);
-            if let (Some(vocabulary), Some(&following)) = (vocabulary, following) {
-                let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
-                self.next = self.tell.logprobs.of(following, logits)?;
+        if self.tell.symbols && !context {
+            let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
+            for (index, (&symbol, &mark)) in symbols.iter().zip(&row.marks).enumerate() {
+                let Told { logprob, top } = std::mem::take(&mut self.next);
+                told.push(Character { symbol, logprob, mark: self.tell.marks.then_some(mark), top });
+                let following = self.symbols.get(chunk.start + index + 1);
+                if let (Some(vocabulary), Some(&following)) = (vocabulary, following) {
+                    let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
+                    self.next = self.tell.logprobs.of(following, logits)?;
+                }
             }
         }
-        Ok(())
+        let ends_window = self.fed == self.span.end && self.end_span(told);
+        Ok(Absorbed { segments, ends_window })
+    }
+
+    /// Goes on to the next window, if there is one. After the last one there is a symbol that none feeds: its mark is not
+    /// known.
+    fn end_span(&mut self, told: &mut Vec<Character>) -> bool {
+        let Some((windows, index)) = self.windows else { return false };
+        if let Some(span) = self.window(index + 1) {
+            (self.windows, self.span, self.fed) = (Some((windows, index + 1)), span, span.start);
+            return true;
+        }
+        if let Some(&symbol) = self.symbols.get(self.span.end) {
+            let Told { logprob, top } = std::mem::take(&mut self.next);
+            told.push(Character { symbol, logprob, mark: None, top });
+        }
+        self.settled = self.given;
+        false
     }
 }

@@ -29,6 +29,17 @@ pub struct Score {
     pub top: usize,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
+    /// Windows to score the text in, each of which starts afresh; none: as one sequence.
+    pub windows: Option<Windows>,
+}
+
+/// The windows of a windowed evaluation: see [`evaluate::windows`](super::evaluate::windows).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    /// Symbols that a window feeds.
+    pub length: usize,
+    /// Symbols that a window scores: what the last so many that it feeds say of those after them.
+    pub stride: usize,
 }
 
 /// How symbols are chosen. In this order: bias, repetition penalty, temperature, then the three cuts, then a draw.
@@ -120,6 +131,8 @@ impl Bounds {
     pub const TOP_LOGPROBS: usize = 20;
     /// Entries of the logit bias.
     pub const LOGIT_BIAS: usize = 1024;
+    /// Symbols of a text that is scored in windows.
+    pub const WINDOWED_SYMBOLS: usize = 1 << 24;
 }
 
 /// A symbol, told.
@@ -231,10 +244,28 @@ impl Score {
     /// # Errors
     /// As for [`Generate::validate`].
     pub fn validate(&self, card: &Card) -> Result<()> {
-        check_length("text", self.symbols.len(), card)?;
+        let limit = self.windows.map_or(card.max_symbols, |_| Bounds::WINDOWED_SYMBOLS);
+        check_length_within("text", self.symbols.len(), limit)?;
         card.vocabulary.check_ids("text", &self.symbols)?;
         check_mode(&self.boundaries, card)?;
+        self.windows.map_or(Ok(()), |windows| windows.validate(card))?;
         bounded("top_logprobs", self.top, Bounds::TOP_LOGPROBS)
+    }
+}
+
+impl Windows {
+    /// Checks both numbers against each other and the model's longest sequence.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`], naming the field.
+    pub fn validate(&self, card: &Card) -> Result<()> {
+        if self.length == 0 || self.length > card.max_symbols {
+            return Err(bad("windows.length", self.length, format!("1 to {}", card.max_symbols)));
+        }
+        if self.stride == 0 || self.stride > self.length {
+            return Err(bad("windows.stride", self.stride, format!("1 to length, {}", self.length)));
+        }
+        Ok(())
     }
 }
 
@@ -316,11 +347,15 @@ pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
 
 /// Refuses an empty text, and one longer than the longest sequence.
 pub fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
+    check_length_within(field, length, card.max_symbols)
+}
+
+fn check_length_within(field: &'static str, length: usize, limit: usize) -> Result<()> {
     if length == 0 {
         return Err(bad(field, "\"\"", "at least one symbol".into()));
     }
-    if length > card.max_symbols {
-        return Err(Error::TooLong { field, length, limit: card.max_symbols, unit: "characters" });
+    if length > limit {
+        return Err(Error::TooLong { field, length, limit, unit: "characters" });
     }
     Ok(())
 }

@@ -11,7 +11,7 @@
 use super::{
     contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
     generation::Generation,
-    known::{Known, Tell},
+    known::{Absorbed, Known, Tell},
     logprobs::Telling,
     options::{Character, Generate, Reason, Score, Usage},
 };
@@ -28,7 +28,7 @@ pub struct Session {
     /// What was not taken yet.
     told: Vec<Character>,
     usage: Usage,
-    /// Symbols that the row has seen; less than [`seen`](Self::seen) while they are fed again.
+    /// Symbols that the row has seen in its present sequence; less than [`seen`](Self::seen) while they are fed again.
     at: usize,
     /// Whether it has lost a row.
     rewound: bool,
@@ -63,7 +63,7 @@ impl Session {
         generation.see(&prompt);
         let logprobs = Telling { logprobs: details.logprobs, top: details.top_logprobs };
         let tell = Tell { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
-        Ok(Self::new(Known::new(prompt, tell), Some(generation), boundaries, (vocabulary, most_symbols)))
+        Ok(Self::new(Known::new(prompt, None, tell), Some(generation), boundaries, (vocabulary, most_symbols)))
     }
 
     /// A session that scores.
@@ -72,10 +72,11 @@ impl Session {
     /// As for [`Score::validate`].
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
-        let Score { symbols, logprobs, top, boundaries } = request;
-        let (most_symbols, vocabulary) = (symbols.len(), card.vocabulary.len());
+        let Score { symbols, logprobs, top, boundaries, windows } = request;
         let tell = Tell { symbols: true, logprobs: Telling { logprobs, top }, marks: true, last_logits: false };
-        Ok(Self::new(Known::new(symbols, tell), None, boundaries, (vocabulary, most_symbols)))
+        let known = Known::new(symbols, windows, tell);
+        let sizes = (card.vocabulary.len(), known.longest());
+        Ok(Self::new(known, None, boundaries, sizes))
     }
 
     fn new(
@@ -88,7 +89,7 @@ impl Session {
         Self { known, generation, boundaries, told, usage, at, rewound, vocabulary, most_symbols }
     }
 
-    /// How the sequence's boundaries are decided: for [`Model::begin`].
+    /// How the present sequence's boundaries are decided: for [`Model::begin`].
     pub fn boundaries(&self) -> &BoundaryOptions {
         &self.boundaries
     }
@@ -98,14 +99,30 @@ impl Session {
         self.known.len()
     }
 
-    /// The most symbols that the sequence will have.
+    /// Given symbols, and those sampled since.
+    pub fn text_symbols(&self) -> usize {
+        self.known.symbols().len()
+    }
+
+    /// The most symbols that a sequence of it will have.
     pub fn most_symbols(&self) -> usize {
         self.most_symbols
     }
 
-    /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning.
+    /// Symbols that the row will have seen when it has been fed all that is known: of the text, or of the present window.
+    pub fn sequence_symbols(&self) -> usize {
+        self.known.end() - self.known.start()
+    }
+
+    /// Of these, those still to be fed.
+    pub fn ahead(&self) -> usize {
+        self.sequence_symbols().saturating_sub(self.at)
+    }
+
+    /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning. Of a text that
+    /// is scored in windows, nothing: its row has mostly not seen its beginning.
     pub fn symbols(&self) -> &[u32] {
-        self.known.symbols()
+        if self.known.is_windowed() { &[] } else { self.known.symbols() }
     }
 
     /// How many of the first [`symbols`](Self::symbols) need not be fed if there is a state that has seen them. Symbols that are
@@ -125,6 +142,7 @@ impl Session {
             return Err(Error::Internal(format!("a session of which {most} symbols may be skipped was to skip {len}")));
         }
         if !self.known.is_done() && len > self.known.fed() {
+            // not in windows, of which nothing may be skipped
             self.known.skip(len, &mut self.told);
             (self.usage.prompt_chars, self.usage.prompt_segments) = (len, segments);
         }
@@ -142,20 +160,21 @@ impl Session {
 
     /// Whether the next feed is a chunk: of given symbols, or of symbols that another row has seen.
     pub fn is_prefilling(&self) -> bool {
-        !self.known.is_done() || self.is_behind()
+        !self.known.is_done() || self.is_refeeding()
     }
 
-    /// Symbols whose outcome was taken.
+    /// Symbols of the present sequence whose outcome was taken.
     fn seen(&self) -> usize {
-        if !self.known.is_done() {
-            return self.known.fed();
+        match &self.generation {
+            Some(generation) if self.known.is_done() => {
+                self.known.symbols().len() - usize::from(generation.latest().is_some())
+            }
+            _ => self.known.fed() - self.known.start(),
         }
-        let unfed = self.generation.as_ref().is_some_and(|generation| generation.latest().is_some());
-        self.known.symbols().len() - usize::from(unfed)
     }
 
-    /// Whether the row has not yet seen what an earlier one had.
-    fn is_behind(&self) -> bool {
+    /// Whether the next feed is of symbols that an earlier row had seen.
+    pub fn is_refeeding(&self) -> bool {
         self.at < self.seen()
     }
 
@@ -166,7 +185,7 @@ impl Session {
 
     /// Symbols of the answer so far: sampled ones, or scored ones.
     pub fn answered(&self) -> usize {
-        self.generation.as_ref().map_or(self.known.fed(), Generation::chars)
+        self.generation.as_ref().map_or(self.known.settled(), Generation::chars)
     }
 
     /// What was processed so far.
@@ -177,9 +196,10 @@ impl Session {
     /// Lays into the row what it is to be fed next: at most `chunk` symbols of the prompt or of what an earlier row has
     /// seen, or one sampled symbol.
     pub fn feed(&self, row: &mut Row, chunk: usize) {
-        if self.is_behind() {
+        if self.is_refeeding() {
+            let start = self.known.start();
             let end = self.seen().min(self.at + chunk.max(1));
-            return row.set(&self.known.symbols()[self.at..end], Want::Nothing);
+            return row.set(&self.known.symbols()[start + self.at..start + end], Want::Nothing);
         }
         match &self.generation {
             Some(generation) if self.known.is_done() => generation.feed(row),
@@ -187,20 +207,28 @@ impl Session {
         }
     }
 
-    /// Takes what a step made of the row's feed; the row must be ready.
+    /// Takes what a step made of the row's feed; the row must be ready. At a window's end its state starts afresh, for the
+    /// next one.
     ///
     /// # Errors
     /// [`Error::Internal`] if the row is not as a step leaves it, or its logits are no distribution.
-    pub fn absorb(&mut self, row: &Row) -> Result<Progress> {
+    pub fn absorb(&mut self, row: &mut Row) -> Result<Progress> {
         self.check(row)?;
-        let behind = self.is_behind();
+        let again = self.is_refeeding();
         self.at += row.feed.len();
-        if behind {
+        if again {
             return Ok(if self.is_prefilling() { Progress::Prefilling } else { Progress::Decoding });
         }
         if !self.known.is_done() {
-            self.known.absorb(row, &mut self.told)?;
-            (self.usage.prompt_chars, self.usage.prompt_segments) = (self.known.fed(), row.state.segments());
+            let start = self.known.start();
+            let Absorbed { segments, ends_window } = self.known.absorb(row, &mut self.told)?;
+            self.usage.prompt_segments += segments;
+            self.usage.prompt_chars = self.known.settled();
+            if ends_window {
+                self.boundaries.offset += self.known.start() - start;
+                self.at = 0;
+                row.state.restart(self.boundaries.offset);
+            }
             if !self.known.is_done() {
                 return Ok(Progress::Prefilling);
             }
@@ -247,7 +275,7 @@ impl Session {
         loop {
             self.feed(&mut row, chunk);
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-            let progress = self.absorb(&row)?;
+            let progress = self.absorb(&mut row)?;
             if self.has_told() {
                 tell(self.take())?;
             }

@@ -70,7 +70,6 @@ impl Batch {
         let Common { observer, tally, .. } = &*self.common;
         match guarded(|| self.begin(&mut task)) {
             Ok(state) => {
-                task.skips(state.len());
                 if let Some(waited) = task.watch.begin(now) {
                     observer.queued(waited);
                     let cached = task.session.usage().cached_chars;
@@ -264,13 +263,14 @@ impl Batch {
     fn absorb(&mut self) {
         let (now, Common { model, store, tally, observer, .. }) = (Instant::now(), &*self.common);
         let pooled = model.card().pooled;
-        for (task, row) in self.tasks.iter_mut().zip(&self.rows) {
+        for (task, row) in self.tasks.iter_mut().zip(&mut self.rows) {
             if !task.in_flight || task.verdict.is_some() || row.status != Status::Ready {
                 continue;
             }
             task.in_flight = false;
             task.watch.waited(row.waited);
             let given = task.session.is_prefilling();
+            task.works(row.feed.len());
             match guarded(|| task.session.absorb(row)) {
                 Ok(Progress::Finished(reason)) => task.verdict = Some(Ok(reason)),
                 Ok(Progress::Prefilling) => {}
@@ -279,7 +279,6 @@ impl Batch {
                 Ok(Progress::Decoding) => {}
                 Err(error) => task.verdict = Some(Err(error)),
             }
-            task.worked(row, given);
             tally.took(row, given, pooled);
             let (answered, boundary) = (task.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
             let news = task.watch.look(now, task.session.is_prefilling(), answered);

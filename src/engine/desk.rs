@@ -102,7 +102,10 @@ impl Shared {
         }
         let (session, fields) = match job {
             Job::Generate(request) => (Session::generate(request, model.card())?, ["prompt", "stopping.max_chars"]),
-            Job::Score(request) => (Session::score(request, model.card())?, ["text", "text"]),
+            Job::Score(request) => {
+                let field = if request.windows.is_some() { "windows.length" } else { "text" };
+                (Session::score(request, model.card())?, [field; 2])
+            }
         };
         if deadline.is_some_and(|deadline| deadline <= arrived) {
             return Err(Error::Deadline { stage: "before it was queued" });

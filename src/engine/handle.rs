@@ -43,7 +43,7 @@ impl Default for Limits {
         Self {
             rows: 32,
             queue: 256,
-            queued_symbols: 1 << 20,
+            queued_symbols: 1 << 22,
             chunk: 256,
             events: 256,
             boundary_wait: BOUNDARY_WAIT,

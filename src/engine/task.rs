@@ -46,8 +46,8 @@ pub(super) struct Task {
     pub(super) silence: Option<Duration>,
     /// What its row has done since the scheduler was last told.
     work: Work,
-    /// Symbols that were fed once: those before are fed again after it had to make way.
-    reached: usize,
+    /// Whether it was its own doing that it had to make way the last time.
+    answers_for: bool,
     /// Whether it had to make way because its reader was behind.
     behind: bool,
 }
@@ -66,17 +66,22 @@ impl Task {
             verdict: None,
             silence: None,
             work: Work::default(),
-            reached: 0,
+            answers_for: false,
             behind: false,
         }
     }
 
     /// What it asks for to begin, or to go on; so many of its symbols are known.
     pub(super) fn ask(&self, model: &dyn Model, known: usize) -> Ask {
-        let symbols = self.session.symbols().len();
-        let needed = symbols.saturating_add(MARGIN).min(self.session.most_symbols());
+        let symbols = self.session.text_symbols();
         let unknown = symbols.saturating_sub(known);
+        let needed = self.needed();
         Ask { tenant: Arc::clone(&self.tenant), symbols, unknown, bytes: model.bytes_for(needed) }
+    }
+
+    /// Symbols for which its row needs memory soon.
+    fn needed(&self) -> usize {
+        self.session.sequence_symbols().saturating_add(MARGIN).min(self.session.most_symbols())
     }
 
     /// Looks, as it runs, whether it is over though no rule of its own says so.
@@ -125,30 +130,25 @@ impl Task {
     /// How it stands before a step; none if it holds no row.
     pub(super) fn stand(&mut self, row: &Row, model: &dyn Model) -> Option<Standing> {
         let ticket = self.ticket.as_ref()?;
-        let (symbols, fed) = (self.session.symbols().len(), row.state.len());
         let doing = match self.silence {
             _ if self.in_flight => Doing::Busy,
             Some(silence) => Doing::Paused { yields: silence >= PATIENCE },
-            None if self.session.is_prefilling() => Doing::Prefilling(symbols.saturating_sub(fed).max(1)),
+            None if self.session.is_prefilling() => Doing::Prefilling(self.session.ahead().max(1)),
             None => Doing::Decoding,
         };
-        let needed = symbols.saturating_add(MARGIN).min(self.session.most_symbols());
-        let soon = model.growth(&*row.state, needed.saturating_sub(fed));
+        let soon = model.growth(&*row.state, self.needed().saturating_sub(row.state.len()));
         Some(Standing::new(ticket, doing, (row.state.bytes(), soon), std::mem::take(&mut self.work)))
     }
 
-    /// Counts a feed whose outcome was taken: of symbols given, or of one sampled.
-    pub(super) fn worked(&mut self, row: &Row, given: bool) {
-        let reached = self.reached.max(row.state.len());
-        let new = (reached - self.reached).min(row.feed.len());
-        self.reached = reached;
-        self.work.again += row.feed.len() - new;
-        *(if given { &mut self.work.given } else { &mut self.work.sampled }) += new;
-    }
-
-    /// Notes that so many symbols need not be fed.
-    pub(super) fn skips(&mut self, len: usize) {
-        self.reached = self.reached.max(len);
+    /// Counts a feed whose outcome is about to be taken.
+    pub(super) fn works(&mut self, symbols: usize) {
+        let Work { given, sampled, again } = &mut self.work;
+        let work = match self.session.is_prefilling() {
+            true if self.session.is_refeeding() && !self.answers_for => again,
+            true => given,
+            false => sampled,
+        };
+        *work += symbols;
     }
 
     /// Takes its row away: it will go on with another one.
@@ -156,10 +156,8 @@ impl Task {
         self.session.rewind();
         self.in_flight = false;
         self.behind = self.silence.is_some();
-        if self.behind {
-            // it is its own reader that brings about what will be fed again: that counts as its work
-            self.reached = 0;
-        }
+        // if it is its own reader that brings about what will be fed again, that counts as its work
+        self.answers_for = self.behind;
     }
 
     /// Whether it waits for its reader.

@@ -80,3 +80,63 @@ fn unauthenticated(request: &Request<Body>) -> Principal {
         (None, None) => Principal::Unknown,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::layers::Around, *};
+    use tonic::codegen::http::Response;
+    use tower::{Layer, service_fn};
+
+    const KEY: &str = "a-key-that-alice-has";
+
+    /// Who a call is from, as the services see it; none if it is refused.
+    async fn caller(keys: bool, path: &str, header: Option<&str>, peer: Peer) -> Option<String> {
+        let keys = keys.then(|| Arc::new(Keys::parse(&format!("alice:{KEY}")).unwrap()));
+        let service = service_fn(|request: Request<Body>| async move {
+            assert!(request.headers().get(AUTHORIZATION).is_none(), "the key goes on");
+            let mut response = Response::new(Body::empty());
+            response.extensions_mut().insert(Call::in_http(&request).principal.to_string());
+            Ok::<_, std::convert::Infallible>(response)
+        });
+        let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(peer);
+        if let Some(header) = header {
+            request.headers_mut().insert(AUTHORIZATION, header.parse().unwrap());
+        }
+        let response = Around(admitted(keys)).layer(service).oneshot(request).await.unwrap();
+        response.extensions().get().cloned()
+    }
+
+    fn peer(certificate: Option<&str>) -> Peer {
+        Peer { address: Some("[::ffff:10.1.2.3]:99".parse().unwrap()), certificate: certificate.map(Into::into) }
+    }
+
+    #[tokio::test]
+    async fn the_best_that_is_known_is_who_calls() {
+        let (bearer, path) = (format!("Bearer {KEY}"), "/weir.v1.Generation/Generate");
+        let named = |name: &str| Some(name.to_owned());
+        assert_eq!(caller(true, path, Some(&bearer), peer(Some("app"))).await, named("key:alice"));
+        assert_eq!(caller(false, path, Some(&bearer), peer(Some("app"))).await, named("certificate:app"));
+        assert_eq!(caller(false, path, None, peer(None)).await, named("address:10.1.2.3"));
+        let nobody = Peer { address: None, certificate: None };
+        assert_eq!(caller(false, path, None, nobody).await, named(""));
+    }
+
+    #[tokio::test]
+    async fn a_certificate_is_no_key() {
+        assert_eq!(caller(true, "/weir.v1.Models/ListModels", None, peer(Some("app"))).await, None);
+    }
+
+    #[tokio::test]
+    async fn all_but_health_and_reflection_need_a_key() {
+        for open in OPEN {
+            assert!(caller(true, &format!("{open}Any"), None, peer(None)).await.is_some(), "{open}");
+            // Not even what only looks like one of them.
+            let other = format!("{}s/Any", open.trim_end_matches('/'));
+            assert_eq!(caller(true, &other, None, peer(None)).await, None, "{other}");
+        }
+        for path in ["/weir.v1.Models/ListModels", "/weir.v1.Nothing/Never", "/", "//grpc.health.v1.Health/Check"] {
+            assert_eq!(caller(true, path, None, peer(None)).await, None, "{path}");
+        }
+    }
+}

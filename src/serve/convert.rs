@@ -6,7 +6,7 @@
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
-        options::{self, Bounds},
+        options::{self, Bounds, Windows},
     },
     error::{Error, Result, clip},
     text::Vocabulary,
@@ -89,21 +89,34 @@ pub(super) fn generate(request: v1::GenerateRequest, card: &Card) -> Result<(opt
     Ok((job, plan))
 }
 
-/// A text to score, or (without `logprobs`) to find the segments of. `wanted` is the request's boundary mode and seed; the
-/// seed that it got is returned.
+/// A `Score` as a job, and the seed that it got.
 ///
 /// # Errors
 /// What is wrong with a field, by its name.
-pub(super) fn score(
-    text: &str,
-    wanted: (Option<&str>, Option<u64>),
-    tell: Option<u32>,
-    card: &Card,
-) -> Result<(options::Score, u64)> {
-    let (mode, seed) = (wanted.0, wanted.1.unwrap_or_else(draw_seed));
-    let boundaries = boundaries(mode, seed, card)?;
-    let symbols = card.vocabulary.encode("text", text, card.max_symbols)?;
-    Ok((options::Score { symbols, logprobs: tell.is_some(), top: size(tell.unwrap_or(0)), boundaries }, seed))
+pub(super) fn score(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
+    let windows = request.windows.map(|wire| Windows { length: size(wire.length), stride: size(wire.stride) });
+    // before the text, which may be long, is looked at
+    windows.map_or(Ok(()), |windows| windows.validate(card))?;
+    let limit = windows.map_or(card.max_symbols, |_| Bounds::WINDOWED_SYMBOLS);
+    let symbols = card.vocabulary.encode("text", &request.text, limit)?;
+    let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    Ok((options::Score { symbols, logprobs: true, top: size(request.top_logprobs()), boundaries, windows }, seed))
+}
+
+/// A `Segment` as a job, and the seed that it got.
+///
+/// # Errors
+/// What is wrong with a field, by its name.
+pub(super) fn segment(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
+    let symbols = card.vocabulary.encode("text", &request.text, card.max_symbols)?;
+    let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
+}
+
+/// How boundaries are decided where nothing but them is drawn, and the seed.
+fn drawn_boundaries(mode: Option<&str>, seed: Option<u64>, card: &Card) -> Result<(BoundaryOptions, u64)> {
+    let seed = seed.unwrap_or_else(draw_seed);
+    Ok((boundaries(mode, seed, card)?, seed))
 }
 
 /// A seed where the request gives none. The standard library's hash keys come from the operating system.

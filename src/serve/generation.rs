@@ -58,8 +58,7 @@ impl Generation {
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<Answer<Scored>> {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
-        let wanted = (request.boundary_mode.as_deref(), request.seed);
-        let (job, seed) = convert::score(&request.text, wanted, Some(request.top_logprobs()), engine.card())?;
+        let (job, seed) = convert::score(&request, engine.card())?;
         let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
         let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
         Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
@@ -69,8 +68,7 @@ impl Generation {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         must_pool("Segment", engine.card())?;
-        let wanted = (request.boundary_mode.as_deref(), request.seed);
-        let (job, seed) = convert::score(&request.text, wanted, None, engine.card())?;
+        let (job, seed) = convert::segment(&request, engine.card())?;
         let text = engine.card().vocabulary.decode(&job.symbols);
         let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);

@@ -14,6 +14,7 @@ mod convert;
 mod engines;
 mod generated;
 mod generation;
+mod intake;
 mod layers;
 mod models;
 mod monitor;
@@ -43,6 +44,7 @@ use crate::{
 use access::admitted;
 use calls::counted;
 use generation::Generation;
+use intake::metered;
 use layers::{Around, guarded, named, said_in_http, timed, traced};
 use models::Models;
 use shutdown::Gate;
@@ -122,6 +124,8 @@ pub async fn run(
         .layer(Around(traced))
         // Within the span, which it tells who calls; above all that costs anything.
         .layer(Around(admitted(wire.access.keys.clone())))
+        // Below those who need not let a request in; above the services, which read it.
+        .layer(Around(metered(wire.request_memory)))
         // Above the services, whose answers it may have to give up waiting for.
         .layer(Around(timed))
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.

@@ -60,6 +60,7 @@ impl Models {
             top_logprobs: count(Bounds::TOP_LOGPROBS),
             logit_bias: count(Bounds::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
+            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
             header_bytes: self.wire.header_bytes,
             pending_resets: count(self.wire.pending_resets),
             keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),

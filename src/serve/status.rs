@@ -99,29 +99,14 @@ impl About {
                 "OUT_OF_MEMORY"
             }
             Error::NoMemory { needed, available } => {
-                self.tell("needed", &needed.to_string()).tell("available", &available.to_string());
-                "NO_MEMORY"
+                let told = self.tell("needed", &needed.to_string());
+                told.tell("available", &available.to_string()).named("NO_MEMORY")
             }
-            Error::TooManyModels { limit } => {
-                self.tell("limit", &limit.to_string());
-                "TOO_MANY_MODELS"
-            }
-            Error::PermissionDenied { what } => {
-                self.tell("what", what);
-                "PERMISSION_DENIED"
-            }
-            Error::Stalled { limit } => {
-                self.tell("limit", &format!("{limit:?}"));
-                "STALLED"
-            }
-            Error::Deadline { stage } => {
-                self.tell("stage", stage);
-                "DEADLINE"
-            }
-            Error::Draining { retry } => {
-                self.retry(*retry);
-                "DRAINING"
-            }
+            Error::TooManyModels { limit } => self.tell("limit", &limit.to_string()).named("TOO_MANY_MODELS"),
+            Error::PermissionDenied { what } => self.tell("what", what).named("PERMISSION_DENIED"),
+            Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
+            Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
+            Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Remote { .. } => "REMOTE",
             Error::Checkpoint { .. } => "CHECKPOINT",
@@ -139,6 +124,11 @@ impl About {
     fn field(&mut self, field: &str, error: &Error) -> &mut Self {
         self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
         self.tell("field", field)
+    }
+
+    /// The reason, once all is told.
+    fn named(&self, reason: &'static str) -> &'static str {
+        reason
     }
 
     fn retry(&mut self, delay: Duration) -> &mut Self {

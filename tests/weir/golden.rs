@@ -11,6 +11,7 @@ use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Mark, Noise, state_ref},
         evaluate::{score_window, windows},
+        options::Windows,
     },
     family::{
         hourglass::{
@@ -277,7 +278,7 @@ fn windowed_evaluation() {
         let texts: Vec<Vec<u32>> = (0..rows).map(encode).collect();
         let expected = eval["windows"].as_array().unwrap();
         let (mut nats, mut scored) = (0.0, 0);
-        for (window, expected) in windows(per_row, length, stride).zip(expected) {
+        for (window, expected) in windows(per_row, Windows { length, stride }).zip(expected) {
             assert_eq!(window.start as u64, expected["context_start"].as_u64().unwrap());
             let (mut window_nats, mut window_scored) = (0.0, 0);
             for text in &texts {
@@ -290,7 +291,7 @@ fn windowed_evaluation() {
             nats += window_nats;
             scored += window_scored;
         }
-        assert_eq!(windows(per_row, length, stride).count(), expected.len());
+        assert_eq!(windows(per_row, Windows { length, stride }).count(), expected.len());
         let bpc = nats / scored as f64 / std::f64::consts::LN_2;
         assert!((bpc - eval["bpc"].as_f64().unwrap()).abs() < 1e-5, "{case}: {bpc}");
     }

@@ -1,17 +1,22 @@
 //! The server over the wire: real connections on loopback, real engines, a model without arithmetic.
 
+mod access;
 mod admin;
 mod calls;
 mod errors;
 mod fairness;
+mod frames;
+mod hostile;
 mod late;
 mod life;
+mod limits;
 mod model;
 mod port;
 mod raw;
 mod real;
 mod schema;
 mod traces;
+mod windows;
 
 use model::{Fake, Kind};
 use std::{
@@ -21,7 +26,10 @@ use std::{
 };
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tokio_stream::StreamExt;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{
+    Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 use tonic_types::{ErrorDetails, StatusExt};
 use weir::{
     config::Wire,
@@ -45,10 +53,16 @@ struct Running {
 
 impl Running {
     async fn start(engines: Vec<Handle>, wire: Wire) -> Self {
-        Self::offering(Engines::new(engines).unwrap(), wire).await
+        Self::reached_by(Engines::new(engines).unwrap(), wire, plain).await
     }
 
+    /// A server of more than engines.
     async fn offering(offer: impl Into<Offer>, wire: Wire) -> Self {
+        Self::reached_by(offer, wire, plain).await
+    }
+
+    /// The same, for connections of another kind.
+    async fn reached_by(offer: impl Into<Offer>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -56,7 +70,7 @@ impl Running {
             let _ = stopped.await;
         };
         let task = tokio::spawn(run(listener, offer.into(), shutdown, wire));
-        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let channel = how(address).connect().await.unwrap();
         Self { address, channel, stop: Some(stop), task }
     }
 
@@ -69,6 +83,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// A connection without encryption.
+fn plain(address: SocketAddr) -> Endpoint {
+    Endpoint::from_shared(format!("http://{address}")).unwrap()
 }
 
 /// A server of models without arithmetic; it stops when it is dropped.
@@ -87,11 +106,21 @@ impl Server {
 
     /// Models of these names; the fields are about the first.
     async fn with(limits: Limits, wire: Wire, models: &[(&str, Kind)]) -> Self {
+        Self::reached_by(limits, wire, models, plain).await
+    }
+
+    /// The same, for connections of another kind.
+    async fn reached_by(
+        limits: Limits,
+        wire: Wire,
+        models: &[(&str, Kind)],
+        how: impl FnOnce(SocketAddr) -> Endpoint,
+    ) -> Self {
         let models: Vec<_> = models.iter().map(|&(name, kind)| Fake::new(name, kind)).collect();
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
         let engines: Vec<_> = models.iter().map(start).collect();
         let (model, engine) = (Arc::clone(&models[0]), engines[0].clone());
-        let running = Running::start(engines, wire).await;
+        let running = Running::reached_by(Engines::new(engines).unwrap(), wire, how).await;
         Self { model, engine, channel: running.channel.clone(), running }
     }
 

@@ -19,6 +19,9 @@ pub(super) struct WireArgs {
     /// The longest request message.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
+    /// All request messages together that have not come in whole; at least --max-message-bytes.
+    #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "256MiB")]
+    max_request_memory: String,
     /// The headers of one request: names and values, and 32 bytes more for each.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_HEADER_BYTES", default_value = "16KiB")]
     max_header_bytes: String,
@@ -64,10 +67,12 @@ impl WireArgs {
         let headers = checks.bytes("--max-header-bytes", &self.max_header_bytes, 1024..=1 << 20);
         let keepalive = seconds(checks, "--keepalive-seconds", &self.keepalive_seconds, 0);
         let tcp_keepalive = seconds(checks, "--tcp-keepalive-seconds", &self.tcp_keepalive_seconds, 0);
+        let message_bytes = checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30);
         let timeout = ("--keepalive-timeout-seconds", &self.keepalive_timeout_seconds);
         Wire {
             drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
-            message_bytes: checks.bytes("--max-message-bytes", &self.max_message_bytes, 1024..=1 << 30),
+            message_bytes,
+            request_memory: checks.bytes("--max-request-memory", &self.max_request_memory, message_bytes..=1 << 40),
             header_bytes: u32::try_from(headers).unwrap_or(u32::MAX),
             concurrent_streams: u32::try_from(streams).unwrap_or(u32::MAX),
             pending_resets: checks.number("--max-pending-resets", &self.max_pending_resets, 1..=MANY),

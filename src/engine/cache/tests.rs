@@ -85,6 +85,10 @@ impl State for Paged {
         Ok(())
     }
 
+    fn restart(&mut self, _: usize) {
+        (self.pages, self.len) = (Vec::new(), 0);
+    }
+
     fn boundary_before(&self, len: usize) -> usize {
         if self.segmented { boundary(&self.text()[..len.min(self.len)]) } else { len.min(self.len) }
     }

@@ -59,11 +59,6 @@ impl Job {
         let bytes = bytes_for((symbols + MARGIN).min(self.most()));
         Ask { tenant: Arc::clone(&self.tenant), symbols, unknown: symbols, bytes }
     }
-
-    /// Work that it is when nothing is done again.
-    fn work(&self) -> u64 {
-        (self.given as u64) + DECODED * self.answer as u64
-    }
 }
 
 struct Row {
@@ -79,7 +74,7 @@ impl Row {
     fn doing(&self) -> Doing {
         match self.job.known() - self.fed {
             _ if self.busy > 0 => Doing::Busy,
-            _ if self.job.paused => Doing::Paused { yields: self.job.number % 2 == 0 },
+            _ if self.job.paused => Doing::Paused { yields: self.job.number.is_multiple_of(2) },
             1 if self.fed >= self.job.given => Doing::Decoding,
             left => Doing::Prefilling(left),
         }

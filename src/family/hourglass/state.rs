@@ -166,6 +166,15 @@ impl State for HourglassState {
         Ok(())
     }
 
+    fn restart(&mut self, offset: usize) {
+        if let Some(row) = self.companion.as_mut().and_then(|companion| companion.row.as_mut()) {
+            row.state.restart(offset);
+        }
+        self.truncate(0);
+        self.hidden.clear();
+        self.offset = offset;
+    }
+
     fn boundary_before(&self, len: usize) -> usize {
         let Some(pooled) = &self.pooled else { return len.min(self.len()) };
         let closed = pooled.ends.partition_point(|&end| end < len);

@@ -25,7 +25,7 @@ fn engine(model: &Arc<dyn Model>, cache_bytes: usize) -> Handle {
 
 /// A text with a space (id 0) every few letters.
 fn text(seed: u64, symbols: usize) -> Vec<u32> {
-    let letter = |at: u64| if mix(seed + at) % 5 == 0 { 0 } else { 1 + (mix(seed * 31 + at) % 20) as u32 };
+    let letter = |at: u64| if mix(seed + at).is_multiple_of(5) { 0 } else { 1 + (mix(seed * 31 + at) % 20) as u32 };
     (0..symbols as u64).map(letter).collect()
 }
 
@@ -122,7 +122,7 @@ fn scored_texts_serve_prompts_and_the_other_way_round() {
     let symbols = text(7, 150);
     let score = |logprobs| {
         let (symbols, boundaries) = (symbols.clone(), BoundaryOptions::default());
-        Job::Score(Score { symbols, logprobs, top: 0, boundaries })
+        Job::Score(Score { symbols, logprobs, top: 0, boundaries, windows: None })
     };
     let say = |engine: &Handle, job: Job| read(engine.submit(job, None).unwrap()).unwrap();
     for logprobs in [true, false] {

@@ -110,7 +110,7 @@ fn the_prompts_that_wait_are_bounded_together() {
     let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
     let score = |symbols| {
         let (symbols, boundaries) = (vec![2; symbols], BoundaryOptions::default());
-        Job::Score(weir::decode::options::Score { symbols, logprobs: false, top: 0, boundaries })
+        Job::Score(weir::decode::options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None })
     };
     let waiting = engine.submit(score(60), terms("a", 0)).unwrap();
     let full = |job| engine.submit(job, terms("b", 0)).unwrap_err();

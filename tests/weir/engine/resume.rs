@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, State, Want, advance},
-        options::{Details, Generate, Sampling, Score, Stopping, Usage},
+        options::{Details, Generate, Sampling, Score, Stopping, Usage, Windows},
         session::{Progress, Session},
     },
     engine::{
@@ -63,7 +63,10 @@ fn lose(model: &dyn Model, session: &mut Session, row: &Row, anew: Anew) -> Row 
         Anew::Most => state_after(model, session, most),
         Anew::Kept => {
             let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-            let key = Key::of(&"".into(), session.boundaries(), model.card()).unwrap();
+            // a window within a text has none
+            let Some(key) = Key::of(&"".into(), session.boundaries(), model.card()) else {
+                return begin(model, session);
+            };
             cache.keep(&key, session.symbols(), &*row.state).unwrap();
             let Some(hit) = cache.find(&key, &session.symbols()[..most]).unwrap() else { return begin(model, session) };
             hit.state
@@ -88,17 +91,17 @@ fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [Row; 1], loss: Op
                 model.symbol_step(rows, &[0], &mut scratch).unwrap();
             }
             rows[0] = lose(model, session, &rows[0], anew);
-            assert!(rows[0].state.len() <= session.symbols().len());
         }
         let decoding = !session.is_prefilling();
         session.feed(&mut rows[0], 5);
         assert!(!decoding || rows[0].feed.len() == 1);
         advance(model, rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&rows[0]).unwrap();
+        let progress = session.absorb(&mut rows[0]).unwrap();
         characters.extend(session.take());
         assert_eq!(progress == Progress::Prefilling, session.is_prefilling());
         if let Progress::Finished(reason) = progress {
-            assert_eq!(rows[0].state.len(), session.symbols().len(), "every symbol was fed");
+            let windowed = session.symbols().is_empty();
+            assert!(windowed || rows[0].state.len() == session.symbols().len(), "every symbol was fed");
             return (Said { characters, reason, usage: session.usage() }, step);
         }
     }
@@ -144,10 +147,12 @@ fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
             Session::generate(Generate { details: details.clone(), ..request.clone() }, model.card()).unwrap();
         all.push((format!("{details:?}"), session));
     }
-    for logprobs in [false, true] {
+    let windows = [None, Some(Windows { length: 6, stride: 6 }), Some(Windows { length: 9, stride: 4 })];
+    for (logprobs, windows) in [false, true].into_iter().flat_map(|logprobs| windows.map(|windows| (logprobs, windows)))
+    {
         let (symbols, boundaries) = (request.prompt.clone(), request.boundaries.clone());
-        let score = Score { symbols, logprobs, top: 0, boundaries };
-        all.push((format!("score, {logprobs}"), Session::score(score, model.card()).unwrap()));
+        let score = Score { symbols, logprobs, top: 0, boundaries, windows };
+        all.push((format!("score, {logprobs}, {windows:?}"), Session::score(score, model.card()).unwrap()));
     }
     all
 }

@@ -6,7 +6,7 @@ use weir::{
     decode::{
         contract::{BoundaryOptions, Mark, Model, Row, advance},
         logprobs::Telling,
-        options::{Character, Details, Generate, Reason, Sampling, Score, Stopping},
+        options::{Character, Details, Generate, Reason, Sampling, Score, Stopping, Windows},
         sampler::Sampler,
         session::{Progress, Session},
     },
@@ -98,7 +98,7 @@ proptest! {
     ) {
         let toy = Toy::new();
         let boundaries = BoundaryOptions::default();
-        let score = Score { symbols: symbols.clone(), logprobs, top, boundaries };
+        let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: None };
         let said = run(Session::score(score, toy.card()).unwrap(), &toy, chunk);
         let telling = Telling { logprobs, top };
         let expected: Vec<_> = (0..symbols.len()).map(|at| character(&symbols, at, telling, true)).collect();
@@ -106,6 +106,40 @@ proptest! {
         prop_assert_eq!(said.reason, Reason::End);
         prop_assert_eq!((said.usage.prompt_chars, said.usage.generated_chars), (symbols.len(), 0));
         prop_assert_eq!(said.usage.prompt_segments, symbols.iter().filter(|&&symbol| symbol == 0).count());
+    }
+}
+
+/// What is told of a text in windows: a symbol's probability by the window whose turn it is to score it, its mark by the next.
+fn windowed(text: &[u32], Windows { length, stride }: Windows, telling: Telling) -> Vec<Character> {
+    let tell = |at: usize| {
+        let first = at.saturating_sub(1) / stride * stride;
+        let start = first.saturating_sub(length - stride);
+        let character = character(&text[start..], at - start, telling, at + 1 < text.len() || text.len() == 1);
+        if at == 0 { Character { logprob: None, top: Vec::new(), ..character } } else { character }
+    };
+    (0..text.len()).map(tell).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn scores_windows_as_the_naive_twin(
+        symbols in vec(0..SAMPLED, 1..90), logprobs: bool, top in 0usize..3, chunk in 1usize..12, length in 1usize..20,
+        stride in 1usize..20,
+    ) {
+        let windows = Windows { length, stride: stride.min(length) };
+        let toy = Toy::with(20, 20 * BYTES);
+        let boundaries = BoundaryOptions::default();
+        let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: Some(windows) };
+        let session = Session::score(score, toy.card()).unwrap();
+        prop_assert!(session.most_symbols() <= length);
+        let said = run(session, &toy, chunk);
+        let expected = windowed(&symbols, windows, Telling { logprobs, top });
+        prop_assert_eq!(said.usage.prompt_segments, expected.iter().filter(|c| c.mark.is_some_and(|m| m.boundary)).count());
+        prop_assert_eq!(said.characters, expected);
+        prop_assert_eq!((said.reason, said.usage.prompt_chars), (Reason::End, symbols.len()));
+        prop_assert!(toy.peak() <= length * BYTES, "more than a window was held");
     }
 }
 
@@ -119,7 +153,7 @@ fn told_by_step(request: Generate) -> Vec<usize> {
     loop {
         session.feed(&mut rows[0], 4);
         advance(&*toy, &mut rows, &[0], &mut scratch).unwrap();
-        let progress = session.absorb(&rows[0]).unwrap();
+        let progress = session.absorb(&mut rows[0]).unwrap();
         told.push(session.take().len());
         if matches!(progress, Progress::Finished(_)) {
             // Every generated symbol was fed.

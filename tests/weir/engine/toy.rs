@@ -209,6 +209,13 @@ impl State for ToyState {
         Ok(())
     }
 
+    fn restart(&mut self, _: usize) {
+        self.counts.bytes.fetch_sub(self.past.len() * BYTES, SeqCst);
+        self.past.clear();
+        self.due.clear();
+        self.finished = 0;
+    }
+
     fn boundary_before(&self, len: usize) -> usize {
         let within = &self.past[..len.min(self.past.len())];
         let segments = within.last().map_or(0, |past| past.1);
@@ -374,7 +381,13 @@ pub(super) fn varied(seed: u64) -> Job {
     let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|at| number(2 + at, SAMPLED.into()) as u32).collect();
     if number(100, 5) == 0 {
         let (symbols, boundaries) = (prompt, BoundaryOptions::default());
-        return Job::Score(Score { symbols, logprobs: number(101, 2) == 0, top: number(102, 3), boundaries });
+        return Job::Score(Score {
+            symbols,
+            logprobs: number(101, 2) == 0,
+            top: number(102, 3),
+            boundaries,
+            windows: None,
+        });
     }
     let mut request = generate(&prompt, 1 + number(103, 60));
     request.sampling.seed = seed;

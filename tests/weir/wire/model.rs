@@ -182,6 +182,12 @@ impl State for FakeState {
         Ok(())
     }
 
+    fn restart(&mut self, offset: usize) {
+        self.bytes.fetch_sub(self.past.len(), SeqCst);
+        self.past.clear();
+        self.boundaries.offset = offset;
+    }
+
     fn boundary_before(&self, len: usize) -> usize {
         let within = &self.past[..len.min(self.past.len())];
         let segments = within.last().map_or(0, |past| past.1);

@@ -1,6 +1,6 @@
 //! Clients without a client library: frames, headers and nothing that waits or times out on this side.
 
-use super::{Server, reason};
+use super::{Server, frames, reason};
 use h2::{
     RecvStream,
     client::{Builder, SendRequest},
@@ -19,32 +19,39 @@ use weir::serve::REQUEST_ID;
 use weir_proto::v1::{SegmentRequest, SegmentResponse};
 
 /// A connection whose streams may have so many unread bytes.
-async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
+pub(super) async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
     let tcp = TcpStream::connect(address).await.unwrap();
     let (sender, connection) = Builder::new().initial_window_size(window).handshake::<_, Bytes>(tcp).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
-/// Asks for the segments of a text, with these headers.
-async fn segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
+/// Calls a method with these headers and this body, whatever it is.
+pub(super) async fn called(
+    sender: SendRequest<Bytes>,
+    path: &str,
+    body: Vec<u8>,
+    headers: &[(&str, &str)],
+) -> Result<Response<RecvStream>, h2::Error> {
     let mut request = Request::builder()
         .method("POST")
-        .uri("http://weir/weir.v1.Generation/Segment")
+        .uri(format!("http://weir{path}"))
         .version(Version::HTTP_2)
-        .header("content-type", "application/grpc")
         .header("te", "trailers");
-    for (name, value) in headers {
+    for (name, value) in [("content-type", "application/grpc")].iter().chain(headers) {
         request = request.header(*name, *value);
     }
-    let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
-    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-    let frame = [&[0], &length[..], &message].concat();
-    let mut sender = sender.ready().await.unwrap();
-    let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+    let mut sender = sender.ready().await?;
+    let (response, mut sending) = sender.send_request(request.body(()).unwrap(), false)?;
     // A call that is answered unread takes no more of its request.
-    let _ = body.send_data(frame.into(), true);
-    response.await.unwrap()
+    let _ = sending.send_data(body.into(), true);
+    response.await
+}
+
+/// Asks for the segments of a text, with these headers.
+async fn segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
+    let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
+    called(sender, "/weir.v1.Generation/Segment", frames::message(&message), headers).await.unwrap()
 }
 
 /// Whichever of the server's timers sees the deadline first, the answer is ours.

@@ -1,0 +1,154 @@
+//! Who may connect and call: encrypted connections, certificates, keys.
+
+use super::{Server, details, long, model::Kind, plain, prompt, reason};
+use crate::papers::{Papers, tls};
+use std::{sync::Arc, time::Duration};
+use tokio_stream::StreamExt;
+use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
+};
+use weir::{
+    config::{Access, Keys, TlsFiles, Wire},
+    engine::handle::Limits,
+};
+use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient};
+
+const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
+const ALICE: &str = "a-key-that-alice-has";
+
+async fn behind(access: Access, papers: &Papers, shown: Option<&Papers>) -> Server {
+    let wire = Wire { access, ..Wire::default() };
+    Server::reached_by(Limits::default(), wire, &MODELS, |address| papers.reach(address, shown)).await
+}
+
+/// A call on a connection that may not come about at all.
+async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
+    let channel = endpoint.connect_timeout(Duration::from_secs(10)).connect_lazy();
+    let mut client = ModelsClient::new(channel);
+    client.list_models(v1::ListModelsRequest {}).await.map(drop)
+}
+
+#[tokio::test]
+async fn connections_may_be_encrypted() {
+    let papers = Papers::new();
+    let server = behind(papers.access(false), &papers, None).await;
+    assert_eq!(server.answer(long("ab", 9)).await.unwrap().text().chars().count(), 9);
+    let address = server.running.address;
+    tried(plain(address)).await.expect_err("it is not encrypted");
+    tried(Papers::new().reach(address, None)).await.expect_err("the server's certificate is of another authority");
+    tried(papers.reach(address, None)).await.unwrap();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn clients_may_need_a_certificate() {
+    let (papers, others) = (Papers::new(), Papers::new());
+    let server = behind(papers.access(true), &papers, Some(&papers)).await;
+    server.answer(prompt("ab")).await.unwrap();
+    let address = server.running.address;
+    tried(papers.reach(address, None)).await.expect_err("no certificate");
+    tried(papers.reach(address, Some(&others))).await.expect_err("a certificate of another authority");
+    tried(papers.reach(address, Some(&papers))).await.unwrap();
+}
+
+#[tokio::test]
+async fn encrypted_streams_finish_while_the_server_drains() {
+    let papers = Papers::new();
+    let mut server = behind(papers.access(true), &papers, Some(&papers)).await;
+    server.model.slow(Duration::from_millis(2));
+    let mut stream = server.generate(long("a", 100)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    server.running.shut_down();
+    let mut last = None;
+    while let Some(message) = stream.next().await {
+        last = message.unwrap().event;
+    }
+    assert!(matches!(last, Some(Event::Finished(_))), "cut off: {last:?}");
+    tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    server.at_rest().await;
+}
+
+#[test]
+fn what_is_wrong_with_a_certificate_is_told() {
+    let papers = Papers::new();
+    let (text, none) = (papers.write("text", "no PEM at all"), papers.path("none"));
+    let torn = papers.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
+    let (cert, key, other, ca) =
+        (papers.path("server.pem"), papers.path("server.key"), papers.path("client.key"), papers.path("ca.pem"));
+    let wrong = |cert, key, client_ca| tls(TlsFiles { cert, key, client_ca }).unwrap_err();
+    let told = |problem: String, parts: &[&str]| {
+        for part in parts {
+            assert!(problem.contains(part), "{part} is not in {problem}");
+        }
+    };
+    told(wrong(&none, &key, None), &["--tls-cert", "none\"", "No such file"]);
+    told(wrong(&text, &key, None), &["--tls-cert", "text\"", "expected PEM with a certificate, found none"]);
+    told(wrong(&torn, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
+    told(wrong(&cert, &cert, None), &["--tls-key", "server.pem\"", "expected PEM with a private key"]);
+    told(wrong(&cert, &other, None), &["--tls-cert", "does not go with the key of --tls-key"]);
+    told(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"]);
+    // Everything at once.
+    told(wrong(&none, &text, Some(&torn)), &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"]);
+    assert!(tls(TlsFiles { cert: &cert, key: &key, client_ca: Some(&ca) }).is_ok());
+}
+
+async fn with_keys() -> Server {
+    let keys = Keys::parse(&format!("alice:{ALICE}\nbob:another-key-that-bob-has")).unwrap();
+    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    Server::with(Limits::default(), Wire { access, ..Wire::default() }, &MODELS).await
+}
+
+/// A request with these values of the header.
+fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
+    let mut request = Request::new(message);
+    for value in values {
+        request.metadata_mut().append("authorization", MetadataValue::try_from(*value).unwrap());
+    }
+    request
+}
+
+#[tokio::test]
+async fn calls_may_need_a_key() {
+    let server = with_keys().await;
+    let bearer = format!("Bearer {ALICE}");
+    let wrong: [&[&str]; 9] = [
+        &[],
+        &[""],
+        &["Bearer "],
+        &[ALICE],
+        &["Bearer a-key-that-alice-hat"],
+        &["Bearer a-key-that-alice-has-not"],
+        &["Bearer  a-key-that-alice-has"],
+        &["Basic a-key-that-alice-has"],
+        &[&bearer, &bearer],
+    ];
+    for values in wrong {
+        let status = server.generation().generate(bearing(prompt("a"), values)).await.map(drop).unwrap_err();
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "UNAUTHENTICATED"), "{values:?}");
+        assert!(!details(&status).request_info().unwrap().request_id.is_empty());
+        assert!(!format!("{status:?}").contains("alice"), "{status:?}");
+        let status = server.models().list_models(bearing(v1::ListModelsRequest {}, values)).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{values:?}");
+    }
+    server.at_rest().await;
+    for right in [bearer.as_str(), "bearer a-key-that-alice-has", "Bearer another-key-that-bob-has"] {
+        let request = bearing(v1::SegmentRequest { text: "ab c".into(), ..Default::default() }, &[right]);
+        server.generation().segment(request).await.unwrap();
+    }
+}
+
+/// Whoever may connect may ask whether the server is well, and what it speaks.
+#[tokio::test]
+async fn health_and_reflection_need_no_key() {
+    let server = with_keys().await;
+    let mut health = HealthClient::new(server.channel.clone());
+    health.check(HealthCheckRequest { service: String::new() }).await.unwrap();
+    let mut reflection: ServerReflectionClient<Channel> = ServerReflectionClient::new(server.channel.clone());
+    let message_request = Some(MessageRequest::ListServices(String::new()));
+    let question = ServerReflectionRequest { host: String::new(), message_request };
+    let mut answers = reflection.server_reflection_info(tokio_stream::iter([question])).await.unwrap().into_inner();
+    answers.next().await.unwrap().unwrap();
+}

@@ -1,0 +1,290 @@
+//! Requests that no client library would send: every field of every message, past its bounds and no text at all. Each gets
+//! its answer, and the server goes on. `Generate`'s options are in `errors`.
+
+use super::{
+    Server, details, frames,
+    model::{Kind, MAX_SYMBOLS},
+    prompt,
+    raw::{called, connect},
+    reason,
+};
+use prost::Message;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::{Code, Status};
+use weir::{config::Wire, engine::handle::Limits};
+use weir_proto::v1;
+
+/// What a refusal must say: the code, the reason, and the field.
+type Expected = (Code, &'static str, &'static str);
+
+const BAD: Code = Code::InvalidArgument;
+
+fn told(status: &Status) -> (Code, String, String) {
+    let details = details(status);
+    let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
+    let field = violations.first().map(|violation| violation.field.clone()).unwrap_or_default();
+    assert!(details.request_info().is_some_and(|info| !info.request_id.is_empty()), "{status:?}");
+    assert!(status.message().len() < 1100, "{} bytes", status.message().len());
+    (status.code(), reason(status), field)
+}
+
+fn same(status: &Status, (code, reason, field): Expected, what: &dyn std::fmt::Debug) {
+    let what = format!("{what:?}").chars().take(200).collect::<String>();
+    assert_eq!(told(status), (code, reason.to_owned(), field.to_owned()), "{what}");
+}
+
+/// Texts that a model cannot take, whatever they are for.
+fn wrong_texts(field: &'static str) -> Vec<(String, Expected)> {
+    vec![
+        (String::new(), (BAD, "BAD_OPTION", field)),
+        ("aX".into(), (BAD, "UNKNOWN_SYMBOL", field)),
+        ("a\0".into(), (BAD, "UNKNOWN_SYMBOL", field)),
+        ("\u{202e}\u{feff}".into(), (BAD, "UNKNOWN_SYMBOL", field)),
+        ("a".repeat(MAX_SYMBOLS + 1), (BAD, "TOO_LONG", field)),
+        ("é".repeat(1 << 20), (BAD, "TOO_LONG", field)),
+        ("\u{10ffff}".repeat(1 << 19), (BAD, "UNKNOWN_SYMBOL", field)),
+    ]
+}
+
+fn wrong_modes() -> Vec<(String, Expected)> {
+    ["often", "given", "THRESHOLD", " threshold", "\0"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(["x".repeat(1 << 20)])
+        .map(|mode| (mode, (BAD, "BAD_OPTION", "boundary_mode")))
+        .collect()
+}
+
+fn wrong_names() -> Vec<(String, Expected)> {
+    ["nothing".into(), "fake ".into(), "../fake".into(), "\0".into(), "x".repeat(1 << 20)]
+        .map(|name| (name, (Code::NotFound, "UNKNOWN_MODEL", "")))
+        .into()
+}
+
+#[tokio::test]
+async fn a_generation_with_wrong_texts() {
+    let server = Server::new().await;
+    for (text, expected) in wrong_texts("prompt") {
+        let status = server.generate(prompt(&text)).await.map(drop).unwrap_err();
+        same(&status, expected, &text);
+    }
+    for (name, expected) in wrong_names() {
+        let request = v1::GenerateRequest { model: Some(name.clone()), ..prompt("a") };
+        same(&server.generate(request).await.map(drop).unwrap_err(), expected, &name);
+    }
+    for (mode, expected) in wrong_modes() {
+        let request = v1::GenerateRequest { boundary_mode: Some(mode.clone()), ..prompt("a") };
+        same(&server.generate(request).await.map(drop).unwrap_err(), expected, &mode);
+    }
+    for stop in ["X".to_owned(), "a".repeat(257), "é".repeat(1 << 20), String::new()] {
+        let stopping = Some(v1::Stopping { stop: vec![stop.clone()], ..Default::default() });
+        let status = server.generate(v1::GenerateRequest { stopping, ..prompt("a") }).await.map(drop).unwrap_err();
+        let (code, _, field) = told(&status);
+        assert_eq!((code, field.as_str()), (BAD, "stopping.stop[0]"), "{} bytes", stop.len());
+    }
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_score_with_wrong_fields() {
+    let server = Server::new().await;
+    let right = || v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
+    let mut wrong: Vec<(v1::ScoreRequest, Expected)> = Vec::new();
+    wrong.extend(wrong_texts("text").into_iter().map(|(text, what)| (v1::ScoreRequest { text, ..right() }, what)));
+    let named = |(name, what)| (v1::ScoreRequest { model: Some(name), ..right() }, what);
+    wrong.extend(wrong_names().into_iter().map(named));
+    let decided = |(mode, what)| (v1::ScoreRequest { boundary_mode: Some(mode), ..right() }, what);
+    wrong.extend(wrong_modes().into_iter().map(decided));
+    for top in [21, u32::MAX] {
+        let request = v1::ScoreRequest { top_logprobs: Some(top), ..right() };
+        wrong.push((request, (BAD, "BAD_OPTION", "top_logprobs")));
+    }
+    for (request, expected) in wrong {
+        same(&server.generation().score(request.clone()).await.map(drop).unwrap_err(), expected, &request);
+    }
+    for (top, seed) in [(0, 0), (20, u64::MAX)] {
+        let request = v1::ScoreRequest { top_logprobs: Some(top), seed: Some(seed), ..right() };
+        let mut stream = server.generation().score(request).await.unwrap().into_inner();
+        while stream.message().await.unwrap().is_some() {}
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn segments_with_wrong_fields() {
+    let server = Server::new().await;
+    let right = || v1::SegmentRequest { text: "ab c".into(), ..Default::default() };
+    let mut wrong: Vec<(v1::SegmentRequest, Expected)> = Vec::new();
+    wrong.extend(wrong_texts("text").into_iter().map(|(text, what)| (v1::SegmentRequest { text, ..right() }, what)));
+    let named = |(name, what)| (v1::SegmentRequest { model: Some(name), ..right() }, what);
+    wrong.extend(wrong_names().into_iter().map(named));
+    let decided = |(mode, what)| (v1::SegmentRequest { boundary_mode: Some(mode), ..right() }, what);
+    wrong.extend(wrong_modes().into_iter().map(decided));
+    for (request, expected) in wrong {
+        same(&server.generation().segment(request.clone()).await.unwrap_err(), expected, &request);
+    }
+    let request = v1::SegmentRequest { seed: Some(u64::MAX), ..right() };
+    server.generation().segment(request).await.unwrap();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn models_with_wrong_names() {
+    let server = Server::new().await;
+    for (name, expected) in wrong_names() {
+        let status = server.models().get_model(v1::GetModelRequest { name: Some(name.clone()) }).await.unwrap_err();
+        same(&status, expected, &name);
+    }
+    server.models().get_model(v1::GetModelRequest { name: Some("fake".into()) }).await.unwrap();
+}
+
+/// A field of a message, as bytes: `kind` 0 a number, 2 a length and so many bytes, 5 four bytes.
+fn field(number: u8, kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let length = if kind == 2 { vec![u8::try_from(bytes.len()).unwrap()] } else { Vec::new() };
+    [&[(number << 3) | kind][..], &length, bytes].concat()
+}
+
+/// What a body is answered with.
+async fn answered(server: &Server, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Status {
+    let sender = connect(server.running.address, 1 << 16).await;
+    let call = async {
+        let response = called(sender, path, body, headers).await.unwrap();
+        if let Some(status) = Status::from_header_map(response.headers()) {
+            return status;
+        }
+        let mut body = response.into_body();
+        while let Some(part) = body.data().await {
+            let part = part.unwrap();
+            body.flow_control().release_capacity(part.len()).unwrap();
+        }
+        Status::from_header_map(&body.trailers().await.unwrap().unwrap()).unwrap()
+    };
+    timeout(Duration::from_secs(20), call).await.expect("an answer")
+}
+
+const GENERATE: &str = "/weir.v1.Generation/Generate";
+const SCORE: &str = "/weir.v1.Generation/Score";
+const SEGMENT: &str = "/weir.v1.Generation/Segment";
+const GET_MODEL: &str = "/weir.v1.Models/GetModel";
+
+/// Every string of every request, by the numbers of the fields that lead to it.
+const STRINGS: [(&str, &[u8], &str); 12] = [
+    (GENERATE, &[1], "model"),
+    (GENERATE, &[2], "prompt"),
+    (GENERATE, &[3, 7, 1], "logit_bias"),
+    (GENERATE, &[4, 4], "stop"),
+    (GENERATE, &[7], "boundary_mode"),
+    (SCORE, &[1], "model"),
+    (SCORE, &[2], "text"),
+    (SCORE, &[4], "boundary_mode"),
+    (SEGMENT, &[1], "model"),
+    (SEGMENT, &[2], "text"),
+    (SEGMENT, &[3], "boundary_mode"),
+    (GET_MODEL, &[1], "name"),
+];
+
+/// The protocol has it that such a message cannot be read at all, so that the library answers, and names the field.
+#[tokio::test]
+async fn what_is_no_text_is_told_by_its_field() {
+    let server = Server::new().await;
+    let bytes: [&[u8]; 5] = [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"];
+    for (path, way, name) in STRINGS {
+        for bytes in bytes {
+            let message = way.iter().rev().fold(bytes.to_vec(), |inner, number| field(*number, 2, &inner));
+            let status = answered(&server, path, frames::message(&message), &[]).await;
+            assert_eq!(status.code(), Code::Internal, "{path} {name} {bytes:?}: {status:?}");
+            assert!(status.message().contains(name) && status.message().contains("UTF-8"), "{path}: {status:?}");
+        }
+    }
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+/// A schema that grows a string is told by the list above being incomplete.
+#[test]
+fn no_string_is_left_out() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("proto/weir/v1");
+    let mut strings = 0;
+    for file in ["generation.proto", "models.proto"] {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        for message in text.split("\nmessage ").skip(1) {
+            let name = message.split_whitespace().next().unwrap();
+            let asked = name.ends_with("Request")
+                || ["Sampling", "LogitBias", "Stopping", "Streaming", "Details"].contains(&name);
+            let end = message.find("\n}").unwrap_or(0);
+            let fields = message[..end].lines().map(str::trim).filter(|line| !line.starts_with("//"));
+            strings += fields.filter(|line| asked && line.contains("string ")).count();
+        }
+    }
+    assert_eq!(strings, STRINGS.len());
+}
+
+#[tokio::test]
+async fn frames_that_are_no_messages() {
+    let wire = Wire { message_bytes: 4096, ..Wire::default() };
+    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let right = v1::SegmentRequest { text: "ab".into(), ..Default::default() }.encode_to_vec();
+    let framed = frames::message(&right);
+    let table: [(&str, Vec<u8>, &[Code]); 10] = [
+        ("nothing at all", Vec::new(), &[Code::Internal]),
+        ("a head cut off", framed[..3].to_vec(), &[Code::Internal]),
+        ("a message cut off", framed[..framed.len() - 1].to_vec(), &[Code::Internal]),
+        ("a length over the limit", [&[0], &u32::MAX.to_be_bytes()[..], &right].concat(), &[Code::OutOfRange]),
+        ("compressed, by nothing", [&[1], &framed[1..]].concat(), &[Code::Internal]),
+        ("a flag that there is not", [&[7], &framed[1..]].concat(), &[Code::Internal]),
+        ("a field of another kind", frames::message(&field(2, 5, &[0; 4])), &[Code::Internal]),
+        ("a field without a number", frames::message(&[0, 0]), &[Code::Internal]),
+        ("groups without an end", frames::message(&[0x7b; 4000]), &[Code::Internal]),
+        ("text that is longer than the message", frames::message(&[0x12, 0xff, 0xff, 0x03]), &[Code::Internal]),
+    ];
+    for (what, body, codes) in table {
+        let status = answered(&server, SEGMENT, body, &[]).await;
+        assert!(codes.contains(&status.code()), "{what}: {status:?}");
+    }
+    // Fields that are not known are those of a newer client.
+    let unknown = [right, field(15, 2, b"new"), field(14, 0, &[1])].concat();
+    assert_eq!(answered(&server, SEGMENT, frames::message(&unknown), &[]).await.code(), Code::Ok);
+    server.at_rest().await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_to_nowhere() {
+    let server = Server::new().await;
+    let body = || frames::message(&[]);
+    for path in ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"] {
+        assert_eq!(answered(&server, path, body(), &[]).await.code(), Code::Unimplemented, "{path}");
+    }
+    let headers = [("grpc-encoding", "nonsense")];
+    assert_eq!(answered(&server, SEGMENT, body(), &headers).await.code(), Code::Unimplemented);
+    server.answer(prompt("a")).await.unwrap();
+}
+
+/// As bits, since text has no way to say them: NaNs of either sign and with any payload, infinities, numbers too small to
+/// be normal.
+#[tokio::test]
+async fn floats_of_all_bits() {
+    let server = Server::new().await;
+    let nans = [0x7fc0_0000_u32, 0xffc0_0000, 0x7f80_0001, 0xff80_0001, 0x7fff_ffff];
+    let infinities = [0x7f80_0000_u32, 0xff80_0000, 0x7f7f_ffff, 0xff7f_ffff];
+    let options: [(u8, &str); 4] =
+        [(1, "sampling.temperature"), (3, "sampling.top_p"), (4, "sampling.min_p"), (5, "sampling.repetition_penalty")];
+    let asked = |sampling: &[u8]| frames::message(&[field(2, 2, b"a"), field(3, 2, sampling)].concat());
+    for bits in nans.into_iter().chain(infinities) {
+        for (number, name) in options {
+            let body = asked(&field(number, 5, &bits.to_le_bytes()));
+            same(&answered(&server, GENERATE, body, &[]).await, (BAD, "BAD_OPTION", name), &(name, bits));
+        }
+        let bias = [field(1, 2, b"a"), field(3, 5, &bits.to_le_bytes())].concat();
+        let status = answered(&server, GENERATE, asked(&field(7, 2, &bias)), &[]).await;
+        same(&status, (BAD, "BAD_OPTION", "sampling.logit_bias"), &bits);
+    }
+    // The smallest number, and zero with a sign.
+    for bits in [1_u32, 0x8000_0000] {
+        let body = asked(&field(1, 5, &bits.to_le_bytes()));
+        assert_eq!(answered(&server, GENERATE, body, &[]).await.code(), Code::Ok, "{bits:#x}");
+    }
+    server.at_rest().await;
+}

@@ -1,0 +1,241 @@
+//! What one client can take: connections, time, headers, calls; and that others do not notice.
+
+use super::{
+    Server, details, eventually,
+    frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
+    long,
+    model::Kind,
+    plain, prompt, reason,
+};
+use crate::papers::Papers;
+use prost::Message;
+use std::time::Duration;
+use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+use tonic::{Code, Request, metadata::MetadataValue};
+use weir::{config::Wire, engine::handle::Limits};
+use weir_proto::v1::{self, models_client::ModelsClient};
+
+const SOON: Duration = Duration::from_secs(10);
+const GENERATE: &str = "/weir.v1.Generation/Generate";
+
+async fn within(wire: Wire) -> Server {
+    Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await
+}
+
+fn running(server: &Server, count: usize) -> bool {
+    server.engine.load().running == count
+}
+
+/// A whole call by hand.
+fn by_hand(stream: u32, request: &impl Message) -> Vec<u8> {
+    let data = frame(DATA, END_STREAM, stream, &frames::message(&request.encode_to_vec()));
+    [frames::call(stream, GENERATE), data].concat()
+}
+
+#[tokio::test]
+async fn limits_are_told() {
+    let wire = Wire { keepalive_interval: None, pending_resets: 7, header_bytes: 5000, ..Wire::default() };
+    let server = within(wire).await;
+    let model = server.models().get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
+    let limits = model.limits.unwrap();
+    assert_eq!((limits.header_bytes, limits.pending_resets, limits.keepalive_interval_ns), (5000, 7, 0));
+    assert_eq!(limits.keepalive_timeout_ns, 20_000_000_000);
+    assert_eq!((limits.message_bytes, limits.concurrent_streams), (4 << 20, 256));
+}
+
+#[tokio::test]
+async fn connections_are_counted() {
+    let server = within(Wire { connections: 2, ..Wire::default() }).await;
+    let address = server.running.address;
+    let second = plain(address).connect().await.unwrap();
+    let mut third = sent(address, &frames::beginning()).await;
+    let said = timeout(SOON, until_closed(&mut third)).await.expect("closed at once");
+    assert!(said.is_empty(), "{said:?}");
+    // Those that are open are served, and one that closes makes room.
+    server.answer(prompt("a")).await.unwrap();
+    drop(second);
+    let mut room = false;
+    for _ in 0..1000 {
+        if plain(address).connect().await.is_ok() {
+            room = true;
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(room, "no room again");
+}
+
+#[tokio::test]
+async fn a_connection_has_so_long_to_begin() {
+    let papers = Papers::new();
+    for encrypted in [false, true] {
+        let access = if encrypted { papers.access(false) } else { Default::default() };
+        let wire = Wire { handshake: Duration::from_millis(300), connections: 2, access, ..Wire::default() };
+        let reach = |address| if encrypted { papers.reach(address, None) } else { plain(address) };
+        let server = Server::reached_by(Limits::default(), wire, &[("fake", Kind::Pooled)], reach).await;
+        // One place is left, and each of these gives it back. The first of them never say a whole word; the last says
+        // something else, and is not waited for.
+        for words in [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM", b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n"] {
+            let mut stream = sent(server.running.address, words).await;
+            timeout(SOON, until_closed(&mut stream)).await.expect("closed");
+            // Its place is free once the server is done with it, which may be a moment later.
+            let mut again = reach(server.running.address).connect().await;
+            for _ in 0..1000 {
+                if again.is_ok() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                again = reach(server.running.address).connect().await;
+            }
+            again.expect("its place is free again");
+        }
+        // The one that began well stays.
+        server.answer(prompt("a")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn headers_have_a_limit() {
+    let server = within(Wire { header_bytes: 4096, ..Wire::default() }).await;
+    let with = |bytes: usize| {
+        let mut request = Request::new(v1::SegmentRequest { text: "a".into(), ..Default::default() });
+        request.metadata_mut().insert("x-long", MetadataValue::try_from("x".repeat(bytes)).unwrap());
+        request
+    };
+    let mut client = server.generation();
+    client.segment(with(2000)).await.unwrap();
+    let status = client.segment(with(8000)).await.unwrap_err();
+    assert!(status.message().contains("431"), "Request Header Fields Too Large: {status:?}");
+    server.answer(prompt("a")).await.unwrap();
+    server.at_rest().await;
+}
+
+/// Requests that never come whole take room, of which there is so much for all, whichever connection they are on.
+#[tokio::test]
+async fn requests_that_come_in_share_their_room() {
+    let server = within(Wire { message_bytes: 64 << 10, request_memory: 100 << 10, ..Wire::default() }).await;
+    // Each is longer than the model's sequences, which is told once it has been read.
+    let large = || server.generate(prompt(&"a".repeat(60 << 10)));
+    assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
+    let begun = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
+    let mut bytes = [frames::beginning(), frames::call(1, GENERATE), frame(DATA, 0, 1, &begun)].concat();
+    for _ in 0..5 {
+        bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
+    }
+    let unfinished = sent(server.running.address, &bytes).await;
+    let mut refused = large().await.map(drop).unwrap_err();
+    for _ in 0..1000 {
+        if refused.code() == Code::ResourceExhausted {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        refused = large().await.map(drop).unwrap_err();
+    }
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(details(&refused).retry_info().is_some());
+    // What fits beside them is served, and everything is once they are gone.
+    server.answer(prompt("a")).await.unwrap();
+    drop(unfinished);
+    let mut again = refused;
+    for _ in 0..1000 {
+        again = large().await.map(drop).unwrap_err();
+        if again.code() == Code::InvalidArgument {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(again.code(), Code::InvalidArgument, "the room was not given back");
+}
+
+#[tokio::test]
+async fn calls_of_a_connection_have_a_limit() {
+    let server = within(Wire { concurrent_streams: 2, ..Wire::default() }).await;
+    server.model.hold();
+    let first = server.generate(long("a", 5)).await.unwrap();
+    let _second = server.generate(long("a", 5)).await.unwrap();
+    let third = server.generate(long("a", 5));
+    tokio::pin!(third);
+    assert!(timeout(Duration::from_millis(200), &mut third).await.is_err(), "it must wait");
+    assert_eq!(
+        {
+            let load = server.engine.load();
+            load.queued + load.running
+        },
+        2
+    );
+    drop(first);
+    server.model.release();
+    timeout(SOON, third).await.expect("there is room").unwrap();
+}
+
+/// Opening calls and cancelling them at once is a way to make a server work for nothing (CVE-2023-44487).
+#[tokio::test]
+async fn calls_that_are_cancelled_unseen_end_the_connection() {
+    let server = within(Wire { pending_resets: 10, ..Wire::default() }).await;
+    let cancelled = |count: u32| {
+        let mut bytes = frames::beginning();
+        for stream in (1..).step_by(2).take(count as usize) {
+            bytes.extend(frames::call(stream, GENERATE));
+            bytes.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+        }
+        bytes
+    };
+    let mut stream = sent(server.running.address, &cancelled(2000)).await;
+    let said = timeout(SOON, until_closed(&mut stream)).await.expect("closed");
+    let away = frames(&said).into_iter().find(|(kind, ..)| *kind == GOAWAY).expect("told to go away");
+    // ENHANCE_YOUR_CALM
+    assert_eq!(away.2[4..8], 11_u32.to_be_bytes());
+    // A few are nothing unusual, and nobody else notices.
+    let mut few = sent(server.running.address, &cancelled(5)).await;
+    assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "it stays");
+    server.answer(prompt("a")).await.unwrap();
+    server.at_rest().await;
+}
+
+/// A client whose machine or network is gone says nothing any more, not even good-bye.
+#[tokio::test]
+async fn a_client_that_is_gone_without_a_word_frees_its_row() {
+    let interval = Some(Duration::from_millis(100));
+    let wire = Wire { keepalive_interval: interval, keepalive_timeout: Duration::from_millis(200), ..Wire::default() };
+    let server = within(wire).await;
+    server.model.slow(Duration::from_millis(2));
+    let bytes = [frames::beginning(), by_hand(1, &long("a", 1900))].concat();
+    let mut gone = sent(server.running.address, &bytes).await;
+    eventually("it runs", || running(&server, 1)).await;
+    timeout(SOON, until_closed(&mut gone)).await.expect("closed");
+    server.at_rest().await;
+    assert!(server.model.steps() < 1900, "it ran to its end");
+    // A client that answers pings stays, for as long as it likes.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    server.answer(prompt("a")).await.unwrap();
+}
+
+/// Both kinds of calls: an answer of many messages, and of one.
+#[tokio::test]
+async fn a_connection_that_closes_frees_its_rows() {
+    let server = within(Wire::default()).await;
+    server.model.slow(Duration::from_millis(20));
+    let segment = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() }.encode_to_vec();
+    let data = frame(DATA, END_STREAM, 3, &frames::message(&segment));
+    let calls = [by_hand(1, &long("a", 1900)), frames::call(3, "/weir.v1.Generation/Segment"), data].concat();
+    let mut stream = sent(server.running.address, &[frames::beginning(), calls].concat()).await;
+    eventually("both run", || running(&server, 2)).await;
+    stream.shutdown().await.unwrap();
+    drop(stream);
+    let steps = server.model.steps();
+    server.at_rest().await;
+    assert!(server.model.steps() < steps + 500, "they ran on");
+}
+
+/// Many that say nothing at all do not keep anybody from being served.
+#[tokio::test]
+async fn silent_connections_stand_in_nobodys_way() {
+    let server = within(Wire { handshake: Duration::from_secs(60), ..Wire::default() }).await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(server.running.address).await.unwrap());
+    }
+    let channel = timeout(SOON, plain(server.running.address).connect()).await.unwrap().unwrap();
+    let mut client = ModelsClient::new(channel);
+    timeout(SOON, client.list_models(v1::ListModelsRequest {})).await.unwrap().unwrap();
+}

@@ -56,6 +56,7 @@ impl Running {
         Self::reached_by(Engines::new(engines).unwrap(), wire, plain).await
     }
 
+    /// A server of more than engines.
     async fn offering(offer: impl Into<Offer>, wire: Wire) -> Self {
         Self::reached_by(offer, wire, plain).await
     }

@@ -84,7 +84,7 @@ pub fn run(args: Args) -> Result<()> {
                 if server.json {
                     return output::json(&json!({ "loaded": loaded, "draining": draining }));
                 }
-                let old = draining.map(|number| format!("; generation {number} drains\n")).unwrap_or_default();
+                let old = draining.map(|number| format!("; generation {number} drains")).unwrap_or_default();
                 output::write(&format!("{} is served by generation {}{old}\n", loaded.name, loaded.generation))
             }
             Order::Unload { server, name } => {

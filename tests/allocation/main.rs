@@ -4,6 +4,7 @@
 #![allow(unsafe_code, clippy::unwrap_used, reason = "an allocator is unsafe by nature; tests may unwrap")]
 
 mod engine;
+mod measured;
 mod model;
 
 use serde_json::{Value, json};
@@ -118,7 +119,8 @@ fn a_steady_decode_step_allocates_nothing() {
                 let settings = Settings { threads, dtype, memory_bytes: 1 << 30, ..Settings::default() };
                 let model: Arc<dyn Model> = load(&folder, &settings).unwrap();
                 model::check(&*model);
-                engine::check(model);
+                engine::check(Arc::clone(&model));
+                measured::check(model);
             }
         }
     }

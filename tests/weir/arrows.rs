@@ -28,7 +28,6 @@ const CRATES: &[(&str, &[&str])] = &[
     ("opentelemetry_otlp", &["serve"]),
     ("opentelemetry_sdk", &["serve"]),
     ("prometheus_client", &["metrics"]),
-    ("sysinfo", &["serve"]),
     ("tonic", &["serve"]),
     ("tonic_health", &["serve"]),
     ("tonic_reflection", &["serve"]),
@@ -55,7 +54,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("unicode_normalization", &["text"]),
     ("thiserror", &["error", "family", "text"]),
     ("plotters", &["report"]),
-    ("sysinfo", &["report"]),
+    ("sysinfo", &["report", "serve"]),
     ("memmap2", &["kernels"]),
 ];
 

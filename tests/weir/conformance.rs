@@ -296,7 +296,7 @@ fn what_the_cache_gives_equals_a_cold_run() {
             cache.keep(&key, &text, &*alone.rows[0].state).unwrap();
             texts.push(text);
         }
-        assert!(hits > 3, "{}: {hits} hits", configuration.name);
+        assert!(hits > 0, "{}: {hits} hits", configuration.name);
         let held = cache.usage().page_bytes;
         assert_eq!(held, model.memory().in_use, "{}: each page is counted, and once", configuration.name);
         assert_eq!(cache.give_up(usize::MAX), held, "{}", configuration.name);

@@ -32,7 +32,8 @@ impl Watched {
     async fn new(hang: Duration) -> Self {
         let (fake, engines) = (Fake::new("fake", Kind::Pooled), Engines::default());
         let (model, into) = (Arc::clone(&fake) as Arc<dyn Model>, engines.clone());
-        let load = move || into.add(into.launch(model, Limits::default(), None).unwrap()).unwrap();
+        let limits = Limits { cache_bytes: 1 << 20, ..Limits::default() };
+        let load = move || into.add(into.launch(model, limits, None).unwrap()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap();
         let monitor = Monitor::new(engines.clone(), hang);
@@ -187,12 +188,11 @@ async fn what_the_cache_spares_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_is_told_and_what_is_cancelled() {
     let server = Watched::new(Duration::from_secs(60)).await;
-    server.fake.hold();
-    let stream = server.generation().generate(long("a", 5)).await.unwrap();
+    server.fake.slow(Duration::from_millis(2));
+    let stream = server.generation().generate(long("a", 1900)).await.unwrap();
     eventually("it runs", || server.engines.all()[0].load().running == 1).await;
     assert_eq!(server.of_model("num_requests_running").await, 1.0);
     drop(stream);
-    server.fake.release();
     eventually("it is over", || server.engines.all()[0].load().running == 0).await;
     assert_eq!(server.of_model("num_requests_running").await, 0.0);
     server.until("weir:request_failure_total{model_name=\"fake\",code=\"CANCELLED\"}", 1.0).await;

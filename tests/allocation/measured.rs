@@ -1,7 +1,7 @@
 //! What a step and its characters tell the metrics allocates nothing.
 
 use super::allocations;
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 use weir::{
     decode::{
         contract::Model,
@@ -19,13 +19,23 @@ pub(super) fn check(model: Arc<dyn Model>) {
     let meter = Metrics::default().meter("m");
     let engine = Handle::start(model, Limits::default()).unwrap();
     meter.begin(&engine);
-    let before = allocations();
-    for step in 0..700 {
-        meter.step(3, 3, step % 2);
-        meter.queued(Duration::from_micros(step as u64));
-        meter.first_char(Duration::from_millis(step as u64));
-        meter.gap(Duration::from_micros(step as u64), step % 2 == 0);
-        meter.finished(Ok(&Reason::MaxChars), &Usage::default(), &Timing::default());
-    }
-    assert_eq!(allocations() - before, 0, "metrics");
+    let allocated = || {
+        let before = allocations();
+        (0..700).for_each(|step| tell(&*meter, step));
+        allocations() - before
+    };
+    // the engine's own thread is still making its buffers, which can only add to what is counted
+    let quiet = (0..100).any(|_| {
+        thread::sleep(Duration::from_millis(10));
+        allocated() == 0
+    });
+    assert!(quiet, "metrics");
+}
+
+fn tell(meter: &dyn Observer, step: usize) {
+    meter.step(3, 3, step % 2);
+    meter.queued(Duration::from_micros(step as u64));
+    meter.first_char(Duration::from_millis(step as u64));
+    meter.gap(Duration::from_micros(step as u64), step.is_multiple_of(2));
+    meter.finished(Ok(&Reason::MaxChars), &Usage::default(), &Timing::default());
 }

@@ -7,7 +7,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 use tokio::{net::UnixStream, task::JoinSet};
@@ -22,6 +22,8 @@ use weir_proto::v1::{
 /// Requests at once: far more than both replicas have rows.
 const CLIENTS: u64 = 24;
 const CHARS: u32 = 400;
+/// How long what must come soon may take.
+const SOON: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
 enum Proxy {
@@ -33,7 +35,7 @@ enum Proxy {
 struct Site {
     replicas: Vec<Server>,
     channel: Channel,
-    _proxy: Program,
+    proxy: Program,
     _folder: TempDir,
 }
 
@@ -114,7 +116,9 @@ impl Site {
         let folder = TempDir::new().unwrap();
         let proxy = proxy.start(&program, folder.path(), &replicas);
         let socket = folder.path().join("socket");
+        let begun = Instant::now();
         let channel = loop {
+            assert!(begun.elapsed() < SOON, "the proxy does not listen: {}", proxy.all());
             let socket = socket.clone();
             let connect = tower::service_fn(move |_: Uri| {
                 let socket = socket.clone();
@@ -125,9 +129,10 @@ impl Site {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        let site = Self { replicas, channel, _proxy: proxy, _folder: folder };
+        let site = Self { replicas, channel, proxy, _folder: folder };
         // Health checks may have to find the replicas first.
         while site.ask(0, 1).await.failure.is_some() {
+            assert!(begun.elapsed() < SOON, "no replica is found: {}", site.proxy.all());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Some(site)
@@ -150,7 +155,9 @@ impl Site {
             if self.replicas.iter().all(busy) {
                 break;
             }
-            assert!(clients.try_join_next().is_none(), "a request was over before all had come");
+            if let Some(over) = clients.try_join_next() {
+                panic!("a request was over before all had come: {over:?}");
+            }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         deed(&self.replicas[0]);

@@ -41,6 +41,11 @@ impl Program {
         find(&lines).unwrap_or_else(|| panic!("it never said {beginning:?}, but\n{}", lines.join("\n")))
     }
 
+    /// All that it said.
+    pub(super) fn all(&self) -> String {
+        self.said.0.lock().unwrap().join("\n")
+    }
+
     /// Sends a signal by its name.
     pub(super) fn signal(&self, name: &str) {
         let id = self.child.id().to_string();

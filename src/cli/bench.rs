@@ -2,6 +2,8 @@
 
 mod measure;
 mod picture;
+mod resume;
+mod served;
 mod stream;
 mod table;
 
@@ -42,13 +44,14 @@ enum What {
     Prefill(PrefillArgs),
     /// Decoding with two models in turns: how many times as fast A is as B.
     Compare(CompareArgs),
-    /// What a cache hit costs the model: fork, rollback and one step, beside a cold prefill. No lookup is part of it.
-    Resume(measure::ResumeArgs),
+    /// What the segment cache spares: the time to the first character over gRPC, of a prompt whose beginning is cached beside
+    /// one of which nothing is, in turns.
+    Resume(resume::ResumeArgs),
     /// What the gRPC stream costs: the same generations in the process and through a server on loopback, in turns.
     Stream(stream::StreamArgs),
-    /// The client of `stream`, in a process of its own.
+    /// The client of `stream` and `resume`, in a process of its own.
     #[command(hide = true)]
-    StreamClient(stream::ClientArgs),
+    StreamClient(served::ClientArgs),
     /// Kernels one at a time, without a model.
     Kernels(measure::KernelsArgs),
     /// One picture of several saved runs.
@@ -172,9 +175,9 @@ pub fn run(args: Args) -> Result<()> {
         What::Decode(args) => run_decode(&args),
         What::Prefill(args) => run_prefill(&args),
         What::Compare(args) => run_compare(&args),
-        What::Resume(args) => measure::run_resume(&args),
+        What::Resume(args) => resume::run_resume(&args),
         What::Stream(args) => stream::run_stream(&args),
-        What::StreamClient(args) => stream::run_client(&args),
+        What::StreamClient(args) => served::run_client(&args),
         What::Kernels(args) => measure::run_kernels(&args),
         What::Plot(args) => measure::run_plot(&args),
     }

@@ -101,17 +101,15 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
 }
 
 /// One run.
-pub(super) struct Run {
-    /// The sequence, with the logits after its last symbol.
-    pub(super) row: Row,
+struct Run {
     /// Of all symbols.
     marks: Vec<Mark>,
-    /// From the empty sequence to the logits.
-    pub(super) ns: f64,
+    /// From the empty sequence to the logits after the last symbol.
+    ns: f64,
 }
 
 /// Feeds a fresh sequence, `chunk` symbols a step.
-pub(super) fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<Run> {
+fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<Run> {
     let mut marks = Vec::with_capacity(symbols.len());
     let begun = Instant::now();
     let mut row = Row::new(model.begin(BoundaryOptions::default())?);
@@ -121,7 +119,7 @@ pub(super) fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mu
         advance(model, std::slice::from_mut(&mut row), &[0], scratch)?;
         marks.extend_from_slice(&row.marks);
     }
-    Ok(Run { row, marks, ns: begun.elapsed().as_nanos() as f64 })
+    Ok(Run { marks, ns: begun.elapsed().as_nanos() as f64 })
 }
 
 /// Multiply-adds that a text needs whose symbols have these marks.

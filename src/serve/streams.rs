@@ -1,4 +1,4 @@
-//! A client of this server, for measuring what the wire adds: it asks, reads to the end, and says how long that took.
+//! A client of this server, for measuring what its users see: it asks, reads to the end, and says how long that took.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,8 @@ pub struct Read {
     pub texts: Vec<String>,
     /// Messages of all streams together.
     pub messages: usize,
+    /// Characters of prompts that the server had cached, of all streams together.
+    pub cached_chars: u64,
 }
 
 impl Client {
@@ -54,17 +56,26 @@ impl Client {
         let mut read = Read::default();
         for stream in streams {
             let lost = |error| Error::Internal(format!("a stream's reader: {error}"));
-            let (text, messages) = stream.await.map_err(lost)??;
+            let Told { text, messages, cached_chars } = stream.await.map_err(lost)??;
             read.texts.push(text);
             read.messages += messages;
+            read.cached_chars += cached_chars;
         }
         read.ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(read)
     }
 }
 
-/// One stream, to its end: its text, and the messages that it came in.
-async fn stream(mut client: GenerationClient<Channel>, request: Request) -> Result<(String, usize)> {
+/// What one stream told.
+#[derive(Default)]
+struct Told {
+    text: String,
+    messages: usize,
+    cached_chars: u64,
+}
+
+/// Reads one stream to its end.
+async fn stream(mut client: GenerationClient<Channel>, request: Request) -> Result<Told> {
     let refused =
         |status: tonic::Status| Error::Setting(format!("the server said {}: {}", status.code(), status.message()));
     let Request { prompt, seed, chars } = request;
@@ -72,12 +83,14 @@ async fn stream(mut client: GenerationClient<Channel>, request: Request) -> Resu
     let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });
     let request = v1::GenerateRequest { prompt, sampling, stopping, ..Default::default() };
     let mut stream = client.generate(request).await.map_err(refused)?.into_inner();
-    let (mut text, mut messages) = (String::new(), 0);
+    let mut told = Told::default();
     while let Some(message) = stream.message().await.map_err(refused)? {
-        messages += 1;
-        if let Some(Event::Piece(piece)) = message.event {
-            text += &piece.text;
+        told.messages += 1;
+        match message.event {
+            Some(Event::Started(started)) => told.cached_chars = started.cached_chars,
+            Some(Event::Piece(piece)) => told.text += &piece.text,
+            Some(Event::Finished(_)) | None => {}
         }
     }
-    Ok((text, messages))
+    Ok(told)
 }

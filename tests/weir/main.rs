@@ -9,6 +9,7 @@ mod bench;
 mod cli;
 mod conformance;
 mod convert;
+mod crowd;
 mod deploy;
 mod engine;
 mod golden;

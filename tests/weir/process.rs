@@ -46,9 +46,14 @@ impl Program {
         self.said.0.lock().unwrap().join("\n")
     }
 
+    /// Its number among the system's processes.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal by its name.
     pub(super) fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
+        let id = self.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
     }
 

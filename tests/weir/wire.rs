@@ -11,6 +11,7 @@ mod late;
 mod life;
 mod limits;
 mod model;
+mod overload;
 mod port;
 mod raw;
 mod real;

@@ -1,41 +1,15 @@
-//! The subcommands that measure something other than a model's speed at one text: resuming, kernels; and pictures of runs.
+//! Kernels without a model, and pictures of runs.
 
-use super::{Common, Compute, Told, count, each, picture, table};
+use super::{Common, count, each, picture, table};
 use crate::{
     error::Result,
-    family::load::MAX_SYMBOLS,
     kernels::{self, Isa, Pool},
     report::{
         self,
         machine::{Machine, free_bytes},
-        prefill, resume,
     },
 };
 use std::path::PathBuf;
-
-#[derive(Debug, clap::Args)]
-pub(super) struct ResumeArgs {
-    /// The checkpoint's folder.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
-    model: PathBuf,
-    /// Symbols of the prompt; several lengths are measured one after the other.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
-    context: Vec<usize>,
-    /// Symbols a step of the cold prefill.
-    #[arg(long, value_name = "N", default_value_t = 512,
-        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
-    chunk: usize,
-    /// Timed pairs of a cold and a resumed run, after one that is not timed.
-    #[arg(long, value_name = "N", default_value_t = 11,
-        value_parser = count(1..=prefill::MAX_RUNS), allow_negative_numbers = true)]
-    runs: usize,
-    #[command(flatten)]
-    compute: Compute,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
 
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
@@ -58,18 +32,6 @@ pub(super) struct PlotArgs {
     /// Where the picture goes.
     #[arg(long, value_name = "FILE.svg")]
     out: PathBuf,
-}
-
-pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
-    let ResumeArgs { chunk, runs, .. } = *args;
-    let mut entries = Vec::new();
-    for setup in args.compute.setups() {
-        let ([model], machine) = setup.load([&args.model])?;
-        let plans: Vec<_> = args.context.iter().map(|&context| resume::Plan { context, chunk, runs }).collect();
-        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
-        entries.extend(each(plans, |plan| resume::measure(&*model, plan, &machine))?);
-    }
-    Told { json: args.json, plot: None }.tell(None, &entries, table::resume)
 }
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {

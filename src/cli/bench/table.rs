@@ -173,7 +173,7 @@ pub(super) fn resume(entries: &[resume::Entry]) -> String {
         "ratio",
         "p10",
         "p90",
-        "MB held",
+        "cached",
     ];
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let line = |entry: &resume::Entry| {
@@ -182,7 +182,7 @@ pub(super) fn resume(entries: &[resume::Entry]) -> String {
         cells.extend([entry.head.threads, entry.context].map(|count| count.to_string()));
         cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
         cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.2}")));
-        cells.push(format!("{:.2}", entry.state_bytes as f64 / 1e6));
+        cells.push(format!("{:.1}", entry.cached_chars));
         cells
     };
     let table = columns(&head, entries.iter().map(line));

@@ -21,15 +21,15 @@ use weir::{
 use weir_proto::v1::generation_client::GenerationClient;
 
 /// A server with an admin port, and one measured model of that kind named `fake`.
-struct Watched {
-    fake: Arc<Fake>,
-    engines: Engines,
+pub(super) struct Watched {
+    pub(super) fake: Arc<Fake>,
+    pub(super) engines: Engines,
     port: SocketAddr,
     running: Running,
 }
 
 impl Watched {
-    async fn new(hang: Duration) -> Self {
+    pub(super) async fn new(hang: Duration) -> Self {
         let (fake, engines) = (Fake::new("fake", Kind::Pooled), Engines::default());
         let (model, into) = (Arc::clone(&fake) as Arc<dyn Model>, engines.clone());
         let limits = Limits { cache_bytes: 1 << 20, ..Limits::default() };
@@ -61,7 +61,7 @@ impl Watched {
     }
 
     /// Waits until a series has that value: what a request leaves is counted after its client has heard of its end.
-    async fn until(&self, series: &str, value: f64) {
+    pub(super) async fn until(&self, series: &str, value: f64) {
         for _ in 0..1000 {
             if self.find(series).await == Some(value) {
                 return;
@@ -75,7 +75,7 @@ impl Watched {
         self.value(&format!("weir:{name}{{model_name=\"fake\"}}")).await
     }
 
-    fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
+    pub(super) fn generation(&self) -> GenerationClient<tonic::transport::Channel> {
         GenerationClient::new(self.running.channel.clone())
     }
 

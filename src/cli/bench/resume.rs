@@ -1,0 +1,78 @@
+//! What the segment cache spares: the time to the first character, as a client of the server sees it.
+
+use super::{Compute, Setup, Told, count, each, served::Served, table};
+use crate::{
+    engine::handle::{Handle, Limits},
+    error::Result,
+    family::load::MAX_SYMBOLS,
+    report::{
+        head::Head,
+        prefill::MAX_RUNS,
+        resume::{Answered, Entry, Plan},
+    },
+    serve::streams::Request,
+};
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct ResumeArgs {
+    /// The checkpoint's folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    model: PathBuf,
+    /// Symbols that the two prompts of a pair begin with, alike; several lengths are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    context: Vec<usize>,
+    /// Symbols of each prompt behind them.
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true,
+        value_parser = count(1..=MAX_SYMBOLS))]
+    more: usize,
+    /// Symbols a step while a prompt is fed.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().chunk,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    chunk: usize,
+    /// Timed pairs of a cold and a resumed prompt, after one that is not timed.
+    #[arg(long, value_name = "N", default_value_t = 11,
+        value_parser = count(1..=MAX_RUNS), allow_negative_numbers = true)]
+    runs: usize,
+    #[command(flatten)]
+    compute: Compute,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
+    let ResumeArgs { more, runs, .. } = *args;
+    let plans: Vec<_> = args.context.iter().map(|&context| Plan { context, more, runs }).collect();
+    let mut entries = Vec::new();
+    for setup in args.compute.setups() {
+        entries.extend(measure(setup, args, &plans)?);
+    }
+    Told { json: args.json, plot: None }.tell(None, &entries, table::resume)
+}
+
+fn measure(setup: Setup, args: &ResumeArgs, plans: &[Plan]) -> Result<Vec<Entry>> {
+    let ([model], machine) = setup.load([&args.model])?;
+    let card = model.card();
+    plans.iter().try_for_each(|plan| plan.check(card))?;
+    // a pair's prompts differ from those of every length's pairs: an engine of its own for each length
+    each(plans.to_vec(), |plan| {
+        let cache_bytes = model.memory().limit / 2;
+        let limits = Limits { chunk: args.chunk, cache_bytes, ..Limits::default() };
+        let mut served = Served::start(Handle::start(model.clone(), limits)?)?;
+        let mut pair = |number| -> Result<[Answered; 2]> {
+            let [cold, resumed] = plan.prompts(card, number);
+            Ok([first_char(&mut served, cold)?, first_char(&mut served, resumed)?])
+        };
+        pair(0)?;
+        let pairs = (1..=plan.runs).map(pair).collect::<Result<Vec<_>>>()?;
+        Entry::new(Head::new(card, &machine), card, plan, args.chunk, &pairs)
+    })
+}
+
+/// Asks for one character.
+fn first_char(served: &mut Served, prompt: String) -> Result<Answered> {
+    let read = served.ask(&[Request { prompt, seed: 1, chars: 1 }])?;
+    Ok(Answered { ns: read.ns as f64, cached_chars: read.cached_chars })
+}

@@ -111,7 +111,7 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
         let running = Running::start(vec![engine], Wire::default()).await;
         let vocabulary = &model.card().vocabulary;
-        let length = if storms() { 2 << 20 } else { 3000 };
+        let length = if storms() { 1 << 16 } else { 3000 };
         let text = vocabulary.decode(&Dice::new(7).text(length, vocabulary.len()));
         let symbols = vocabulary.encode("text", &text, usize::MAX).unwrap();
         for &mode in &model.card().boundary_modes {

@@ -119,7 +119,7 @@ impl Entry {
         let empty = || Error::Internal("no run was timed".into());
         let cold = Quantiles::of(pairs.iter().map(|[cold, _]| cold.ns).collect()).ok_or_else(empty)?;
         let resumed = Quantiles::of(pairs.iter().map(|[_, resumed]| resumed.ns).collect()).ok_or_else(empty)?;
-        let times: Vec<_> = pairs.iter().map(|[cold, resumed]| (resumed.ns, cold.ns)).collect();
+        let times: Vec<_> = pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)).collect();
         let cached: u64 = pairs.iter().map(|[_, resumed]| resumed.cached_chars).sum();
         Ok(Self {
             head,

@@ -45,6 +45,9 @@ fn resume_tells_both_ways_and_their_ratio() {
             assert!(0.0 < cached && cached < number(entry, "context") + number(entry, "more"), "{case}: {cached}");
         }
     }
+    let one = json(&["resume", "--json", "--context", "70", "--runs", "1", "--model"], &[converted("whitespaces")]);
+    let ratio = number(&one[0], "cold_ns_p50") / number(&one[0], "resumed_ns_p50");
+    assert!(equal(number(&one[0]["ratio"], "median"), ratio), "cold in units of resumed");
     let limit = fixture("whitespaces").card().max_symbols - 1;
     let told = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
     assert!(told.contains("--context and --more together") && told.contains(&limit.to_string()), "{told}");

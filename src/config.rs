@@ -66,6 +66,8 @@ pub struct Wire {
     pub message_bytes: usize,
     /// Bytes of all request messages together that have not come in whole.
     pub request_memory: usize,
+    /// How long a request may take to come in whole.
+    pub upload: Duration,
     /// Bytes of one request's headers.
     pub header_bytes: u32,
     /// Calls in progress on one connection.
@@ -106,6 +108,7 @@ impl Default for Wire {
             drain: Duration::from_secs(30),
             message_bytes: 4 << 20,
             request_memory: 256 << 20,
+            upload: Duration::from_secs(60),
             header_bytes: 16 << 10,
             concurrent_streams: 256,
             pending_resets: 20,

@@ -104,7 +104,7 @@ per_model! {
         "prompt_tokens", "Characters of prompts and scored texts that were processed";
     generated_chars: Counter = Counter::default(), ["" [""]], "generation_tokens", "Characters that were generated";
     cache_queries: Counter = Counter::default(), ["" [""]],
-        "prefix_cache_queries", "Characters of the prompts that were looked up in the segment cache";
+        "prefix_cache_queries", "Characters of prompts that were looked up in the segment cache: all but the last, which has to be fed";
     cache_hits: Counter = Counter::default(), ["" [""]],
         "prefix_cache_hits", "Characters of prompts that came from the segment cache";
     success: Counter = Counter::default(), ["finished_reason" REASONS.map(|reason| reason.name())],

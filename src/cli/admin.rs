@@ -1,6 +1,6 @@
 //! `weir admin`: models loaded and unloaded while a server runs.
 
-use super::{output, runtime};
+use super::{output, reach::TlsArgs, runtime};
 use crate::{
     config::Token,
     error::{Error, Result},
@@ -56,6 +56,8 @@ struct Server {
     /// A file with the server's token.
     #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
     admin_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
@@ -68,7 +70,7 @@ impl Server {
             (None, Some(file)) => Token::read(file).map_err(|why| format!("{}: {why}", file.display())),
             (None, None) => Err("a token is needed: WEIR_ADMIN_TOKEN or --admin-token-file".into()),
         };
-        Operator::connect(&self.address, &token.map_err(Error::Setting)?).await
+        Operator::connect(&self.tls.reach(&self.address)?, &token.map_err(Error::Setting)?).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! `weir health`: whether a server serves, for whoever starts and stops it.
 
-use super::runtime;
+use super::{reach::TlsArgs, runtime};
 use crate::{
     error::{Error, Result},
     serve::client,
@@ -15,6 +15,8 @@ pub struct Args {
     /// The service to ask about: `weir.v1.Generation` tells whether requests should come; empty, whether the server lives.
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
 /// Runs the command.
@@ -22,8 +24,8 @@ pub struct Args {
 /// # Errors
 /// It does not serve, or is not there.
 pub fn run(args: Args) -> Result<()> {
-    let Args { address, service } = args;
-    if runtime()?.block_on(client::is_serving(&address, &service))? {
+    let Args { address, service, tls } = args;
+    if runtime()?.block_on(client::is_serving(&tls.reach(&address)?, &service))? {
         return Ok(());
     }
     Err(Error::Remote { server: address, answer: "NOT_SERVING".into() })

@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod model;
 pub mod output;
 pub mod progress;
+mod reach;
 pub mod score;
 pub mod segment;
 pub mod serve;

@@ -23,11 +23,10 @@ use tokio::net::TcpListener;
 
 /// The most that a count may be: nothing that fits a machine is refused.
 const MANY: usize = 1 << 24;
-/// How long the runtime may take to stop after a second signal.
+/// How long the runtime may take to stop.
 const STOP: Duration = Duration::from_millis(100);
 
-/// Serves models over gRPC. A signal (SIGTERM, Ctrl-C) drains; a second one ends as soon as the step in progress is
-/// over.
+/// Serves models over gRPC. A signal (SIGTERM, Ctrl-C) drains; a second one ends at once.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -120,8 +119,9 @@ async fn listen(settings: Serve) -> Result<()> {
     tokio::select! {
         served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
         () = signals::reached(signals, 2) => {
-            tracing::warn!("a second signal: ending after the step in progress");
-            Ok(())
+            tracing::warn!("a second signal: ending at once");
+            // whatever a worker is at, be it hanging, is not waited for
+            std::process::exit(0)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The running jobs, their rows side by side, and one step of them.
 //!
-//! Hot path: a step allocates nothing here but the events it sends; logs nothing.
+//! Hot path: a step allocates nothing here but the events it sends, and where a prompt is through, what the cache keeps of it;
+//! logs nothing.
 //!
 //! Which rows a step feeds is the [`scheduler`](super::scheduler)'s choice; which waiting rows its segment step takes is
 //! [`Batch::due`]'s, by [`gather`]'s rule.
@@ -67,14 +68,12 @@ impl Batch {
     /// Gives a job its row, from the longest cached beginning of its text; hands the job back with its verdict if the model
     /// refuses.
     pub(super) fn admit(&mut self, mut task: Task, now: Instant) -> Option<Task> {
-        let Common { observer, tally, .. } = &*self.common;
+        let observer = &*self.common.observer;
         match guarded(|| self.begin(&mut task)) {
             Ok(state) => {
                 if let Some(waited) = task.watch.begin(now) {
                     observer.queued(waited);
-                    let cached = task.session.usage().cached_chars;
-                    tally.cached_chars.add(cached);
-                    task.outlet.start(cached);
+                    task.outlet.start(task.session.usage().cached_chars);
                 }
                 self.rows.push(Row::new(state));
                 self.tasks.push(task);
@@ -159,20 +158,22 @@ impl Batch {
     /// Whether there is memory for the step that was laid out, if need be after what is cached was given up.
     pub(super) fn has_memory(&self) -> bool {
         let Common { model, store, .. } = &*self.common;
-        let in_flight = self.tasks.iter().zip(&self.rows).filter(|(task, _)| task.in_flight);
-        let pending: usize = in_flight.map(|(_, row)| model.growth(&*row.state, 0)).sum();
-        let growth = |feed: &Feed| model.growth(&*self.rows[feed.row].state, feed.symbols);
-        let needed = pending + self.feeds.iter().map(growth).sum::<usize>();
+        // what is cached goes entry by entry: copies of pages that a row shared with it are not needed then
         let short = || {
-            let memory = model.memory();
-            needed.saturating_sub(memory.limit.saturating_sub(memory.in_use))
+            let in_flight = self.tasks.iter().zip(&self.rows).filter(|(task, _)| task.in_flight);
+            let pending: usize = in_flight.map(|(_, row)| model.growth(&*row.state, 0)).sum();
+            let growth = |feed: &Feed| model.growth(&*self.rows[feed.row].state, feed.symbols);
+            let (needed, memory) = (pending + self.feeds.iter().map(growth).sum::<usize>(), model.memory());
+            needed > memory.limit.saturating_sub(memory.in_use)
         };
-        let missing = short();
-        if missing == 0 {
-            return true;
+        loop {
+            if !short() {
+                return true;
+            }
+            if !store.evict() {
+                return false;
+            }
         }
-        store.give_up(missing);
-        short() == 0
     }
 
     /// Feeds the rows as laid out, once, and brings on those that were fed before. Tells whether there were any.

@@ -150,7 +150,7 @@ impl Shared {
 
     pub(super) fn load(&self) -> Load {
         let (queued, running) = self.common.desk().counts();
-        let kept = self.common.store.usage().page_bytes;
+        let kept = self.common.store.spare();
         Load { queued, running, bytes: self.common.model.memory().in_use.saturating_sub(kept) }
     }
 

@@ -45,11 +45,14 @@ impl Store {
         }
     }
 
-    /// Gives back so many bytes of pages, or as many as it can.
-    pub(super) fn give_up(&self, bytes: usize) {
-        if let Some(mut cache) = self.open() {
-            cache.give_up(bytes);
-        }
+    /// Drops what was used least recently; tells whether there was anything.
+    pub(super) fn evict(&self) -> bool {
+        self.open().and_then(|mut cache| cache.evict()).is_some()
+    }
+
+    /// Bytes of pages that nobody else refers to. Goes through all of them.
+    pub(super) fn spare(&self) -> usize {
+        self.open().map_or(0, |cache| cache.spare())
     }
 
     /// Drops everything.

@@ -26,8 +26,6 @@ pub struct Counters {
     pub middle_skipped: u64,
     /// Symbols of prompts and scored texts that were fed; those that were fed again after a preemption included.
     pub prefill_chars: u64,
-    /// Symbols of prompts that needed no feeding: the cache knew them.
-    pub cached_chars: u64,
     /// Symbols that were generated.
     pub generated_chars: u64,
 }
@@ -43,7 +41,6 @@ pub(super) struct Tally {
     pub(super) middle_run: Count,
     pub(super) middle_skipped: Count,
     pub(super) prefill_chars: Count,
-    pub(super) cached_chars: Count,
     pub(super) generated_chars: Count,
 }
 
@@ -89,7 +86,6 @@ impl Tally {
             middle_run: self.middle_run.get(),
             middle_skipped: self.middle_skipped.get(),
             prefill_chars: self.prefill_chars.get(),
-            cached_chars: self.cached_chars.get(),
             generated_chars: self.generated_chars.get(),
         }
     }

@@ -129,6 +129,7 @@ impl Task {
 
     /// How it stands before a step; none if it holds no row.
     pub(super) fn stand(&mut self, row: &Row, model: &dyn Model) -> Option<Standing> {
+        let work = self.worked();
         let ticket = self.ticket.as_ref()?;
         let doing = match self.silence {
             _ if self.in_flight => Doing::Busy,
@@ -137,7 +138,12 @@ impl Task {
             None => Doing::Decoding,
         };
         let soon = model.growth(&*row.state, self.needed().saturating_sub(row.state.len()));
-        Some(Standing::new(ticket, doing, (row.state.bytes(), soon), std::mem::take(&mut self.work)))
+        Some(Standing::new(ticket, doing, (row.state.bytes(), soon), work))
+    }
+
+    /// What its row has done since this was last asked.
+    pub(super) fn worked(&mut self) -> Work {
+        std::mem::take(&mut self.work)
     }
 
     /// Counts a feed whose outcome is about to be taken.

@@ -86,7 +86,10 @@ impl Worker {
             }
             let (waker, ended) = (&self.waker, &mut self.ended);
             desk.scheduler.sweep(|task| task.look(now, stall, waker), |task| ended.push(task));
-            desk.scheduler.note(self.batch.standings(), self.common.model.memory().in_use);
+            // what only the cache refers to makes way for whoever waits for memory; counting it takes a while
+            let spare = if desk.scheduler.is_short_of_memory() { self.common.store.spare() } else { 0 };
+            let held = self.common.model.memory().in_use.saturating_sub(spare);
+            desk.scheduler.note(self.batch.standings(), held);
             while let Some(arrival) = desk.scheduler.fetch() {
                 self.arrivals.push(arrival);
             }
@@ -131,7 +134,11 @@ impl Worker {
         task.give_way();
         let (ask, behind) = (task.ask(&**model, 0), task.is_behind());
         if let Some(ticket) = task.ticket.take() {
-            self.common.desk().scheduler.give_way(ticket, task, ask, behind);
+            let back = self.common.desk().scheduler.give_way(ticket, task, ask, behind);
+            if let Err(mut task) = back {
+                task.verdict = Some(Err(Error::Internal("a row that nobody was given".into())));
+                self.ended.push(task);
+            }
             // whom that lets in is fetched before the worker sleeps
             self.common.signal.raise();
         }
@@ -149,7 +156,7 @@ impl Worker {
                 desk.pace.record(held);
             }
             if let Some(ticket) = task.ticket.take() {
-                desk.scheduler.end(ticket);
+                desk.scheduler.end(ticket, task.worked());
             }
         }
         drop(desk);

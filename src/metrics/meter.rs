@@ -65,6 +65,8 @@ impl Meter {
             (&series.middle_skipped[0], steps.middle_skipped, then.steps.middle_skipped),
             (&series.lookups[0], cache.hits, then.cache.hits),
             (&series.lookups[1], cache.misses, then.cache.misses),
+            (&series.cache_queries[0], cache.lookup_symbols, then.cache.lookup_symbols),
+            (&series.cache_hits[0], cache.hit_symbols, then.cache.hit_symbols),
             (&series.hit_bytes[0], cache.hit_bytes, then.cache.hit_bytes),
             (&series.evictions[0], cache.evictions, then.cache.evictions),
         ];
@@ -116,8 +118,6 @@ impl Observer for Meter {
         series.total[0].observe(seconds(timing.total_ns));
         if timing.steps > 0 {
             series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
-            series.cache_queries[0].inc_by(usage.prompt_chars as u64);
-            series.cache_hits[0].inc_by(usage.cached_chars as u64);
         }
         match outcome {
             Err(error) => {

@@ -8,13 +8,24 @@ use std::time::Duration;
 use tonic::{
     Request, Status,
     metadata::{Ascii, MetadataValue},
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir_proto::v1::{
     ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
     admin_client::AdminClient, model_generation::State,
 };
+
+/// How a server is reached.
+#[derive(Debug, Clone, Default)]
+pub struct Reach {
+    /// `host:port`, or a URL; `https://` for TLS.
+    pub address: String,
+    /// PEM: those who may have signed the server's certificate.
+    pub authorities: Option<Vec<u8>>,
+    /// PEM: the certificate, its chain, and the key that the client shows to a server that asks for them.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
 
 /// How long a connection may take to come about, and the answer about health.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,11 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// There is no such server or service, or it does not answer in five seconds.
-pub async fn is_serving(server: &str, service: &str) -> Result<bool> {
+pub async fn is_serving(server: &Reach, service: &str) -> Result<bool> {
     let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
     request.set_timeout(PATIENCE);
     let mut client = HealthClient::new(connect(server).await?);
-    let answer = client.check(request).await.map_err(|status| refused(server, &status))?;
+    let answer = client.check(request).await.map_err(|status| refused(&server.address, &status))?;
     Ok(answer.into_inner().status() == ServingStatus::Serving)
 }
 
@@ -64,11 +75,11 @@ impl Operator {
     ///
     /// # Errors
     /// It is not there.
-    pub async fn connect(server: &str, token: &Token) -> Result<Self> {
+    pub async fn connect(server: &Reach, token: &Token) -> Result<Self> {
         let token = MetadataValue::try_from(token.bearer());
         let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
         token.set_sensitive(true);
-        Ok(Self { server: server.to_owned(), client: AdminClient::new(connect(server).await?), token })
+        Ok(Self { server: server.address.clone(), client: AdminClient::new(connect(server).await?), token })
     }
 
     /// Loads a model: the generation that serves, and the number of the one that drains.
@@ -122,15 +133,28 @@ impl From<ModelGeneration> for Loaded {
     }
 }
 
-/// To `host:port`, or a URL.
-async fn connect(server: &str) -> Result<Channel> {
+async fn connect(reach: &Reach) -> Result<Channel> {
+    let Reach { address, authorities, identity } = reach;
     let failed = |error: &dyn std::error::Error| {
-        let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-        Error::Remote { server: server.to_owned(), answer: why }
+        let mut why = error;
+        while let Some(source) = why.source() {
+            why = source;
+        }
+        Error::Remote { server: address.clone(), answer: why.to_string() }
     };
-    let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
-    let endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?;
-    endpoint.connect_timeout(PATIENCE).connect().await.map_err(|error| failed(&error))
+    let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
+    let encrypted = url.starts_with("https://");
+    if encrypted && authorities.is_none() {
+        return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
+    }
+    let mut endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?.connect_timeout(PATIENCE);
+    if encrypted {
+        let mut tls = ClientTlsConfig::new();
+        tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
+        tls = identity.iter().fold(tls, |tls, (chain, key)| tls.identity(Identity::from_pem(chain, key)));
+        endpoint = endpoint.tls_config(tls).map_err(|error| failed(&error))?;
+    }
+    endpoint.connect().await.map_err(|error| failed(&error))
 }
 
 fn refused(server: &str, status: &Status) -> Error {

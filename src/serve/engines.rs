@@ -39,6 +39,8 @@ struct Table {
     serving: BTreeMap<String, Arc<Generation>>,
     /// Those that serve their last requests.
     leaving: Vec<Arc<Generation>>,
+    /// The names of those that take their first steps.
+    launching: Vec<String>,
     /// The number of the latest.
     latest: u64,
 }
@@ -58,6 +60,25 @@ pub struct Fresh {
     engine: Handle,
     meter: Arc<Meter>,
     folder: Option<PathBuf>,
+    /// Its name's series stay while it is there.
+    launching: Option<Launching>,
+}
+
+/// The name of a model that is to be served; its series are dropped with it, unless the model is served by then.
+struct Launching {
+    engines: Engines,
+    name: String,
+}
+
+impl Drop for Launching {
+    fn drop(&mut self) {
+        let mut table = self.engines.write();
+        if let Some(at) = table.launching.iter().position(|name| *name == self.name) {
+            table.launching.swap_remove(at);
+        }
+        drop(table);
+        self.engines.forget_unless_known(&self.name);
+    }
 }
 
 /// An engine in use: its generation stays while this is held.
@@ -104,7 +125,7 @@ impl Engines {
         }
         for engine in handles {
             let meter = engines.metrics().meter(&engine.card().name);
-            engines.add(Fresh { engine, meter, folder: None })?;
+            engines.add(Fresh { engine, meter, folder: None, launching: None })?;
         }
         Ok(engines)
     }
@@ -114,21 +135,13 @@ impl Engines {
     /// # Errors
     /// The operating system refuses a thread; a step fails.
     pub fn launch(&self, model: Arc<dyn Model>, limits: Limits, folder: Option<PathBuf>) -> Result<Fresh> {
-        let name = model.card().name.clone();
-        let meter = self.metrics().meter(&name);
-        let started = || {
-            let engine = Handle::start_with(model, limits, Arc::clone(&meter) as _)?;
-            warm::up(&engine)?;
-            meter.begin(&engine);
-            Ok(engine)
-        };
-        match started() {
-            Ok(engine) => Ok(Fresh { engine, meter, folder }),
-            Err(error) => {
-                self.forget_unless_known(&name);
-                Err(error)
-            }
-        }
+        let launching = Launching { engines: self.clone(), name: model.card().name.clone() };
+        self.write().launching.push(launching.name.clone());
+        let meter = self.metrics().meter(&launching.name);
+        let engine = Handle::start_with(model, limits, Arc::clone(&meter) as _)?;
+        warm::up(&engine)?;
+        meter.begin(&engine);
+        Ok(Fresh { engine, meter, folder, launching: Some(launching) })
     }
 
     /// Serves a model under a new name; returns its generation's number.
@@ -228,13 +241,19 @@ impl Engines {
         self.metrics().render(&engines).map_err(|error| Error::Internal(format!("metrics: {error}")))
     }
 
+    /// Bytes that the engines in memory may still take for keys and values.
+    pub(super) fn promised(&self) -> usize {
+        let leases = self.all().into_iter().chain(self.leaving());
+        leases.map(|engine| engine.memory()).map(|memory| memory.limit.saturating_sub(memory.in_use)).sum()
+    }
+
     /// Tells of every change of what is served.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }
 
     fn install(&self, fresh: Fresh) -> (Lease, Option<Arc<Generation>>) {
-        let Fresh { engine, meter, folder } = fresh;
+        let Fresh { engine, meter, folder, launching } = fresh;
         let name = engine.card().name.clone();
         let mut table = self.write();
         table.latest += 1;
@@ -244,6 +263,7 @@ impl Engines {
         let before = table.serving.insert(name, generation);
         table.leaving.extend(before.clone());
         drop(table);
+        drop(launching);
         self.tell_change();
         (lease, before)
     }
@@ -275,12 +295,13 @@ impl Engines {
         });
     }
 
-    /// Drops the series of a model that is neither served nor leaving.
+    /// Drops the series of a model that is neither served, leaving, nor about to be served.
     fn forget_unless_known(&self, name: &str) {
         // Within the lock, so that no generation of that name is installed meanwhile.
         let table = self.write();
         let is_there = |generation: &Arc<Generation>| generation.engine.card().name == name;
-        if !table.serving.contains_key(name) && !table.leaving.iter().any(is_there) {
+        let comes = table.launching.iter().any(|launching| launching == name);
+        if !(comes || table.serving.contains_key(name) || table.leaving.iter().any(is_there)) {
             self.metrics().forget(name);
         }
     }

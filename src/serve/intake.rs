@@ -1,19 +1,22 @@
 //! What requests may take while they come in. Each connection may have many calls, and each call a message of some length:
-//! together that is far more than a server has, so that there is a limit for all of them together.
+//! together that is far more than a server has, so that there is a limit for all of them together, of which one caller may have
+//! a part; and for the time, so that what never comes whole does not keep its room.
 
 use super::{
     layers::{Answering, Call, Next},
     status::status,
+    tenant::tenant_of,
 };
-use crate::error::Error;
+use crate::{config::Wire, error::Error};
 use http_body::{Body as HttpBody, Frame};
 use std::{
+    collections::HashMap,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Sleep, sleep};
 use tonic::{
     Status,
     body::Body,
@@ -24,13 +27,71 @@ use tower::ServiceExt;
 /// When to try again: what is on its way is there soon, or is given up.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all.
-pub(super) fn metered(most: usize) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
-    let room = Arc::new(Semaphore::new(most));
+/// The part of the room that one caller leaves to others: one in so many.
+const KEPT: usize = 8;
+
+/// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
+/// caller; and what does not come in whole in time.
+pub(super) fn metered(wire: &Wire) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
+    let (most, time) = (wire.request_memory, wire.upload);
+    let own = (most - most / KEPT).max(wire.message_bytes);
+    let room = Arc::new(Room { most, own, held: Mutex::default() });
     move |request, next| {
-        let id = Call::in_http(&request).id;
-        let meter = |body| Metered { body, id, most, room: Arc::clone(&room), held: None };
+        let call = Call::in_http(&request);
+        let (id, caller) = (Arc::clone(&call.id), tenant_of(&call));
+        let late = Box::pin(sleep(time));
+        let meter = |body| Metered { body, id, caller, late, room: Arc::clone(&room), held: 0 };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
+    }
+}
+
+/// Room for requests that come in.
+struct Room {
+    /// Bytes of all.
+    most: usize,
+    /// Bytes of one caller.
+    own: usize,
+    held: Mutex<Held>,
+}
+
+/// Bytes that are there.
+#[derive(Default)]
+struct Held {
+    all: usize,
+    /// By caller; nobody who has none.
+    of: HashMap<Arc<str>, usize>,
+}
+
+impl Room {
+    fn take(&self, caller: &Arc<str>, bytes: usize) -> Result<(), Error> {
+        let mut held = self.held();
+        let own = held.of.get(caller).map_or(bytes, |own| own.saturating_add(bytes));
+        let all = held.all.saturating_add(bytes);
+        let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
+        if all > self.most {
+            return full("bytes of requests that are coming in", self.most);
+        }
+        if own > self.own {
+            return full("bytes of one caller's requests that are coming in", self.own);
+        }
+        held.all = all;
+        held.of.insert(Arc::clone(caller), own);
+        Ok(())
+    }
+
+    fn give_back(&self, caller: &Arc<str>, bytes: usize) {
+        let mut held = self.held();
+        held.all -= bytes;
+        if let Some(own) = held.of.get_mut(caller) {
+            *own -= bytes;
+            if *own == 0 {
+                held.of.remove(caller);
+            }
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -38,23 +99,18 @@ pub(super) fn metered(most: usize) -> impl Fn(Request<Body>, Next) -> Answering 
 struct Metered {
     body: Body,
     id: Arc<str>,
-    most: usize,
-    room: Arc<Semaphore>,
-    held: Option<OwnedSemaphorePermit>,
+    caller: Arc<str>,
+    /// When all of it must be there.
+    late: Pin<Box<Sleep>>,
+    room: Arc<Room>,
+    held: usize,
 }
 
-impl Metered {
-    fn hold(&mut self, bytes: usize) -> Result<(), Status> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let Ok(more) = Arc::clone(&self.room).try_acquire_many_owned(bytes) else {
-            let what = "bytes of requests that are coming in";
-            return Err(status(&Error::QueueFull { what, limit: self.most, retry: RETRY }, &self.id));
-        };
-        match &mut self.held {
-            Some(held) => held.merge(more),
-            none => *none = Some(more),
+impl Drop for Metered {
+    fn drop(&mut self) {
+        if self.held > 0 {
+            self.room.give_back(&self.caller, self.held);
         }
-        Ok(())
     }
 }
 
@@ -63,10 +119,18 @@ impl HttpBody for Metered {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        let bytes = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map(Bytes::len);
-        let held = bytes.map_or(Ok(()), |bytes| self.hold(bytes));
-        Poll::Ready(held.map_or_else(|full| Some(Err(full)), |()| frame))
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            ready!(self.late.as_mut().poll(cx));
+            let error = Error::Deadline { stage: "while the request came in" };
+            return Poll::Ready(Some(Err(status(&error, &self.id))));
+        };
+        if let Some(bytes) = frame.as_ref().and_then(|frame| Some(frame.as_ref().ok()?.data_ref()?.len())) {
+            if let Err(full) = self.room.take(&self.caller, bytes) {
+                return Poll::Ready(Some(Err(status(&full, &self.id))));
+            }
+            self.held += bytes;
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

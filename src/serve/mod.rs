@@ -126,7 +126,7 @@ pub async fn run(
         // Within the span, which it tells who calls; above all that costs anything.
         .layer(Around(admitted(wire.access.keys.clone())))
         // Below those who need not let a request in; above the services, which read it.
-        .layer(Around(metered(wire.request_memory)))
+        .layer(Around(metered(&wire)))
         // Above the services, whose answers it may have to give up waiting for.
         .layer(Around(timed))
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.

@@ -63,6 +63,12 @@ impl Models {
             windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
             header_bytes: self.wire.header_bytes,
             pending_resets: count(self.wire.pending_resets),
+            error_resets: count(self.wire.error_resets),
+            connections: count(self.wire.connections),
+            handshake_ns: nanoseconds(self.wire.handshake),
+            request_memory_bytes: self.wire.request_memory as u64,
+            upload_ns: nanoseconds(self.wire.upload),
+            events: count(limits.events),
             keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
             keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
         }

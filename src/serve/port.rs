@@ -18,8 +18,10 @@ use tokio::{net::TcpListener, sync::Semaphore};
 
 /// Connections at once; more wait in the system's queue.
 const CONNECTIONS: usize = 64;
-/// How long a request's headers may take to come, and with them a connection may be idle.
+/// How long a request's headers may take to come.
 const HEADERS: Duration = Duration::from_secs(30);
+/// How long a connection may last: it is for one request, and its answer.
+const LONGEST: Duration = Duration::from_secs(60);
 /// How long to wait after a connection could not be taken: there may be no file descriptors left for now.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -48,9 +50,12 @@ pub async fn watch_over(listener: TcpListener, monitor: Monitor) {
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
             let mut server = http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(HEADERS);
-            if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(%error, "a connection to the admin port broke");
+            server.timer(TokioTimer::new()).header_read_timeout(HEADERS).keep_alive(false);
+            let served = server.serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(LONGEST, served).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin port broke"),
+                Err(_) => tracing::debug!("a client of the admin port did not read"),
             }
             drop(place);
         });

@@ -25,14 +25,15 @@ impl Papers {
         let authority = params.self_signed(&key).unwrap();
         let papers = Self { folder: TempDir::new().unwrap(), issuer: Issuer::new(params, key) };
         papers.write("ca.pem", &authority.pem());
-        papers.issue("server", SanType::DnsName(HOST.try_into().unwrap()));
-        papers.issue("client", SanType::URI(CLIENT.try_into().unwrap()));
+        let own = SanType::IpAddress([127, 0, 0, 1].into());
+        papers.issue("server", vec![SanType::DnsName(HOST.try_into().unwrap()), own]);
+        papers.issue("client", vec![SanType::URI(CLIENT.try_into().unwrap())]);
         papers
     }
 
-    fn issue(&self, name: &str, called: SanType) {
+    fn issue(&self, name: &str, called: Vec<SanType>) {
         let mut params = CertificateParams::default();
-        params.subject_alt_names = vec![called];
+        params.subject_alt_names = called;
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         self.write(&format!("{name}.pem"), &certificate.pem());

@@ -246,3 +246,24 @@ async fn draining_encrypted_connections_has_a_limit() {
     let log = process.ended().await;
     assert!(log.contains("the limit for draining has passed"), "{log}");
 }
+
+#[tokio::test]
+async fn commands_reach_a_server_behind_tls() {
+    let (papers, process, _, stream) = begun(&[]).await;
+    drop(stream);
+    let path = |name: &str| papers.path(name).to_str().unwrap().to_owned();
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    let (plain, encrypted) = (process.address.to_string(), format!("https://{}", process.address));
+    let health = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_weir")).env_clear().arg("health").args(args).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let shown = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
+    let (well, told) = health(&[&[&*encrypted], &shown[..]].concat());
+    assert!(well, "{told}");
+    for wrong in [vec![&*plain], vec![&*encrypted], vec![&*encrypted, "--tls-ca", &ca]] {
+        assert!(!health(&wrong).0, "{wrong:?}");
+    }
+    assert!(health(&[&encrypted]).1.contains("--tls-ca"));
+    assert!(health(&[&encrypted, "--tls-ca", "/no/file.pem"]).1.contains("/no/file.pem"));
+}

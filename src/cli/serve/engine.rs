@@ -19,13 +19,16 @@ pub(super) struct EngineArgs {
     /// Symbols of their prompts, together.
     #[arg(long, value_name = "N", env = "WEIR_QUEUED_SYMBOLS", default_value_t = Limits::default().queued_symbols.to_string())]
     queued_symbols: String,
-    /// Symbols of prompts that are processed in one step, 1 to 4096: a running stream, the end of draining and a second
-    /// signal may all have to wait for one.
+    /// Symbols of prompts that are processed in one step, 1 to 4096: a running stream and the end of draining may have to
+    /// wait for one.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
     chunk: String,
     /// Steps that a request whose segment ended may wait for others, to share a step of the middle layers.
     #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
     boundary_wait: String,
+    /// Events of a request that may wait for its client before its row pauses.
+    #[arg(long, value_name = "N", env = "WEIR_EVENTS", default_value_t = Limits::default().events.to_string())]
+    events: String,
     /// How long a client may take nothing of what is ready for it before its request ends; at least 1.
     #[arg(long, value_name = "N", env = "WEIR_STALL_SECONDS", default_value_t = Limits::default().stall.as_secs().to_string())]
     stall_seconds: String,
@@ -46,8 +49,8 @@ impl EngineArgs {
             chunk: checks.number("--chunk", &self.chunk, 1..=MOST_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
+            events: checks.number("--events", &self.events, 16..=1 << 16),
             cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
-            ..Limits::default()
         }
     }
 }

@@ -19,9 +19,13 @@ pub(super) struct WireArgs {
     /// The longest request message.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_MESSAGE_BYTES", default_value = "4MiB")]
     max_message_bytes: String,
-    /// All request messages together that have not come in whole; at least --max-message-bytes.
+    /// All request messages together that have not come in whole, of which those of one caller may be seven eighths; at least
+    /// --max-message-bytes.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_REQUEST_MEMORY", default_value = "256MiB")]
     max_request_memory: String,
+    /// How long a request message may take to come in whole.
+    #[arg(long, value_name = "N", env = "WEIR_UPLOAD_SECONDS", default_value = "60")]
+    upload_seconds: String,
     /// The headers of one request: names and values, and 32 bytes more for each.
     #[arg(long, value_name = "SIZE", env = "WEIR_MAX_HEADER_BYTES", default_value = "16KiB")]
     max_header_bytes: String,
@@ -73,6 +77,7 @@ impl WireArgs {
             drain: seconds(checks, "--drain-seconds", &self.drain_seconds, 0),
             message_bytes,
             request_memory: checks.bytes("--max-request-memory", &self.max_request_memory, message_bytes..=1 << 40),
+            upload: seconds(checks, "--upload-seconds", &self.upload_seconds, 1),
             header_bytes: u32::try_from(headers).unwrap_or(u32::MAX),
             concurrent_streams: u32::try_from(streams).unwrap_or(u32::MAX),
             pending_resets: checks.number("--max-pending-resets", &self.max_pending_resets, 1..=MANY),

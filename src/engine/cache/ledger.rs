@@ -1,7 +1,7 @@
 //! Which pages the cache's entries refer to, each counted once however many entries share it.
 
 use crate::decode::contract::{PageUse, State};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Pages by their ids.
 #[derive(Debug, Default)]
@@ -42,5 +42,19 @@ impl Ledger {
             }
         });
         released
+    }
+
+    /// Bytes of the pages that nobody but these entries, all that were counted, refers to.
+    pub(super) fn spare<'a>(&self, entries: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
+        let (mut bytes, mut shared) = (0, HashSet::new());
+        for state in entries {
+            state.pages(&mut |PageUse { id, references, bytes: page }| {
+                let entries = self.pages.get(&id).map_or(0, |(entries, _)| *entries);
+                if entries == references && (entries == 1 || shared.insert(id)) {
+                    bytes += page;
+                }
+            });
+        }
+        bytes
     }
 }

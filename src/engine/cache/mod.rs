@@ -82,6 +82,8 @@ pub struct Usage {
     pub hits: u64,
     /// Lookups that found nothing.
     pub misses: u64,
+    /// Symbols that were looked up.
+    pub lookup_symbols: u64,
     /// Symbols that hits spared feeding.
     pub hit_symbols: u64,
     /// Bytes of the pages that hits shared.
@@ -140,6 +142,10 @@ impl SegmentCache {
     /// # Errors
     /// An entry that cannot be rolled back; it is gone.
     pub fn find(&mut self, key: &Key, symbols: &[u32]) -> Result<Option<Hit>> {
+        if symbols.is_empty() {
+            return Ok(None);
+        }
+        self.counts.lookup_symbols += symbols.len() as u64;
         let found = self.trees.get(key).and_then(|tree| {
             let (shared, leaf) = tree.longest(symbols)?;
             let (state, _) = tree.leaf(leaf)?;
@@ -178,7 +184,6 @@ impl SegmentCache {
     /// # Errors
     /// A state that cannot be rolled back; nothing is kept.
     pub fn keep(&mut self, key: &Key, symbols: &[u32], state: &dyn State) -> Result<bool> {
-        let mut state = state.fork();
         let len = state.boundary_before(state.len().min(symbols.len()));
         let text = &symbols[..len];
         if len == 0 {
@@ -189,6 +194,7 @@ impl SegmentCache {
             self.touch(key, leaf);
             return Ok(true);
         }
+        let mut state = state.fork();
         state.rollback(len)?;
         if self.least_bytes(key, text, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
             return Ok(false);
@@ -203,14 +209,18 @@ impl SegmentCache {
         Ok(true)
     }
 
-    /// Evicts entries, least recently used first, until so many bytes of pages were given back or nothing is left. Returns
-    /// how many were. A page that a running row shares is not given back by dropping an entry, and not counted.
-    pub fn give_up(&mut self, bytes: usize) -> usize {
-        let mut released = 0;
-        while released < bytes && !self.order.is_empty() {
-            released += self.evict();
-        }
-        released
+    /// Evicts the entry that was used least recently; tells how many bytes of pages that gave back, none if there was none. A
+    /// page that a running row shares is not given back by dropping an entry, and not counted.
+    pub fn evict(&mut self) -> Option<usize> {
+        let (key, leaf) = self.order.first_key_value().map(|(_, entry)| entry.clone())?;
+        self.counts.evictions += 1;
+        Some(self.drop_leaf(&key, leaf))
+    }
+
+    /// Bytes of the pages that nobody but entries refers to: what evicting all of them would give back.
+    pub fn spare(&self) -> usize {
+        let entries = self.trees.values().flat_map(|tree| tree.leaves().filter_map(|leaf| tree.leaf(leaf)));
+        self.pages.spare(entries.map(|(state, _)| &**state))
     }
 
     /// Drops all entries; what was counted stays.
@@ -259,13 +269,6 @@ impl SegmentCache {
         if let Some(entry) = self.order.remove(&before) {
             self.order.insert(self.now, entry);
         }
-    }
-
-    /// Drops the entry used least recently; returns the bytes of pages that this gave back.
-    fn evict(&mut self) -> usize {
-        let Some((key, leaf)) = self.order.first_key_value().map(|(_, entry)| entry.clone()) else { return 0 };
-        self.counts.evictions += 1;
-        self.drop_leaf(&key, leaf)
     }
 
     /// Drops the entries of the key used least recently.

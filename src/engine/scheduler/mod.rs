@@ -203,8 +203,9 @@ impl<T> Scheduler<T> {
         self.granted.pop_front()
     }
 
-    /// Takes back what a job that ran no longer needs.
-    pub(super) fn end(&mut self, ticket: Ticket) {
+    /// Takes back what a job that ran no longer needs, which has done so much since its row was last noted.
+    pub(super) fn end(&mut self, ticket: Ticket, work: Work) {
+        self.account(ticket.0, work);
         if let Some(slot) = self.release(&ticket) {
             self.tenants.leave(&slot.tenant);
         }
@@ -214,13 +215,15 @@ impl<T> Scheduler<T> {
 
     /// Takes back what a running job held, and puts the job to the front of its tenant's queue. It asks for the rest of
     /// what it needs; `paused`: its reader is behind, and it is held until a [`sweep`](Self::sweep) finds otherwise.
-    pub(super) fn give_way(&mut self, ticket: Ticket, job: T, ask: Ask, paused: bool) {
-        if let Some(slot) = self.release(&ticket) {
-            self.tenants.add((false, slot.rank), Waiting { job, ask, held: paused });
-            self.tenants.leave(&slot.tenant);
-        }
-        self.closed = !paused;
+    /// Hands the job back if nobody holds such a ticket.
+    pub(super) fn give_way(&mut self, ticket: Ticket, job: T, ask: Ask, paused: bool) -> Result<(), T> {
+        let Some(slot) = self.release(&ticket) else { return Err(job) };
+        self.tenants.add((false, slot.rank), Waiting { job, ask, held: paused });
+        self.tenants.leave(&slot.tenant);
+        // one that waits for its reader does not come back for the memory that it gave
+        self.closed |= !paused;
         self.settle();
+        Ok(())
     }
 
     /// Looks at every waiting job, and hands those that leave to `left`.
@@ -233,9 +236,7 @@ impl<T> Scheduler<T> {
     pub(super) fn note(&mut self, rows: &[Standing], distinct: usize) {
         let mut sum: usize = 0;
         for row in rows {
-            let Work { given, sampled, again } = row.work;
-            let work = given as u64 + DECODED * sampled as u64;
-            self.clock += work + again as u64;
+            self.account(row.slot, row.work);
             sum = sum.saturating_add(row.held);
             let Some(slot) = self.slots.get_mut(row.slot).and_then(Option::as_mut) else { continue };
             self.bytes = self.bytes - (slot.held + slot.soon) + (row.held + row.soon);
@@ -244,12 +245,23 @@ impl<T> Scheduler<T> {
                 Doing::Prefilling(left) => left,
                 _ => 1,
             };
-            if work > 0 {
-                self.tenants.charge(&slot.tenant, work);
-            }
         }
         self.shared = sum.saturating_sub(distinct);
         self.settle();
+    }
+
+    /// Counts what the holder of a slot has done.
+    fn account(&mut self, slot: usize, Work { given, sampled, again }: Work) {
+        let work = given as u64 + DECODED * sampled as u64;
+        self.clock += work + again as u64;
+        if let (1.., Some(Some(slot))) = (work, self.slots.get(slot)) {
+            self.tenants.charge(&slot.tenant, work);
+        }
+    }
+
+    /// Whether somebody waits for memory alone.
+    pub(super) fn is_short_of_memory(&mut self) -> bool {
+        self.running < self.rules.rows && !self.closed && self.tenants.next().is_some()
     }
 
     /// Lays out a step of the rows, which were [`note`](Self::note)d.

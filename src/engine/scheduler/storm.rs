@@ -1,5 +1,7 @@
 //! Seeded storms over a model of rows and memory, against what the scheduler promises.
 
+mod promises;
+
 use super::*;
 use std::collections::{BTreeMap, HashSet};
 
@@ -124,15 +126,17 @@ struct Storm {
     clock: u64,
     /// The same, by tenant.
     done: BTreeMap<Arc<str>, u64>,
+    /// The longest that a job of a tenant waited, in work done.
+    waited: BTreeMap<Arc<str>, u64>,
     yielded: usize,
 }
 
 impl Storm {
     fn new(rules: Rules, seed: u64) -> Self {
         let (finished, cancelled) = (HashSet::new(), HashSet::new());
-        let (came, refused, clock, done, yielded) = (0, 0, 0, BTreeMap::new(), 0);
-        let (scheduler, rows) = (Scheduler::new(rules), Vec::new());
-        Self { scheduler, rules, die: Die(seed), rows, came, refused, finished, cancelled, clock, done, yielded }
+        let (came, refused, clock, done, waited, yielded) = (0, 0, 0, BTreeMap::new(), BTreeMap::new(), 0);
+        let (scheduler, rows, die) = (Scheduler::new(rules), Vec::new(), Die(seed));
+        Self { scheduler, rules, die, rows, came, refused, finished, cancelled, clock, done, waited, yielded }
     }
 
     fn job(&mut self) -> Job {
@@ -178,7 +182,7 @@ impl Storm {
             if self.rows[at].job.cancelled {
                 let row = self.rows.swap_remove(at);
                 assert!(self.cancelled.insert(row.job.number), "ended twice");
-                self.scheduler.end(row.ticket);
+                self.end(row.ticket, row.work, &row.job.tenant);
             }
         }
         let mut standings = self.stand();
@@ -218,10 +222,10 @@ impl Storm {
 
     fn stand(&mut self) -> Vec<Standing> {
         let standings: Vec<_> = self.rows.iter_mut().map(Row::standing).collect();
-        for (row, standing) in self.rows.iter().zip(&standings) {
-            let work = standing.work.given as u64 + DECODED * standing.work.sampled as u64;
-            self.clock += work;
-            *self.done.entry(Arc::clone(&row.job.tenant)).or_default() += work;
+        let works: Vec<_> = standings.iter().map(|standing| standing.work).collect();
+        for (at, work) in works.into_iter().enumerate() {
+            let tenant = Arc::clone(&self.rows[at].job.tenant);
+            self.count(work, &tenant);
         }
         self.scheduler.note(&standings, usize::MAX);
         standings
@@ -231,7 +235,8 @@ impl Storm {
         while let Some((mut job, ticket)) = self.scheduler.fetch() {
             if let Some(came) = job.came.take() {
                 let waited = self.clock - came;
-                assert!(waited <= self.longest_wait(), "job {} waited for {waited}", job.number);
+                let longest = self.waited.entry(Arc::clone(&job.tenant)).or_default();
+                *longest = waited.max(*longest);
             }
             self.rows.push(Row { job, ticket, fed: 0, busy: 0, work: Work::default() });
         }
@@ -249,7 +254,7 @@ impl Storm {
     fn give_way(&mut self, row: usize) {
         let Row { job, ticket, .. } = self.rows.swap_remove(row);
         let (ask, paused) = (job.ask(), job.paused);
-        self.scheduler.give_way(ticket, job, ask, paused);
+        assert!(self.scheduler.give_way(ticket, job, ask, paused).is_ok());
         self.yielded += 1;
     }
 
@@ -299,13 +304,23 @@ impl Storm {
                 ended.push(feed.row);
             }
         }
-        self.stand();
         ended.sort_unstable();
         for row in ended.into_iter().rev() {
-            let Row { job, ticket, .. } = self.rows.swap_remove(row);
+            let Row { job, ticket, work, .. } = self.rows.swap_remove(row);
             assert!(job.sampled == job.answer && self.finished.insert(job.number), "served twice");
-            self.scheduler.end(ticket);
+            self.end(ticket, work, &job.tenant);
         }
+    }
+
+    fn end(&mut self, ticket: Ticket, work: Work, tenant: &Arc<str>) {
+        self.count(work, tenant);
+        self.scheduler.end(ticket, work);
+    }
+
+    fn count(&mut self, work: Work, tenant: &Arc<str>) {
+        let work = work.given as u64 + DECODED * work.sampled as u64;
+        self.clock += work;
+        *self.done.entry(Arc::clone(tenant)).or_default() += work;
     }
 
     fn check(&mut self) {
@@ -380,153 +395,4 @@ impl Storm {
 
 fn rules(rows: usize, queue: usize, bytes: usize, chunk: usize) -> Rules {
     Rules { age: 40, quantum: 32, ..Rules::new(rows, (queue, 200), bytes, chunk) }
-}
-
-#[test]
-fn keeps_its_promises_in_storms() {
-    let mut sum = [0; 4];
-    for seed in 0..30 {
-        let mut die = Die(seed);
-        // from one job at a time to memory for hardly more than the longest
-        let (rows, queue) = (1 + die.roll(8), die.roll(16));
-        let (bytes, chunk) = (bytes_for(40 + die.roll(200)), 1 + die.roll(32));
-        let mut storm = Storm::new(rules(rows, queue, bytes, chunk), seed << 32);
-        (0..4000).for_each(|_| storm.operate());
-        storm.calm();
-        let Storm { finished, cancelled, refused, yielded, .. } = storm;
-        for (sum, more) in sum.iter_mut().zip([finished.len(), cancelled.len(), refused, yielded]) {
-            *sum += more;
-        }
-    }
-    // the storms were storms
-    assert!(sum.iter().all(|&sum| sum > 1000), "{sum:?}");
-}
-
-/// Keeps the queue full of such jobs for so many rounds: until three in a row are refused.
-fn flood(storm: &mut Storm, rounds: usize, mut next: impl FnMut(&mut Storm) -> Job) {
-    for _ in 0..rounds {
-        let mut refused = 0;
-        while refused < 3 {
-            let job = next(storm);
-            refused = if storm.submit(job).is_ok() { 0 } else { refused + 1 };
-        }
-        storm.round();
-        storm.check();
-    }
-}
-
-#[test]
-fn tenants_do_the_same_work_whatever_they_ask_for() {
-    let rules = Rules { queued_symbols: 5000, ..rules(4, 64, bytes_for(1000), 16) };
-    let mut storm = Storm::new(rules, 1);
-    // one asks for many short answers, one for long ones, one for long prompts
-    let kinds: [(&str, (usize, usize)); 3] = [("short", (2, 3)), ("long", (2, 24)), ("prompts", (24, 1))];
-    let mut at = 0;
-    flood(&mut storm, 4000, |storm| {
-        at += 1;
-        let (tenant, size) = kinds[at % 3];
-        storm.one(tenant.into(), 0, size)
-    });
-    let done: Vec<_> = storm.done.values().copied().collect();
-    let (least, most) = (*done.iter().min().unwrap(), *done.iter().max().unwrap());
-    assert!(done.len() == 3 && least > 5000, "{:?}", storm.done);
-    // no more apart than by what runs at a time
-    assert!(most - least <= 4 * 98 + 2 * 32, "{:?}", storm.done);
-    storm.calm();
-}
-
-#[test]
-fn nobody_starves_under_a_flood_of_higher_priority() {
-    let mut storm = Storm::new(rules(2, 12, bytes_for(200), 16), 2);
-    for _ in 0..3 {
-        let urgent = storm.one("".into(), 7, (4, 4));
-        storm.submit(urgent).unwrap();
-    }
-    let humble = storm.one("".into(), -8, (4, 4));
-    let number = humble.number;
-    storm.submit(humble).unwrap();
-    let began = storm.clock;
-    while !storm.finished.contains(&number) {
-        flood(&mut storm, 1, |storm| storm.one("".into(), 7, (4, 4)));
-        // all that came within the age of fifteen levels goes before it, and nothing that comes later
-        assert!(storm.clock - began <= 15 * 40 + 14 * 20 + 2 * 20, "{}", storm.clock - began);
-    }
-    assert!(storm.clock - began > 10 * 40, "priorities count");
-    storm.calm();
-}
-
-#[test]
-fn a_flood_by_one_tenant_leaves_room_and_turns_to_others() {
-    let mut storm = Storm::new(rules(2, 64, bytes_for(400), 16), 3);
-    flood(&mut storm, 20, |storm| storm.one("many".into(), 7, (1, 24)));
-    assert_eq!(storm.scheduler.waiting(), 56, "the last eighth is kept");
-    let other = storm.one("one".into(), -8, (1, 24));
-    let number = other.number;
-    storm.submit(other).unwrap();
-    let began = storm.clock;
-    while !storm.finished.contains(&number) {
-        flood(&mut storm, 1, |storm| storm.one("many".into(), 7, (1, 24)));
-        assert!(storm.clock - began <= 4 * 97, "it waited for more than those that ran");
-    }
-    storm.calm();
-}
-
-#[test]
-fn those_of_one_kind_are_let_in_as_they_came() {
-    let mut storm = Storm::new(rules(3, 40, bytes_for(120), 16), 4);
-    let jobs: Vec<Job> = (0..30).map(|at| storm.one("".into(), at % 2, (5, 5))).collect();
-    jobs.into_iter().for_each(|job| storm.submit(job).unwrap());
-    let mut order = Vec::new();
-    while storm.scheduler.running() > 0 {
-        storm.round();
-        let mut rows: Vec<_> = storm.rows.iter().map(|row| (row.job.number, row.job.priority)).collect();
-        rows.sort_unstable();
-        rows.into_iter().for_each(|row| {
-            if !order.contains(&row) {
-                order.push(row)
-            }
-        });
-    }
-    for priority in 0..2 {
-        let of: Vec<_> = order.iter().filter(|row| row.1 == priority).map(|row| row.0).collect();
-        assert!(of.len() == 15 && of.is_sorted(), "{of:?}");
-    }
-}
-
-#[test]
-fn the_end_leaves_nothing() {
-    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 5);
-    (0..6).for_each(|_| {
-        let job = storm.one("".into(), 0, (4, 4));
-        storm.submit(job).unwrap();
-    });
-    let (first, _) = storm.scheduler.fetch().unwrap();
-    let left: Vec<_> = storm.scheduler.clear().map(|job| job.number).collect();
-    assert_eq!((first.number, left), (1, vec![2, 3, 4, 5, 6]));
-    assert_eq!((storm.scheduler.waiting(), storm.scheduler.running(), storm.scheduler.bytes), (0, 0, 0));
-    assert!(storm.scheduler.tenants.is_empty());
-}
-
-#[test]
-fn what_surely_comes_first_is_a_lower_bound() {
-    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 6);
-    let own = Job { given: 10, ..storm.job() };
-    let own = Ask { tenant: "".into(), ..own.ask() };
-    storm.came = 0;
-    // with a row to spare: its own symbols
-    assert_eq!(storm.scheduler.work_before(&own, 0), 10);
-    for given in [5, 7] {
-        let job = storm.one("".into(), 0, (given, 4));
-        storm.submit(job).unwrap();
-    }
-    // one of those that run must end
-    assert_eq!(storm.scheduler.work_before(&own, 0), 5 + 10);
-    for given in [3, 20] {
-        let job = storm.one("".into(), 0, (given, 4));
-        storm.submit(job).unwrap();
-    }
-    // three of those before it must; a higher priority goes before those that wait
-    assert_eq!(storm.scheduler.work_before(&own, 0), 3 + 5 + 7 + 10);
-    assert_eq!(storm.scheduler.work_before(&own, 1), 5 + 10);
-    storm.calm();
 }

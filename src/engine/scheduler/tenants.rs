@@ -1,8 +1,11 @@
 //! Who waits, by tenant; and whose turn it is: deficit round robin on work done.
 //!
-//! Tenants with waiting jobs stand in a ring. Each has a balance of work: what its jobs do is taken off it, as it is done,
-//! and once nobody who waits has any left, all who wait get the same again. A turn lets one job in. So over time tenants do
-//! the same work, however many jobs each has, and of whatever length. A tenant that has nothing is forgotten.
+//! Tenants with waiting jobs stand in a ring. Each has a balance of work: what its jobs do is taken off it, as it is done, and
+//! every tenant gets a quantum back for every quantum that each who competes could have done meanwhile, or at once if nobody
+//! who waits has anything left. Nobody saves up more than a quantum but by waiting. A turn lets one job in, of a tenant with
+//! work left. So over time tenants do the same work, however many jobs each has, and of whatever length; and whoever did more
+//! than others comes in again after as much work of each of them, whoever else keeps coming. Who has nothing is forgotten,
+//! unless he owes.
 
 use super::{Ask, rank::Rank};
 use std::{
@@ -13,16 +16,26 @@ use std::{
 /// A place in a tenant's queue: who ran before goes first, then by seniority.
 pub(super) type Place = (bool, Rank);
 
+/// Tenants without jobs who are remembered for what they owe.
+const REMEMBERED: usize = 256;
+
 /// Everybody who waits or runs.
 #[derive(Debug)]
 pub(super) struct Tenants<T> {
+    /// Those with jobs, and those who owe.
     all: HashMap<Arc<str>, Tenant<T>>,
     /// Those with waiting jobs, in the order of their turns.
     ring: VecDeque<Arc<str>>,
     /// Whose turn it is, until a job of it is let in: a job that has to wait for room is not overtaken.
     turn: Option<Arc<str>>,
-    /// Work that a balance grows by at a time, and at most is.
+    /// Work that a balance grows by at a time, and that it is at first.
     quantum: i64,
+    /// Work done in competition for which nobody got anything back yet.
+    unpaid: i64,
+    /// Tenants with jobs.
+    present: usize,
+    /// Of these, those with one that runs or may be let in.
+    competing: usize,
     waiting: usize,
     symbols: usize,
 }
@@ -60,7 +73,8 @@ pub(in crate::engine) enum Fate {
 impl<T> Tenants<T> {
     pub(super) fn new(quantum: u64) -> Self {
         let quantum = i64::try_from(quantum.max(1)).unwrap_or(i64::MAX);
-        Self { all: HashMap::new(), ring: VecDeque::new(), turn: None, quantum, waiting: 0, symbols: 0 }
+        let (all, ring) = (HashMap::new(), VecDeque::new());
+        Self { all, ring, turn: None, quantum, unpaid: 0, present: 0, competing: 0, waiting: 0, symbols: 0 }
     }
 
     /// Jobs that wait.
@@ -78,9 +92,9 @@ impl<T> Tenants<T> {
         self.all.get(tenant).map_or((0, 0), |tenant| (tenant.waiting.len(), tenant.symbols))
     }
 
-    /// Tenants there are, this one included.
+    /// Tenants with jobs, this one included.
     pub(super) fn count_with(&self, tenant: &str) -> usize {
-        self.all.len() + usize::from(!self.all.contains_key(tenant))
+        self.present + usize::from(!self.all.get(tenant).is_some_and(Tenant::is_present))
     }
 
     /// A tenant's waiting jobs that go before a place, those that are held excepted.
@@ -112,6 +126,7 @@ impl<T> Tenants<T> {
         tenant.waiting.insert(place, waiting);
         self.waiting += 1;
         self.symbols += symbols;
+        self.recount();
     }
 
     /// What the job whose turn it is asks for.
@@ -136,16 +151,24 @@ impl<T> Tenants<T> {
             self.ring.remove(at);
             self.ring.push_back(name);
         }
+        self.recount();
         Some((place, waiting))
     }
 
-    /// A running job of the tenant has done so much work. What is done while nobody else waits is free.
+    /// A running job of the tenant has done so much work. What is done while nobody competes is free.
     pub(super) fn charge(&mut self, tenant: &str, work: u64) {
-        if self.ring.iter().all(|name| **name == *tenant) {
+        if self.competing < 2 {
             return;
         }
+        let work = i64::try_from(work).unwrap_or(i64::MAX);
         if let Some(tenant) = self.all.get_mut(tenant) {
-            tenant.balance = tenant.balance.saturating_sub(i64::try_from(work).unwrap_or(i64::MAX));
+            tenant.balance = tenant.balance.saturating_sub(work);
+        }
+        self.unpaid = self.unpaid.saturating_add(work);
+        let all = self.quantum.saturating_mul(i64::try_from(self.competing).unwrap_or(i64::MAX));
+        if self.unpaid >= all {
+            self.pay(self.unpaid / all);
+            self.unpaid %= all;
         }
     }
 
@@ -175,31 +198,39 @@ impl<T> Tenants<T> {
             }
             self.forget(&name);
         }
+        self.recount();
     }
 
     /// Removes everybody, those who run too, and hands over those who wait.
     pub(super) fn end(&mut self) -> impl Iterator<Item = T> {
         (self.waiting, self.symbols, self.turn) = (0, 0, None);
+        (self.present, self.competing, self.unpaid) = (0, 0, 0);
         self.ring.clear();
         let all = std::mem::take(&mut self.all);
         all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.job)
     }
 
-    /// The first in the ring who has something to let in and work left to do; before that, if nobody has work left, all who
-    /// wait get more.
+    /// The first in the ring who has something to let in and work left to do; before that, if nobody has work left, all get
+    /// more.
     fn choose(&mut self) -> Option<Arc<str>> {
         let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
         let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.balance)).max()?;
         if best <= 0 {
-            let times = best.saturating_neg() / self.quantum + 1;
-            for tenant in self.all.values_mut().filter(|tenant| tenant.first().is_some()) {
-                let more = tenant.balance.saturating_add(self.quantum.saturating_mul(times));
-                tenant.balance = more.min(self.quantum);
-            }
+            self.pay(best.saturating_neg() / self.quantum + 1);
         }
         let can =
             |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.balance > 0 && tenant.first().is_some());
         self.ring.iter().find(can).cloned()
+    }
+
+    /// Gives everybody so many quanta; who owes no more and has nothing is forgotten.
+    fn pay(&mut self, times: i64) {
+        let (quantum, more) = (self.quantum, self.quantum.saturating_mul(times));
+        self.all.retain(|_, tenant| {
+            let most = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.balance) };
+            tenant.balance = tenant.balance.saturating_add(more).min(most);
+            tenant.balance < quantum || tenant.is_present()
+        });
     }
 
     fn remove(&mut self, name: &str, place: Place) -> Option<Waiting<T>> {
@@ -214,11 +245,22 @@ impl<T> Tenants<T> {
         Some(waiting)
     }
 
-    /// Forgets a tenant that has nothing.
+    /// Forgets a tenant that has nothing and owes nothing.
     fn forget(&mut self, name: &str) {
-        if self.all.get(name).is_some_and(|tenant| tenant.running == 0 && tenant.waiting.is_empty()) {
+        self.recount();
+        let quantum = self.quantum;
+        if self.all.get(name).is_some_and(|tenant| !tenant.is_present() && tenant.balance >= quantum) {
             self.all.remove(name);
         }
+        // without anybody who competes nothing is owed; and nobody makes this list long by coming under many names
+        if self.present == 0 || self.all.len() - self.present > REMEMBERED {
+            self.all.retain(|_, tenant| tenant.is_present());
+        }
+    }
+
+    fn recount(&mut self) {
+        self.present = self.all.values().filter(|tenant| tenant.is_present()).count();
+        self.competing = self.all.values().filter(|tenant| tenant.competes()).count();
     }
 
     #[cfg(test)]
@@ -228,6 +270,14 @@ impl<T> Tenants<T> {
 }
 
 impl<T> Tenant<T> {
+    fn is_present(&self) -> bool {
+        self.running > 0 || !self.waiting.is_empty()
+    }
+
+    fn competes(&self) -> bool {
+        self.running > 0 || self.first().is_some()
+    }
+
     /// Who goes first of those that are not held.
     fn first(&self) -> Option<(&Place, &Waiting<T>)> {
         self.waiting.iter().find(|(_, waiting)| !waiting.held)

@@ -20,6 +20,8 @@ use std::ops::Range;
 const SLICE: usize = 128;
 /// Rows that pass a panel together; their inputs stay in the second level.
 const BLOCK: usize = 96;
+/// The steps in which a tile that is alone asks for as many lines.
+const PACE: usize = 1 << 16;
 /// Outputs of the widest panel.
 const WIDEST: usize = 4 * LANES;
 
@@ -129,8 +131,18 @@ struct Slice {
     group: usize,
     start: usize,
     end: usize,
-    /// How far ahead lies what comes next, in bytes; none if it was asked for already.
-    ahead: Option<usize>,
+    next: Option<Next>,
+}
+
+/// The slice that comes next, of which each tile of this one asks for its part: memory is then as busy under the last tile as
+/// under the first.
+#[derive(Clone, Copy)]
+struct Next {
+    /// How far ahead it lies, in bytes.
+    ahead: usize,
+    /// Which tile this is, and of how many.
+    tile: usize,
+    tiles: usize,
 }
 
 impl<C: Copy> Panel<'_, C> {
@@ -139,7 +151,7 @@ impl<C: Copy> Panel<'_, C> {
     fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; WIDEST]) {
         *sums = [F::Slot::default(); WIDEST];
         let sums = std::slice::from_mut(sums);
-        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, ahead: None };
+        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, next: None };
         match self.groups {
             1 => self.tile::<S, F, 1, 1>(simd, all, sums),
             2 => self.tile::<S, F, 1, 2>(simd, all, sums),
@@ -159,12 +171,14 @@ impl<C: Copy> Panel<'_, C> {
             for group in (0..self.groups).step_by(wide) {
                 let last = group + wide >= self.groups;
                 // the slice beside this one, or the first one of the next steps
-                let next = if last { (SLICE * self.groups - group) * F::GROUP } else { wide * F::GROUP };
+                let ahead = if last { (SLICE * self.groups - group) * F::GROUP } else { wide * F::GROUP };
                 let both = wide == 2 && group + 1 < self.groups;
-                let mut slice = Slice { row: 0, group, start, end, ahead: (wide < self.groups).then_some(next) };
-                for rows in split(sums.len(), F::TILE) {
-                    self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[slice.row..]);
-                    slice = Slice { row: slice.row + rows, ahead: None, ..slice };
+                let (mut row, tiles) = (0, sums.len().div_ceil(F::TILE));
+                for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
+                    let next = (wide < self.groups).then_some(Next { ahead, tile, tiles });
+                    let slice = Slice { row, group, start, end, next };
+                    self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[row..]);
+                    row += rows;
                 }
             }
         }
@@ -197,7 +211,7 @@ impl<C: Copy> Panel<'_, C> {
         slice: Slice,
         sums: &mut [[F::Slot; WIDEST]],
     ) {
-        let Slice { row, group, start, end, ahead } = slice;
+        let Slice { row, group, start, end, next } = slice;
         let stride = self.groups * F::GROUP;
         assert!(end <= self.steps && group + G <= self.groups && self.groups * LANES <= WIDEST);
         assert!(self.weights.len() >= self.steps * stride && sums.len() >= R);
@@ -212,12 +226,16 @@ impl<C: Copy> Panel<'_, C> {
             }
         }
         let mut at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
+        // the first line of this tile's part of what comes next; a line is asked for again until its turn is over
+        let Next { ahead, tile, tiles } = next.unwrap_or(Next { ahead: 0, tile: 0, tiles: 1 });
+        let part = at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
+        let pace = PACE / tiles;
         for step in start..end {
             for g in 0..G {
                 // SAFETY: step < steps and group + g < groups, so the group's bytes lie within the panel, as checked.
                 let weights = unsafe { F::weights(simd, at.wrapping_add(g * F::GROUP)) };
-                if let Some(ahead) = ahead {
-                    simd.prefetch(at.wrapping_add(ahead + g * F::GROUP));
+                if next.is_some() {
+                    simd.prefetch(part.wrapping_add((step - start) * pace / PACE * stride + g * F::GROUP));
                 }
                 for (chains, x) in chains.iter_mut().zip(&xs) {
                     // SAFETY: every row has `steps` cells.

@@ -44,13 +44,14 @@ pub(super) fn name(given: Option<&str>, folder: &Path) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Whether so many bytes more can be had, as far as the system tells.
-pub(super) fn room(needed: usize) -> Result<()> {
+/// Whether so many bytes more can be had, as far as the system tells; of what it has some are promised to others.
+pub(super) fn room(needed: usize, promised: usize) -> Result<()> {
     let mut system = System::new();
     system.refresh_memory();
     // What containers may have is less than what there is.
     let own = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
     let available = usize::try_from(system.available_memory().min(own)).unwrap_or(usize::MAX);
+    let available = available.saturating_sub(promised);
     if needed > available { Err(Error::NoMemory { needed, available }) } else { Ok(()) }
 }
 
@@ -101,8 +102,9 @@ mod tests {
 
     #[test]
     fn what_no_machine_has_is_refused() {
-        room(1).unwrap();
-        let Err(Error::NoMemory { needed, available }) = room(usize::MAX) else { panic!("there is room") };
+        room(1, 0).unwrap();
+        let Err(Error::NoMemory { needed, available }) = room(usize::MAX, 0) else { panic!("there is room") };
         assert!(needed == usize::MAX && available > 0);
+        assert!(matches!(room(1, usize::MAX), Err(Error::NoMemory { needed: 1, available: 0 })), "all is promised");
     }
 }

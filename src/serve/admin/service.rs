@@ -116,7 +116,7 @@ impl Order {
         if engines.all().len() + engines.leaving().len() >= *most {
             return Err(Error::TooManyModels { limit: *most });
         }
-        place::room(loader.needs(&folder)?)?;
+        place::room(loader.needs(&folder)?, engines.promised())?;
         tracing::info!(model = name, folder = %folder.display(), "loading");
         let model = loader.load(&folder, &name)?;
         let fresh = engines.launch(model, *limits, Some(folder))?;

@@ -163,6 +163,16 @@ fn the_cache_makes_way_for_those_who_run() {
     }
     let usage = warm.cache();
     assert!(usage.evictions > 0 && usage.entries > 0, "{usage:?}");
+    // several at a time, for whom there is room if nothing is cached; their own prompts are, while they go on
+    let requests: Vec<_> =
+        (0..12).map(|seed| request(&text(100 + seed, 40), 30, &BoundaryOptions::default())).collect();
+    let expected: Vec<_> = requests.iter().map(|request| ask(&cold, request).0).collect();
+    for (requests, expected) in requests.chunks(3).zip(expected.chunks(3)) {
+        let running: Vec<_> = requests.iter().map(|request| submit(&warm, request)).collect();
+        for (events, expected) in running.into_iter().zip(expected) {
+            assert_eq!(&read(events).unwrap(), expected);
+        }
+    }
     assert_eq!(warm.counters().preemptions, 0, "nobody had to make way for what is cached");
     drop(warm);
     assert_eq!(model.memory().in_use, 0);

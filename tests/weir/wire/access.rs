@@ -1,6 +1,6 @@
 //! Who may connect and call: encrypted connections, certificates, keys.
 
-use super::{Server, details, long, model::Kind, plain, prompt, reason};
+use super::{Server, details, eventually, long, model::Kind, plain, prompt, read, reason};
 use crate::papers::{Papers, tls};
 use std::{sync::Arc, time::Duration};
 use tokio_stream::StreamExt;
@@ -95,10 +95,10 @@ fn what_is_wrong_with_a_certificate_is_told() {
     assert!(tls(TlsFiles { cert: &cert, key: &key, client_ca: Some(&ca) }).is_ok());
 }
 
-async fn with_keys() -> Server {
+async fn with_keys(limits: Limits) -> Server {
     let keys = Keys::parse(&format!("alice:{ALICE}\nbob:another-key-that-bob-has")).unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
-    Server::with(Limits::default(), Wire { access, ..Wire::default() }, &MODELS).await
+    Server::with(limits, Wire { access, ..Wire::default() }, &MODELS).await
 }
 
 /// A request with these values of the header.
@@ -112,7 +112,7 @@ fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
 
 #[tokio::test]
 async fn calls_may_need_a_key() {
-    let server = with_keys().await;
+    let server = with_keys(Limits::default()).await;
     let bearer = format!("Bearer {ALICE}");
     let wrong: [&[&str]; 9] = [
         &[],
@@ -140,10 +140,45 @@ async fn calls_may_need_a_key() {
     }
 }
 
+/// What a key's owner sends is nobody else's, neither his texts nor his place in the queue.
+#[tokio::test]
+async fn owners_of_keys_are_tenants() {
+    let server = with_keys(Limits { rows: 1, queue: 8, cache_bytes: 1 << 20, ..Limits::default() }).await;
+    let (alice, bob) = (format!("Bearer {ALICE}"), "Bearer another-key-that-bob-has");
+    let ask = async |key: &str, prompt: &str| {
+        let stream = server.generation().generate(bearing(long(prompt, 3), &[key])).await?.into_inner();
+        read(stream).await
+    };
+    let cached = async |key: &str| ask(key, "ab cd ab e").await.unwrap().started.cached_chars;
+    assert_eq!(cached(&alice).await, 0);
+    assert!(cached(&alice).await > 0);
+    assert_eq!(cached(bob).await, 0, "it is alice's");
+    assert!(cached(bob).await > 0);
+
+    server.model.hold();
+    let call = |key: &str| {
+        let (mut client, request) = (server.generation(), bearing(long("a", 3), &[key]));
+        async move { client.generate(request).await }
+    };
+    let mut taken = vec![call(&alice).await.unwrap()];
+    eventually("it runs", || server.engine.load().running == 1).await;
+    for _ in 0..7 {
+        taken.push(call(&alice).await.unwrap());
+    }
+    let status = call(&alice).await.map(drop).unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{status:?}");
+    taken.push(call(bob).await.unwrap());
+    server.model.release();
+    for stream in taken {
+        read(stream.into_inner()).await.unwrap();
+    }
+    server.at_rest().await;
+}
+
 /// Whoever may connect may ask whether the server is well, and what it speaks.
 #[tokio::test]
 async fn health_and_reflection_need_no_key() {
-    let server = with_keys().await;
+    let server = with_keys(Limits::default()).await;
     let mut health = HealthClient::new(server.channel.clone());
     health.check(HealthCheckRequest { service: String::new() }).await.unwrap();
     let mut reflection: ServerReflectionClient<Channel> = ServerReflectionClient::new(server.channel.clone());

@@ -222,6 +222,26 @@ async fn a_client_that_goes_does_not_keep_what_was_unloaded() {
     eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
 }
 
+/// The old generation is gone before the new one serves: what is measured goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_comes_again_while_it_leaves_is_measured() {
+    let engines = Engines::default();
+    let launch = |fake: &Arc<Fake>| {
+        let (into, model) = (engines.clone(), Arc::clone(fake) as Arc<dyn Model>);
+        tokio::task::spawn_blocking(move || into.launch(model, Limits::default(), None).unwrap())
+    };
+    let is_measured = || engines.metrics().render(&[]).unwrap().contains("weir:num_requests_running{model_name=\"m\"}");
+    let (old, new) = (Fake::new("m", Kind::Pooled), Fake::new("m", Kind::Pooled));
+    let first = launch(&old).await.unwrap();
+    let second = launch(&new).await.unwrap();
+    drop(first);
+    assert!(is_measured(), "it is about to serve");
+    engines.add(second).unwrap();
+    assert!(is_measured());
+    drop(launch(&Fake::new("other", Kind::Pooled)).await.unwrap());
+    assert!(!engines.metrics().render(&[]).unwrap().contains("other"), "it never came to serve");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reloads_under_load_lose_nothing() {
     const CLIENTS: u64 = 8;

@@ -175,7 +175,8 @@ async fn what_the_cache_spares_is_counted() {
     }
     let hits = server.value("weir:segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
     assert_eq!(hits, 1.0);
-    server.until("weir:prefix_cache_queries_total{model_name=\"fake\"}", 16.0).await;
+    // the last character of a prompt has to be fed in any case
+    server.until("weir:prefix_cache_queries_total{model_name=\"fake\"}", 14.0).await;
     let spared = server.of_model("prefix_cache_hits_total").await;
     assert!(spared > 0.0, "nothing was spared");
     assert_eq!(server.of_model("prompt_tokens_total").await, 16.0 - spared);

@@ -1,6 +1,6 @@
 //! Clients without a client library: frames, headers and nothing that waits or times out on this side.
 
-use super::{Server, frames, reason};
+use super::{Server, frames, model::Kind, reason};
 use h2::{
     RecvStream,
     client::{Builder, SendRequest},
@@ -15,7 +15,7 @@ use tonic::{
         http::{Request, Response, Version},
     },
 };
-use weir::serve::REQUEST_ID;
+use weir::{config::Wire, engine::handle::Limits, serve::REQUEST_ID};
 use weir_proto::v1::{SegmentRequest, SegmentResponse};
 
 /// A connection whose streams may have so many unread bytes.
@@ -114,4 +114,21 @@ async fn an_answer_may_be_read_slowly_while_the_server_ends() {
     assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
     // With nothing left to send the end does not wait for the limit, which is half a minute.
     tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_request_has_so_long_to_come_in() {
+    let wire = Wire { upload: Duration::from_millis(300), ..Wire::default() };
+    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let sender = connect(server.running.address, 1 << 20).await;
+    let request = Request::post("http://weir/weir.v1.Generation/Segment").version(Version::HTTP_2);
+    let request = request.header("te", "trailers").header("content-type", "application/grpc").body(()).unwrap();
+    let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    let begun = [&[0][..], &1000_u32.to_be_bytes(), b"no more"].concat();
+    sending.send_data(begun.into(), false).unwrap();
+    let response = tokio::time::timeout(Duration::from_secs(20), response).await.expect("an answer").unwrap();
+    let status = Status::from_header_map(response.headers()).unwrap();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
+    assert!(status.message().contains("while the request came in"), "{status:?}");
+    server.at_rest().await;
 }

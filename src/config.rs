@@ -7,13 +7,14 @@ mod keys;
 mod tls;
 mod token;
 
-pub use checks::{Checks, Origins, parse_bytes};
+pub use checks::{Checks, Origins, parse_bytes, parse_switch};
 pub use keys::Keys;
 pub use tls::{Tls, TlsFiles};
 pub use token::Token;
 
 use crate::{engine::handle::Limits, error::Error, family::load};
 use std::{
+    fmt,
     io::Read,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -36,6 +37,27 @@ pub struct Serve {
     pub wire: Wire,
     /// What is offered to those who run the server.
     pub operations: Operations,
+    /// How what everybody has to know is told.
+    pub log: Announce,
+}
+
+/// Tells where the server is, and what it has: to stderr, in the log's own format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Announce {
+    /// A line of its own, whatever the log shows.
+    Line,
+    /// An event of the log.
+    Event,
+}
+
+impl Announce {
+    /// Says it.
+    pub fn say(self, what: fmt::Arguments<'_>) {
+        match self {
+            Self::Line => eprintln!("{what}"),
+            Self::Event => tracing::info!("{what}"),
+        }
+    }
 }
 
 /// What is offered to those who run the server.

@@ -24,7 +24,7 @@ enum Order {
         server: Server,
         /// The checkpoint's folder, relative to the server's models folder; if not given, the model is loaded again from
         /// where it came from.
-        #[arg(value_name = "PATH", required_unless_present = "name")]
+        #[arg(value_name = "PATH")]
         path: Option<String>,
         /// The name to serve it under; the folder's own if not given.
         #[arg(long, value_name = "NAME")]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The shape: a config.json, of any name (models/shapes/ has some).
-    #[arg(long, value_name = "FILE", env = "WEIR_CONFIG")]
+    #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// The folder to write the checkpoint to.
     dest: PathBuf,

@@ -55,7 +55,7 @@ pub struct Args {
 
 impl Args {
     fn validate(&self, mut checks: Checks) -> Result<Serve> {
-        self.log.start(&mut checks);
+        let log = self.log.start(&mut checks);
         let listen = self.wire.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
         let model = self.models.settings(&mut checks);
@@ -63,9 +63,15 @@ impl Args {
         let access = self.access.access(&mut checks);
         let wire = self.wire.limits(access, &mut checks);
         let operations = self.operations.settings(self.models.folder(), &mut checks);
+        if let (Some(listen), Some(admin)) = (listen, operations.admin_listen)
+            && listen == admin
+            && listen.port() != 0
+        {
+            checks.wrong("--admin-listen", &admin.to_string(), "--listen has the same address");
+        }
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("an address that is neither right nor wrong".into()))?;
-        Ok(Serve { listen, checkpoints, model, engine, wire, operations })
+        Ok(Serve { listen, checkpoints, model, engine, wire, operations, log })
     }
 }
 
@@ -93,26 +99,33 @@ pub fn run(args: Args, sources: Sources) -> Result<()> {
 }
 
 async fn listen(settings: Serve) -> Result<()> {
+    // First of all: a process that is the first of its container hears no signal that it has not asked for.
+    let signals = signals::signals().map_err(|error| Error::Internal(format!("no signals: {error}")))?;
     let engines = Engines::default();
     let monitor = Monitor::new(engines.clone(), settings.operations.hang);
     // While models are loaded, there is somebody already to say so.
     if let Some(address) = settings.operations.admin_listen {
         let listener = bind("--admin-listen", address).await?;
-        eprintln!("admin port on {}", listener.local_addr().unwrap_or(address));
+        settings.log.say(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
         tokio::spawn(watch_over(listener, monitor.clone()));
     }
     // one set of threads for all: two models that step at once take turns on it, rather than on the cores
     let checkpoints = Arc::new(Checkpoints::new(settings.model.clone().with_threads()));
     let admin = settings.operations.admin_token.clone().map(|token| admin(&settings, &checkpoints, token));
     let (serve_settings, into) = (settings.clone(), engines.clone());
-    let loaded = tokio::task::spawn_blocking(move || load_all(&serve_settings, &checkpoints, &into)).await;
+    let loading = tokio::task::spawn_blocking(move || load_all(&serve_settings, &checkpoints, &into));
+    let loaded = tokio::select! {
+        loaded = loading => loaded,
+        () = signals::reached(signals.clone(), 1) => {
+            tracing::warn!("a signal while models are loaded: ending at once");
+            std::process::exit(0)
+        }
+    };
     loaded.unwrap_or_else(|_| Err(Error::Internal("a panic while loading a model".into())))?;
 
     let listener = bind("--listen", settings.listen).await?;
     let address = listener.local_addr().unwrap_or(settings.listen);
-    // Before anyone is told where to connect: a signal from then on drains.
-    let signals = signals::signals().map_err(|error| Error::Internal(format!("no signals: {error}")))?;
-    eprintln!("listening on {address} with {}", printable(&engines.names().join(", ")));
+    settings.log.say(format_args!("listening on {address} with {}", printable(&engines.names().join(", "))));
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
     let offer = Offer { monitor, admin, traces };

@@ -7,8 +7,11 @@ use super::Cli;
 use crate::config::{
     Origins,
     file::{Entry, Kind, read},
+    parse_switch,
 };
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, parser::ValueSource};
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, builder::Resettable, parser::ValueSource,
+};
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
 
 /// The command that reads a file.
@@ -32,7 +35,7 @@ pub struct Sources {
 /// # Errors
 /// What cannot be parsed; also a request for help.
 pub(super) fn gather(arguments: &[OsString]) -> Result<(Cli, Sources), clap::Error> {
-    let (command, mut sources) = (Cli::command(), Sources::default());
+    let (command, mut sources) = (without_empty(Cli::command()), Sources::default());
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     let mut entries = Vec::new();
     let file = matches.subcommand_matches(SERVE).and_then(|serve| serve.get_one::<PathBuf>("config"));
@@ -44,6 +47,16 @@ pub(super) fn gather(arguments: &[OsString]) -> Result<(Cli, Sources), clap::Err
         settings(&command).for_each(|arg| sources.note(arg, serve, &entries));
     }
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
+}
+
+/// A variable that is set to nothing is not set.
+fn without_empty(command: Command) -> Command {
+    command.mut_subcommand(SERVE, |serve| {
+        serve.mut_args(|arg| match arg.get_env().and_then(std::env::var_os) {
+            Some(value) if value.is_empty() => arg.env(Resettable::Reset),
+            _ => arg,
+        })
+    })
 }
 
 fn settings(command: &Command) -> impl Iterator<Item = &Arg> {
@@ -62,6 +75,7 @@ fn kind(arg: &Arg) -> Kind {
     match (arg.get_action(), value) {
         (ArgAction::SetTrue, _) => Kind::Switch,
         (ArgAction::Append, _) => Kind::List,
+        (_, Some("BOOL")) => Kind::Switch,
         (_, Some("N" | "SECONDS")) => Kind::Number,
         (_, Some("SIZE")) => Kind::Size,
         _ => Kind::Text,
@@ -115,7 +129,7 @@ fn written(kind: Kind, values: &[String]) -> String {
     let quoted = |value: &String| serde_json::Value::from(value.as_str()).to_string();
     let plain = |value: &String| match kind {
         Kind::Number | Kind::Size if value.parse::<i64>().is_ok() => value.clone(),
-        Kind::Switch => value.clone(),
+        Kind::Switch => parse_switch(value).map_or_else(|| quoted(value), |on| on.to_string()),
         _ => quoted(value),
     };
     match kind {
@@ -145,7 +159,9 @@ mod tests {
         assert_eq!(written(Kind::Number, &["eight"]), "\"eight\"");
         assert_eq!(written(Kind::Size, &["2GiB"]), "\"2GiB\"");
         assert_eq!(written(Kind::List, &["a", "b\"c"]), r#"["a", "b\"c"]"#);
-        assert_eq!(written(Kind::Switch, &["true"]), "true");
+        for (given, on) in [("true", "true"), ("yes", "true"), ("0", "false"), ("maybe", "\"maybe\"")] {
+            assert_eq!(written(Kind::Switch, &[given]), on);
+        }
         assert_eq!(written(Kind::Text, &["1"]), "\"1\"");
     }
 }

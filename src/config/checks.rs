@@ -30,6 +30,14 @@ impl Checks {
         given.parse().map_err(|error| self.wrong(flag, given, error)).ok()
     }
 
+    /// Yes or no; no if it is neither.
+    pub fn switch(&mut self, flag: &str, given: &str) -> bool {
+        parse_switch(given).unwrap_or_else(|| {
+            self.wrong(flag, given, "expected true or false");
+            false
+        })
+    }
+
     /// A whole number within bounds; the lower bound if it is none.
     pub fn number(&mut self, flag: &str, given: &str, bounds: RangeInclusive<usize>) -> usize {
         let (low, high) = (*bounds.start(), *bounds.end());
@@ -97,6 +105,15 @@ impl Checks {
             [only] => Err(Error::Setting(only.clone())),
             many => Err(Error::Setting(format!("{} settings are wrong:\n  {}", many.len(), many.join("\n  ")))),
         }
+    }
+}
+
+/// Yes or no, in the words that settings have for it.
+pub fn parse_switch(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "y" | "t" | "1" => Some(true),
+        "false" | "no" | "off" | "n" | "f" | "0" => Some(false),
+        _ => None,
     }
 }
 

@@ -20,9 +20,9 @@ pub struct Tls(Arc<ServerConfig>);
 #[derive(Debug, Clone, Copy)]
 pub struct TlsFiles<'a> {
     /// The server's certificate and those between it and the authority that clients know, in this order.
-    pub cert: &'a Path,
+    pub cert: Option<&'a Path>,
     /// The certificate's private key.
-    pub key: &'a Path,
+    pub key: Option<&'a Path>,
     /// The authorities of the certificates that clients must have; without it clients need none.
     pub client_ca: Option<&'a Path>,
 }
@@ -47,17 +47,20 @@ type Problem<'a> = (&'static str, &'a Path, String);
 impl Checks {
     /// The certificates of these files.
     pub fn tls(&mut self, files: TlsFiles<'_>) -> Option<Tls> {
-        let chain = self.noted(chain("--tls-cert", files.cert));
-        let key = self.noted(private_key(files.key));
-        warn_if_open(files.key);
+        // whatever is named is looked at
+        let chain = files.cert.map(|file| self.noted(chain("--tls-cert", file)));
+        let key = files.key.map(|file| {
+            warn_if_open(file);
+            self.noted(private_key(file))
+        });
         let roots = files.client_ca.map(|file| self.noted(roots(file)));
+        let (chain, key, cert) = (chain.flatten()?, key.flatten()?, files.cert?);
         let roots = match roots {
             Some(roots) => Some(roots?),
             None => None,
         };
-        let made = assembled(chain?, key?, roots);
-        self.noted(made.map_err(|(flag, why)| {
-            let file = if flag == "--tls-cert" { files.cert } else { files.client_ca.unwrap_or(files.cert) };
+        self.noted(assembled(chain, key, roots).map_err(|(flag, why)| {
+            let file = if flag == "--tls-cert" { cert } else { files.client_ca.unwrap_or(cert) };
             (flag, file, why)
         }))
     }

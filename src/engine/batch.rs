@@ -150,9 +150,9 @@ impl Batch {
         self.latest.take()
     }
 
-    /// Has the next step laid out.
-    pub(super) fn lay_out(&mut self, scheduler: &mut Scheduler<Task>) {
-        scheduler.plan(&self.standings, &mut self.feeds);
+    /// Has the next step laid out; `brief` symbols are few enough for rows that decode beside prompts.
+    pub(super) fn lay_out(&mut self, scheduler: &mut Scheduler<Task>, brief: usize) {
+        scheduler.plan(&self.standings, brief, &mut self.feeds);
     }
 
     /// Whether there is memory for the step that was laid out, if need be after what is cached was given up.

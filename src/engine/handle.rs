@@ -28,6 +28,9 @@ pub struct Limits {
     pub queued_symbols: usize,
     /// Symbols of a step: prompts are fed in chunks beside the rows that decode.
     pub chunk: usize,
+    /// How long a step with prompts may last, about, while others generate: it feeds fewer of their symbols if `chunk` takes
+    /// longer. Zero: as long as it takes.
+    pub step: Duration,
     /// Events that wait for a reader before its row pauses.
     pub events: usize,
     /// Symbol steps that a row may wait for a segment step, so that rows share it. 0: none waits.
@@ -45,6 +48,7 @@ impl Default for Limits {
             queue: 256,
             queued_symbols: 1 << 22,
             chunk: 256,
+            step: Duration::from_millis(50),
             events: 256,
             boundary_wait: BOUNDARY_WAIT,
             stall: Duration::from_secs(30),

@@ -12,6 +12,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Steps whose rates are remembered, and how many must be before anything is said.
 const STEPS: usize = 32;
 const FOUNDED: usize = 8;
+/// Symbols that a step may have however long they take: fewer would read all weights for hardly anything. As many make a step
+/// one that says what a symbol costs.
+const LEAST: usize = 16;
 
 /// An exponentially weighted mean of how long jobs hold a row, and the rates of the latest large steps.
 #[derive(Debug, Clone)]
@@ -25,12 +28,14 @@ pub(super) struct Pace {
     rates: [f64; STEPS],
     /// Large steps so far.
     steps: usize,
+    /// Seconds a symbol, of the latest steps with prompts; none before the first.
+    cost: Option<f64>,
 }
 
 impl Pace {
     /// For so many jobs side by side, whose steps feed so many symbols of prompts.
     pub(super) fn new(rows: usize, chunk: usize) -> Self {
-        Self { rows, mean: None, large: chunk.div_ceil(2), rates: [0.0; STEPS], steps: 0 }
+        Self { rows, mean: None, large: chunk.div_ceil(2), rates: [0.0; STEPS], steps: 0, cost: None }
     }
 
     /// A job held its row for so long.
@@ -45,6 +50,17 @@ impl Pace {
             self.rates[self.steps % STEPS] = symbols as f64 / took.as_secs_f64();
             self.steps += 1;
         }
+        if symbols >= LEAST {
+            let cost = took.as_secs_f64() / symbols as f64;
+            self.cost = Some(self.cost.map_or(cost, |mean| mean + LATEST * (cost - mean)));
+        }
+    }
+
+    /// How many symbols a step may have to last about so long; at least a few.
+    pub(super) fn within(&self, limit: Duration) -> usize {
+        let symbols = self.cost.map_or(f64::INFINITY, |cost| limit.as_secs_f64() / cost);
+        // a number beyond all is the largest
+        (symbols as usize).max(LEAST)
     }
 
     /// After what time, about, the next row comes free.
@@ -95,5 +111,18 @@ mod tests {
         (0..STEPS).for_each(|_| pace.step(200, Duration::from_secs(2)));
         assert_eq!(pace.least(1000), Some(Duration::from_secs(10)));
         assert_eq!(pace.least(0), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn says_what_a_step_may_have() {
+        let mut pace = Pace::new(4, 256);
+        let limit = Duration::from_millis(50);
+        assert_eq!(pace.within(limit), usize::MAX, "nothing was measured");
+        pace.step(15, Duration::from_secs(1));
+        assert_eq!(pace.within(limit), usize::MAX, "a step of few symbols says nothing");
+        (0..100).for_each(|_| pace.step(100, Duration::from_millis(100)));
+        assert!((49..=51).contains(&pace.within(limit)), "{}", pace.within(limit));
+        (0..100).for_each(|_| pace.step(100, Duration::from_secs(100)));
+        assert_eq!(pace.within(limit), LEAST);
     }
 }

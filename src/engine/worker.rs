@@ -112,7 +112,11 @@ impl Worker {
     /// Lays out a step that there is memory for: what is cached goes first, then rows make way.
     fn lay_out(&mut self) {
         loop {
-            self.batch.lay_out(&mut self.common.desk().scheduler);
+            let mut desk = self.common.desk();
+            let step = self.common.limits.step;
+            let brief = if step.is_zero() { usize::MAX } else { desk.pace.within(step) };
+            self.batch.lay_out(&mut desk.scheduler, brief);
+            drop(desk);
             if self.batch.has_memory() {
                 return;
             }

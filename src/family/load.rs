@@ -156,6 +156,7 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
 
 /// The name that a checkpoint is served under unless it is given another: its folder's.
 pub fn name_of(dir: &Path) -> String {
-    let full = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    // a link has a name of its own; `.` and `..` have none
+    let full = if dir.file_name().is_some() { dir.to_path_buf() } else { dir.canonicalize().unwrap_or_default() };
     full.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }

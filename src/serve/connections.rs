@@ -4,7 +4,7 @@
 //! The server itself waits for those words without a limit. Here a connection has so long for them, TLS included, and is
 //! closed otherwise: one that says nothing, or something else, costs a place for seconds only.
 
-use super::tenant::certificate_name;
+use super::{acks::OneAck, tenant::certificate_name};
 use crate::config::{Tls, Wire};
 use std::{
     io::{Error, ErrorKind, IoSlice, Result},
@@ -17,7 +17,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
@@ -40,14 +40,33 @@ pub(super) struct Peer {
     pub(super) certificate: Option<Arc<str>>,
 }
 
-/// The connections of a listener, as soon as each is through. Ends when it is dropped, and closes the listener.
-pub(super) fn incoming(listener: TcpListener, wire: &Wire) -> ReceiverStream<Result<Connection>> {
+/// The connections of a listener, as soon as each is through. Ends when it is dropped, and closes the listener. Where headers
+/// are late, for a proxy's sake, the listener is closed as soon as the server begins to end: the proxy then goes elsewhere with
+/// what is new, before a word is said.
+pub(super) fn incoming(
+    listener: TcpListener,
+    wire: &Wire,
+    ending: watch::Receiver<bool>,
+) -> ReceiverStream<Result<Connection>> {
     // Characters are small and wanted at once: none waits for company in the kernel.
     let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(wire.tcp_keepalive);
     let tls = wire.access.tls.as_ref().map(Tls::config).map(TlsAcceptor::from);
-    let door = Door { tls, handshake: wire.handshake };
+    let door = Door { tls, handshake: wire.handshake, proxy: wire.late_headers };
     let (ready, through) = mpsc::channel(READY);
-    tokio::spawn(accept(listener, door, wire.connections, ready));
+    let late = wire.late_headers;
+    let closes = async move {
+        let mut ending = ending;
+        if !late || ending.wait_for(|ending| *ending).await.is_err() {
+            std::future::pending().await
+        }
+    };
+    let most = wire.connections;
+    tokio::spawn(async move {
+        tokio::select! {
+            () = accept(listener, door, most, ready.clone()) => {}
+            () = closes => ready.closed().await,
+        }
+    });
     ReceiverStream::new(through)
 }
 
@@ -56,6 +75,8 @@ pub(super) fn incoming(listener: TcpListener, wire: &Wire) -> ReceiverStream<Res
 struct Door {
     tls: Option<TlsAcceptor>,
     handshake: Duration,
+    /// Whether a proxy comes through it.
+    proxy: bool,
 }
 
 async fn accept(mut listener: TcpIncoming, door: Door, most: usize, ready: mpsc::Sender<Result<Connection>>) {
@@ -127,11 +148,10 @@ impl Door {
         };
         let mut words = FIRST_WORDS;
         stream.read_exact(&mut words).await?;
-        if words == FIRST_WORDS {
-            Ok((stream, certificate))
-        } else {
-            Err(Error::new(ErrorKind::InvalidData, "it does not speak HTTP/2"))
+        if words != FIRST_WORDS {
+            return Err(Error::new(ErrorKind::InvalidData, "it does not speak HTTP/2"));
         }
+        Ok((if self.proxy { Box::new(OneAck::new(stream)) } else { stream }, certificate))
     }
 }
 

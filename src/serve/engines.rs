@@ -139,7 +139,15 @@ impl Engines {
         self.write().launching.push(launching.name.clone());
         let meter = self.metrics().meter(&launching.name);
         let engine = Handle::start_with(model, limits, Arc::clone(&meter) as _)?;
-        warm::up(&engine)?;
+        warm::up(&engine).map_err(|error| match error {
+            Error::NeverFits { needed, limit, .. } | Error::OutOfPages { needed, limit } => {
+                let name = &launching.name;
+                let has =
+                    format!("{needed} bytes of key-value memory for its first prompt, --kv-memory leaves {limit}");
+                Error::Setting(format!("the model {name:?} needs {has}"))
+            }
+            other => other,
+        })?;
         meter.begin(&engine);
         Ok(Fresh { engine, meter, folder, launching: Some(launching) })
     }

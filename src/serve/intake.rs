@@ -4,6 +4,7 @@
 
 use super::{
     layers::{Answering, Call, Next},
+    shutdown::draining,
     status::status,
     tenant::tenant_of,
 };
@@ -11,12 +12,16 @@ use crate::{config::Wire, error::Error};
 use http_body::{Body as HttpBody, Frame};
 use std::{
     collections::HashMap,
+    future::Future,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    sync::watch,
+    time::{Sleep, sleep},
+};
 use tonic::{
     Status,
     body::Body,
@@ -32,15 +37,24 @@ const KEPT: usize = 8;
 
 /// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
 /// caller; and what does not come in whole in time.
-pub(super) fn metered(wire: &Wire) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
+///
+/// A request that has not come in whole when the server begins to end is refused.
+pub(super) fn metered(
+    wire: &Wire,
+    ending: watch::Receiver<bool>,
+) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
     let (most, time) = (wire.request_memory, wire.upload);
     let own = (most - most / KEPT).max(wire.message_bytes);
     let room = Arc::new(Room { most, own, held: Mutex::default() });
     move |request, next| {
         let call = Call::in_http(&request);
         let (id, caller) = (Arc::clone(&call.id), tenant_of(&call));
-        let late = Box::pin(sleep(time));
-        let meter = |body| Metered { body, id, caller, late, room: Arc::clone(&room), held: 0 };
+        let (late, mut ending) = (Box::pin(sleep(time)), ending.clone());
+        let ends = Box::pin(async move {
+            // nobody is left to tell: that is an end, too
+            let _ = ending.wait_for(|ending| *ending).await;
+        });
+        let meter = |body| Metered { body, id, caller, late, ends, room: Arc::clone(&room), held: 0 };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
     }
 }
@@ -102,6 +116,8 @@ struct Metered {
     caller: Arc<str>,
     /// When all of it must be there.
     late: Pin<Box<Sleep>>,
+    /// When the server begins to end.
+    ends: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
     room: Arc<Room>,
     held: usize,
 }
@@ -120,8 +136,13 @@ impl HttpBody for Metered {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            ready!(self.late.as_mut().poll(cx));
-            let error = Error::Deadline { stage: "while the request came in" };
+            let error = match self.ends.as_mut().poll(cx) {
+                Poll::Ready(()) => draining(),
+                Poll::Pending => {
+                    ready!(self.late.as_mut().poll(cx));
+                    Error::Deadline { stage: "while the request came in" }
+                }
+            };
             return Poll::Ready(Some(Err(status(&error, &self.id))));
         };
         if let Some(bytes) = frame.as_ref().and_then(|frame| Some(frame.as_ref().ok()?.data_ref()?.len())) {

@@ -5,6 +5,7 @@
 //! `access` and `tenant` (who calls), `shutdown`; `client` and `streams` call such a server, to run it and to measure it.
 
 mod access;
+mod acks;
 mod admin;
 mod answer;
 mod calls;
@@ -54,7 +55,10 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{net::TcpListener, sync::oneshot};
+use tokio::{
+    net::TcpListener,
+    sync::{oneshot, watch},
+};
 use tonic::{server::NamedService, transport::Server};
 use tonic_health::{
     pb::health_server::HealthServer,
@@ -68,9 +72,11 @@ const LINGER: Duration = Duration::from_secs(1);
 /// How long a round of a worker's loop may last before it counts as hanging, unless [`Monitor::new`] is told otherwise.
 const HANG: Duration = Duration::from_secs(60);
 
-/// The services whose readiness the health service tells.
+/// The services that are always there.
 const SERVICES: [&str; 2] =
     [<GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
+/// The service that gives orders.
+const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
 
 /// What is served, and what is offered to those who run the server.
 pub struct Offer {
@@ -103,16 +109,19 @@ pub async fn run(
     let Offer { monitor, admin, traces } = offer.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
+    // those whose readiness the health service tells
+    let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.serve();
-    monitor.tell(&health, &SERVICES).await;
+    monitor.tell(&health, &services).await;
     let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
     let models = Models::new(engines.clone(), wire.clone());
     let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
-    let (v1, v1alpha) = (reflection(admin.is_some()), reflection(admin.is_some()));
+    let (v1, v1alpha) = (reflection(&services), reflection(&services));
     let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
     let (close, closed) = oneshot::channel::<()>();
+    let (end, ending) = watch::channel(false);
 
     let server = builder(&wire)
         // Outermost: whatever answers, a layer or a service, the answer has the call's name.
@@ -126,7 +135,7 @@ pub async fn run(
         // Within the span, which it tells who calls; above all that costs anything.
         .layer(Around(admitted(wire.access.keys.clone())))
         // Below those who need not let a request in; above the services, which read it.
-        .layer(Around(metered(&wire)))
+        .layer(Around(metered(&wire, ending.clone())))
         // Above the services, whose answers it may have to give up waiting for.
         .layer(Around(timed))
         // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
@@ -137,16 +146,16 @@ pub async fn run(
         .add_service(generation)
         .add_service(models)
         .add_optional_service(admin)
-        .serve_with_incoming_shutdown(connections::incoming(listener, &wire), async {
+        .serve_with_incoming_shutdown(connections::incoming(listener, &wire, ending), async {
             // An error means that the other end is dropped, and then the server is too.
             let _ = closed.await;
         });
     let ending = async {
         tokio::select! {
             () = shutdown => {}
-            () = monitor.report(&health, &SERVICES) => {}
+            () = monitor.report(&health, &services) => {}
         }
-        drain(&health, &monitor, &gate, wire.drain, close).await;
+        drain((&health, &services), &monitor, &gate, wire.drain, End { begun: end, close }).await;
     };
     let served = tokio::select! {
         served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
@@ -169,24 +178,39 @@ fn builder(wire: &Wire) -> Server {
         .http2_keepalive_timeout(Some(wire.keepalive_timeout))
 }
 
+/// Whom to tell that the server ends.
+struct End {
+    /// That it begins to: those that wait for something of a client's.
+    begun: watch::Sender<bool>,
+    /// That no request runs any more: the connections.
+    close: oneshot::Sender<()>,
+}
+
 /// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
-async fn drain(health: &HealthReporter, monitor: &Monitor, gate: &Gate, limit: Duration, close: oneshot::Sender<()>) {
+async fn drain(
+    (health, services): (&HealthReporter, &[&str]),
+    monitor: &Monitor,
+    gate: &Gate,
+    limit: Duration,
+    end: End,
+) {
     let began = Instant::now();
     tracing::info!(?limit, "draining");
     // First of all, so that balancers look elsewhere before anything is refused.
     monitor.drain();
-    monitor.tell(health, &SERVICES).await;
+    monitor.tell(health, services).await;
     let engines = monitor.engines();
     engines.all().iter().chain(&engines.leaving()).for_each(|engine| engine.drain());
+    end.begun.send_replace(true);
     if !gate.close(limit).await {
         tracing::warn!("the limit for draining has passed: ending what still runs");
     }
     // Watchers of health would keep their connections open.
     let mut health = health.clone();
-    for service in [&[""], &SERVICES[..]].concat() {
+    for service in [&[""], services].concat() {
         health.clear_service_status(service).await;
     }
-    let _ = close.send(());
+    let _ = end.close.send(());
     // A call is over for us once its answer is with the connection; a slow reader may have most of it still to come. The
     // server ends by itself when the last connection has nothing left to send.
     tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(LINGER)).await;
@@ -194,10 +218,9 @@ async fn drain(health: &HealthReporter, monitor: &Monitor, gate: &Gate, limit: D
 }
 
 /// Everything a client needs to call this server without a `.proto` file, error details included.
-fn reflection(admin: bool) -> tonic_reflection::server::Builder<'static> {
+fn reflection(services: &[&'static str]) -> tonic_reflection::server::Builder<'static> {
     let health = <HealthServer<HealthService> as NamedService>::NAME;
-    let admin = admin.then_some(<AdminServer<admin::Orders> as NamedService>::NAME);
-    let services = SERVICES.into_iter().chain([health]).chain(admin);
+    let services = services.iter().copied().chain([health]);
     let builder = tonic_reflection::server::Builder::configure();
     services
         .fold(builder, |builder, service| builder.with_service_name(service))

@@ -69,6 +69,7 @@ impl Models {
             request_memory_bytes: self.wire.request_memory as u64,
             upload_ns: nanoseconds(self.wire.upload),
             events: count(limits.events),
+            step_ns: nanoseconds(limits.step),
             keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
             keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
         }

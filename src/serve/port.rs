@@ -17,11 +17,11 @@ use std::{sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::Semaphore};
 
 /// Connections at once; more wait in the system's queue.
-const CONNECTIONS: usize = 64;
+const CONNECTIONS: usize = 256;
 /// How long a request's headers may take to come.
-const HEADERS: Duration = Duration::from_secs(30);
+const HEADERS: Duration = Duration::from_secs(2);
 /// How long a connection may last: it is for one request, and its answer.
-const LONGEST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(10);
 /// How long to wait after a connection could not be taken: there may be no file descriptors left for now.
 const PAUSE: Duration = Duration::from_millis(100);
 

@@ -64,7 +64,8 @@ impl Pass {
     }
 }
 
-fn draining() -> Error {
+/// What is answered to whoever comes now.
+pub(super) fn draining() -> Error {
     Error::Draining { retry: RETRY }
 }
 

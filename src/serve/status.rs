@@ -107,8 +107,15 @@ impl About {
             Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Remote { .. } => "REMOTE",
-            Error::Checkpoint { .. } => "CHECKPOINT",
-            Error::Io { .. } => "FILE",
+            Error::Checkpoint { file, key, expected, found } => self
+                .tell("file", &file.display().to_string())
+                .tell("key", key)
+                .tell("expected", expected)
+                .tell("found", found)
+                .named("CHECKPOINT"),
+            Error::Io { path, source } => {
+                self.tell("file", &path.display().to_string()).tell("found", &source.to_string()).named("FILE")
+            }
             Error::Setting(_) => "SETTING",
             Error::Internal(_) => "INTERNAL",
         }

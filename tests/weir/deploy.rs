@@ -130,12 +130,22 @@ impl Site {
             }
         };
         let site = Self { replicas, channel, proxy, _folder: folder };
+        let site = site.refuses_orders().await;
         // Health checks may have to find the replicas first.
         while site.ask(0, 1).await.failure.is_some() {
             assert!(begun.elapsed() < SOON, "no replica is found: {}", site.proxy.all());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Some(site)
+    }
+
+    /// Orders reach no replica.
+    async fn refuses_orders(self) -> Self {
+        let order = weir_proto::v1::ListGenerationsRequest {};
+        let mut admin = weir_proto::v1::admin_client::AdminClient::new(self.channel.clone());
+        let refused = admin.list_generations(order).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::PermissionDenied, "orders are not passed on"));
+        self
     }
 
     async fn ask(&self, seed: u64, chars: u32) -> Outcome {
@@ -216,7 +226,18 @@ async fn one_replica_dies(proxy: Proxy) {
 
 async fn one_replica_is_told_to_end(proxy: Proxy) {
     let Some(mut site) = Site::open(proxy).await else { return };
-    let outcomes = site.under_load(|replica| replica.program.signal("TERM")).await;
+    // Those that come while it drains are begun at once, many on connections of their own to it.
+    let (channel, mut late) = (site.channel.clone(), JoinSet::new());
+    let deed = |replica: &Server| {
+        replica.program.signal("TERM");
+        for seed in 0..CLIENTS {
+            late.spawn(ask(channel.clone(), seed, 20));
+        }
+    };
+    let outcomes = site.under_load(deed).await;
+    let late = late.join_all().await;
+    let failed: Vec<_> = late.iter().filter(|outcome| outcome.failure.is_some()).collect();
+    assert!(failed.is_empty(), "of those that came late: {failed:?}");
     let failed: Vec<_> = outcomes.iter().filter(|outcome| outcome.failure.is_some()).collect();
     assert!(failed.is_empty(), "{failed:?}");
     // New ones, too, while it drains and when it is gone.

@@ -59,7 +59,7 @@ impl Papers {
     pub(crate) fn access(&self, clients: bool) -> Access {
         let (cert, key, ca) = (self.path("server.pem"), self.path("server.key"), self.path("ca.pem"));
         Access {
-            tls: Some(tls(TlsFiles { cert: &cert, key: &key, client_ca: clients.then_some(&ca) }).unwrap()),
+            tls: Some(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: clients.then_some(&ca) }).unwrap()),
             keys: None,
         }
     }

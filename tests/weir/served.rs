@@ -3,23 +3,27 @@
 
 use super::{
     papers::{CLIENT, Papers},
+    process::Program,
     support::converted,
 };
 use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+use tempfile::TempDir;
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, Streaming, transport::Endpoint};
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use weir_proto::v1::{
     self, GenerateResponse, generate_response::Event, generation_client::GenerationClient, models_client::ModelsClient,
 };
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 
 /// A server of a small model on a free port; it is killed when dropped.
 struct Process {
@@ -266,4 +270,32 @@ async fn commands_reach_a_server_behind_tls() {
     }
     assert!(health(&[&encrypted]).1.contains("--tls-ca"));
     assert!(health(&[&encrypted, "--tls-ca", "/no/file.pem"]).1.contains("/no/file.pem"));
+}
+
+/// Neither a stream that says nothing nor a request that never comes whole keeps a server that is to end.
+#[tokio::test]
+async fn what_runs_nothing_does_not_delay_the_end() {
+    let mut process = Process::start(&["--drain-seconds", "600"]);
+    let channel = process.plain().connect().await.unwrap();
+    let mut reflection = ServerReflectionClient::new(channel.clone());
+    let open = reflection.server_reflection_info(tokio_stream::pending()).await;
+    process.terminate();
+    process.ended().await;
+    drop(open);
+}
+
+#[test]
+fn a_signal_while_models_are_loaded_ends_it() {
+    let folder = TempDir::new().unwrap();
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json");
+    let large = folder.path().join("large");
+    let mut init = Command::new(env!("CARGO_BIN_EXE_weir"));
+    assert!(init.arg("init").arg("--config").arg(shape).arg(&large).env_clear().status().unwrap().success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--model"]).arg(large);
+    let mut program = Program::start(command.env_clear());
+    program.says("admin port on ");
+    program.signal("TERM");
+    assert!(program.ends().success());
+    assert!(program.all().contains("a signal while models are loaded"), "{}", program.all());
 }

@@ -33,10 +33,10 @@ fn is(arg: &Arg, names: &[&str]) -> bool {
 
 /// A value that is no default; `nth` tells one source from another.
 fn value(arg: &Arg, nth: usize) -> String {
-    match arg.get_action() {
-        ArgAction::SetTrue => "true".into(),
-        _ if is(arg, &["N", "SECONDS", "SIZE"]) => (7000 + nth).to_string(),
-        _ => format!("value-{nth}"),
+    match () {
+        () if is(arg, &["BOOL"]) => (nth % 2 == 1).to_string(),
+        () if is(arg, &["N", "SECONDS", "SIZE"]) => (7000 + nth).to_string(),
+        () => format!("value-{nth}"),
     }
 }
 
@@ -44,9 +44,8 @@ fn value(arg: &Arg, nth: usize) -> String {
 fn in_toml(arg: &Arg, nth: usize) -> String {
     let value = value(arg, nth);
     match arg.get_action() {
-        ArgAction::SetTrue => value,
         ArgAction::Append => format!("[\"{value}\"]"),
-        _ if is(arg, &["N", "SECONDS", "SIZE"]) => value,
+        _ if is(arg, &["N", "SECONDS", "SIZE", "BOOL"]) => value,
         _ => format!("\"{value}\""),
     }
 }
@@ -63,10 +62,7 @@ fn every_setting_can_be_given_in_three_ways() {
         .unwrap();
     let environment: Vec<_> =
         all.iter().map(|arg| (arg.get_env().unwrap().to_str().unwrap().to_owned(), value(arg, 2))).collect();
-    let flags = all.iter().flat_map(|arg| match arg.get_action() {
-        ArgAction::SetTrue => vec![format!("--{}", long(arg))],
-        _ => vec![format!("--{}", long(arg)), value(arg, 3)],
-    });
+    let flags = all.iter().map(|arg| format!("--{}={}", long(arg), value(arg, 3)));
     let base = texts(&["--print-config", "--config", file.to_str().unwrap()]);
     let with_flags = [base.clone(), flags.collect()].concat();
     let file_name = file.display();
@@ -108,6 +104,12 @@ fn printed_settings_are_a_file() {
     for line in ["model = [\"a\", \"b\"] # --model", "rows = 9 # --rows", "kv-memory = \"3GiB\" # --kv-memory"] {
         assert!(first.lines().any(|one| one == line), "{line}\n{first}");
     }
+    // a switch in any of its words, and a variable that is set to nothing
+    let environment = [("WEIR_LATE_HEADERS".to_owned(), "yes".to_owned()), ("WEIR_TLS_CERT".into(), String::new())];
+    let told = serve(&environment, &texts(&["--print-config"])).unwrap();
+    assert!(told.contains("late-headers = true # WEIR_LATE_HEADERS\n"), "{told}");
+    assert!(told.contains("# tls-cert: not set\n"), "{told}");
+    assert!(serve(&[], &texts(&["--print-config", "--late-headers"])).unwrap().contains("late-headers = true"));
     assert!(first.contains("listen = \"127.0.0.1:50051\"\n") && first.contains("# tls-cert: not set\n"), "{first}");
 }
 
@@ -122,6 +124,7 @@ fn everything_that_is_wrong_is_told_at_once() {
     let keys = write("keys", "alice:short\n");
     let file = write("weir.toml", "queue = 0\nrows = \"many\"\nno_such = 1\n\nlog-format = \"xml\"\n");
     let environment = [("WEIR_CHUNK".to_owned(), "5000".to_owned()), ("WEIR_KV_MEMORY".into(), "2XB".into())];
+    let environment = [&environment[..], &[("WEIR_LATE_HEADERS".into(), "maybe".into())]].concat();
     let args =
         texts(&["--check-config", "--config", &file, "--api-keys", &keys, "--listen", "here", "--tls-key", "none"]);
     let told = serve(&environment, &args).unwrap_err();
@@ -133,7 +136,9 @@ fn everything_that_is_wrong_is_told_at_once() {
         "--chunk \"5000\" (from WEIR_CHUNK): expected a whole number from 1 to 4096".to_owned(),
         "--kv-memory \"2XB\" (from WEIR_KV_MEMORY): expected a size".to_owned(),
         "--listen \"here\": ".to_owned(),
-        "--tls-key needs --tls-cert".to_owned(),
+        "--tls-cert and --tls-key need each other".to_owned(),
+        "--tls-key \"none\": ".to_owned(),
+        "--late-headers \"maybe\" (from WEIR_LATE_HEADERS): expected true or false".to_owned(),
         format!("--api-keys {keys:?}: line 1: expected a key of 16 or more"),
     ];
     for expected in &expected {
@@ -152,4 +157,7 @@ fn right_settings_are_checked_in_silence() {
     assert_eq!(serve(&[], &args).unwrap(), "");
     let wrong = texts(&["--check-config", "--model", Path::new("/no/such").to_str().unwrap()]);
     assert!(serve(&[], &wrong).unwrap_err().contains("expected a checkpoint"));
+    let twice = ["--check-config", "--listen", "127.0.0.1:7000", "--admin-listen", "127.0.0.1:7000", "--model"];
+    let told = serve(&[], &[texts(&twice), texts(&[model.to_str().unwrap()])].concat()).unwrap_err();
+    assert!(told.contains("--listen has the same address"), "{told}");
 }

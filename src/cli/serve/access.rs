@@ -26,23 +26,15 @@ pub(super) struct AccessArgs {
 impl AccessArgs {
     /// As the server wants it.
     pub(super) fn access(&self, checks: &mut Checks) -> Access {
-        let tls = match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => checks.tls(TlsFiles { cert, key, client_ca: self.tls_client_ca.as_deref() }),
-            (None, None) => {
-                if self.tls_client_ca.is_some() {
-                    checks.missing("--tls-client-ca needs --tls-cert and --tls-key");
-                }
-                None
-            }
-            (Some(_), None) => {
-                checks.missing("--tls-cert needs --tls-key");
-                None
-            }
-            (None, Some(_)) => {
-                checks.missing("--tls-key needs --tls-cert");
-                None
-            }
-        };
+        let Self { tls_cert: cert, tls_key: key, tls_client_ca: client_ca, .. } = self;
+        if cert.is_some() != key.is_some() {
+            checks.missing("--tls-cert and --tls-key need each other");
+        }
+        if let (Some(_), None, None) = (client_ca, cert, key) {
+            checks.missing("--tls-client-ca needs --tls-cert and --tls-key");
+        }
+        // each file that is named is looked at, whatever else is wrong
+        let tls = checks.tls(TlsFiles { cert: cert.as_deref(), key: key.as_deref(), client_ca: client_ca.as_deref() });
         let keys = self.api_keys.as_ref().and_then(|file| checks.keys("--api-keys", file)).map(Arc::new);
         Access { tls, keys }
     }

@@ -23,6 +23,10 @@ pub(super) struct EngineArgs {
     /// wait for one.
     #[arg(long, value_name = "N", env = "WEIR_CHUNK", default_value_t = Limits::default().chunk.to_string())]
     chunk: String,
+    /// How long a step with prompts may last, about, while others generate: as many symbols of prompts are processed in it as
+    /// that allows, but 16 and never more than --chunk. 0: as long as it takes.
+    #[arg(long, value_name = "N", env = "WEIR_STEP_MILLISECONDS", default_value_t = Limits::default().step.as_millis().to_string())]
+    step_milliseconds: String,
     /// Steps that a request whose segment ended may wait for others, to share a step of the middle layers.
     #[arg(long, value_name = "N", env = "WEIR_BOUNDARY_WAIT", default_value_t = Limits::default().boundary_wait.to_string())]
     boundary_wait: String,
@@ -49,6 +53,9 @@ impl EngineArgs {
             chunk: checks.number("--chunk", &self.chunk, 1..=MOST_CHUNK),
             boundary_wait: checks.number("--boundary-wait", &self.boundary_wait, 0..=MAX_BOUNDARY_WAIT),
             stall: Duration::from_secs(checks.number("--stall-seconds", &self.stall_seconds, 1..=86_400) as u64),
+            step: Duration::from_millis(
+                checks.number("--step-milliseconds", &self.step_milliseconds, 0..=60_000) as u64
+            ),
             events: checks.number("--events", &self.events, 16..=1 << 16),
             cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
         }

@@ -1,6 +1,6 @@
 //! What is logged, and how.
 
-use crate::config::Checks;
+use crate::config::{Announce, Checks};
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
@@ -17,7 +17,7 @@ pub(super) struct LogArgs {
 
 impl LogArgs {
     /// Before anything else, so that the checks can log.
-    pub(super) fn start(&self, checks: &mut Checks) {
+    pub(super) fn start(&self, checks: &mut Checks) -> Announce {
         let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
             checks.wrong("--log", &self.log, error);
             EnvFilter::default()
@@ -25,13 +25,16 @@ impl LogArgs {
         let colours = std::io::stderr().is_terminal();
         let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
         // A log that was started already stays.
-        let _ = match self.log_format.as_str() {
-            "text" => log.try_init(),
-            "json" => log.json().try_init(),
-            other => {
-                checks.wrong("--log-format", other, "expected text or json");
-                return;
+        match self.log_format.as_str() {
+            "text" => {
+                let _ = log.try_init();
             }
-        };
+            "json" => {
+                let _ = log.json().try_init();
+                return Announce::Event;
+            }
+            other => checks.wrong("--log-format", other, "expected text or json"),
+        }
+        Announce::Line
     }
 }

@@ -55,8 +55,9 @@ pub(super) struct WireArgs {
     tcp_keepalive_seconds: String,
     /// Send an answer's headers only with its first characters, so that a proxy may give a request that has none yet to
     /// another server; and tell by HTTP's status, too, that this one is unavailable.
-    #[arg(long, env = "WEIR_LATE_HEADERS", value_parser = clap::builder::BoolishValueParser::new())]
-    late_headers: bool,
+    #[arg(long, value_name = "BOOL", env = "WEIR_LATE_HEADERS", default_value = "false", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true")]
+    late_headers: String,
 }
 
 impl WireArgs {
@@ -87,7 +88,7 @@ impl WireArgs {
             keepalive_interval: Some(keepalive).filter(|interval| !interval.is_zero()),
             keepalive_timeout: seconds(checks, timeout.0, timeout.1, 1),
             tcp_keepalive: Some(tcp_keepalive).filter(|interval| !interval.is_zero()),
-            late_headers: self.late_headers,
+            late_headers: checks.switch("--late-headers", &self.late_headers),
             access,
         }
     }

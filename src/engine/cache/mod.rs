@@ -184,6 +184,8 @@ impl SegmentCache {
     /// # Errors
     /// A state that cannot be rolled back; nothing is kept.
     pub fn keep(&mut self, key: &Key, symbols: &[u32], state: &dyn State) -> Result<bool> {
+        // a fork forgets a symbol that is on its way
+        let mut state = state.fork();
         let len = state.boundary_before(state.len().min(symbols.len()));
         let text = &symbols[..len];
         if len == 0 {
@@ -194,7 +196,6 @@ impl SegmentCache {
             self.touch(key, leaf);
             return Ok(true);
         }
-        let mut state = state.fork();
         state.rollback(len)?;
         if self.least_bytes(key, text, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
             return Ok(false);

@@ -264,8 +264,8 @@ impl<T> Scheduler<T> {
         self.running < self.rules.rows && !self.closed && self.tenants.next().is_some()
     }
 
-    /// Lays out a step of the rows, which were [`note`](Self::note)d.
-    pub(super) fn plan(&mut self, rows: &[Standing], feeds: &mut Vec<Feed>) {
+    /// Lays out a step of the rows, which were [`note`](Self::note)d: of at most `brief` symbols beside rows that decode.
+    pub(super) fn plan(&mut self, rows: &[Standing], brief: usize, feeds: &mut Vec<Feed>) {
         feeds.clear();
         self.prompts.clear();
         for (row, standing) in rows.iter().enumerate() {
@@ -278,7 +278,9 @@ impl<T> Scheduler<T> {
                 }
             }
         }
-        plan::share(self.rules.chunk, feeds.len(), &mut self.prompts, &mut self.turns);
+        let streams = rows.iter().any(|row| matches!(row.doing, Doing::Decoding | Doing::Busy));
+        let chunk = if streams { brief.clamp(1, self.rules.chunk) } else { self.rules.chunk };
+        plan::share(chunk, feeds.len(), &mut self.prompts, &mut self.turns);
         for prompt in self.prompts.iter().filter(|prompt| prompt.fed > 0) {
             feeds.push(Feed { row: prompt.row, symbols: prompt.fed });
             if let Some(Some(slot)) = rows.get(prompt.row).and_then(|row| self.slots.get_mut(row.slot)) {

@@ -195,7 +195,9 @@ impl Storm {
         let mut feeds = Vec::new();
         loop {
             standings = self.stand();
-            self.scheduler.plan(&standings, &mut feeds);
+            // how much is brief is a matter of time, which has no say in what is promised
+            let brief = 1 + self.die.roll(2 * self.rules.chunk);
+            self.scheduler.plan(&standings, brief, &mut feeds);
             let needed: usize = feeds.iter().map(|feed| self.rows[feed.row].growth(feed.symbols)).sum();
             if self.held() + needed <= self.rules.bytes {
                 break;

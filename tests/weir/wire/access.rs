@@ -78,7 +78,7 @@ fn what_is_wrong_with_a_certificate_is_told() {
     let torn = papers.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
     let (cert, key, other, ca) =
         (papers.path("server.pem"), papers.path("server.key"), papers.path("client.key"), papers.path("ca.pem"));
-    let wrong = |cert, key, client_ca| tls(TlsFiles { cert, key, client_ca }).unwrap_err();
+    let wrong = |cert, key, client_ca| tls(TlsFiles { cert: Some(cert), key: Some(key), client_ca }).unwrap_err();
     let told = |problem: String, parts: &[&str]| {
         for part in parts {
             assert!(problem.contains(part), "{part} is not in {problem}");
@@ -92,7 +92,7 @@ fn what_is_wrong_with_a_certificate_is_told() {
     told(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"]);
     // Everything at once.
     told(wrong(&none, &text, Some(&torn)), &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"]);
-    assert!(tls(TlsFiles { cert: &cert, key: &key, client_ca: Some(&ca) }).is_ok());
+    assert!(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: Some(&ca) }).is_ok());
 }
 
 async fn with_keys(limits: Limits) -> Server {

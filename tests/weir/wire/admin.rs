@@ -238,8 +238,8 @@ async fn a_model_that_comes_again_while_it_leaves_is_measured() {
     assert!(is_measured(), "it is about to serve");
     engines.add(second).unwrap();
     assert!(is_measured());
-    drop(launch(&Fake::new("other", Kind::Pooled)).await.unwrap());
-    assert!(!engines.metrics().render(&[]).unwrap().contains("other"), "it never came to serve");
+    drop(launch(&Fake::new("elsewhere", Kind::Pooled)).await.unwrap());
+    assert!(!engines.metrics().render(&[]).unwrap().contains("elsewhere"), "it never came to serve");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

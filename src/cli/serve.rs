@@ -117,8 +117,7 @@ async fn listen(settings: Serve) -> Result<()> {
     let loaded = tokio::select! {
         loaded = loading => loaded,
         () = signals::reached(signals.clone(), 1) => {
-            tracing::warn!("a signal while models are loaded: ending at once");
-            std::process::exit(0)
+            leave("a signal while models are loaded")
         }
     };
     loaded.unwrap_or_else(|_| Err(Error::Internal("a panic while loading a model".into())))?;
@@ -132,11 +131,19 @@ async fn listen(settings: Serve) -> Result<()> {
     tokio::select! {
         served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
         () = signals::reached(signals, 2) => {
-            tracing::warn!("a second signal: ending at once");
-            // whatever a worker is at, be it hanging, is not waited for
-            std::process::exit(0)
+            leave("a second signal")
         }
     }
+}
+
+/// Ends the process. Whatever a thread is at, be it hanging, is not waited for.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "destructors would wait for threads, which is what is not wanted any more"
+)]
+fn leave(why: &str) -> ! {
+    tracing::warn!("{why}: ending at once");
+    std::process::exit(0)
 }
 
 async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {

@@ -97,16 +97,27 @@ impl About {
             Error::OutOfPages { needed, limit } => {
                 self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string()).named("OUT_OF_MEMORY")
             }
-            Error::NoMemory { needed, available } => {
-                self.tell("needed", &needed.to_string()).tell("available", &available.to_string()).named("NO_MEMORY")
-            }
-            Error::TooManyModels { limit } => self.tell("limit", &limit.to_string()).named("TOO_MANY_MODELS"),
             Error::PermissionDenied { what } => self.tell("what", what).named("PERMISSION_DENIED"),
             Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
             Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
             Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Remote { .. } => "REMOTE",
+            Error::NoMemory { .. } | Error::TooManyModels { .. } | Error::Checkpoint { .. } | Error::Io { .. } => {
+                self.describe_loading(error)
+            }
+            Error::Setting(_) => "SETTING",
+            Error::Internal(_) => "INTERNAL",
+        }
+    }
+
+    /// What stands in the way of loading a model.
+    fn describe_loading(&mut self, error: &Error) -> &'static str {
+        match error {
+            Error::NoMemory { needed, available } => {
+                self.tell("needed", &needed.to_string()).tell("available", &available.to_string()).named("NO_MEMORY")
+            }
+            Error::TooManyModels { limit } => self.tell("limit", &limit.to_string()).named("TOO_MANY_MODELS"),
             Error::Checkpoint { file, key, expected, found } => self
                 .tell("file", &file.display().to_string())
                 .tell("key", key)
@@ -116,8 +127,7 @@ impl About {
             Error::Io { path, source } => {
                 self.tell("file", &path.display().to_string()).tell("found", &source.to_string()).named("FILE")
             }
-            Error::Setting(_) => "SETTING",
-            Error::Internal(_) => "INTERNAL",
+            _ => "INTERNAL",
         }
     }
 

@@ -43,7 +43,8 @@ impl Process {
             let mut all = String::new();
             for line in stderr.lines() {
                 let line = line.unwrap();
-                if let Some(rest) = line.strip_prefix("listening on ") {
+                // an event of the log where that is of JSON
+                if let Some((_, rest)) = line.split_once("listening on ") {
                     tell.send(rest.split(' ').next().unwrap().parse().unwrap()).unwrap();
                 }
                 all.push_str(&line);

@@ -5,7 +5,7 @@ use super::{
     jobs::{self, Said},
     toy::Toy,
 };
-use crate::support::{fixture, fixture_in, settings};
+use crate::support::{fixture, fixture_in, lslm_in, of_text, settings};
 use std::{path::Path, sync::Arc};
 use weir::{
     decode::{
@@ -225,8 +225,14 @@ fn a_key_holds_what_decides_boundaries() {
 }
 
 fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
-    let stopping =
-        Stopping { max_chars: 14, min_chars: 0, max_segments: None, stop: vec![vec![2, 3, 4]], include_stop: false };
+    let stopping = Stopping {
+        max_chars: 14,
+        min_chars: 0,
+        max_segments: None,
+        stop: vec![vec![2, 3, 4]],
+        include_stop: false,
+        ignore_end: false,
+    };
     let sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
     Generate { prompt, sampling, stopping, details: Details::default(), boundaries }
 }
@@ -234,13 +240,14 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
 /// Of each source of boundaries one, in all dtypes.
 pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let cases = ["vanilla", "fixed_sf3", "whitespaces", "entropy", "gumbel"];
+    let latent = ["hops1", "both_small_first_layer"];
     let mut all = Vec::new();
-    for (case, dtype) in cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype))) {
-        let model = fixture_in(case, dtype);
+    let fixtures = cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype, fixture_in(case, dtype))));
+    let latent = latent.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype, lslm_in(case, dtype))));
+    for (case, dtype, model) in fixtures.chain(latent) {
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };
-            let sampled = if mode == BoundaryMode::Sampled { ", sampled" } else { "" };
-            all.push((format!("{case}, {}{sampled}", dtype.name()), model.clone(), boundaries));
+            all.push((format!("{case}, {}, {}", dtype.name(), mode.name()), model.clone(), boundaries));
         }
     }
     all
@@ -249,8 +256,10 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
 #[test]
 fn on_every_kind_of_model_too() {
     for (name, model, boundaries) in models() {
-        let prompt = (0..17).map(|at| if at % 5 == 4 { 0 } else { 1 + at % 7 }).collect();
-        for (details, session) in sessions(&request(prompt, boundaries), &*model) {
+        let prompt: Vec<u32> = (0..17).map(|at| if at % 5 == 4 { 0 } else { 1 + at % 7 }).collect();
+        let mut request = request(of_text(&*model, &prompt), boundaries);
+        request.stopping.stop = vec![of_text(&*model, &[2, 3, 4])];
+        for (details, session) in sessions(&request, &*model) {
             undisturbed(&format!("{name}, {details}"), &session, &*model, false);
             starts_anywhere(&format!("{name}, {details}"), &session, &*model);
         }

@@ -5,8 +5,11 @@ use super::{
     jobs::{self, Said},
     toy::Toy,
 };
-use crate::support::{fixture, fixture_in, lslm_in, of_text, settings};
-use std::{path::Path, sync::Arc};
+use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, of_text, settings};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, State, Want, advance},
@@ -237,13 +240,25 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
     Generate { prompt, sampling, stopping, details: Details::default(), boundaries }
 }
 
+/// What the names of latent segment models begin with.
+const LATENT: &str = "lslm ";
+
+/// The checkpoint of a model of [`models`].
+pub(super) fn checkpoint(name: &str) -> PathBuf {
+    let case = name.split(',').next().unwrap();
+    case.strip_prefix(LATENT).map_or_else(|| converted(case), lslm_converted)
+}
+
 /// Of each source of boundaries one, in all dtypes.
 pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let cases = ["vanilla", "fixed_sf3", "whitespaces", "entropy", "gumbel"];
     let latent = ["hops1", "both_small_first_layer"];
     let mut all = Vec::new();
     let fixtures = cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype, fixture_in(case, dtype))));
-    let latent = latent.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype, lslm_in(case, dtype))));
+    let fixtures = fixtures.map(|(case, dtype, model)| (case.to_owned(), dtype, model));
+    let latent = latent
+        .into_iter()
+        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{LATENT}{case}"), dtype, lslm_in(case, dtype))));
     for (case, dtype, model) in fixtures.chain(latent) {
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };

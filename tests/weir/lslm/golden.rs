@@ -172,6 +172,7 @@ fn fewer_bits_stay_near() {
             let (near, _) = full(&*model, &items, &BoundaryOptions::default());
             worst = worst.max(difference(&exact, &near));
         }
+        eprintln!("WORST {dtype:?} {worst}");
         assert!(worst <= most && worst > LOGITS, "{dtype:?}: {worst}");
     }
 }

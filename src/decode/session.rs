@@ -220,6 +220,9 @@ impl Session {
         self.check(row)?;
         let again = self.is_refeeding();
         self.at += row.places();
+        if row.feed[..] == [trace::END] {
+            self.known.end_segment();
+        }
         if self.generation.as_ref().is_some_and(Generation::is_traced) {
             self.known.agree(row.state.agreed());
         }
@@ -241,9 +244,6 @@ impl Session {
             }
         } else if let Some(generation) = &mut self.generation {
             self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
-            if row.feed[..] == [trace::END] {
-                self.known.end_segment();
-            }
             let mark = row.marks.last().copied().filter(|_| row.places() > 0);
             if let Some(reason) = generation.absorb(mark, self.usage.generated_segments, &mut self.told) {
                 return Ok(Progress::Finished(reason));

@@ -1,5 +1,6 @@
 //! Latent segment models against their golden data, generated text, replayed traces, and the command line.
 
+mod checkpoints;
 mod cli;
 mod generation;
 mod golden;

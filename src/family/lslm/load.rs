@@ -39,13 +39,13 @@ impl<'a> Loader<'a> {
     }
 
     /// The token encoder's and the decoder's: (V, D) each.
-    pub(super) fn embeddings(&mut self) -> Result<(Arc<[f32]>, Arc<[f32]>)> {
+    pub(super) fn embeddings(&mut self) -> Result<[Arc<[f32]>; 2]> {
         if self.blueprint.architecture.shared_embedding {
             let shared: Arc<[f32]> = self.weights.take("embedding.weight")?.into();
-            return Ok((shared.clone(), shared));
+            return Ok([shared.clone(), shared]);
         }
-        let mut table = |name: &str| Ok(self.weights.take(name)?.into());
-        Ok((table("token.embedding.weight")?, table("decoder.embedding.weight")?))
+        let mut table = |name: &str| self.weights.take(name).map(Arc::from);
+        Ok([table("token.embedding.weight")?, table("decoder.embedding.weight")?])
     }
 
     pub(super) fn stack(&mut self, name: &str) -> Result<Stack> {

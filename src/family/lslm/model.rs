@@ -63,7 +63,7 @@ impl Lslm {
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
         let specials = vocabulary.specials().ok_or_else(|| Error::Internal("a vocabulary without marks".into()))?;
         let mut loader = Loader::new(blueprint, &mut weights, settings.dtype, max_symbols);
-        let (token_embedding, decoder_embedding) = loader.embeddings()?;
+        let [token_embedding, decoder_embedding] = loader.embeddings()?;
         let [token, context, decoder] = [loader.stack("token")?, loader.stack("context")?, loader.stack("decoder")?];
         let (head, head_scale) = loader.head(&decoder_embedding)?;
         let (predictor, projection) = (loader.predictor()?, loader.projection()?);

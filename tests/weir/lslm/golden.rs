@@ -161,7 +161,7 @@ fn given_boundaries() {
 /// Numbers stored in fewer bits give others: near ones, where the boundaries are given. The bounds are twice what was seen.
 #[test]
 fn fewer_bits_stay_near() {
-    for (dtype, most) in [(Dtype::Bf16, 0.5), (Dtype::Int8, 1.5)] {
+    for (dtype, most) in [(Dtype::Bf16, 0.36), (Dtype::Int8, 1.6)] {
         let mut worst = 0f32;
         for case in Case::all() {
             let model = lslm_in(case.name, dtype);
@@ -172,7 +172,6 @@ fn fewer_bits_stay_near() {
             let (near, _) = full(&*model, &items, &BoundaryOptions::default());
             worst = worst.max(difference(&exact, &near));
         }
-        eprintln!("WORST {dtype:?} {worst}");
         assert!(worst <= most && worst > LOGITS, "{dtype:?}: {worst}");
     }
 }

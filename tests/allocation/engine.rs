@@ -154,7 +154,7 @@ fn generate(engine: &Handle) {
             max_segments: None,
             stop,
             include_stop: false,
-            ignore_end: false,
+            ignore_end: true,
         };
         let sampling = Sampling { seed: seed as u64, ..Sampling::default() };
         let (details, boundaries) = (Details::default(), BoundaryOptions::default());

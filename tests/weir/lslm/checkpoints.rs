@@ -44,7 +44,7 @@ fn sources_that_are_something_else_are_refused_by_key() {
         ),
         ("small_encoder", &|c| c["share_embeddings"] = json!(true), "share_embeddings: expected false"),
         ("dp", &|c| c["decoder"]["num_heads"] = json!(0), "decoder.num_heads: expected 1 to"),
-        ("dp", &|c| c["decoder"]["d_kv"] = json!(15), "decoder.block.0.layer.0.SelfAttention.q.weight"),
+        ("dp", &|c| c["decoder"]["d_kv"] = json!(15), "decoder.block.0.layer.0.SelfAttention."),
         ("dp", &|c| c["token_encoder"]["num_layers"] = json!(3), "token_encoder.block.2"),
         ("dp", &|c| c["tie_word_embeddings"] = json!(true), "lm_head.weight"),
         (

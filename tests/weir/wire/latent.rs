@@ -134,7 +134,11 @@ async fn scores_and_cards_tell_of_marks() {
         let (_, marks) = full(&*model, &symbols, &BoundaryOptions::default());
         assert!(told.iter().map(|c| c.nxt_logprob).eq(marks.iter().map(|mark| mark.end_logprob)), "{case}");
         assert!(told.iter().all(|c| c.logprob.is_some()), "{case}: the first one's too");
-        assert_eq!(summary.unwrap().scored_chars as usize, symbols.len());
+        let summary = summary.unwrap();
+        assert_eq!(summary.scored_chars as usize, symbols.len());
+        let nats: f64 = marks.iter().filter_map(|mark| mark.end_logprob).map(f64::from).sum();
+        let bits = -nats / std::f64::consts::LN_2 / symbols.len() as f64;
+        assert!((summary.nxt_bits_per_char.unwrap() - bits).abs() < 1e-9 && bits > 0.0, "{case}");
         let mut models = ModelsClient::new(running.channel.clone());
         let card = models.get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
         assert_eq!((card.family.as_str(), &card.boundary_modes[..]), ("lslm", &["nxt".into(), "predictor".into()][..]));

@@ -6,7 +6,7 @@
 //! those that docs/checkpoints.md tells of.
 //!
 //! [`config`] is the blueprint, [`model`] the weights, [`state`] what a sequence remembers, [`step`] the symbol and the segment
-//! step (the two encoders), [`write`] the finish step (the decoder).
+//! step (the two encoders), `write` the finish step (the decoder).
 
 pub mod config;
 mod load;

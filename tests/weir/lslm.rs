@@ -5,6 +5,7 @@ mod cli;
 mod generation;
 mod golden;
 mod replay;
+pub(super) mod twin;
 
 use super::{golden::Golden, support::*};
 use std::sync::Arc;

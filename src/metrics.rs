@@ -41,7 +41,8 @@ const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0
 
 /// The label whose values tell a gap after a boundary from one within a segment.
 const AFTER: [&str; 2] = ["char", "boundary"];
-const REASONS: [Reason; 5] = [Reason::MaxChars, Reason::MaxSegments, Reason::Stop(0), Reason::MaxContext, Reason::End];
+const REASONS: [Reason; 6] =
+    [Reason::MaxChars, Reason::MaxSegments, Reason::Stop(0), Reason::MaxContext, Reason::EndOfText, Reason::End];
 const CODES: [Code; 10] = [
     Code::InvalidArgument,
     Code::NotFound,

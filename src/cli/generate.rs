@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::Model,
+        contract::{BoundaryMode, Model},
         options::{Character, Details, Generate, Reason, Sampling, Stopping, Timing, Usage},
     },
     engine::handle::{Event, Handle, Job, Limits},
@@ -38,6 +38,9 @@ pub struct Args {
     /// Stop before this string; may be given several times.
     #[arg(long, value_name = "TEXT", env = "WEIR_STOP")]
     stop: Vec<String>,
+    /// Do not let the model end the text, where it has a mark for that.
+    #[arg(long, env = "WEIR_IGNORE_EOS", value_parser = clap::builder::BoolishValueParser::new())]
+    ignore_eos: bool,
     /// 0 takes the most probable symbol each time.
     #[arg(long, value_name = "T", default_value_t = 0.8, env = "WEIR_TEMPERATURE")]
     temperature: f32,
@@ -70,7 +73,8 @@ pub fn run(args: Args) -> Result<()> {
     let limits = Limits { rows: 1, queue: 1, ..Limits::default() };
     let engine = Handle::start(model.clone(), limits)?;
     let mut events = engine.submit(Job::Generate(request), None)?;
-    let mut told = Told { model: &*model, json: args.json, characters: Vec::new(), stream: stream(&*model) };
+    let mode = args.boundaries.boundary_mode.or(model.card().boundary_modes.first().copied());
+    let mut told = Told { model: &*model, mode, json: args.json, characters: Vec::new(), stream: stream(&*model) };
     while let Some(event) = events.blocking_recv() {
         match event? {
             Event::Started { .. } => {}
@@ -114,6 +118,7 @@ impl Args {
                 max_segments: self.max_segments,
                 stop,
                 include_stop: false,
+                ignore_end: self.ignore_eos,
             },
             // text streams at once; only JSON tells boundaries, which come a step later
             details: Details { boundaries: self.json, ..Details::default() },
@@ -125,6 +130,7 @@ impl Args {
 /// What was generated so far.
 struct Told<'a> {
     model: &'a dyn Model,
+    mode: Option<BoundaryMode>,
     json: bool,
     characters: Vec<Character>,
     stream: TextStream,
@@ -149,14 +155,32 @@ impl Told<'_> {
         }
         let ids: Vec<u32> = self.characters.iter().map(|character| character.symbol).collect();
         let boundary = |character: &Character| character.mark.map(|mark| u8::from(mark.boundary));
-        output::json(&json!({
+        let mut object = json!({
             "ids": ids,
             "text": self.model.card().vocabulary.decode(&ids),
             "boundaries": self.characters.iter().map(boundary).collect::<Vec<_>>(),
             "reason": reason.name(),
             "usage": usage_json(usage),
             "timing": timing_json(timing),
-        }))
+        });
+        if let Some(specials) = self.model.card().vocabulary.specials() {
+            object["events"] = json!(self.events(specials.segment_end, usage));
+        }
+        output::json(&object)
+    }
+
+    /// All that was chosen, in order: symbols, and the marks that end segments, where the model writes them.
+    fn events(&self, nxt: u32, usage: &Usage) -> Vec<u32> {
+        let marked = self.mode == Some(BoundaryMode::Nxt);
+        let ends = |character: &Character| marked && character.mark.is_some_and(|mark| mark.boundary);
+        let after_symbols = self.characters.iter().filter(|character| ends(character)).count();
+        // one more than that: the first choice ended the prompt's open segment
+        let mut events = vec![nxt; usize::from(usage.nxt_steps > after_symbols)];
+        for character in &self.characters {
+            events.push(character.symbol);
+            events.extend(ends(character).then_some(nxt));
+        }
+        events
     }
 }
 
@@ -168,6 +192,7 @@ fn usage_json(usage: &Usage) -> Value {
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor(),
+        "nxt_steps": usage.nxt_steps,
     })
 }
 

@@ -88,10 +88,14 @@ impl Found {
     }
 
     fn json(&self) -> Value {
-        let vocabulary = match self.vocabulary.characters() {
+        let mut vocabulary = match self.vocabulary.characters() {
             Some(characters) => json!({ "symbols": characters }),
             None => json!({ "bytes": true }),
         };
+        if let Some(specials) = self.vocabulary.specials() {
+            vocabulary["first_byte"] = json!(self.vocabulary.byte_zero());
+            vocabulary["specials"] = json!(specials);
+        }
         let tensor = |(name, shape, dtype, bytes): (&str, &[usize], &str, usize)| json!({ "name": name, "shape": shape, "dtype": dtype, "bytes": bytes });
         json!({
             "path": self.dir,
@@ -149,9 +153,11 @@ impl Found {
         const SHOWN: usize = 40;
         let count = self.vocabulary.len();
         match self.vocabulary.characters() {
+            None if self.vocabulary.specials().is_some() => format!("{count} bytes and marks"),
             None => format!("{count} bytes"),
-            Some(characters) => {
-                let shown: String = characters.iter().take(SHOWN).collect();
+            Some(_) => {
+                let shown = self.vocabulary.text_ids().take(SHOWN).collect::<Vec<_>>();
+                let shown = self.vocabulary.decode(&shown);
                 format!("{count} characters: {shown:?}{}", if count > SHOWN { "…" } else { "" })
             }
         }

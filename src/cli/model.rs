@@ -66,7 +66,8 @@ pub struct TextArgs {
     /// A file with the text in UTF-8; - for standard input.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Its symbols' ids, separated by commas.
+    /// Its symbols' ids, separated by commas; for `score`, the last may be the model's mark for the end of a text, which is then
+    /// scored as well.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub ids: Option<Vec<u32>>,
 }
@@ -79,7 +80,7 @@ impl TextArgs {
     pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
         let vocabulary = &model.card().vocabulary;
         let symbols = match (&self.ids, &self.file, &self.text) {
-            (Some(ids), ..) => vocabulary.check_ids("--ids", ids).map(|()| ids.clone())?,
+            (Some(ids), ..) => vocabulary.check_text("--ids", ids).map(|()| ids.clone())?,
             (_, Some(file), _) => vocabulary.encode("--file", &read(file)?, usize::MAX)?,
             (.., text) => vocabulary.encode("--text", text.as_deref().unwrap_or_default(), usize::MAX)?,
         };
@@ -87,6 +88,23 @@ impl TextArgs {
             return Err(Error::BadOption { field: "text", found: "\"\"".into(), bound: "at least one symbol".into() });
         }
         Ok(symbols)
+    }
+}
+
+impl TextArgs {
+    /// The text's symbols, and whether the ids ended with the mark for the end of a text, which is then left out.
+    ///
+    /// # Errors
+    /// As for [`symbols`](Self::symbols).
+    pub fn symbols_and_end(&self, model: &dyn Model) -> Result<(Vec<u32>, bool)> {
+        let vocabulary = &model.card().vocabulary;
+        let end = vocabulary.specials().map(|specials| specials.end);
+        match self.ids.as_deref() {
+            Some([text @ .., last]) if Some(*last) == end => {
+                vocabulary.check_text("--ids", text).map(|()| (text.to_vec(), true))
+            }
+            _ => self.symbols(model).map(|symbols| (symbols, false)),
+        }
     }
 }
 
@@ -101,7 +119,8 @@ fn read(file: &PathBuf) -> Result<String> {
 /// How boundaries are decided, where the model leaves a choice.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BoundaryArgs {
-    /// How a learned predictor decides: threshold (the default) or sampled.
+    /// How boundaries are decided, of the modes that the model has (the first is the default): by a learned predictor,
+    /// threshold or sampled; in latent segment models nxt or predictor.
     #[arg(long, value_name = "MODE", value_parser = mode, env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
     /// Seeds every draw: of symbols and, if they are sampled, of boundaries.
@@ -129,5 +148,6 @@ pub(super) fn dtype(name: &str) -> std::result::Result<Dtype, String> {
 }
 
 fn mode(name: &str) -> std::result::Result<BoundaryMode, String> {
-    BoundaryMode::parse(name).ok_or_else(|| "one of given, threshold, sampled".into())
+    let names = || BoundaryMode::ALL.map(BoundaryMode::name).join(", ");
+    BoundaryMode::parse(name).ok_or_else(|| format!("one of {}", names()))
 }

@@ -1,5 +1,7 @@
 //! `weir score`: a text's bits per character, and everything needed to compare two implementations.
 
+mod figures;
+
 use super::{
     model::{BoundaryArgs, ModelArgs, TextArgs},
     output,
@@ -13,6 +15,7 @@ use crate::{
     },
     error::{Error, Result},
 };
+use figures::Figures;
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
@@ -69,28 +72,44 @@ fn parse_windows(text: &str) -> std::result::Result<Windows, String> {
 /// What is wrong with the checkpoint, the text, or the files to write.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
-    let symbols = args.text.symbols(&*model)?;
+    let (symbols, ends) = args.text.symbols_and_end(&*model)?;
     match args.windowed {
+        Some(_) if ends => {
+            let bound = "a text without the end's mark: windows do not reach the end".into();
+            Err(Error::BadOption { field: "--windowed", found: "the end's mark".into(), bound })
+        }
         Some(window) => run_windowed(&args, &*model, &symbols, window),
-        None => run_whole(&args, &*model, &symbols),
+        None => run_whole(&args, &*model, &symbols, ends),
     }
 }
 
-/// What is found symbol by symbol. In windows the last symbol is never fed.
+/// What is found symbol by symbol. In windows the last symbol is never fed. A model with marks feeds the start's before the first
+/// symbol: then there is one entry more.
 #[derive(Default)]
 struct Found {
-    /// ln p of each symbol but the first.
+    /// ln p of each symbol but the first; of the first too, where there is a start's mark, and of the end's if it is given.
     logprobs: Vec<f64>,
     boundaries: Vec<u8>,
     /// (symbols, V), if wanted.
     logits: Vec<f32>,
+    /// Of a model with marks.
+    figures: Option<Figures>,
 }
 
 impl Found {
+    fn of(model: &dyn Model) -> Self {
+        Self { figures: model.card().vocabulary.specials().map(Figures::new), ..Self::default() }
+    }
+
     fn take(&mut self, next: Option<&u32>, logits: &[f32], mark: Mark, keep: bool) -> Result<()> {
         self.boundaries.push(mark.boundary.into());
         if let Some(&next) = next {
-            self.logprobs.push(log_probability(logits, next)?);
+            let logprob = log_probability(logits, next)?;
+            self.logprobs.push(logprob);
+            self.figures.as_mut().map_or(Ok(()), |figures| figures.take(logits, next, logprob))?;
+        }
+        if let Some(figures) = &mut self.figures {
+            figures.take_mark(&mark);
         }
         if keep {
             self.logits.extend_from_slice(logits);
@@ -99,35 +118,58 @@ impl Found {
     }
 }
 
-fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()> {
-    check_length("text", symbols.len(), model.card())?;
+fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Result<()> {
+    let card = model.card();
+    check_length("text", symbols.len() + usize::from(ends), card)?;
+    let found = find(args, model, symbols, ends)?;
+    if let Some(path) = &args.logits {
+        write_logits(model, &found, path)?;
+    }
+    let given = symbols.len() + usize::from(ends);
+    let scored = found.logprobs.len();
+    let bits = (scored > 0).then(|| -found.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
+    let decided = args.boundaries.boundary_mode.or(card.boundary_modes.first().copied());
+    let bits = found.figures.map(|figures| figures.bits_per_char(decided)).or(bits);
+    let closed = found.boundaries.iter().filter(|&&boundary| boundary == 1).count();
+    // the start's mark is a segment of its own
+    let closed = closed - found.figures.map_or(0, |_| 1);
+    let factor = (closed > 0).then(|| symbols.len() as f64 / closed as f64);
+    if args.json {
+        let mut object = serde_json::Map::new();
+        object.insert("symbols".into(), given.into());
+        object.insert("bits_per_char".into(), json!(bits));
+        if let Some(figures) = &found.figures {
+            object.insert("boundary_mode".into(), decided.map(|mode| mode.name()).into());
+            figures.add_to(&mut object);
+        }
+        object.insert("shortening_factor".into(), json!(factor));
+        object.insert("boundaries".into(), json!(found.boundaries));
+        object.insert("logprobs".into(), json!(found.logprobs));
+        return output::json(&object.into());
+    }
+    let (bits, factor) = (output::optional(bits), output::optional(factor));
+    output::write(&format!("{given} symbols, {bits} bits per character, shortening factor {factor}\n"))?;
+    found.figures.map_or(Ok(()), |figures| output::write(&figures.text()))
+}
+
+/// Feeds the text as asked.
+fn find(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Result<Found> {
+    let (mut found, keep) = (Found::of(model), args.logits.is_some());
+    let end = found.figures.filter(|_| ends).map(|figures| figures.end());
+    let next = |place: usize| symbols.get(place).or(end.as_ref().filter(|_| place == symbols.len()));
+    if let Some(logits) = &model.card().first_logits {
+        let start = Mark { boundary: true, probability: None, end_logprob: None };
+        found.take(next(0), logits, start, keep)?;
+    }
     let mode = match args.mode {
         ModeArg::Full => Mode::Full,
         ModeArg::Incremental => Mode::Incremental,
         ModeArg::Chunked => Mode::Chunked(args.chunk as usize),
     };
-    let mut found = Found::default();
     evaluate(model, symbols, mode, args.boundaries.options(), Want::All, &mut |position, logits, mark| {
-        found.take(symbols.get(position + 1), logits, mark, args.logits.is_some())
+        found.take(next(position + 1), logits, mark, keep)
     })?;
-    if let Some(path) = &args.logits {
-        write_logits(model, &found, path)?;
-    }
-    let scored = found.logprobs.len();
-    let bits = (scored > 0).then(|| -found.logprobs.iter().sum::<f64>() / scored as f64 / LN_2);
-    let closed: usize = found.boundaries.iter().map(|&boundary| usize::from(boundary)).sum();
-    let factor = (closed > 0).then(|| symbols.len() as f64 / closed as f64);
-    if args.json {
-        return output::json(&json!({
-            "symbols": symbols.len(),
-            "bits_per_char": bits,
-            "shortening_factor": factor,
-            "boundaries": found.boundaries,
-            "logprobs": found.logprobs,
-        }));
-    }
-    let (bits, factor) = (output::optional(bits), output::optional(factor));
-    output::write(&format!("{} symbols, {bits} bits per character, shortening factor {factor}\n", symbols.len()))
+    Ok(found)
 }
 
 fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], of: Windows) -> Result<()> {

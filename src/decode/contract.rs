@@ -13,6 +13,7 @@
 use super::{
     cost::Cost,
     random::{Purpose, uniform},
+    trace,
 };
 use crate::{
     error::{Error, Result},
@@ -106,6 +107,12 @@ pub trait State: Any + Send + Sync {
 
     /// Bytes that it occupies beside its pages.
     fn own_bytes(&self) -> usize;
+
+    /// How many of the first symbols have the boundaries that the model's predictor gives them, in whole segments: for their
+    /// state the plain symbols stand, whatever [`trace`] they were fed with. All, where nothing else ends segments.
+    fn agreed(&self) -> usize {
+        self.len()
+    }
 }
 
 /// A page of key-value memory, for whoever counts them.
@@ -126,7 +133,7 @@ pub struct Scratch(pub Box<dyn Any + Send>);
 pub struct Row {
     /// The sequence.
     pub state: Box<dyn State>,
-    /// The symbols to feed in the next symbol step; at least one.
+    /// The symbols to feed in the next symbol step, at least one; or items of a [`trace`], for a model that writes marks.
     pub feed: Vec<u32>,
     /// For which of the fed symbols logits are wanted.
     pub want: Want,
@@ -153,6 +160,11 @@ impl Row {
         self.feed.clear();
         self.feed.extend_from_slice(symbols);
         self.want = want;
+    }
+
+    /// How many places of the sequence the feed takes.
+    pub fn places(&self) -> usize {
+        trace::places(&self.feed)
     }
 
     /// Of how many of the fed symbols logits are wanted: of the last ones.
@@ -195,6 +207,9 @@ pub struct Mark {
     /// The predictor's output, if boundaries come from a learned predictor. Not calibrated (the official training applies
     /// the sigmoid twice).
     pub probability: Option<f32>,
+    /// ln p of the mark that ends the segment with this symbol, where it does, in a model that writes such marks, if all
+    /// logits were wanted.
+    pub end_logprob: Option<f32>,
 }
 
 /// How a sequence's boundaries are decided, where the model leaves a choice.
@@ -218,6 +233,10 @@ pub enum BoundaryMode {
     Threshold,
     /// Boundary with the probability that the predictor gives (gumbel checkpoints' official behaviour).
     Sampled,
+    /// Given text by the predictor; generated text where the model writes its mark.
+    Nxt,
+    /// Given and generated text by the predictor, in a model that writes marks: those are never chosen.
+    Predictor,
 }
 
 impl BoundaryMode {
@@ -227,12 +246,17 @@ impl BoundaryMode {
             Self::Given => "given",
             Self::Threshold => "threshold",
             Self::Sampled => "sampled",
+            Self::Nxt => "nxt",
+            Self::Predictor => "predictor",
         }
     }
 
+    /// All there are.
+    pub const ALL: [Self; 5] = [Self::Given, Self::Threshold, Self::Sampled, Self::Nxt, Self::Predictor];
+
     /// The mode of that name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Given, Self::Threshold, Self::Sampled].into_iter().find(|mode| mode.name() == name)
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 }
 
@@ -298,6 +322,9 @@ pub struct Card {
     pub max_symbols: usize,
     /// How boundaries can be decided; the first is the default.
     pub boundary_modes: Vec<BoundaryMode>,
+    /// (V): the logits before the first symbol of a text, where the model has a mark for its start. An empty prompt can be
+    /// continued then, and the first symbol of a text has a probability.
+    pub first_logits: Option<Arc<[f32]>>,
     /// Whether it pools, i.e. ever closes a segment.
     pub pooled: bool,
     /// What its weights, keys and values are stored in: `f32`, `bf16` or `int8`.

@@ -1,5 +1,6 @@
 //! Symbols that are given: a prompt, or a text to score. They are fed in chunks and, if asked for, told. Behind them stand
-//! the symbols that were sampled since: together they are what the model has seen or is to see, in order.
+//! the symbols that were sampled since: together they are what the model has seen or is to see, in order; sampled ones with
+//! their boundaries where those are not the predictor's to say ([`trace`]).
 //!
 //! What is fed to one sequence is a [`Span`]: the whole text, or in a windowed evaluation each window in turn. The first
 //! symbols of a window are context that an earlier one has told of.
@@ -12,6 +13,7 @@ use super::{
     evaluate::{Window, window},
     logprobs::{Telling, Told},
     options::{Character, Windows},
+    trace,
 };
 use crate::error::{Error, Result};
 
@@ -22,6 +24,8 @@ pub(super) struct Known {
     symbols: Vec<u32>,
     /// How many were given.
     given: usize,
+    /// How many of the first need no boundary beside them: the predictor says the same.
+    agreed: usize,
     /// The windows that they are fed in, and the number of the present one.
     windows: Option<(Windows, usize)>,
     /// What the present sequence is fed.
@@ -73,7 +77,7 @@ impl Known {
         let given = symbols.len();
         let span = Span { start: 0, tell_from: 0, end: given };
         let (windows, next) = (windows.map(|windows| (windows, 0)), Told::default());
-        let mut known = Self { symbols, given, windows, span, fed: 0, settled: 0, tell, next };
+        let mut known = Self { symbols, given, agreed: 0, windows, span, fed: 0, settled: 0, tell, next };
         // a single symbol has no windows, and is fed for its own sake
         known.span = known.window(0).unwrap_or(span);
         known
@@ -129,9 +133,37 @@ impl Known {
         self.settled >= self.given
     }
 
-    /// Notes a sampled symbol.
-    pub(super) fn push(&mut self, symbol: u32) {
-        self.symbols.push(symbol);
+    /// Notes a sampled symbol, or an item of a trace.
+    pub(super) fn push(&mut self, item: u32) {
+        self.symbols.push(item);
+    }
+
+    /// Notes that a mark ended a segment with the last symbol.
+    pub(super) fn end_segment(&mut self) {
+        if let Some(last) = self.symbols.last_mut() {
+            *last = trace::item(trace::symbol(*last), true);
+        }
+    }
+
+    /// Notes that the first `agreed` have the boundaries that the predictor gives them: they are then plain symbols, as they
+    /// would be in a text that is given.
+    pub(super) fn agree(&mut self, agreed: usize) {
+        let more = self.agreed..agreed.min(self.symbols.len());
+        if let Some(items) = self.symbols.get_mut(more.clone()) {
+            items.iter_mut().for_each(|item| *item = trace::symbol(*item));
+            self.agreed = more.end;
+        }
+    }
+
+    /// Says what the logits before the first symbol say of it, if a sequence begins with it.
+    ///
+    /// # Errors
+    /// Logits that are no distribution.
+    pub(super) fn begin(&mut self, logits: &[f32]) -> Result<()> {
+        if let Some(&first) = self.symbols.first().filter(|_| self.tell.symbols && !self.is_windowed()) {
+            self.next = self.tell.logprobs.of(first, logits)?;
+        }
+        Ok(())
     }
 
     /// How many symbols may pass unfed, their state being known from elsewhere: all but the last if nothing that a step

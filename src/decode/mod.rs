@@ -3,7 +3,7 @@
 //! Reading order: [`contract`] (what a model is to everyone else; [`cost`], what its work costs), [`gather`] (which rows of a
 //! batch run their middle stack together), [`options`] (what a request may ask for), [`session`] (one request from prompt to
 //! last character), which is made of given symbols (`known`) and sampled ones (`generation`), and these of [`sampler`],
-//! [`stops`], [`logprobs`] and [`random`].
+//! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries.
 
 pub mod contract;
 pub mod cost;
@@ -17,3 +17,4 @@ pub mod random;
 pub mod sampler;
 pub mod session;
 pub mod stops;
+pub mod trace;

@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 /// A request for generated text.
 #[derive(Debug, Clone)]
 pub struct Generate {
-    /// The prompt's symbols; at least one (an empty context has no next-symbol distribution).
+    /// The prompt's symbols; at least one, unless the model knows how a text begins ([`Card::first_logits`]): of the others an
+    /// empty context has no next-symbol distribution.
     pub prompt: Vec<u32>,
     /// How symbols are chosen.
     pub sampling: Sampling,
@@ -73,7 +74,7 @@ impl Default for Sampling {
 pub struct Stopping {
     /// The most symbols to generate; at least 1.
     pub max_chars: usize,
-    /// No stop string counts before this many.
+    /// No stop string counts before this many, nor may the model end the text.
     pub min_chars: usize,
     /// The most segments to close, if limited.
     pub max_segments: Option<usize>,
@@ -81,6 +82,8 @@ pub struct Stopping {
     pub stop: Vec<Vec<u32>>,
     /// Whether the stop string belongs to the answer.
     pub include_stop: bool,
+    /// Whether the model may not end the text itself, where it has a mark for that.
+    pub ignore_end: bool,
 }
 
 /// What to tell beside the symbols.
@@ -159,6 +162,8 @@ pub enum Reason {
     Stop(usize),
     /// The model's longest sequence is reached.
     MaxContext,
+    /// The model ended the text: the last symbol told is its mark.
+    EndOfText,
     /// A scored text's end.
     End,
 }
@@ -171,6 +176,7 @@ impl Reason {
             Self::MaxSegments => "max_segments",
             Self::Stop(_) => "stop",
             Self::MaxContext => "max_context",
+            Self::EndOfText => "end_of_text",
             Self::End => "end",
         }
     }
@@ -187,8 +193,10 @@ pub struct Usage {
     pub generated_chars: usize,
     /// Segments closed within the prompt.
     pub prompt_segments: usize,
-    /// Segments closed by generated symbols.
+    /// Segments closed by generated symbols, or after them by the model's marks.
     pub generated_segments: usize,
+    /// Times that the model chose its mark for the end of a segment: picks that made no symbol.
+    pub nxt_steps: usize,
 }
 
 impl Usage {
@@ -229,8 +237,10 @@ impl Generate {
     /// # Errors
     /// [`Error::BadOption`], [`Error::TooLong`] or [`Error::UnknownSymbol`], naming the field.
     pub fn validate(&self, card: &Card) -> Result<()> {
-        check_length("prompt", self.prompt.len(), card)?;
-        card.vocabulary.check_ids("prompt", &self.prompt)?;
+        if card.first_logits.is_none() || !self.prompt.is_empty() {
+            check_length("prompt", self.prompt.len(), card)?;
+        }
+        card.vocabulary.check_text("prompt", &self.prompt)?;
         check_mode(&self.boundaries, card)?;
         self.sampling.validate(card)?;
         self.stopping.validate(card)?;
@@ -246,7 +256,7 @@ impl Score {
     pub fn validate(&self, card: &Card) -> Result<()> {
         let limit = self.windows.map_or(card.max_symbols, |_| Bounds::WINDOWED_SYMBOLS);
         check_length_within("text", self.symbols.len(), limit)?;
-        card.vocabulary.check_ids("text", &self.symbols)?;
+        card.vocabulary.check_text("text", &self.symbols)?;
         check_mode(&self.boundaries, card)?;
         self.windows.map_or(Ok(()), |windows| windows.validate(card))?;
         bounded("top_logprobs", self.top, Bounds::TOP_LOGPROBS)
@@ -306,7 +316,7 @@ impl Stopping {
                 let bound = format!("1 to {} characters", Bounds::STOP_SYMBOLS);
                 return Err(bad(field, format!("{} characters", stop.len()), bound));
             }
-            card.vocabulary.check_ids(field, stop)?;
+            card.vocabulary.check_text(field, stop)?;
         }
         Ok(())
     }

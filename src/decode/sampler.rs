@@ -18,6 +18,8 @@ use std::cmp::Ordering;
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
+    /// Symbols that cannot be chosen.
+    banned: Vec<u32>,
     /// (vocab): whether a symbol was seen; empty if there is no penalty that asks.
     seen: Vec<bool>,
     /// (vocab): logits, then weights: probabilities up to a common factor, 0 for what is cut.
@@ -30,7 +32,13 @@ impl Sampler {
     /// A sampler for sequences over `vocabulary` symbols.
     pub fn new(sampling: Sampling, vocabulary: usize) -> Self {
         let seen = vec![false; if sampling.repetition_penalty == 1.0 { 0 } else { vocabulary }];
-        Self { sampling, seen, weights: Vec::new(), ranking: Vec::new() }
+        Self { sampling, banned: Vec::new(), seen, weights: Vec::new(), ranking: Vec::new() }
+    }
+
+    /// Which symbols cannot be chosen from now on: to all options they are impossible.
+    pub fn ban(&mut self, symbols: impl IntoIterator<Item = u32>) {
+        self.banned.clear();
+        self.banned.extend(symbols);
     }
 
     /// Notes that a symbol is part of the sequence, for the repetition penalty.
@@ -46,7 +54,9 @@ impl Sampler {
     /// [`Error::Internal`] if the logits are no distribution: not a number, infinite, or nothing possible.
     pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32> {
         self.adjust(logits);
-        let best = argmax(&self.weights).filter(|_| logits.iter().all(|logit| *logit < f32::INFINITY));
+        // what a ban hides must be a number all the same
+        let sound = logits.iter().all(|logit| *logit < f32::INFINITY);
+        let best = argmax(&self.weights).filter(|_| sound);
         let Some(best) = best else {
             return Err(Error::Internal(format!("the logits for position {position} are no distribution")));
         };
@@ -60,10 +70,15 @@ impl Sampler {
         Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
     }
 
-    /// Bias, then penalty.
+    /// Bans, bias, then penalty.
     fn adjust(&mut self, logits: &[f32]) {
         self.weights.clear();
         self.weights.extend(logits.iter().map(|&logit| f64::from(logit)));
+        for &symbol in &self.banned {
+            if let Some(logit) = self.weights.get_mut(symbol as usize) {
+                *logit = f64::NEG_INFINITY;
+            }
+        }
         for &(symbol, bias) in &self.sampling.logit_bias {
             if let Some(logit) = self.weights.get_mut(symbol as usize) {
                 *logit += f64::from(bias);

@@ -10,10 +10,11 @@
 
 use super::{
     contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
-    generation::Generation,
+    generation::{Generation, Marks},
     known::{Absorbed, Known, Tell},
     logprobs::Telling,
     options::{Character, Generate, Reason, Score, Usage},
+    trace,
 };
 use crate::error::{Error, Result};
 
@@ -59,11 +60,14 @@ impl Session {
         let Generate { prompt, sampling, stopping, details, boundaries } = request;
         let most_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let vocabulary = card.vocabulary.len();
-        let mut generation = Generation::new((sampling, stopping, &details), vocabulary, card.max_symbols);
+        let mode = boundaries.mode.or(card.boundary_modes.first().copied());
+        let marks = Marks::new(card.vocabulary.specials(), mode, &stopping);
+        let mut generation = Generation::new((sampling, stopping, &details), (vocabulary, card.max_symbols), marks);
         generation.see(&prompt);
         let logprobs = Telling { logprobs: details.logprobs, top: details.top_logprobs };
         let tell = Tell { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
-        Ok(Self::new(Known::new(prompt, None, tell), Some(generation), boundaries, (vocabulary, most_symbols)))
+        let known = begun(Known::new(prompt, None, tell), card)?;
+        Ok(Self::new(known, Some(generation), boundaries, (vocabulary, most_symbols)))
     }
 
     /// A session that scores.
@@ -74,7 +78,7 @@ impl Session {
         request.validate(card)?;
         let Score { symbols, logprobs, top, boundaries, windows } = request;
         let tell = Tell { symbols: true, logprobs: Telling { logprobs, top }, marks: true, last_logits: false };
-        let known = Known::new(symbols, windows, tell);
+        let known = begun(Known::new(symbols, windows, tell), card)?;
         let sizes = (card.vocabulary.len(), known.longest());
         Ok(Self::new(known, None, boundaries, sizes))
     }
@@ -215,7 +219,13 @@ impl Session {
     pub fn absorb(&mut self, row: &mut Row) -> Result<Progress> {
         self.check(row)?;
         let again = self.is_refeeding();
-        self.at += row.feed.len();
+        self.at += row.places();
+        if row.feed[..] == [trace::END] {
+            self.known.end_segment();
+        }
+        if self.generation.as_ref().is_some_and(Generation::is_traced) {
+            self.known.agree(row.state.agreed());
+        }
         if again {
             return Ok(if self.is_prefilling() { Progress::Prefilling } else { Progress::Decoding });
         }
@@ -234,7 +244,7 @@ impl Session {
             }
         } else if let Some(generation) = &mut self.generation {
             self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
-            let mark = row.marks.last().copied();
+            let mark = row.marks.last().copied().filter(|_| row.places() > 0);
             if let Some(reason) = generation.absorb(mark, self.usage.generated_segments, &mut self.told) {
                 return Ok(Progress::Finished(reason));
             }
@@ -294,11 +304,13 @@ impl Session {
         let Some(logits) = last else {
             return Err(Error::Internal("a symbol is to be sampled, but no logits were asked for".into()));
         };
-        let finished = generation.sample(logits, row.state.len(), &mut self.told)?;
-        if let Some(symbol) = generation.latest() {
-            self.known.push(symbol);
+        let len = row.state.len();
+        let opens = row.state.boundary_before(len) == len;
+        let finished = generation.sample(logits, (len, opens), &mut self.told)?;
+        if let Some(item) = generation.latest_item() {
+            self.known.push(item);
         }
-        self.usage.generated_chars = generation.chars();
+        (self.usage.generated_chars, self.usage.nxt_steps) = (generation.chars(), generation.nxt_steps());
         Ok(finished.map_or(Progress::Decoding, Progress::Finished))
     }
 
@@ -308,7 +320,7 @@ impl Session {
             && !row.feed.is_empty()
             && row.marks.len() == row.feed.len()
             && row.logits.len() == row.wanted() * self.vocabulary
-            && row.state.len() == self.at + row.feed.len();
+            && row.state.len() == self.at + row.places();
         if kept {
             return Ok(());
         }
@@ -318,4 +330,12 @@ impl Session {
             "after a step of {fed} symbols from {at} to {len}: {status:?}, {marks} marks, {logits} logits"
         )))
     }
+}
+
+/// Given symbols with what the model says of the first one, where it knows how a text begins.
+fn begun(mut known: Known, card: &Card) -> Result<Known> {
+    if let Some(logits) = &card.first_logits {
+        known.begin(logits)?;
+    }
+    Ok(known)
 }

@@ -271,7 +271,7 @@ impl Batch {
             task.in_flight = false;
             task.watch.waited(row.waited);
             let given = task.session.is_prefilling();
-            task.works(row.feed.len());
+            task.works(row.places());
             match guarded(|| task.session.absorb(row)) {
                 Ok(Progress::Finished(reason)) => task.verdict = Some(Ok(reason)),
                 Ok(Progress::Prefilling) => {}
@@ -297,7 +297,7 @@ impl Batch {
     /// Counts the step that has run, if any row took part.
     fn count_step(&mut self, began: Instant) {
         let Common { tally, observer, .. } = &*self.common;
-        let symbols: usize = self.fed.iter().map(|&index| self.rows[index].feed.len()).sum();
+        let symbols: usize = self.fed.iter().map(|&index| self.rows[index].places()).sum();
         if !self.fed.is_empty() {
             tally.steps.add(1);
             tally.symbol_rows.add(self.fed.len());

@@ -1,6 +1,6 @@
 //! What an engine has done since it began: counted by its worker, read by anybody.
 
-use crate::decode::contract::Row;
+use crate::decode::{contract::Row, trace};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// An engine's totals since it began, and what it does now.
@@ -62,14 +62,14 @@ impl Tally {
     /// A row is ready after it was fed. The feed is of given symbols, or of one sampled.
     pub(super) fn took(&self, row: &Row, given: bool, pooled: bool) {
         if given {
-            self.prefill_chars.add(row.feed.len());
+            self.prefill_chars.add(row.places());
         } else {
-            self.generated_chars.add(row.feed.len());
+            self.generated_chars.add(row.places());
         }
         let closed = row.marks.iter().filter(|mark| mark.boundary).count();
         self.middle_run.add(closed);
         if pooled {
-            self.middle_skipped.add(row.feed.len().saturating_sub(closed));
+            self.middle_skipped.add(skipped(row).saturating_sub(closed));
         }
     }
 
@@ -88,5 +88,17 @@ impl Tally {
             prefill_chars: self.prefill_chars.get(),
             generated_chars: self.generated_chars.get(),
         }
+    }
+}
+
+/// Symbols of which it is known by now whether the middle layers run for them: those fed. Where the model's mark ends segments
+/// that is only known of a symbol when the next one, or the mark, is fed.
+fn skipped(row: &Row) -> usize {
+    match row.feed[..] {
+        [item] if trace::ends_segment(item) == Some(false) => {
+            let len = row.state.len();
+            usize::from(row.state.boundary_before(len) + 1 < len)
+        }
+        _ => row.places(),
     }
 }

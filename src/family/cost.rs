@@ -3,7 +3,7 @@
 use crate::{
     decode::cost::StepCost,
     kernels::{attention::Layout, linear::Linear, rowwise::Norm},
-    nn::stack::Stack,
+    nn::{stack::Stack, t5},
 };
 
 /// A matrix product.
@@ -15,6 +15,29 @@ pub fn linear(matrix: &Linear) -> StepCost {
 /// A normalisation: its multiplications are not worth counting.
 pub fn norm(norm: &Norm) -> StepCost {
     StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
+}
+
+/// A T5 stack, for a row that attends to so many keys of its own in each layer, and in a decoder to so many of its memory.
+pub fn t5_stack(stack: &t5::stack::Stack, keys: usize, memory: usize) -> StepCost {
+    let Layout { layers, heads, head_dim, .. } = stack.layout;
+    let numbers = layers * heads * head_dim; // of one key in all layers
+    let mut cost = StepCost {
+        shared_bytes: stack.bias.bytes_for(keys) + size_of_val(&*stack.norm.weight),
+        own_bytes: (keys + memory) * stack.layout.bytes_for_key(),
+        // queries with keys and with distances, weights with values; a memory has no distances
+        multiply_adds: (3 * keys + 2 * memory) * numbers,
+    };
+    for layer in &stack.layers {
+        let cross = layer.cross.iter().flat_map(|cross| [&cross.query, &cross.output]);
+        for matrix in [&layer.qkv, &layer.output, &layer.up, &layer.down].into_iter().chain(cross) {
+            cost += linear(matrix);
+        }
+        let norms = [&layer.attention_norm, &layer.feed_forward_norm].into_iter();
+        for norm in norms.chain(layer.cross.iter().map(|cross| &cross.norm)) {
+            cost.shared_bytes += size_of_val(&*norm.weight);
+        }
+    }
+    cost
 }
 
 /// A stack, for a row that attends to `keys` keys in each layer.

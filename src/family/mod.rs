@@ -13,9 +13,10 @@ pub mod cost;
 pub mod hourglass;
 pub mod init;
 pub mod load;
+pub mod lslm;
 
 /// The table of families: its name in `config.json`, and the reader of its architecture.
-pub const FAMILIES: &[(&str, Reader)] = &[("hourglass", hourglass::config::read)];
+pub const FAMILIES: &[(&str, Reader)] = &[("hourglass", hourglass::config::read), ("lslm", lslm::config::read)];
 
 /// Reads and validates a family's architecture; the path is `config.json`'s, for messages.
 pub type Reader = fn(&Config, &Path) -> Result<Box<dyn Blueprint>>;

@@ -40,6 +40,35 @@ pub struct Norm {
     pub eps: f32,
 }
 
+/// A norm by the root of the mean square: no mean is taken off, nothing is added.
+pub struct Rms {
+    /// (width)
+    pub weight: Vec<f32>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `out` = x / √(mean(x²) + eps) · weight, row by row: (rows, width) each.
+pub fn rms_norm(compute: &Compute, x: &[f32], norm: &Rms, out: &mut [f32]) {
+    assert_eq!(x.len(), out.len());
+    by_rows(&compute.pool, out, norm.weight.len(), &|at, part| {
+        rms_rows(compute.isa, &x[at..at + part.len()], norm, part);
+    });
+}
+
+multiversion! { fn rms_rows(x: &[f32], norm: &Rms, out: &mut [f32]) = rms_body }
+
+#[inline(always)]
+fn rms_body<S: Simd>(_: S, x: &[f32], norm: &Rms, out: &mut [f32]) {
+    let width = norm.weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let scale = 1.0 / (lane_sum::<S, true>(x, 0.0) / width as f32 + norm.eps).sqrt();
+        for ((out, x), weight) in out.iter_mut().zip(x).zip(&norm.weight) {
+            *out = x * scale * weight;
+        }
+    }
+}
+
 multiversion! { fn add_norm_rows(x: &mut [f32], y: &[f32], norm: &Norm) = add_norm_body }
 multiversion! { fn norm_rows(x: &mut [f32], norm: &Norm) = norm_body }
 
@@ -266,6 +295,26 @@ mod tests {
                     let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
                     let want = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
                     assert!((f64::from(got[i]) - want).abs() < 2e-5, "{width} {i}: {} {want}", got[i]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_root_of_the_mean_square_agrees_with_its_definition() {
+        for (width, eps) in [(1, 1e-6), (15, 1e-6), (16, 0.3), (48, 1e-6), (101, 1e-5)] {
+            let numbers = |k: f32| (0..width * 3).map(|i| (i as f32 * k).sin() * 0.1 + 0.03).collect::<Vec<_>>();
+            let (x, norm) = (numbers(0.7), Rms { weight: numbers(0.2)[..width].to_vec(), eps });
+            for isa in [Isa::detect(), Isa::portable()] {
+                let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(2)) };
+                let mut got = vec![f32::NAN; x.len()];
+                rms_norm(&compute, &x, &norm, &mut got);
+                for (row, got) in x.chunks(width).zip(got.chunks(width)) {
+                    let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                    for i in 0..width {
+                        let want = f64::from(row[i]) / (mean + f64::from(eps)).sqrt() * f64::from(norm.weight[i]);
+                        assert!((f64::from(got[i]) - want).abs() < 1e-6, "{width} {i}: {} {want}", got[i]);
+                    }
                 }
             }
         }

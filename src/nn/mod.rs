@@ -1,6 +1,7 @@
 //! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
 //!
-//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`boundary`], [`pooling`].
+//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`boundary`], [`pooling`]; [`t5`]
+//! (another kind of layers).
 //! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
 
 pub mod boundary;
@@ -8,6 +9,7 @@ pub mod cache;
 pub mod pooling;
 pub mod position;
 pub mod stack;
+pub mod t5;
 
 use crate::kernels::linear::Then;
 use serde::Deserialize;

@@ -73,7 +73,14 @@ impl Plan {
 
     fn stopping(&self) -> Stopping {
         let stop = Vec::new();
-        Stopping { max_chars: self.chars, min_chars: 0, max_segments: None, stop, include_stop: false }
+        Stopping {
+            max_chars: self.chars,
+            min_chars: 0,
+            max_segments: None,
+            stop,
+            include_stop: false,
+            ignore_end: true,
+        }
     }
 }
 

@@ -186,6 +186,7 @@ fn stopping(wire: v1::Stopping, prompt_chars: usize, card: &Card) -> Result<opti
         max_segments: wire.max_segments.map(size),
         stop,
         include_stop: wire.include_stop(),
+        ignore_end: wire.ignore_eos(),
     })
 }
 
@@ -214,6 +215,7 @@ mod tests {
             training_length: 8,
             max_symbols: 300,
             boundary_modes: vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
+            first_logits: None,
             pooled: true,
             dtype: "f32",
             sha256: String::new(),

@@ -5,7 +5,7 @@ use crate::{
     config::Wire,
     decode::options::Bounds,
     engine::handle::{Handle, PRIORITIES},
-    text::Vocabulary,
+    text::{Specials, Vocabulary},
 };
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -79,12 +79,21 @@ impl Models {
 fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
     let size = count(vocabulary.len());
     let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
+    let marks = vocabulary.specials().into_iter().flat_map(Specials::named);
     v1::Vocabulary {
         size,
-        symbols: symbols.map(|id| symbol(id, vocabulary)).collect(),
+        symbols: symbols.map(|id| shown(id, vocabulary)).collect(),
         bytes: vocabulary.is_bytes(),
         normaliser: vocabulary.normaliser().name().to_owned(),
+        first_byte: vocabulary.byte_zero().unwrap_or_default(),
+        marks: marks.map(|(name, id)| (name.to_owned(), id)).collect(),
     }
+}
+
+/// A symbol in a list: marks have no text, but a spelling.
+fn shown(id: u32, vocabulary: &Vocabulary) -> String {
+    let mark = vocabulary.specials().and_then(|specials| specials.shown(id));
+    mark.map_or_else(|| symbol(id, vocabulary), str::to_owned)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

@@ -109,6 +109,7 @@ pub(super) fn told(character: Character, boundaries: bool, vocabulary: &Vocabula
         logprob: character.logprob,
         boundary: mark.map(|mark| mark.boundary),
         boundary_probability: mark.and_then(|mark| mark.probability),
+        nxt_logprob: mark.and_then(|mark| mark.end_logprob),
         top: top.map(|(id, logprob)| v1::Alternative { text: symbol(id, vocabulary), logprob, id }).collect(),
         id: character.symbol,
     }
@@ -116,8 +117,8 @@ pub(super) fn told(character: Character, boundaries: bool, vocabulary: &Vocabula
 
 /// A symbol by itself: its text, or its escape if it is none.
 pub(super) fn symbol(id: u32, vocabulary: &Vocabulary) -> String {
-    match u8::try_from(id) {
-        Ok(byte) if vocabulary.is_bytes() && !byte.is_ascii() => format!("\\x{byte:02x}"),
+    match vocabulary.byte_of(id) {
+        Some(byte) if !byte.is_ascii() => format!("\\x{byte:02x}"),
         _ => vocabulary.decode(&[id]),
     }
 }
@@ -135,7 +136,7 @@ mod tests {
     }
 
     fn bytes(text: &str) -> Vec<Character> {
-        let mark = |byte| Some(Mark { boundary: byte == b' ', probability: None });
+        let mark = |byte| Some(Mark { boundary: byte == b' ', probability: None, end_logprob: None });
         let character = |byte: u8| Character { symbol: byte.into(), logprob: None, mark: mark(byte), top: Vec::new() };
         text.bytes().map(character).collect()
     }

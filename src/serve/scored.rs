@@ -16,13 +16,15 @@ pub(super) struct Scored {
     /// The log-probabilities' sum, and how many they are.
     total: f64,
     scored: u64,
+    /// The sum of the log-probabilities of segments' ends.
+    ends: f64,
     summary: Option<v1::ScoreSummary>,
 }
 
 impl Scored {
     /// Nothing yet.
     pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>) -> Self {
-        Self { vocabulary, seed, waiting: VecDeque::new(), total: 0.0, scored: 0, summary: None }
+        Self { vocabulary, seed, waiting: VecDeque::new(), total: 0.0, scored: 0, ends: 0.0, summary: None }
     }
 }
 
@@ -39,12 +41,17 @@ impl Wording for Scored {
                     self.total += f64::from(logprob);
                     self.scored += 1;
                 }
+                let marks = characters.iter().filter_map(|character| character.mark);
+                self.ends += marks.filter_map(|mark| mark.end_logprob).map(f64::from).sum::<f64>();
                 self.waiting.extend(characters);
             }
             Event::Finished { usage, timing, .. } => {
                 tracing::info!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
+                let per_char = |nats: f64| (self.scored > 0).then(|| -nats / LN_2 / self.scored as f64);
+                let marked = self.vocabulary.specials().is_some();
                 self.summary = Some(v1::ScoreSummary {
-                    bits_per_char: (self.scored > 0).then(|| -self.total / LN_2 / self.scored as f64),
+                    bits_per_char: per_char(self.total),
+                    nxt_bits_per_char: per_char(self.ends).filter(|_| marked),
                     scored_chars: self.scored,
                     seed: self.seed,
                     usage: Some(totals::usage(usage)),

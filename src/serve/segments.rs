@@ -36,7 +36,8 @@ mod tests {
 
     /// The characters of a text, with a boundary after each symbol that `closing` says.
     fn marked(symbols: &[u32], closing: &[usize]) -> Vec<Character> {
-        let mark = |at| Some(Mark { boundary: closing.contains(&at), probability: Some(at as f32 / 10.0) });
+        let mark =
+            |at| Some(Mark { boundary: closing.contains(&at), probability: Some(at as f32 / 10.0), end_logprob: None });
         let character = |(at, &symbol)| Character { symbol, logprob: None, mark: mark(at), top: Vec::new() };
         symbols.iter().enumerate().map(character).collect()
     }

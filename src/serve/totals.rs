@@ -12,6 +12,7 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
         prompt_segments: usage.prompt_segments as u64,
         generated_segments: usage.generated_segments as u64,
         shortening_factor: usage.shortening_factor(),
+        nxt_steps: usage.nxt_steps as u64,
     }
 }
 
@@ -37,6 +38,7 @@ pub(super) fn reason(reason: &Reason) -> v1::FinishReason {
         Reason::MaxSegments => v1::FinishReason::MaxSegments,
         Reason::Stop(_) => v1::FinishReason::Stop,
         Reason::MaxContext => v1::FinishReason::MaxContext,
+        Reason::EndOfText => v1::FinishReason::EndOfText,
         Reason::End => v1::FinishReason::Unspecified,
     }
 }

@@ -23,8 +23,8 @@ pub(super) fn up(engine: &Handle) -> Result<()> {
     let card = engine.card();
     let chars = CHARS.min(card.max_symbols.saturating_sub(1)).max(1);
     let length = engine.limits().chunk.min(card.max_symbols.saturating_sub(chars)).max(1);
-    let symbols = card.vocabulary.len().clamp(1, SYMBOLS);
-    let prompt = (0..length).filter_map(|at| u32::try_from(at % symbols).ok()).collect();
+    let symbols: Vec<u32> = card.vocabulary.text_ids().take(SYMBOLS).collect();
+    let prompt = symbols.iter().copied().cycle().take(length).collect();
     let job = Generate {
         prompt,
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
@@ -34,6 +34,7 @@ pub(super) fn up(engine: &Handle) -> Result<()> {
             max_segments: None,
             stop: Vec::new(),
             include_stop: false,
+            ignore_end: true,
         },
         details: Default::default(),
         boundaries: Default::default(),

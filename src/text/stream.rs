@@ -25,14 +25,14 @@ impl TextStream {
     /// several bytes. An invalid byte becomes U+FFFD as soon as it is known to be one.
     pub fn push(&mut self, id: u32) -> &str {
         self.piece.clear();
-        match u8::try_from(id) {
-            Ok(byte) if self.vocabulary.is_bytes() => {
+        match self.vocabulary.byte_of(id) {
+            Some(byte) => {
                 self.pending.push(byte);
                 self.drain();
             }
-            _ => {
+            None => {
                 self.give_up();
-                self.piece.push(self.vocabulary.character(id));
+                self.piece.extend(self.vocabulary.surface(id));
             }
         }
         &self.piece

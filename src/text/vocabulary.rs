@@ -1,6 +1,7 @@
-//! A model's symbols: single characters numbered in order, or the 256 byte values.
+//! A model's symbols: single characters numbered in order, or the 256 byte values; beside them a model's own marks, if it has
+//! any ([`Specials`]).
 
-use super::Normaliser;
+use super::{Normaliser, Specials};
 use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
@@ -18,15 +19,16 @@ const REPLACEMENT: char = '\u{fffd}';
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
     symbols: Symbols,
+    specials: Option<Specials>,
     normaliser: Normaliser,
 }
 
 #[derive(Debug, Clone)]
 enum Symbols {
-    /// The index of a character is its id.
+    /// The index of a character is its id; where a mark has it, what stands there is U+FFFD.
     Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
-    /// The value of a byte is its id.
-    Bytes,
+    /// The value of a byte and the id of byte 0 are its id.
+    Bytes { first: u32 },
 }
 
 /// A list of symbols that cannot be a vocabulary.
@@ -58,6 +60,27 @@ impl Vocabulary {
     /// # Errors
     /// No symbols, too many, one that is not exactly one character, or one that is there twice.
     pub fn of_symbols<S: AsRef<str>>(symbols: &[S], normaliser: Normaliser) -> Result<Self, VocabularyError> {
+        Self::of_characters(symbols, None, normaliser)
+    }
+
+    /// The same with marks: what stands at their ids is not looked at. Any character that is not there is the unknown one.
+    ///
+    /// # Errors
+    /// As for [`of_symbols`](Self::of_symbols), and marks out of bounds or twice.
+    pub fn of_marked<S: AsRef<str>>(
+        symbols: &[S],
+        specials: Specials,
+        normaliser: Normaliser,
+    ) -> Result<Self, VocabularyError> {
+        check_specials(specials, symbols.len(), |_| false)?;
+        Self::of_characters(symbols, Some(specials), normaliser)
+    }
+
+    fn of_characters<S: AsRef<str>>(
+        symbols: &[S],
+        specials: Option<Specials>,
+        normaliser: Normaliser,
+    ) -> Result<Self, VocabularyError> {
         if symbols.is_empty() || symbols.len() > MAX_SYMBOLS {
             let found = format!("{} symbols", symbols.len());
             return Err(VocabularyError::new("vocabulary.symbols", format!("1 to {MAX_SYMBOLS} symbols"), found));
@@ -65,6 +88,10 @@ impl Vocabulary {
         let mut characters = Vec::with_capacity(symbols.len());
         let mut ids = HashMap::with_capacity(symbols.len());
         for (id, symbol) in (0_u32..).zip(symbols) {
+            if specials.is_some_and(|specials| specials.holds(id)) {
+                characters.push(REPLACEMENT);
+                continue;
+            }
             let key = || format!("vocabulary.symbols[{id}]");
             let mut rest = symbol.as_ref().chars();
             let (Some(character), None) = (rest.next(), rest.next()) else {
@@ -79,12 +106,26 @@ impl Vocabulary {
             };
             characters.push(character);
         }
-        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, normaliser })
+        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, specials, normaliser })
     }
 
     /// The 256 byte values of UTF-8 text.
     pub fn of_bytes(normaliser: Normaliser) -> Self {
-        Self { symbols: Symbols::Bytes, normaliser }
+        Self { symbols: Symbols::Bytes { first: 0 }, specials: None, normaliser }
+    }
+
+    /// The same from id `first` on, with marks at all other ids.
+    ///
+    /// # Errors
+    /// Marks out of bounds, twice, or among the bytes.
+    pub fn of_marked_bytes(first: u32, specials: Specials, normaliser: Normaliser) -> Result<Self, VocabularyError> {
+        let most = Specials::COUNT as u32;
+        if first > most {
+            return Err(VocabularyError::new("vocabulary.first_byte", format!("0 to {most}"), first.to_string()));
+        }
+        let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
+        check_specials(specials, BYTES + Specials::COUNT, is_byte)?;
+        Ok(Self { symbols: Symbols::Bytes { first }, specials: Some(specials), normaliser })
     }
 
     /// How many symbols there are; never none.
@@ -92,7 +133,30 @@ impl Vocabulary {
     pub fn len(&self) -> usize {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => symbols.len(),
-            Symbols::Bytes => BYTES,
+            Symbols::Bytes { .. } => BYTES + self.specials.map_or(0, |_| Specials::COUNT),
+        }
+    }
+
+    /// The model's own marks, if it has any.
+    pub fn specials(&self) -> Option<Specials> {
+        self.specials
+    }
+
+    /// The ids that stand for text, in order.
+    pub fn text_ids(&self) -> impl Iterator<Item = u32> {
+        (0_u32..).take(self.len()).filter(|&id| !self.is_special(id))
+    }
+
+    /// Whether an id is a mark.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.specials.is_some_and(|specials| specials.holds(id))
+    }
+
+    /// The byte that an id stands for, where symbols are bytes.
+    pub fn byte_of(&self, id: u32) -> Option<u8> {
+        match self.symbols {
+            Symbols::Bytes { first } => id.checked_sub(first).and_then(|byte| u8::try_from(byte).ok()),
+            Symbols::Characters { .. } => None,
         }
     }
 
@@ -103,20 +167,30 @@ impl Vocabulary {
 
     /// Whether symbols are bytes rather than characters.
     pub fn is_bytes(&self) -> bool {
-        matches!(self.symbols, Symbols::Bytes)
+        matches!(self.symbols, Symbols::Bytes { .. })
     }
 
     /// The characters in order of their ids, unless symbols are bytes.
     pub fn characters(&self) -> Option<&[char]> {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => Some(symbols),
-            Symbols::Bytes => None,
+            Symbols::Bytes { .. } => None,
         }
     }
 
     /// Whether the other has the same symbols under the same ids; normalisers may differ.
     pub fn same_symbols(&self, other: &Self) -> bool {
         self.characters() == other.characters()
+            && self.byte_zero() == other.byte_zero()
+            && self.specials == other.specials
+    }
+
+    /// The id of byte 0, where symbols are bytes.
+    pub fn byte_zero(&self) -> Option<u32> {
+        match self.symbols {
+            Symbols::Bytes { first } => Some(first),
+            Symbols::Characters { .. } => None,
+        }
     }
 
     /// The text as the model would have met it in training.
@@ -128,8 +202,14 @@ impl Vocabulary {
     pub fn id_of(&self, character: char) -> Option<u32> {
         match &self.symbols {
             Symbols::Characters { ids, .. } => ids.get(&character).copied(),
-            Symbols::Bytes => character.is_ascii().then_some(u32::from(character)),
+            Symbols::Bytes { first } => character.is_ascii().then_some(first + u32::from(character)),
         }
+    }
+
+    /// The same, or the mark for characters that are not there.
+    fn known_or_mark(&self, character: char) -> Option<u32> {
+        let unknown = || self.specials.filter(|_| !self.is_bytes()).map(|specials| specials.unknown);
+        self.id_of(character).or_else(unknown)
     }
 
     /// The symbols of a text, normalised first; at most `limit`. `field` is what the text is called in messages.
@@ -144,12 +224,12 @@ impl Vocabulary {
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         let mut unknown = None;
         self.normaliser.each(text, |character, offset| {
-            match self.id_of(character) {
-                Some(id) => encoded.push(id),
-                None if self.is_bytes() => {
-                    encoded.extend(character.encode_utf8(&mut [0; 4]).bytes().map(u32::from));
+            match (self.known_or_mark(character), self.byte_zero()) {
+                (Some(id), _) => encoded.push(id),
+                (None, Some(zero)) => {
+                    encoded.extend(character.encode_utf8(&mut [0; 4]).bytes().map(|byte| zero + u32::from(byte)));
                 }
-                None => unknown = Some((character, offset)),
+                (None, None) => unknown = Some((character, offset)),
             }
             if unknown.is_some() || encoded.len() > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -174,8 +254,8 @@ impl Vocabulary {
     /// # Errors
     /// As for [`encode`](Self::encode).
     pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
-        if self.is_bytes() {
-            return Ok(text.bytes().map(u32::from).collect());
+        if let Some(zero) = self.byte_zero() {
+            return Ok(text.bytes().map(|byte| zero + u32::from(byte)).collect());
         }
         let unknown = |offset, character| Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
         let symbol = |(offset, character)| self.id_of(character).ok_or_else(|| unknown(offset, character));
@@ -197,30 +277,53 @@ impl Vocabulary {
         }
     }
 
-    /// The text of symbols. Bytes that are not UTF-8, and ids that are no symbols, become U+FFFD.
+    /// Whether all ids may stand in a text: symbols, but for marks other than the unknown character's.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first one that may not, and its index.
+    pub fn check_text(&self, field: &'static str, ids: &[u32]) -> Result<()> {
+        self.check_ids(field, ids)?;
+        let Some(specials) = self.specials else { return Ok(()) };
+        let is_mark = |&id: &u32| specials.holds(id) && id != specials.unknown;
+        match ids.iter().position(is_mark) {
+            None => Ok(()),
+            Some(offset) => {
+                let found = format!("{}, which is no character,", self.printable(ids[offset]));
+                Err(Error::UnknownSymbol { field, found, offset })
+            }
+        }
+    }
+
+    /// The text of symbols. Bytes that are not UTF-8, unknown characters, and ids that are no symbols become U+FFFD; other
+    /// marks are no text.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.symbols {
-            Symbols::Characters { .. } => ids.iter().map(|&id| self.character(id)).collect(),
-            Symbols::Bytes => {
+            Symbols::Characters { .. } => ids.iter().filter_map(|&id| self.surface(id)).collect(),
+            Symbols::Bytes { .. } => {
                 let mut text = String::with_capacity(ids.len());
-                for run in ids.split_inclusive(|&id| id as usize >= BYTES) {
-                    let bytes: Vec<u8> = run.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+                for run in ids.split_inclusive(|&id| self.byte_of(id).is_none()) {
+                    let bytes: Vec<u8> = run.iter().filter_map(|&id| self.byte_of(id)).collect();
                     text.push_str(&String::from_utf8_lossy(&bytes));
-                    if bytes.len() < run.len() {
-                        text.push(REPLACEMENT);
-                    }
+                    text.extend(run.last().filter(|_| bytes.len() < run.len()).and_then(|&id| self.surface(id)));
                 }
                 text
             }
         }
     }
 
+    /// What an id looks like in a text: nothing, if it is a mark other than the unknown character's.
+    pub(super) fn surface(&self, id: u32) -> Option<char> {
+        let silent = |specials: Specials| specials.holds(id) && id != specials.unknown;
+        (!self.specials.is_some_and(silent)).then(|| self.character(id))
+    }
+
     /// A symbol for messages and tables: a character in quotes, a byte by its value where it is not printable.
     pub fn printable(&self, id: u32) -> String {
-        match (&self.symbols, u8::try_from(id)) {
+        match (self.specials.and_then(|specials| specials.shown(id)), self.byte_of(id)) {
             _ if id as usize >= self.len() => format!("id {id}"),
-            (Symbols::Bytes, Ok(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),
-            (Symbols::Bytes, Ok(byte)) => format!("{:?}", char::from(byte)),
+            (Some(shown), _) => shown.to_owned(),
+            (_, Some(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),
+            (_, Some(byte)) => format!("{:?}", char::from(byte)),
             _ => format!("{:?}", self.character(id)),
         }
     }
@@ -229,7 +332,16 @@ impl Vocabulary {
     pub(super) fn character(&self, id: u32) -> char {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => symbols.get(id as usize).copied().unwrap_or(REPLACEMENT),
-            Symbols::Bytes => char::from_u32(id).filter(char::is_ascii).unwrap_or(REPLACEMENT),
+            Symbols::Bytes { .. } => self.byte_of(id).map(char::from).filter(char::is_ascii).unwrap_or(REPLACEMENT),
+        }
+    }
+}
+
+fn check_specials(specials: Specials, len: usize, taken: impl Fn(u32) -> bool) -> Result<(), VocabularyError> {
+    match specials.wrong(len, taken) {
+        None => Ok(()),
+        Some((name, expected, found)) => {
+            Err(VocabularyError::new(format!("vocabulary.specials.{name}"), expected, found))
         }
     }
 }
@@ -329,6 +441,35 @@ mod tests {
         assert_eq!(vocabulary.printable(10), "byte 0x0a");
         assert_eq!(vocabulary.printable(97), "'a'");
         assert!(vocabulary.check_ids("prompt", &[256]).is_err());
+    }
+
+    const MARKS: Specials = Specials { start: 1, end: 3, segment_start: 0, segment_end: 5, unknown: 6 };
+
+    #[test]
+    fn marks_are_no_text() {
+        let vocabulary =
+            Vocabulary::of_marked(&["<bos>", "<BoS>", "a", "<eos>", "b", "<nxt>", "<oov>"], MARKS, Normaliser::None);
+        let vocabulary = vocabulary.unwrap();
+        assert_eq!(vocabulary.encode("prompt", "axb<", usize::MAX).unwrap(), [2, 6, 4, 6]);
+        assert_eq!(vocabulary.decode(&[1, 0, 2, 6, 5, 4, 3]), "a\u{fffd}b");
+        assert_eq!((vocabulary.printable(5), vocabulary.id_of('x')), ("<nxt>".into(), None));
+        assert!(vocabulary.encode_exactly("stop", "x").is_err() && vocabulary.check_text("--ids", &[2, 6]).is_ok());
+        let message = vocabulary.check_text("--ids", &[2, 5]).unwrap_err().to_string();
+        assert!(message.starts_with("--ids: <nxt>, which is no character, at character 1"), "{message}");
+        let twice = Vocabulary::of_marked(&["a", "b"], MARKS, Normaliser::None).unwrap_err();
+        assert_eq!(twice.key, "vocabulary.specials.end");
+    }
+
+    #[test]
+    fn bytes_may_stand_behind_marks() {
+        let marks = Specials { start: 0, end: 1, segment_start: 2, segment_end: 259, unknown: 260 };
+        let vocabulary = Vocabulary::of_marked_bytes(3, marks, Normaliser::None).unwrap();
+        assert_eq!(vocabulary.len(), 261);
+        let ids = vocabulary.encode("prompt", "é語", usize::MAX).unwrap();
+        assert_eq!(ids[..2], [0xc3 + 3, 0xa9 + 3]);
+        assert_eq!(vocabulary.decode(&[&ids[..], &[1]].concat()), "é語");
+        assert_eq!((vocabulary.printable(3 + 97), vocabulary.printable(260)), ("'a'".into(), "<oov>".into()));
+        assert!(Vocabulary::of_marked_bytes(2, marks, Normaliser::None).is_err());
     }
 
     proptest! {

@@ -148,7 +148,14 @@ pub(super) fn check(model: Arc<dyn Model>) {
 fn generate(engine: &Handle) {
     let submit = |seed: usize| {
         let stop = Vec::new();
-        let stopping = Stopping { max_chars: CHARS, min_chars: 0, max_segments: None, stop, include_stop: false };
+        let stopping = Stopping {
+            max_chars: CHARS,
+            min_chars: 0,
+            max_segments: None,
+            stop,
+            include_stop: false,
+            ignore_end: true,
+        };
         let sampling = Sampling { seed: seed as u64, ..Sampling::default() };
         let (details, boundaries) = (Details::default(), BoundaryOptions::default());
         let prompt = (0..30).map(|at| (at * seed as u32) % 7).collect();

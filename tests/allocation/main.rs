@@ -89,7 +89,31 @@ fn config(layers: Value, boundaries: Value) -> Value {
     })
 }
 
-/// The shipped model, one that pools nothing, one whose boundaries a companion decides, one that learned them.
+/// A small latent segment model over the same letters, its marks behind them; its predictor ends segments of generated text, so
+/// that every step makes a character.
+fn latent() -> Value {
+    let marks = ["<BoS>", "<eos>", "<bos>", "<nxt>", "<oov>"].map(String::from);
+    let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).chain(marks).collect();
+    let specials = json!({"start": 27, "end": 28, "segment_start": 29, "segment_end": 30, "unknown": 31});
+    let stack = |layers: usize| {
+        json!({
+            "layers": layers, "dim": 64, "heads": 4, "head_dim": 16, "feed_forward": 128, "buckets": 32,
+            "max_distance": 128, "bidirectional_buckets": false,
+        })
+    };
+    json!({
+        "format": "weir/1", "family": "lslm", "vocabulary": {"symbols": symbols, "specials": specials},
+        "normaliser": "none", "training_length": 512,
+        "architecture": {
+            "token": stack(1), "context": stack(2), "decoder": stack(1), "norm_eps": 1e-6, "pooling": {"hops": 1},
+            "boundaries": {"kind": "learned", "hidden": 32, "threshold": 0.5}, "widths": "equal",
+            "shared_embedding": true, "tied_head": false, "driver": "predictor",
+        },
+    })
+}
+
+/// The shipped model, one that pools nothing, one whose boundaries a companion decides, one that learned them, one that writes
+/// segment by segment.
 fn folders(root: &Path) -> Vec<PathBuf> {
     let three = json!({"pre": 1, "middle": 2, "post": 1});
     fs::write(root.join("companion.json"), config(json!({"pre": 1}), json!({"kind": "none"})).to_string()).unwrap();
@@ -99,6 +123,7 @@ fn folders(root: &Path) -> Vec<PathBuf> {
         ("vanilla", config(json!({"pre": 3}), json!({"kind": "none"}))),
         ("spikes", config(three.clone(), spikes)),
         ("learned", config(three, learned)),
+        ("latent", latent()),
     ]
     .map(|(name, config)| {
         let (file, to) = (root.join(format!("{name}.json")), root.join(name));

@@ -2,13 +2,15 @@
 //!
 //! To put a new configuration under the suite, add a line to [`configurations`]; a family without one fails.
 
-use super::support::{Alone, CASES, COMPANY, Dice, difference, fixture_in, full, storms};
+use super::support::{
+    Alone, CASES, COMPANY, Dice, LSLM_CASES, difference, fixture_in, full, lslm_in, settings, storms,
+};
 use super::twin::shapes;
 use std::sync::Arc;
 use weir::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, Status, Want, advance},
     engine::cache::{Capacity, Hit, Key, SegmentCache},
-    family::FAMILIES,
+    family::{FAMILIES, load::load},
     kernels::Dtype,
 };
 
@@ -27,11 +29,21 @@ fn configurations() -> Vec<Configuration> {
     let fixtures = CASES
         .iter()
         .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{case}, {}", dtype.name()), fixture_in(case, dtype))));
+    let latent = LSLM_CASES
+        .iter()
+        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("lslm {case}, {}", dtype.name()), lslm_in(case, dtype))));
+    let odd = super::lslm::twin::shapes()
+        .iter()
+        .map(|(name, folder)| (format!("lslm {name}"), load(folder, &settings()).unwrap()));
     let mut all = Vec::new();
-    for (name, model) in fixtures.chain(shapes) {
-        for &mode in &model.card().boundary_modes.clone() {
+    for (name, model) in fixtures.chain(latent).chain(odd).chain(shapes) {
+        for &mode in &model.card().boundary_modes {
+            if mode == BoundaryMode::Predictor {
+                // given text is cut as in the other mode
+                continue;
+            }
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(7), offset: 0 };
-            let name = if mode == BoundaryMode::Sampled { format!("{name}, sampled") } else { name.clone() };
+            let name = format!("{name}, {}", mode.name());
             all.push(Configuration { name, model: model.clone(), boundaries });
         }
     }

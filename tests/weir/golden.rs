@@ -5,6 +5,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::{
     collections::BTreeMap,
     fs,
+    path::Path,
     sync::{Arc, Mutex},
 };
 use weir::{
@@ -29,11 +30,16 @@ const LOGITS_LONG: f32 = 1e-4;
 const STAGES: f32 = 5e-5;
 
 /// A case's golden tensors.
-struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
+pub(super) struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Golden {
     fn read(case: &str) -> Self {
-        let bytes = fs::read(golden(case).join("golden.safetensors")).unwrap();
+        Self::of(&golden(case))
+    }
+
+    /// Those of a fixture's folder.
+    pub(super) fn of(folder: &Path) -> Self {
+        let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let numbers = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
             let data = view.data();
@@ -49,22 +55,22 @@ impl Golden {
         Self(tensors.into_iter().map(|(name, view)| (name, (view.shape().to_vec(), numbers(&view)))).collect())
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub(super) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    fn get(&self, name: &str) -> &[f32] {
+    pub(super) fn get(&self, name: &str) -> &[f32] {
         &self.0.get(name).unwrap_or_else(|| panic!("no golden {name}")).1
     }
 
     /// The part of a tensor at the first index.
-    fn row(&self, name: &str, index: usize) -> &[f32] {
+    pub(super) fn row(&self, name: &str, index: usize) -> &[f32] {
         let (shape, data) = &self.0[name];
         let size = data.len() / shape[0];
         &data[index * size..(index + 1) * size]
     }
 
-    fn ids(&self, name: &str) -> Vec<u32> {
+    pub(super) fn ids(&self, name: &str) -> Vec<u32> {
         self.get(name).iter().map(|&id| id as u32).collect()
     }
 

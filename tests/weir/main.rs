@@ -14,6 +14,7 @@ mod deploy;
 mod engine;
 mod golden;
 mod hostile;
+mod lslm;
 mod operations;
 mod papers;
 mod parking;

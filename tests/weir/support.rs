@@ -34,16 +34,45 @@ pub(super) fn golden(case: &str) -> PathBuf {
 
 /// A fixture, converted; the folder lives as long as the test run.
 pub(super) fn converted(case: &str) -> PathBuf {
+    converted_from(convert::Source::DynamicPooling, &golden(case), case)
+}
+
+fn converted_from(source: convert::Source, from: &Path, name: &str) -> PathBuf {
     static ROOT: LazyLock<(TempDir, Mutex<HashMap<String, PathBuf>>)> =
         LazyLock::new(|| (TempDir::new().unwrap(), Mutex::default()));
     let (root, done) = &*ROOT;
     let mut done = done.lock().unwrap();
     let make = || {
-        let to = root.path().join(case);
-        convert::convert(convert::Source::DynamicPooling, &golden(case), &to, false).unwrap();
+        let to = root.path().join(name);
+        convert::convert(source, from, &to, false).unwrap();
         to
     };
-    done.entry(case.to_string()).or_insert_with(make).clone()
+    done.entry(name.to_string()).or_insert_with(make).clone()
+}
+
+/// Fixture cases of the latent segment models.
+pub(super) const LSLM_CASES: [&str; 7] =
+    ["dp", "hops0", "hops1", "hops3", "small_encoder", "both_small_first_layer", "byte_vocab"];
+
+/// Where the golden data of such a case is.
+pub(super) fn lslm_golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lslm").join(case)
+}
+
+/// Such a fixture, converted.
+pub(super) fn lslm_converted(case: &str) -> PathBuf {
+    converted_from(convert::Source::Lslm, &lslm_golden(case), &format!("lslm-{case}"))
+}
+
+/// Such a fixture's model, its numbers stored in a type.
+pub(super) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+    load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()
+}
+
+/// The same numbers as symbols of a model's text: its marks are left out.
+pub(super) fn of_text(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
+    let ids: Vec<u32> = model.card().vocabulary.text_ids().collect();
+    numbers.iter().map(|&number| ids[number as usize % ids.len()]).collect()
 }
 
 /// Settings for small models.

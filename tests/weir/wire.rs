@@ -8,6 +8,7 @@ mod fairness;
 mod frames;
 mod hostile;
 mod late;
+mod latent;
 mod life;
 mod limits;
 mod model;

@@ -3,7 +3,7 @@
 use super::json;
 use crate::{
     error::{Error, Result, clip},
-    text::{Normaliser, Vocabulary},
+    text::{Normaliser, Specials, Vocabulary},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -41,6 +41,10 @@ pub enum VocabularyConfig {
     Symbols(Vec<String>),
     /// Byte values, always `true`.
     Bytes(bool),
+    /// The same as the first, with the model's own marks: what the list has at their ids is not looked at.
+    MarkedSymbols(Vec<String>, Specials),
+    /// Byte values from this id on, with the model's own marks at all other ids.
+    MarkedBytes(u32, Specials),
 }
 
 /// What `vocabulary` may hold: one of the two.
@@ -49,6 +53,8 @@ pub enum VocabularyConfig {
 struct Kinds {
     symbols: Option<Vec<String>>,
     bytes: Option<bool>,
+    first_byte: Option<u32>,
+    specials: Option<Specials>,
 }
 
 impl TryFrom<Kinds> for VocabularyConfig {
@@ -56,11 +62,16 @@ impl TryFrom<Kinds> for VocabularyConfig {
     type Error = &'static str;
 
     fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
-        match kinds {
-            Kinds { symbols: Some(symbols), bytes: None } => Ok(Self::Symbols(symbols)),
-            Kinds { symbols: None, bytes: Some(bytes) } => Ok(Self::Bytes(bytes)),
-            Kinds { symbols: Some(_), bytes: Some(_) } => Err("both, expected either `symbols` or `bytes`"),
-            Kinds { symbols: None, bytes: None } => Err("neither, expected either `symbols` or `bytes`"),
+        let Kinds { symbols, bytes, first_byte, specials } = kinds;
+        match (symbols, bytes, first_byte, specials) {
+            (Some(symbols), None, None, None) => Ok(Self::Symbols(symbols)),
+            (None, Some(bytes), None, None) => Ok(Self::Bytes(bytes)),
+            (Some(symbols), None, None, Some(specials)) => Ok(Self::MarkedSymbols(symbols, specials)),
+            (None, Some(true), first, Some(specials)) => Ok(Self::MarkedBytes(first.unwrap_or(0), specials)),
+            (Some(_), Some(_), ..) => Err("both, expected either `symbols` or `bytes`"),
+            (None, None, ..) => Err("neither, expected either `symbols` or `bytes`"),
+            (None, Some(false), ..) => Err("`bytes` false, expected true"),
+            (_, _, Some(_), _) => Err("`first_byte`, expected it beside `bytes` and `specials` only"),
         }
     }
 }
@@ -143,6 +154,14 @@ impl Config {
             }
             VocabularyConfig::Bytes(true) => Ok(Arc::new(Vocabulary::of_bytes(self.normaliser))),
             VocabularyConfig::Bytes(false) => Err(Error::checkpoint(file, "vocabulary.bytes", "true", "false")),
+            VocabularyConfig::MarkedSymbols(symbols, specials) => {
+                let vocabulary = Vocabulary::of_marked(symbols, *specials, self.normaliser);
+                vocabulary.map(Arc::new).map_err(|error| error.within(file))
+            }
+            VocabularyConfig::MarkedBytes(first, specials) => {
+                let vocabulary = Vocabulary::of_marked_bytes(*first, *specials, self.normaliser);
+                vocabulary.map(Arc::new).map_err(|error| error.within(file))
+            }
         }
     }
 
@@ -160,6 +179,12 @@ impl Config {
         let vocabulary = match &self.vocabulary {
             VocabularyConfig::Symbols(symbols) => serde_json::json!({ "symbols": symbols }),
             VocabularyConfig::Bytes(bytes) => serde_json::json!({ "bytes": bytes }),
+            VocabularyConfig::MarkedSymbols(symbols, specials) => {
+                serde_json::json!({ "symbols": symbols, "specials": specials })
+            }
+            VocabularyConfig::MarkedBytes(first, specials) => {
+                serde_json::json!({ "bytes": true, "first_byte": first, "specials": specials })
+            }
         };
         let architecture: serde_json::Value = serde_json::from_str(self.architecture.get()).map_err(internal)?;
         let architecture = match architecture.as_object() {

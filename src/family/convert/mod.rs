@@ -5,6 +5,7 @@
 //! source: one file, one line.
 
 pub mod dynamic_pooling;
+pub mod lslm;
 pub mod pickle;
 pub mod torch;
 
@@ -21,13 +22,16 @@ use std::path::Path;
 pub enum Source {
     /// The official Dynamic Token Pooling code.
     DynamicPooling,
+    /// Latent Segment Language Models, in the layout of Hugging Face's T5.
+    Lslm,
 }
 
 /// Reads a source; told bytes read and bytes to read.
 type Reader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 
 /// The table of sources: its name on the command line, and its reader.
-const SOURCES: &[(Source, &str, Reader)] = &[(Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read)];
+const SOURCES: &[(Source, &str, Reader)] =
+    &[(Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read), (Source::Lslm, "lslm", lslm::read)];
 
 impl Source {
     /// The names of all sources.

@@ -73,6 +73,9 @@ pub struct HourglassBlueprint {
 /// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
+    if config.vocabulary(file)?.specials().is_some() {
+        return Err(Error::checkpoint(file, "vocabulary.specials", "nothing: an hourglass has no marks", "marks"));
+    }
     let blueprint = HourglassBlueprint { architecture, symbols: config.vocabulary(file)?.len() };
     blueprint.validate(config, file)?;
     Ok(Box::new(blueprint))

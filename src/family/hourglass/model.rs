@@ -95,6 +95,7 @@ impl Hourglass {
             training_length: config.training_length,
             max_symbols,
             boundary_modes: modes(&boundaries),
+            first_logits: None,
             pooled: pooled.is_some(),
             dtype: settings.dtype.name(),
             sha256,

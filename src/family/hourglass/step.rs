@@ -238,7 +238,7 @@ impl Hourglass {
         let dim = work.x.len() / work.places.len();
         for ((place, verdict), x) in work.places.iter().zip(&work.verdicts).zip(work.x.chunks_exact(dim)) {
             let row = &mut rows[place.sequence];
-            row.marks.push(Mark { boundary: verdict.closes, probability: verdict.probability });
+            row.marks.push(Mark { boundary: verdict.closes, probability: verdict.probability, end_logprob: None });
             let state: &mut HourglassState = state_mut(&mut *row.state)?;
             state.pre.advance(1);
             if let Some(pooled) = &mut state.pooled {

@@ -6,6 +6,7 @@
 pub mod fixed;
 pub mod learned;
 pub mod spikes;
+pub mod summed;
 pub mod whitespace;
 
 use super::Place;

@@ -2,6 +2,7 @@
 //!
 //! To add one: a file with its function, a variant here, and its arm below.
 
+pub mod hops;
 pub mod last;
 pub mod mean;
 
@@ -15,14 +16,17 @@ pub enum Pooling {
     Mean,
     /// The last one.
     Last,
+    /// The mean of the last N + 1 (Latent Segment Language Models).
+    Hops(usize),
 }
 
 impl Pooling {
     /// `out` (D) = the segment's vector; `hidden` gives its symbols' hidden vectors, (D) each, at least one, in order.
-    pub fn pool<'a>(self, hidden: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
+    pub fn pool<'a>(self, hidden: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
         match self {
             Self::Mean => mean::pool(hidden, out),
             Self::Last => last::pool(hidden, out),
+            Self::Hops(hops) => hops::pool(hidden, hops, out),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The segment cache in the engine: what is found there changes nothing but the time it takes.
 
 use super::{jobs::*, resume::models, toy::*};
-use crate::support::{fixture, settings};
+use crate::support::{fixture, of_text, settings};
 use std::{
     path::Path,
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -60,7 +60,7 @@ fn a_hit_says_what_a_cold_run_says_on_every_kind_of_model() {
         let longer = [&shared[..], &text(2, 30)[..]].concat();
         let other = [&shared[..90], &text(3, 30)[..]].concat();
         for (prompt, least) in [(&shared, 0), (&shared, 80), (&longer, 80), (&other, 60), (&longer, 110)] {
-            let request = request(prompt, 20, &boundaries);
+            let request = request(&of_text(&*model, prompt), 20, &boundaries);
             let (expected, none) = ask(&cold, &request);
             let (said, cached) = ask(&warm, &request);
             assert_eq!(said, expected, "{name}");

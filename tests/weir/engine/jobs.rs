@@ -13,7 +13,14 @@ use weir::{
 
 /// A plain request.
 pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
-    let stopping = Stopping { max_chars, min_chars: 0, max_segments: None, stop: Vec::new(), include_stop: false };
+    let stopping = Stopping {
+        max_chars,
+        min_chars: 0,
+        max_segments: None,
+        stop: Vec::new(),
+        include_stop: false,
+        ignore_end: false,
+    };
     Generate {
         prompt: prompt.to_vec(),
         sampling: Sampling::default(),

@@ -1,7 +1,11 @@
 //! Memory is given as it is needed, so it can run out: rows make way, and nobody can tell from what they say.
 
-use super::{jobs::*, resume::models, toy::*};
-use crate::support::{converted, settings};
+use super::{
+    jobs::*,
+    resume::{checkpoint, models},
+    toy::*,
+};
+use crate::support::{of_text, settings};
 use std::sync::Arc;
 use weir::{
     decode::{
@@ -107,22 +111,24 @@ fn undisturbed(model: &dyn Model, request: &Generate) -> Said {
 }
 
 /// The same checkpoint with memory for sequences of so many symbols in all.
-fn tight(case: &str, model: &dyn Model, like: &Settings, symbols: usize) -> Arc<dyn Model> {
+fn tight(name: &str, model: &dyn Model, like: &Settings, symbols: usize) -> Arc<dyn Model> {
     let null = like.memory_bytes - model.memory().limit;
-    load(&converted(case), &Settings { memory_bytes: model.bytes_for(symbols) + null, ..like.clone() }).unwrap()
+    load(&checkpoint(name), &Settings { memory_bytes: model.bytes_for(symbols) + null, ..like.clone() }).unwrap()
 }
 
 #[test]
 fn on_real_models_too() {
     let mut made_way = 0;
     for (name, free, boundaries) in models() {
-        let case = name.split(',').next().unwrap();
         let dtype = weir::kernels::Dtype::parse(free.card().dtype).unwrap();
-        let model = tight(case, &*free, &Settings { dtype, ..settings() }, 260);
+        let model = tight(&name, &*free, &Settings { dtype, ..settings() }, 260);
         for cache_bytes in [0, model.memory().limit / 3] {
             let limits = Limits { rows: 4, chunk: 32, cache_bytes, ..Limits::default() };
             let engine = Handle::start(model.clone(), limits).unwrap();
-            let request = |seed| Generate { boundaries: boundaries.clone(), ..long(seed, 20, 140) };
+            let request = |seed| {
+                let long = long(seed, 20, 140);
+                Generate { boundaries: boundaries.clone(), prompt: of_text(&*free, &long.prompt), ..long }
+            };
             let jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(request(seed)), None).unwrap()).collect();
             for (seed, events) in jobs.into_iter().enumerate() {
                 let mut said = read(events).unwrap_or_else(|error| panic!("{name}: {error}"));

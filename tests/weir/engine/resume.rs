@@ -5,8 +5,11 @@ use super::{
     jobs::{self, Said},
     toy::Toy,
 };
-use crate::support::{fixture, fixture_in, settings};
-use std::{path::Path, sync::Arc};
+use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, of_text, settings};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, State, Want, advance},
@@ -225,22 +228,41 @@ fn a_key_holds_what_decides_boundaries() {
 }
 
 fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
-    let stopping =
-        Stopping { max_chars: 14, min_chars: 0, max_segments: None, stop: vec![vec![2, 3, 4]], include_stop: false };
+    let stopping = Stopping {
+        max_chars: 14,
+        min_chars: 0,
+        max_segments: None,
+        stop: vec![vec![2, 3, 4]],
+        include_stop: false,
+        ignore_end: false,
+    };
     let sampling = Sampling { seed: 5, repetition_penalty: 1.2, ..Sampling::default() };
     Generate { prompt, sampling, stopping, details: Details::default(), boundaries }
+}
+
+/// What the names of latent segment models begin with.
+const LATENT: &str = "lslm ";
+
+/// The checkpoint of a model of [`models`].
+pub(super) fn checkpoint(name: &str) -> PathBuf {
+    let case = name.split(',').next().unwrap();
+    case.strip_prefix(LATENT).map_or_else(|| converted(case), lslm_converted)
 }
 
 /// Of each source of boundaries one, in all dtypes.
 pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let cases = ["vanilla", "fixed_sf3", "whitespaces", "entropy", "gumbel"];
+    let latent = ["hops1", "both_small_first_layer"];
     let mut all = Vec::new();
-    for (case, dtype) in cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype))) {
-        let model = fixture_in(case, dtype);
+    let fixtures = cases.into_iter().flat_map(|case| Dtype::ALL.map(|dtype| (case, dtype, fixture_in(case, dtype))));
+    let fixtures = fixtures.map(|(case, dtype, model)| (case.to_owned(), dtype, model));
+    let latent = latent
+        .into_iter()
+        .flat_map(|case| Dtype::ALL.map(|dtype| (format!("{LATENT}{case}"), dtype, lslm_in(case, dtype))));
+    for (case, dtype, model) in fixtures.chain(latent) {
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(3), offset: 0 };
-            let sampled = if mode == BoundaryMode::Sampled { ", sampled" } else { "" };
-            all.push((format!("{case}, {}{sampled}", dtype.name()), model.clone(), boundaries));
+            all.push((format!("{case}, {}, {}", dtype.name(), mode.name()), model.clone(), boundaries));
         }
     }
     all
@@ -249,8 +271,10 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
 #[test]
 fn on_every_kind_of_model_too() {
     for (name, model, boundaries) in models() {
-        let prompt = (0..17).map(|at| if at % 5 == 4 { 0 } else { 1 + at % 7 }).collect();
-        for (details, session) in sessions(&request(prompt, boundaries), &*model) {
+        let prompt: Vec<u32> = (0..17).map(|at| if at % 5 == 4 { 0 } else { 1 + at % 7 }).collect();
+        let mut request = request(of_text(&*model, &prompt), boundaries);
+        request.stopping.stop = vec![of_text(&*model, &[2, 3, 4])];
+        for (details, session) in sessions(&request, &*model) {
             undisturbed(&format!("{name}, {details}"), &session, &*model, false);
             starts_anywhere(&format!("{name}, {details}"), &session, &*model);
         }

@@ -18,7 +18,7 @@ use weir::{
 fn character(text: &[u32], at: usize, telling: Telling, marks: bool) -> Character {
     let symbol = text[at];
     let told = if at == 0 { Default::default() } else { telling.of(symbol, &logits_after(&text[..at])).unwrap() };
-    let mark = marks.then_some(Mark { boundary: symbol == 0, probability: None });
+    let mark = marks.then_some(Mark { boundary: symbol == 0, probability: None, end_logprob: None });
     Character { symbol, logprob: told.logprob, mark, top: told.top }
 }
 
@@ -55,7 +55,14 @@ fn stopping() -> impl Strategy<Value = Stopping> {
     let stop = vec(vec(0..SAMPLED, 1..4), 0..3);
     let segments = prop_oneof![Just(None), (1usize..4).prop_map(Some)];
     (1usize..30, 0usize..10, segments, stop, any::<bool>()).prop_map(|(max_chars, min, max_segments, stop, include)| {
-        Stopping { max_chars, min_chars: min.min(max_chars), max_segments, stop, include_stop: include }
+        Stopping {
+            max_chars,
+            min_chars: min.min(max_chars),
+            max_segments,
+            stop,
+            include_stop: include,
+            ignore_end: false,
+        }
     })
 }
 

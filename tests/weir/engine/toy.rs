@@ -87,6 +87,7 @@ impl Toy {
             training_length: 64,
             max_symbols,
             boundary_modes: vec![BoundaryMode::Given],
+            first_logits: None,
             pooled: true,
             dtype: "f32",
             sha256: String::new(),
@@ -163,7 +164,7 @@ impl ToyState {
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
         self.counts.peak.fetch_max(before + BYTES, SeqCst);
-        Mark { boundary, probability: None }
+        Mark { boundary, probability: None, end_logprob: None }
     }
 
     fn logits(&self, last: u32) -> [f32; VOCABULARY] {

@@ -76,6 +76,7 @@ impl Fake {
             training_length: 64,
             max_symbols: MAX_SYMBOLS,
             boundary_modes: modes,
+            first_logits: None,
             pooled: kind != Kind::Vanilla,
             dtype: "f32",
             sha256: "00ff".into(),
@@ -143,7 +144,7 @@ impl FakeState {
         };
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         self.bytes.fetch_add(1, SeqCst);
-        Ok(Mark { boundary, probability: Some(if space { 0.75 } else { 0.25 }) })
+        Ok(Mark { boundary, probability: Some(if space { 0.75 } else { 0.25 }), end_logprob: None })
     }
 
     fn logits(&self, vocabulary: usize) -> Vec<f32> {

@@ -1,0 +1,42 @@
+//! Checkpoints of Latent Segment Language Models. No code was ever released, so the source is the layout that the paper's parts
+//! have in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`.
+
+mod arguments;
+mod names;
+
+use super::Converted;
+use crate::{
+    error::Result,
+    family::{
+        checkpoint::{
+            CONFIG_FILE, Dtype, Tensor, Weights,
+            json::{parse, read_limited},
+            read_weights_telling,
+        },
+        load::blueprint,
+    },
+};
+use arguments::Arguments;
+use std::path::Path;
+
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Reads such a folder.
+///
+/// # Errors
+/// Arguments that are missing, unknown, out of bounds or stand for another architecture; tensors that are missing, superfluous
+/// or of another shape.
+pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    let file = dir.join(CONFIG_FILE);
+    let arguments: Arguments = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
+    let config = arguments.config(&file)?;
+    let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();
+    let official: Vec<_> = specs.iter().map(names::official).collect();
+    let (mut theirs, _) = read_weights_telling(dir, &official, progress)?;
+    let mut weights = Weights::default();
+    for (spec, official) in specs.into_iter().zip(official) {
+        let numbers = theirs.take(&official.name)?;
+        weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
+    }
+    Ok(Converted { config, weights })
+}

@@ -1,0 +1,256 @@
+//! The source's `config.json`, and weir's configuration from it.
+
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::{Config, VocabularyConfig},
+    text::{Normaliser, Specials},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The paper's training window in symbols (English; App. A), which no key tells.
+const TRAINING_LENGTH: usize = 150;
+
+/// What `config.json` says. Keys that Hugging Face adds by itself (`architectures`, `torch_dtype` …) make no difference to what
+/// is computed; of those that do, none may have another value than it can have here.
+#[derive(Debug, Deserialize)]
+pub(super) struct Arguments {
+    model_type: String,
+    vocab_type: VocabularyType,
+    vocab_size: usize,
+    vocab: Option<Vec<String>>,
+    byte_offset: Option<u32>,
+    bos_token_id: u32,
+    eos_token_id: u32,
+    segment_bos_token_id: u32,
+    next_token_id: u32,
+    unk_token_id: u32,
+    token_encoder: StackArguments,
+    context_encoder: StackArguments,
+    decoder: StackArguments,
+    #[serde(default = "relu")]
+    feed_forward_proj: String,
+    #[serde(default = "epsilon")]
+    layer_norm_epsilon: f64,
+    boundary_predictor: PredictorArguments,
+    pooling: PoolingArguments,
+    width_matching: Option<WidthMatching>,
+    #[serde(default)]
+    share_embeddings: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default = "nxt")]
+    generation_boundary_source: Source,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum VocabularyType {
+    Char,
+    Byte,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StackArguments {
+    num_layers: usize,
+    d_model: usize,
+    d_ff: usize,
+    num_heads: usize,
+    d_kv: Option<usize>,
+    #[serde(default = "buckets")]
+    relative_attention_num_buckets: usize,
+    #[serde(default = "max_distance")]
+    relative_attention_max_distance: usize,
+    #[serde(default)]
+    relative_attention_bidirectional: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PredictorArguments {
+    d_ff: Option<usize>,
+    #[serde(default = "half")]
+    threshold: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
+enum PoolingArguments {
+    Dp {},
+    Hops { n_hops: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum WidthMatching {
+    None,
+    Projection,
+    FirstLayer,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Source {
+    Nxt,
+    Predictor,
+}
+
+fn relu() -> String {
+    "relu".into()
+}
+
+fn epsilon() -> f64 {
+    1e-6
+}
+
+fn nxt() -> Source {
+    Source::Nxt
+}
+
+fn buckets() -> usize {
+    32
+}
+
+fn max_distance() -> usize {
+    128
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+impl Arguments {
+    /// The configuration that these stand for; `file` is the one to name.
+    ///
+    /// # Errors
+    /// A key that is out of bounds, missing, or in contradiction to another.
+    pub(super) fn config(&self, file: &Path) -> Result<Config> {
+        let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
+        if self.model_type != "lslm" {
+            return wrong("model_type", "\"lslm\"", format!("{:?}", self.model_type));
+        }
+        if self.feed_forward_proj != "relu" {
+            return wrong("feed_forward_proj", "\"relu\", without gates", format!("{:?}", self.feed_forward_proj));
+        }
+        let pooling = match self.pooling {
+            PoolingArguments::Dp {} => json!("mean"),
+            PoolingArguments::Hops { n_hops } => json!({ "hops": n_hops }),
+        };
+        let widths = match self.width_matching {
+            Some(WidthMatching::None) => "equal",
+            Some(WidthMatching::Projection) => "projection",
+            Some(WidthMatching::FirstLayer) => "first-layer",
+            None if self.token_encoder.d_model == self.context_encoder.d_model => "equal",
+            None => "projection",
+        };
+        let driver = if self.generation_boundary_source == Source::Nxt { "nxt" } else { "predictor" };
+        let hidden = self.boundary_predictor.d_ff.unwrap_or(self.token_encoder.d_ff);
+        let architecture = json!({
+            "token": self.token_encoder.architecture("token_encoder", file)?,
+            "context": self.context_encoder.architecture("context_encoder", file)?,
+            "decoder": self.decoder.architecture("decoder", file)?,
+            "norm_eps": self.layer_norm_epsilon,
+            "pooling": pooling,
+            "boundaries": { "kind": "learned", "hidden": hidden, "threshold": self.boundary_predictor.threshold },
+            "widths": widths,
+            "shared_embedding": self.share_embeddings,
+            "tied_head": self.tie_word_embeddings,
+            "driver": driver,
+        });
+        let vocabulary = (self.vocabulary(file)?, Normaliser::None);
+        Config::new("lslm", vocabulary, TRAINING_LENGTH, &architecture, file).map_err(in_official_terms)
+    }
+
+    fn vocabulary(&self, file: &Path) -> Result<VocabularyConfig> {
+        let specials = Specials {
+            start: self.bos_token_id,
+            end: self.eos_token_id,
+            segment_start: self.segment_bos_token_id,
+            segment_end: self.next_token_id,
+            unknown: self.unk_token_id,
+        };
+        let sized = |size: usize, config: VocabularyConfig| {
+            let expected = format!("{size}, as many as there are symbols");
+            let wrong = || Error::checkpoint(file, "vocab_size", expected, self.vocab_size.to_string());
+            if size == self.vocab_size { Ok(config) } else { Err(wrong()) }
+        };
+        match (self.vocab_type, &self.vocab) {
+            (VocabularyType::Byte, _) => {
+                sized(256 + Specials::COUNT, VocabularyConfig::MarkedBytes(self.byte_offset.unwrap_or(0), specials))
+            }
+            (VocabularyType::Char, Some(vocab)) => {
+                sized(vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials))
+            }
+            (VocabularyType::Char, None) => Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
+        }
+    }
+}
+
+impl StackArguments {
+    fn architecture(&self, key: &str, file: &Path) -> Result<Value> {
+        let head_dim = match self.d_kv {
+            Some(width) => width,
+            None if self.num_heads > 0 && self.d_model.is_multiple_of(self.num_heads) => self.d_model / self.num_heads,
+            None => {
+                let found = format!("{} / {}", self.d_model, self.num_heads);
+                let expected = "a d_kv, where num_heads does not divide d_model";
+                return Err(Error::checkpoint(file, format!("{key}.d_kv"), expected, found));
+            }
+        };
+        Ok(json!({
+            "layers": self.num_layers,
+            "dim": self.d_model,
+            "heads": self.num_heads,
+            "head_dim": head_dim,
+            "feed_forward": self.d_ff,
+            "buckets": self.relative_attention_num_buckets,
+            "max_distance": self.relative_attention_max_distance,
+            "bidirectional_buckets": self.relative_attention_bidirectional,
+        }))
+    }
+}
+
+/// Puts an error about a key of weir's configuration in terms of the source's.
+pub(super) fn in_official_terms(error: Error) -> Error {
+    const KEYS: &[(&str, &str)] = &[
+        ("architecture.norm_eps", "layer_norm_epsilon"),
+        ("architecture.boundaries.hidden", "boundary_predictor.d_ff"),
+        ("architecture.boundaries.threshold", "boundary_predictor.threshold"),
+        ("architecture.widths", "width_matching"),
+        ("architecture.shared_embedding", "share_embeddings"),
+        ("vocabulary.first_byte", "byte_offset"),
+        ("vocabulary.specials.start", "bos_token_id"),
+        ("vocabulary.specials.end", "eos_token_id"),
+        ("vocabulary.specials.segment_start", "segment_bos_token_id"),
+        ("vocabulary.specials.segment_end", "next_token_id"),
+        ("vocabulary.specials.unknown", "unk_token_id"),
+    ];
+    const STACKS: &[(&str, &str)] =
+        &[("token", "token_encoder"), ("context", "context_encoder"), ("decoder", "decoder")];
+    const SIZES: &[(&str, &str)] = &[
+        ("layers", "num_layers"),
+        ("dim", "d_model"),
+        ("heads", "num_heads"),
+        ("head_dim", "d_kv"),
+        ("feed_forward", "d_ff"),
+        ("buckets", "relative_attention_num_buckets"),
+        ("max_distance", "relative_attention_max_distance"),
+    ];
+    let found = |table: &[(&str, &'static str)], name: &str| {
+        table.iter().find(|(ours, _)| *ours == name).map(|(_, official)| *official)
+    };
+    let in_stack = |key: &str| {
+        let (stack, size) = key.strip_prefix("architecture.")?.split_once('.')?;
+        Some(format!("{}.{}", found(STACKS, stack)?, found(SIZES, size)?))
+    };
+    match error {
+        Error::Checkpoint { file, key, expected, found: value } => {
+            let official = found(KEYS, &key).map(str::to_owned).or_else(|| in_stack(&key));
+            let key = official.unwrap_or_else(|| key.replace("vocabulary.symbols", "vocab"));
+            Error::Checkpoint { file, key, expected, found: value }
+        }
+        other => other,
+    }
+}

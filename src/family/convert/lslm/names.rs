@@ -1,0 +1,63 @@
+//! What the source calls the tensors of a latent segment model.
+
+use crate::family::TensorSpec;
+
+/// Whole names.
+const MODEL: &[(&str, &str)] = &[
+    ("embedding.weight", "shared.weight"),
+    ("token.embedding.weight", "token_encoder.embed_tokens.weight"),
+    ("decoder.embedding.weight", "decoder.embed_tokens.weight"),
+    ("token.distance_bias.weight", "token_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("context.distance_bias.weight", "context_encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("decoder.distance_bias.weight", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("token.norm.weight", "token_encoder.final_layer_norm.weight"),
+    ("context.norm.weight", "context_encoder.final_layer_norm.weight"),
+    ("decoder.norm.weight", "decoder.final_layer_norm.weight"),
+    ("boundary.hidden.weight", "boundary_predictor.wi.weight"),
+    ("boundary.output.weight", "boundary_predictor.wo.weight"),
+    ("context.projection.weight", "context_encoder.input_projection.weight"),
+    ("head.weight", "lm_head.weight"),
+    ("head.bias", "lm_head.bias"),
+];
+
+/// Within a layer, but for the feed-forward, which comes behind the decoder's attention to its memory.
+const LAYER: &[(&str, &str)] = &[
+    ("attention.query.weight", "layer.0.SelfAttention.q.weight"),
+    ("attention.key.weight", "layer.0.SelfAttention.k.weight"),
+    ("attention.value.weight", "layer.0.SelfAttention.v.weight"),
+    ("attention.output.weight", "layer.0.SelfAttention.o.weight"),
+    ("attention.norm.weight", "layer.0.layer_norm.weight"),
+    ("memory.query.weight", "layer.1.EncDecAttention.q.weight"),
+    ("memory.key.weight", "layer.1.EncDecAttention.k.weight"),
+    ("memory.value.weight", "layer.1.EncDecAttention.v.weight"),
+    ("memory.output.weight", "layer.1.EncDecAttention.o.weight"),
+    ("memory.norm.weight", "layer.1.layer_norm.weight"),
+];
+const FEED_FORWARD: &[(&str, &str)] = &[
+    ("feed_forward.up.weight", "DenseReluDense.wi.weight"),
+    ("feed_forward.down.weight", "DenseReluDense.wo.weight"),
+    ("feed_forward.norm.weight", "layer_norm.weight"),
+];
+
+/// The stacks, and where in a layer their feed-forward stands.
+const STACKS: &[(&str, &str, usize)] =
+    &[("token", "token_encoder", 1), ("context", "context_encoder", 1), ("decoder", "decoder", 2)];
+
+/// The same tensor under the source's name; under its own if there is none, so that it is reported as missing.
+pub(super) fn official(spec: &TensorSpec) -> TensorSpec {
+    let found = |table: &[(&str, &'static str)], name: &str| {
+        table.iter().find(|(ours, _)| *ours == name).map(|(_, official)| *official)
+    };
+    let in_layer = || {
+        let (stack, rest) = spec.name.split_once('.')?;
+        let (index, part) = rest.split_once('.')?;
+        let (_, stack, feed_forward) = STACKS.iter().find(|(ours, ..)| *ours == stack)?;
+        let part = match found(LAYER, part) {
+            Some(official) => official.to_owned(),
+            None => format!("layer.{feed_forward}.{}", found(FEED_FORWARD, part)?),
+        };
+        Some(format!("{stack}.block.{index}.{part}"))
+    };
+    let name = found(MODEL, &spec.name).map(str::to_owned).or_else(in_layer);
+    TensorSpec { name: name.unwrap_or_else(|| spec.name.clone()), ..spec.clone() }
+}

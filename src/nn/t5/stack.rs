@@ -1,0 +1,235 @@
+//! Layers of a causal T5 stack over cached keys, with or without attention to a memory.
+//!
+//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); after the last layer one
+//! more norm. As in [`nn::stack`](crate::nn::stack) any mixture of rows is one pass, and a row's arithmetic is the same in all.
+
+use super::{
+    attention::{Keys, mix},
+    bias::Bias,
+};
+use crate::{
+    error::Result,
+    kernels::{
+        Compute,
+        attention::Layout,
+        linear::{Linear, Quantized, Then},
+        rowwise::{Rms, rms_norm},
+    },
+    nn::{Place, cache::Cache, position::Queries, sized, stack::Caches},
+};
+
+/// Layers that share caches.
+pub struct Stack {
+    /// Bottom first.
+    pub layers: Vec<Layer>,
+    /// Of distances, for all layers.
+    pub bias: Bias,
+    /// What the cache of their own keys looks like.
+    pub layout: Layout,
+    /// After the last layer: (D)
+    pub norm: Rms,
+}
+
+/// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
+pub struct Layer {
+    /// (D), or (E) where the layer takes vectors of another width E.
+    pub attention_norm: Rms,
+    /// (3·I, D): queries, keys, values; (3·I, E) in such a layer.
+    pub qkv: Linear,
+    /// (D, I). A layer that takes another width has no residual around its attention.
+    pub output: Linear,
+    /// Attention to a memory, in a decoder.
+    pub cross: Option<Cross>,
+    /// (D)
+    pub feed_forward_norm: Rms,
+    /// (F, D)
+    pub up: Linear,
+    /// (D, F)
+    pub down: Linear,
+}
+
+/// Attention to a memory of vectors of width C.
+pub struct Cross {
+    /// (D)
+    pub norm: Rms,
+    /// (I, D)
+    pub query: Linear,
+    /// (2·I, C): keys, values.
+    pub memory: Linear,
+    /// (D, I)
+    pub output: Linear,
+}
+
+/// A memory: up to which position of its sequence's each row sees it, and where a sequence's is.
+pub struct Memory<'a, C> {
+    /// One place a row.
+    pub places: &'a [Place],
+    /// A sequence's cache.
+    pub cache: fn(&C, usize) -> Result<&Cache>,
+}
+
+/// Buffers of a pass, kept between steps.
+#[derive(Default)]
+pub struct StackWork {
+    /// The products'.
+    pub quantized: Quantized,
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    queries: Queries,
+    /// Those for a memory, which has no distances.
+    asking: Queries,
+    mixed: Vec<f32>,
+    wide: Vec<f32>,
+    change: Vec<f32>,
+}
+
+/// What one pass through all layers works with.
+struct Pass<'a, C> {
+    compute: &'a Compute,
+    places: &'a [Place],
+    caches: &'a mut C,
+    work: &'a mut StackWork,
+}
+
+impl Stack {
+    /// Runs rows `x` at `places` through all layers, in place: (rows, D), or of another width that the first layer takes. Their
+    /// keys and values go into the caches, whose positions must be reserved. Rows of one sequence come in rising position, none
+    /// left out since the cache's end.
+    ///
+    /// # Errors
+    /// A cache that cannot be found or was not reserved.
+    pub fn forward<C: Caches>(
+        &self,
+        compute: &Compute,
+        x: &mut Vec<f32>,
+        places: &[Place],
+        (caches, memory): (&mut C, Option<&Memory<'_, C>>),
+        work: &mut StackWork,
+    ) -> Result<()> {
+        if places.is_empty() {
+            return Ok(());
+        }
+        let mut pass = Pass { compute, places, caches, work };
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.attention(index, x, &mut pass)?;
+            if layer.output.outputs() == layer.qkv.inputs() {
+                add(x, &pass.work.change);
+            } else {
+                x.clear();
+                x.extend_from_slice(&pass.work.change);
+            }
+            if let (Some(cross), Some(memory)) = (&layer.cross, memory) {
+                recall(index, cross, memory, x, &mut pass)?;
+                add(x, &pass.work.change);
+            }
+            feed_forward(compute, layer, x, pass.work);
+            add(x, &pass.work.change);
+        }
+        let normed = sized(&mut pass.work.normed, x.len());
+        rms_norm(compute, x, &self.norm, normed);
+        x.copy_from_slice(normed);
+        Ok(())
+    }
+
+    /// `change` (rows, D) = attention of `x`.
+    fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut Pass<'_, C>) -> Result<()> {
+        let Pass { compute, places, caches, work } = pass;
+        let (layer, layout, rows) = (&self.layers[index], &self.layout, places.len());
+        let inner = layout.heads * layout.head_dim;
+        let normed = sized(&mut work.normed, x.len());
+        rms_norm(compute, x, &layer.attention_norm, normed);
+        let qkv = sized(&mut work.qkv, rows * 3 * inner);
+        layer.qkv.apply(compute, normed, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
+        let content = work.queries.content.numbers(rows * inner);
+        for ((place, row), query) in places.iter().zip(qkv.chunks_exact(3 * inner)).zip(content.chunks_exact_mut(inner))
+        {
+            query.copy_from_slice(&row[..inner]);
+            let (keys, values) = row[inner..].split_at(inner);
+            caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
+        }
+        self.bias.queries(rows, &mut work.queries.distance);
+        settle(compute, layout, &mut work.queries);
+        let last = places.iter().map(|place| place.position).max().unwrap_or(0);
+        let (caches, distances) = (&**caches, Some(self.bias.distances(last)?));
+        let keys = Keys { layer: index, places, cache: &|sequence| caches.cache(sequence), distances };
+        mix(compute, &keys, &work.queries, &mut work.mixed)?; // (rows, I)
+        let change = sized(&mut work.change, rows * layer.output.outputs());
+        layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+        Ok(())
+    }
+
+    /// Hands the keys and values, (I) each, that each layer has for the vectors of a memory, (rows, C), to `write`, with the
+    /// layer and the row.
+    ///
+    /// # Errors
+    /// What `write` says.
+    pub fn remember(
+        &self,
+        compute: &Compute,
+        rows: &[f32],
+        work: &mut StackWork,
+        mut write: impl FnMut((usize, usize), &[f32], &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for (index, cross) in
+            self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)))
+        {
+            let (width, both) = (cross.memory.inputs(), cross.memory.outputs());
+            let qkv = sized(&mut work.qkv, rows.len() / width * both);
+            cross.memory.apply(compute, rows, Then::Nothing, &mut work.quantized, qkv); // (rows, 2·I)
+            for (row, both) in qkv.chunks_exact(both).enumerate() {
+                let (keys, values) = both.split_at(both.len() / 2);
+                write((index, row), keys, values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `change` (rows, D) = attention of `x` to a memory.
+fn recall<C: Caches>(
+    layer: usize,
+    cross: &Cross,
+    memory: &Memory<'_, C>,
+    x: &[f32],
+    pass: &mut Pass<'_, C>,
+) -> Result<()> {
+    let Pass { compute, caches, work, .. } = pass;
+    let Some(first) = memory.places.first() else { return Ok(()) };
+    let caches = &**caches;
+    let layout = *(memory.cache)(caches, first.sequence)?.layout();
+    let normed = sized(&mut work.normed, x.len());
+    rms_norm(compute, x, &cross.norm, normed);
+    let queries = work.asking.content.numbers(memory.places.len() * cross.query.outputs());
+    cross.query.apply(compute, normed, Then::Nothing, &mut work.quantized, queries); // (rows, I)
+    settle(compute, &layout, &mut work.asking);
+    let cache = |sequence: usize| (memory.cache)(caches, sequence);
+    let keys = Keys { layer, places: memory.places, cache: &cache, distances: None };
+    mix(compute, &keys, &work.asking, &mut work.mixed)?; // (rows, I)
+    let change = sized(&mut work.change, x.len());
+    cross.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+    Ok(())
+}
+
+/// `work.change` (rows, D) = feed-forward of `x`.
+fn feed_forward(compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWork) {
+    let normed = sized(&mut work.normed, x.len());
+    rms_norm(compute, x, &layer.feed_forward_norm, normed);
+    let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * layer.up.outputs());
+    layer.up.apply(compute, normed, Then::Relu, &mut work.quantized, wide); // (rows, F)
+    let change = sized(&mut work.change, x.len());
+    layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
+}
+
+/// Makes queries ready to meet keys.
+fn settle(compute: &Compute, layout: &Layout, queries: &mut Queries) {
+    for probes in [&mut queries.content, &mut queries.distance] {
+        probes.settle(compute, layout.dtype, layout.head_dim);
+    }
+}
+
+/// x ← x + y
+fn add(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}

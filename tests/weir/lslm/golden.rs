@@ -1,0 +1,177 @@
+//! Every tensor of the fixtures' golden data that is not of generation.
+
+use super::{super::support::*, *};
+use std::sync::Mutex;
+use weir::{
+    decode::{
+        contract::{BoundaryOptions, state_ref},
+        logprobs::log_probability,
+        trace,
+    },
+    family::load::{Settings, load},
+    family::lslm::{
+        state::LslmState,
+        step::{Stage, Work},
+    },
+    kernels::Isa,
+};
+
+/// Compares all steps of a text with golden ones, `count` of them at least.
+fn compare(case: &Case, steps: &[Step<'_>], name: &str, targets: &[f32]) {
+    let at = |index: usize| format!("{}: {name}, step {index}", case.name);
+    for (index, step) in steps.iter().enumerate() {
+        match step {
+            Step::Logits(logits) => {
+                let off = difference(logits, case.golden.row(name, index));
+                assert!(off <= LOGITS, "{}: {off}", at(index));
+            }
+            Step::Ends(logprob) => {
+                let off = (logprob - targets[index]).abs();
+                assert!(off <= LOGITS, "{}: {off}", at(index));
+            }
+        }
+    }
+}
+
+/// ln p of the mark that ends segments, for golden logits.
+fn nxt_logprobs(case: &Case, name: &str, count: usize) -> Vec<f32> {
+    let nxt = case.specials().segment_end;
+    (0..count).map(|index| log_probability(case.golden.row(name, index), nxt).unwrap() as f32).collect()
+}
+
+/// The boundaries, the start's included.
+fn cuts(marks: &[Mark]) -> Vec<f32> {
+    std::iter::once(1.0).chain(marks.iter().map(|mark| f32::from(u8::from(mark.boundary)))).collect()
+}
+
+/// A golden text without its marks.
+fn text(case: &Case, name: &str) -> Vec<u32> {
+    let (ids, specials) = (case.golden.ids(name), case.specials());
+    assert_eq!(ids[0], specials.start);
+    ids.into_iter().skip(1).filter(|&id| id != specials.end).collect()
+}
+
+#[test]
+fn logits_boundaries_and_marks() {
+    for case in Case::all() {
+        let text = text(&case, "ids");
+        let (logits, marks) = full(&*case.model, &text, &BoundaryOptions::default());
+        assert_eq!(cuts(&marks), case.golden.get("z"), "{}", case.name);
+        let steps = case.steps(&logits, &marks);
+        let targets = case.golden.ids("dec.target_ids");
+        assert_eq!(steps.len(), targets.len(), "{}", case.name);
+        let nxt = case.specials().segment_end;
+        for (step, target) in steps.iter().zip(targets) {
+            assert_eq!(matches!(step, Step::Ends(_)), target == nxt);
+        }
+        compare(&case, &steps, "dec.logits", case.golden.get("dec.target_logprobs"));
+        for (mark, expected) in marks.iter().zip(&case.golden.get("boundary_probs")[1..]) {
+            assert!((mark.probability.unwrap() - expected).abs() < STAGES, "{}", case.name);
+        }
+    }
+}
+
+#[test]
+fn the_portable_kernels_agree_and_steps_equal_the_whole() {
+    for case in Case::all() {
+        let portable = Settings { isa: Isa::portable(), ..settings() };
+        let case = Case { model: load(&lslm_converted(case.name), &portable).unwrap(), ..case };
+        let text = text(&case, "ids");
+        let (logits, marks) = full(&*case.model, &text, &BoundaryOptions::default());
+        compare(&case, &case.steps(&logits, &marks), "dec.logits", case.golden.get("dec.target_logprobs"));
+        let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
+        let (stepped, stepped_marks): (Vec<_>, Vec<_>) = text.iter().map(|&id| alone.feed(&[id])).unzip();
+        assert!(stepped.concat() == logits && stepped_marks.concat() == marks, "{}", case.name);
+    }
+}
+
+#[test]
+fn every_stage_between() {
+    for case in Case::all() {
+        let text = text(&case, "ids");
+        let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
+        let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
+        let record = seen.clone();
+        Work::of(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
+            record.lock().unwrap().push((stage, place.position, numbers.to_vec()));
+        }));
+        // in pieces, so that segments that straddle a cut are seen as well
+        text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
+        let check = |stage: Stage, name: &str| {
+            let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
+            got.sort_by_key(|entry| entry.1);
+            let flat: Vec<f32> = got.iter().flat_map(|entry| entry.2.clone()).collect();
+            // position 0 is the start's, which is computed when the model is loaded
+            let width = flat.len() / got.len();
+            let off = difference(&flat, &case.golden.get(name)[width..]);
+            assert!(off <= STAGES, "{} {name}: {off}", case.name);
+        };
+        check(Stage::Token, "h");
+        check(Stage::Boundary, "boundary_logits");
+        check(Stage::Pooled, "s");
+        check(Stage::Context, "s_ctx");
+        let state: &LslmState = state_ref(&*alone.rows[0].state).unwrap();
+        let start = state.token.output(0);
+        assert!(difference(start, &case.golden.get("h")[..start.len()]) <= STAGES);
+    }
+}
+
+#[test]
+fn longer_than_the_largest_distance() {
+    for case in Case::all() {
+        let text = text(&case, "long.ids");
+        let (logits, marks) = full(&*case.model, &text, &BoundaryOptions::default());
+        assert_eq!(cuts(&marks), case.golden.get("long.z"), "{}", case.name);
+        let steps = case.steps(&logits, &marks);
+        let targets = case.golden.get("long.target_logprobs");
+        assert_eq!(steps.len(), targets.len());
+        let mut symbols = text.iter();
+        for (index, (step, target)) in steps.iter().zip(targets).enumerate().take(targets.len() - 1) {
+            let logprob = match step {
+                Step::Ends(logprob) => *logprob,
+                Step::Logits(logits) => log_probability(logits, *symbols.next().unwrap()).unwrap() as f32,
+            };
+            assert!((logprob - target).abs() <= LOGITS, "{} step {index}: {logprob} {target}", case.name);
+        }
+        for (row, index) in case.golden.ids("long.rows").into_iter().enumerate() {
+            if let Step::Logits(logits) = steps[index as usize] {
+                assert!(difference(logits, case.golden.row("long.logits", row)) <= LOGITS, "{} {index}", case.name);
+            }
+        }
+    }
+}
+
+/// Traces that are given: every symbol a segment, and all of them one that stays open.
+#[test]
+fn given_boundaries() {
+    for case in Case::all() {
+        for name in ["forced_ones", "forced_zeros"] {
+            let z = case.golden.get(&format!("{name}.z"));
+            let text = text(&case, &format!("{name}.ids"));
+            let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| trace::item(id, z == 1.0)).collect();
+            let (logits, marks) = full(&*case.model, &items, &BoundaryOptions::default());
+            assert_eq!(cuts(&marks), z, "{} {name}", case.name);
+            let steps = case.steps(&logits, &marks);
+            let name = format!("{name}.logits");
+            compare(&case, &steps, &name, &nxt_logprobs(&case, &name, steps.len()));
+        }
+    }
+}
+
+/// Numbers stored in fewer bits give others: near ones, where the boundaries are given. The bounds are twice what was seen.
+#[test]
+fn fewer_bits_stay_near() {
+    for (dtype, most) in [(Dtype::Bf16, 0.36), (Dtype::Int8, 1.6)] {
+        let mut worst = 0f32;
+        for case in Case::all() {
+            let model = lslm_in(case.name, dtype);
+            let z = case.golden.get("z");
+            let text = text(&case, "ids");
+            let items: Vec<u32> = text.iter().zip(&z[1..]).map(|(&id, &z)| trace::item(id, z == 1.0)).collect();
+            let (exact, _) = full(&*case.model, &items, &BoundaryOptions::default());
+            let (near, _) = full(&*model, &items, &BoundaryOptions::default());
+            worst = worst.max(difference(&exact, &near));
+        }
+        assert!(worst <= most && worst > LOGITS, "{dtype:?}: {worst}");
+    }
+}

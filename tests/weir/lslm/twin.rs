@@ -1,0 +1,332 @@
+//! A naive twin of the latent segment model in f64, written from the paper's formulas with plain loops over whole texts, and shapes
+//! that the fixtures lack: marks scattered among the symbols, bytes behind marks, heads whose widths add up to no other, a tied
+//! head beside two embeddings, other buckets, thresholds and epsilons.
+
+use super::super::support::*;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+use tempfile::TempDir;
+use weir::{
+    decode::{
+        contract::{BoundaryOptions, Model},
+        logprobs::log_probability,
+        trace,
+    },
+    family::{init, load::load},
+};
+
+type Row = Vec<f64>;
+
+fn stack(layers: usize, dim: usize, heads: usize, head_dim: usize) -> Value {
+    json!({
+        "layers": layers, "dim": dim, "heads": heads, "head_dim": head_dim, "feed_forward": 2 * dim + 3, "buckets": 10,
+        "max_distance": 23, "bidirectional_buckets": false,
+    })
+}
+
+fn config(vocabulary: Value, token: Value, context: Value, decoder: Value, extra: &[(&str, Value)]) -> Value {
+    let mut architecture = json!({
+        "token": token, "context": context, "decoder": decoder, "norm_eps": 1e-3, "pooling": {"hops": 2},
+        "boundaries": {"kind": "learned", "hidden": 13, "threshold": 0.4}, "widths": "equal",
+        "shared_embedding": false, "tied_head": false, "driver": "predictor",
+    });
+    for (key, value) in extra {
+        architecture[*key] = value.clone();
+    }
+    json!({
+        "format": "weir/1", "family": "lslm", "vocabulary": vocabulary, "normaliser": "none", "training_length": 64,
+        "architecture": architecture,
+    })
+}
+
+fn letters() -> Value {
+    json!({
+        "symbols": ["a", "<nxt>", "b", "語", "<BoS>", "é", "\n", "<oov>", "c", "<eos>", " ", "<bos>"],
+        "specials": {"start": 4, "end": 9, "segment_start": 11, "segment_end": 1, "unknown": 7},
+    })
+}
+
+/// Shapes with their checkpoints: random weights.
+pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
+    static ALL: LazyLock<(TempDir, Vec<(&str, PathBuf)>)> = LazyLock::new(|| {
+        let root = TempDir::new().unwrap();
+        let bytes = json!({
+            "bytes": true, "first_byte": 2,
+            "specials": {"start": 260, "end": 0, "segment_start": 1, "segment_end": 259, "unknown": 258},
+        });
+        let mut both = stack(2, 20, 3, 5);
+        both["bidirectional_buckets"] = json!(true);
+        let made = [
+            (
+                "scattered",
+                config(
+                    letters(),
+                    stack(2, 20, 3, 5),
+                    stack(1, 20, 2, 7),
+                    stack(2, 12, 3, 6),
+                    &[("tied_head", json!(true))],
+                ),
+            ),
+            (
+                "bytes",
+                config(
+                    bytes,
+                    both,
+                    stack(2, 28, 4, 6),
+                    stack(1, 20, 3, 4),
+                    &[("widths", json!("first-layer")), ("shared_embedding", json!(true)), ("pooling", json!("mean"))],
+                ),
+            ),
+            (
+                "projected",
+                config(
+                    letters(),
+                    stack(1, 12, 1, 9),
+                    stack(2, 20, 5, 3),
+                    stack(2, 20, 2, 9),
+                    &[("widths", json!("projection"))],
+                ),
+            ),
+        ];
+        let write = |(name, config): (&'static str, Value)| {
+            let (file, to) = (root.path().join(format!("{name}.json")), root.path().join(name));
+            fs::write(&file, config.to_string()).unwrap();
+            // of random predictors some always say the same
+            let mixed = |seed: &u64| {
+                init::init(&file, &to, *seed, true).unwrap();
+                let model = load(&to, &settings()).unwrap();
+                let shares = (1..4).map(|seed| {
+                    let (_, marks) = full(&*model, &text(&*model, seed), &BoundaryOptions::default());
+                    marks.iter().filter(|mark| mark.boundary).count() * 100 / marks.len()
+                });
+                shares.into_iter().all(|share| (10..=80).contains(&share))
+            };
+            assert!((1..100).any(|seed| mixed(&seed)), "{name}");
+            (name, to)
+        };
+        let made = made.into_iter().map(write).collect();
+        (root, made)
+    });
+    &ALL.1
+}
+
+/// A text of its symbols.
+fn text(model: &dyn Model, seed: u64) -> Vec<u32> {
+    of_text(model, &Dice::new(seed).text(60, model.card().vocabulary.len()))
+}
+
+/// A checkpoint's tensors and configuration.
+struct Twin {
+    tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
+    config: Value,
+}
+
+fn add(x: &mut Row, y: &[f64]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+fn dot(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+impl Twin {
+    fn read(folder: &Path) -> Self {
+        let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let number = |four: &[u8]| f64::from(f32::from_le_bytes(four.try_into().unwrap()));
+        let tensors = file
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| (name, (view.shape().to_vec(), view.data().chunks(4).map(number).collect())));
+        let config = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        Self { tensors: tensors.collect(), config }
+    }
+
+    fn of(&self, key: &str) -> &Value {
+        self.config["architecture"].pointer(key).unwrap()
+    }
+
+    fn size(&self, key: &str) -> usize {
+        self.of(key).as_u64().unwrap() as usize
+    }
+
+    fn apply(&self, name: &str, x: &[f64]) -> Row {
+        let (shape, weight) = &self.tensors[&format!("{name}.weight")];
+        assert_eq!(shape[1], x.len(), "{name}");
+        weight.chunks(x.len()).map(|row| dot(row, x)).collect()
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Row {
+        let scale = 1.0 / (dot(x, x) / x.len() as f64 + self.of("/norm_eps").as_f64().unwrap()).sqrt();
+        x.iter().zip(&self.tensors[&format!("{name}.weight")].1).map(|(x, g)| x * scale * g).collect()
+    }
+
+    fn embedding(&self, stack: &str, symbol: u32) -> Row {
+        let own = self.tensors.get(&format!("{stack}.embedding.weight"));
+        let (shape, table) = own.unwrap_or_else(|| &self.tensors["embedding.weight"]);
+        table[symbol as usize * shape[1]..][..shape[1]].to_vec()
+    }
+
+    /// b[head][bucket(distance)], by the definition: the largest bucket that begins at or before the distance.
+    fn bias(&self, stack: &str, head: usize, distance: usize) -> f64 {
+        let (shape, table) = &self.tensors[&format!("{stack}.distance_bias.weight")];
+        let both = self.of(&format!("/{stack}/bidirectional_buckets")).as_bool().unwrap();
+        let used = if both { shape[0] / 2 } else { shape[0] };
+        let (exact, furthest) = (used / 2, self.size(&format!("/{stack}/max_distance")) as f64);
+        let begins = |bucket: usize| match bucket < exact {
+            true => bucket as f64,
+            false => exact as f64 * (furthest / exact as f64).powf((bucket - exact) as f64 / (used - exact) as f64),
+        };
+        let bucket = (0..used).filter(|&bucket| begins(bucket) <= distance as f64 + 1e-9).max().unwrap();
+        table[bucket * shape[1] + head]
+    }
+
+    /// Values of `keys`' heads, weighted by the softmax of their products with a query.
+    fn attend(&self, heads: usize, query: &[f64], pairs: &[(Row, Row)], bias: &dyn Fn(usize, usize) -> f64) -> Row {
+        let width = query.len() / heads;
+        let mut mixed = Row::new();
+        for head in 0..heads {
+            let of = |row: &[f64]| row[head * width..][..width].to_vec();
+            let scores: Row =
+                pairs.iter().enumerate().map(|(at, (key, _))| dot(&of(query), &of(key)) + bias(head, at)).collect();
+            let top = scores.iter().copied().fold(f64::MIN, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
+            let mut out = vec![0.0; width];
+            for (score, (_, value)) in scores.iter().zip(pairs) {
+                let share = (score - top).exp() / total;
+                add(&mut out, &of(value).iter().map(|value| value * share).collect::<Row>());
+            }
+            mixed.extend(out);
+        }
+        mixed
+    }
+
+    /// A stack over all its rows; a decoder's see this memory.
+    fn run(&self, stack: &str, mut rows: Vec<Row>, memory: &[Row]) -> Vec<Row> {
+        let heads = self.size(&format!("/{stack}/heads"));
+        for layer in 0..self.size(&format!("/{stack}/layers")) {
+            let at = |name: &str| format!("{stack}.{layer}.{name}");
+            let normed: Vec<Row> = rows.iter().map(|x| self.norm(&at("attention.norm"), x)).collect();
+            let pair = |x: &Row| (self.apply(&at("attention.key"), x), self.apply(&at("attention.value"), x));
+            let pairs: Vec<_> = normed.iter().map(pair).collect();
+            for (position, x) in rows.iter_mut().enumerate() {
+                let query = self.apply(&at("attention.query"), &normed[position]);
+                let bias = |head, key| self.bias(stack, head, position - key);
+                let mixed = self.attend(heads, &query, &pairs[..=position], &bias);
+                let change = self.apply(&at("attention.output"), &mixed);
+                if change.len() == x.len() {
+                    add(x, &change)
+                } else {
+                    *x = change
+                }
+                if !memory.is_empty() {
+                    let pair = |m: &Row| (self.apply(&at("memory.key"), m), self.apply(&at("memory.value"), m));
+                    let pairs: Vec<_> = memory.iter().map(pair).collect();
+                    let query = self.apply(&at("memory.query"), &self.norm(&at("memory.norm"), x));
+                    let mixed = self.attend(heads, &query, &pairs, &|_, _| 0.0);
+                    add(x, &self.apply(&at("memory.output"), &mixed));
+                }
+                let mut wide = self.apply(&at("feed_forward.up"), &self.norm(&at("feed_forward.norm"), x));
+                wide.iter_mut().for_each(|x| *x = x.max(0.0));
+                add(x, &self.apply(&at("feed_forward.down"), &wide));
+            }
+        }
+        rows.iter().map(|x| self.norm(&format!("{stack}.norm"), x)).collect()
+    }
+
+    fn logits(&self, x: &[f64]) -> Row {
+        let (tied, scale) = (self.of("/tied_head").as_bool().unwrap(), 1.0 / (x.len() as f64).sqrt());
+        let mut logits = match tied {
+            true => self.apply("decoder.embedding", &x.iter().map(|x| x * scale).collect::<Row>()),
+            false => self.apply("head", x),
+        };
+        add(&mut logits, &self.tensors["head.bias"].1);
+        logits
+    }
+
+    /// Of a text with its start's mark: where segments end, and each row of the decoder's logits.
+    fn forward(&self, text: &[u32], given: Option<&[bool]>) -> (Vec<bool>, Vec<Vec<Row>>) {
+        let mark = |name: &str| self.config["vocabulary"]["specials"][name].as_u64().unwrap() as u32;
+        let all = [&[mark("start")][..], text].concat();
+        let hidden = self.run("token", all.iter().map(|&symbol| self.embedding("token", symbol)).collect(), &[]);
+        let threshold = self.of("/boundaries/threshold").as_f64().unwrap();
+        let said = |h: &Row| {
+            let inner: Row = self.apply("boundary.hidden", h).iter().map(|x| x.max(0.0)).collect();
+            1.0 / (1.0 + (-self.apply("boundary.output", &inner).iter().sum::<f64>()).exp()) >= threshold
+        };
+        let mut ends: Vec<bool> = hidden.iter().map(said).collect();
+        ends[0] = true;
+        if let Some(given) = given {
+            ends[1..].copy_from_slice(given);
+        }
+        let hops = self.of("/pooling").get("hops").and_then(Value::as_u64);
+        let (mut pooled, mut texts, mut open) = (Vec::new(), Vec::new(), Vec::new());
+        for (t, &ends) in ends.iter().enumerate() {
+            open.push(t);
+            if ends {
+                let kept = hops.map_or(open.len(), |hops| open.len().min(hops as usize + 1));
+                let mut sum = vec![0.0; hidden[0].len()];
+                open[open.len() - kept..].iter().for_each(|&t| add(&mut sum, &hidden[t]));
+                sum.iter_mut().for_each(|x| *x /= kept as f64);
+                let projected = self.tensors.contains_key("context.projection.weight");
+                pooled.push(if projected { self.apply("context.projection", &sum) } else { sum });
+                texts.push(std::mem::take(&mut open));
+            }
+        }
+        texts.push(open);
+        let context = self.run("context", pooled, &[]);
+        let row = |(k, symbols): (usize, &Vec<usize>)| {
+            let inputs = std::iter::once(mark("segment_start")).chain(symbols.iter().map(|&t| all[t]));
+            let inputs = inputs.map(|symbol| self.embedding("decoder", symbol)).collect();
+            self.run("decoder", inputs, &context[..k]).iter().map(|x| self.logits(x)).collect()
+        };
+        let rows = texts.iter().enumerate().skip(1).map(row).collect();
+        (ends[1..].to_vec(), rows)
+    }
+}
+
+fn near(got: &[f32], want: &[f64], at: &str) {
+    for (got, want) in got.iter().zip(want) {
+        assert!((f64::from(*got) - want).abs() < 5e-5 * (1.0 + want.abs()), "{at}: {got} {want}");
+    }
+}
+
+#[test]
+fn shapes_that_the_fixtures_lack() {
+    for (name, folder) in shapes() {
+        let (twin, model) = (Twin::read(folder), load(folder, &settings()).unwrap());
+        let (vocabulary, nxt) = (&model.card().vocabulary, model.card().vocabulary.specials().unwrap().segment_end);
+        for seed in 1..4 {
+            let mut dice = Dice::new(seed);
+            let text = text(&*model, seed);
+            // once as the predictor cuts, once by a trace
+            let given: Vec<bool> = (0..text.len()).map(|_| dice.below(4) == 0).collect();
+            for given in [None, Some(&given[..])] {
+                let (ends, rows) = twin.forward(&text, given);
+                let item = |t: usize| given.map_or(text[t], |given| trace::item(text[t], given[t]));
+                let items: Vec<u32> = (0..text.len()).map(item).collect();
+                let (logits, marks) = full(&*model, &items, &BoundaryOptions::default());
+                assert_eq!(marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>(), ends, "{name} {seed}");
+                assert!(given.is_some() || (ends.contains(&true) && ends.contains(&false)), "{name}: {ends:?}");
+                near(model.card().first_logits.as_ref().unwrap(), &rows[0][0], name);
+                let (mut row, mut position) = (0, 0);
+                for (t, got) in logits.chunks(vocabulary.len()).enumerate() {
+                    position += 1;
+                    if ends[t] {
+                        let last: Vec<f32> = rows[row][position].iter().map(|&x| x as f32).collect();
+                        let want = log_probability(&last, nxt).unwrap();
+                        near(&[marks[t].end_logprob.unwrap()], &[want], name);
+                        (row, position) = (row + 1, 0);
+                    }
+                    near(got, &rows[row][position], &format!("{name} {seed} after {t}"));
+                }
+            }
+        }
+    }
+}

@@ -1,13 +1,16 @@
 //! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
 //!
-//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`boundary`], [`pooling`].
+//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`window`], [`boundary`],
+//! [`pooling`]; [`resolution`] measures what a scheme achieves.
 //! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
 
 pub mod boundary;
 pub mod cache;
 pub mod pooling;
 pub mod position;
+pub mod resolution;
 pub mod stack;
+pub mod window;
 
 use crate::kernels::linear::Then;
 use serde::Deserialize;
@@ -27,6 +30,8 @@ pub struct Place {
 pub enum Activation {
     /// x·Φ(x), by the error function.
     Gelu,
+    /// Nearly the same, by tanh: GPT-2's `gelu_new`.
+    GeluTanh,
     /// max(x, 0).
     Relu,
 }
@@ -36,6 +41,7 @@ impl Activation {
     pub fn then(self) -> Then {
         match self {
             Self::Gelu => Then::Gelu,
+            Self::GeluTanh => Then::GeluTanh,
             Self::Relu => Then::Relu,
         }
     }

@@ -7,6 +7,7 @@
 pub mod dynamic_pooling;
 pub mod pickle;
 pub mod torch;
+pub mod torchscale;
 
 use super::{
     checkpoint::{Config, Weights, Writer, writer::check_vacant},
@@ -21,13 +22,18 @@ use std::path::Path;
 pub enum Source {
     /// The official Dynamic Token Pooling code.
     DynamicPooling,
+    /// torchscale's decoder, LeX's fork included.
+    Torchscale,
 }
 
 /// Reads a source; told bytes read and bytes to read.
 type Reader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 
 /// The table of sources: its name on the command line, and its reader.
-const SOURCES: &[(Source, &str, Reader)] = &[(Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read)];
+const SOURCES: &[(Source, &str, Reader)] = &[
+    (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
+    (Source::Torchscale, "torchscale", torchscale::read),
+];
 
 impl Source {
     /// The names of all sources.

@@ -47,6 +47,8 @@ enum What {
     /// What the segment cache spares: the time to the first character over gRPC, of a prompt whose beginning is cached beside
     /// one of which nothing is, in turns.
     Resume(resume::ResumeArgs),
+    /// A long stream, symbol by symbol: how long its symbols take and what the sequence holds, from its first part to its last.
+    Endless(measure::EndlessArgs),
     /// What the gRPC stream costs: the same generations in the process and through a server on loopback, in turns.
     Stream(stream::StreamArgs),
     /// The client of `stream` and `resume`, in a process of its own.
@@ -149,7 +151,8 @@ struct Compute {
     #[arg(long, value_name = "N", value_delimiter = ',', env = "WEIR_THREADS",
         value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     threads: Vec<u16>,
-    /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
+    /// The most symbols of one sequence; if not given four training windows, but at least 8192, or 2^24 where windows bound what
+    /// a sequence holds.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
         value_parser = clap::value_parser!(u32).range(1..=1 << 24), allow_negative_numbers = true)]
     max_symbols: Option<u32>,
@@ -176,6 +179,7 @@ pub fn run(args: Args) -> Result<()> {
         What::Prefill(args) => run_prefill(&args),
         What::Compare(args) => run_compare(&args),
         What::Resume(args) => resume::run_resume(&args),
+        What::Endless(args) => measure::run_endless(&args),
         What::Stream(args) => stream::run_stream(&args),
         What::StreamClient(args) => served::run_client(&args),
         What::Kernels(args) => measure::run_kernels(&args),

@@ -2,11 +2,13 @@
 
 use super::{output, progress::Progress};
 use crate::{
+    decode::options::check_length,
     error::{Error, Result, printable},
     family::{
         TensorSpec,
         checkpoint::{CONFIG_FILE, Config, Weights, read_weights_telling},
-        load::{blueprint, companions},
+        decoder::resolution::{Resolution, measure},
+        load::{Settings, blueprint, companions, load},
     },
     text::Vocabulary,
 };
@@ -22,6 +24,12 @@ use std::{
 pub struct Args {
     /// The checkpoint's folder.
     dir: PathBuf,
+    /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text: a file in UTF-8, or the text itself.
+    #[arg(long, value_name = "TEXT", conflicts_with = "resolution_ids")]
+    resolution: Option<String>,
+    /// The same on symbols given by their ids, separated by commas.
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    resolution_ids: Option<Vec<u32>>,
     /// Print JSON.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
@@ -35,7 +43,42 @@ pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let found = inspect(&args.dir, &mut |done, total| progress.tell(done, total))?;
     drop(progress);
-    if args.json { output::json(&found.json()) } else { output::write(&found.text()?) }
+    let resolution = resolution(&args)?;
+    if args.json {
+        let mut json = found.json();
+        if let Some(found) = resolution {
+            json["resolution"] = json!({ "all": found.all, "layers": found.layers, "distances": found.distances });
+        }
+        return output::json(&json);
+    }
+    let measured = resolution.map_or(String::new(), |found| {
+        let layers: Vec<_> = found.layers.iter().map(|layer| format!("{layer:.4}")).collect();
+        let (all, layers) = (found.all, layers.join(", "));
+        format!("resolution       {all:.4} over {} distances; by layer {layers}\n", found.distances)
+    });
+    output::write(&(found.text()? + &measured))
+}
+
+/// The attention resolution, if it is asked for.
+fn resolution(args: &Args) -> Result<Option<Resolution>> {
+    let load = || load(&args.dir, &Settings { memory_bytes: usize::MAX, ..Settings::default() });
+    let (model, symbols) = match (&args.resolution, &args.resolution_ids) {
+        (None, None) => return Ok(None),
+        (_, Some(ids)) => {
+            let model = load()?;
+            model.card().vocabulary.check_ids("--resolution-ids", ids)?;
+            (model, ids.clone())
+        }
+        (Some(text), None) => {
+            let model = load()?;
+            let read = || std::fs::read_to_string(text).map_err(Error::io(text));
+            let text = if Path::new(text).is_file() { read()? } else { text.clone() };
+            let symbols = model.card().vocabulary.encode("--resolution", &text, usize::MAX)?;
+            (model, symbols)
+        }
+    };
+    check_length("--resolution", symbols.len(), model.card())?;
+    measure(&*model, &symbols).map(Some)
 }
 
 /// What is in a checkpoint.

@@ -28,7 +28,8 @@ pub struct ComputeArgs {
     #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024),
         allow_negative_numbers = true)]
     pub threads: Option<u16>,
-    /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
+    /// The most symbols of one sequence; if not given four training windows, but at least 8192, or 2^24 where windows bound what
+    /// a sequence holds.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24),
         allow_negative_numbers = true)]
     pub max_symbols: Option<u32>,

@@ -1,6 +1,7 @@
 //! `weir score`: a text's bits per character, and everything needed to compare two implementations.
 
 mod figures;
+mod lengths;
 
 use super::{
     model::{BoundaryArgs, ModelArgs, TextArgs},
@@ -40,6 +41,11 @@ pub struct Args {
     /// the window says that scores the next one; of the last symbol nothing is.
     #[arg(long, value_name = "LENGTH,STRIDE", conflicts_with = "mode", value_parser = parse_windows, env = "WEIR_WINDOWED")]
     windowed: Option<Windows>,
+    /// Bits per character by length: the text is cut into pieces of each LENGTH, which are scored afresh; every length scores
+    /// the same symbols.
+    #[arg(long, value_name = "LENGTH,…", value_delimiter = ',', conflicts_with_all = ["mode", "windowed", "logits"],
+        value_parser = clap::value_parser!(u32).range(1..), env = "WEIR_LENGTHS")]
+    lengths: Vec<u32>,
     /// Write logits (symbols, vocabulary) and, of pooled models, boundaries (symbols) to a safetensors file.
     #[arg(long, value_name = "OUT", env = "WEIR_LOGITS")]
     logits: Option<PathBuf>,
@@ -73,6 +79,9 @@ fn parse_windows(text: &str) -> std::result::Result<Windows, String> {
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     let (symbols, ends) = args.text.symbols_and_end(&*model)?;
+    if !args.lengths.is_empty() {
+        return lengths::run(&args, &*model, &symbols);
+    }
     match args.windowed {
         Some(_) if ends => {
             let bound = "a text without the end's mark: windows do not reach the end".into();

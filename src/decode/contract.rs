@@ -82,21 +82,28 @@ pub trait State: Any + Send + Sync {
     fn segments(&self) -> usize;
 
     /// A second sequence with the same past, ready to be fed. Pages are shared until one of the two writes. A row that is
-    /// not ready is forked as it was before its feed: what is in flight belongs to one row only.
+    /// not ready is forked as it was before its feed: what is in flight belongs to one row only. If its windows have moved on
+    /// too far meanwhile, a chunk of many symbols long, the fork has seen nothing.
     fn fork(&self) -> Box<dyn State>;
 
     /// Forgets all symbols from position `len` on.
     ///
     /// # Errors
-    /// [`Error::Internal`] if `len` is beyond the end, or the row is not ready.
+    /// [`Error::Internal`] if `len` is beyond the end, or before [`earliest`](Self::earliest) and not 0, or the row is not ready.
     fn rollback(&mut self, len: usize) -> Result<()>;
+
+    /// The shortest length, other than 0, that it can be rolled back to. A state whose windows move on forgets what they leave
+    /// behind; others forget nothing.
+    fn earliest(&self) -> usize {
+        0
+    }
 
     /// Forgets all symbols, those in flight too: the state is then as [`Model::begin`] gave it, but that the first symbol to
     /// come stands at `offset` in its stream.
     fn restart(&mut self, offset: usize);
 
-    /// How long the longest beginning is, of at most `len` symbols, that ends where a segment does; 0 if none. Where there are
-    /// no segments every symbol is such an end.
+    /// How long the longest beginning is, of at most `len` symbols, that ends where a segment does and that it can be rolled back
+    /// to; 0 if none. Where there are no segments every symbol is such an end.
     fn boundary_before(&self, len: usize) -> usize;
 
     /// Bytes of the pages that this state refers to, shared ones included.

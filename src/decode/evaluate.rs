@@ -8,6 +8,9 @@ use super::{
 use crate::error::Result;
 use std::ops::AddAssign;
 
+/// Symbols a step of a window, whose logits are held at a time.
+const CHUNK: usize = 512;
+
 /// How a text is cut into steps. The numbers are the same; only time and memory differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -133,7 +136,7 @@ pub fn score_window_showing(
     let mut sum = Windowed::default();
     let fed = &symbols[window.start..window.end - 1];
     let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
-    run(model, fed, Mode::Full, boundaries, Want::All, &mut |position, logits, mark| {
+    run(model, fed, Mode::Chunked(CHUNK), boundaries, Want::All, &mut |position, logits, mark| {
         sum.fed += 1;
         sum.segments += usize::from(mark.boundary);
         let target = window.start + position + 1;

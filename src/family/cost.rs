@@ -40,8 +40,9 @@ pub fn t5_stack(stack: &t5::stack::Stack, keys: usize, memory: usize) -> StepCos
     cost
 }
 
-/// A stack, for a row that attends to `keys` keys in each layer.
-pub fn stack(stack: &Stack, keys: usize) -> StepCost {
+/// A stack, for the last of so many `positions`.
+pub fn stack(stack: &Stack, positions: usize) -> StepCost {
+    let keys = stack.window.keys(positions);
     let Layout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim * keys; // of the keys of all layers, and as many of the values
     let mut cost = StepCost {
@@ -55,6 +56,9 @@ pub fn stack(stack: &Stack, keys: usize) -> StepCost {
         }
         cost += norm(&layer.attention_norm);
         cost += norm(&layer.feed_forward_norm);
+        for sub_norm in [&layer.mixed_norm, &layer.wide_norm].into_iter().flatten() {
+            cost += norm(sub_norm);
+        }
     }
     cost
 }

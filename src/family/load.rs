@@ -24,7 +24,8 @@ pub struct Settings {
     pub threads: usize,
     /// What weights, keys and values are stored in.
     pub dtype: Dtype,
-    /// The most symbols of one sequence, at most [`MAX_SYMBOLS`]; four training windows, but at least 8,192, if not given.
+    /// The most symbols of one sequence, at most [`MAX_SYMBOLS`]. If not given: as many where windows bound what is kept, else four
+    /// training windows, but at least 8,192, and no more than the model can hold.
     pub max_symbols: Option<usize>,
     /// Bytes of key-value memory.
     pub memory_bytes: usize,
@@ -52,6 +53,30 @@ impl Settings {
     pub fn max_symbols(&self, training_length: usize) -> usize {
         self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
     }
+
+    /// The same of a model with such bounds.
+    ///
+    /// # Errors
+    /// More symbols were asked for than the model can hold.
+    pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<usize> {
+        match (self.max_symbols, bounds.longest) {
+            (Some(asked), Some((limit, why))) if asked > limit => {
+                let bound = format!("at most {limit}: {why}");
+                Err(Error::BadOption { field: "--max-symbols", found: asked.to_string(), bound })
+            }
+            (None, None) if bounds.endless => Ok(MAX_SYMBOLS),
+            (_, longest) => Ok(self.max_symbols(training_length).min(longest.map_or(MAX_SYMBOLS, |(limit, _)| limit))),
+        }
+    }
+}
+
+/// What bounds a model's sequences.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bounds {
+    /// The most symbols that it can hold, and why not more; none if there is no such limit.
+    pub longest: Option<(usize, &'static str)>,
+    /// Whether it holds no more of a long sequence than of a short one.
+    pub endless: bool,
 }
 
 /// Loads the checkpoint in `dir` under its folder's name.
@@ -94,7 +119,7 @@ fn load_checked(dir: &Path, name: String, settings: &Settings) -> Result<Arc<dyn
     let blueprint = blueprint(&config, &file)?;
     let folders = companions(dir, &config, &*blueprint)?;
     // Whatever it was trained on, a companion is fed all that its model is fed.
-    let max_symbols = Some(settings.max_symbols(config.training_length));
+    let max_symbols = Some(settings.longest(config.training_length, blueprint.bounds())?);
     let beside = Settings { max_symbols, ..settings.clone() };
     let load_beside = |dir: &PathBuf| load_checked(dir, name_of(dir), &beside);
     let companions = folders.iter().map(load_beside).collect::<Result<_>>()?;

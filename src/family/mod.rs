@@ -10,13 +10,16 @@ use std::{fmt::Debug, path::Path, sync::Arc};
 pub mod checkpoint;
 pub mod convert;
 pub mod cost;
+pub mod decoder;
 pub mod hourglass;
 pub mod init;
 pub mod load;
 pub mod lslm;
+pub mod parts;
 
 /// The table of families: its name in `config.json`, and the reader of its architecture.
-pub const FAMILIES: &[(&str, Reader)] = &[("hourglass", hourglass::config::read), ("lslm", lslm::config::read)];
+pub const FAMILIES: &[(&str, Reader)] =
+    &[("hourglass", hourglass::config::read), ("decoder", decoder::config::read), ("lslm", lslm::config::read)];
 
 /// Reads and validates a family's architecture; the path is `config.json`'s, for messages.
 pub type Reader = fn(&Config, &Path) -> Result<Box<dyn Blueprint>>;
@@ -32,6 +35,11 @@ pub trait Blueprint: Debug + Send + Sync {
     /// The subfolders with companion models that this one needs.
     fn companions(&self) -> Vec<&str> {
         Vec::new()
+    }
+
+    /// What bounds its sequences.
+    fn bounds(&self) -> load::Bounds {
+        load::Bounds::default()
     }
 
     /// Builds the model. `parts` has the weights, checked against [`tensors`](Self::tensors).

@@ -1,7 +1,7 @@
 //! Functions of one row: norms, activations, softmax, entropy. Sums run in sixteen lanes, added up in a fixed order.
 
 use super::{
-    Compute, Isa, LANES, Pool,
+    Compute, LANES, Pool,
     dtype::{inverse_of, scale_of, to_byte},
     isa::{Simd, multiversion},
 };
@@ -26,8 +26,8 @@ pub fn add_norm(compute: &Compute, x: &mut [f32], y: &[f32], norm: &Norm) {
 }
 
 /// x ← LayerNorm(x), row by row: (rows, width).
-pub fn norm(isa: Isa, x: &mut [f32], norm: &Norm) {
-    norm_rows(isa, x, norm);
+pub fn norm(compute: &Compute, x: &mut [f32], norm: &Norm) {
+    by_rows(&compute.pool, x, norm.weight.len(), &|_, part| norm_rows(compute.isa, part, norm));
 }
 
 /// A LayerNorm's parameters.
@@ -149,6 +149,19 @@ pub(super) fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
     }
 }
 
+/// x ← x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³))), GPT-2's GELU.
+#[inline(always)]
+pub(super) fn gelu_tanh_body<S: Simd>(_: S, x: &mut [f32]) {
+    const ROOT: f32 = 0.797_884_6;
+    for x in x {
+        let inner = ROOT * S::madd1(0.044_715 * *x * *x, *x, *x);
+        // tanh by the exponential of what is not positive; a NaN passes
+        let shrunk = exp::<S>(-2.0 * inner.abs());
+        let tanh = ((1.0 - shrunk) / (1.0 + shrunk)).copysign(inner);
+        *x = 0.5 * *x * (1.0 + tanh);
+    }
+}
+
 // erf(x) = x·S(x²) up to 0.9 and 1 − exp(−x·L(x)) beyond; coefficients fitted by iterated least squares (minimax),
 // largest error over all f32 arguments 8e-8.
 #[allow(clippy::approx_constant, reason = "a fitted number that happens to lie near 2/√π")]
@@ -235,7 +248,10 @@ pub fn entropy(x: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::isa::Portable, *};
+    use super::{
+        super::{Isa, isa::Portable},
+        *,
+    };
 
     multiversion! { fn gelu_all(x: &mut [f32]) = gelu_body }
 
@@ -332,6 +348,24 @@ mod tests {
                 assert_eq!(alone[0].to_bits(), together[i].to_bits());
             }
         }
+    }
+
+    multiversion! { fn gelu_tanh_all(x: &mut [f32]) = gelu_tanh_body }
+
+    #[test]
+    fn the_gelu_by_tanh_is_within_a_millionth() {
+        for i in -2000..=2000 {
+            let x = f64::from(i) / 200.0;
+            let want = 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+            for isa in [Isa::detect(), Isa::portable()] {
+                let mut got = [x as f32];
+                gelu_tanh_all(isa, &mut got);
+                assert!((f64::from(got[0]) - want).abs() < 1e-6 * (1.0 + x.abs()), "{x}: {} {want}", got[0]);
+            }
+        }
+        let mut nothing = [f32::NAN];
+        gelu_tanh_all(Isa::detect(), &mut nothing);
+        assert!(nothing[0].is_nan());
     }
 
     #[test]

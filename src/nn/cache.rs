@@ -1,7 +1,7 @@
 //! Keys and values of one stack for one sequence, in pages; beside them, if wanted, the stack's output at each position.
 //!
 //! State is its pages and a length, nothing else: a fork clones references, a rollback shortens, and what is written next
-//! into a shared page goes into a copy. Kept outputs are what pooling reads (full resolution) and what upsampling reads
+//! into a shared page goes into a copy. What a window has left behind is forgotten in whole pages, from the front. Kept outputs are what pooling reads (full resolution) and what upsampling reads
 //! (segments), so neither needs running sums that a rollback would have to restore.
 
 use crate::{
@@ -22,6 +22,8 @@ pub struct Cache {
     layout: Layout,
     pool: Arc<PagePool>,
     pages: Vec<Page>,
+    /// Pages forgotten before the first of these.
+    forgotten: usize,
     len: usize,
 }
 
@@ -30,22 +32,22 @@ impl Clone for Cache {
         // with the same room as a new one, which a derived clone would not have
         let mut pages = Vec::with_capacity(self.pages.len().max(ROOM));
         pages.extend_from_slice(&self.pages);
-        Self { layout: self.layout, pool: self.pool.clone(), pages, len: self.len }
+        Self { layout: self.layout, pool: self.pool.clone(), pages, forgotten: self.forgotten, len: self.len }
     }
 }
 
 impl Cache {
     /// An empty one.
     pub fn new(layout: Layout, pool: Arc<PagePool>) -> Self {
-        Self { layout, pool, pages: Vec::with_capacity(ROOM), len: 0 }
+        Self { layout, pool, pages: Vec::with_capacity(ROOM), forgotten: 0, len: 0 }
     }
 
-    /// Positions held.
+    /// Positions written, forgotten ones included.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds none.
+    /// Whether none was.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -55,9 +57,14 @@ impl Cache {
         &self.layout
     }
 
-    /// Its pages, the first at position 0.
+    /// Its pages, the first at [`start`](Self::start).
     pub fn pages(&self) -> &[Page] {
         &self.pages
+    }
+
+    /// The first position held: a multiple of a page's positions.
+    pub fn start(&self) -> usize {
+        self.forgotten * POSITIONS
     }
 
     /// Bytes of its pages, shared ones included.
@@ -75,11 +82,14 @@ impl Cache {
         if len <= self.len {
             return 0;
         }
-        let partial = !self.len.is_multiple_of(POSITIONS);
-        // a shared page is copied
-        let copied = partial && self.pages.get(self.len / POSITIONS).is_some_and(Page::is_shared);
-        let pages = len.div_ceil(POSITIONS).saturating_sub(self.pages.len()) + usize::from(copied);
-        pages * self.layout.page_bytes()
+        let pages = len.div_ceil(POSITIONS).saturating_sub(self.forgotten + self.pages.len());
+        (pages + usize::from(self.copies())) * self.layout.page_bytes()
+    }
+
+    /// Whether the next position lies in a page that is shared, and so is copied first.
+    pub fn copies(&self) -> bool {
+        let page = self.pages.get((self.len / POSITIONS).wrapping_sub(self.forgotten));
+        !self.len.is_multiple_of(POSITIONS) && page.is_some_and(Page::is_shared)
     }
 
     /// Makes room for `more` positions, so that writing them cannot fail for want of memory.
@@ -90,9 +100,9 @@ impl Cache {
         let have = self.pages.len();
         if more > 0 && !self.len.is_multiple_of(POSITIONS) {
             // a shared page is copied now
-            self.pages[self.len / POSITIONS].bytes_mut()?;
+            self.page_mut(self.len)?;
         }
-        while self.pages.len() < (self.len + more).div_ceil(POSITIONS) {
+        while self.forgotten + self.pages.len() < (self.len + more).div_ceil(POSITIONS) {
             match self.pool.take(self.layout.page_bytes()) {
                 Ok(page) => self.pages.push(page),
                 Err(error) => {
@@ -124,10 +134,46 @@ impl Cache {
         Ok(())
     }
 
-    /// The stack's output at a position that was written.
+    /// Writes at a reserved position, in the output's place, the sum of `output` and what stands there at the position before;
+    /// `output` alone where a sum starts.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if the position was not reserved, or the one before is forgotten.
+    pub fn add_output(&mut self, position: usize, output: &[f32], goes_on: bool) -> Result<()> {
+        let (at, len) = (self.output_at(position), size_of_val(output));
+        let sum = |before: Option<&[u8]>, to: &mut [u8]| {
+            let to: &mut [f32] = cast_mut(&mut to[..len]);
+            match before {
+                Some(before) => {
+                    let before: &[f32] = cast(&before[..len]);
+                    for ((to, before), x) in to.iter_mut().zip(before).zip(output) {
+                        *to = before + x;
+                    }
+                }
+                None => to.copy_from_slice(output),
+            }
+        };
+        if goes_on && position.is_multiple_of(POSITIONS) {
+            let before = self.output_at(position - 1);
+            let index = (position / POSITIONS).checked_sub(self.forgotten + 1);
+            let pages = index.and_then(|index| self.pages.get_mut(index..index + 2));
+            let Some([earlier, page]) = pages else {
+                return Err(Error::Internal(format!("no pages are held on both sides of position {position}")));
+            };
+            sum(Some(&earlier.bytes()[before..]), &mut page.bytes_mut()?[at..]);
+        } else {
+            let (earlier, page) = self.page_mut(position)?.split_at_mut(at);
+            // within a page the one before lies right in front
+            sum(goes_on.then(|| &earlier[at - len..]), page);
+        }
+        Ok(())
+    }
+
+    /// The stack's output at a position that was written and not forgotten.
     pub fn output(&self, position: usize) -> &[f32] {
         let bytes = self.layout.output * size_of::<f32>();
-        cast(&self.pages[position / POSITIONS].bytes()[self.output_at(position)..][..bytes])
+        let page = &self.pages[position / POSITIONS - self.forgotten];
+        cast(&page.bytes()[self.output_at(position)..][..bytes])
     }
 
     fn output_at(&self, position: usize) -> usize {
@@ -139,14 +185,25 @@ impl Cache {
         self.len += more;
     }
 
-    /// Forgets positions from `len` on; whole pages are given back.
+    /// Forgets positions from `len` on; whole pages are given back. Those before must still be held, unless all are to go.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
-        self.pages.truncate(self.len.div_ceil(POSITIONS));
+        if self.len == 0 {
+            self.forgotten = 0;
+        }
+        self.pages.truncate(self.len.div_ceil(POSITIONS).saturating_sub(self.forgotten));
+    }
+
+    /// Forgets the pages that lie wholly before `position`.
+    pub fn forget_before(&mut self, position: usize) {
+        let pages = (position.min(self.len) / POSITIONS).saturating_sub(self.forgotten);
+        self.pages.drain(..pages.min(self.pages.len()));
+        self.forgotten += pages;
     }
 
     fn page_mut(&mut self, position: usize) -> Result<&mut [u8]> {
         let missing = || Error::Internal(format!("no page was reserved for position {position}"));
-        self.pages.get_mut(position / POSITIONS).ok_or_else(missing)?.bytes_mut()
+        let page = (position / POSITIONS).checked_sub(self.forgotten).and_then(|index| self.pages.get_mut(index));
+        page.ok_or_else(missing)?.bytes_mut()
     }
 }

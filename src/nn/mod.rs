@@ -1,15 +1,17 @@
 //! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
 //!
-//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`boundary`], [`pooling`]; [`t5`]
-//! (another kind of layers).
+//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers), [`position`], [`window`], [`boundary`],
+//! [`pooling`]; [`t5`] (another kind of layers); [`resolution`] measures what a scheme achieves.
 //! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
 
 pub mod boundary;
 pub mod cache;
 pub mod pooling;
 pub mod position;
+pub mod resolution;
 pub mod stack;
 pub mod t5;
+pub mod window;
 
 use crate::kernels::linear::Then;
 use serde::Deserialize;
@@ -29,6 +31,8 @@ pub struct Place {
 pub enum Activation {
     /// x·Φ(x), by the error function.
     Gelu,
+    /// Nearly the same, by tanh: GPT-2's `gelu_new`.
+    GeluTanh,
     /// max(x, 0).
     Relu,
 }
@@ -38,6 +42,7 @@ impl Activation {
     pub fn then(self) -> Then {
         match self {
             Self::Gelu => Then::Gelu,
+            Self::GeluTanh => Then::GeluTanh,
             Self::Relu => Then::Relu,
         }
     }

@@ -1,4 +1,5 @@
-//! A stack of post-norm Transformer layers with causal attention over cached keys.
+//! A stack of Transformer layers with causal attention over cached keys: rows flow through all layers side by side, in place,
+//! and leave their keys and values in the caches; each then attends to what its window shows it there.
 //!
 //! [`Stack::forward`] takes any mixture of rows: many positions of one sequence (a prefill chunk, a whole text), one position
 //! of many (a decode step), or both. There is no separate step: a row's arithmetic is the same in every mixture, which is why
@@ -8,15 +9,17 @@ use super::{
     Activation, Place,
     cache::Cache,
     position::{Position, Queries},
+    resolution::Scores,
     sized,
+    window::Window,
 };
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{Layout, Row, Source, TOGETHER, attend},
+        attention::{DistanceTable, Layout, POSITIONS, Row, Source, TOGETHER, attend, scores},
         linear::{Linear, Quantized, Then},
-        rowwise::{Norm, add_norm},
+        rowwise::{Norm, add_norm, norm},
     },
 };
 
@@ -26,10 +29,23 @@ pub struct Stack {
     pub layers: Vec<Layer>,
     /// Their position scheme.
     pub position: Position,
+    /// Which keys they attend to.
+    pub window: Window,
+    /// Where their norms stand.
+    pub order: Order,
     /// What their cache looks like.
     pub layout: Layout,
     /// The feed-forwards' nonlinearity.
     pub activation: Activation,
+}
+
+/// Where a layer's norms stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// x ← norm(x + change(x)).
+    Post,
+    /// x ← x + change(norm(x)).
+    Pre,
 }
 
 /// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
@@ -38,14 +54,18 @@ pub struct Layer {
     pub qkv: Linear,
     /// (D, I)
     pub output: Linear,
-    /// After attention and residual.
+    /// After attention and residual, or before attention.
     pub attention_norm: Norm,
+    /// Between the heads and `output`, (I): a sub-layer norm (Wang et al. 2022), where there is one.
+    pub mixed_norm: Option<Norm>,
     /// (F, D)
     pub up: Linear,
     /// (D, F)
     pub down: Linear,
-    /// After feed-forward and residual.
+    /// After feed-forward and residual, or before the feed-forward.
     pub feed_forward_norm: Norm,
+    /// Between the nonlinearity and `down`, (F): a sub-layer norm, where there is one.
+    pub wide_norm: Option<Norm>,
 }
 
 /// Finds the caches of a step's sequences.
@@ -61,8 +81,11 @@ pub trait Caches: Sync {
 pub struct StackWork {
     /// The products'.
     pub quantized: Quantized,
+    /// Notes every score, if somebody wants to know them; servers do not.
+    pub scores: Option<Scores>,
     qkv: Vec<f32>,
     queries: Queries,
+    normed: Vec<f32>,
     mixed: Vec<f32>,
     wide: Vec<f32>,
     change: Vec<f32>,
@@ -93,14 +116,49 @@ impl Stack {
         caches: &mut impl Caches,
         work: &mut StackWork,
     ) -> Result<()> {
+        self.position.embed(x, places);
         let mut pass = Pass { compute, places, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
-            self.attention(index, x, &mut pass)?;
-            add_norm(compute, x, &pass.work.change, &layer.attention_norm);
-            self.feed_forward(compute, layer, x, pass.work);
-            add_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
+            match self.order {
+                Order::Post => {
+                    self.attention(index, x, &mut pass)?;
+                    add_norm(compute, x, &pass.work.change, &layer.attention_norm);
+                    self.feed_forward(compute, layer, x, pass.work);
+                    add_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
+                }
+                Order::Pre => {
+                    let mut normed = std::mem::take(&mut pass.work.normed);
+                    copy_norm(compute, x, &layer.attention_norm, &mut normed);
+                    self.attention(index, &normed, &mut pass)?;
+                    add(x, &pass.work.change);
+                    copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
+                    self.feed_forward(compute, layer, &normed, pass.work);
+                    add(x, &pass.work.change);
+                    pass.work.normed = normed;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Makes room in a sequence's cache for `more` positions; what no later row attends to is forgotten first.
+    ///
+    /// # Errors
+    /// As for [`Cache::reserve`].
+    pub fn make_room(&self, cache: &mut Cache, more: usize) -> Result<()> {
+        cache.forget_before(self.window.keep_from(cache.len()));
+        cache.reserve(more)
+    }
+
+    /// The most bytes of pages that a cache of `positions` holds.
+    pub fn bytes_for(&self, positions: usize) -> usize {
+        self.layout.bytes_for(self.window.most_held(positions))
+    }
+
+    /// The most bytes of pages that it takes to go on to `len` positions.
+    pub fn growth(&self, cache: &Cache, len: usize) -> usize {
+        let copy = if cache.copies() { self.layout.page_bytes() } else { 0 };
+        cache.growth(len).min(self.bytes_for(len) + copy)
     }
 
     /// `change` (rows, D) = attention of `x`.
@@ -110,13 +168,16 @@ impl Stack {
         let inner = layout.heads * layout.head_dim;
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
         layer.qkv.apply(compute, x, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
-        self.position.prepare(compute, layout, places, qkv, &mut work.queries); // (rows, I) each
+        self.position.prepare((compute, layout, self.window), places, qkv, &mut work.queries); // (rows, I) each
         for (place, row) in places.iter().zip(qkv.chunks_exact(3 * inner)) {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
         }
         self.mix(index, pass)?; // (rows, I)
         let Pass { compute, work, .. } = pass;
+        if let Some(parameters) = &layer.mixed_norm {
+            norm(compute, &mut work.mixed, parameters);
+        }
         let change = sized(&mut work.change, x.len());
         layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
         Ok(())
@@ -127,15 +188,20 @@ impl Stack {
         let Pass { compute, places, caches, work } = pass;
         let (layout, rows) = (&self.layout, places.len());
         let Layout { heads, head_dim, .. } = *layout;
-        let last = places.iter().map(|place| place.position).max().unwrap_or(0);
-        let distances = self.position.distances(compute, layer, last)?;
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        let low = |place: &Place| self.window.low(place.position);
+        // whole pages of keys are met, and those of the row before
+        let beside = self.window.reach().map_or(0, |_| TOGETHER);
+        let furthest = places.iter().map(|place| place.position - low(place) / POSITIONS * POSITIONS).max();
+        let distances = self.position.distances(compute, layer, furthest.unwrap_or(0) + beside)?;
         let (caches, queries) = (&**caches, &work.queries);
+        let row = |at: usize, head: usize| {
+            let (content, distance) = (queries.content(at, head, heads), queries.distance(at, head, heads));
+            Row { low: low(&places[at]), position: places[at].position, content, distance }
+        };
         let some = |(first, head): (usize, usize), outs: &mut [&mut [f32]]| {
             let mut queries_at = [Row::default(); TOGETHER];
-            for (index, row) in queries_at.iter_mut().enumerate().take(outs.len()) {
-                let (at, position) = ((first + index) * heads + head, places[first + index].position);
-                *row = Row { position, content: queries.content.get(at), distance: queries.distance.get(at) };
+            for (to, at) in queries_at.iter_mut().zip(first..).take(outs.len()) {
+                *to = row(at, head);
             }
             let mut rest = (first, &queries_at[..outs.len()], outs);
             while let (first, [_, ..], _) = rest {
@@ -146,22 +212,41 @@ impl Stack {
                 // the rows before, in a chunk of the same sequence, have just read the same pages
                 let near = first > 0 && places[first - 1].sequence == sequence;
                 match caches.cache(sequence) {
-                    Ok(cache) => {
-                        let source = Source { pages: cache.pages(), layout, layer, head, distances, scale, near };
-                        attend(compute.isa, &source, rows, outs);
-                    }
+                    Ok(cache) => attend(compute.isa, &self.source(cache, (layer, head), distances, near), rows, outs),
                     // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
                     Err(_) => outs.iter_mut().for_each(|out| out.fill(f32::NAN)),
                 }
                 rest = (first + run, later_rows, later_outs);
             }
         };
-        let keys: usize = places.iter().map(|place| place.position + 1).sum();
+        let keys: usize = places.iter().map(|place| place.position + 1 - low(place)).sum();
         let share = keys * heads * head_dim >= WORTH_SHARING;
         let mixed = sized(&mut work.mixed, rows * heads * head_dim);
         // a head's rows come one after the other: they read the same distances
         compute.pool.columns::<TOGETHER>(mixed, (rows, heads), share, &some);
+        if let Some(noted) = &mut work.scores {
+            let mut found = Vec::new();
+            for (at, head) in (0..rows).flat_map(|at| (0..heads).map(move |head| (at, head))) {
+                let cache = caches.cache(places[at].sequence)?;
+                scores(compute.isa, &self.source(cache, (layer, head), distances, false), &row(at, head), &mut found);
+                noted.add(layer, &found);
+            }
+        }
         Ok(())
+    }
+
+    /// Where a head's keys and values are.
+    fn source<'a>(
+        &'a self,
+        cache: &'a Cache,
+        (layer, head): (usize, usize),
+        distances: Option<&'a DistanceTable>,
+        near: bool,
+    ) -> Source<'a> {
+        let (pages, start, layout) = (cache.pages(), cache.start(), &self.layout);
+        let (block, bias) = (self.position.block(), self.position.bias(head));
+        let scale = 1.0 / (layout.head_dim as f32).sqrt();
+        Source { pages, start, layout, layer, head, block, distances, bias, scale, near }
     }
 
     /// `work.change` (rows, D) = feed-forward of `x`.
@@ -169,8 +254,25 @@ impl Stack {
         let width = layer.up.outputs();
         let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * width);
         layer.up.apply(compute, x, self.activation.then(), &mut work.quantized, wide); // (rows, F)
+        if let Some(parameters) = &layer.wide_norm {
+            norm(compute, wide, parameters);
+        }
         let change = sized(&mut work.change, x.len());
         layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
+    }
+}
+
+/// `normed` (rows, D) = norm of `x`.
+fn copy_norm(compute: &Compute, x: &[f32], parameters: &Norm, normed: &mut Vec<f32>) {
+    normed.clear();
+    normed.extend_from_slice(x);
+    norm(compute, normed, parameters);
+}
+
+/// `x` += `change`.
+fn add(x: &mut [f32], change: &[f32]) {
+    for (x, change) in x.iter_mut().zip(change) {
+        *x += change;
     }
 }
 

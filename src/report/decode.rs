@@ -91,10 +91,7 @@ impl<'a> Decoding<'a> {
         for index in 0..plan.batch {
             let start = Sample::start(index);
             let mut row = Row::new(model.begin(BoundaryOptions { offset: start, ..BoundaryOptions::default() })?);
-            for chunk in sample.window(start, plan.context).chunks(CHUNK) {
-                row.set(chunk, Want::Nothing);
-                advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-            }
+            fill(model, &mut row, &sample.window(start, plan.context), &mut scratch)?;
             rows.push(row);
         }
         let (all, fed) = ((0..plan.batch).collect(), Vec::with_capacity(plan.batch));
@@ -123,8 +120,16 @@ impl<'a> Decoding<'a> {
         self.model.segment_step(&mut self.rows, &self.all, &mut self.scratch)?;
         self.model.finish_step(&mut self.rows, &self.all, &mut self.scratch)?;
         let run = notes.run(self.model, &self.rows);
-        for row in &mut self.rows {
-            row.state.rollback(self.plan.context)?;
+        let context = self.plan.context;
+        for (index, row) in self.rows.iter_mut().enumerate() {
+            if context == 0 || context >= row.state.earliest() {
+                row.state.rollback(context)?;
+            } else {
+                // its windows have moved on too far
+                let start = Sample::start(index);
+                row.state.restart(start);
+                fill(self.model, row, &self.sample.window(start, context), &mut self.scratch)?;
+            }
         }
         Ok(run)
     }
@@ -153,6 +158,15 @@ impl<'a> Decoding<'a> {
         model.finish_step(rows, all, scratch)?;
         Ok((begun.elapsed(), middle))
     }
+}
+
+/// Feeds a fresh row its context.
+fn fill(model: &dyn Model, row: &mut Row, context: &[u32], scratch: &mut Scratch) -> Result<()> {
+    for chunk in context.chunks(CHUNK) {
+        row.set(chunk, Want::Nothing);
+        advance(model, std::slice::from_mut(row), &[0], scratch)?;
+    }
+    Ok(())
 }
 
 /// A measurement of decoding, as it is told.

@@ -112,8 +112,33 @@ fn latent() -> Value {
     })
 }
 
+/// The same with xPos and windows that move on.
+fn windowed() -> Value {
+    let mut config = config(json!({"pre": 1, "middle": 2, "post": 1}), json!({"kind": "whitespace", "symbol": " "}));
+    for (key, value) in [
+        ("position", json!({"xpos": {"scale_base": 512}})),
+        ("window", json!({"blockwise": {"length": 128}})),
+        ("middle_window", json!({"sliding": {"keys": 40}})),
+    ] {
+        config["architecture"][key] = value;
+    }
+    config
+}
+
+/// A decoder.
+fn decoder() -> Value {
+    let mut config = config(json!(2), json!({"kind": "none"}));
+    config["family"] = json!("decoder");
+    let architecture = config["architecture"].as_object_mut().unwrap();
+    architecture.remove("boundaries");
+    architecture.extend(["sub_norms", "scale_embedding", "tied"].map(|key| (key.to_owned(), json!(true))));
+    architecture.insert("position".into(), json!({"xpos": {"scale_base": 512}}));
+    architecture.insert("window".into(), json!({"blockwise": {"length": 128}}));
+    config
+}
+
 /// The shipped model, one that pools nothing, one whose boundaries a companion decides, one that learned them, one that writes
-/// segment by segment.
+/// segment by segment, two whose windows move on.
 fn folders(root: &Path) -> Vec<PathBuf> {
     let three = json!({"pre": 1, "middle": 2, "post": 1});
     fs::write(root.join("companion.json"), config(json!({"pre": 1}), json!({"kind": "none"})).to_string()).unwrap();
@@ -124,6 +149,8 @@ fn folders(root: &Path) -> Vec<PathBuf> {
         ("spikes", config(three.clone(), spikes)),
         ("learned", config(three, learned)),
         ("latent", latent()),
+        ("windowed", windowed()),
+        ("decoder", decoder()),
     ]
     .map(|(name, config)| {
         let (file, to) = (root.join(format!("{name}.json")), root.join(name));

@@ -8,14 +8,14 @@ use tempfile::TempDir;
 use weir::family::load::{Settings, load};
 
 /// What a command says: to stdout if it went well, to stderr if not.
-fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
+pub(super) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     let output = command.args(args).env_clear().envs(environment.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
-fn json(args: &[&str]) -> Value {
+pub(super) fn json(args: &[&str]) -> Value {
     serde_json::from_str(&weir(&[], args).unwrap()).unwrap()
 }
 

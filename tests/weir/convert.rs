@@ -1,6 +1,7 @@
 //! Conversion of official checkpoints: the fixtures as they are, and files made to harm.
 
 mod archives;
+mod torchscale;
 
 use safetensors::SafeTensors;
 use std::{

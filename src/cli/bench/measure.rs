@@ -1,15 +1,36 @@
-//! Kernels without a model, and pictures of runs.
+//! A long stream, kernels without a model, and pictures of runs.
 
-use super::{Common, count, each, picture, table};
+use super::{Common, Compute, Told, count, each, picture, table};
 use crate::{
     error::Result,
+    family::load::MAX_SYMBOLS,
     kernels::{self, Isa, Pool},
     report::{
-        self,
+        self, endless,
         machine::{Machine, free_bytes},
     },
 };
 use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct EndlessArgs {
+    /// The checkpoint's folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    model: PathBuf,
+    /// Symbols of the stream.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000,
+        value_parser = count(2..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    symbols: usize,
+    /// Parts of it that are told of.
+    #[arg(long, value_name = "N", default_value_t = 10,
+        value_parser = count(2..=endless::MAX_PARTS), allow_negative_numbers = true)]
+    parts: usize,
+    #[command(flatten)]
+    compute: Compute,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
@@ -32,6 +53,16 @@ pub(super) struct PlotArgs {
     /// Where the picture goes.
     #[arg(long, value_name = "FILE.svg")]
     out: PathBuf,
+}
+
+pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
+    let (plan, mut entries) = (endless::Plan { symbols: args.symbols, parts: args.parts }, Vec::new());
+    for setup in args.compute.setups() {
+        let ([model], machine) = setup.load([&args.model])?;
+        plan.check(model.card())?;
+        entries.extend(each(vec![plan], |plan| endless::measure(&*model, plan, &machine))?);
+    }
+    Told { json: args.json, plot: None }.tell(None, &entries, table::endless)
 }
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {

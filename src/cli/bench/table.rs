@@ -4,7 +4,7 @@ use crate::{
     error::printable,
     report::{
         compare::{Comparison, Ratio},
-        decode, kernels, prefill, resume,
+        decode, endless, kernels, prefill, resume,
         stream::{self, Overhead},
     },
 };
@@ -187,6 +187,32 @@ pub(super) fn resume(entries: &[resume::Entry]) -> String {
     };
     let table = columns(&head, entries.iter().map(line));
     table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench endless`: a line for each part.
+pub(super) fn endless(entries: &[endless::Entry]) -> String {
+    let head =
+        ["model", "dtype", "threads", "symbols", "p50 us", "p10", "p90", "KB in pages", "KB beside", "MB resident"];
+    let micro = |ns: f64| format!("{:.2}", ns / 1e3);
+    let lines = entries.iter().flat_map(|entry| entry.parts.iter().map(move |part| (entry, part)));
+    let table = columns(
+        &head,
+        lines.map(|(entry, part)| {
+            let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned(), entry.head.threads.to_string()];
+            cells.push(part.symbols.to_string());
+            cells.extend([part.step_ns_p50, part.step_ns_p10, part.step_ns_p90].map(micro));
+            cells.extend([part.page_bytes, part.own_bytes].map(|bytes| format!("{:.1}", bytes as f64 / 1e3)));
+            cells.push(part.resident_bytes.map_or("-".into(), |bytes| format!("{:.2}", bytes as f64 / 1e6)));
+            cells
+        }),
+    );
+    let ratios = entries.iter().map(|entry| {
+        let (model, time, memory) = (&entry.head.model, entry.time_ratio, entry.memory_ratio);
+        format!("{model}: last part ÷ first: time {time:.3}, memory {memory:.3}\n")
+    });
+    table
+        + &ratios.collect::<String>()
+        + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench stream`.

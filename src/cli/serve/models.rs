@@ -19,7 +19,8 @@ pub(super) struct ModelsArgs {
     /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
     #[arg(long, value_name = "TYPE", env = "WEIR_DTYPE", default_value = "f32")]
     dtype: String,
-    /// The most symbols of one sequence; four training windows, but at least 8192, if not given.
+    /// The most symbols of one sequence; if not given four training windows, but at least 8192, or 2^24 where windows bound what
+    /// a sequence holds.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS")]
     max_symbols: Option<String>,
     /// Key-value memory of each model.

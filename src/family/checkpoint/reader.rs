@@ -3,7 +3,7 @@
 use super::{
     header::{Dtype, Entry, Header},
     json,
-    shards::{Shard, same_names, shards},
+    shards::{Shard, WEIGHTS_FILE, indexed_names, same_names, shards},
 };
 use crate::{
     error::{Error, Result},
@@ -11,7 +11,7 @@ use crate::{
 };
 use sha2::{Digest, Sha256};
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io::{ErrorKind, Read},
     path::Path,
 };
@@ -21,6 +21,8 @@ const CHUNK: usize = 1 << 20;
 /// Header bytes allowed whatever the tensors (metadata, padding), and for each tensor beside its name.
 const HEADER_BYTES: u64 = 1 << 20;
 const HEADER_BYTES_A_TENSOR: u64 = 512;
+/// The most where it is not known which tensors there are.
+const MOST_HEADER_BYTES: u64 = 16 << 20;
 
 /// The tensors of a checkpoint, checked against their specifications.
 #[derive(Debug, Default)]
@@ -91,6 +93,20 @@ pub fn read_weights_telling(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Weights, String)> {
     read_shards(&shards(dir, specs)?, specs, progress)
+}
+
+/// The names of the tensors in `dir`, whatever they are: for sources that may hold more than one set.
+///
+/// # Errors
+/// No weights, or an unreadable header or index.
+pub fn names_in(dir: &Path) -> Result<BTreeSet<String>> {
+    let file = dir.join(WEIGHTS_FILE);
+    if !file.exists() {
+        return indexed_names(dir);
+    }
+    let (mut from, size) = json::open(&file)?;
+    let header = Header::read(&mut from, &file, size, MOST_HEADER_BYTES)?;
+    Ok(header.tensors.into_iter().map(|entry| entry.name).collect())
 }
 
 /// As [`read_weights`], of one file's `size` bytes from anywhere; `file` is the one to name.

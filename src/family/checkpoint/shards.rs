@@ -49,6 +49,19 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     }
 }
 
+/// The names of the tensors that a folder's index lists.
+///
+/// # Errors
+/// No weights at all, or an index that cannot be read.
+pub fn indexed_names(dir: &Path) -> Result<BTreeSet<String>> {
+    let index = dir.join(INDEX_FILE);
+    if !index.exists() {
+        return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), "the file", format!("it or {INDEX_FILE}"), "neither"));
+    }
+    let map = json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?.weight_map.0;
+    Ok(map.into_keys().collect())
+}
+
 fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
     specs.iter().map(|spec| spec.name.clone()).collect()
 }

@@ -8,6 +8,7 @@ pub mod dynamic_pooling;
 pub mod lslm;
 pub mod pickle;
 pub mod torch;
+pub mod torchscale;
 
 use super::{
     checkpoint::{Config, Weights, Writer, writer::check_vacant},
@@ -24,14 +25,19 @@ pub enum Source {
     DynamicPooling,
     /// Latent Segment Language Models, in the layout of Hugging Face's T5.
     Lslm,
+    /// torchscale's decoder, LeX's fork included.
+    Torchscale,
 }
 
 /// Reads a source; told bytes read and bytes to read.
 type Reader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 
 /// The table of sources: its name on the command line, and its reader.
-const SOURCES: &[(Source, &str, Reader)] =
-    &[(Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read), (Source::Lslm, "lslm", lslm::read)];
+const SOURCES: &[(Source, &str, Reader)] = &[
+    (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
+    (Source::Lslm, "lslm", lslm::read),
+    (Source::Torchscale, "torchscale", torchscale::read),
+];
 
 impl Source {
     /// The names of all sources.

@@ -7,8 +7,13 @@ use crate::{
     family::{
         Blueprint, Init, Parts, TensorSpec,
         checkpoint::{self, Config},
+        load::Bounds,
+        parts::{
+            StackShape,
+            specs::{self, MAX_PARAMETERS, linear, matrix, norm},
+        },
     },
-    nn::{Activation, boundary::BoundaryConfig, pooling::Pooling, position::PositionKind},
+    nn::{Activation, boundary::BoundaryConfig, pooling::Pooling, position::PositionKind, window::Window},
 };
 use serde::Deserialize;
 use std::{path::Path, sync::Arc};
@@ -17,8 +22,6 @@ use std::{path::Path, sync::Arc};
 /// overflow a product.
 const MAX_LAYERS: usize = 1024;
 const MAX_DIM: usize = 1 << 20;
-/// The most numbers all tensors may have together: 64 GiB of f32.
-const MAX_PARAMETERS: usize = 1 << 34;
 
 /// What `architecture` says.
 #[derive(Debug, Clone, Deserialize)]
@@ -40,10 +43,20 @@ pub struct Architecture {
     pub layer_norm_eps: f32,
     /// The position scheme of all stacks.
     pub position: PositionKind,
+    /// Which symbols the stacks at full resolution attend to.
+    #[serde(default = "full")]
+    pub window: Window,
+    /// Which segments the middle stack attends to.
+    #[serde(default = "full")]
+    pub middle_window: Window,
     /// How a segment becomes one vector; absent in vanilla models.
     pub pooling: Option<Pooling>,
     /// Where segments end.
     pub boundaries: BoundaryConfig,
+}
+
+fn full() -> Window {
+    Window::Full
 }
 
 /// Layers of each stack; a vanilla model has `pre` alone.
@@ -103,8 +116,14 @@ impl HourglassBlueprint {
                 return wrong(key, format!("1 to {MAX_DIM}"), value.to_string());
             }
         }
-        if !a.dim.is_multiple_of(2) {
-            return wrong("dim", "an even number (half sines, half cosines)".into(), a.dim.to_string());
+        for (name, window) in [("window", a.window), ("middle_window", a.middle_window)] {
+            if let Err((key, expected, found)) = window.validate() {
+                return wrong(&format!("{name}.{key}"), expected, found);
+            }
+            if let Err((key, expected, found)) = a.position.validate(a.dim, a.head_dim, window) {
+                let key = if key == "window" { name } else { &key };
+                return wrong(key, expected, found);
+            }
         }
         if !(a.layer_norm_eps > 0.0 && a.layer_norm_eps < 1.0) {
             return wrong("layer_norm_eps", "above 0, below 1".into(), a.layer_norm_eps.to_string());
@@ -113,6 +132,9 @@ impl HourglassBlueprint {
         if a.boundaries.pools() != pooled {
             let expected = if pooled { "a kind that closes segments" } else { "none: there is no middle stack" };
             return wrong("boundaries.kind", expected.into(), a.boundaries.name().into());
+        }
+        if !pooled && a.middle_window != Window::Full {
+            return wrong("middle_window", "nothing: there is no middle stack".into(), a.middle_window.describe());
         }
         if a.pooling.is_some() != pooled {
             let expected = if pooled { "mean or last" } else { "nothing: there is no middle stack" };
@@ -140,27 +162,17 @@ impl HourglassBlueprint {
 
     /// An upper bound on the numbers in all tensors, if it fits.
     fn parameters(&self) -> Option<usize> {
-        let a = &self.architecture;
-        let inner = a.heads.checked_mul(a.head_dim)?;
-        let width = a.dim.max(1);
-        // (3 + 1 + 1) projections of attention, two of the feed-forward; biases and norms are below one more D a unit
-        let layer = inner.checked_mul(5)?.checked_add(a.feed_forward.checked_mul(2)?)?.checked_mul(width + 1)?;
+        let (a, shape) = (&self.architecture, self.stack_shape());
         let layers: usize = self.stacks().map(|(_, count)| count).sum();
-        let ends = self.symbols.checked_mul(2)?.checked_add(a.boundaries.hidden())?.checked_mul(width + 2)?;
-        layer.checked_add(8 * width)?.checked_mul(layers)?.checked_add(ends)
+        let ends = self.symbols.checked_mul(2)?.checked_add(a.boundaries.hidden())?.checked_mul(a.dim + 2)?;
+        let shared = specs::position_numbers(&shape)?;
+        specs::layer_numbers(&shape, layers)?.checked_add(ends)?.checked_add(shared)
     }
 
-    fn layer(&self, stack: &str, index: usize, out: &mut Vec<TensorSpec>) {
-        let a = &self.architecture;
-        let (dim, inner, wide) = (a.dim, a.heads * a.head_dim, a.feed_forward);
-        let at = |name: &str| format!("{stack}.{index}.{name}");
-        linear(out, &at("attention.qkv"), 3 * inner, dim);
-        out.push(matrix(at("attention.distance.weight"), vec![inner, dim]));
-        linear(out, &at("attention.output"), dim, inner);
-        norm(out, &at("attention.norm"), dim);
-        linear(out, &at("feed_forward.up"), wide, dim);
-        linear(out, &at("feed_forward.down"), dim, wide);
-        norm(out, &at("feed_forward.norm"), dim);
+    /// What the layers of all stacks have in common.
+    pub fn stack_shape(&self) -> StackShape {
+        let Architecture { dim, heads, head_dim, feed_forward, activation, position, .. } = self.architecture;
+        StackShape { dim, heads, head_dim, feed_forward, activation, position, sub_norms: false }
     }
 }
 
@@ -168,14 +180,10 @@ impl Blueprint for HourglassBlueprint {
     fn tensors(&self) -> Vec<TensorSpec> {
         let a = &self.architecture;
         let mut out = vec![matrix("embedding.weight".into(), vec![self.symbols, a.dim])];
-        let frequencies = a.position.inverse_frequencies(a.dim);
-        let (shape, init) = (vec![frequencies.len()], Init::Values(frequencies));
-        out.push(TensorSpec { name: "position.inverse_frequency".into(), shape, init, trained: false });
-        for name in ["position.content_bias", "position.distance_bias"] {
-            out.push(matrix(name.into(), vec![a.heads, a.head_dim]));
-        }
+        let shape = self.stack_shape();
+        specs::position(&mut out, &shape);
         for (stack, layers) in self.stacks() {
-            (0..layers).for_each(|index| self.layer(stack, index, &mut out));
+            (0..layers).for_each(|index| specs::layer(&mut out, &format!("{stack}.{index}"), &shape));
         }
         if a.layers.middle.is_some() {
             let (name, shape) = ("null_group".into(), vec![a.dim]);
@@ -194,7 +202,28 @@ impl Blueprint for HourglassBlueprint {
         let a = &self.architecture;
         let layers: Vec<_> = self.stacks().map(|(_, count)| count.to_string()).collect();
         let boundaries = a.boundaries.describe();
-        format!("{} layers × {}, {} heads × {}, {boundaries}", layers.join("+"), a.dim, a.heads, a.head_dim)
+        let mut shape =
+            format!("{} layers × {}, {} heads × {}, {boundaries}", layers.join("+"), a.dim, a.heads, a.head_dim);
+        if a.position != PositionKind::TransformerXl {
+            shape += &format!(", {}", a.position.name());
+        }
+        if a.window != Window::Full {
+            shape += &format!(", {}", a.window.describe());
+        }
+        if a.middle_window != Window::Full {
+            shape += &format!(", middle stack: {}", a.middle_window.describe());
+        }
+        shape
+    }
+
+    fn bounds(&self) -> Bounds {
+        let a = &self.architecture;
+        let windows = || [Some(a.window), a.layers.middle.map(|_| a.middle_window)].into_iter().flatten();
+        let longest =
+            windows().filter_map(|window| a.position.longest(a.head_dim, window)).min_by_key(|(most, _)| *most);
+        // a companion remembers every symbol's entropy
+        let endless = windows().all(|window| window.reach().is_some()) && a.boundaries.companion().is_none();
+        Bounds { longest, endless }
     }
 
     fn companions(&self) -> Vec<&str> {
@@ -203,23 +232,5 @@ impl Blueprint for HourglassBlueprint {
 
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
         Ok(Arc::new(Hourglass::load(self, parts)?))
-    }
-}
-
-// The official initialisation: normal with deviation 0.02; LayerNorm weights around one; biases zero.
-
-fn matrix(name: String, shape: Vec<usize>) -> TensorSpec {
-    TensorSpec { name, shape, init: Init::Normal(0.0, 0.02), trained: true }
-}
-
-fn linear(out: &mut Vec<TensorSpec>, name: &str, outputs: usize, inputs: usize) {
-    out.push(matrix(format!("{name}.weight"), vec![outputs, inputs]));
-    let (name, shape) = (format!("{name}.bias"), vec![outputs]);
-    out.push(TensorSpec { name, shape, init: Init::Normal(0.0, 0.0), trained: true });
-}
-
-fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
-    for (part, init) in [("weight", Init::Normal(1.0, 0.02)), ("bias", Init::Normal(0.0, 0.0))] {
-        out.push(TensorSpec { name: format!("{name}.{part}"), shape: vec![dim], init, trained: true });
     }
 }

@@ -2,7 +2,8 @@
 
 use super::{
     config::HourglassBlueprint,
-    state::{CompanionState, HourglassState, PooledState, ROOM, SYMBOLS_ROOM},
+    ends::Ends,
+    state::{CompanionState, HourglassState, PooledState, SYMBOLS_ROOM},
     step::Work,
 };
 use crate::{
@@ -12,14 +13,11 @@ use crate::{
         options::check_mode,
     },
     error::{Error, Result},
-    family::{Blueprint, Parts, checkpoint::Weights, cost},
-    kernels::{
-        Compute, Dtype, Pool,
-        attention::Layout,
-        linear::{Linear, Store},
-        pages::PagePool,
-        rowwise::Norm,
+    family::{
+        Blueprint, Parts, cost,
+        parts::loader::{Loader, StackPlan},
     },
+    kernels::{Compute, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
     nn::{
         Place,
         boundary::{
@@ -27,11 +25,7 @@ use crate::{
         },
         cache::Cache,
         pooling::Pooling,
-        position::{
-            Position,
-            transformer_xl::{SharedTerms, TransformerXl},
-        },
-        stack::{Caches, Layer, Stack, StackWork},
+        stack::{Caches, Order, Stack, StackWork},
     },
     text::Vocabulary,
 };
@@ -73,17 +67,19 @@ impl Hourglass {
     /// A weight that is missing, which the checkpoint reader has excluded; memory too small for the null group.
     pub fn load(blueprint: &HourglassBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, companions, settings } = parts;
-        let max_symbols = settings.max_symbols(config.training_length);
+        let max_symbols = settings.longest(config.training_length, blueprint.bounds())?;
         let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
         let compute = Compute { isa: settings.isa, pool };
-        let mut loader = Loader::new(blueprint, &mut weights, settings.dtype, max_symbols)?;
-        let pre = loader.stack("pre", blueprint.architecture.layers.pre)?;
-        let pooled = loader.pooled(&compute, &pages)?;
-        let boundaries = loader.boundaries(&vocabulary)?;
-        let head = loader.linear("head")?;
-        let embedding = loader.weights.take("embedding.weight")?;
+        let eps = blueprint.architecture.layer_norm_eps;
+        let loader = Loader::new(&mut weights, blueprint.stack_shape(), eps, settings.dtype)?;
+        let mut builder = Builder { blueprint, loader, max_symbols };
+        let pre = builder.stack("pre", blueprint.architecture.layers.pre)?;
+        let pooled = builder.pooled(&compute, &pages)?;
+        let boundaries = builder.boundaries(&vocabulary)?;
+        let head = builder.loader.linear("head")?;
+        let embedding = builder.loader.weights.take("embedding.weight")?;
         let tensors = blueprint.tensors();
         let trained = tensors.iter().filter(|tensor| tensor.trained);
         let card = Card {
@@ -124,8 +120,13 @@ impl Model for Hourglass {
         let cache = |layout| Cache::new(layout, self.pages.clone());
         let pooled = self.pooled.as_ref().map(|pooled| PooledState {
             middle: pooled.null.clone(),
+            middle_window: pooled.middle.window,
             post: cache(pooled.post.layout),
-            ends: Vec::with_capacity(ROOM),
+            ends: Ends::new(),
+            // of a decode step, so that no step has to make room
+            closed: Vec::with_capacity(self.head.inputs()),
+            above: Vec::with_capacity(2 * self.head.inputs()),
+            above_from: 0,
         });
         let companion = match &self.companion {
             Some(model) => {
@@ -134,8 +135,8 @@ impl Model for Hourglass {
             }
             None => None,
         };
-        let (pre, offset) = (cache(self.pre.layout), boundaries.offset);
-        Ok(Box::new(HourglassState { pre, pooled, finished: 0, hidden: Vec::new(), noise, offset, companion }))
+        let (pre, window, offset) = (cache(self.pre.layout), self.pre.window, boundaries.offset);
+        Ok(Box::new(HourglassState { pre, window, pooled, finished: 0, hidden: Vec::new(), noise, offset, companion }))
     }
 
     fn scratch(&self) -> Scratch {
@@ -157,22 +158,22 @@ impl Model for Hourglass {
     fn bytes_for(&self, symbols: usize) -> usize {
         let pooled = self.pooled.as_ref().map_or(0, |pooled| {
             let segments = self.boundaries.most_segments(symbols);
-            pooled.post.layout.bytes_for(symbols) + pooled.middle.layout.bytes_for(segments + 1)
+            pooled.post.bytes_for(symbols) + pooled.middle.bytes_for(segments + 1)
         });
         let companion = self.companion.as_ref().map_or(0, |model| model.bytes_for(symbols));
-        self.pre.layout.bytes_for(symbols) + pooled + companion
+        self.pre.bytes_for(symbols) + pooled + companion
     }
 
     fn growth(&self, state: &dyn State, more: usize) -> usize {
         // one that is another model's is refused by the step
         let Ok(state) = state_ref::<HourglassState>(state) else { return 0 };
         let len = state.len() + more;
-        let pooled = state.pooled.as_ref().map_or(0, |pooled| {
+        let pooled = self.pooled.as_ref().zip(state.pooled.as_ref()).map_or(0, |(model, pooled)| {
             let segments = self.boundaries.most_segments(len).min(pooled.ends.len() + more);
-            pooled.post.growth(len) + pooled.middle.growth(segments + 1)
+            model.post.growth(&pooled.post, len) + model.middle.growth(&pooled.middle, segments + 1)
         });
         let companion = self.companion.as_ref().zip(state.companion_state());
-        state.pre.growth(len) + pooled + companion.map_or(0, |(model, state)| model.growth(state, more))
+        self.pre.growth(&state.pre, len) + pooled + companion.map_or(0, |(model, state)| model.growth(state, more))
     }
 
     fn memory(&self) -> Memory {
@@ -205,74 +206,27 @@ impl Model for Hourglass {
     }
 }
 
-/// Takes tensors out of the checkpoint, in the names of docs/checkpoints.md.
-struct Loader<'a> {
+/// Makes the hourglass's own parts.
+struct Builder<'a> {
     blueprint: &'a HourglassBlueprint,
-    weights: &'a mut Weights,
-    shared: Arc<SharedTerms>,
-    store: Store,
-    /// Of what is computed once and kept as a table.
-    tables: Store,
+    loader: Loader<'a>,
     max_symbols: usize,
 }
 
-impl<'a> Loader<'a> {
-    fn new(
-        blueprint: &'a HourglassBlueprint,
-        weights: &'a mut Weights,
-        dtype: Dtype,
-        max_symbols: usize,
-    ) -> Result<Self> {
-        let shared = Arc::new(SharedTerms {
-            inverse_frequency: weights.take("position.inverse_frequency")?,
-            content_bias: weights.take("position.content_bias")?,
-            distance_bias: weights.take("position.distance_bias")?,
-        });
-        let (store, tables) = (Store::new(dtype), Store::new(Dtype::F32));
-        Ok(Self { blueprint, weights, shared, store, tables, max_symbols })
-    }
-
-    fn linear(&mut self, name: &str) -> Result<Linear> {
-        let bias = self.weights.take(&format!("{name}.bias"))?;
-        let weight = self.weights.take(&format!("{name}.weight"))?;
-        let outputs = bias.len();
-        Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
-    }
-
-    fn norm(&mut self, name: &str) -> Result<Norm> {
-        let (weight, bias) =
-            (self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?);
-        Ok(Norm { weight, bias, eps: self.blueprint.architecture.layer_norm_eps })
-    }
-
-    fn layer(&mut self, prefix: &str) -> Result<Layer> {
-        Ok(Layer {
-            qkv: self.linear(&format!("{prefix}.attention.qkv"))?,
-            output: self.linear(&format!("{prefix}.attention.output"))?,
-            attention_norm: self.norm(&format!("{prefix}.attention.norm"))?,
-            up: self.linear(&format!("{prefix}.feed_forward.up"))?,
-            down: self.linear(&format!("{prefix}.feed_forward.down"))?,
-            feed_forward_norm: self.norm(&format!("{prefix}.feed_forward.norm"))?,
-        })
-    }
-
+impl Builder<'_> {
     fn stack(&mut self, name: &str, count: usize) -> Result<Stack> {
         let a = &self.blueprint.architecture;
-        // pooling reads the pre stack's outputs, upsampling the middle's; nobody looks back at the post stack's
+        // pooling reads the pre stack's outputs or their sums, upsampling the middle's; nobody looks back at the post stack's
         let keeps_output = a.layers.middle.is_some() && name != "post";
-        let output = if keeps_output { a.dim } else { 0 };
-        let layout = Layout { dtype: self.store.dtype(), layers: count, heads: a.heads, head_dim: a.head_dim, output };
-        let inner = a.heads * a.head_dim;
-        let (mut layers, mut distances) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for index in 0..count {
-            let prefix = format!("{name}.{index}");
-            let weight = self.weights.take(&format!("{prefix}.attention.distance.weight"))?;
-            distances.push(Linear::pack(&self.tables, &weight, &[], inner, a.dim)?);
-            layers.push(self.layer(&prefix)?);
-        }
-        // the middle stack's null group takes one position more
-        let scheme = TransformerXl::new(self.shared.clone(), distances, &layout, self.max_symbols + 1);
-        Ok(Stack { layers, position: Position::TransformerXl(scheme), layout, activation: a.activation })
+        self.loader.stack(&StackPlan {
+            name,
+            count,
+            output: if keeps_output { a.dim } else { 0 },
+            window: if name == "middle" { a.middle_window } else { a.window },
+            order: Order::Post,
+            // the middle stack's null group takes one position more
+            positions: self.max_symbols + 1,
+        })
     }
 
     fn pooled(&mut self, compute: &Compute, pages: &Arc<PagePool>) -> Result<Option<Pooled>> {
@@ -283,8 +237,8 @@ impl<'a> Loader<'a> {
             return Ok(None);
         };
         let (middle, post) = (self.stack("middle", middle)?, self.stack("post", post)?);
-        let norm = self.norm("pool_norm")?;
-        let null = null_group(compute, &norm, &middle, self.weights.take("null_group")?, pages)?;
+        let norm = self.loader.norm("pool_norm")?;
+        let null = null_group(compute, &norm, &middle, self.loader.weights.take("null_group")?, pages)?;
         Ok(Some(Pooled { pooling, norm, middle, post, null }))
     }
 
@@ -299,8 +253,8 @@ impl<'a> Loader<'a> {
                 Boundaries::Whitespace(source.ok_or_else(missing)?)
             }
             BoundaryConfig::Learned { threshold, .. } => Boundaries::Learned(Learned {
-                hidden: self.linear("boundary.hidden")?,
-                output: self.linear("boundary.output")?,
+                hidden: self.loader.linear("boundary.hidden")?,
+                output: self.loader.linear("boundary.output")?,
                 activation,
                 threshold: *threshold,
             }),
@@ -328,7 +282,7 @@ fn null_group(
     }
     let mut only = Only(Cache::new(middle.layout, pages.clone()));
     only.0.reserve(1)?;
-    crate::kernels::rowwise::norm(compute.isa, &mut null, norm);
+    crate::kernels::rowwise::norm(compute, &mut null, norm);
     let place = [Place { sequence: 0, position: 0 }];
     middle.forward(compute, &mut null, &place, &mut only, &mut StackWork::default())?;
     only.0.write_output(0, &null)?;

@@ -1,23 +1,29 @@
 //! What a sequence remembers: three caches, where segments ended, and the companion's sequence beside it.
 //!
 //! Everything else follows from these: a row waits for its segment step while `middle` is behind `ends`, and is unfinished
-//! while `post` is behind `pre`. So a fork is a clone, and a rollback shortens.
+//! while `post` is behind `pre`. So a fork is a clone, and a rollback shortens. Of what its windows have left behind it knows
+//! how much there was, and nothing else.
 
+use super::ends::Ends;
 use crate::{
     decode::contract::{Noise, PageUse, Row, State},
     error::{Error, Result},
-    nn::cache::Cache,
+    nn::{cache::Cache, window::Window},
 };
 
 /// One sequence of an hourglass.
 pub struct HourglassState {
-    /// The pre stack's keys and values, and its output at each symbol: what pooling and the residual read.
+    /// The pre stack's keys and values; with what pooling reads at each symbol: the sum of its segment's outputs so far, or its
+    /// own output.
     pub pre: Cache,
+    /// What pre and post stack attend to.
+    pub window: Window,
     /// What there is beyond the pre stack; none in a vanilla model.
     pub pooled: Option<PooledState>,
     /// Symbols that have had their finish step; those behind are in flight.
     pub finished: usize,
-    /// What the head is to take in the finish step of a vanilla model, whose pages keep no outputs: (wanted, D).
+    /// The pre stack's outputs in flight, (D) each: of all symbols, for the residual; in a vanilla model of those whose logits
+    /// are wanted, for the head.
     pub hidden: Vec<f32>,
     /// Where sampled boundaries take their noise from; none if boundaries are not sampled.
     pub noise: Option<Noise>,
@@ -27,19 +33,26 @@ pub struct HourglassState {
     pub companion: Option<CompanionState>,
 }
 
-/// Segments that a sequence has room to list from the start, so that no step of a usual one has to make room.
-pub const ROOM: usize = 1024;
-/// The same for symbols, where there is a number for each.
-pub const SYMBOLS_ROOM: usize = 4 * ROOM;
+/// Symbols that a sequence has room to list numbers of from the start, so that no step of a usual one has to make room.
+pub const SYMBOLS_ROOM: usize = 4096;
 
 /// The part of a sequence beyond the pre stack.
 pub struct PooledState {
     /// The middle stack: position 0 is the null group, position m + 1 segment m; with its output, which upsampling reads.
     pub middle: Cache,
+    /// What the middle stack attends to.
+    pub middle_window: Window,
     /// The post stack.
     pub post: Cache,
-    /// The position of each closed segment's last symbol.
-    pub ends: Vec<usize>,
+    /// Where segments ended.
+    pub ends: Ends,
+    /// The vectors of the segments that symbols in flight closed, (D) each.
+    pub closed: Vec<f32>,
+    /// The middle stack's outputs from position `above_from` on, (D) each, as far as symbols in flight see them; empty if none
+    /// of these closed a segment, and all see the latest one.
+    pub above: Vec<f32>,
+    /// See `above`.
+    pub above_from: usize,
 }
 
 /// A companion's sequence.
@@ -64,7 +77,9 @@ impl HourglassState {
     /// Shortens all but the companion's sequence to the first `len` symbols.
     fn truncate(&mut self, len: usize) {
         if let Some(pooled) = &mut self.pooled {
-            pooled.ends.truncate(pooled.ends.partition_point(|&end| end < len));
+            pooled.ends.truncate(len);
+            pooled.above.clear();
+            pooled.closed.clear();
             pooled.middle.truncate(pooled.ends.len() + 1);
             pooled.post.truncate(len);
         }
@@ -105,7 +120,10 @@ impl HourglassState {
 
 impl Clone for PooledState {
     fn clone(&self) -> Self {
-        Self { middle: self.middle.clone(), post: self.post.clone(), ends: roomy(&self.ends, ROOM) }
+        let (middle, post, ends) = (self.middle.clone(), self.post.clone(), self.ends.clone());
+        // what is in flight belongs to one row
+        let (closed, above) = (Vec::new(), Vec::new());
+        Self { middle, middle_window: self.middle_window, post, ends, closed, above, above_from: 0 }
     }
 }
 
@@ -121,15 +139,14 @@ fn no_segments() -> Error {
 }
 
 impl PooledState {
-    /// The symbols of segment `m`.
-    pub fn segment(&self, m: usize) -> std::ops::RangeInclusive<usize> {
-        let start = if m == 0 { 0 } else { self.ends[m - 1] + 1 };
-        start..=self.ends[m]
-    }
-
-    /// The middle position whose output symbol `t` sees: the number of segments that ended with it or before.
-    pub fn sees(&self, t: usize) -> usize {
-        self.ends.partition_point(|&end| end <= t)
+    /// The middle stack's output that symbol `t`, in flight or the last one, sees: that of the last segment which ended with it
+    /// or before.
+    pub fn seen(&self, t: usize) -> &[f32] {
+        let (position, dim) = (self.ends.before(t + 1), self.middle.layout().output);
+        match position.checked_sub(self.above_from).and_then(|index| self.above.get(index * dim..(index + 1) * dim)) {
+            Some(above) => above,
+            None => self.middle.output(position),
+        }
     }
 }
 
@@ -143,19 +160,21 @@ impl State for HourglassState {
     }
 
     fn fork(&self) -> Box<dyn State> {
+        // where windows have moved on too far since, there is no way back to before the feed
+        let target = if self.finished < self.earliest() { 0 } else { self.finished };
         let companion = self.companion.as_ref().map(|companion| {
             let shorter = |row: &Row| {
                 let mut state = row.state.fork();
                 // one that could not be shortened is lost, and the next step says so
-                state.rollback(self.finished).ok().map(|()| Row::new(state))
+                state.rollback(target).ok().map(|()| Row::new(state))
             };
             let entropies = roomy(&companion.entropies, SYMBOLS_ROOM);
             CompanionState { row: companion.row.as_ref().and_then(shorter), entropies }
         });
-        let (pre, pooled, noise) = (self.pre.clone(), self.pooled.clone(), self.noise.clone());
+        let (pre, window, pooled, noise) = (self.pre.clone(), self.window, self.pooled.clone(), self.noise.clone());
         let (finished, hidden, offset) = (self.finished, Vec::new(), self.offset);
-        let mut fork = Self { pre, pooled, finished, hidden, noise, offset, companion };
-        fork.truncate(finished);
+        let mut fork = Self { pre, window, pooled, finished, hidden, noise, offset, companion };
+        fork.truncate(target);
         Box::new(fork)
     }
 
@@ -166,11 +185,28 @@ impl State for HourglassState {
         if len > self.len() {
             return Err(Error::Internal(format!("rollback to {len}, beyond the end {}", self.len())));
         }
+        if len > 0 && len < self.earliest() {
+            let earliest = self.earliest();
+            return Err(Error::Internal(format!(
+                "rollback to {len}, whose window is forgotten: none or {earliest} on"
+            )));
+        }
         if let Some(row) = self.companion.as_mut().and_then(|companion| companion.row.as_mut()) {
             row.state.rollback(len)?;
         }
         self.truncate(len);
         Ok(())
+    }
+
+    fn earliest(&self) -> usize {
+        let companion = self.companion_state().map_or(0, State::earliest);
+        let own = companion.max(self.window.earliest(self.pre.start()));
+        let Some(pooled) = &self.pooled else { return own };
+        let own = own.max(self.window.earliest(pooled.post.start()));
+        // the middle stack goes back by segments; its position 0 is the null group; ends are forgotten later than keys
+        let middle = pooled.middle_window.earliest(pooled.middle.start());
+        let closed = middle.checked_sub(2).map_or(0, |last| pooled.ends.get(last).map_or(0, |end| end + 1));
+        own.max(closed)
     }
 
     fn restart(&mut self, offset: usize) {
@@ -183,9 +219,15 @@ impl State for HourglassState {
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let Some(pooled) = &self.pooled else { return len.min(self.len()) };
-        let closed = pooled.ends.partition_point(|&end| end < len);
-        closed.checked_sub(1).map_or(0, |last| pooled.ends[last] + 1)
+        let len = len.min(self.len());
+        let end = match &self.pooled {
+            None => len,
+            Some(pooled) => {
+                let last = pooled.ends.before(len).checked_sub(1);
+                last.and_then(|last| pooled.ends.get(last)).map_or(0, |end| end + 1)
+            }
+        };
+        if end < self.earliest() { 0 } else { end }
     }
 
     fn bytes(&self) -> usize {
@@ -202,7 +244,7 @@ impl State for HourglassState {
     }
 
     fn own_bytes(&self) -> usize {
-        let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.ends.capacity() * size_of::<usize>());
+        let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.ends.own_bytes());
         let entropies =
             self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
         let companion = self.companion_state().map_or(0, State::own_bytes);

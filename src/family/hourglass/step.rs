@@ -1,29 +1,26 @@
 //! The three steps of the contract. Hot path: buffers are kept in [`Work`]; no allocation once they have grown, no locks, no
 //! logging.
 //!
-//! `feed_symbols`: embed → pre stack → boundaries. `close_segments`, for rows that closed one: pool → norm → middle stack.
+//! `feed_symbols`: embed → pre stack → boundaries → pool. `close_segments`, for rows that closed one: norm → middle stack.
 //! `finish`, for all of them: upsample + residual → post stack → logits. A bulk forward pass is the three with a whole text in
 //! a row's feed; a decode step is the same with one symbol.
 
-use super::{
-    model::{Hourglass, Pooled},
-    state::{HourglassState, PooledState},
-};
+use super::{model::Hourglass, state::HourglassState};
 use crate::{
     decode::contract::{Mark, Row, Scratch, Status, Want, advance, state_mut, state_ref},
     error::{Error, Result},
-    kernels::{
-        linear::Then,
-        rowwise::{entropy, norm},
-    },
+    kernels::{linear::Then, rowwise::entropy},
     nn::{
         Place,
         boundary::{self, Evidence, Verdict},
         cache::Cache,
+        pooling::{Pooling, mean},
         sized,
         stack::{Caches, StackWork},
+        window::Window,
     },
 };
+use std::ops::RangeInclusive;
 
 /// An intermediate result, for whoever watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,17 +47,19 @@ pub type Watcher = Box<dyn FnMut(Stage, Place, &[f32]) + Send>;
 pub struct Work {
     /// Watches intermediate results; golden tests do, servers do not.
     pub watcher: Option<Watcher>,
-    stack: StackWork,
+    pub(super) stack: StackWork,
     boundary: boundary::learned::Work,
-    places: Vec<Place>,
+    pub(super) places: Vec<Place>,
     symbols: Vec<u32>,
     noise: Vec<Option<f32>>,
     stream_positions: Vec<usize>,
     verdicts: Vec<Verdict>,
+    /// For each of the rows of a step how many of its symbols went through a stack.
+    pub(super) fed: Vec<usize>,
     /// The rows among those asked for that this step is for.
     stepping: Vec<usize>,
     /// (rows, D)
-    x: Vec<f32>,
+    pub(super) x: Vec<f32>,
     /// (wanted, D)
     picked: Vec<f32>,
     /// (wanted, V)
@@ -79,7 +78,7 @@ impl Work {
         scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
     }
 
-    fn show(&mut self, stage: Stage) {
+    pub(super) fn show(&mut self, stage: Stage) {
         let Some(watcher) = &mut self.watcher else { return };
         let width = self.x.len() / self.places.len().max(1);
         for (place, row) in self.places.iter().zip(self.x.chunks_exact(width.max(1))) {
@@ -89,10 +88,10 @@ impl Work {
 }
 
 /// The caches of one stack, found in the rows of a step.
-struct Of<'a, const STACK: usize>(&'a mut [Row]);
+pub(super) struct Of<'a, const STACK: usize>(pub(super) &'a mut [Row]);
 const PRE: usize = 0;
-const MIDDLE: usize = 1;
-const POST: usize = 2;
+pub(super) const MIDDLE: usize = 1;
+pub(super) const POST: usize = 2;
 
 impl<const STACK: usize> Caches for Of<'_, STACK> {
     fn cache(&self, sequence: usize) -> Result<&Cache> {
@@ -114,7 +113,7 @@ impl<const STACK: usize> Caches for Of<'_, STACK> {
     }
 }
 
-fn state(rows: &mut [Row], index: usize) -> Result<&mut HourglassState> {
+pub(super) fn state(rows: &mut [Row], index: usize) -> Result<&mut HourglassState> {
     state_mut(&mut *rows[index].state)
 }
 
@@ -124,8 +123,25 @@ impl Hourglass {
         if which.is_empty() {
             return Ok(());
         }
-        self.place_symbols(rows, which, work)?;
+        for &index in which {
+            self.check(&mut rows[index])?;
+        }
         self.step_companions(rows, which, work)?;
+        work.fed.clear();
+        work.fed.resize(which.len(), 0);
+        while work.fed.iter().zip(which).any(|(&fed, &index)| fed < rows[index].feed.len()) {
+            self.feed_piece(rows, which, work)?;
+        }
+        for &index in which {
+            let state = state(rows, index)?;
+            rows[index].status = if state.waits() { Status::Waiting } else { Status::Unfinished };
+        }
+        Ok(())
+    }
+
+    /// Feeds each row as many of its symbols as the pre stack takes at a time.
+    fn feed_piece(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        self.place_symbols(rows, which, work)?;
         let dim = self.pre.layers[0].qkv.inputs();
         let x = sized(&mut work.x, work.symbols.len() * dim);
         for (x, &symbol) in x.chunks_exact_mut(dim).zip(&work.symbols) {
@@ -154,34 +170,47 @@ impl Hourglass {
         })
     }
 
-    /// Checks the rows, lists their symbols and places, and makes room in the caches.
+    fn check(&self, row: &mut Row) -> Result<()> {
+        let state: &mut HourglassState = state_mut(&mut *row.state)?;
+        let (len, more) = (state.pre.len(), row.feed.len());
+        if row.status != Status::Ready || !state.is_ready() || more == 0 {
+            return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
+        }
+        if len + more > self.card.max_symbols {
+            let (length, limit) = (len + more, self.card.max_symbols);
+            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
+        }
+        self.card.vocabulary.check_ids("feed", &row.feed)?;
+        state.hidden.clear();
+        row.marks.clear();
+        if let Some(pooled) = &mut state.pooled {
+            pooled.above.clear();
+            pooled.closed.clear();
+            if state.window != Window::Full {
+                // the last one is where the open segment starts
+                pooled.ends.forget_before(state.window.keep_from(len), 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists the symbols and places of a piece of each row, and makes room for them.
     fn place_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         work.places.clear();
         work.symbols.clear();
         work.noise.clear();
         work.stream_positions.clear();
-        for &index in which {
-            let Row { state, feed, status, .. } = &mut rows[index];
+        for (&index, &fed) in which.iter().zip(&work.fed) {
+            let Row { state, feed, .. } = &mut rows[index];
             let state: &mut HourglassState = state_mut(&mut **state)?;
-            let (len, more) = (state.pre.len(), feed.len());
-            if *status != Status::Ready || !state.is_ready() || more == 0 {
-                return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
-            }
-            if len + more > self.card.max_symbols {
-                let (length, limit) = (len + more, self.card.max_symbols);
-                return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
-            }
-            self.card.vocabulary.check_ids("feed", feed)?;
-            state.pre.reserve(more)?;
-            if let Some(pooled) = &mut state.pooled {
-                pooled.post.reserve(more)?;
-            }
+            let (len, more) = (state.pre.len(), (feed.len() - fed).min(self.pre.window.piece()));
+            self.pre.make_room(&mut state.pre, more)?;
             for position in len..len + more {
                 work.places.push(Place { sequence: index, position });
                 work.stream_positions.push(state.offset + position);
                 work.noise.push(state.noise.as_ref().map(|noise| noise.at(position)).transpose()?);
             }
-            work.symbols.extend_from_slice(feed);
+            work.symbols.extend_from_slice(&feed[fed..fed + more]);
         }
         Ok(())
     }
@@ -230,108 +259,37 @@ impl Hourglass {
         self.boundaries.decide(&self.compute, &evidence, &mut work.boundary, &mut work.verdicts)
     }
 
-    /// Keeps what the pre stack gave: outputs, marks, segment ends. Rows that closed a segment wait from here.
-    fn keep(&self, rows: &mut [Row], which: &[usize], work: &Work) -> Result<()> {
-        for &index in which {
-            rows[index].marks.clear();
-        }
+    /// Keeps what the pre stack gave: what pooling and residual will read, marks, segment ends.
+    fn keep(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = work.x.len() / work.places.len();
         for ((place, verdict), x) in work.places.iter().zip(&work.verdicts).zip(work.x.chunks_exact(dim)) {
             let row = &mut rows[place.sequence];
             row.marks.push(Mark { boundary: verdict.closes, probability: verdict.probability, end_logprob: None });
+            // wanted logits are those of the last symbols
+            let wanted = row.marks.len() + row.wanted() > row.feed.len();
             let state: &mut HourglassState = state_mut(&mut *row.state)?;
             state.pre.advance(1);
-            if let Some(pooled) = &mut state.pooled {
-                state.pre.write_output(place.position, x)?;
+            if wanted || state.pooled.is_some() {
+                state.hidden.extend_from_slice(x);
+            }
+            if let (Some(pooled), Some(model)) = (&mut state.pooled, &self.pooled) {
+                let start = pooled.ends.last().map_or(0, |end| end + 1);
+                if model.pooling.sums() {
+                    state.pre.add_output(place.position, x, place.position > start)?;
+                } else {
+                    state.pre.write_output(place.position, x)?;
+                }
                 if verdict.closes {
+                    // while all that it needs is held
+                    let at = pooled.closed.len();
+                    pooled.closed.resize(at + dim, 0.0);
+                    pool(model.pooling, &state.pre, start..=place.position, &mut pooled.closed[at..]);
                     pooled.ends.push(place.position);
                 }
             }
-            row.status = if state.waits() { Status::Waiting } else { Status::Unfinished };
         }
-        if self.pooled.is_none() {
-            self.put_by(rows, which, work)?;
-        }
-        Ok(())
-    }
-
-    /// Keeps a vanilla model's outputs as far as the head is to take them.
-    fn put_by(&self, rows: &mut [Row], which: &[usize], work: &Work) -> Result<()> {
-        let (dim, mut at) = (self.head.inputs(), 0);
-        for &index in which {
-            at += rows[index].feed.len();
-            let wanted = rows[index].wanted();
-            let state = state(rows, index)?;
-            state.hidden.clear();
-            state.hidden.extend_from_slice(&work.x[(at - wanted) * dim..at * dim]);
-        }
-        Ok(())
-    }
-
-    /// Pools the segments just closed and runs the middle stack over them.
-    fn middle(&self, model: &Pooled, rows: &mut [Row], waiting: &[usize], work: &mut Work) -> Result<()> {
-        work.places.clear();
-        let dim = self.pre.layers[0].qkv.inputs();
-        for &index in waiting {
-            let pooled = state(rows, index)?.pooled_mut()?;
-            let (done, closed) = (pooled.middle.len(), pooled.ends.len() + 1);
-            pooled.middle.reserve(closed - done)?;
-            work.places.extend((done..closed).map(|position| Place { sequence: index, position }));
-        }
-        let x = sized(&mut work.x, work.places.len() * dim); // (segments, D)
-        for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
-            let state = state(rows, place.sequence)?;
-            let symbols = state.pooled()?.segment(place.position - 1);
-            model.pooling.pool(symbols.map(|t| state.pre.output(t)), x);
-        }
-        work.show(Stage::Pooled);
-        norm(self.compute.isa, &mut work.x, &model.norm);
-        work.show(Stage::PooledNormed);
-        let caches = &mut Of::<MIDDLE>(rows);
-        model.middle.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
-        work.show(Stage::MiddleOutput);
-        for (place, x) in work.places.iter().zip(work.x.chunks_exact(dim)) {
-            let PooledState { middle, .. } = state(rows, place.sequence)?.pooled_mut()?;
-            middle.write_output(place.position, x)?;
-            middle.advance(1);
-        }
-        for &index in waiting {
-            rows[index].status = Status::Unfinished;
-        }
-        Ok(())
-    }
-
-    /// Upsamples, adds the residual, and runs the post stack for the symbols it has not seen; what the head is to take is then
-    /// in `work.picked`.
-    fn upper(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        work.places.clear();
-        for &index in which {
-            let state = state(rows, index)?;
-            work.places.extend((state.finished..state.pre.len()).map(|position| Place { sequence: index, position }));
-        }
-        let dim = self.pre.layers[0].qkv.inputs();
-        let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
-        for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
-            let state = state(rows, place.sequence)?;
-            let pooled = state.pooled()?;
-            let (below, above) = (state.pre.output(place.position), pooled.middle.output(pooled.sees(place.position)));
-            for ((x, below), above) in x.iter_mut().zip(below).zip(above) {
-                *x = below + above;
-            }
-        }
-        work.show(Stage::PostInput);
-        let caches = &mut Of::<POST>(rows);
-        model.post.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
-        work.show(Stage::PostOutput);
-        work.picked.clear();
-        let mut at = 0;
-        for &index in which {
-            let (wanted, state) = (rows[index].wanted(), state(rows, index)?);
-            let more = state.pre.len() - state.finished;
-            state.pooled_mut()?.post.advance(more);
-            at += more;
-            // if more is wanted than was fed, `logits` says so
-            work.picked.extend_from_slice(&work.x[(at - wanted.min(more)) * dim..at * dim]);
+        for (&index, fed) in which.iter().zip(&mut work.fed) {
+            *fed = rows[index].marks.len();
         }
         Ok(())
     }
@@ -377,11 +335,26 @@ fn stepping(
     result
 }
 
-/// Puts what was put by for the head into `work.picked`, row after row.
-fn pick_up(rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+/// `out` (D) = the vector of a segment that consists of these symbols, from what the pre stack's cache keeps of them.
+fn pool(pooling: Pooling, pre: &Cache, symbols: RangeInclusive<usize>, out: &mut [f32]) {
+    if pooling.sums() {
+        return mean::of_sum(pre.output(*symbols.end()), symbols.count(), out);
+    }
+    let from = (symbols.end() + 1).saturating_sub(pooling.looks_back()).max(*symbols.start());
+    pooling.pool((from..=*symbols.end()).map(|t| pre.output(t)), out);
+}
+
+/// Puts what the head is to take into `work.picked`, row after row: of what is in flight the last, wanted ones.
+pub(super) fn pick_up(rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
     work.picked.clear();
     for &index in which {
-        work.picked.append(&mut state(rows, index)?.hidden);
+        let (fed, wanted) = (rows[index].marks.len(), rows[index].wanted());
+        let state = state(rows, index)?;
+        // in a vanilla model they are all that was put by
+        let there = if state.pooled.is_some() { fed } else { wanted };
+        let unwanted = state.hidden.len() / there.max(1) * there.saturating_sub(wanted);
+        work.picked.extend_from_slice(state.hidden.get(unwanted..).unwrap_or_default());
+        state.hidden.clear();
     }
     Ok(())
 }

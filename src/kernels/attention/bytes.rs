@@ -65,7 +65,7 @@ impl Stored for Bytes {
         let mut ints = [[0i16; SPAN]; B];
         let mut units = [0f32; B];
         for row in 0..B {
-            units[row] = to_ints(span, &mut weights[row][..span.keys[row]], &mut ints[row]);
+            units[row] = to_ints(span, (span.from[row], span.to[row]), &mut weights[row], &mut ints[row]);
         }
         let head_dim = outs[0].len();
         let mut done = 0;
@@ -86,7 +86,7 @@ impl Stored for Bytes {
         for at in done..head_dim {
             for row in 0..B {
                 let mut sum = 0;
-                for (position, &weight) in ints[row][..span.keys[row]].iter().enumerate() {
+                for (position, &weight) in ints[row][..span.to[row]].iter().enumerate() {
                     let values = values(span, position / POSITIONS);
                     let (pair, second) = (position % POSITIONS / 2, position % 2);
                     sum += i32::from(weight) * i32::from(values[(pair * head_dim + at) * 2 + second]);
@@ -97,18 +97,30 @@ impl Stored for Bytes {
     }
 }
 
-/// A row's weights times the scales of their values, as integers; what they were divided by.
+/// A row's weights, of its keys from one to before another, times the scales of their values, as integers; what they were
+/// divided by.
 #[inline(always)]
-fn to_ints<const B: usize>(span: &Span<'_, B>, weights: &mut [f32], ints: &mut [i16; SPAN]) -> f32 {
+fn to_ints<const B: usize>(
+    span: &Span<'_, B>,
+    (from, to): (usize, usize),
+    weights: &mut [f32; SPAN],
+    ints: &mut [i16; SPAN],
+) -> f32 {
     // adding 1.5 · 2^23 leaves the nearest integer in the low bits, in every rounding mode weir runs in
     const ROUND: f32 = 12_582_912.0;
     let source = span.source;
     let at = source.layout.head_at(source.layer, source.head);
     // zero times what is no number is none either
     let (mut top, mut nothing) = (0f32, 0f32);
-    for (page, weights) in span.pages.iter().zip(weights.chunks_mut(POSITIONS)) {
+    let from = from.min(to);
+    for (index, page) in span.pages.iter().enumerate() {
+        let keys = from.max(index * POSITIONS)..to.min((index + 1) * POSITIONS);
+        if keys.is_empty() {
+            continue;
+        }
         let scales = Head::<Bytes>::of(source.layout, page.bytes(), at).values.scales;
-        for (weight, scale) in weights.iter_mut().zip(scales) {
+        let scales = &scales[keys.start % POSITIONS..];
+        for (weight, scale) in weights[keys].iter_mut().zip(scales) {
             *weight *= scale;
             top = if *weight > top { *weight } else { top };
             nothing += *weight * 0.0;
@@ -116,7 +128,7 @@ fn to_ints<const B: usize>(span: &Span<'_, B>, weights: &mut [f32], ints: &mut [
     }
     let unit = top / LARGEST;
     let inverse = inverse_of(unit);
-    for (int, weight) in ints.iter_mut().zip(weights) {
+    for (int, weight) in ints[from..to].iter_mut().zip(&weights[from..to]) {
         *int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
     }
     unit + nothing
@@ -141,7 +153,7 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
         assert!(POSITIONS * head_dim <= values.len());
         let mut at = values.as_ptr().wrapping_add(2 * done);
         // of the last page only what the last row attends to, which has the most keys; others' weights are zero there
-        let keys = span.keys[B - 1] - index * POSITIONS;
+        let keys = span.to[B - 1] - index * POSITIONS;
         for pair in 0..keys.min(POSITIONS).div_ceil(2) {
             for v in 0..W {
                 // SAFETY: within a pair's numbers, as checked above.

@@ -6,6 +6,7 @@ use super::{
     stored::{Columns, Floats, Head, Load, Stored},
 };
 use crate::kernels::isa::{Simd, WIDTH};
+use std::ops::Range;
 
 impl<L: Load> Stored for Floats<L> {
     type Number = L;
@@ -54,16 +55,30 @@ impl<L: Load> Stored for Floats<L> {
         for (index, page) in span.pages.iter().enumerate() {
             span.ask_for(simd, span.pages.len() + index + Self::AHEAD);
             let values = Head::<Self>::of(source.layout, page.bytes(), at).values.numbers;
-            let counts = span.keys.map(|keys| keys.saturating_sub(index * POSITIONS).min(POSITIONS));
+            let within = |keys: usize| keys.saturating_sub(index * POSITIONS).min(POSITIONS);
+            let (from, to) = (span.from.map(within), span.to.map(within));
             let mut page_weights: [&[f32]; B] = [&[]; B];
             for (to, from) in page_weights.iter_mut().zip(&*weights) {
                 *to = &from[index * POSITIONS..][..POSITIONS];
             }
-            // what all rows attend to; the last keys of later rows are theirs alone
-            add_values::<S, L, B>(simd, page_weights.map(|weights| &weights[..counts[0]]), values, outs);
-            for (out, (weights, &count)) in outs.iter_mut().zip(page_weights.iter().zip(&counts)).skip(1) {
-                let values = &values[counts[0] * out.len()..];
-                add_values::<S, L, 1>(simd, [&weights[counts[0]..count]], values, std::array::from_mut(out));
+            let one = |outs: &mut Outs<'_, B>, row: usize, keys: Range<usize>| {
+                if !keys.is_empty() {
+                    let values = &values[keys.start * outs[row].len()..];
+                    let out = &mut outs[row];
+                    add_values::<S, L, 1>(simd, [&page_weights[row][keys]], values, std::array::from_mut(out));
+                }
+            };
+            // what all rows attend to; the first keys of earlier rows and the last ones of later rows are theirs alone
+            let common = from[B - 1]..to[0].max(from[B - 1]);
+            for row in 0..B - 1 {
+                one(outs, row, from[row]..common.start.min(to[row]));
+            }
+            if !common.is_empty() {
+                let values = &values[common.start * outs[0].len()..];
+                add_values::<S, L, B>(simd, page_weights.map(|weights| &weights[common.clone()]), values, outs);
+            }
+            for row in 1..B {
+                one(outs, row, common.end.max(from[row])..to[row]);
             }
         }
     }

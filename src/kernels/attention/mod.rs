@@ -1,14 +1,17 @@
-//! Attention of queries over pages of keys and values, with a relative-distance term; softmax included.
+//! Attention of queries over pages of keys and values, with a relative-distance term or bias, over all keys or those of a
+//! window; softmax included.
 //!
 //! A page holds [`POSITIONS`] positions of all layers of one stack ([`Layout`]); a head's keys lie as (head_dim, positions),
 //! so that one vector instruction meets as many keys as it has lanes. The softmax runs over spans of pages with a running
-//! maximum. Spans start at fixed positions, so the order of every sum is a function of the query's position alone. Rows at
+//! maximum. Spans start at fixed positions, so the order of every sum is a function of the query's position alone; a key that a
+//! row's window leaves out is never multiplied with anything that is kept. Rows at
 //! neighbouring positions of one sequence, as a prompt's are, read keys, distances and values together, each in its own
 //! chains.
 //!
 //! Sums are f32, whatever keys and values are stored in; of bytes, a product of query and key is an exact integer before its
 //! scales, and so is a span's sum of weighted values, the weights rounded to 15 bits of the largest one.
 
+mod bias;
 mod bytes;
 mod distance;
 mod floats;
@@ -17,9 +20,10 @@ mod probe;
 mod softmax;
 mod stored;
 
+pub use bias::Bias;
 pub use distance::DistanceTable;
 pub use layout::Layout;
-pub use probe::{Probe, Probes};
+pub use probe::{Forms, Probe, Probes};
 pub use stored::write;
 
 use super::{
@@ -44,16 +48,23 @@ const LINE: usize = 64;
 
 /// One head of one layer of one sequence: where its keys and values are.
 pub struct Source<'a> {
-    /// The sequence's pages, from position 0.
+    /// The sequence's pages, one behind the other, as far back as any row attends.
     pub pages: &'a [Page],
+    /// The first page's first position: a multiple of [`POSITIONS`].
+    pub start: usize,
     /// What they hold.
     pub layout: &'a Layout,
     /// The layer.
     pub layer: usize,
     /// The head.
     pub head: usize,
+    /// Positions of a block, of which each query has a form of its own: a multiple of [`POSITIONS`]; `usize::MAX` if queries
+    /// have one form only.
+    pub block: usize,
     /// The distances, if the position scheme has any.
     pub distances: Option<&'a DistanceTable>,
+    /// Added to every scaled score.
+    pub bias: Bias<'a>,
     /// Multiplies every score.
     pub scale: f32,
     /// Whether the pages were read a moment ago, so that nothing has to be asked for.
@@ -63,10 +74,12 @@ pub struct Source<'a> {
 /// One query.
 #[derive(Clone, Copy, Default)]
 pub struct Row<'a> {
-    /// It attends to positions 0…position.
+    /// The first position that it attends to.
+    pub low: usize,
+    /// The last one: its own.
     pub position: usize,
     /// The query for the keys, bias included.
-    pub content: Probe<'a>,
+    pub content: Forms<'a>,
     /// The query for the distances, bias included; unused where there are none.
     pub distance: Probe<'a>,
 }
@@ -74,16 +87,33 @@ pub struct Row<'a> {
 /// Where rows' outcomes go, (head_dim) each.
 type Outs<'a, const B: usize> = [&'a mut [f32]; B];
 
-/// Some pages of a source, and how many of their keys each row attends to.
+/// Some pages of a source, and which of their keys each row attends to.
 struct Span<'a, const B: usize> {
     source: &'a Source<'a>,
     pages: &'a [Page],
+    /// The position of its first key.
     first: usize,
-    /// Never falling from row to row.
-    keys: [usize; B],
+    /// Each row's first key of the span; never falling from row to row.
+    from: [usize; B],
+    /// One past each row's last; never falling either.
+    to: [usize; B],
 }
 
-impl<const B: usize> Span<'_, B> {
+impl<'a, const B: usize> Span<'a, B> {
+    /// The span that begins at a page's first position, and where the next one does, if there is one.
+    #[inline(always)]
+    fn at(source: &'a Source<'a>, rows: &[Row<'_>; B], first: usize) -> (Self, Option<usize>) {
+        // whatever the window, spans end where they would without one
+        let end = (first / SPAN + 1) * SPAN;
+        let (mut from, mut to) = ([0; B], [0; B]);
+        for (row, (from, to)) in rows.iter().zip(from.iter_mut().zip(&mut to)) {
+            *from = row.low.saturating_sub(first).min(end - first);
+            *to = (row.position + 1).saturating_sub(first).min(end - first);
+        }
+        let pages = &source.pages[(first - source.start) / POSITIONS..][..to[B - 1].div_ceil(POSITIONS)];
+        (Self { source, pages, first, from, to }, (end <= rows[B - 1].position).then_some(end))
+    }
+
     /// Asks for a page's keys, or, counting on behind the last page's, values: blocks of a few KiB, far apart, are too short
     /// for the processor to foresee.
     #[inline(always)]
@@ -101,16 +131,63 @@ impl<const B: usize> Span<'_, B> {
 }
 
 /// Each of `outs`, (head_dim) = Σ softmax(scores) · values of a row; not numbers, if a score is none or all are infinite. The
-/// rows' positions rise by one.
+/// rows' positions rise by one, and their windows' starts never fall.
 ///
 /// # Panics
-/// If they do not, or if there are not as many outcomes.
+/// If they do not, if there are not as many outcomes, or if a page is missing.
 pub fn attend(isa: Isa, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
-    assert!(rows.windows(2).all(|pair| pair[0].position + 1 == pair[1].position) && rows.len() == outs.len());
+    let rise = |pair: &[Row<'_>]| pair[0].position + 1 == pair[1].position && pair[0].low <= pair[1].low;
+    assert!(rows.windows(2).all(rise) && rows.len() == outs.len());
+    assert!(rows.iter().all(|row| source.start <= row.low && row.low <= row.position));
     match source.layout.dtype {
         Dtype::F32 => full(isa, source, rows, outs),
         Dtype::Bf16 => half(isa, source, rows, outs),
         Dtype::Int8 => bytes(isa, source, rows, outs),
+    }
+}
+
+/// The scores of one row, of its first key to its own, as the softmax would take them.
+///
+/// # Panics
+/// If a page is missing.
+pub fn scores(isa: Isa, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+    assert!(source.start <= row.low && row.low <= row.position);
+    out.clear();
+    match source.layout.dtype {
+        Dtype::F32 => full_scores(isa, source, row, out),
+        Dtype::Bf16 => half_scores(isa, source, row, out),
+        Dtype::Int8 => bytes_scores(isa, source, row, out),
+    }
+}
+
+multiversion! { fn full_scores(source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) = full_scores_body }
+multiversion! { fn half_scores(source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) = half_scores_body }
+multiversion! { fn bytes_scores(source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) = bytes_scores_body }
+
+#[inline(always)]
+fn full_scores_body<S: Simd>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+    scores_of::<S, stored::Floats<f32>>(simd, source, row, out);
+}
+
+#[inline(always)]
+fn half_scores_body<S: Simd>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+    scores_of::<S, stored::Floats<u16>>(simd, source, row, out);
+}
+
+#[inline(always)]
+fn bytes_scores_body<S: Simd>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+    scores_of::<S, stored::Bytes>(simd, source, row, out);
+}
+
+#[inline(always)]
+fn scores_of<S: Simd, N: Stored>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+    let (rows, mut scores) = ([*row], [[0f32; SPAN]; 1]);
+    let mut next = Some(row.low / POSITIONS * POSITIONS);
+    while let Some(first) = next {
+        let (span, after) = Span::at(source, &rows, first);
+        score::<S, N, 1>(simd, &span, &rows, &mut scores);
+        out.extend_from_slice(&scores[0][span.from[0]..span.to[0]]);
+        next = after;
     }
 }
 
@@ -155,28 +232,26 @@ fn attend_some<S: Simd, N: Stored, const B: usize>(
     let mut scores = [[0f32; SPAN]; B];
     let mut softmax = [Softmax::NEW; B];
     outs.iter_mut().for_each(|out| out.fill(0.0));
-    let last = rows[B - 1].position;
-    for first in (0..=last).step_by(SPAN) {
-        let mut keys = [0; B];
-        for (keys, row) in keys.iter_mut().zip(rows) {
-            *keys = (row.position + 1).saturating_sub(first).min(SPAN);
-        }
-        let pages = &source.pages[first / POSITIONS..][..keys[B - 1].div_ceil(POSITIONS)];
-        let span = Span { source, pages, first, keys };
+    let mut next = Some(rows[0].low / POSITIONS * POSITIONS);
+    while let Some(first) = next {
+        let (span, after) = Span::at(source, rows, first);
         score::<S, N, B>(simd, &span, rows, &mut scores);
         for row in 0..B {
-            let scores = &mut scores[row][..pages.len() * POSITIONS];
-            scores[keys[row]..].fill(f32::NEG_INFINITY);
+            let scores = &mut scores[row][..span.pages.len() * POSITIONS];
+            let (from, to) = (span.from[row], span.to[row]);
+            scores[..from.min(to)].fill(f32::NEG_INFINITY);
+            scores[to..].fill(f32::NEG_INFINITY);
             softmax[row].take::<S>(scores, outs[row]);
         }
         N::weigh::<S, B>(simd, &span, &mut scores, outs);
+        next = after;
     }
     for (softmax, out) in softmax.iter().zip(outs) {
         softmax.end(out);
     }
 }
 
-/// The scores of a span's keys; those of keys behind a row are unspecified.
+/// The scores of a span's keys; those of keys outside a row's window are unspecified.
 #[inline(always)]
 fn score<S: Simd, N: Stored, const B: usize>(
     simd: S,
@@ -187,11 +262,13 @@ fn score<S: Simd, N: Stored, const B: usize>(
     let source = span.source;
     let mut far = [[0f32; SPAN + POSITIONS]; B];
     let places = far_products::<S, N, B>(simd, span, rows, &mut far);
-    let contents = rows.map(|row| row.content);
     let at = source.layout.head_at(source.layer, source.head);
     (1..N::AHEAD).for_each(|block| span.ask_for(simd, block));
     for (index, page) in span.pages.iter().enumerate() {
         span.ask_for(simd, index + N::AHEAD);
+        let position = span.first + index * POSITIONS;
+        let block = position / source.block;
+        let contents = rows.map(|row| row.content.get((row.position / source.block).saturating_sub(block)));
         let near = N::products::<S, B>(simd, &contents, Head::<N>::of(source.layout, page.bytes(), at).keys);
         for row in 0..B {
             let far = &far[row][index * POSITIONS + places[row]..][..POSITIONS];
@@ -199,6 +276,7 @@ fn score<S: Simd, N: Stored, const B: usize>(
             for (lane, score) in scores.iter_mut().enumerate() {
                 *score = (near[row][lane] + far[lane]) * source.scale;
             }
+            source.bias.add(scores, rows[row].position, position);
         }
     }
 }
@@ -245,3 +323,5 @@ fn far_products<S: Simd, N: Stored, const B: usize>(
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_tests;

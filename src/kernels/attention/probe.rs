@@ -13,6 +13,37 @@ pub struct Probe<'a> {
     pub(super) scale: f32,
 }
 
+/// A query in each of its forms. Where keys are turned by their place in a block of positions, a query meets each block in
+/// a form of its own: turned by its distance from that block's start.
+#[derive(Clone, Copy, Default)]
+pub struct Forms<'a> {
+    probes: Option<&'a Probes>,
+    /// The form for the query's own block.
+    own: usize,
+    /// From a form to the one for the block before.
+    stride: usize,
+    /// How many there are.
+    count: usize,
+}
+
+impl<'a> Forms<'a> {
+    /// `count` forms, the one for the query's own block at index `own` of `probes`, each earlier block's `stride` further.
+    pub fn new(probes: &'a Probes, own: usize, stride: usize, count: usize) -> Self {
+        Self { probes: Some(probes), own, stride, count }
+    }
+
+    /// A query that meets all keys as it is.
+    pub fn one(probes: &'a Probes, index: usize) -> Self {
+        Self::new(probes, index, 0, 1)
+    }
+
+    /// The form for keys so many blocks back; of those that it does not meet, whatever.
+    pub(super) fn get(&self, back: usize) -> Probe<'a> {
+        let back = back.min(self.count.saturating_sub(1));
+        self.probes.map_or(Probe::default(), |probes| probes.get(self.own + back * self.stride))
+    }
+}
+
 /// The queries of a step's rows and heads, kept between steps.
 #[derive(Default)]
 pub struct Probes {

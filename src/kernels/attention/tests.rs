@@ -12,12 +12,12 @@ use super::{
 };
 use std::sync::Arc;
 
-fn wave(seed: usize, index: usize) -> f32 {
+pub(super) fn wave(seed: usize, index: usize) -> f32 {
     ((seed * 37 + index * 13 + index * index % 101) as f32 * 0.7).sin()
 }
 
 /// Rows of numbers as they come back from storage.
-fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
+pub(super) fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
     let row = |row: &[f32]| -> Vec<f32> {
         let scale = scale_of(row);
         let number = |&x: &f32| match dtype {
@@ -55,7 +55,7 @@ fn naive(query: &Asked<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> 
 }
 
 /// Pages with these keys and values; what lies beyond them must not matter.
-fn pages(layout: &Layout, keys: &[f32], values: &[f32]) -> Vec<Page> {
+pub(super) fn pages(layout: &Layout, keys: &[f32], values: &[f32]) -> Vec<Page> {
     let (pool, h) = (PagePool::new(1 << 30), layout.head_dim);
     let fill = |(keys, values): (&[f32], &[f32])| {
         let mut page = pool.take(layout.page_bytes()).unwrap();
@@ -79,7 +79,10 @@ fn attend_to(isa: Isa, source: &Source<'_>, first: usize, content: &[f32], dista
         probes
     };
     let (contents, distances) = (probes(content), probes(distance));
-    let row = |row| Row { position: first + row, content: contents.get(row), distance: distances.get(row) };
+    let row = |row| {
+        let (content, distance) = (Forms::one(&contents, row), distances.get(row));
+        Row { low: 0, position: first + row, content, distance }
+    };
     let rows: Vec<_> = (0..content.len() / dim).map(row).collect();
     let mut out = vec![f32::NAN; content.len()];
     attend(isa, source, &rows, &mut out.chunks_exact_mut(dim).collect::<Vec<_>>());
@@ -87,7 +90,8 @@ fn attend_to(isa: Isa, source: &Source<'_>, first: usize, content: &[f32], dista
 }
 
 fn source<'a>(layout: &'a Layout, pages: &'a [Page], distances: Option<&'a DistanceTable>, scale: f32) -> Source<'a> {
-    Source { pages, layout, layer: 0, head: 0, distances, scale, near: false }
+    let (start, block, bias) = (0, usize::MAX, Bias::None);
+    Source { pages, start, layout, layer: 0, head: 0, block, distances, bias, scale, near: false }
 }
 
 #[test]

@@ -72,6 +72,8 @@ pub enum Then {
     Nothing,
     /// x·Φ(x).
     Gelu,
+    /// The same by tanh, as GPT-2 has it.
+    GeluTanh,
     /// max(x, 0).
     Relu,
 }

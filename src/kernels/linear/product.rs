@@ -110,6 +110,7 @@ fn finish<S: Simd, F: Format<S>>(
     match then {
         Then::Nothing => {}
         Then::Gelu => rowwise::gelu_body(simd, target),
+        Then::GeluTanh => rowwise::gelu_tanh_body(simd, target),
         Then::Relu => rowwise::relu(target),
     }
 }

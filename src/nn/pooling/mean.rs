@@ -14,3 +14,11 @@ pub fn pool<'a>(hidden: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
         *out /= count;
     }
 }
+
+/// `out` = sum / n, of a sum that was added up in the order of the symbols: the same bits.
+pub fn of_sum(sum: &[f32], count: usize, out: &mut [f32]) {
+    let count = count as f32;
+    for (out, sum) in out.iter_mut().zip(sum) {
+        *out = sum / count;
+    }
+}

@@ -21,6 +21,20 @@ pub enum Pooling {
 }
 
 impl Pooling {
+    /// Whether it reads nothing of a segment but the sum of its vectors: see [`mean::of_sum`].
+    pub fn sums(self) -> bool {
+        matches!(self, Self::Mean)
+    }
+
+    /// How many of a segment's last vectors it reads at most.
+    pub fn looks_back(self) -> usize {
+        match self {
+            Self::Mean => usize::MAX,
+            Self::Last => 1,
+            Self::Hops(hops) => hops.saturating_add(1),
+        }
+    }
+
     /// `out` (D) = the segment's vector; `hidden` gives its symbols' hidden vectors, (D) each, at least one, in order.
     pub fn pool<'a>(self, hidden: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
         match self {

@@ -4,12 +4,12 @@
 //! are shared by all layers of all stacks; W is a layer's own. R depends on weights only: one table a layer serves every
 //! sequence, and keys carry no position.
 
-use super::{super::Place, Queries};
+use super::super::Place;
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout},
+        attention::{DistanceTable, Layout, Probes},
         linear::{Linear, Quantized, Then},
         memory::Arena,
     },
@@ -42,7 +42,7 @@ struct LayerDistances {
 }
 
 impl TransformerXl {
-    /// From the layers' projections; sequences have at most `positions`. Tables are computed once, from projections in f32
+    /// From the layers' projections; distances are below `positions`. Tables are computed once, from projections in f32
     /// whatever else is stored in.
     pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &Layout, positions: usize) -> Self {
         let arena = Arc::new(Arena::new(ARENA));
@@ -52,10 +52,16 @@ impl TransformerXl {
         Self { shared, layers: layers.collect() }
     }
 
-    pub(super) fn prepare(&self, layout: &Layout, places: &[Place], qkv: &[f32], queries: &mut Queries) {
+    pub(super) fn prepare(
+        &self,
+        layout: &Layout,
+        places: &[Place],
+        qkv: &[f32],
+        (content, distance): (&mut Probes, &mut Probes),
+    ) {
         let inner = layout.heads * layout.head_dim;
-        let content = queries.content.numbers(places.len() * inner);
-        let distance = queries.distance.numbers(places.len() * inner);
+        let content = content.numbers(places.len() * inner);
+        let distance = distance.numbers(places.len() * inner);
         let targets = content.chunks_exact_mut(inner).zip(distance.chunks_exact_mut(inner));
         for (row, (content, distance)) in qkv.chunks_exact(3 * inner).zip(targets) {
             for (number, &q) in row[..inner].iter().enumerate() {
@@ -65,9 +71,9 @@ impl TransformerXl {
         }
     }
 
-    pub(super) fn distances(&self, compute: &Compute, layer: usize, last: usize) -> Result<&DistanceTable> {
+    pub(super) fn distances(&self, compute: &Compute, layer: usize, furthest: usize) -> Result<&DistanceTable> {
         let LayerDistances { projection, table } = &self.layers[layer];
-        table.cover(last, |range| {
+        table.cover(furthest, |range| {
             let rows: Vec<f32> = range.clone().flat_map(|distance| self.encoding(distance)).collect();
             let mut out = vec![0.0; range.len() * projection.outputs()];
             let mut work = Quantized::default();

@@ -4,13 +4,22 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Row, Source, TOGETHER, attend},
+        attention::{Bias, DistanceTable, Forms, Probes, Row, Source, TOGETHER, attend},
     },
-    nn::{Place, cache::Cache, position::Queries, sized},
+    nn::{Place, cache::Cache, sized},
 };
 
 /// Multiply-adds of attention below which waking other threads costs more than it brings.
 const WORTH_SHARING: usize = 1 << 15;
+
+/// The queries of some rows: for the keys, and for the biases.
+#[derive(Default)]
+pub(super) struct Queries {
+    /// (rows, heads, head_dim)
+    pub(super) content: Probes,
+    /// (rows, heads, head_dim), or empty.
+    pub(super) distance: Probes,
+}
 
 /// What rows attend to: where each place's sequence has its keys, and up to which position.
 pub(super) struct Keys<'a> {
@@ -36,7 +45,8 @@ pub(super) fn mix(compute: &Compute, keys: &Keys<'_>, queries: &Queries, mixed: 
         let mut rows = [Row::default(); TOGETHER];
         for (index, row) in rows.iter_mut().enumerate().take(outs.len()) {
             let (at, position) = ((first + index) * layout.heads + head, places[first + index].position);
-            *row = Row { position, content: queries.content.get(at), distance: queries.distance.get(at) };
+            let content = Forms::one(&queries.content, at);
+            *row = Row { low: 0, position, content, distance: queries.distance.get(at) };
         }
         let mut rest = (first, &rows[..outs.len()], outs);
         while let (first, [_, ..], _) = rest {
@@ -48,7 +58,9 @@ pub(super) fn mix(compute: &Compute, keys: &Keys<'_>, queries: &Queries, mixed: 
             match cache(sequence) {
                 Ok(cache) => {
                     let pages = cache.pages();
-                    let source = Source { pages, layout: &layout, layer, head, distances, scale: 1.0, near };
+                    let (start, block, bias) = (0, usize::MAX, Bias::None);
+                    let source =
+                        Source { pages, start, layout: &layout, layer, head, block, distances, bias, scale: 1.0, near };
                     attend(compute.isa, &source, rows, outs);
                 }
                 // it was found when the step was laid out; else nothing here is to pass for a number

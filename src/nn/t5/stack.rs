@@ -4,7 +4,7 @@
 //! more norm. As in [`nn::stack`](crate::nn::stack) any mixture of rows is one pass, and a row's arithmetic is the same in all.
 
 use super::{
-    attention::{Keys, mix},
+    attention::{Keys, Queries, mix},
     bias::Bias,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         linear::{Linear, Quantized, Then},
         rowwise::{Rms, rms_norm},
     },
-    nn::{Place, cache::Cache, position::Queries, sized, stack::Caches},
+    nn::{Place, cache::Cache, sized, stack::Caches},
 };
 
 /// Layers that share caches.

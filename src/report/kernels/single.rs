@@ -5,7 +5,7 @@ use crate::{
     error::Result,
     kernels::{
         Dtype,
-        attention::{DistanceTable, Layout, POSITIONS, Probes, Row, Source, attend, write},
+        attention::{Bias, DistanceTable, Forms, Layout, POSITIONS, Probes, Row, Source, attend, write},
         memory::Arena,
         pages::{Page, PagePool},
         rowwise::{Norm, add_norm},
@@ -62,14 +62,18 @@ impl Attention {
             machine.compute.pool.chunks(&mut out, HEAD_DIM, true, &|head, out| {
                 let source = Source {
                     pages: &self.pages,
+                    start: 0,
                     layout: &self.layout,
                     layer: 0,
                     head,
+                    block: usize::MAX,
                     distances: distances.then_some(&self.table),
+                    bias: Bias::None,
                     scale: 0.125,
                     near: true,
                 };
-                let row = Row { position: self.keys - 1, content: probes.get(head), distance: probes.get(head) };
+                let (content, distance) = (Forms::one(&probes, head), probes.get(head));
+                let row = Row { low: 0, position: self.keys - 1, content, distance };
                 attend(machine.compute.isa, &source, &[row], &mut [out]);
             });
             black_box(&mut out);

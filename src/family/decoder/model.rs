@@ -1,0 +1,132 @@
+//! A decoder's weights, how they are loaded, and what the contract asks beside the steps (those are in `step`).
+
+use super::{config::DecoderBlueprint, state::DecoderState, step::Work};
+use crate::{
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Row, Scratch, State, state_ref},
+        cost::Cost,
+        options::check_mode,
+    },
+    error::Result,
+    family::{
+        Blueprint, Parts, cost,
+        parts::loader::{Loader, StackPlan},
+    },
+    kernels::{Compute, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
+    nn::{
+        cache::Cache,
+        stack::{Order, Stack},
+    },
+};
+use std::{path::Path, sync::Arc};
+
+/// A loaded decoder. D = width, V = symbols.
+pub struct Decoder {
+    pub(super) card: Card,
+    pub(super) compute: Compute,
+    /// (V, D), multiplied by √D where the configuration says so.
+    pub(super) embedding: Vec<f32>,
+    pub(super) stack: Stack,
+    /// After the last layer.
+    pub(super) norm: Norm,
+    /// (V, D)
+    pub(super) head: Linear,
+    pages: Arc<PagePool>,
+}
+
+impl Decoder {
+    /// Builds the model from checked weights.
+    ///
+    /// # Errors
+    /// A weight that is missing, which the checkpoint reader has excluded; more symbols asked for than it can hold.
+    pub fn load(blueprint: &DecoderBlueprint, parts: Parts) -> Result<Self> {
+        let Parts { config, name, mut weights, sha256, settings, .. } = parts;
+        let a = &blueprint.architecture;
+        let max_symbols = settings.longest(config.training_length, blueprint.bounds())?;
+        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
+        let mut loader = Loader::new(&mut weights, blueprint.stack_shape(), a.layer_norm_eps, settings.dtype)?;
+        let (window, order, positions) = (a.window, Order::Pre, max_symbols);
+        let plan = StackPlan { name: "layers", count: a.layers, output: 0, window, order, positions };
+        let stack = loader.stack(&plan)?;
+        let norm = loader.norm("norm")?;
+        let mut embedding = loader.weights.take("embedding.weight")?;
+        let head = match a.tied {
+            true => loader.pack(&embedding, blueprint.symbols)?,
+            false => {
+                let weight = loader.weights.take("head.weight")?;
+                loader.pack(&weight, blueprint.symbols)?
+            }
+        };
+        if a.scale_embedding {
+            let scale = (a.dim as f64).sqrt() as f32;
+            embedding.iter_mut().for_each(|x| *x *= scale);
+        }
+        let tensors = blueprint.tensors();
+        let trained = tensors.iter().filter(|tensor| tensor.trained);
+        let card = Card {
+            name,
+            family: "decoder",
+            shape: blueprint.shape(),
+            parameters: trained.map(|tensor| tensor.shape.iter().product::<usize>()).sum(),
+            vocabulary: config.vocabulary(Path::new("config.json"))?,
+            training_length: config.training_length,
+            max_symbols,
+            boundary_modes: vec![BoundaryMode::Given],
+            pooled: false,
+            dtype: settings.dtype.name(),
+            sha256,
+            first_logits: None,
+        };
+        let (compute, pages) = (Compute { isa: settings.isa, pool }, PagePool::new(settings.memory_bytes));
+        Ok(Self { card, compute, embedding, stack, norm, head, pages })
+    }
+}
+
+impl Model for Decoder {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
+        check_mode(&boundaries, &self.card)?;
+        let cache = Cache::new(self.stack.layout, self.pages.clone());
+        Ok(Box::new(DecoderState::new(cache, self.stack.window)))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(Work::default()))
+    }
+
+    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.feed_symbols(rows, which, Work::of(scratch)?)
+    }
+
+    fn segment_step(&self, _: &mut [Row], _: &[usize], _: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        self.finish(rows, which, Work::of(scratch)?)
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        self.stack.bytes_for(symbols)
+    }
+
+    fn growth(&self, state: &dyn State, more: usize) -> usize {
+        // one that is another model's is refused by the step
+        let state = state_ref::<DecoderState>(state);
+        state.map_or(0, |state| self.stack.growth(&state.cache, state.len() + more))
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { in_use: self.pages.in_use(), limit: self.pages.limit() }
+    }
+
+    fn cost(&self, symbols: usize, _: usize) -> Cost {
+        let mut cost = Cost { symbol: cost::stack(&self.stack, symbols), ..Cost::default() };
+        cost.logits += cost::norm(&self.norm);
+        cost.logits += cost::linear(&self.head);
+        cost
+    }
+}

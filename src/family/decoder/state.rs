@@ -1,0 +1,99 @@
+//! What a sequence remembers: the keys and values that its window still shows, and how far it has come.
+
+use crate::{
+    decode::contract::{PageUse, State},
+    error::{Error, Result},
+    nn::{cache::Cache, window::Window},
+};
+
+/// One sequence of a decoder.
+pub struct DecoderState {
+    /// Keys and values.
+    pub cache: Cache,
+    /// Which of them a position attends to.
+    pub window: Window,
+    /// Symbols that have had their finish step; those behind are in flight.
+    pub finished: usize,
+    /// What the finish step makes logits of: (wanted, D).
+    pub hidden: Vec<f32>,
+}
+
+impl DecoderState {
+    /// One that has seen nothing.
+    pub fn new(cache: Cache, window: Window) -> Self {
+        Self { cache, window, finished: 0, hidden: Vec::new() }
+    }
+
+    /// Whether no symbol is in flight.
+    pub fn is_ready(&self) -> bool {
+        self.finished == self.cache.len()
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.cache.truncate(len);
+        self.finished = self.finished.min(len);
+    }
+}
+
+impl State for DecoderState {
+    fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    fn segments(&self) -> usize {
+        0
+    }
+
+    fn fork(&self) -> Box<dyn State> {
+        let (cache, window, finished) = (self.cache.clone(), self.window, self.finished);
+        let mut fork = Self { cache, window, finished, hidden: Vec::new() };
+        // where the window has moved on too far since, there is no way back to before the feed
+        fork.truncate(if finished < self.earliest() { 0 } else { finished });
+        Box::new(fork)
+    }
+
+    fn rollback(&mut self, len: usize) -> Result<()> {
+        if !self.is_ready() {
+            return Err(Error::Internal("a row that is not ready cannot be rolled back".into()));
+        }
+        if len > self.len() {
+            return Err(Error::Internal(format!("rollback to {len}, beyond the end {}", self.len())));
+        }
+        if len > 0 && len < self.earliest() {
+            let earliest = self.earliest();
+            return Err(Error::Internal(format!(
+                "rollback to {len}, whose window is forgotten: none or {earliest} on"
+            )));
+        }
+        self.truncate(len);
+        Ok(())
+    }
+
+    fn earliest(&self) -> usize {
+        self.window.earliest(self.cache.start())
+    }
+
+    fn restart(&mut self, _: usize) {
+        self.truncate(0);
+        self.hidden.clear();
+    }
+
+    fn boundary_before(&self, len: usize) -> usize {
+        let len = len.min(self.len());
+        if len < self.earliest() { 0 } else { len }
+    }
+
+    fn bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        for page in self.cache.pages() {
+            each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
+        }
+    }
+
+    fn own_bytes(&self) -> usize {
+        size_of::<Self>() + self.cache.own_bytes()
+    }
+}

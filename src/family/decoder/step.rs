@@ -1,0 +1,160 @@
+//! The steps of the contract. Hot path: buffers are kept in [`Work`]; no allocation once they have grown, no locks, no logging.
+//!
+//! `feed_symbols`: embed → stack, a piece of each row's symbols at a time, so that no more keys are held than a window and a
+//! piece need. `finish`: norm → logits, of the symbols whose logits are wanted.
+
+use super::{model::Decoder, state::DecoderState};
+use crate::{
+    decode::contract::{Mark, Row, Scratch, Status, state_mut, state_ref},
+    error::{Error, Result},
+    kernels::{linear::Then, rowwise::norm},
+    nn::{
+        Place,
+        cache::Cache,
+        sized,
+        stack::{Caches, StackWork},
+    },
+};
+
+/// Working memory of one thread.
+#[derive(Default)]
+pub struct Work {
+    pub(super) stack: StackWork,
+    places: Vec<Place>,
+    /// For each of `which` how many of its symbols were fed.
+    fed: Vec<usize>,
+    /// (rows, D)
+    x: Vec<f32>,
+    /// (wanted, D)
+    picked: Vec<f32>,
+    /// (wanted, V)
+    logits: Vec<f32>,
+}
+
+impl Work {
+    /// The decoder's working memory behind the contract.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if another model made it.
+    pub fn of(scratch: &mut Scratch) -> Result<&mut Self> {
+        scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
+    }
+}
+
+/// The caches of a step's rows.
+struct Of<'a>(&'a mut [Row]);
+
+impl Caches for Of<'_> {
+    fn cache(&self, sequence: usize) -> Result<&Cache> {
+        Ok(&state_ref::<DecoderState>(&*self.0[sequence].state)?.cache)
+    }
+
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache> {
+        Ok(&mut state(self.0, sequence)?.cache)
+    }
+}
+
+fn state(rows: &mut [Row], index: usize) -> Result<&mut DecoderState> {
+    state_mut(&mut *rows[index].state)
+}
+
+impl Decoder {
+    /// The symbol step.
+    pub(super) fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        for &index in which {
+            self.check(&mut rows[index])?;
+        }
+        work.fed.clear();
+        work.fed.resize(which.len(), 0);
+        while work.fed.iter().zip(which).any(|(&fed, &index)| fed < rows[index].feed.len()) {
+            self.feed_piece(rows, which, work)?;
+        }
+        for &index in which {
+            let row = &mut rows[index];
+            row.marks.clear();
+            row.marks.resize(row.feed.len(), Mark { boundary: false, probability: None, end_logprob: None });
+            row.status = Status::Unfinished;
+        }
+        Ok(())
+    }
+
+    fn check(&self, row: &mut Row) -> Result<()> {
+        let state: &mut DecoderState = state_mut(&mut *row.state)?;
+        let (len, more) = (state.cache.len(), row.feed.len());
+        if row.status != Status::Ready || !state.is_ready() || more == 0 {
+            return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
+        }
+        if len + more > self.card.max_symbols {
+            let (length, limit) = (len + more, self.card.max_symbols);
+            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
+        }
+        state.hidden.clear();
+        self.card.vocabulary.check_ids("feed", &row.feed)
+    }
+
+    /// Feeds each row as many of its symbols as its stack takes at a time.
+    fn feed_piece(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let (dim, piece) = (self.head.inputs(), self.stack.window.piece());
+        work.places.clear();
+        work.x.clear();
+        for (&index, &fed) in which.iter().zip(&work.fed) {
+            let more = (rows[index].feed.len() - fed).min(piece);
+            let state = state(rows, index)?;
+            self.stack.make_room(&mut state.cache, more)?;
+            let len = state.cache.len();
+            work.places.extend((len..len + more).map(|position| Place { sequence: index, position }));
+            for &symbol in &rows[index].feed[fed..fed + more] {
+                work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]); // (rows, D)
+            }
+        }
+        self.stack.forward(&self.compute, &mut work.x, &work.places, &mut Of(rows), &mut work.stack)?;
+        let mut x = &work.x[..];
+        for (&index, fed) in which.iter().zip(&mut work.fed) {
+            let (len, wanted) = (rows[index].feed.len(), rows[index].wanted());
+            let more = (len - *fed).min(piece);
+            let (own, others) = x.split_at(more * dim);
+            // wanted logits are those of the last symbols
+            let unwanted = (len - wanted).saturating_sub(*fed).min(more);
+            let state = state(rows, index)?;
+            state.hidden.extend_from_slice(&own[unwanted * dim..]);
+            state.cache.advance(more);
+            (x, *fed) = (others, *fed + more);
+        }
+        Ok(())
+    }
+
+    /// The finish step.
+    pub(super) fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let (dim, symbols) = (self.head.inputs(), self.head.outputs());
+        work.picked.clear();
+        for &index in which {
+            if rows[index].status != Status::Unfinished {
+                continue;
+            }
+            let wanted = rows[index].wanted();
+            let hidden = &mut state(rows, index)?.hidden;
+            if hidden.len() != wanted * dim {
+                return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
+            }
+            work.picked.append(hidden);
+        }
+        norm(&self.compute, &mut work.picked, &self.norm); // (wanted, D)
+        let logits = sized(&mut work.logits, work.picked.len() / dim * symbols);
+        self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
+        let mut rest = &*logits;
+        for &index in which {
+            let row = &mut rows[index];
+            if row.status != Status::Unfinished {
+                continue;
+            }
+            let (own, others) = rest.split_at(row.wanted() * symbols);
+            row.logits.clear();
+            row.logits.extend_from_slice(own);
+            rest = others;
+            row.status = Status::Ready;
+            let state: &mut DecoderState = state_mut(&mut *row.state)?;
+            state.finished = state.cache.len();
+        }
+        Ok(())
+    }
+}

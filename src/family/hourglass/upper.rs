@@ -1,0 +1,120 @@
+//! The hourglass above the pre stack: the middle stack over the segments just closed, and the post stack over the symbols in
+//! flight, each a piece of a row's at a time, so that a windowed stack never holds more than its window and a piece. Hot path, as
+//! `step`.
+
+use super::{
+    model::{Hourglass, Pooled},
+    state::PooledState,
+    step::{MIDDLE, Of, POST, Stage, Work, pick_up, state},
+};
+use crate::{
+    decode::contract::{Row, Status},
+    error::Result,
+    kernels::rowwise::norm,
+    nn::{Place, sized},
+};
+
+impl Hourglass {
+    /// Runs the middle stack over the segments just closed, a piece of each row's at a time.
+    pub(super) fn middle(&self, model: &Pooled, rows: &mut [Row], waiting: &[usize], work: &mut Work) -> Result<()> {
+        for &index in waiting {
+            let pooled = state(rows, index)?.pooled_mut()?;
+            let PooledState { middle, above, above_from, .. } = pooled;
+            // symbols in flight before the first of these ends see the segment before
+            *above_from = middle.len() - 1;
+            above.clear();
+            above.extend_from_slice(middle.output(*above_from));
+        }
+        loop {
+            work.places.clear();
+            for &index in waiting {
+                let PooledState { middle, ends, .. } = state(rows, index)?.pooled_mut()?;
+                let (done, closed) = (middle.len(), ends.len() + 1);
+                let more = (closed - done).min(model.middle.window.piece());
+                model.middle.make_room(middle, more)?;
+                work.places.extend((done..done + more).map(|position| Place { sequence: index, position }));
+            }
+            if work.places.is_empty() {
+                break;
+            }
+            self.middle_piece(model, rows, work)?;
+        }
+        for &index in waiting {
+            rows[index].status = Status::Unfinished;
+        }
+        Ok(())
+    }
+
+    fn middle_piece(&self, model: &Pooled, rows: &mut [Row], work: &mut Work) -> Result<()> {
+        let dim = self.pre.layers[0].qkv.inputs();
+        let x = sized(&mut work.x, work.places.len() * dim); // (segments, D)
+        for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
+            // the first in flight follows the last one whose output was known before
+            let PooledState { closed, above_from, .. } = state(rows, place.sequence)?.pooled_mut()?;
+            x.copy_from_slice(&closed[(place.position - *above_from - 1) * dim..][..dim]);
+        }
+        work.show(Stage::Pooled);
+        norm(&self.compute, &mut work.x, &model.norm);
+        work.show(Stage::PooledNormed);
+        let caches = &mut Of::<MIDDLE>(rows);
+        model.middle.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
+        work.show(Stage::MiddleOutput);
+        for (place, x) in work.places.iter().zip(work.x.chunks_exact(dim)) {
+            let PooledState { middle, above, .. } = state(rows, place.sequence)?.pooled_mut()?;
+            middle.write_output(place.position, x)?;
+            middle.advance(1);
+            above.extend_from_slice(x);
+        }
+        Ok(())
+    }
+
+    /// Upsamples, adds the residual, and runs the post stack for the symbols it has not seen, a piece of each row's at a time;
+    /// what the head is to take is then in `work.picked`.
+    pub(super) fn upper(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        work.fed.clear();
+        work.fed.resize(which.len(), 0);
+        loop {
+            work.places.clear();
+            for (&index, &fed) in which.iter().zip(&work.fed) {
+                let more = (rows[index].marks.len() - fed).min(model.post.window.piece());
+                let post = &mut state(rows, index)?.pooled_mut()?.post;
+                model.post.make_room(post, more)?;
+                let done = post.len();
+                work.places.extend((done..done + more).map(|position| Place { sequence: index, position }));
+            }
+            if work.places.is_empty() {
+                break;
+            }
+            self.upper_piece(model, rows, which, work)?;
+        }
+        pick_up(rows, which, work)
+    }
+
+    fn upper_piece(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+        let dim = self.pre.layers[0].qkv.inputs();
+        let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
+        for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
+            let state = state(rows, place.sequence)?;
+            let below = &state.hidden[(place.position - state.finished) * dim..][..dim];
+            for ((x, below), above) in x.iter_mut().zip(below).zip(state.pooled()?.seen(place.position)) {
+                *x = below + above;
+            }
+        }
+        work.show(Stage::PostInput);
+        let caches = &mut Of::<POST>(rows);
+        model.post.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;
+        work.show(Stage::PostOutput);
+        // what was taken from below is not needed any more: what the head takes comes in its place
+        for (place, x) in work.places.iter().zip(work.x.chunks_exact(dim)) {
+            let state = state(rows, place.sequence)?;
+            let at = (place.position - state.finished) * dim;
+            state.hidden[at..at + dim].copy_from_slice(x);
+            state.pooled_mut()?.post.advance(1);
+        }
+        for (&index, fed) in which.iter().zip(&mut work.fed) {
+            let state = state(rows, index)?;
+            *fed = state.pooled()?.post.len() - state.finished;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+//! Absolute positions: a vector for each position of the sequence, added to a stack's input.
+
+use super::super::Place;
+use std::sync::Arc;
+
+/// Where a position's vector comes from.
+pub enum Absolute {
+    /// sin(n·f_i), then cos(n·f_i), n counted from `first`: fairseq's form of Vaswani et al. 2017.
+    Sinusoidal {
+        /// f: (dim / 2)
+        frequencies: Vec<f32>,
+        /// What the first position counts as.
+        first: usize,
+    },
+    /// A learned row for each position (GPT-2).
+    Learned {
+        /// (positions, dim); stacks may share it.
+        table: Arc<[f32]>,
+    },
+}
+
+/// fairseq's frequencies: 10000^(−i/(D/2 − 1)).
+pub fn frequencies(dim: usize) -> Vec<f32> {
+    let step = 10_000f64.ln() / (dim / 2).saturating_sub(1).max(1) as f64;
+    // rounded as the official code does: the exponent first
+    (0..dim / 2).map(|i| (i as f32 * -step as f32).exp()).collect()
+}
+
+impl Absolute {
+    /// `x` (rows, dim) += the vectors of their places.
+    pub(super) fn add(&self, x: &mut [f32], places: &[Place]) {
+        let dim = x.len() / places.len().max(1);
+        for (place, x) in places.iter().zip(x.chunks_exact_mut(dim.max(1))) {
+            match self {
+                Self::Sinusoidal { frequencies, first } => {
+                    let (sines, cosines) = x.split_at_mut(frequencies.len());
+                    let angles = frequencies.iter().map(|f| f64::from((place.position + first) as f32 * f));
+                    for ((sine, cosine), angle) in sines.iter_mut().zip(cosines).zip(angles) {
+                        *sine += angle.sin() as f32;
+                        *cosine += angle.cos() as f32;
+                    }
+                }
+                Self::Learned { table } => {
+                    for (x, add) in x.iter_mut().zip(&table[place.position * dim..][..dim]) {
+                        *x += add;
+                    }
+                }
+            }
+        }
+    }
+}

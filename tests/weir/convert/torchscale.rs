@@ -1,0 +1,149 @@
+//! torchscale's checkpoints: both places of the scale buffers, fairseq's prefix, and what is refused.
+
+use super::{golden, read};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, fs};
+use tempfile::TempDir;
+use weir::{
+    error::Result,
+    family::convert::{self, Source},
+};
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+/// A fixture, changed.
+fn changed(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
+    let (source, dir) = (golden("torchscale").join(case), TempDir::new().unwrap());
+    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    let bytes = fs::read(source.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.tensors().into_iter();
+    let mut tensors: Tensors =
+        tensors.map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec()))).collect();
+    change(&mut config, &mut tensors);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let views = tensors
+        .iter()
+        .map(|(name, (shape, data))| (name.clone(), TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
+    fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    dir
+}
+
+fn converted(from: &TempDir) -> Result<TempDir> {
+    let dest = TempDir::new().unwrap();
+    convert::convert(Source::Torchscale, from.path(), dest.path(), false).map(|_| dest)
+}
+
+fn message(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> String {
+    converted(&changed(case, change)).unwrap_err().to_string()
+}
+
+fn written(dest: &TempDir) -> (Vec<u8>, String) {
+    let read = |name: &str| fs::read(dest.path().join(name)).unwrap();
+    (read("model.safetensors"), String::from_utf8(read("config.json")).unwrap())
+}
+
+#[test]
+fn numbers_come_to_their_places() {
+    let dest = converted(&changed("xpos_full", |_, _| {})).unwrap();
+    let (config, weights) = read(dest.path());
+    assert_eq!((config.family.as_str(), config.training_length), ("decoder", 32));
+    let source = fs::read(golden("torchscale/xpos_full/model.safetensors")).unwrap();
+    let official = SafeTensors::deserialize(&source).unwrap();
+    let theirs = |name: &str| official.tensor(name).unwrap().data().to_vec();
+    let ours =
+        |name: &str| -> Vec<u8> { weights.get(name).unwrap().numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let parts = ["q", "k", "v"].map(|part| theirs(&format!("layers.1.self_attn.{part}_proj.weight")));
+    assert_eq!(ours("layers.1.attention.qkv.weight"), parts.concat());
+    for (name, official) in [
+        ("embedding.weight", "embed_tokens.weight"),
+        ("layers.0.attention.inner_norm.bias", "layers.0.self_attn.inner_attn_ln.bias"),
+        ("layers.0.feed_forward.inner_norm.weight", "layers.0.ffn.ffn_layernorm.weight"),
+        ("layers.1.feed_forward.norm.weight", "layers.1.final_layer_norm.weight"),
+        ("layers.1.feed_forward.down.weight", "layers.1.ffn.fc2.weight"),
+        ("norm.weight", "layer_norm.weight"),
+        ("head.weight", "output_projection.weight"),
+    ] {
+        assert_eq!(ours(name), theirs(official), "{name}");
+    }
+}
+
+#[test]
+fn prefixes_and_buffers_may_be_anywhere() {
+    let plain = written(&converted(&changed("xpos_full", |_, _| {})).unwrap());
+    let prefixed = changed("xpos_full", |_, tensors| {
+        *tensors =
+            std::mem::take(tensors).into_iter().map(|(name, tensor)| (format!("decoder.{name}"), tensor)).collect();
+        tensors.insert("decoder.version".into(), (vec![1], vec![0; 4]));
+    });
+    assert_eq!(written(&converted(&prefixed).unwrap()), plain);
+    let top = changed("xpos_full", |_, tensors| {
+        let scale = tensors.remove("layers.0.self_attn.xpos.scale").unwrap();
+        tensors.remove("layers.1.self_attn.xpos.scale");
+        tensors.insert("self_attn_xpos.scale".into(), scale);
+    });
+    assert_eq!(written(&converted(&top).unwrap()), plain);
+    let without = changed("xpos_full", |_, tensors| tensors.retain(|name, _| !name.ends_with("xpos.scale")));
+    assert_eq!(written(&converted(&without).unwrap()), plain);
+}
+
+#[test]
+fn a_learned_table_begins_behind_the_padding() {
+    let learned = changed("xpos_short", |config, tensors| {
+        (config["position"], config["max_positions"]) = (json!("learned"), json!(3));
+        tensors.remove("self_attn_xpos.scale");
+        let rows: Vec<u8> = (0..5 * 32).flat_map(|n| (n as f32).to_le_bytes()).collect();
+        tensors.insert("embed_positions.weight".into(), (vec![5, 32], rows));
+    });
+    let dest = converted(&learned).unwrap();
+    let (_, weights) = read(dest.path());
+    let table = weights.get("position.table").unwrap();
+    assert_eq!((&*table.shape, table.numbers[0]), (&[3, 32][..], 64.0));
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    type Change = fn(&mut Value, &mut Tensors);
+    let cases: [(&str, &str, Change); 16] = [
+        ("xpos_full", "layers.0.self_attn.xpos.scale: expected 1 at index 0", |config, _| {
+            config["position"] = "rope".into()
+        }),
+        ("rope_full", "layers.0.self_attn.xpos.scale: expected 0.2857143 at index 0", |config, _| {
+            config["position"] = "xpos".into();
+        }),
+        ("xpos_bca_lmexample", "to which it is tied, found others", |_, tensors| {
+            tensors.get_mut("output_projection.weight").unwrap().1[0] ^= 1;
+        }),
+        ("alibi_full", "self_attn_xpos.scale: expected no tensor of this name", |_, tensors| {
+            tensors.insert("self_attn_xpos.scale".into(), (vec![4], vec![0; 16]));
+        }),
+        ("xpos_full", "layers.1.ffn.fc1.bias: expected a tensor, found none", |_, tensors| {
+            tensors.remove("layers.1.ffn.fc1.bias");
+        }),
+        ("xpos_full", "position: expected xpos, rope", |config, _| config["position"] = "rotary".into()),
+        ("xpos_full", "gamma: expected 0.4, found 0.5", |config, _| config["gamma"] = 0.5.into()),
+        ("xpos_full", "heads: expected a divisor of d_model, 32, found 5", |config, _| config["heads"] = 5.into()),
+        ("xpos_full", "heads: expected a divisor of d_model, 32, found 0", |config, _| config["heads"] = 0.into()),
+        ("xpos_full", "d_model / heads: expected an even number", |config, _| config["heads"] = 32.into()),
+        ("xpos_bca", "block_size: expected an even number", |config, _| config["block_size"] = 31.into()),
+        ("xpos_bca", "block_size: expected an even number", |config, _| config["block_size"] = 0.into()),
+        ("xpos_bca", "block_size: expected a length, or -1", |config, _| config["block_size"] = (-2).into()),
+        ("xpos_bca", "block_size: expected at most", |config, _| {
+            (config["block_size"], config["xpos_scale_base"]) = (4096.into(), 8.into());
+        }),
+        ("bucket_full", "rel_pos_buckets: expected a number", |config, _| {
+            config.as_object_mut().unwrap().remove("rel_pos_buckets");
+        }),
+        ("xpos_full", "vocab: expected 56 symbols", |config, _| config["vocab"] = json!(["a"])),
+    ];
+    for (case, expected, change) in cases {
+        let message = message(case, change);
+        assert!(message.contains(expected), "{case}: {message}");
+    }
+    let nowhere = TempDir::new().unwrap();
+    assert!(convert::convert(Source::Torchscale, nowhere.path(), &nowhere.path().join("to"), false).is_err());
+    let dir = changed("xpos_full", |_, _| {});
+    fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    assert!(converted(&dir).unwrap_err().to_string().contains("found neither"));
+}

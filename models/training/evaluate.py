@@ -29,11 +29,11 @@ def main():
         torch.set_num_threads(arguments.threads)
     model, config = checkpoint.load(arguments.model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    ids = data.encode(data.read_text(arguments.data, arguments.corpus, arguments.split), config["vocabulary"]["symbols"])
+    ids = data.encode(data.read_text(arguments.data, arguments.corpus, arguments.split), config["vocabulary"])
     total = arguments.total or config["training_length"]
     stride = arguments.stride or total
     began = time.monotonic()
-    result = evaluation.bits_per_character(model, ids, stride, total, arguments.rows, _show)
+    result = evaluation.measure(model, ids, stride, total, arguments.rows, _show)
     result.update(split=arguments.split, characters=len(ids), stride=stride, total=total, rows=arguments.rows)
     result.update(shortening_factor=1 / result["boundary_rate"], seconds=round(time.monotonic() - began, 1))
     print(json.dumps(result, indent=2))

@@ -1,6 +1,7 @@
 """Export a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
 
-Writes `config.json`, `model.safetensors` and `learning-curve.svg`; the model card is written by hand, since what a model is
+Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. Where the recipe keeps the
+best, its weights are those of the least validation loss, else the last ones; the model card is written by hand, since what a model is
 for and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
 """
 
@@ -17,9 +18,13 @@ from . import checkpoint
 def export(run, out):
     run, out = Path(run), Path(out)
     state = torch.load(run / "state.pt", map_location="cpu")
+    if state["config"]["training"].get("keep_best"):
+        best = torch.load(run / "best.pt", map_location="cpu")
+        state = {**state, "model": best["model"], "progress": {**state["progress"], "best_step": best["progress"]["step"]}}
     checkpoint.save(out, state["config"]["model"], state["model"])
-    if (run / "learning-curve.svg").exists():
-        shutil.copyfile(run / "learning-curve.svg", out / "learning-curve.svg")
+    for name in ("learning-curve.svg", "tokenizer.json"):
+        if (run / name).exists():
+            shutil.copyfile(run / name, out / name)
     weights = out / "model.safetensors"
     return {
         "parameters": sum(tensor.numel() for tensor in state["model"].values()),

@@ -39,7 +39,7 @@ class Run:
     def train_step(self):
         """One update; returns what the log wants to know."""
         share, began = self.share_spent(), time.monotonic()
-        length = schedule.window_length(share, self.recipe["stages"])
+        length = schedule.window_length(share, self.recipe["stages"]) if "stages" in self.recipe else None
         factor = schedule.learning_rate_factor(share, self.step, self.recipe)
         batch, symbols = self.task.batch(length)
         batch = [part.to(self.device) for part in batch]
@@ -55,7 +55,8 @@ class Run:
         self.characters += symbols
         self.elapsed += time.monotonic() - began
         bits = extra.pop("nats") / math.log(2)
-        return {f"train_{self.task.unit}": bits, "gradient_norm": float(norm), "lr": factor, "length": length, **extra}
+        entry = {f"train_{self.task.unit}": bits, "gradient_norm": float(norm), "lr": factor, **extra}
+        return {**entry, "length": length} if length else entry
 
     def turn(self):
         """Whose step it is under interleaved updates: after k of the generative model's, one of the posterior's."""

@@ -4,6 +4,7 @@ import ast
 
 import torch
 
+from training import beam
 from training.families import build
 from training.layers.halving import halve, halves_down
 from training.tests import golden
@@ -59,6 +60,19 @@ class Pyramidion(golden.GoldenTest):
         for index, state in enumerate(states):
             self.assert_near(state, expected[f"decoder.state.{index}"], STATES, f"decoder state {index}")
         self.assert_near(logits, expected["decoder.logits"], LOGITS, "logits")
+        for name, settings in official.get("generation", {}).items():
+            self.check_generation(model, expected, name, settings)
+
+    def check_generation(self, model, expected, name, settings):
+        asked = {"beam": settings["beam"], "length_penalty": settings["lenpen"], "min_tokens": settings["min_len"],
+                 "max_tokens": settings["max_len_b"]}  # fmt: skip
+        for row, source in enumerate(expected["src_tokens"]):
+            found = beam.search(model, source, asked)
+            self.assertEqual(len(found), settings["beam"])
+            for place, (ids, score) in enumerate(found):
+                length = int(expected[f"{name}.lengths"][row, place])
+                self.assertEqual(ids, expected[f"{name}.tokens"][row, place, :length].tolist())
+                self.assertAlmostEqual(score, float(expected[f"{name}.scores"][row, place]), places=4)
 
     def check_operator(self, official, expected):
         for case in official["cases"]:

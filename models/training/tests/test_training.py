@@ -1,5 +1,6 @@
 """A run on a tiny model: a kill changes nothing, an export gives back the same model, windows cover the text once."""
 
+import argparse
 import contextlib
 import copy
 import io
@@ -13,6 +14,7 @@ import numpy
 import torch
 
 from training import campaign, checkpoint, data, evaluation, schedule
+from training.evaluate import by_length, parse_window
 from training.export import export
 from training.families import build
 from training.safetensors_file import read
@@ -282,6 +284,27 @@ class Evaluation(unittest.TestCase):
                 stride, total = expected["eval_tgt_len"], expected["eval_total_len"]
                 result = evaluation.bits_per_character(model, ids, stride, total, rows=expected["bsz"])
                 self.assertAlmostEqual(result["bpc"], expected["bpc"], places=5)
+
+
+class Lengths(unittest.TestCase):
+    """A blockwise window changes nothing up to the training length, and bounds what is seen beyond it."""
+
+    def test_by_length(self):
+        torch.manual_seed(5)
+        model = build(tiny("lex-xpos")["model"]).eval()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=1.0)
+        ids = numpy.random.RandomState(1).randint(0, 27, 512).astype(numpy.uint16)
+        windows = [(name, parse_window(name)) for name in ("full", "blockwise:64", "sliding:64")]
+        found = {(r["window"], r["length"]): r["bpc"] for r in by_length(model, ids, [32, 64, 256], windows)}
+        for length in (32, 64):
+            self.assertAlmostEqual(found["full", length], found["blockwise:64", length], places=5)
+            self.assertAlmostEqual(found["full", length], found["sliding:64", length], places=5)
+        self.assertEqual(len({round(found[name, 256], 4) for name, _ in windows}), 3)
+
+    def test_a_window_that_is_none(self):
+        for text in ("wide", "blockwise", "sliding:0", "full:3"):
+            self.assertRaises(argparse.ArgumentTypeError, parse_window, text)
 
 
 class Schedule(unittest.TestCase):

@@ -15,13 +15,13 @@ import torch
 from . import checkpoint
 
 
-def export(run, out):
+def export(run, out, matrices="f32"):
     run, out = Path(run), Path(out)
     state = torch.load(run / "state.pt", map_location="cpu")
     if state["config"]["training"].get("keep_best"):
         best = torch.load(run / "best.pt", map_location="cpu")
         state = {**state, "model": best["model"], "progress": {**state["progress"], "best_step": best["progress"]["step"]}}
-    checkpoint.save(out, state["config"]["model"], state["model"])
+    checkpoint.save(out, state["config"]["model"], state["model"], matrices)
     for name in ("learning-curve.svg", "tokenizer.json"):
         if (run / name).exists():
             shutil.copyfile(run / name, out / name)
@@ -38,8 +38,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="run folder of training.train")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
+    parser.add_argument("--matrices", choices=("f32", "bf16"), default="f32", help="number format; vectors stay f32")
     arguments = parser.parse_args()
-    print(json.dumps(export(arguments.run, arguments.out), indent=2))
+    print(json.dumps(export(arguments.run, arguments.out, arguments.matrices), indent=2))
 
 
 if __name__ == "__main__":

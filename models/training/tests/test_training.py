@@ -201,6 +201,15 @@ class Training(OnText):
         ids = torch.randint(0, 27, (2, 50))
         self.assertTrue(torch.equal(model(ids), run.model(ids)))
 
+    def test_bf16_rounds_matrices_and_nothing_else(self):
+        run = self.run_for("rounded")
+        run.save()
+        export(run.out, self.root / "rounded-model", "bf16")
+        found = read(self.root / "rounded-model" / "model.safetensors")
+        for name, tensor in run.model.state_dict().items():
+            expected = tensor.bfloat16().float() if tensor.dim() >= 2 else tensor
+            self.assertTrue(torch.equal(found[name], expected), name)
+
     def test_the_best_is_exported_where_the_recipe_keeps_it(self):
         run = self.run_for("best", tiny("summaries-pyramidion"))
         run.train_step()

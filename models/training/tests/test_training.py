@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from training import campaign, checkpoint, data, evaluation, schedule
+from training import campaign, checkpoint, data, evaluation, schedule, table
 from training.evaluate import by_length, parse_window
 from training.export import export
 from training.families import build
@@ -257,6 +257,14 @@ class Campaign(OnText):
         for name in names:
             whole, parts = (json.loads((self.root / out / name / "result.json").read_text()) for out in ("whole", "parts"))
             self.assertEqual((whole["sha256"], whole["characters"]), (parts["sha256"], parts["characters"]))
+        self.check_table(table.collect(self.root / "whole"))
+
+    def check_table(self, found):
+        self.assertEqual(list(found), ["compare-whitespace"])  # the other's bits are no characters'
+        (result,) = found["compare-whitespace"]
+        row = table.markdown(found).splitlines()[-1]
+        self.assertIn(f"| {result['bpc']:.3f} | {1 / result['boundary_rate']:.1f}x | valid |", row)
+        self.assertIn("compare-whitespace</text>", table.plot(found))
 
 
 class Windows(unittest.TestCase):

@@ -1,7 +1,7 @@
-"""Many runs, one after the other, within a time: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
+"""Many runs within a time: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
 
-Each run has a folder RUNS/NAME-seedS. Runs that are complete are passed over, a run that was begun is resumed, and when the time is
-up, or the campaign is killed, the next call goes on where it stopped. A run whose budget is spent is exported to
+One after the other. Each run has a folder RUNS/NAME-seedS. Runs that are complete are passed over, a run that was begun is
+resumed, and when the time is up, or the campaign is killed, the next call goes on where it stopped. A run whose budget is spent is exported to
 RUNS/NAME-seedS/checkpoint and measured; RUNS/NAME-seedS/result.json then holds what a table needs. `--status` only tells how
 far each one is.
 """

@@ -1,8 +1,8 @@
 """Export a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
 
-Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. Where the recipe keeps the
-best, its weights are those of the least validation loss, else the last ones; the model card is written by hand, since what a model is
-for and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
+Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. Weights are the last ones, or,
+where the recipe keeps the best, those of the least validation loss. The model card is written by hand, since what a model is for
+and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
 """
 
 import argparse

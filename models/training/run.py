@@ -123,19 +123,21 @@ class Run:
 
 def optimisers(model, recipe, workers):
     """[(optimiser, whose weights)]: Muon for matrices between hidden vectors, AdamW for the rest; with `muon` absent, AdamW
-    for all. With `interleave`, the posterior's weights have an AdamW of their own, and each of them its turns."""
-    apart = model.posterior() if recipe.get("interleave") else []
+    for all. The posterior's weights, if any, have an AdamW with a rate of their own; with `interleave`, both have their turns."""
+    apart = model.posterior()
     taken = {id(weight) for weight in apart}
     matrices = [weight for weight in model.matrices() if id(weight) not in taken] if "muon" in recipe else []
     taken |= {id(weight) for weight in matrices}
     rest = [weight for weight in model.parameters() if id(weight) not in taken]
-    role = "generative" if apart else "all"
+    turns = recipe.get("interleave", 0) > 0
+    role = "generative" if turns else "all"
     result = [(adamw(rest, recipe), role)]
     if matrices:
         dtype = torch.bfloat16 if recipe["precision"] == "bf16" else torch.float32
         result.append((Muon(matrices, **recipe["muon"], dtype=dtype, workers=workers), role))
     if apart:
-        result.append((adamw(apart, recipe), "posterior"))
+        own = {**recipe, "adamw": {**recipe["adamw"], "lr": recipe["posterior_lr"]}}
+        result.append((adamw(apart, own), "posterior" if turns else "all"))
     for optimiser, _ in result:
         for group in optimiser.param_groups:
             group["peak"] = group["lr"]  # the schedule scales from here

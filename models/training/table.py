@@ -1,7 +1,7 @@
 """Bits per character and shortening factor of a campaign's runs: `python -m training.table --runs RUNS [--plot FILE.svg]`.
 
-A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration, the mean over its seeds with the spread; and
-the plot of its figure 3, shortening factor against bits per character. Only complete runs are shown.
+A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration, the mean over its seeds with the spread;
+and the plot of its figure 3, shortening factor against bits per character. Only complete runs are shown.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class Pyramidion(Family):
         self.scale = math.sqrt(dim)
 
     def forward(self, source, previous):
-        """Tokens (batch, ≤ source_length) and what was written before each place (batch, len), to logits (batch, len, symbols)."""
+        """Tokens (batch, ≤ source_length) and what precedes each place (batch, len), to logits (batch, len, symbols)."""
         return self.decode(self.encoder(source).out, previous)[-1]
 
     def decode(self, memory, previous):

@@ -174,15 +174,18 @@ class Training(OnText):
             self.assertTrue(torch.equal(weight, kept))
 
     def test_the_prior_is_met(self):
-        """The divergence pulls the boundaries' probability to the prior, whichever it is."""
-        for name, key in (("compare-gumbel", "boundary_rate"), ("lslm-dp", "mean_probability")):
-            for prior in (0.2, 0.6):
-                config = tiny(name)
-                config["training"].update(budget={"characters": 150_000}, interleave=0)
-                config["training"]["boundaries" if "gumbel" in name else "elbo"]["prior"] = prior
-                run = self.run_for(f"prior-{name}-{prior}", config)
-                rates = [run.train_step()[key] for _ in range(60)]
-                self.assertAlmostEqual(sum(rates[-10:]) / 10, prior, delta=0.15, msg=f"{name} {prior}")
+        """The divergence pulls the boundaries' probability to the prior, which is not where it begins."""
+        for name, kind, prior, key in (
+            ("compare-gumbel", "boundaries", 0.2, "boundary_rate"),
+            ("lslm-dp", "elbo", 0.8, "mean_probability"),
+        ):
+            config = tiny(name)
+            config["training"].update(budget={"characters": 150_000}, interleave=0)
+            config["training"][kind]["prior"] = prior
+            run = self.run_for(f"prior-{name}", config)
+            rates = [run.train_step()[key] for _ in range(40)]
+            self.assertGreater(abs(rates[0] - prior), 0.2)
+            self.assertAlmostEqual(sum(rates[-10:]) / 10, prior, delta=0.1, msg=name)
 
     def test_another_model_is_not_resumed(self):
         self.run_for("other").save()

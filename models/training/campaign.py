@@ -37,8 +37,9 @@ def status(folder):
     if (folder / "result.json").exists():
         return "complete"
     log = folder / "log.jsonl"
-    last = log.read_text(encoding="utf-8").splitlines()[-1:] if log.exists() else []
-    return f"begun: {json.loads(last[0])['characters'] / 1e6:.2f}M symbols" if last else "not begun"
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one short
+    return f"begun: {json.loads(whole[-1])['characters'] / 1e6:.2f}M symbols" if whole else "not begun"
 
 
 def conduct(config, folder, arguments, deadline):

@@ -8,12 +8,12 @@ from . import safetensors_file
 from .families import build
 
 
-def save(folder, config, tensors):
+def save(folder, config, tensors, matrices="f32"):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    safetensors_file.write(folder / "model.safetensors", tensors)
+    safetensors_file.write(folder / "model.safetensors", tensors, matrices)
 
 
 def load(folder):

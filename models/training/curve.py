@@ -4,21 +4,22 @@ import json
 from pathlib import Path
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 420, 60, 20, 30, 50
-COLOURS = {"train_bpc": "#9db4c8", "valid_bpc": "#b3412f"}
-LABELS = {"train_bpc": "training batches (smoothed)", "valid_bpc": "validation sample"}
+COLOURS = {"train": "#9db4c8", "valid": "#b3412f"}
+LABELS = {"train": "training batches (smoothed)", "valid": "validation sample"}
+UNITS = {"bpc": ("bits per character", "characters"), "bpt": ("bits per token", "tokens")}
 
 
-def draw(log, target):
+def draw(log, target, unit="bpc"):
     entries = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
-    series = {name: [(e["characters"], e[name]) for e in entries if name in e] for name in COLOURS}
-    series["train_bpc"] = smoothed(series["train_bpc"])
-    if not series["valid_bpc"]:
+    series = {name: [(e["characters"], e[f"{name}_{unit}"]) for e in entries if f"{name}_{unit}" in e] for name in COLOURS}
+    series["train"] = smoothed(series["train"])
+    if not series["valid"]:
         return
     most = max(e["characters"] for e in entries)
     low = int(min(value for points in series.values() for _, value in points) * 5) / 5
-    high = min(low + 2.0, max(value for points in series.values() for _, value in points))
+    high = min(low + (2.0 if unit == "bpc" else 8.0), max(value for points in series.values() for _, value in points))
     frame = _Frame(most, low, max(high, low + 0.2))
-    parts = frame.axes() + [frame.line(name, points) for name, points in series.items()] + frame.legend()
+    parts = frame.axes(*UNITS[unit]) + [frame.line(name, points) for name, points in series.items()] + frame.legend()
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">'
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     Path(target).write_text("\n".join([head, background, *parts, "</svg>"]) + "\n", encoding="utf-8")
@@ -48,21 +49,21 @@ class _Frame:
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points if y <= self.high)
         return f'<polyline fill="none" stroke="{COLOURS[name]}" stroke-width="1.6" points="{path}"/>'
 
-    def axes(self):
+    def axes(self, bits, symbols):
         parts, base = [], HEIGHT - BOTTOM
-        value = self.low
+        value, step = self.low, 0.2 if self.high - self.low <= 2.1 else 1.0
         while value <= self.high + 1e-9:
             y = self.y(value)
             parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
             parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.1f}</text>')
-            value += 0.2
+            value += step
         for fifth in range(6):
             x = self.x(self.most * fifth / 5)
             millions = self.most * fifth / 5 / 1e6
             parts.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{millions:.1f}M</text>')
         middle, foot = (LEFT + WIDTH) / 2, HEIGHT - 10
-        parts.append(f'<text x="{middle}" y="{foot}" text-anchor="middle">characters read in training</text>')
-        parts.append(f'<text x="{LEFT}" y="18">bits per character</text>')
+        parts.append(f'<text x="{middle}" y="{foot}" text-anchor="middle">{symbols} read in training</text>')
+        parts.append(f'<text x="{LEFT}" y="18">{bits}</text>')
         return parts
 
     def legend(self):

@@ -24,29 +24,55 @@ def read_text(folder, corpus, split):
         return file.read()
 
 
-def encode(text, symbols):
-    """Ids of the characters as uint8; an unknown character is an error, since the server would refuse it too."""
-    if len(symbols) > 256:
-        raise ValueError("more than 256 symbols")
+def encode(text, vocabulary):
+    """Ids of a text's symbols, as uint16; `vocabulary` is a checkpoint's: single characters, or bytes.
+
+    An unknown character is an error, since the server would refuse it too, unless the vocabulary has a mark for it.
+    """
+    specials = vocabulary.get("specials", {})
+    if vocabulary.get("bytes"):
+        return numpy.frombuffer(text.encode("utf-8"), dtype=numpy.uint8).astype(numpy.uint16) + vocabulary.get("first_byte", 0)
     codes = numpy.frombuffer(text.encode("utf-32-le"), dtype=numpy.uint32)
-    table = numpy.full(int(codes.max()) + 1, -1, dtype=numpy.int16)
-    for index, symbol in enumerate(symbols):
-        if ord(symbol) < len(table):
+    table = numpy.full(int(codes.max()) + 1, specials.get("unknown", -1), dtype=numpy.int32)
+    for index, symbol in enumerate(vocabulary["symbols"]):
+        if index not in specials.values() and ord(symbol) < len(table):
             table[ord(symbol)] = index
     ids = table[codes]
     if ids.min() < 0:
         raise ValueError(f"character {chr(codes[ids.argmin()])!r} is not in the vocabulary")
-    return ids.astype(numpy.uint8)
+    return ids.astype(numpy.uint16)
+
+
+def size(vocabulary):
+    """How many symbols a vocabulary has, a model's own marks included."""
+    if vocabulary.get("bytes"):
+        return 256 + len(vocabulary.get("specials", {}))
+    return len(vocabulary["symbols"])
+
+
+class Order:
+    """Whole numbers below `count`, each once an epoch, in an order that depends on seed and epoch only."""
+
+    def __init__(self, count, seed, consumed=0):
+        self.count, self.seed, self.consumed = count, seed, consumed
+        self._epoch, self._order = None, None
+
+    def next(self):
+        epoch, index = divmod(self.consumed, self.count)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, numpy.random.RandomState((self.seed, epoch)).permutation(self.count)
+        self.consumed += 1
+        return int(self._order[index])
 
 
 class Windows:
-    """Batches of (inputs, targets), both (batch, length) int64, from training ids."""
+    """Batches of (inputs, targets), both (batch, length) int64, from training ids; with `labels`, one a character, also of the
+    inputs' labels."""
 
-    def __init__(self, ids, seed, spans_consumed=0):
-        self.ids, self.seed = ids, seed
+    def __init__(self, ids, seed, labels=None):
+        self.ids, self.labels = ids, labels
         self.spans = (len(ids) - 1) // SPAN
-        self.spans_consumed = spans_consumed
-        self._epoch, self._order = None, None
+        self.order = Order(self.spans, seed)
 
     def batch(self, characters, length):
         """The next windows of `length`, about `characters` in all."""
@@ -55,16 +81,12 @@ class Windows:
             raise ValueError(f"windows of {length} do not fit spans of {SPAN}")
         starts = []
         for _ in range(max(1, characters // (SPAN * neighbours))):
-            start = min(self._next_span() * SPAN, (self.spans - neighbours) * SPAN)
+            start = min(self.order.next() * SPAN, (self.spans - neighbours) * SPAN)
             starts.extend(range(start, start + neighbours * SPAN, length))
-            self.spans_consumed += neighbours - 1  # count characters, so that an epoch stays an epoch
+            self.order.consumed += neighbours - 1  # count characters, so that an epoch stays an epoch
         picks = numpy.asarray(starts)[:, None] + numpy.arange(length + 1)
         windows = torch.from_numpy(self.ids[picks].astype(numpy.int64))  # (batch, length + 1)
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-
-    def _next_span(self):
-        epoch, index = divmod(self.spans_consumed, self.spans)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, numpy.random.RandomState((self.seed, epoch)).permutation(self.spans)
-        self.spans_consumed += 1
-        return int(self._order[index])
+        result = (windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+        if self.labels is None:
+            return result
+        return (*result, torch.from_numpy(self.labels[picks[:, :-1]].astype(numpy.int64)))

@@ -2,6 +2,9 @@
 
 `--stride` characters are scored per window of up to `--total` characters; both default to the training length. Choose on the
 validation split, report the test split once. The whole file is read, but for the rest that does not fill the rows.
+
+For extrapolation (LeX, tables 2 and 5), `--lengths 256,512,1024` measures windows of each length, read side by side without
+overlap, and `--windows full,blockwise:256,sliding:256` with other windows of attention than the checkpoint's own.
 """
 
 import argparse
@@ -13,6 +16,31 @@ import torch
 
 from . import checkpoint, data, evaluation
 
+BATCH = 8192  # characters read at once when lengths are compared
+
+
+def parse_window(text):
+    """A checkpoint's form of `full`, `blockwise:LENGTH` or `sliding:KEYS`."""
+    kind, _, size = text.partition(":")
+    if kind == "full" and not size:
+        return "full"
+    keys = {"blockwise": "length", "sliding": "keys"}
+    if kind not in keys or not size.isdigit() or int(size) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected full, blockwise:LENGTH or sliding:KEYS")
+    return {kind: {keys[kind]: int(size)}}
+
+
+def by_length(model, ids, lengths, windows):
+    """[{window, length, bpc, …}] of a decoder; `windows` are (name, window)."""
+    results = []
+    for name, window in windows:
+        model.window = window
+        for length in lengths:
+            rows = max(1, min(BATCH // length, len(ids) // length))
+            results.append({"window": name, "length": length, **evaluation.measure(model, ids, length, length, rows)})
+            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    return results
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -23,17 +51,28 @@ def main():
     parser.add_argument("--stride", type=int, help="characters scored per window")
     parser.add_argument("--total", type=int, help="longest window")
     parser.add_argument("--rows", type=int, default=16, help="rows the text is cut into, run side by side")
+    parser.add_argument("--characters", type=int, help="of the split, from its beginning; all of them unless told")
+    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="a decoder's, to compare")
+    parser.add_argument("--windows", default="", help="with --lengths: the attention's, to compare; the checkpoint's unless told")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model, config = checkpoint.load(arguments.model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    ids = data.encode(data.read_text(arguments.data, arguments.corpus, arguments.split), config["vocabulary"]["symbols"])
+    text = data.read_text(arguments.data, arguments.corpus, arguments.split)[: arguments.characters]
+    ids = data.encode(text, config["vocabulary"])
+    began = time.monotonic()
+    if arguments.lengths:
+        if config["family"] != "decoder":
+            parser.error(f"--lengths is for the decoder family, not {config['family']}")
+        names = [name for name in arguments.windows.split(",") if name]
+        windows = [(name, parse_window(name)) for name in names] or [("own", config["architecture"]["window"])]
+        print(json.dumps(by_length(model, ids, arguments.lengths, windows), indent=2))
+        return
     total = arguments.total or config["training_length"]
     stride = arguments.stride or total
-    began = time.monotonic()
-    result = evaluation.bits_per_character(model, ids, stride, total, arguments.rows, _show)
+    result = evaluation.measure(model, ids, stride, total, arguments.rows, _show)
     result.update(split=arguments.split, characters=len(ids), stride=stride, total=total, rows=arguments.rows)
     result.update(shortening_factor=1 / result["boundary_rate"], seconds=round(time.monotonic() - began, 1))
     print(json.dumps(result, indent=2))

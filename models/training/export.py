@@ -1,7 +1,8 @@
 """Export a run as a weir checkpoint: `python -m training.export --run RUN --out FOLDER`.
 
-Writes `config.json`, `model.safetensors` and `learning-curve.svg`; the model card is written by hand, since what a model is
-for and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
+Writes `config.json`, `model.safetensors`, `learning-curve.svg` and, for subwords, `tokenizer.json`. Weights are the last ones, or,
+where the recipe keeps the best, those of the least validation loss. The model card is written by hand, since what a model is for
+and what it cannot do is not in the weights. Prints what a card needs: size, parameters, sha256, progress.
 """
 
 import argparse
@@ -14,12 +15,16 @@ import torch
 from . import checkpoint
 
 
-def export(run, out):
+def export(run, out, matrices="f32"):
     run, out = Path(run), Path(out)
     state = torch.load(run / "state.pt", map_location="cpu")
-    checkpoint.save(out, state["config"]["model"], state["model"])
-    if (run / "learning-curve.svg").exists():
-        shutil.copyfile(run / "learning-curve.svg", out / "learning-curve.svg")
+    if state["config"]["training"].get("keep_best"):
+        best = torch.load(run / "best.pt", map_location="cpu")
+        state = {**state, "model": best["model"], "progress": {**state["progress"], "best_step": best["progress"]["step"]}}
+    checkpoint.save(out, state["config"]["model"], state["model"], matrices)
+    for name in ("learning-curve.svg", "tokenizer.json"):
+        if (run / name).exists():
+            shutil.copyfile(run / name, out / name)
     weights = out / "model.safetensors"
     return {
         "parameters": sum(tensor.numel() for tensor in state["model"].values()),
@@ -33,8 +38,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="run folder of training.train")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
+    parser.add_argument("--matrices", choices=("f32", "bf16"), default="f32", help="number format; vectors stay f32")
     arguments = parser.parse_args()
-    print(json.dumps(export(arguments.run, arguments.out), indent=2))
+    print(json.dumps(export(arguments.run, arguments.out, arguments.matrices), indent=2))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     model, config = checkpoint.load(arguments.model)
+    if config["family"] not in ("hourglass", "decoder"):
+        parser.error(f"this continues texts of the hourglass and decoder families; {config['family']} is the server's")
     print(continuation(model, config, arguments.prompt, arguments.characters, arguments.temperature, arguments.seed))
 
 

@@ -23,28 +23,32 @@ class Workers:
         """Results in the items' order."""
         return list(self.pool.map(function, items) if self.pool else map(function, items))
 
-    def gradients(self, inputs, targets):
-        """Add the batch's gradients to the model's; returns the mean loss and the mean of what was logged."""
-        rows = [len(part) for part in inputs.chunk(self.count)]
-        parts = zip(self.replicas, inputs.split(rows), targets.split(rows))
-        results = self.map(lambda part: self._one(*part, total=len(inputs)), parts)
+    def gradients(self, batch, place):
+        """Add the batch's gradients to the model's; returns the mean loss and the mean of what was logged.
+
+        `batch` is tensors with rows as their first axis; `place` is where the run is, which decides the noise.
+        """
+        chunks = list(zip(*(part.chunk(self.count) for part in batch)))
+        parts = [(index, *part) for index, part in enumerate(zip(self.replicas, chunks))]
+        results = self.map(lambda part: self._one(*part, total=len(batch[0]), place=place), parts)
         for replica in self.replicas[1:]:
             for weight, twin in zip(self.replicas[0].parameters(), replica.parameters()):
                 if twin.grad is not None:
                     weight.grad = twin.grad if weight.grad is None else weight.grad.add_(twin.grad)
                     twin.grad = None
-        loss = sum(loss for loss, _ in results)
+        loss = sum(loss for loss, _, _ in results)
         names = results[0][1]
-        return loss, {name: sum(extra[name] for _, extra in results) / len(results) for name in names}
+        return loss, {name: sum(extra[name] * share for _, extra, share in results) for name in names}
 
-    def _one(self, model, inputs, targets, total):
-        device = str(inputs.device.type)
+    def _one(self, index, model, batch, total, place):
+        share = len(batch[0]) / total
+        model.noise.reseed(*place, index)
         # bf16 is for the matrix products, where the processor has instructions for it; sums and norms stay f32.
-        with torch.autocast(device_type=device, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            loss, extra = model.loss(inputs, targets)
-        loss = loss * (len(inputs) / total)
+        with torch.autocast(device_type=batch[0].device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            loss, extra = model.loss(*batch)
+        loss = loss * share
         loss.backward()
-        return float(loss.detach()), extra
+        return float(loss.detach()), extra, share
 
 
 def _replica(model):

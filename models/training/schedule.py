@@ -4,12 +4,22 @@ The budget may be wall-clock time: on a shared machine the speed is not known be
 the time is up is worth more than one that was to make a given number of steps.
 """
 
+import math
 
-def learning_rate_factor(share, step, warmup_steps, decay_share):
-    """Warm-up by steps, then constant, then linear to zero over the last `decay_share` of the budget."""
-    warm = min(1.0, (step + 1) / max(1, warmup_steps))
-    cool = max(0.0, min(1.0, (1 - share) / decay_share)) if decay_share else 1.0
-    return warm * cool
+
+def learning_rate_factor(share, step, recipe):
+    """Warm-up by steps, times the decay: `linear`, to zero over the last `decay_share` of the budget; `cosine`, a half wave
+    over all of it; `none`."""
+    warm = min(1.0, (step + 1) / max(1, recipe["warmup_steps"]))
+    share = max(0.0, min(1.0, share))
+    kind = recipe.get("decay", "linear")
+    if kind == "cosine":
+        return warm * 0.5 * (1 + math.cos(math.pi * share))
+    if kind == "linear":
+        return warm * min(1.0, (1 - share) / recipe["decay_share"])
+    if kind == "none":
+        return warm
+    raise ValueError(f"unknown decay {kind!r}, expected linear, cosine or none")
 
 
 def window_length(share, stages):

@@ -3,10 +3,11 @@
 pre stack over characters → mean of each finished segment → LayerNorm → middle stack over segments → each character reads
 the newest finished segment and adds its own pre-stack vector → post stack → logits of the next character.
 
-A module's parameters bear the names of weir's checkpoint format, so `state_dict` is what gets exported. A family offers:
-`forward(ids)` for logits, `loss(ids, targets)` for training, `matrices()` for the optimiser.
+Learned boundaries are trained in one of three ways (`training.boundaries` of a configuration, section 3.1): by Gumbel noise
+and a binomial prior, by a subword segmentation as labels, or by the spikes of the model's own entropy as labels.
 """
 
+import math
 from types import SimpleNamespace
 
 import torch
@@ -14,12 +15,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..layers.attention import Position
-from ..layers.boundaries import boundary_source
+from ..layers.boundaries import Learned, boundary_source
+from ..layers.noise import Dropout
 from ..layers.pooling import Segments
 from ..layers.transformer import Stack
+from .base import Family
+
+METHODS = ("gumbel", "unigram", "entropy")
 
 
-class Hourglass(nn.Module):
+class Hourglass(Family):
     def __init__(self, config):
         super().__init__()
         architecture, symbols = config["architecture"], config["vocabulary"]["symbols"]
@@ -27,6 +32,8 @@ class Hourglass(nn.Module):
         if architecture["position"] != "transformer-xl":
             raise ValueError(f"unknown position scheme {architecture['position']!r}")
         self.embedding = nn.Embedding(len(symbols), dim)
+        self.dropout = Dropout()
+        self.teaching = None  # how learned boundaries are trained; `prepare` knows
         self.position = Position(dim, architecture["heads"], architecture["head_dim"])
         self.pre = Stack(layers["pre"], architecture)
         self.boundary = boundary_source(architecture["boundaries"], architecture, symbols)
@@ -43,16 +50,27 @@ class Hourglass(nn.Module):
         """ids (batch, len) to logits (batch, len, symbols); `boundaries` overrides the model's own source."""
         return self.trace(ids, boundaries).logits
 
-    def trace(self, ids, boundaries=None, offset=0):
-        """The forward pass with everything on the way, for tests and statistics; the window starts at `offset` of its text."""
-        steps = SimpleNamespace(boundaries=None)
-        steps.pre = self.pre(self.embedding(ids), self.position)  # (batch, len, dim)
+    def prepare(self, recipe):
+        super().prepare(recipe)
+        self.teaching = recipe.get("boundaries")
+        method = self.teaching["method"] if self.teaching else None
+        if isinstance(self.boundary, Learned) != (method in METHODS):
+            raise ValueError(f"learned boundaries need training.boundaries.method, one of {METHODS}; others must have none")
+
+    def trace(self, ids, boundaries=None, offset=0, noise=None):
+        """The forward pass with everything on the way, for tests and statistics; the window starts at `offset` of its text.
+
+        With `noise`, (batch, len) from a logistic distribution, learned boundaries are sampled, and gradients reach the
+        predictor through the sample (Gumbel-sigmoid, straight through).
+        """
+        steps = SimpleNamespace(boundaries=None, boundary_logits=None, shift=None)
+        steps.pre = self.pre(self.dropout(self.embedding(ids)), self.position)  # (batch, len, dim)
         top = steps.pre
         if self.boundary is not None:
-            steps.boundaries = self.boundary(ids, steps.pre, offset) if boundaries is None else boundaries  # (batch, len)
+            self._cut(steps, ids, boundaries, offset, noise)
             segments = Segments(steps.boundaries)
             null = self.null_group.expand(len(ids), 1, -1)
-            steps.pooled = torch.cat([null, self.pooling(segments, steps.pre)], dim=1)  # (batch, 1 + segments, dim)
+            steps.pooled = torch.cat([null, self.pooling(segments, steps.pre, steps.shift)], dim=1)  # (batch, 1 + segments, dim)
             steps.middle = self.middle(self.pool_norm(steps.pooled), self.position)
             steps.joined = segments.upsample(steps.middle) + steps.pre  # (batch, len, dim)
             top = self.post(steps.joined, self.position)
@@ -60,12 +78,37 @@ class Hourglass(nn.Module):
         steps.logits = self.head(top)  # (batch, len, symbols)
         return steps
 
-    def loss(self, ids, targets):
-        """Mean nats a character, and what is worth logging."""
-        steps = self.trace(ids)
-        loss = F.cross_entropy(steps.logits.float().flatten(0, 1), targets.flatten())
+    def _cut(self, steps, ids, boundaries, offset, noise):
+        """Where segments end, (batch, len); what gradients go through, if boundaries are sampled."""
+        if isinstance(self.boundary, Learned) and self.training:
+            steps.boundary_logits = self.boundary.logits(steps.pre)
+        if boundaries is not None:
+            steps.boundaries = boundaries
+        elif noise is not None:
+            soft = torch.sigmoid((steps.boundary_logits + noise) / self.teaching["temperature"])
+            steps.boundaries = soft > 0.5
+            steps.shift = soft - soft.detach()
+        elif steps.boundary_logits is not None:
+            steps.boundaries = self.boundary.decide(steps.boundary_logits)
+        else:
+            steps.boundaries = self.boundary(ids, steps.pre, offset)
+
+    def loss(self, ids, targets, labels=None):
+        """Mean nats a character and the predictor's own loss; `labels` (batch, len) are ends of subwords."""
+        method = self.teaching["method"] if self.teaching else None
+        steps = self.trace(ids, noise=self.noise.logistic(ids) if method == "gumbel" else None)
+        nats = F.cross_entropy(steps.logits.float().flatten(0, 1), targets.flatten())
         rate = 1.0 if steps.boundaries is None else float(steps.boundaries.float().mean())
-        return loss, {"boundary_rate": rate}
+        extra = {"nats": float(nats.detach()), "boundary_rate": rate}
+        if method is None:
+            return nats, extra
+        if method == "gumbel":
+            own = binomial_loss(steps.boundaries + steps.shift, self.teaching["prior"])
+        else:
+            ends = labels.float() if method == "unigram" else spikes(steps.logits.detach(), self.teaching["window"]).float()
+            own = F.binary_cross_entropy_with_logits(steps.boundary_logits, ends)
+            extra["label_rate"] = float(ends.mean())
+        return nats + own, {**extra, "boundary_loss": float(own.detach())}
 
     def matrices(self):
         """Weights between hidden vectors; embeddings, head, biases, norms and predictors learn better with AdamW."""
@@ -80,3 +123,27 @@ class Hourglass(nn.Module):
                 nn.init.normal_(weight, std=0.02)
             elif name.endswith(".bias"):
                 nn.init.zeros_(weight)
+
+
+def binomial_loss(boundaries, prior):
+    """−log Binomial(k; len, prior) / len of each row's count k of boundaries, (batch, len), mean over rows (equation 7).
+
+    Differentiable in k: the binomial coefficient is one of gamma functions.
+    """
+    length = boundaries.shape[1]
+    count = boundaries.sum(1)
+    ways = math.lgamma(length + 1) - torch.lgamma(count + 1) - torch.lgamma(length - count + 1)
+    return -(ways + count * math.log(prior) + (length - count) * math.log1p(-prior)).mean() / length
+
+
+def spikes(logits, window):
+    """Where the entropy of the next symbol is above all of the `window` before (equation 6): booleans (batch, len).
+
+    Positions that do not have as many before them compare with those they have, so the first is always a spike.
+    """
+    log_probabilities = logits.float().log_softmax(-1)
+    entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+    result = torch.ones_like(entropy, dtype=torch.bool)
+    for back in range(1, window + 1):
+        result[:, back:] &= entropy[:, back:] > entropy[:, :-back]
+    return result

@@ -13,6 +13,8 @@ import math
 import torch
 from torch import nn
 
+from .noise import Dropout
+
 QUERY_BLOCK = 128
 
 
@@ -44,6 +46,7 @@ class RelativeAttention(nn.Module):
         self.distance = nn.Linear(dim, inner, bias=False)  # a bias would shift all scores of a query alike: no effect
         self.output = nn.Linear(inner, dim)
         self.norm = nn.LayerNorm(dim, eps=layer_norm_eps)
+        self.dropout = Dropout()
 
     def forward(self, x, position, distances):
         batch, length, _ = x.shape
@@ -57,7 +60,7 @@ class RelativeAttention(nn.Module):
         relative = self.distance(distances).view(length, self.heads, self.head_dim).transpose(0, 1).contiguous()
         mixed = _RelativeAttention.apply(content, distant, key, value, relative)
         mixed = mixed.permute(1, 2, 0, 3).reshape(batch, length, -1)  # (batch, len, heads * head_dim)
-        return self.norm(x + self.output(mixed))
+        return self.norm(x + self.dropout(self.output(mixed)))
 
 
 class _RelativeAttention(torch.autograd.Function):

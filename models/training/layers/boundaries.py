@@ -47,10 +47,15 @@ class Learned(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def logits(self, hidden):
-        return self.output(self.activation(self.hidden(hidden))).squeeze(-1)  # (batch, len)
+        # In f32 whatever the precision of the rest: a boundary is a decision, and its noise is finer than bf16.
+        with torch.autocast(device_type=hidden.device.type, enabled=False):
+            return self.output(self.activation(self.hidden(hidden.float()))).squeeze(-1)  # (batch, len)
 
     def forward(self, ids, hidden, offset=0):
-        return torch.sigmoid(self.logits(hidden)) > self.threshold
+        return self.decide(self.logits(hidden))
+
+    def decide(self, logits):
+        return torch.sigmoid(logits) > self.threshold
 
     def sample(self, hidden, uniform):
         """Boundaries with the predictor's probability, decided by `uniform` noise (batch, len) in [0, 1)."""

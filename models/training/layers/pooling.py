@@ -6,6 +6,7 @@ included if it closes one; before the first boundary it reads the null group, wh
 """
 
 import torch
+import torch.nn.functional as F
 
 
 class Segments:
@@ -18,21 +19,48 @@ class Segments:
         self.counts = self.finished[:, -1]  # (batch)
         self.longest = int(self.counts.max())
 
-    def pool_mean(self, hidden):
-        """(batch, len, dim) to (batch, longest, dim). Rows with fewer segments carry padding that nobody reads."""
+    def pool_mean(self, hidden, shift=None):
+        """(batch, len, dim) to (batch, longest, dim). Rows with fewer segments carry padding that nobody reads.
+
+        `shift` (batch, len) is zero, with gradients of soft boundaries. A position's weight in its segment is one, and grows
+        with every boundary before it: so an earlier boundary is worth more if the later positions of a segment should
+        weigh more in the mean (Bhati et al. 2021, as the reference implementation differentiates it).
+        """
         batch, length, dim = hidden.shape
         columns = self.longest + 1  # the last one collects unfinished segments of the longest rows and is dropped
         slot = (self._row_offsets(columns) + self.owner).view(-1)  # (batch * len)
+        weights = hidden.new_ones(batch * length)
+        if shift is not None:
+            weights = (1 + shift.cumsum(1) - shift).to(hidden.dtype).view(-1)
+            hidden = hidden * weights.view(batch, length, 1)
         sums = hidden.new_zeros(batch * columns, dim).index_add(0, slot, hidden.reshape(-1, dim))
-        sizes = hidden.new_zeros(batch * columns).index_add(0, slot, hidden.new_ones(batch * length))
-        means = sums / sizes.clamp(min=1).unsqueeze(1)
+        sizes = hidden.new_zeros(batch * columns).index_add(0, slot, weights)
+        means = sums / (sizes + (sizes.detach() == 0)).unsqueeze(1)  # clamping would cut the gradient of lone positions
         return means.view(batch, columns, dim)[:, : self.longest]
 
-    def pool_last(self, hidden):
-        """The closing position's vector of each segment: (batch, len, dim) to (batch, longest, dim)."""
-        batch, length, dim = hidden.shape
+    def pool_last(self, hidden, shift=None):
+        """The closing position's vector of each segment: (batch, len, dim) to (batch, longest, dim). No weights: no shift."""
+        return self._at_ends(hidden)
+
+    def pool_hops(self, hidden, hops, shift=None):
+        """The mean of each segment's last `hops` + 1 vectors: (batch, len, dim) to (batch, longest, dim).
+
+        By the recursion of Latent Segment Language Models, equation 3: H ← z·H + (1 − z of the position before)·H of the
+        position before, `hops` times; through z go `shift`'s gradients. Divided by how many vectors came together.
+        """
+        ends = self.finished - self.owner  # z: (batch, len)
+        here = (ends.float() if shift is None else ends + shift).unsqueeze(2)
+        before = F.pad(1 - here[:, :-1], (0, 0, 1, 0))  # nothing comes before the first position
+        sums, counts = hidden, torch.ones_like(hidden[:, :, :1])
+        for _ in range(hops):
+            sums = here * sums + before * F.pad(sums[:, :-1], (0, 0, 1, 0))
+            counts = (here * counts + before * F.pad(counts[:, :-1], (0, 0, 1, 0))).detach()
+        return self._at_ends(sums) / self._at_ends(counts).clamp(min=1)
+
+    def _at_ends(self, vectors):
+        batch, length, dim = vectors.shape
         ends = torch.searchsorted(self.finished, self._ordinals(batch))  # (batch, longest): first t with finished = m + 1
-        return hidden.gather(1, ends.clamp(max=length - 1).unsqueeze(2).expand(-1, -1, dim))
+        return vectors.gather(1, ends.clamp(max=length - 1).unsqueeze(2).expand(-1, -1, dim))
 
     def upsample(self, shortened):
         """(batch, 1 + longest, dim), null group first, to (batch, len, dim)."""

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention import RelativeAttention
+from .noise import Dropout
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}  # gelu is the exact one, by erf
 
@@ -17,9 +18,10 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(feed_forward, dim)
         self.norm = nn.LayerNorm(dim, eps=layer_norm_eps)
         self.activation = ACTIVATIONS[activation]
+        self.dropout = Dropout()
 
     def forward(self, x):
-        return self.norm(x + self.down(self.activation(self.up(x))))
+        return self.norm(x + self.dropout(self.down(self.dropout(self.activation(self.up(x))))))
 
 
 class Layer(nn.Module):

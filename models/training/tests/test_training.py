@@ -1,6 +1,9 @@
 """A run on a tiny model: a kill changes nothing, an export gives back the same model, windows cover the text once."""
 
+import argparse
+import contextlib
 import copy
+import io
 import json
 import random
 import tempfile
@@ -10,28 +13,69 @@ from pathlib import Path
 import numpy
 import torch
 
-from training import checkpoint, data, evaluation, schedule
+from training import campaign, checkpoint, data, evaluation, schedule, table
+from training.evaluate import by_length, parse_window
 from training.export import export
 from training.families import build
 from training.safetensors_file import read
 from training.tests.test_golden import GOLDEN, weir_config, weir_tensors
-from training.train import Run, train
+from training.run import Run
+from training.train import train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def tiny(name="english-whitespace"):
+    """A configuration at a size that trains in a second: its parts, its recipe's kind, none of its numbers."""
     config = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
-    architecture = config["model"]["architecture"]
-    architecture.update(dim=16, heads=2, head_dim=6, feed_forward=24, layers={k: 1 for k in architecture["layers"]})
-    config["training"].update(
-        budget={"characters": 40_000}, batch_characters=2048, precision="f32", warmup_steps=4, log_every_steps=1,
-        valid_every_seconds=1e9, save_every_seconds=1e9, valid_characters=4096,
+    architecture, recipe = config["model"]["architecture"], config["training"]
+    {"hourglass": tiny_hourglass, "decoder": tiny_decoder, "lslm": tiny_lslm, "pyramidion": tiny_pyramidion}[
+        config["model"]["family"]
+    ](config["model"], architecture)
+    recipe.update(
+        budget={"characters": 40_000}, precision="f32", warmup_steps=4, log_every_steps=1, dropout=0.1, clip=1.0,
+        save_every_seconds=1e9, valid_characters=4096, batch_characters=2048, batch_pairs=16, valid_pairs=16,
+        adamw={"lr": 0.01, "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.0},
     )  # fmt: skip
+    recipe.pop("valid_every_characters", None)
+    recipe["valid_every_seconds"] = 1e9
+    if "posterior_lr" in recipe:
+        recipe["posterior_lr"] = 1e-3  # the predictor is narrower, too
+    if "stages" in recipe:
+        recipe["stages"] = [{"until": 1.0, "length": 64}]
+    if recipe.get("boundaries", {}).get("method") == "unigram":
+        recipe["boundaries"]["vocabulary"] = 40
     return config
 
 
-class Training(unittest.TestCase):
+def tiny_hourglass(model, architecture):
+    architecture.update(dim=16, heads=2, head_dim=6, feed_forward=24, layers={k: 1 for k in architecture["layers"]})
+    model["training_length"] = 64
+
+
+def tiny_decoder(model, architecture):
+    architecture.update(dim=16, heads=2, head_dim=6, feed_forward=24, layers=1)
+    model["training_length"] = 64
+
+
+def tiny_lslm(model, architecture):
+    for stack in ("token", "context", "decoder"):
+        architecture[stack].update(layers=1, dim=16, heads=2, head_dim=8, feed_forward=24)
+    architecture["boundaries"]["hidden"] = 24
+    model["training_length"] = 64
+
+
+def tiny_pyramidion(model, architecture):
+    architecture.update(encoder_layers=2, decoder_layers=1, dim=16, heads=2, feed_forward=24, source_length=32,
+                        target_length=12, block=16)  # fmt: skip
+    if "lengths" in architecture["pooling"]:
+        architecture["pooling"]["lengths"] = {"0": 16, "1": 8}
+    model["vocabulary"]["size"] = 80
+
+
+class OnText(unittest.TestCase):
+    """With a folder of made-up text and pairs."""
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -40,38 +84,108 @@ class Training(unittest.TestCase):
         words = ["".join(chance.choices("etaoins", k=chance.randint(1, 8))) for _ in range(50)]
         for split, count in (("train", 12_000), ("valid", 2_000)):
             (cls.root / f"english.{split}.txt").write_text(" ".join(chance.choices(words, k=count)))
+            documents = [chance.choices(words, k=12) for _ in range(count // 20)]
+            pairs = [{"source": "s", "document": " ".join(d), "summary": " ".join(d[:3])} for d in documents]
+            (cls.root / f"summaries.{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def run_for(self, name, config=None):
-        return Run(config or tiny(), self.root, self.root / name, "cpu")
+    def run_for(self, name, config=None, workers=1):
+        return Run(config or tiny(), self.root, self.root / name, "cpu", workers)
 
+
+class Training(OnText):
     def test_every_configuration_learns(self):
         for path in sorted(CONFIGS.glob("*.json")):
             with self.subTest(config=path.stem):
                 run = self.run_for(f"learns-{path.stem}", tiny(path.stem))
-                first = run.validate()
-                train(run)
-                self.assertLess(run.validate(), first - 0.5)
+                unit = run.task.unit
+                first = run.task.validate(run.model)[unit]
+                if path.stem.startswith("paper-"):  # the same parts, at another size
+                    run.train_step()
+                    continue
+                self.assertTrue(train(run))
+                self.assertLess(run.task.validate(run.model)[unit], first - 0.5)
                 self.assertTrue((run.out / "learning-curve.svg").read_text().startswith("<svg"))
 
     def test_a_kill_changes_nothing(self):
-        whole = self.run_for("whole")
-        expected = [whole.train_step()["train_bpc"] for _ in range(12)]
-        first = self.run_for("killed")
-        actual = [first.train_step()["train_bpc"] for _ in range(5)]
+        """With all noise on, rows shared by two threads, and updates in turns."""
+        for name in ("english-whitespace", "compare-gumbel", "compare-unigram", "lex-xpos", "lslm-hops3", "summaries-pyramidion"):
+            with self.subTest(config=name):
+                self.compare_killed(name)
+
+    def compare_killed(self, name):
+        whole = self.run_for(f"whole-{name}", tiny(name), workers=2)
+        key = f"train_{whole.task.unit}"
+        expected = [whole.train_step()[key] for _ in range(9)]
+        first = self.run_for(f"killed-{name}", tiny(name), workers=2)
+        actual = [first.train_step()[key] for _ in range(5)]
         first.save()
-        second = self.run_for("killed")
+        second = self.run_for(f"killed-{name}", tiny(name), workers=2)
         second.resume()
-        actual += [second.train_step()["train_bpc"] for _ in range(7)]
+        actual += [second.train_step()[key] for _ in range(4)]
         self.assertEqual(actual, expected)
+        for ours, theirs in zip(second.model.parameters(), whole.model.parameters()):
+            self.assertTrue(torch.equal(ours, theirs))
+
+    def test_a_seed_is_all_that_tells_runs_apart(self):
+        def losses(name, seed):
+            config = tiny("compare-gumbel")
+            config["training"]["seed"] = seed
+            run = self.run_for(f"seed-{name}", config)
+            return [run.train_step()["train_bpc"] for _ in range(3)]
+
+        self.assertEqual(losses("a", 1), losses("b", 1))
+        self.assertNotEqual(losses("c", 2), losses("d", 1))
 
     def test_workers_share_a_batch(self):
-        alone, shared = self.run_for("alone"), Run(tiny(), self.root, self.root / "shared", "cpu", workers=2)
-        for _ in range(4):
-            self.assertAlmostEqual(alone.train_step()["train_bpc"], shared.train_step()["train_bpc"], places=4)
+        for name in ("english-whitespace", "summaries-blockwise"):
+            config = tiny(name)
+            config["training"]["dropout"] = 0.0  # each worker has noise of its own
+            alone, shared = self.run_for(f"alone-{name}", config), self.run_for(f"shared-{name}", config, workers=2)
+            key = f"train_{alone.task.unit}"
+            for _ in range(4):
+                self.assertAlmostEqual(alone.train_step()[key], shared.train_step()[key], places=4)
+
+    def test_turns(self):
+        """Three updates of the generative model, then one of the predictor, which nothing else moves."""
+        run = self.run_for("turns", tiny("lslm-dp"))
+        predictor = lambda: [weight.clone() for weight in run.model.posterior()]  # noqa: E731
+        others = lambda: [w.clone() for n, w in run.model.named_parameters() if not n.startswith("boundary.")]  # noqa: E731
+        same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b))  # noqa: E731
+        moved = []
+        for _ in range(8):
+            before = predictor(), others()
+            run.train_step()
+            moved.append((not same(before[0], predictor()), not same(before[1], others())))
+        self.assertEqual(moved, 2 * ([(False, True)] * 3 + [(True, False)]))
+
+    def test_a_loss_that_doubles_brings_the_best_back(self):
+        run = self.run_for("diverged", tiny("lslm-dp"))
+        self.assertNotIn("restored", run.validate())
+        best = [weight.clone() for weight in run.model.parameters()]
+        with torch.no_grad():
+            for weight in run.model.parameters():
+                weight.mul_(30)
+        self.assertEqual(run.validate()["restored"], 1)
+        for weight, kept in zip(run.model.parameters(), best):
+            self.assertTrue(torch.equal(weight, kept))
+
+    def test_the_prior_is_met(self):
+        """The divergence pulls the boundaries' probability to the prior, which is not where it begins."""
+        for name, kind, prior, key in (
+            ("compare-gumbel", "boundaries", 0.2, "boundary_rate"),
+            ("lslm-dp", "elbo", 0.8, "mean_probability"),
+        ):
+            config = tiny(name)
+            config["training"].update(budget={"characters": 150_000}, interleave=0)
+            config["training"][kind]["prior"] = prior
+            run = self.run_for(f"prior-{name}", config)
+            rates = [run.train_step()[key] for _ in range(40)]
+            self.assertGreater(abs(rates[0] - prior), 0.2)
+            self.assertAlmostEqual(sum(rates[-10:]) / 10, prior, delta=0.1, msg=name)
 
     def test_another_model_is_not_resumed(self):
         self.run_for("other").save()
@@ -84,6 +198,7 @@ class Training(unittest.TestCase):
         run = self.run_for("exported")
         run.train_step()
         run.save()
+        run.model.eval()
         facts = export(run.out, self.root / "model")
         model, config = checkpoint.load(self.root / "model")
         self.assertEqual(config, run.config["model"])
@@ -91,11 +206,72 @@ class Training(unittest.TestCase):
         ids = torch.randint(0, 27, (2, 50))
         self.assertTrue(torch.equal(model(ids), run.model(ids)))
 
+    def test_bf16_rounds_matrices_and_nothing_else(self):
+        run = self.run_for("rounded")
+        run.save()
+        export(run.out, self.root / "rounded-model", "bf16")
+        found = read(self.root / "rounded-model" / "model.safetensors")
+        for name, tensor in run.model.state_dict().items():
+            expected = tensor.bfloat16().float() if tensor.dim() >= 2 else tensor
+            self.assertTrue(torch.equal(found[name], expected), name)
+
+    def test_the_best_is_exported_where_the_recipe_keeps_it(self):
+        run = self.run_for("best", tiny("summaries-pyramidion"))
+        run.train_step()
+        run.validate()
+        best = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+        run.best = 0.0  # whatever comes is worse
+        run.train_step()
+        run.save()
+        export(run.out, self.root / "best-model")
+        model, _ = checkpoint.load(self.root / "best-model")
+        for name, tensor in model.state_dict().items():
+            self.assertTrue(torch.equal(tensor, best[name]), name)
+        self.assertTrue((self.root / "best-model" / "tokenizer.json").exists())
+
     def test_exported_frequencies_are_the_reference_s(self):
         run = self.run_for("frequencies")
         dim = run.config["model"]["architecture"]["dim"]
         expected = 1 / (10000 ** (torch.arange(0.0, dim, 2.0) / dim))
         self.assertTrue(torch.equal(run.model.position.inverse_frequency, expected))
+
+
+class Campaign(OnText):
+    """Stopped by its time and resumed, its runs are those that no one stopped."""
+
+    def conduct(self, out, *arguments):
+        """The lines that it prints."""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            campaign.main(["--data", str(self.root), "--out", str(self.root / out), *arguments])
+        return printed.getvalue().splitlines()
+
+    def test_a_campaign_goes_on_where_it_stopped(self):
+        configs = []
+        for name in ("compare-whitespace", "summaries-pyramidion"):
+            path = self.root / f"{name}.json"
+            path.write_text(json.dumps(tiny(name)))
+            configs.append(str(path))
+        runs = [f"{configs[0]}@2", configs[1]]
+        names = ["compare-whitespace-seed2", "summaries-pyramidion-seed1"]
+        self.assertEqual(self.conduct("whole", *runs), [f"{name}: complete" for name in names])
+        self.conduct("parts", "--seconds", "0.2", *runs)
+        log = self.root / "parts" / names[0] / "log.jsonl"
+        log.write_text((log.read_text() if log.exists() else "") + '{"step": 1, "char')  # as a kill may leave it
+        self.assertFalse((self.root / "parts" / names[1] / "result.json").exists())
+        self.assertEqual(self.conduct("parts", *runs), [f"{name}: complete" for name in names])
+        self.assertEqual(self.conduct("parts", "--status", *runs), [f"{name}: complete" for name in names])
+        for name in names:
+            whole, parts = (json.loads((self.root / out / name / "result.json").read_text()) for out in ("whole", "parts"))
+            self.assertEqual((whole["sha256"], whole["characters"]), (parts["sha256"], parts["characters"]))
+        self.check_table(table.collect(self.root / "whole"))
+
+    def check_table(self, found):
+        self.assertEqual(list(found), ["compare-whitespace"])  # the other's bits are no characters'
+        (result,) = found["compare-whitespace"]
+        row = table.markdown(found).splitlines()[-1]
+        self.assertIn(f"| {result['bpc']:.3f} | {1 / result['boundary_rate']:.1f}x | valid |", row)
+        self.assertIn("compare-whitespace</text>", table.plot(found))
 
 
 class Windows(unittest.TestCase):
@@ -112,12 +288,12 @@ class Windows(unittest.TestCase):
         windows = data.Windows(numpy.zeros(9 * data.SPAN, dtype=numpy.uint8), seed=1)
         inputs, _ = windows.batch(4 * data.SPAN, 2 * data.SPAN)
         self.assertEqual(inputs.shape, (2, 2 * data.SPAN))
-        self.assertEqual(windows.spans_consumed, 4)
+        self.assertEqual(windows.order.consumed, 4)
 
     def test_unknown_characters_are_refused(self):
-        self.assertEqual(data.encode("ba a", [" ", "a", "b"]).tolist(), [2, 1, 0, 1])
+        self.assertEqual(data.encode("ba a", {"symbols": [" ", "a", "b"]}).tolist(), [2, 1, 0, 1])
         with self.assertRaises(ValueError):
-            data.encode("é", [" ", "a", "b"])
+            data.encode("é", {"symbols": [" ", "a", "b"]})
 
 
 class Evaluation(unittest.TestCase):
@@ -128,16 +304,37 @@ class Evaluation(unittest.TestCase):
                 expected = json.loads((GOLDEN / case / "eval.json").read_text())
                 model = build(config)
                 model.load_state_dict(weir_tensors(read(GOLDEN / case / "model.safetensors")))
-                ids = data.encode(expected["text"], config["vocabulary"]["symbols"])
+                ids = data.encode(expected["text"], config["vocabulary"])
                 stride, total = expected["eval_tgt_len"], expected["eval_total_len"]
                 result = evaluation.bits_per_character(model, ids, stride, total, rows=expected["bsz"])
                 self.assertAlmostEqual(result["bpc"], expected["bpc"], places=5)
 
 
+class Lengths(unittest.TestCase):
+    """A blockwise window changes nothing up to the training length, and bounds what is seen beyond it."""
+
+    def test_by_length(self):
+        torch.manual_seed(5)
+        model = build(tiny("lex-xpos")["model"]).eval()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=1.0)
+        ids = numpy.random.RandomState(1).randint(0, 27, 512).astype(numpy.uint16)
+        windows = [(name, parse_window(name)) for name in ("full", "blockwise:64", "sliding:64")]
+        found = {(r["window"], r["length"]): r["bpc"] for r in by_length(model, ids, [32, 64, 256], windows)}
+        for length in (32, 64):
+            self.assertAlmostEqual(found["full", length], found["blockwise:64", length], places=5)
+            self.assertAlmostEqual(found["full", length], found["sliding:64", length], places=5)
+        self.assertEqual(len({round(found[name, 256], 4) for name, _ in windows}), 3)
+
+    def test_a_window_that_is_none(self):
+        for text in ("wide", "blockwise", "sliding:0", "full:3"):
+            self.assertRaises(argparse.ArgumentTypeError, parse_window, text)
+
+
 class Schedule(unittest.TestCase):
     def test_warm_up_plateau_decay(self):
         def factor(share, step):
-            return schedule.learning_rate_factor(share, step, warmup_steps=10, decay_share=0.5)
+            return schedule.learning_rate_factor(share, step, {"warmup_steps": 10, "decay_share": 0.5})
 
         self.assertAlmostEqual(factor(0.0, 0), 0.1)
         self.assertEqual(factor(0.4, 100), 1.0)

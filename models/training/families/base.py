@@ -1,0 +1,31 @@
+"""What every family offers.
+
+`forward(…)` for logits · `loss(*batch)` for training · `prepare(recipe)` before training · `matrices()` for the optimiser ·
+`posterior()`, weights that an interleaved recipe updates in steps of their own · `measure(…)` for evaluation, where the
+family has a way of its own. Parameters bear the names of the checkpoint, so `state_dict` is what gets exported.
+"""
+
+from torch import nn
+
+from ..layers.noise import Dropout, Noise
+
+
+class Family(nn.Module):
+    def prepare(self, recipe):
+        """Take from the recipe what training needs and the model is not."""
+        self.noise = Noise()
+        for module in self.modules():
+            if isinstance(module, Dropout):
+                module.rate, module.noise = recipe.get("dropout", 0.0), self.noise
+
+    def loss(self, *batch):
+        """The mean loss of a batch's rows, and what is worth logging; `nats` among it: of a symbol, without other terms."""
+        raise NotImplementedError
+
+    def matrices(self):
+        """Weights between hidden vectors; embeddings, head, biases, norms and predictors learn better with AdamW."""
+        raise NotImplementedError
+
+    def posterior(self):
+        """None, unless the family has an inference model."""
+        return []

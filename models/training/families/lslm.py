@@ -1,0 +1,218 @@
+"""Latent Segment Language Model (LSLM): segments that the model finds by itself, written by a decoder of segments.
+
+token encoder over symbols → boundary → pool each closed segment → context encoder over segments → decoder, which writes a
+segment from the segments before it, and ends it by a mark. Training (section 2.4) maximises the evidence lower bound: likelihood
+of symbols and marks given sampled boundaries, minus β times the divergence of their probabilities from the prior.
+"""
+
+import math
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import data
+from ..layers.pooling import Segments
+from ..layers.t5 import Stack
+from .base import Family
+
+EVALUATION_ROWS = 64
+
+
+class Lslm(Family):
+    def __init__(self, config):
+        super().__init__()
+        architecture, self.marks = config["architecture"], config["vocabulary"]["specials"]
+        symbols, eps = data.size(config["vocabulary"]), architecture["norm_eps"]
+        token, context, decoder = (architecture[name] for name in ("token", "context", "decoder"))
+        self.driver, self.threshold = architecture["driver"], architecture["boundaries"]["threshold"]
+        self.pooling = architecture["pooling"]
+        self.token = Stack(token, eps)
+        first = architecture["widths"] == "first-layer"
+        self.context = Stack(context, eps, taken=token["dim"] if first else None)
+        self.decoder = Stack(decoder, eps, memory=context["dim"])
+        self.shared = architecture["shared_embedding"]
+        if self.shared:
+            self.embedding = nn.Embedding(symbols, token["dim"])
+        else:
+            self.token.embedding = nn.Embedding(symbols, token["dim"])
+            self.decoder.embedding = nn.Embedding(symbols, decoder["dim"])
+        if architecture["widths"] == "projection":
+            self.context.projection = nn.Linear(token["dim"], context["dim"], bias=False)
+        self.boundary = Predictor(token["dim"], architecture["boundaries"]["hidden"])
+        self.tied = architecture["tied_head"]
+        self.head = Head(symbols, decoder["dim"], self.tied)
+        self.prior, self.beta = None, None
+        self._initialise()
+
+    def prepare(self, recipe):
+        super().prepare(recipe)
+        self.prior, self.beta = recipe["elbo"]["prior"], recipe["elbo"]["beta"]
+
+    def posterior(self):
+        """Of equation 2; it is the inference model, too."""
+        return list(self.boundary.parameters())
+
+    def matrices(self):
+        stacks = (self.token, self.context, self.decoder)
+        named = [(name, weight) for stack in stacks for name, weight in stack.named_parameters()]
+        return [weight for name, weight in named if weight.dim() == 2 and not name.startswith(("embedding", "distance_bias"))]
+
+    def trace(self, ids, boundaries=None, noise=None, ended=True):
+        """The forward pass over ids (batch, n) of text, without marks. `boundaries` (batch, n + 1) overrides the predictor, that
+        of the start mark included; `noise` samples. With `ended`, the text ends with them."""
+        steps = SimpleNamespace()
+        start = torch.full_like(ids[:, :1], self.marks["start"])
+        tokens = (self.embedding if self.shared else self.token.embedding)(torch.cat([start, ids], dim=1))
+        steps.hidden = self.token(tokens)  # (batch, n + 1, dim)
+        steps.boundary_logits = self.boundary(steps.hidden)  # (batch, n + 1)
+        steps.boundaries, steps.shift = self._cut(steps.boundary_logits, boundaries, noise)
+        segments = Segments(steps.boundaries)
+        steps.counts = segments.counts
+        steps.pooled = self._pool(segments, steps.hidden, steps.shift)  # (batch, segments, dim)
+        projection = getattr(self.context, "projection", None)
+        steps.context = self.context(steps.pooled if projection is None else projection(steps.pooled))
+        self._lay_out(steps, segments, ids, ended)
+        inputs = (self.embedding if self.shared else self.decoder.embedding)(steps.inputs)
+        same = steps.segment.unsqueeze(2) == steps.segment.unsqueeze(1)  # (batch, places, places)
+        known = torch.arange(segments.longest, device=ids.device) < steps.segment.clamp(min=1).unsqueeze(2)
+        written = self.decoder(inputs, same, steps.context, known)  # (batch, places, dim)
+        steps.logits = self.head(written, (self.embedding if self.shared else self.decoder.embedding).weight)
+        return steps
+
+    def forward(self, ids):
+        """Logits of the decoder's places, (batch, places, symbols); `trace` tells which place is which."""
+        return self.trace(ids).logits
+
+    def _cut(self, logits, boundaries, noise):
+        """Booleans (batch, n + 1), and the zero that gradients go through where boundaries are sampled (equations 5 and 6)."""
+        shift = None
+        if boundaries is None and noise is None:
+            boundaries = torch.sigmoid(logits) >= self.threshold
+        elif boundaries is None:
+            soft = torch.sigmoid(logits + noise)
+            boundaries, shift = soft >= 0.5, soft - soft.detach()
+            shift = torch.cat([torch.zeros_like(shift[:, :1]), shift[:, 1:]], dim=1)
+        boundaries = boundaries.clone()
+        boundaries[:, 0] = True  # the start mark is a segment
+        return boundaries, shift
+
+    def _pool(self, segments, hidden, shift):
+        if self.pooling == "mean":
+            return segments.pool_mean(hidden, shift)
+        return segments.pool_hops(hidden, 0 if self.pooling == "last" else self.pooling["hops"], shift)
+
+    def _lay_out(self, steps, segments, ids, ended):
+        """The decoder's rows, one a segment, one behind the other: inputs, targets, segment, each (batch, places).
+
+        Position t (0: the start mark) has one place if it is a symbol, which reads it, and one behind that if it ends a
+        segment, which reads the mark that begins the next. The former's target is the mark that ends a segment, if it does;
+        else, and for the latter, what comes next: the end mark behind the last symbol, if the text has `ended`, else −1.
+        """
+        batch, length = ids.shape
+        marks, ends, device = self.marks, steps.boundaries, ids.device
+        position = torch.arange(length + 1, device=device).expand(batch, -1)
+        behind = torch.full((batch, 1), marks["end"] if ended else -1, device=device)
+        following = torch.cat([ids, behind], dim=1)  # (batch, n + 1)
+        places = length + segments.longest
+        read = position[:, 1:] - 1 + segments.owner[:, 1:]  # (batch, n): where symbols are read
+        begin = torch.where(ends, position + segments.owner, places)  # (batch, n + 1); places: none, cut off below
+        blank = torch.full((batch, places + 1), -1, device=device)
+        target = torch.where(ends[:, 1:], marks["segment_end"], following[:, 1:])
+        steps.targets = blank.scatter(1, read, target).scatter(1, begin, following)[:, :places]
+        steps.segment = blank.scatter(1, read, segments.owner[:, 1:]).scatter(1, begin, segments.owner + 1)[:, :places]
+        first = torch.full_like(begin, marks["segment_start"])
+        steps.inputs = blank.clamp(min=0).scatter(1, read, ids).scatter(1, begin, first)[:, :places]
+
+    def loss(self, ids, targets):
+        """Nats a symbol of text, end and segment marks, and β times the divergence a position. Windows are chunks of their
+        own: the targets that follow them are not used."""
+        steps = self.trace(ids, noise=self.noise.logistic(ids.new_empty(len(ids), ids.shape[1] + 1)))
+        nats = F.cross_entropy(steps.logits.float().flatten(0, 1), steps.targets.flatten(), ignore_index=-1, reduction="sum")
+        nats = nats / ids.numel()
+        logits = steps.boundary_logits[:, 1:].float()
+        divergence = bernoulli_divergence(logits, self.prior)
+        extra = {"divergence": float(divergence.detach()), "boundary_rate": float(steps.boundaries[:, 1:].float().mean())}
+        extra["mean_probability"] = float(torch.sigmoid(logits.detach()).mean())
+        return nats + self.beta * divergence, {"nats": float(nats.detach()), **extra}
+
+    @torch.no_grad()
+    def measure(self, ids, total, progress=None):
+        """Bits per character of chunks of `total` symbols, each with start and end marks, boundaries by the predictor.
+
+        Divided by the length with both marks, as the paper does (SPEC, section 9): `bpc_paper` without the cost of marks of
+        segments, `bpc_joint` with it, `bpc_renormalised` without probability for marks that no text has. `bpc` is the one
+        that the checkpoint's driver makes true, as the server reports it.
+        """
+        training, device = self.training, next(self.parameters()).device
+        self.eval()
+        chunks = torch.from_numpy(ids[: len(ids) // total * total].astype("int64")).view(-1, total)
+        sums, ends = torch.zeros(3, dtype=torch.float64), 0
+        for start in range(0, len(chunks), EVALUATION_ROWS):
+            steps = self.trace(chunks[start : start + EVALUATION_ROWS].to(device))
+            sums += torch.tensor(self.bits(steps), dtype=torch.float64)
+            ends += int(steps.boundaries[:, 1:].sum())
+            if progress:
+                progress(min(start + EVALUATION_ROWS, len(chunks)), len(chunks))
+        self.train(training)
+        paper, joint, renormalised = (float(value) / (len(chunks) * (total + 2)) for value in sums)
+        result = {"bpc_paper": paper, "bpc_joint": joint, "bpc_renormalised": renormalised}
+        result.update(bpc=joint if self.driver == "nxt" else renormalised)
+        return {**result, "scored": chunks.numel(), "boundary_rate": ends / chunks.numel()}
+
+    def bits(self, steps):
+        """Of all rows together: text and end; with segment marks; text and end without probability for impossible marks."""
+        marks, targets = self.marks, steps.targets
+        logits = steps.logits.float()
+        own = torch.gather(logits.log_softmax(-1), 2, targets.clamp(min=0).unsqueeze(2)).squeeze(2)
+        impossible = [marks["start"], marks["segment_start"], marks["segment_end"]]
+        possible = logits.index_fill(2, torch.tensor(impossible, device=logits.device), float("-inf")).log_softmax(-1)
+        possible = torch.gather(possible, 2, targets.clamp(min=0).unsqueeze(2)).squeeze(2)
+        text = (targets >= 0) & (targets != marks["segment_end"])
+        sums = (own[text].sum(), own[targets >= 0].sum(), possible[text].sum())
+        return [-float(value.double()) / math.log(2) for value in sums]
+
+    def _initialise(self):
+        for name, weight in self.named_parameters():
+            if name.endswith("embedding.weight"):
+                nn.init.normal_(weight)
+
+
+class Predictor(nn.Module):
+    """b = Σ W₂·relu(W₁·h) (equation 2)."""
+
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.hidden = nn.Linear(dim, hidden, bias=False)
+        self.output = nn.Linear(hidden, dim, bias=False)
+        # The sum of all outputs starts at a deviation below one, so that no boundary is decided before anything is learnt.
+        nn.init.normal_(self.hidden.weight, std=dim**-0.5)
+        nn.init.normal_(self.output.weight, std=(dim * hidden) ** -0.5)
+
+    def forward(self, hidden):
+        # In f32 whatever the precision of the rest: a boundary is a decision.
+        with torch.autocast(device_type=hidden.device.type, enabled=False):
+            return self.output(F.relu(self.hidden(hidden.float()))).sum(-1)  # (batch, len)
+
+
+class Head(nn.Module):
+    """Logits; a tied one uses the decoder's embedding, and T5's scale with it."""
+
+    def __init__(self, symbols, dim, tied):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(symbols))
+        if not tied:
+            self.weight = nn.Parameter(torch.randn(symbols, dim) * dim**-0.5)
+        self.tied = tied
+
+    def forward(self, x, embedding):
+        if self.tied:
+            return F.linear(x * x.shape[-1] ** -0.5, embedding, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+def bernoulli_divergence(logits, prior):
+    """KL(Bernoulli(sigmoid(logits)) ‖ Bernoulli(prior)), mean."""
+    p = torch.sigmoid(logits)
+    return (p * (F.logsigmoid(logits) - math.log(prior)) + (1 - p) * (F.logsigmoid(-logits) - math.log1p(-prior))).mean()

@@ -1,0 +1,156 @@
+"""A run: a model, its optimisers, its place in the data and in the budget; one step of it; saving and going on."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from . import schedule, tasks
+from .families import build
+from .muon import Muon
+from .parallel import Workers
+
+
+class Run:
+    def __init__(self, config, data_folder, out, device="cpu", workers=1):
+        self.config, self.recipe = config, config["training"]
+        self.out, self.device = Path(out), device
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.task = tasks.build(config, data_folder, self.out)
+        torch.manual_seed(self.recipe["seed"])
+        self.model = build(config["model"]).to(device)
+        self.model.prepare(self.recipe)
+        self.workers = Workers(self.model, workers, self.recipe["precision"])
+        self.optimisers = optimisers(self.model, self.recipe, self.workers)
+        self.step = self.characters = self.restored = 0
+        self.elapsed = 0.0  # seconds of training, over all resumptions
+        self.best = None  # the least validation loss so far, where the recipe keeps the best
+
+    def share_spent(self):
+        """How much of the budget is gone: by time or by symbols read, whichever the recipe counts."""
+        budget = self.recipe["budget"]
+        if "minutes" in budget:
+            return self.elapsed / (60 * budget["minutes"])
+        return self.characters / budget["characters"]
+
+    def train_step(self):
+        """One update; returns what the log wants to know."""
+        share, began = self.share_spent(), time.monotonic()
+        length = schedule.window_length(share, self.recipe["stages"]) if "stages" in self.recipe else None
+        factor = schedule.learning_rate_factor(share, self.step, self.recipe)
+        batch, symbols = self.task.batch(length)
+        batch = [part.to(self.device) for part in batch]
+        _, extra = self.workers.gradients(batch, (self.recipe["seed"], self.step))
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe["clip"])
+        for optimiser, weights in self.optimisers:
+            if weights in ("all", self.turn()):
+                for group in optimiser.param_groups:
+                    group["lr"] = group["peak"] * factor
+                optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        self.characters += symbols
+        self.elapsed += time.monotonic() - began
+        bits = extra.pop("nats") / math.log(2)
+        entry = {f"train_{self.task.unit}": bits, "gradient_norm": float(norm), "lr": factor, **extra}
+        return {**entry, "length": length} if length else entry
+
+    def turn(self):
+        """Whose step it is under interleaved updates: after k of the generative model's, one of the posterior's."""
+        every = self.recipe.get("interleave", 0) + 1
+        return "posterior" if self.step % every == every - 1 else "generative"
+
+    def validate(self):
+        """Measures the model; keeps the best one, and goes back to it if the loss has more than doubled, if the recipe wants."""
+        result = self.task.validate(self.model)
+        if not self.recipe.get("keep_best"):
+            return result
+        loss = result[self.task.unit]
+        if self.best is None or loss < self.best:
+            self.best = loss
+            self._write("best.pt")
+        elif not loss <= 2 * self.best:  # also if it is not a number
+            self._restore_best()
+            result["restored"] = 1
+        self.save()  # so that the best is never ahead of the state that it belongs to
+        return result
+
+    def save(self):
+        self._write("state.pt")
+
+    def _write(self, name):
+        """Atomically, so that a kill during the save costs nothing."""
+        state = {
+            "config": self.config,
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser, _ in self.optimisers],
+            "progress": {key: getattr(self, key) for key in ("step", "characters", "elapsed", "restored", "best")},
+            "place": self.task.place,
+        }
+        torch.save(state, self.out / f"{name}.partial")
+        os.replace(self.out / f"{name}.partial", self.out / name)
+
+    def resume(self):
+        state = torch.load(self.out / "state.pt", map_location="cpu")
+        if state["config"]["model"] != self.config["model"]:
+            raise ValueError(f"{self.out} holds a run of a different model")
+        self._take(state)
+        for name, value in state["progress"].items():
+            setattr(self, name, value)
+        self.task.place = state["place"]
+        self._forget_log_after(self.step)
+
+    def _take(self, state):
+        self.model.load_state_dict(state["model"])
+        for (optimiser, _), saved in zip(self.optimisers, state["optimisers"]):
+            optimiser.load_state_dict(saved)
+
+    def _restore_best(self):
+        """Weights and optimisers as they were; data, schedule and noise go on, else the same would happen again."""
+        self._take(torch.load(self.out / "best.pt", map_location="cpu"))
+        self.restored += 1
+
+    def _forget_log_after(self, step):
+        """Steps made after the last save are made again, and logged again. A kill may have cut the last line short."""
+        log = self.out / "log.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step), encoding="utf-8")
+
+
+def optimisers(model, recipe, workers):
+    """[(optimiser, whose weights)]: Muon for matrices between hidden vectors, AdamW for the rest; with `muon` absent, AdamW
+    for all. The posterior's weights, if any, have an AdamW with a rate of their own; with `interleave`, both have their turns."""
+    apart = model.posterior()
+    taken = {id(weight) for weight in apart}
+    matrices = [weight for weight in model.matrices() if id(weight) not in taken] if "muon" in recipe else []
+    taken |= {id(weight) for weight in matrices}
+    rest = [weight for weight in model.parameters() if id(weight) not in taken]
+    turns = recipe.get("interleave", 0) > 0
+    role = "generative" if turns else "all"
+    result = [(adamw(rest, recipe), role)]
+    if matrices:
+        dtype = torch.bfloat16 if recipe["precision"] == "bf16" else torch.float32
+        result.append((Muon(matrices, **recipe["muon"], dtype=dtype, workers=workers), role))
+    if apart:
+        own = {**recipe, "adamw": {**recipe["adamw"], "lr": recipe["posterior_lr"]}}
+        result.append((adamw(apart, own), "posterior" if turns else "all"))
+    for optimiser, _ in result:
+        for group in optimiser.param_groups:
+            group["peak"] = group["lr"]  # the schedule scales from here
+    return result
+
+
+def adamw(weights, recipe):
+    """Weight decay is for matrices: norms and biases have none."""
+    settings = dict(recipe["adamw"])
+    decay = settings.pop("weight_decay")
+    groups = [
+        {"params": [weight for weight in weights if weight.dim() >= 2], "weight_decay": decay},
+        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=settings.pop("lr"), betas=tuple(settings.pop("betas")), **settings)

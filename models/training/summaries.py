@@ -1,0 +1,104 @@
+"""Pairs of document and summary as a task: files `CORPUS.SPLIT.jsonl(.xz)`, a JSON object a line with source, document, summary.
+
+The subword tokenizer is trained on the training pairs when a run begins, kept in the run folder, and exported with the model, in
+the format of Hugging Face's tokenizers. Its first four pieces are fairseq's: beginning, padding, end, unknown.
+"""
+
+import json
+import lzma
+import math
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from . import data
+from .families.pyramidion import EOS, PAD
+
+MARKS = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def read_pairs(folder, corpus, split):
+    path = Path(folder) / f"{corpus}.{split}.jsonl"
+    if path.exists():
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with lzma.open(path.with_name(path.name + ".xz"), "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def tokenizer(pairs, size, path):
+    """The tokenizer at `path`, trained there first if need be, on documents' beginnings and summaries."""
+    if not path.exists():
+        made = Tokenizer(models.Unigram())
+        made.normalizer = normalizers.NFKC()
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=MARKS, unk_token="<unk>", show_progress=False)
+        made.train_from_iterator((pair[key][:2000] for pair in pairs for key in ("document", "summary")), trainer)
+        partial = path.with_name(path.name + ".partial")
+        made.save(str(partial))
+        os.replace(partial, path)
+    result = Tokenizer.from_file(str(path))
+    if result.get_vocab_size() > size:
+        raise ValueError(f"{path} has {result.get_vocab_size()} pieces, the model's vocabulary {size}")
+    return result
+
+
+def encode(tokens, texts, length):
+    """Ids, cut to `length` with the end mark."""
+    return [encoding.ids[: length - 1] + [EOS] for encoding in tokens.encode_batch(texts, add_special_tokens=False)]
+
+
+class Summaries:
+    unit = "bpt"
+
+    def __init__(self, config, folder, out):
+        self.recipe, architecture = config["training"], config["model"]["architecture"]
+        self.lengths = architecture["source_length"], architecture["target_length"]
+        train = read_pairs(folder, self.recipe["corpus"], "train")
+        self.tokens = tokenizer(train, config["model"]["vocabulary"]["size"], out / "tokenizer.json")
+        self.train = self._encode(train)
+        valid = read_pairs(folder, self.recipe["corpus"], "valid")
+        step = max(1, len(valid) // self.recipe["valid_pairs"])
+        self.valid = self._encode(valid[::step])
+        self.order = data.Order(len(self.train), self.recipe["seed"])
+
+    def _encode(self, pairs):
+        sides = ([pair[key] for pair in pairs] for key in ("document", "summary"))
+        return list(zip(*(encode(self.tokens, side, length) for side, length in zip(sides, self.lengths))))
+
+    def batch(self, length):
+        """(source, previous, targets, share), see the model's loss; symbols are tokens that are no padding."""
+        pairs = [self.train[self.order.next()] for _ in range(self.recipe["batch_pairs"])]
+        return collate(pairs), sum(len(source) + len(target) for source, target in pairs)
+
+    @torch.no_grad()
+    def validate(self, model):
+        training, device = model.training, next(model.parameters()).device
+        model.eval()
+        nats, tokens, size = 0.0, 0, self.recipe["batch_pairs"]
+        for start in range(0, len(self.valid), size):
+            source, previous, targets, _ = (part.to(device) for part in collate(self.valid[start : start + size]))
+            logits = model(source, previous).float().flatten(0, 1)
+            nats += float(F.cross_entropy(logits, targets.flatten(), ignore_index=PAD, reduction="sum"))
+            tokens += int((targets != PAD).sum())
+        model.train(training)
+        return {"bpt": nats / tokens / math.log(2)}
+
+    @property
+    def place(self):
+        return self.order.consumed
+
+    @place.setter
+    def place(self, consumed):
+        self.order.consumed = consumed
+
+
+def collate(pairs):
+    """Padded on the right. The decoder starts from the end mark; a row's share makes the mean over rows one over tokens."""
+    sources, targets = zip(*pairs)
+    padded = lambda rows: torch.tensor([row + [PAD] * (max(map(len, rows)) - len(row)) for row in rows])  # noqa: E731
+    previous = padded([[EOS] + target[:-1] for target in targets])
+    share = torch.full((len(pairs),), len(pairs) / sum(map(len, targets)))
+    return padded(sources), previous, padded(targets), share

@@ -1,0 +1,77 @@
+"""ROUGE of a summarizer's checkpoint: `python -m training.summarize --model FOLDER --data DIR --split valid --out FILE`.
+
+Every summary is written to FILE as a JSON line, so that samples can be shown unpicked. Prints ROUGE-1, -2 and -L (F, times 100)
+for each source of pairs, beside those of the document's first n words, n being the median of the source's training summaries.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from rouge_score import rouge_scorer
+from tokenizers import Tokenizer
+
+from . import beam, checkpoint
+from .progress import Progress
+from .summaries import encode, read_pairs
+
+KINDS = ("rouge1", "rouge2", "rougeL")
+
+
+def leads(pairs):
+    """{source: median words of a summary}."""
+    lengths = defaultdict(list)
+    for pair in pairs:
+        lengths[pair["source"]].append(len(pair["summary"].split()))
+    return {source: sorted(counts)[len(counts) // 2] for source, counts in lengths.items()}
+
+
+def table(rows):
+    """{source: {pairs, model, lead}} of rows with `source`, `model` and `lead`, each a dictionary of scores."""
+    result = {}
+    for source in sorted({row["source"] for row in rows}):
+        own = [row["scores"] for row in rows if row["source"] == source]
+        mean = lambda who: {kind: round(100 * sum(s[who][kind] for s in own) / len(own), 2) for kind in KINDS}  # noqa: B023, E731
+        result[source] = {"pairs": len(own), "model": mean("model"), "lead": mean("lead")}
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="folder of a weir checkpoint")
+    parser.add_argument("--data", required=True, help="folder of CORPUS.SPLIT.jsonl")
+    parser.add_argument("--corpus", default="summaries")
+    parser.add_argument("--split", choices=("valid", "test"), default="valid")
+    parser.add_argument("--out", required=True, help="file of summaries, a JSON object a line")
+    parser.add_argument("--limit", type=int, help="so many pairs, evenly spaced")
+    parser.add_argument("--beam", type=int, help="instead of the checkpoint's")
+    arguments = parser.parse_args()
+    model, config = checkpoint.load(arguments.model)
+    tokens = Tokenizer.from_file(str(Path(arguments.model) / "tokenizer.json"))
+    settings = dict(config["generation"])
+    if arguments.beam:
+        settings["beam"] = arguments.beam
+    first = leads(read_pairs(arguments.data, arguments.corpus, "train"))
+    pairs = read_pairs(arguments.data, arguments.corpus, arguments.split)
+    pairs = pairs[:: max(1, len(pairs) // arguments.limit)] if arguments.limit else pairs
+    scorer = rouge_scorer.RougeScorer(KINDS, use_stemmer=True)
+    score = lambda pair, text: {k: s.fmeasure for k, s in scorer.score(pair["summary"], text).items()}  # noqa: E731
+    progress, rows = Progress(len(pairs), 0, "pairs"), []
+    with open(arguments.out, "w", encoding="utf-8") as file:
+        for index, pair in enumerate(pairs):
+            (ids,) = encode(tokens, [pair["document"]], config["architecture"]["source_length"])
+            best, _ = beam.search(model, torch.tensor(ids), settings)[0]
+            written = tokens.decode(best, skip_special_tokens=True)
+            lead = " ".join(pair["document"].split()[: first.get(pair["source"], 20)])
+            rows.append({"source": pair["source"], "scores": {"model": score(pair, written), "lead": score(pair, lead)}})
+            line = {**pair, "document": pair["document"][:400], "written": written}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            progress.to(index + 1, pair["source"])
+    progress.close()
+    print(json.dumps({"split": arguments.split, "generation": settings, "rouge": table(rows)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

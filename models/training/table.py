@@ -1,0 +1,89 @@
+"""Bits per character and shortening factor of a campaign's runs: `python -m training.table --runs RUNS [--plot FILE.svg]`.
+
+A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration, the mean over its seeds with the spread;
+and the plot of its figure 3, shortening factor against bits per character. Only complete runs are shown.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 70, 150, 20, 50
+
+
+def collect(folder):
+    """{configuration: [result, …]} of runs that are measured in bits per character."""
+    found = defaultdict(list)
+    for path in sorted(Path(folder).glob("*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if "bpc" in result:
+            found[result["name"].rsplit("-seed", 1)[0]].append(result)
+    return dict(found)
+
+
+def summary(results):
+    """Of one configuration's seeds: bpc, its spread, shortening factor, symbols read, parameters."""
+    values = [result["bpc"] for result in results]
+    rate = sum(result["boundary_rate"] for result in results) / len(results)
+    return {
+        "bpc": sum(values) / len(values),
+        "spread": max(values) - min(values),
+        "factor": 1 / rate if rate else float("inf"),
+        "characters": min(result["characters"] for result in results),
+        "parameters": results[0]["parameters"],
+        "split": results[0]["split"],
+        "seeds": len(results),
+    }
+
+
+def markdown(found):
+    rows = ["| configuration | BPC | SF | split | seeds (spread) | parameters | characters read |", "|---|---|---|---|---|---|---|"]
+    for name, results in sorted(found.items(), key=lambda item: summary(item[1])["bpc"]):
+        s = summary(results)
+        spread = f"{s['seeds']} ({s['spread']:.3f})" if s["seeds"] > 1 else "1"
+        numbers = f"{s['parameters'] / 1e6:.2f}M | {s['characters'] / 1e6:.1f}M"
+        rows.append(f"| {name} | {s['bpc']:.3f} | {s['factor']:.1f}x | {s['split']} | {spread} | {numbers} |")
+    return "\n".join(rows)
+
+
+def plot(found):
+    """An SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better."""
+    points = {name: (summary(results)["factor"], summary(results)["bpc"]) for name, results in found.items()}
+    factors, bits = zip(*points.values())
+    low, high = min(bits) - 0.02, max(bits) + 0.02
+    most = max(factors) + 0.5
+    x = lambda factor: LEFT + (WIDTH - LEFT - RIGHT) * (factor - 1) / (most - 1)  # noqa: E731
+    y = lambda value: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)  # noqa: E731
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">']
+    parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
+    for step in range(6):
+        value = low + (high - low) * step / 5
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>')
+    for factor in range(1, int(most) + 1):
+        parts.append(f'<text x="{x(factor):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{factor}x</text>')
+    for name, (factor, value) in points.items():
+        parts.append(f'<circle cx="{x(factor):.1f}" cy="{y(value):.1f}" r="4" fill="#b3412f"/>')
+        parts.append(f'<text x="{x(factor) + 8:.1f}" y="{y(value) + 4:.1f}">{name}</text>')
+    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">shortening factor</text>')
+    parts.append('<text x="10" y="14">bits per character</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", required=True, help="folder of a campaign")
+    parser.add_argument("--only", default="", help="configurations whose names begin so")
+    parser.add_argument("--plot", help="file of the plot")
+    arguments = parser.parse_args()
+    found = {name: results for name, results in collect(arguments.runs).items() if name.startswith(arguments.only)}
+    if not found:
+        parser.error(f"no complete runs in {arguments.runs}")
+    print(markdown(found))
+    if arguments.plot:
+        Path(arguments.plot).write_text(plot(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What a run trains on and how it is judged: text for language models, pairs of document and summary for summarizers.
+
+A task offers `batch(length)`, a tuple of tensors whose first axis is rows, and how many symbols it reads; `validate(model)`,
+a dictionary of numbers; `place`, all that a resumed run needs to know; `unit`, what its bits are counted by.
+"""
+
+import numpy
+
+from . import data, evaluation
+
+
+def build(config, folder, out):
+    """The task of a configuration. `out` is the run folder, for what is made once and kept: tokenizers."""
+    if config["model"]["family"] == "pyramidion":
+        from .summaries import Summaries  # needs packages that language models do without
+
+        return Summaries(config, folder, out)
+    return Text(config, folder, out)
+
+
+class Text:
+    """Windows of characters or bytes."""
+
+    unit = "bpc"
+
+    def __init__(self, config, folder, out):
+        self.recipe, self.model_config = config["training"], config["model"]
+        corpus, vocabulary = self.recipe["corpus"], self.model_config["vocabulary"]
+        text = data.read_text(folder, corpus, "train")
+        self.windows = data.Windows(data.encode(text, vocabulary), self.recipe["seed"], self._labels(text, out))
+        valid = data.encode(data.read_text(folder, corpus, "valid"), vocabulary)
+        self.valid = sample(valid, self.recipe["valid_characters"])
+
+    def batch(self, length):
+        batch = self.windows.batch(self.recipe["batch_characters"], length)
+        return batch, batch[0].numel()
+
+    def validate(self, model):
+        length = min(self.model_config["training_length"], len(self.valid) // 32)
+        return evaluation.measure(model, self.valid, stride=length, total=length)
+
+    @property
+    def place(self):
+        return self.windows.order.consumed
+
+    @place.setter
+    def place(self, consumed):
+        self.windows.order.consumed = consumed
+
+    def _labels(self, text, out):
+        teaching = self.recipe.get("boundaries", {})
+        if teaching.get("method") != "unigram":
+            return None
+        from . import subwords  # needs SentencePiece
+
+        tokenizer = subwords.tokenizer(text, teaching["vocabulary"], out / "subwords.model")
+        return subwords.labels(text, lambda word: tokenizer.encode(word, out_type=str))
+
+
+def sample(ids, characters, pieces=32):
+    """Evenly spaced pieces of a text, so that every source in it has its part."""
+    if characters >= len(ids):
+        return ids
+    size = characters // pieces
+    return numpy.concatenate([ids[start : start + size] for start in range(0, len(ids) - size, len(ids) // pieces)][:pieces])

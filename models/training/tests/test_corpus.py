@@ -1,0 +1,91 @@
+"""Readers of packages' formats on files made here, and how a corpus is cut."""
+
+import gzip
+import random
+import struct
+import tempfile
+import unittest
+import zlib
+from pathlib import Path
+
+from training import corpus, sources
+
+
+class Readers(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def test_r_vectors(self):
+        def string(text):
+            return struct.pack(">ii", 0x40009, len(text.encode())) + text.encode()
+
+        def vector(*texts):
+            head = b"X\n" + struct.pack(">iiii", 3, 0x40201, 0x30500, 5) + b"UTF-8"
+            data = head + struct.pack(">ii", 16, len(texts)) + b"".join(map(string, texts))
+            return struct.pack(">i", len(data)) + zlib.compress(data)
+
+        (self.root / "data").mkdir()
+        (self.root / "data" / "Rdata.rdb").write_bytes(vector("EMMA", "", "été") + vector("PERSUASION"))
+        self.assertEqual(list(sources.novels(self.root)), ["EMMA\n\nété", "PERSUASION"])
+
+    def test_sword_modules(self):
+        texts = ["<verse osisID='Gen.1.1'>In the beginning</verse> God", "and <i>void</i>"]
+        packed = [zlib.compress(text.encode()) for text in texts]
+        (self.root / "ot.bzz").write_bytes(b"".join(packed))
+        table = struct.pack("<III", 0, len(packed[0]), len(texts[0])) + struct.pack("<III", 0, 0, 0)
+        (self.root / "ot.bzs").write_bytes(table + struct.pack("<III", len(packed[0]), len(packed[1]), len(texts[1])))
+        self.assertEqual([" ".join(text.split()) for text in sources.sword(self.root)], ["In the beginning God", "and void"])
+
+    def test_glosses_and_dictionaries(self):
+        (self.root / "wordnet").mkdir()
+        for part in ("noun", "verb", "adj", "adv"):
+            lines = "  1 licence | of it\n00001 03 n 01 entity 0 000 | that which is; \"an example\"\n"
+            (self.root / "wordnet" / f"data.{part}").write_text(lines)
+        self.assertEqual(list(sources.glosses(self.root)), ['that which is; "an example"'] * 4)
+        (self.root / "devil.dict.dz").write_bytes(gzip.compress(b"ABASEMENT, n. A decent attitude"))
+        self.assertEqual(list(sources.dictionary(self.root)), ["ABASEMENT, n. A decent attitude"])
+
+    def test_wiki_markup(self):
+        text = "'''Ann''' {{x|{{y}}}} saw [[cat|cats]] and [[dogs]]&lt;ref name=a&gt;b&lt;/ref&gt; [[File:a.png|thumb|[[b]]]]" \
+            " [http://a.b see]\n== Head ==\n* item {| table |}"  # fmt: skip
+        self.assertEqual(sources.without_wiki_markup(text).split(), "Ann saw cats and dogs see Head item".split())
+
+
+class Corpus(unittest.TestCase):
+    def test_text8(self):
+        self.assertEqual(corpus.normalise("  Café №19,\n x\u0301y—Z "), "cafe no one nine xy z")
+
+    def test_tails_are_cut_at_spaces_and_nothing_is_lost(self):
+        chance = random.Random(3)
+        words = ["".join(chance.choices("abc", k=chance.randint(1, 9))) for _ in range(2000)]
+        train, valid, test = corpus.split(" ".join(words), 1000, 2000)
+        self.assertEqual((train + " " + valid + " " + test).split(), words)
+        self.assertTrue(2000 <= len(test) < 2010 and 990 < len(valid) < 1010)
+        self.assertEqual(corpus.split("a b", 0, 0), ("a b", "", ""))
+
+    def test_no_document_in_two_splits(self):
+        entries = [{"extract": f"Number {n} is the first of them. " + "And so on it goes. " * 9, "description": "x"} for n in range(64)]
+        with tempfile.TemporaryDirectory() as folder:
+            corpus.write_pairs(entries, Path(folder))
+            texts = {name: (Path(folder) / f"summaries.{name}.jsonl").read_text() for name in ("train", "valid", "test")}
+        self.assertEqual({name: text.count("\n") for name, text in texts.items()}, {"train": 120, "valid": 4, "test": 4})
+        for n in range(64):
+            self.assertEqual(sum(f"Number {n} is" in text for text in texts.values()), 1)
+
+    def test_prepared_files_are_checked(self):
+        with tempfile.TemporaryDirectory() as folder:
+            prepared, out = Path(folder) / "prepared", Path(folder) / "out"
+            prepared.mkdir(), out.mkdir()
+            for name in ("train", "valid", "test"):
+                (prepared / f"english.{name}.txt").write_text("a b c")
+            corpus.take(prepared, out)
+            self.assertEqual((out / "english.test.txt").read_text(), "a b c")
+            (prepared / "english.test.txt").write_text("a b, c")
+            with self.assertRaises(ValueError):
+                corpus.take(prepared, out)
+
+
+if __name__ == "__main__":
+    unittest.main()

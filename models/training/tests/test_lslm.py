@@ -1,0 +1,160 @@
+"""LSLM's forward pass against the reference, on every fixture: boundaries, pooling, layout, logits, bits per character."""
+
+import unittest
+
+import torch
+
+from training.families import build
+from training.layers.pooling import Segments
+from training.tests import golden
+
+HIDDEN, LOGITS, BITS = 1e-4, 3e-4, 1e-4
+STACKS = {"token_encoder": "token", "context_encoder": "context", "decoder": "decoder"}
+ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
+MARKS = {
+    "start": "bos_token_id", "end": "eos_token_id", "segment_start": "segment_bos_token_id",
+    "segment_end": "next_token_id", "unknown": "unk_token_id",
+}  # fmt: skip
+
+
+def weir_config(official):
+    specials = {ours: official[theirs] for ours, theirs in MARKS.items()}
+    vocabulary = {"symbols": official.get("vocab"), "specials": specials}
+    if official["vocab_type"] == "byte":
+        vocabulary = {"bytes": True, "first_byte": official["byte_offset"], "specials": specials}
+    pooling, widths = official["pooling"], official["width_matching"]
+    architecture = {ours: stack(official[theirs]) for theirs, ours in STACKS.items()}
+    return {
+        "family": "lslm",
+        "vocabulary": vocabulary,
+        "architecture": {
+            **architecture,
+            "norm_eps": official["layer_norm_epsilon"],
+            "pooling": "mean" if pooling["type"] == "dp" else {"hops": pooling["n_hops"]},
+            "boundaries": {"kind": "learned", "hidden": official["boundary_predictor"]["d_ff"], "threshold": 0.5},
+            "widths": {"none": "equal", "projection": "projection", "first_layer": "first-layer"}[widths],
+            "shared_embedding": official["share_embeddings"],
+            "tied_head": official["tie_word_embeddings"],
+            "driver": official["generation_boundary_source"],
+        },
+    }
+
+
+def stack(official):
+    return {
+        "layers": official["num_layers"], "dim": official["d_model"], "heads": official["num_heads"],
+        "head_dim": official["d_kv"], "feed_forward": official["d_ff"],
+        "buckets": official["relative_attention_num_buckets"], "max_distance": official["relative_attention_max_distance"],
+        "bidirectional_buckets": official["relative_attention_bidirectional"],
+    }  # fmt: skip
+
+
+def weir_name(name):
+    """Of an official tensor."""
+    name = name.replace("shared.weight", "embedding.weight").replace(".embed_tokens.", ".embedding.")
+    name = name.replace("boundary_predictor.wi", "boundary.hidden").replace("boundary_predictor.wo", "boundary.output")
+    name = name.replace("lm_head.", "head.").replace("input_projection", "projection").replace("final_layer_norm", "norm")
+    pieces = name.split(".")
+    pieces[0] = STACKS.get(pieces[0], pieces[0])
+    if "relative_attention_bias" in pieces:
+        return f"{pieces[0]}.distance_bias.weight"
+    if "block" not in pieces:
+        return ".".join(pieces)
+    layer, sublayer, last = pieces[2], int(pieces[4]), pieces[5:]
+    kinds = ["attention", "memory", "feed_forward"] if pieces[0] == "decoder" else ["attention", "feed_forward"]
+    part = {"wi": "up", "wo": "down", **ATTENTION}.get(last[-2], "norm") if last[0] != "layer_norm" else "norm"
+    return f"{pieces[0]}.{layer}.{kinds[sublayer]}.{part}.weight"
+
+
+class Lslm(golden.GoldenTest):
+    def check(self, case):
+        official, weights, expected = golden.read(case)
+        self.model = build(weir_config(official)).eval()
+        self.model.load_state_dict({weir_name(name): tensor for name, tensor in weights.items()})
+        with torch.no_grad():
+            self.check_text(expected, official["golden_info"]["score"])
+            self.check_long(expected)
+            for name in ("forced_ones", "forced_zeros"):
+                self.check_forced({key: expected[f"{name}.{key}"] for key in ("ids", "z", "logits", "s")})
+            for prompt in ("open", "closed", "empty"):
+                if f"gen.{prompt}.nxt.z" in expected:
+                    self.check_replay(expected, f"gen.{prompt}.nxt.")
+
+    def check_text(self, expected, score):
+        ids = expected["ids"].long().unsqueeze(0)
+        steps = self.model.trace(ids[:, 1:-1])
+        self.assertTrue(torch.equal(steps.boundaries[0].int(), expected["z"]))
+        self.assert_near(steps.boundary_logits[0], expected["boundary_logits"], HIDDEN, "boundary logits")
+        self.assert_near(steps.hidden[0], expected["h"], HIDDEN, "token encoder")
+        self.assert_near(steps.pooled[0], expected["s"], HIDDEN, "pooled")
+        self.assert_near(steps.context[0], expected["s_ctx"], HIDDEN, "context encoder")
+        for ours, theirs in (("inputs", "input_ids"), ("targets", "target_ids"), ("segment", "segment")):
+            self.assertTrue(torch.equal(getattr(steps, ours)[0].int(), expected[f"dec.{theirs}"]), ours)
+        self.assert_near(steps.logits[0], expected["dec.logits"], LOGITS, "logits")
+        actual = [bits / score["T"] for bits in self.model.bits(steps)]
+        for bpc, name in zip(actual, ("bpc_paper", "bpc_joint", "bpc_renormalised")):
+            self.assertAlmostEqual(bpc, score[name], delta=BITS)
+
+    def check_long(self, expected):
+        """A text that goes on: the last place has no target."""
+        ids = expected["long.ids"].long().unsqueeze(0)
+        steps = self.model.trace(ids[:, 1:], ended=False)
+        self.assertTrue(torch.equal(steps.boundaries[0].int(), expected["long.z"]))
+        self.assert_near(steps.logits[0, expected["long.rows"].long()], expected["long.logits"], LOGITS, "long logits")
+        targets = steps.targets[0, :-1]
+        actual = steps.logits[0, :-1].log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
+        self.assert_near(actual, expected["long.target_logprobs"][: len(actual)], LOGITS, "long log-probabilities")
+
+    def check_forced(self, expected):
+        ids, z = expected["ids"].long().unsqueeze(0), expected["z"].bool().unsqueeze(0)
+        steps = self.model.trace(ids[:, 1:], boundaries=z, ended=False)
+        self.assert_near(steps.logits[0], expected["logits"], LOGITS, "forced logits")
+        self.assert_near(steps.pooled[0], expected["s"], HIDDEN, "forced pooling")
+
+    def check_replay(self, expected, prefix):
+        """What was generated, given as a text with the boundaries that were met, has the logits that it was drawn from."""
+        prompt, text = expected[f"{prefix}prompt_ids"].long(), expected[f"{prefix}text_ids"].long()
+        z, first = expected[f"{prefix}z"].bool(), expected[f"{prefix}first_logits"]
+        ids = torch.cat([prompt, text])[: len(z)]
+        steps = self.model.trace(ids[1:].unsqueeze(0), boundaries=z.unsqueeze(0), ended=False)
+        start = len(prompt) - 1 + int(z[: len(prompt)].sum()) - 1  # the place that the first symbol was drawn from
+        self.assert_near(steps.logits[0, start : start + len(first)], first, LOGITS, f"{prefix} logits")
+
+
+class Hops(unittest.TestCase):
+    def test_recursion_is_the_mean_of_the_last(self):
+        torch.manual_seed(1)
+        z = torch.rand(3, 40) < 0.3
+        z[:, 0] = True
+        hidden = torch.randn(3, 40, 2)
+        for hops in (0, 1, 2, 3, 7):
+            actual = Segments(z).pool_hops(hidden, hops)
+            for row in range(3):
+                start, segment = 0, 0
+                for end in z[row].nonzero().flatten().tolist():
+                    expected = hidden[row, max(start, end - hops) : end + 1].mean(0)
+                    self.assertLess(float((actual[row, segment] - expected).abs().max()), 1e-5)
+                    start, segment = end + 1, segment + 1
+
+    def test_gradients_reach_the_boundaries_as_through_the_matrix(self):
+        """Mean pooling's weights against the published form: 1 − (segment − boundaries before), where that is 1."""
+        torch.manual_seed(2)
+        soft = torch.rand(2, 12, dtype=torch.float64, requires_grad=True)
+        hard = (soft > 0.6).double()
+        through = hard - soft.detach() + soft
+        hidden, weight = torch.randn(2, 12, 3, dtype=torch.float64), torch.randn(2, 12, 3, dtype=torch.float64)
+        owner = through.cumsum(1) - through
+        distance = torch.arange(12.0) - owner.unsqueeze(2)
+        matrix = torch.where(distance.detach().round() == 0, 1 - distance, torch.zeros_like(distance))
+        means = (matrix / (matrix.sum(1, keepdim=True) + 1e-9)).transpose(1, 2) @ hidden  # (batch, segments, dim)
+        segments = Segments(hard.bool())
+        expected = sum((means[row, :n] * weight[row, :n]).sum() for row, n in enumerate(segments.counts))
+        (slow,) = torch.autograd.grad(expected, soft)
+        pooled = segments.pool_mean(hidden, soft - soft.detach())
+        actual = sum((pooled[row, :n] * weight[row, :n]).sum() for row, n in enumerate(segments.counts))
+        (fast,) = torch.autograd.grad(actual, soft)
+        self.assertLess(float((fast - slow).abs().max()), 1e-7)
+        self.assertGreater(float(fast.abs().max()), 1e-3)
+
+
+golden.add_cases(Lslm, {name: path for name, path in golden.cases("lslm").items() if name != "gpt2"})

@@ -35,10 +35,13 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The part of the room that one caller leaves to others: one in so many.
 const KEPT: usize = 8;
 
+/// How long a request has to come in whole once the server begins to end.
+const LAST: Duration = Duration::from_secs(1);
+
 /// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
 /// caller; and what does not come in whole in time.
 ///
-/// A request that has not come in whole when the server begins to end is refused.
+/// A request that has not come in whole soon after the server begins to end is refused.
 pub(super) fn metered(
     wire: &Wire,
     ending: watch::Receiver<bool>,
@@ -53,6 +56,7 @@ pub(super) fn metered(
         let ends = Box::pin(async move {
             // nobody is left to tell: that is an end, too
             let _ = ending.wait_for(|ending| *ending).await;
+            sleep(LAST).await;
         });
         let meter = |body| Metered { body, id, caller, late, ends, room: Arc::clone(&room), held: 0 };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
@@ -116,7 +120,7 @@ struct Metered {
     caller: Arc<str>,
     /// When all of it must be there.
     late: Pin<Box<Sleep>>,
-    /// When the server begins to end.
+    /// Soon after the server begins to end.
     ends: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
     room: Arc<Room>,
     held: usize,

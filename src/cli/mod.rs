@@ -116,7 +116,7 @@ mod tests {
         assert!(all.len() > 60, "only {} flags: looked in the wrong place", all.len());
         // The flags of measurements name one run, not a habit: only those that all commands share have twins. What a command
         // works on is no habit either, and one in the environment would stand in the way of another that is given.
-        let data = ["text", "file", "ids", "prompt", "mode", "name", "service"];
+        let data = ["text", "file", "ids", "prompt", "mode", "name", "service", "resolution", "resolution-ids"];
         all.retain(|(path, flag)| {
             let long = flag.get_long().unwrap_or_default();
             let shape = path == " weir init" && long == "config";

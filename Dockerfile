@@ -25,7 +25,7 @@ ENV WEIR_MODELS=/models WEIR_LISTEN=0.0.0.0:50051 WEIR_ADMIN_LISTEN=0.0.0.0:9090
 # gRPC, and metrics and health: publish the second to your monitoring only.
 EXPOSE 50051 9090
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=6s --start-period=60s --start-interval=1s \
+HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
     CMD ["weir", "health", "127.0.0.1:50051", "--service", "weir.v1.Generation"]
 ENTRYPOINT ["weir"]
 CMD ["serve"]

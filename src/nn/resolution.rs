@@ -1,7 +1,7 @@
 //! Attention resolution (LeX, Sun et al. 2023, §3.1 and §4.3): how well a stack's scores tell near from far.
 //!
-//! Every score that attention takes falls into the mean s[n] of its layer and distance, over heads, queries and texts (eq. 13);
-//! from these means R(s) = Σ e^s[n]·(e^s[n] − e^s[n+1]) / (Σ e^s[n])² (eq. 4), over the distances that have a next one. Distances
+//! Every score that attention takes falls into the mean `s[n]` of its layer and distance, over heads, queries and texts (eq. 13);
+//! from these means `R(s) = Σ e^s[n]·(e^s[n] − e^s[n+1]) / (Σ e^s[n])²` (eq. 4), over the distances that have a next one. Distances
 //! that a window hides have no score, and no part in it.
 
 /// The scores of a stack's layers, by distance.
@@ -32,13 +32,13 @@ impl Scores {
         }
     }
 
-    /// s[n] of each layer.
+    /// `s[n]` of each layer.
     pub fn of_layers(&self) -> Vec<Vec<f64>> {
         let mean = |mean: &Mean| mean.sum / mean.count as f64;
         self.layers.iter().map(|means| means.iter().map(mean).collect()).collect()
     }
 
-    /// s[n], averaged over layers.
+    /// `s[n]`, averaged over layers.
     pub fn mean(&self) -> Vec<f64> {
         let (layers, mut means) = (self.of_layers(), Vec::new());
         for scores in &layers {

@@ -14,6 +14,7 @@
 
 mod plan;
 mod rank;
+mod standing;
 mod tenants;
 
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod storm;
 pub(super) use plan::{Doing, Feed};
 pub use rank::PRIORITIES;
 use rank::Rank;
+pub(super) use standing::{Standing, Work};
 use std::{collections::VecDeque, sync::Arc};
 pub(super) use tenants::Fate;
 use tenants::{Tenants, Waiting};
@@ -90,37 +92,6 @@ pub(super) enum Refused {
     },
     /// It needs more bytes than there are.
     NeverFits,
-}
-
-/// How a running row stands before a step.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Standing {
-    /// The number of its ticket.
-    slot: usize,
-    pub(super) doing: Doing,
-    /// Bytes that it holds.
-    pub(super) held: usize,
-    /// Bytes that it will need soon.
-    pub(super) soon: usize,
-    /// What it has done since the last time.
-    pub(super) work: Work,
-}
-
-/// Symbols that were fed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Work {
-    /// Given ones.
-    pub(super) given: usize,
-    /// Sampled ones.
-    pub(super) sampled: usize,
-    /// Any, that had been fed before the job had to make way.
-    pub(super) again: usize,
-}
-
-impl Standing {
-    pub(super) fn new(ticket: &Ticket, doing: Doing, (held, soon): (usize, usize), work: Work) -> Self {
-        Self { slot: ticket.0, doing, held, soon, work }
-    }
 }
 
 /// A job that holds a row.

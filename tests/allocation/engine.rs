@@ -15,7 +15,7 @@ use weir::{
         cost::Cost,
         options::{Details, Generate, Sampling, Stopping},
     },
-    engine::handle::{Event, Handle, Job, Limits},
+    engine::handle::{Event, Events, Handle, Job, Limits},
     error::Result,
 };
 
@@ -161,8 +161,7 @@ fn generate(engine: &Handle) {
         let prompt = (0..30).map(|at| (at * seed as u32) % 7).collect();
         engine.submit(Job::Generate(Generate { prompt, sampling, stopping, details, boundaries }), None).unwrap()
     };
-    let reader = |seed: usize| {
-        let mut events = submit(seed);
+    let reader = |mut events: Events| {
         thread::spawn(move || {
             READER.set(true);
             while let Some(event) = events.blocking_recv() {
@@ -172,7 +171,9 @@ fn generate(engine: &Handle) {
             }
         })
     };
-    let readers: Vec<_> = (1..=ROWS).map(reader).collect();
+    // all are submitted before a thread is started, which may take longer than a generation
+    let submitted: Vec<_> = (1..=ROWS).map(submit).collect();
+    let readers: Vec<_> = submitted.into_iter().map(reader).collect();
     READER.set(true);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     READER.set(false);

@@ -267,15 +267,12 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             assert!(earliest == 0 || earliest + ROLLBACK <= furthest, "{}: {earliest} of {len}", configuration.name);
             let back = match dice.below(len + 1) {
                 back if back >= earliest => back,
+                // to the start it goes from anywhere
+                0 => 0,
                 forgotten => {
                     let refused = main.rows[0].state.rollback(forgotten).is_err();
-                    assert!(
-                        refused || forgotten == 0,
-                        "{}: back to {forgotten}, before {earliest}",
-                        configuration.name
-                    );
-                    // to where it just can, or to the start
-                    if dice.below(4) > 0 { earliest } else { 0 }
+                    assert!(refused, "{}: back to {forgotten}, before {earliest}", configuration.name);
+                    earliest
                 }
             };
             furthest = if back == 0 { 0 } else { furthest };
@@ -342,8 +339,8 @@ fn what_the_cache_gives_equals_a_cold_run() {
             let shared = kept.iter().map(|(known, _)| shares(known)).max().unwrap_or(0);
             let ends = |&at: &usize| at == 0 || !model.card().pooled || fresh.1[at - 1].boundary;
             let most = (0..=shared).rev().find(ends).unwrap();
-            // an entry whose windows have moved on serves no text that leaves it so early
-            let forgotten = |(known, earliest): &(Vec<u32>, usize)| shares(known) == shared && *earliest > most;
+            // an entry whose windows have moved on serves no text that leaves it so early, and may stand where one did that would
+            let forgotten = |(known, earliest): &(Vec<u32>, usize)| shares(known) >= most && *earliest > most;
             let expected = if from == 0 && kept.iter().any(forgotten) { 0 } else { most };
             assert_eq!(from, expected, "{}: {shared} shared", configuration.name);
             let got = alone.feed(&text[from..]);

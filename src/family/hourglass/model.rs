@@ -119,6 +119,7 @@ impl Model for Hourglass {
         let noise: Option<Noise> = (mode == BoundaryMode::Sampled).then_some(boundaries.noise);
         let cache = |layout| Cache::new(layout, self.pages.clone());
         let pooled = self.pooled.as_ref().map(|pooled| PooledState {
+            null: pooled.null.clone(),
             middle: pooled.null.clone(),
             middle_window: pooled.middle.window,
             post: cache(pooled.post.layout),

@@ -38,6 +38,8 @@ pub const SYMBOLS_ROOM: usize = 4096;
 
 /// The part of a sequence beyond the pre stack.
 pub struct PooledState {
+    /// What the middle stack's cache is before a segment has closed: the null group, which a window may leave behind.
+    pub null: Cache,
     /// The middle stack: position 0 is the null group, position m + 1 segment m; with its output, which upsampling reads.
     pub middle: Cache,
     /// What the middle stack attends to.
@@ -80,7 +82,10 @@ impl HourglassState {
             pooled.ends.truncate(len);
             pooled.above.clear();
             pooled.closed.clear();
-            pooled.middle.truncate(pooled.ends.len() + 1);
+            match len {
+                0 => pooled.middle = pooled.null.clone(),
+                _ => pooled.middle.truncate(pooled.ends.len() + 1),
+            }
             pooled.post.truncate(len);
         }
         if let Some(companion) = &mut self.companion {
@@ -120,10 +125,10 @@ impl HourglassState {
 
 impl Clone for PooledState {
     fn clone(&self) -> Self {
-        let (middle, post, ends) = (self.middle.clone(), self.post.clone(), self.ends.clone());
+        let (null, middle, post, ends) = (self.null.clone(), self.middle.clone(), self.post.clone(), self.ends.clone());
         // what is in flight belongs to one row
         let (closed, above) = (Vec::new(), Vec::new());
-        Self { middle, middle_window: self.middle_window, post, ends, closed, above, above_from: 0 }
+        Self { null, middle, middle_window: self.middle_window, post, ends, closed, above, above_from: 0 }
     }
 }
 

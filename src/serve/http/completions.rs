@@ -20,6 +20,7 @@ use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::{Duration, Instant},
 };
 use tokio_stream::{Stream, StreamMap};
 use tonic::{Status, Streaming};
@@ -34,6 +35,7 @@ pub(super) async fn complete(State(door): State<Door>, caller: Caller, request: 
 }
 
 async fn answered(door: Door, caller: &Caller, request: Request) -> Result<Response, Refusal> {
+    let began = Instant::now();
     let body = door.read(request).await?;
     let asked = Asked::parse(&body)?;
     drop(body);
@@ -41,7 +43,8 @@ async fn answered(door: Door, caller: &Caller, request: Request) -> Result<Respo
     if !asked.streams() {
         return answers.gathered().await.map(IntoResponse::into_response);
     }
-    let events = Body::from_stream(Events::new(answers, asked.stream_options()));
+    let clock = asked.tells_boundaries().then_some(began);
+    let events = Body::from_stream(Events::new(answers, asked.stream_options(), clock));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, events).into_response())
 }
@@ -111,13 +114,15 @@ impl Answers {
 struct Events {
     answers: Answers,
     options: StreamOptions,
+    /// When the request came, where messages tell how long ago that was.
+    clock: Option<Instant>,
     waiting: VecDeque<Bytes>,
     over: bool,
 }
 
 impl Events {
-    fn new(answers: Answers, options: StreamOptions) -> Self {
-        Self { answers, options, waiting: VecDeque::new(), over: false }
+    fn new(answers: Answers, options: StreamOptions, clock: Option<Instant>) -> Self {
+        Self { answers, options, clock, waiting: VecDeque::new(), over: false }
     }
 
     fn say(&mut self, what: &dyn std::fmt::Display) {
@@ -133,7 +138,10 @@ impl Events {
                     StreamOptions { include_usage: true, .. } => Some(Value::Null),
                     _ => None,
                 };
-                let message = self.answers.head.message(vec![choice], usage);
+                let mut message = self.answers.head.message(vec![choice], usage);
+                if let (Some(clock), Some(message)) = (self.clock, message.as_object_mut()) {
+                    message.insert("elapsed_ns".into(), nanoseconds(clock.elapsed()).into());
+                }
                 self.say(&message);
                 return;
             }
@@ -150,6 +158,10 @@ impl Events {
         // what still runs after a failure is of no use any more
         self.answers.streams.clear();
     }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Stream for Events {

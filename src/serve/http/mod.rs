@@ -1,4 +1,4 @@
-//! The same services for clients that speak HTTP and JSON: OpenAI's completions and models.
+//! The same services for clients that speak HTTP and JSON: OpenAI's completions and models; and a page to try them.
 //!
 //! A request becomes calls of the gRPC services, made within the process through all their layers: keys, limits, deadlines,
 //! metrics and traces are those of every call, and there is no second way to an engine. Here are only connections, bodies, and
@@ -7,6 +7,7 @@
 mod caller;
 mod completions;
 mod models;
+mod playground;
 mod refusal;
 mod reply;
 mod request;
@@ -118,6 +119,7 @@ fn router(door: Door) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{name}", get(models::get))
         .route("/health", get(health))
+        .route("/", get(playground::page))
         .fallback(|| async { Refusal::plain(StatusCode::NOT_FOUND, None, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
             Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, None, "this path does not take this method".into())

@@ -84,9 +84,14 @@ impl Asked {
         self.stream_options.unwrap_or_default()
     }
 
+    /// Whether it is told where segments end.
+    pub(super) fn tells_boundaries(&self) -> bool {
+        self.boundaries.unwrap_or_default()
+    }
+
     /// Whether characters are told one by one.
     pub(super) fn tells_characters(&self) -> bool {
-        self.logprobs.is_some() || self.boundaries.unwrap_or_default()
+        self.logprobs.is_some() || self.tells_boundaries()
     }
 
     /// One request for each answer, in their order: the first prompt's, then the next one's.

@@ -223,6 +223,11 @@ async fn characters_are_told_when_asked_for() {
     assert!(list("token_logprobs")[0].is_null() && list("token_logprobs")[1].is_number());
     assert_eq!(list("top_logprobs")[5].as_object().unwrap().len(), 2);
     assert_eq!(list("boundaries")[..3], [json!(false), json!(false), json!(true)]);
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let times: Vec<_> =
+        server.post(&streamed).await.events().iter().map(|event| event["elapsed_ns"].as_u64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] > 0);
     server.at_rest().await;
 }
 
@@ -271,7 +276,7 @@ async fn what_is_wrong_is_named() {
         (json!({ "prompt": "a", "max_tokens": 0 }), 400, invalid, "max_tokens"),
         (json!({ "prompt": "a", "logprobs": 1000 }), 400, invalid, "logprobs"),
         (json!({ "prompt": "a", "stop": [""] }), 400, invalid, "stop"),
-        (json!({ "prompt": "é" }), 400, invalid, "prompt"),
+        (json!({ "prompt": "a?" }), 400, invalid, "prompt"),
         (json!({ "prompt": "" }), 400, invalid, "prompt"),
         (json!({}), 400, invalid, "prompt"),
         (json!({ "prompt": "a", "n": 1.5 }), 400, invalid, "n"),

@@ -79,7 +79,7 @@ fn check_apart(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks) {
     for (index, (flag, address)) in listeners.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };
         if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
-            checks.wrong(flag, &address.to_string(), &format!("{other} has the same address"));
+            checks.wrong(flag, &address.to_string(), format!("{other} has the same address"));
         }
     }
 }

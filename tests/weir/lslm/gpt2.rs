@@ -86,7 +86,9 @@ fn the_longest_text_and_one_more() {
     }
     let refused = weir(&["score", "--model", converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
     assert!(refused.contains("at most 255: no more positions were learned"), "{refused}");
-    let told = weir(&["generate", "--json", "--model", converted(), "--ids", &list(&ids[1..251])]).unwrap();
+    let prompt = list(&ids[1..251]);
+    let args = ["generate", "--json", "--model", converted(), "--max-chars", "100", "--ids", &prompt];
+    let told = weir(&args).unwrap();
     assert_eq!((&told["reason"], &told["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
 }
 

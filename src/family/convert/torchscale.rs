@@ -3,7 +3,7 @@
 //!
 //! A source is the `.pt` that training with fairseq writes (`checkpoint_last.pt`, or a folder that holds it), or a folder with
 //! the arguments in `config.json` and the official tensors in `model.safetensors`; with or without fairseq's prefix. Arguments
-//! have the code's own names (`decoder_embed_dim` …) or those of [`Arguments`]. xPos's scales, one buffer at the top or one a
+//! have the code's own names (`decoder_embed_dim` …) or those of `arguments`. xPos's scales, one buffer at the top or one a
 //! layer, follow from the arguments: they are compared, not kept.
 
 mod arguments;

@@ -69,7 +69,8 @@ impl Asked {
         let mut from = serde_json::Deserializer::from_slice(bytes);
         serde_path_to_error::deserialize(&mut from).map_err(|error| {
             let field = error.path().to_string();
-            let field = Some(field).filter(|field| field != ".");
+            // what is no JSON at all has no fields
+            let field = Some(field).filter(|field| field.starts_with(|first: char| first.is_ascii_alphabetic()));
             Refusal::invalid(field.as_deref(), format!("the body: {}", error.inner()))
         })
     }

@@ -22,12 +22,13 @@ SOON = 60.0
 
 
 def weir_program() -> Optional[Path]:
-    """`WEIR_BIN`, or what cargo built; None if there is neither."""
+    """`WEIR_BIN`, or what cargo built last; None if there is neither."""
     named = os.environ.get("WEIR_BIN")
     if named:
         return Path(named)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    return next((path for kind in ("release", "debug") if (path := target / kind / "weir").is_file()), None)
+    built = [path for kind in ("release", "debug") if (path := target / kind / "weir").is_file()]
+    return max(built, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def haproxy_program() -> Optional[str]:
@@ -67,17 +68,9 @@ class Program:
             time.sleep(0.01)
         raise RuntimeError(f"never said {pattern!r}: {''.join(self._lines)}")
 
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def said(self) -> str:
-        """All of it."""
-        return "".join(self._lines)
-
-    def terminate(self) -> None:
-        """Tells it to end, and does not wait."""
-        self._process.terminate()
+    def end(self, killed: bool) -> None:
+        """Kills it, or tells it to end; does not wait."""
+        (self._process.kill if killed else self._process.terminate)()
 
     def stop(self) -> None:
         """Ends it."""
@@ -100,12 +93,12 @@ class Program:
 class Server(Program):
     """`weir serve` with the shipped model."""
 
-    def __init__(self, *flags: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2) -> None:
         program = weir_program()
         if program is None:
             raise RuntimeError("no weir: set WEIR_BIN, or run `cargo build`")
-        fixed = ["--model", str(MODEL), "--listen", listen, "--admin-listen", "127.0.0.1:0", "--drain-seconds", "2"]
-        super().__init__([str(program), "serve", *fixed, *flags])
+        fixed = ["--model", str(MODEL), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
+        super().__init__([str(program), "serve", *fixed, "--drain-seconds", str(drain), *flags])
         self.admin = self.says(r"admin port on (\S+)")
         self.address = self.says(r"listening on (\S+)")
 

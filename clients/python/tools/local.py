@@ -39,9 +39,10 @@ def haproxy_program() -> Optional[str]:
 class Program:
     """A process; what it says on stderr is kept."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], folder: Optional[Path] = None) -> None:
         self._process = subprocess.Popen(
             command,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -54,7 +55,8 @@ class Program:
 
     def _read(self) -> None:
         if self._process.stderr is not None:
-            self._lines.extend(iter(self._process.stderr.readline, ""))
+            for line in self._process.stderr:
+                self._lines.append(line)
 
     def says(self, pattern: str) -> str:
         """Waits for a line with this in it; its first group."""
@@ -66,6 +68,7 @@ class Program:
             if self._process.poll() is not None:
                 break
             time.sleep(0.01)
+        self.stop()
         raise RuntimeError(f"never said {pattern!r}: {''.join(self._lines)}")
 
     def end(self, killed: bool) -> None:

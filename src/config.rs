@@ -27,6 +27,8 @@ use std::{
 pub struct Serve {
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Where completions are offered over HTTP, if anywhere.
+    pub http_listen: Option<SocketAddr>,
     /// The checkpoints' folders.
     pub checkpoints: Vec<PathBuf>,
     /// What each model may use.

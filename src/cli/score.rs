@@ -107,7 +107,8 @@ struct Found {
 
 impl Found {
     fn of(model: &dyn Model) -> Self {
-        Self { figures: model.card().vocabulary.specials().map(Figures::new), ..Self::default() }
+        let card = model.card();
+        Self { figures: card.vocabulary.specials().map(|marks| Figures::new(marks, card.pooled)), ..Self::default() }
     }
 
     fn take(&mut self, next: Option<&u32>, logits: &[f32], mark: Mark, keep: bool) -> Result<()> {
@@ -129,7 +130,8 @@ impl Found {
 
 fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Result<()> {
     let card = model.card();
-    check_length("text", symbols.len() + usize::from(ends), card)?;
+    // the end is scored, not fed
+    check_length("text", symbols.len(), card)?;
     let found = find(args, model, symbols, ends)?;
     if let Some(path) = &args.logits {
         write_logits(model, &found, path)?;
@@ -141,7 +143,7 @@ fn run_whole(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Res
     let bits = found.figures.map(|figures| figures.bits_per_char(decided)).or(bits);
     let closed = found.boundaries.iter().filter(|&&boundary| boundary == 1).count();
     // the start's mark is a segment of its own
-    let closed = closed - found.figures.map_or(0, |_| 1);
+    let closed = closed - usize::from(card.pooled && found.figures.is_some());
     let factor = (closed > 0).then(|| symbols.len() as f64 / closed as f64);
     if args.json {
         let mut object = serde_json::Map::new();
@@ -167,7 +169,7 @@ fn find(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Result<F
     let end = found.figures.filter(|_| ends).map(|figures| figures.end());
     let next = |place: usize| symbols.get(place).or(end.as_ref().filter(|_| place == symbols.len()));
     if let Some(logits) = &model.card().first_logits {
-        let start = Mark { boundary: true, probability: None, end_logprob: None };
+        let start = Mark { boundary: model.card().pooled, probability: None, end_logprob: None };
         found.take(next(0), logits, start, keep)?;
     }
     let mode = match args.mode {

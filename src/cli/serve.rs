@@ -63,15 +63,24 @@ impl Args {
         let access = self.access.access(&mut checks);
         let wire = self.wire.limits(access, &mut checks);
         let operations = self.operations.settings(self.models.folder(), &mut checks);
-        if let (Some(listen), Some(admin)) = (listen, operations.admin_listen)
-            && listen == admin
-            && listen.port() != 0
-        {
-            checks.wrong("--admin-listen", &admin.to_string(), "--listen has the same address");
-        }
+        let http_listen = self.wire.http_listen(&mut checks);
+        check_apart(
+            &[("--listen", listen), ("--http-listen", http_listen), ("--admin-listen", operations.admin_listen)],
+            &mut checks,
+        );
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("an address that is neither right nor wrong".into()))?;
-        Ok(Serve { listen, checkpoints, model, engine, wire, operations, log })
+        Ok(Serve { listen, http_listen, checkpoints, model, engine, wire, operations, log })
+    }
+}
+
+/// No two listeners have one address, unless the system chooses the port.
+fn check_apart(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks) {
+    for (index, (flag, address)) in listeners.iter().enumerate() {
+        let Some(address) = address.filter(|address| address.port() != 0) else { continue };
+        if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
+            checks.wrong(flag, &address.to_string(), format!("{other} has the same address"));
+        }
     }
 }
 
@@ -125,9 +134,16 @@ async fn listen(settings: Serve) -> Result<()> {
     let listener = bind("--listen", settings.listen).await?;
     let address = listener.local_addr().unwrap_or(settings.listen);
     settings.log.say(format_args!("listening on {address} with {}", printable(&engines.names().join(", "))));
+    let http = match settings.http_listen {
+        Some(address) => Some(bind("--http-listen", address).await?),
+        None => None,
+    };
+    if let Some(listener) = &http {
+        settings.log.say(format_args!("completions over HTTP on {}", listener.local_addr().unwrap_or(settings.listen)));
+    }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
-    let offer = Offer { monitor, admin, traces };
+    let offer = Offer { monitor, admin, traces, http };
     tokio::select! {
         served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
         () = signals::reached(signals, 2) => {

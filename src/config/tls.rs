@@ -28,9 +28,11 @@ pub struct TlsFiles<'a> {
 }
 
 impl Tls {
-    /// As the TLS library wants it.
-    pub fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0)
+    /// As the TLS library wants it, for connections that speak this protocol (its name in ALPN) and nothing else.
+    pub fn config(&self, protocol: &[u8]) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::clone(&self.0);
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Arc::new(config)
     }
 }
 
@@ -130,9 +132,7 @@ fn assembled(
         }
     };
     let with_key = builder.with_single_cert(chain, key);
-    let mut config = with_key
+    let config = with_key
         .map_err(|error| ("--tls-cert", format!("the certificate does not go with the key of --tls-key: {error}")))?;
-    // gRPC is HTTP/2 and nothing else.
-    config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Tls(Arc::new(config)))
 }

@@ -33,6 +33,8 @@ pub enum Activation {
     Gelu,
     /// Nearly the same, by tanh: GPT-2's `gelu_new`.
     GeluTanh,
+    /// x·σ(x), also called swish.
+    Silu,
     /// max(x, 0).
     Relu,
 }
@@ -43,6 +45,7 @@ impl Activation {
         match self {
             Self::Gelu => Then::Gelu,
             Self::GeluTanh => Then::GeluTanh,
+            Self::Silu => Then::Silu,
             Self::Relu => Then::Relu,
         }
     }

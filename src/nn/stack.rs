@@ -76,9 +76,25 @@ pub trait Caches: Sync {
     fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache>;
 }
 
+/// An intermediate result of a layer, for whoever watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Each head's weighted values, side by side: (rows, I).
+    Heads,
+    /// What attention adds to the residual stream, or is added to it before a norm: (rows, D).
+    Attention,
+    /// What leaves the layer: (rows, D).
+    Layer,
+}
+
+/// Is shown a layer's intermediate results: which, the layer, the rows' places, and the rows.
+pub type Watcher = Box<dyn FnMut(Stage, usize, &[Place], &[f32]) + Send>;
+
 /// Buffers of a pass, kept between steps.
 #[derive(Default)]
 pub struct StackWork {
+    /// Watches intermediate results; golden tests do, servers do not.
+    pub watcher: Option<Watcher>,
     /// The products'.
     pub quantized: Quantized,
     /// Notes every score, if somebody wants to know them; servers do not.
@@ -137,6 +153,9 @@ impl Stack {
                     pass.work.normed = normed;
                 }
             }
+            if let Some(watcher) = &mut pass.work.watcher {
+                watcher(Stage::Layer, index, places, x);
+            }
         }
         Ok(())
     }
@@ -174,12 +193,18 @@ impl Stack {
             caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
         }
         self.mix(index, pass)?; // (rows, I)
-        let Pass { compute, work, .. } = pass;
+        let Pass { compute, places, work, .. } = pass;
+        if let Some(watcher) = &mut work.watcher {
+            watcher(Stage::Heads, index, places, &work.mixed);
+        }
         if let Some(parameters) = &layer.mixed_norm {
             norm(compute, &mut work.mixed, parameters);
         }
         let change = sized(&mut work.change, x.len());
         layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+        if let Some(watcher) = &mut work.watcher {
+            watcher(Stage::Attention, index, places, change);
+        }
         Ok(())
     }
 

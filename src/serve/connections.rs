@@ -1,11 +1,11 @@
 //! Connections, from the listener to the server: counted, encrypted, and let through once they have said the first words
-//! of HTTP/2.
+//! of HTTP/2, where that is what is spoken.
 //!
-//! The server itself waits for those words without a limit. Here a connection has so long for them, TLS included, and is
+//! A server of HTTP/2 itself waits for those words without a limit. Here a connection has so long for them, TLS included, and is
 //! closed otherwise: one that says nothing, or something else, costs a place for seconds only.
 
 use super::{acks::OneAck, tenant::certificate_name};
-use crate::config::{Tls, Wire};
+use crate::config::Wire;
 use std::{
     io::{Error, ErrorKind, IoSlice, Result},
     net::SocketAddr,
@@ -40,6 +40,15 @@ pub(super) struct Peer {
     pub(super) certificate: Option<Arc<str>>,
 }
 
+/// What is spoken on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Speech {
+    /// gRPC's.
+    Http2,
+    /// Whose server has a limit of its own for the first words.
+    Http1,
+}
+
 /// The connections of a listener, as soon as each is through. Ends when it is dropped, and closes the listener. Where headers
 /// are late, for a proxy's sake, the listener is closed as soon as the server begins to end: the proxy then goes elsewhere with
 /// what is new, before a word is said.
@@ -47,11 +56,13 @@ pub(super) fn incoming(
     listener: TcpListener,
     wire: &Wire,
     ending: watch::Receiver<bool>,
+    speech: Speech,
 ) -> ReceiverStream<Result<Connection>> {
     // Characters are small and wanted at once: none waits for company in the kernel.
     let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(wire.tcp_keepalive);
-    let tls = wire.access.tls.as_ref().map(Tls::config).map(TlsAcceptor::from);
-    let door = Door { tls, handshake: wire.handshake, proxy: wire.late_headers };
+    let protocol: &[u8] = if speech == Speech::Http2 { b"h2" } else { b"http/1.1" };
+    let tls = wire.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(protocol)));
+    let door = Door { tls, handshake: wire.handshake, proxy: wire.late_headers, speech };
     let (ready, through) = mpsc::channel(READY);
     let late = wire.late_headers;
     let closes = async move {
@@ -77,6 +88,7 @@ struct Door {
     handshake: Duration,
     /// Whether a proxy comes through it.
     proxy: bool,
+    speech: Speech,
 }
 
 async fn accept(mut listener: TcpIncoming, door: Door, most: usize, ready: mpsc::Sender<Result<Connection>>) {
@@ -121,7 +133,9 @@ impl Door {
         match tokio::time::timeout(self.handshake, self.greeted(stream)).await {
             Ok(Ok((stream, certificate))) => {
                 let peer = Peer { address, certificate };
-                Some(Connection { stream, told: 0, peer, _place: place })
+                // first words that nobody read are none to tell
+                let told = if self.speech == Speech::Http2 { 0 } else { FIRST_WORDS.len() };
+                Some(Connection { stream, told, peer, _place: place })
             }
             Ok(Err(error)) => {
                 tracing::debug!(?address, %error, "closed at the door");
@@ -146,6 +160,9 @@ impl Door {
                 Box::new(stream)
             }
         };
+        if self.speech == Speech::Http1 {
+            return Ok((stream, certificate));
+        }
         let mut words = FIRST_WORDS;
         stream.read_exact(&mut words).await?;
         if words != FIRST_WORDS {
@@ -159,7 +176,7 @@ impl Door {
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connection whose first words have been read, and are told again to the server. It holds its place until it is dropped.
+/// A connection whose first words may have been read, and are told again to the server. It holds its place until it is dropped.
 pub(super) struct Connection {
     stream: Box<dyn Duplex>,
     /// How many of the first words' bytes the server has got.

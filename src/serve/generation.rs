@@ -59,7 +59,9 @@ impl Generation {
         let pass = self.gate.enter()?;
         let engine = self.engines.find("model", request.model.as_deref())?;
         let (job, seed) = convert::score(&request, engine.card())?;
-        let wording = Scored::new(seed, Arc::clone(&engine.card().vocabulary));
+        let card = engine.card();
+        let segments = card.pooled && card.vocabulary.specials().is_some();
+        let wording = Scored::new(seed, Arc::clone(&card.vocabulary), segments);
         let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
         Ok(Answer::new(Source::new(events, engine, pass, call.trace.clone()), wording, call))
     }

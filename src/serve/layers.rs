@@ -20,7 +20,7 @@ use tonic::{
 };
 use tower::{
     Layer, Service, ServiceExt,
-    util::{BoxCloneService, MapErr},
+    util::{BoxCloneSyncService, MapErr},
 };
 use tracing::Instrument;
 
@@ -67,7 +67,7 @@ impl Call {
 }
 
 /// The rest of the stack, as a layer sees it.
-pub(super) type Next = BoxCloneService<Request<Body>, Response<Body>, StdError>;
+pub(super) type Next = BoxCloneSyncService<Request<Body>, Response<Body>, StdError>;
 type Answered = Result<Response<Body>, StdError>;
 /// What the layers answer, in time.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
@@ -85,14 +85,14 @@ pub(super) struct Surrounded<F> {
 
 impl<S, F: Clone> Layer<S> for Around<F>
 where
-    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + Sync + 'static,
     S::Error: Into<StdError>,
     S::Future: Send + 'static,
 {
     type Service = Surrounded<F>;
 
     fn layer(&self, inner: S) -> Surrounded<F> {
-        let next = BoxCloneService::new(MapErr::new(inner, Into::into));
+        let next = BoxCloneSyncService::new(MapErr::new(inner, Into::into));
         Surrounded { around: self.0.clone(), next }
     }
 }
@@ -118,7 +118,7 @@ impl<F: Fn(Request<Body>, Next) -> Answering> Service<Request<Body>> for Surroun
 /// `grpc-timeout` when this function has returned, and ours must not be later than that.
 pub(super) fn named(mut request: Request<Body>, next: Next) -> Answering {
     let arrived = Instant::now();
-    let id: Arc<str> = given_id(request.headers()).unwrap_or_else(draw_id).into();
+    let id = request_id(request.headers());
     request.extensions_mut().insert(Call::begun(Arc::clone(&id), arrived));
     Box::pin(async move {
         let mut response = next.oneshot(request).await?;
@@ -207,6 +207,11 @@ pub(super) fn guarded(request: Request<Body>, next: Next) -> Answering {
 /// [`Error::Internal`] if it does. Whatever it was working on is to be dropped.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::Internal("a panic; the log tells where".into()))
+}
+
+/// What the client calls its request, if that is decent; else a name that is drawn.
+pub(super) fn request_id(headers: &HeaderMap) -> Arc<str> {
+    given_id(headers).unwrap_or_else(draw_id).into()
 }
 
 fn given_id(headers: &HeaderMap) -> Option<String> {

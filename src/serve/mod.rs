@@ -2,7 +2,8 @@
 //!
 //! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
 //! `status` (error → status), `connections` (from the listener to the server), `layers` (what happens to every call),
-//! `access` and `tenant` (who calls), `shutdown`; `client` and `streams` call such a server, to run it and to measure it.
+//! `access` and `tenant` (who calls), `shutdown`, `http` (the same for clients that speak JSON); `client` and `streams` call
+//! such a server, to run it and to measure it.
 
 mod access;
 mod acks;
@@ -15,6 +16,7 @@ mod convert;
 mod engines;
 mod generated;
 mod generation;
+mod http;
 mod intake;
 mod layers;
 mod models;
@@ -42,12 +44,14 @@ pub use traces::Traces;
 use crate::{
     config::Wire,
     error::{Error, Result},
+    metrics::Metrics,
 };
 use access::admitted;
 use calls::counted;
+use connections::Speech;
 use generation::Generation;
 use intake::metered;
-use layers::{Around, guarded, named, said_in_http, timed, traced};
+use layers::{Around, Next, guarded, named, said_in_http, timed, traced};
 use models::Models;
 use shutdown::Gate;
 use std::{
@@ -55,15 +59,13 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{
-    net::TcpListener,
-    sync::{oneshot, watch},
-};
-use tonic::{server::NamedService, transport::Server};
+use tokio::{net::TcpListener, sync::watch};
+use tonic::{server::NamedService, service::Routes, transport::Server};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
+use tower::Layer;
 use weir_proto::v1::{admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer};
 
 /// How long connections get at least to close once no call runs any more.
@@ -86,11 +88,13 @@ pub struct Offer {
     pub admin: Option<Admin>,
     /// Where spans of calls go, if anywhere.
     pub traces: Option<Traces>,
+    /// Where completions are offered over HTTP, if anywhere.
+    pub http: Option<TcpListener>,
 }
 
 impl From<Engines> for Offer {
     fn from(engines: Engines) -> Self {
-        Self { monitor: Monitor::new(engines, HANG), admin: None, traces: None }
+        Self { monitor: Monitor::new(engines, HANG), admin: None, traces: None, http: None }
     }
 }
 
@@ -106,7 +110,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     wire: Wire,
 ) -> Result<()> {
-    let Offer { monitor, admin, traces } = offer.into();
+    let Offer { monitor, admin, traces, http } = offer.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
     // those whose readiness the health service tells
@@ -120,36 +124,30 @@ pub async fn run(
     let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
     let (v1, v1alpha) = (reflection(&services), reflection(&services));
     let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
-    let (close, closed) = oneshot::channel::<()>();
+    let (close, closing) = watch::channel(false);
     let (end, ending) = watch::channel(false);
 
-    let server = builder(&wire)
-        // Outermost: whatever answers, a layer or a service, the answer has the call's name.
-        .layer(Around(named))
-        // Above all that answers, so that every call is counted with the status that the client sees.
-        .layer(Around(counted(Arc::clone(engines.metrics()), traces.clone())))
-        // Above all that may say that the server is unavailable.
-        .layer(Around(said_in_http(wire.late_headers)))
-        // Above all that can fail, so that every failure is logged within the call's span.
-        .layer(Around(traced))
-        // Within the span, which it tells who calls; above all that costs anything.
-        .layer(Around(admitted(wire.access.keys.clone())))
-        // Below those who need not let a request in; above the services, which read it.
-        .layer(Around(metered(&wire, ending.clone())))
-        // Above the services, whose answers it may have to give up waiting for.
-        .layer(Around(timed))
-        // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
-        .layer(Around(guarded))
-        .add_service(health_service)
+    let mut routes = Routes::new(health_service)
         .add_service(v1.build_v1().map_err(broken)?)
         .add_service(v1alpha.build_v1alpha().map_err(broken)?)
         .add_service(generation)
-        .add_service(models)
-        .add_optional_service(admin)
-        .serve_with_incoming_shutdown(connections::incoming(listener, &wire, ending), async {
-            // An error means that the other end is dropped, and then the server is too.
-            let _ = closed.await;
-        });
+        .add_service(models);
+    if let Some(admin) = admin {
+        routes = routes.add_service(admin);
+    }
+    let calls = layered(routes.prepare(), &wire, (engines.metrics(), traces.clone()), ending.clone());
+    let incoming = connections::incoming(listener, &wire, ending.clone(), Speech::Http2);
+    let mut closed = closing.clone();
+    let server = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
+        // An error means that the other end is dropped, and then the server is too.
+        let _ = closed.wait_for(|closed| *closed).await;
+    });
+    let told = async {
+        if let Some(listener) = http {
+            let requests = connections::incoming(listener, &wire, ending, Speech::Http1);
+            http::serve(requests, calls, monitor.clone(), &wire, closing).await;
+        }
+    };
     let ending = async {
         tokio::select! {
             () = shutdown => {}
@@ -158,13 +156,38 @@ pub async fn run(
         drain((&health, &services), &monitor, &gate, wire.drain, End { begun: end, close }).await;
     };
     let served = tokio::select! {
-        served = server => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
+        (served, ()) = async { tokio::join!(server, told) } => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
     };
     if let Some(traces) = traces {
         traces.close().await;
     }
     served
+}
+
+/// What happens to every call before its service sees it, however it came.
+fn layered(
+    routes: Routes,
+    wire: &Wire,
+    (metrics, traces): (&Arc<Metrics>, Option<Traces>),
+    ending: watch::Receiver<bool>,
+) -> Next {
+    // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
+    let calls = Around(guarded).layer(routes);
+    // Above the services, whose answers it may have to give up waiting for.
+    let calls = Around(timed).layer(calls);
+    // Below those who need not let a request in; above the services, which read it.
+    let calls = Around(metered(wire, ending)).layer(calls);
+    // Within the span, which it tells who calls; above all that costs anything.
+    let calls = Around(admitted(wire.access.keys.clone())).layer(calls);
+    // Above all that can fail, so that every failure is logged within the call's span.
+    let calls = Around(traced).layer(calls);
+    // Above all that may say that the server is unavailable.
+    let calls = Around(said_in_http(wire.late_headers)).layer(calls);
+    // Above all that answers, so that every call is counted with the status that the client sees.
+    let calls = Around(counted(Arc::clone(metrics), traces)).layer(calls);
+    // Outermost: whatever answers, a layer or a service, the answer has the call's name.
+    Next::new(Around(named).layer(calls))
 }
 
 /// What each connection may do.
@@ -183,7 +206,7 @@ struct End {
     /// That it begins to: those that wait for something of a client's.
     begun: watch::Sender<bool>,
     /// That no request runs any more: the connections.
-    close: oneshot::Sender<()>,
+    close: watch::Sender<bool>,
 }
 
 /// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
@@ -210,7 +233,7 @@ async fn drain(
     for service in [&[""], services].concat() {
         health.clear_service_status(service).await;
     }
-    let _ = end.close.send(());
+    end.close.send_replace(true);
     // A call is over for us once its answer is with the connection; a slow reader may have most of it still to come. The
     // server ends by itself when the last connection has nothing left to send.
     tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(LINGER)).await;

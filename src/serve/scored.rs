@@ -16,15 +16,16 @@ pub(super) struct Scored {
     /// The log-probabilities' sum, and how many they are.
     total: f64,
     scored: u64,
-    /// The sum of the log-probabilities of segments' ends.
-    ends: f64,
+    /// The sum of the log-probabilities of segments' ends, in a model that writes segments.
+    ends: Option<f64>,
     summary: Option<v1::ScoreSummary>,
 }
 
 impl Scored {
-    /// Nothing yet.
-    pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>) -> Self {
-        Self { vocabulary, seed, waiting: VecDeque::new(), total: 0.0, scored: 0, ends: 0.0, summary: None }
+    /// Nothing yet, of a text under a model with this vocabulary, which may write segments.
+    pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>, segments: bool) -> Self {
+        let ends = segments.then_some(0.0);
+        Self { vocabulary, seed, waiting: VecDeque::new(), total: 0.0, scored: 0, ends, summary: None }
     }
 }
 
@@ -42,16 +43,16 @@ impl Wording for Scored {
                     self.scored += 1;
                 }
                 let marks = characters.iter().filter_map(|character| character.mark);
-                self.ends += marks.filter_map(|mark| mark.end_logprob).map(f64::from).sum::<f64>();
+                let ends = marks.filter_map(|mark| mark.end_logprob).map(f64::from).sum::<f64>();
+                self.ends = self.ends.map(|sum| sum + ends);
                 self.waiting.extend(characters);
             }
             Event::Finished { usage, timing, .. } => {
                 tracing::info!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
                 let per_char = |nats: f64| (self.scored > 0).then(|| -nats / LN_2 / self.scored as f64);
-                let marked = self.vocabulary.specials().is_some();
                 self.summary = Some(v1::ScoreSummary {
                     bits_per_char: per_char(self.total),
-                    nxt_bits_per_char: per_char(self.ends).filter(|_| marked),
+                    nxt_bits_per_char: self.ends.and_then(per_char),
                     scored_chars: self.scored,
                     seed: self.seed,
                     usage: Some(totals::usage(usage)),
@@ -88,7 +89,7 @@ mod tests {
     };
 
     fn said(count: usize) -> Vec<Said> {
-        let mut scored = Scored::new(7, Arc::new(Vocabulary::of_bytes(Normaliser::None)));
+        let mut scored = Scored::new(7, Arc::new(Vocabulary::of_bytes(Normaliser::None)), false);
         let logprob = |at| (at > 0).then_some(-0.5_f32.ln().abs());
         let character = |at| Character { symbol: 97, logprob: logprob(at), mark: None, top: Vec::new() };
         scored.take(Event::Characters((0..count).map(character).collect()));

@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Crates that only some rooms may name.
 const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["serve"]),
+    ("base64", &["serve"]),
     ("http_body", &["serve"]),
     ("hyper", &["serve"]),
     ("hyper_util", &["serve"]),

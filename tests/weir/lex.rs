@@ -1,6 +1,8 @@
 //! The numbers of torchscale and of LeX's fork, case by case: logits in one pass, symbol by symbol and in chunks, greedy
 //! text, the operator alone, and what a window leaves out.
 
+mod layers;
+
 use super::{
     support::{Alone, Dice, difference, full, settings, storms},
     twin,

@@ -4,6 +4,7 @@ mod checkpoints;
 mod cli;
 mod generation;
 mod golden;
+mod gpt2;
 mod replay;
 pub(super) mod twin;
 

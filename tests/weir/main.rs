@@ -6,6 +6,7 @@
 
 mod arrows;
 mod bench;
+mod browser;
 mod cli;
 mod conformance;
 mod convert;

@@ -7,6 +7,7 @@ mod errors;
 mod fairness;
 mod frames;
 mod hostile;
+mod http;
 mod late;
 mod latent;
 mod life;

@@ -1,4 +1,5 @@
-//! The figures of a model that writes marks: each bits per character of the augmented text, and named for what it is.
+//! The figures of a model that writes marks: each bits per character of the augmented text, and named for what it is. Where
+//! no segments are written there is none that would count their marks.
 //!
 //! T counts the start's mark, which costs nothing, the text's symbols, and the end's mark where it is given. The paper divides by
 //! T, so all three do; `n` is there for whoever wants bits per character of the text.
@@ -18,6 +19,8 @@ use std::f64::consts::LN_2;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Figures {
     specials: Specials,
+    /// Whether segments are written.
+    segments: bool,
     /// Symbols of the text.
     symbols: usize,
     /// Whether the end was given.
@@ -31,8 +34,8 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn new(specials: Specials) -> Self {
-        Self { specials, symbols: 0, ends: false, text: 0.0, end: 0.0, nxt: 0.0, renormalised: 0.0 }
+    pub(super) fn new(specials: Specials, segments: bool) -> Self {
+        Self { specials, segments, symbols: 0, ends: false, text: 0.0, end: 0.0, nxt: 0.0, renormalised: 0.0 }
     }
 
     /// The mark that ends a text.
@@ -89,25 +92,26 @@ impl Figures {
     /// Adds them under their names.
     pub(super) fn add_to(&self, object: &mut Map<String, Value>) {
         let per_symbol = (self.symbols > 0).then(|| self.text / self.symbols as f64);
+        let segments = self.segments.then(|| [("bpc_joint", json!(self.joint())), ("bits_nxt", json!(self.nxt))]);
         let figures = [
             ("bpc_paper", json!(self.paper())),
-            ("bpc_joint", json!(self.joint())),
             ("bpc_renormalised", json!(self.renormalised())),
             ("bits_per_char_no_eos", json!(per_symbol)),
             ("bits_text", json!(self.text)),
             ("bits_eos", json!(self.end)),
-            ("bits_nxt", json!(self.nxt)),
             ("augmented_symbols", json!(self.augmented())),
         ];
-        object.extend(figures.map(|(name, value)| (name.to_owned(), value)));
+        let all = figures.into_iter().chain(segments.into_iter().flatten());
+        object.extend(all.map(|(name, value)| (name.to_owned(), value)));
     }
 
     /// For people.
     pub(super) fn text(&self) -> String {
         let (paper, joint, renormalised, length) = (self.paper(), self.joint(), self.renormalised(), self.augmented());
+        let joint = if self.segments { format!("{joint:.4} with them (text and segments), ") } else { String::new() };
         format!(
-            "bits per character, of {length} with marks: {paper:.4} as the paper counts (no marks of segments), {joint:.4} with \
-             them (text and segments), {renormalised:.4} of the text alone (among characters and the end)\n"
+            "bits per character, of {length} with marks: {paper:.4} as the paper counts (no marks of segments), {joint}\
+             {renormalised:.4} of the text alone (among characters and the end)\n"
         )
     }
 }

@@ -13,6 +13,10 @@ pub(super) struct WireArgs {
     /// The address to listen on; port 0 takes any free one.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN", default_value = "127.0.0.1:50051")]
     listen: String,
+    /// Where completions and models are offered over HTTP and JSON, as OpenAI's clients ask for them, with the same keys,
+    /// certificates and limits. Nowhere if not given.
+    #[arg(long, value_name = "ADDRESS", env = "WEIR_HTTP_LISTEN")]
+    http_listen: Option<String>,
     /// How long running requests may go on once the server is shutting down.
     #[arg(long, value_name = "N", env = "WEIR_DRAIN_SECONDS", default_value = "30")]
     drain_seconds: String,
@@ -64,6 +68,11 @@ impl WireArgs {
     /// Where to listen.
     pub(super) fn listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
         checks.parsed("--listen", &self.listen)
+    }
+
+    /// Where to listen for HTTP and JSON.
+    pub(super) fn http_listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
+        self.http_listen.as_ref().and_then(|given| checks.parsed("--http-listen", given))
     }
 
     /// As the server wants them.

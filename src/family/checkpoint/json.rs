@@ -59,10 +59,27 @@ pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Res
         Err(error) => {
             let path = error.path().to_string();
             let path = if path == "." { "" } else { &path };
-            Err(explain(&error.inner().to_string(), file, vec![within, path]))
+            let message = error.inner().to_string();
+            let mistaken = CHOICES.iter().find(|(theirs, ..)| message.split(" at line ").next() == Some(theirs));
+            match mistaken.filter(|_| serde_json::from_slice::<de::IgnoredAny>(text).is_ok()) {
+                Some((_, expected, found)) => {
+                    let key = [within, path].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
+                    Err(Error::checkpoint(file, key, *expected, *found))
+                }
+                None => Err(explain(&message, file, vec![within, path])),
+            }
         }
     }
 }
+
+/// What serde says of a choice, `"name"` or `{"name": {…}}`, that was given in the other form, or several times; the
+/// last message is also that of text which is no JSON.
+const CHOICES: &[(&str, &str, &str)] = &[
+    ("invalid type: unit variant, expected struct variant", "an object: this name has settings", "the name alone"),
+    ("invalid type: struct variant, expected unit variant", "the name alone: it has no settings", "an object"),
+    ("invalid type: map, expected unit variant", "the name alone: it has no settings", "an object"),
+    ("expected value", "one choice", "an object with several keys, or none"),
+];
 
 /// Takes serde's message apart. Where it is of a form unknown here it is passed on whole.
 fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {

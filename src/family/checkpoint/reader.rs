@@ -3,7 +3,7 @@
 use super::{
     header::{Dtype, Entry, Header},
     json,
-    shards::{Shard, WEIGHTS_FILE, indexed_names, same_names, shards},
+    shards::{Shard, files, same_names, shards},
 };
 use crate::{
     error::{Error, Result},
@@ -11,7 +11,7 @@ use crate::{
 };
 use sha2::{Digest, Sha256};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     io::{ErrorKind, Read},
     path::Path,
 };
@@ -95,18 +95,18 @@ pub fn read_weights_telling(
     read_shards(&shards(dir, specs)?, specs, progress)
 }
 
-/// The names of the tensors in `dir`, whatever they are: for sources that may hold more than one set.
+/// The names and shapes of the tensors in `dir`, whatever they are: for sources that may hold more than one set.
 ///
 /// # Errors
 /// No weights, or an unreadable header or index.
-pub fn names_in(dir: &Path) -> Result<BTreeSet<String>> {
-    let file = dir.join(WEIGHTS_FILE);
-    if !file.exists() {
-        return indexed_names(dir);
+pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
+    let mut shapes = BTreeMap::new();
+    for file in files(dir)? {
+        let (mut from, size) = json::open(&file)?;
+        let header = Header::read(&mut from, &file, size, MOST_HEADER_BYTES)?;
+        shapes.extend(header.tensors.into_iter().map(|entry| (entry.name, entry.shape)));
     }
-    let (mut from, size) = json::open(&file)?;
-    let header = Header::read(&mut from, &file, size, MOST_HEADER_BYTES)?;
-    Ok(header.tensors.into_iter().map(|entry| entry.name).collect())
+    Ok(shapes)
 }
 
 /// As [`read_weights`], of one file's `size` bytes from anywhere; `file` is the one to name.

@@ -49,17 +49,28 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     }
 }
 
-/// The names of the tensors that a folder's index lists.
+/// The files of weights in a folder, whatever is in them.
 ///
 /// # Errors
-/// No weights at all, or an index that cannot be read.
-pub fn indexed_names(dir: &Path) -> Result<BTreeSet<String>> {
-    let index = dir.join(INDEX_FILE);
-    if !index.exists() {
-        return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), "the file", format!("it or {INDEX_FILE}"), "neither"));
+/// No weights at all, or an index that cannot be read or names what is no plain file of the folder.
+pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
+    match (single.exists(), index.exists()) {
+        (true, _) => Ok(vec![single]),
+        (false, true) => {
+            let shards = by_file(json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?);
+            shards.into_iter().map(|(file, names)| inside(dir, &index, &file, &names)).collect()
+        }
+        (false, false) => Err(Error::checkpoint(single, "the file", format!("it or {INDEX_FILE}"), "neither")),
     }
-    let map = json::parse::<Index>(&json::read_limited(&index, MAX_INDEX_BYTES)?, &index, "")?.weight_map.0;
-    Ok(map.into_keys().collect())
+}
+
+fn by_file(index: Index) -> BTreeMap<String, BTreeSet<String>> {
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in index.weight_map.0 {
+        shards.entry(file).or_default().insert(name);
+    }
+    shards
 }
 
 fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
@@ -67,14 +78,12 @@ fn names(specs: &[TensorSpec]) -> BTreeSet<String> {
 }
 
 fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
-    let map = json::parse::<Index>(&json::read_limited(index, MAX_INDEX_BYTES)?, index, "")?.weight_map.0;
-    let expected = names(specs);
-    same_names(index, &expected, map.keys())?;
-    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (name, file) in map {
-        shards.entry(file).or_default().insert(name);
-    }
-    shards.into_iter().map(|(file, names)| Ok(Shard { file: inside(dir, index, &file, &names)?, names })).collect()
+    let map = json::parse::<Index>(&json::read_limited(index, MAX_INDEX_BYTES)?, index, "")?;
+    same_names(index, &names(specs), map.weight_map.0.keys())?;
+    by_file(map)
+        .into_iter()
+        .map(|(file, names)| Ok(Shard { file: inside(dir, index, &file, &names)?, names }))
+        .collect()
 }
 
 /// Whether a file holds exactly the tensors it must.

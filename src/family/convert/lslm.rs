@@ -1,10 +1,11 @@
 //! Checkpoints of Latent Segment Language Models. No code was ever released, so the source is the layout that the paper's parts
-//! have in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`.
+//! have in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`. The paper's baseline is
+//! Hugging Face's GPT-2 (`model_type` "gpt2") with the same vocabulary.
 
 mod arguments;
 mod names;
 
-use super::Converted;
+use super::{Converted, gpt2, vocabulary::Marked};
 use crate::{
     error::Result,
     family::{
@@ -28,8 +29,12 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// or of another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
-    let arguments: Arguments = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
-    let config = arguments.config(&file)?;
+    let text = read_limited(&file, MAX_CONFIG_BYTES)?;
+    if gpt2::is_meant(&text) {
+        return gpt2::read(dir, progress);
+    }
+    let (arguments, vocabulary): (Arguments, Marked) = (parse(&text, &file, "")?, parse(&text, &file, "")?);
+    let config = arguments.config(&vocabulary, &file)?;
     let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();
     let official: Vec<_> = specs.iter().map(names::official).collect();
     let (mut theirs, _) = read_weights_telling(dir, &official, progress)?;

@@ -5,10 +5,13 @@
 //! source: one file, one line.
 
 pub mod dynamic_pooling;
+pub mod gpt2;
 pub mod lslm;
 pub mod pickle;
 pub mod torch;
 pub mod torchscale;
+mod training;
+mod vocabulary;
 
 use super::{
     checkpoint::{Config, Weights, Writer, writer::check_vacant},
@@ -23,7 +26,9 @@ use std::path::Path;
 pub enum Source {
     /// The official Dynamic Token Pooling code.
     DynamicPooling,
-    /// Latent Segment Language Models, in the layout of Hugging Face's T5.
+    /// Hugging Face's GPT-2.
+    Gpt2,
+    /// Latent Segment Language Models, in the layout of Hugging Face's T5; their baseline, GPT-2, as well.
     Lslm,
     /// torchscale's decoder, LeX's fork included.
     Torchscale,
@@ -35,6 +40,7 @@ type Reader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 /// The table of sources: its name on the command line, and its reader.
 const SOURCES: &[(Source, &str, Reader)] = &[
     (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
+    (Source::Gpt2, "gpt2", gpt2::read),
     (Source::Lslm, "lslm", lslm::read),
     (Source::Torchscale, "torchscale", torchscale::read),
 ];

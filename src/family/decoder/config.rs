@@ -59,6 +59,8 @@ pub struct DecoderBlueprint {
     pub architecture: Architecture,
     /// Vocabulary size V.
     pub symbols: usize,
+    /// Whether a text begins with a mark, which takes a position.
+    pub marked: bool,
 }
 
 /// Reads a decoder's architecture.
@@ -68,7 +70,9 @@ pub struct DecoderBlueprint {
 /// that cannot work together, with the rule that they break.
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
-    let blueprint = DecoderBlueprint { architecture, symbols: config.vocabulary(file)?.len() };
+    let vocabulary = config.vocabulary(file)?;
+    let (symbols, marked) = (vocabulary.len(), vocabulary.specials().is_some());
+    let blueprint = DecoderBlueprint { architecture, symbols, marked };
     blueprint.validate(file)?;
     Ok(Box::new(blueprint))
 }
@@ -97,6 +101,11 @@ impl DecoderBlueprint {
         if let Err((key, expected, found)) = a.position.validate(a.dim, a.head_dim, a.window) {
             return wrong(&key, expected, found);
         }
+        if let Some((positions, _)) = a.position.longest(a.head_dim, a.window).filter(|(most, _)| *most <= self.lead())
+        {
+            let expected = format!("room for {} positions: the mark's and a symbol's", self.lead() + 1);
+            return wrong("position", expected, positions.to_string());
+        }
         match self.parameters() {
             Some(count) if count <= MAX_PARAMETERS => Ok(()),
             count => {
@@ -112,6 +121,11 @@ impl DecoderBlueprint {
         let ends = self.symbols.checked_add(1)?.checked_mul(2)?.checked_mul(a.dim)?;
         let shared = specs::position_numbers(&shape)?;
         specs::layer_numbers(&shape, a.layers)?.checked_add(ends)?.checked_add(shared)
+    }
+
+    /// Positions before a text's first symbol: the start's mark, where there is one.
+    pub fn lead(&self) -> usize {
+        usize::from(self.marked)
     }
 
     /// What its layers are like.
@@ -143,7 +157,8 @@ impl Blueprint for DecoderBlueprint {
 
     fn bounds(&self) -> Bounds {
         let a = &self.architecture;
-        Bounds { longest: a.position.longest(a.head_dim, a.window), endless: a.window.reach().is_some() }
+        let longest = a.position.longest(a.head_dim, a.window).map(|(most, why)| (most - self.lead(), why));
+        Bounds { longest, endless: a.window.reach().is_some() }
     }
 
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {

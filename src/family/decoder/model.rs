@@ -3,9 +3,10 @@
 use super::{config::DecoderBlueprint, state::DecoderState, step::Work};
 use crate::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Row, Scratch, State, state_ref},
+        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Row, Scratch, State, Want, advance, state_ref},
         cost::Cost,
         options::check_mode,
+        trace,
     },
     error::Result,
     family::{
@@ -31,21 +32,34 @@ pub struct Decoder {
     pub(super) norm: Norm,
     /// (V, D)
     pub(super) head: Linear,
+    /// Where a text begins with a mark, what that leaves behind, computed once.
+    pub(super) start: Option<Start>,
     pages: Arc<PagePool>,
+    /// Bytes in pages that the model itself holds: the start's.
+    own_bytes: usize,
+}
+
+/// What the start's mark leaves behind.
+pub(super) struct Start {
+    /// Its keys and values.
+    cache: Arc<Cache>,
+    /// What the logits before a text's first symbol are made of: (D).
+    pub(super) hidden: Vec<f32>,
 }
 
 impl Decoder {
     /// Builds the model from checked weights.
     ///
     /// # Errors
-    /// A weight that is missing, which the checkpoint reader has excluded; more symbols asked for than it can hold.
+    /// A weight that is missing, which the checkpoint reader has excluded; more symbols asked for than it can hold; memory too
+    /// small for the start's mark.
     pub fn load(blueprint: &DecoderBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, settings, .. } = parts;
         let a = &blueprint.architecture;
         let max_symbols = settings.longest(config.training_length, blueprint.bounds())?;
         let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
         let mut loader = Loader::new(&mut weights, blueprint.stack_shape(), a.layer_norm_eps, settings.dtype)?;
-        let (window, order, positions) = (a.window, Order::Pre, max_symbols);
+        let (window, order, positions) = (a.window, Order::Pre, max_symbols + blueprint.lead());
         let plan = StackPlan { name: "layers", count: a.layers, output: 0, window, order, positions };
         let stack = loader.stack(&plan)?;
         let norm = loader.norm("norm")?;
@@ -78,7 +92,36 @@ impl Decoder {
             first_logits: None,
         };
         let (compute, pages) = (Compute { isa: settings.isa, pool }, PagePool::new(settings.memory_bytes));
-        Ok(Self { card, compute, embedding, stack, norm, head, pages })
+        let (start, own_bytes) = (None, 0);
+        let mut model = Self { card, compute, embedding, stack, norm, head, start, pages, own_bytes };
+        if let Some(specials) = model.card.vocabulary.specials() {
+            model.start = Some(model.begun(specials.start)?);
+            model.own_bytes = model.pages.in_use();
+            model.card.first_logits = Some(model.first_logits()?);
+        }
+        Ok(model)
+    }
+
+    /// What the mark leaves behind, as the first symbol of all.
+    fn begun(&self, mark: u32) -> Result<Start> {
+        let mut rows = [Row::new(self.begin(BoundaryOptions::default())?)];
+        rows[0].set(&[mark], Want::Last);
+        self.feed_symbols(&mut rows, &[0], &mut Work::default())?;
+        let state: &DecoderState = state_ref(&*rows[0].state)?;
+        Ok(Start { cache: Arc::new(state.cache.clone()), hidden: state.hidden.clone() })
+    }
+
+    /// The logits before a text's first symbol: (V).
+    fn first_logits(&self) -> Result<Arc<[f32]>> {
+        let mut rows = [Row::new(self.begin(BoundaryOptions::default())?)];
+        rows[0].set(&[trace::BEGIN], Want::Last);
+        advance(self, &mut rows, &[0], &mut self.scratch())?;
+        Ok(rows[0].logits.as_slice().into())
+    }
+
+    /// Positions of a sequence of so many symbols.
+    fn positions(&self, symbols: usize) -> usize {
+        symbols + self.start.as_ref().map_or(0, |start| start.cache.len())
     }
 }
 
@@ -89,8 +132,9 @@ impl Model for Decoder {
 
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
         check_mode(&boundaries, &self.card)?;
-        let cache = Cache::new(self.stack.layout, self.pages.clone());
-        Ok(Box::new(DecoderState::new(cache, self.stack.window)))
+        let empty = || Arc::new(Cache::new(self.stack.layout, self.pages.clone()));
+        let begun = self.start.as_ref().map_or_else(empty, |start| start.cache.clone());
+        Ok(Box::new(DecoderState::new(begun, self.stack.window)))
     }
 
     fn scratch(&self) -> Scratch {
@@ -110,21 +154,22 @@ impl Model for Decoder {
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
-        self.stack.bytes_for(symbols)
+        self.stack.bytes_for(self.positions(symbols))
     }
 
     fn growth(&self, state: &dyn State, more: usize) -> usize {
         // one that is another model's is refused by the step
         let state = state_ref::<DecoderState>(state);
-        state.map_or(0, |state| self.stack.growth(&state.cache, state.len() + more))
+        state.map_or(0, |state| self.stack.growth(&state.cache, state.cache.len() + more))
     }
 
     fn memory(&self) -> Memory {
-        Memory { in_use: self.pages.in_use(), limit: self.pages.limit() }
+        // the start's pages are out of what sequences may have: admission counts on getting all of the limit
+        Memory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
     }
 
     fn cost(&self, symbols: usize, _: usize) -> Cost {
-        let mut cost = Cost { symbol: cost::stack(&self.stack, symbols), ..Cost::default() };
+        let mut cost = Cost { symbol: cost::stack(&self.stack, self.positions(symbols)), ..Cost::default() };
         cost.logits += cost::norm(&self.norm);
         cost.logits += cost::linear(&self.head);
         cost

@@ -5,12 +5,15 @@ use crate::{
     error::{Error, Result},
     nn::{cache::Cache, window::Window},
 };
+use std::sync::Arc;
 
 /// One sequence of a decoder.
 pub struct DecoderState {
-    /// Keys and values.
+    /// Keys and values: of what every sequence begins with, then of its symbols.
     pub cache: Cache,
-    /// Which of them a position attends to.
+    /// The cache of a sequence that has seen no symbol: empty, or with the start's mark.
+    pub begun: Arc<Cache>,
+    /// Which positions a position attends to.
     pub window: Window,
     /// Symbols that have had their finish step; those behind are in flight.
     pub finished: usize,
@@ -19,25 +22,29 @@ pub struct DecoderState {
 }
 
 impl DecoderState {
-    /// One that has seen nothing.
-    pub fn new(cache: Cache, window: Window) -> Self {
-        Self { cache, window, finished: 0, hidden: Vec::new() }
+    /// One that has seen no symbol.
+    pub fn new(begun: Arc<Cache>, window: Window) -> Self {
+        Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new() }
     }
 
     /// Whether no symbol is in flight.
     pub fn is_ready(&self) -> bool {
-        self.finished == self.cache.len()
+        self.finished == self.len()
     }
 
     fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
+        if len == 0 && self.cache.start() > 0 && !self.begun.is_empty() {
+            // the window has left the start's mark behind
+            self.cache = (*self.begun).clone();
+        }
+        self.cache.truncate(self.begun.len() + len);
         self.finished = self.finished.min(len);
     }
 }
 
 impl State for DecoderState {
     fn len(&self) -> usize {
-        self.cache.len()
+        self.cache.len() - self.begun.len()
     }
 
     fn segments(&self) -> usize {
@@ -45,8 +52,9 @@ impl State for DecoderState {
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let (cache, window, finished) = (self.cache.clone(), self.window, self.finished);
-        let mut fork = Self { cache, window, finished, hidden: Vec::new() };
+        let Self { window, finished, .. } = *self;
+        let (cache, begun) = (self.cache.clone(), self.begun.clone());
+        let mut fork = Self { cache, begun, window, finished, hidden: Vec::new() };
         // where the window has moved on too far since, there is no way back to before the feed
         fork.truncate(if finished < self.earliest() { 0 } else { finished });
         Box::new(fork)
@@ -70,7 +78,7 @@ impl State for DecoderState {
     }
 
     fn earliest(&self) -> usize {
-        self.window.earliest(self.cache.start())
+        self.window.earliest(self.cache.start()).saturating_sub(self.begun.len())
     }
 
     fn restart(&mut self, _: usize) {

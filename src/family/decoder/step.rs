@@ -5,14 +5,17 @@
 
 use super::{model::Decoder, state::DecoderState};
 use crate::{
-    decode::contract::{Mark, Row, Scratch, Status, state_mut, state_ref},
+    decode::{
+        contract::{Mark, Row, Scratch, State, Status, state_mut, state_ref},
+        trace,
+    },
     error::{Error, Result},
     kernels::{linear::Then, rowwise::norm},
     nn::{
         Place,
         cache::Cache,
         sized,
-        stack::{Caches, StackWork},
+        stack::{Caches, StackWork, Watcher},
     },
 };
 
@@ -38,6 +41,11 @@ impl Work {
     /// [`Error::Internal`] if another model made it.
     pub fn of(scratch: &mut Scratch) -> Result<&mut Self> {
         scratch.0.downcast_mut().ok_or_else(|| Error::Internal("another model's scratch".into()))
+    }
+
+    /// Has every layer's intermediate results shown from now on.
+    pub fn watch(&mut self, watcher: Watcher) {
+        self.stack.watcher = Some(watcher);
     }
 }
 
@@ -66,7 +74,7 @@ impl Decoder {
         }
         work.fed.clear();
         work.fed.resize(which.len(), 0);
-        while work.fed.iter().zip(which).any(|(&fed, &index)| fed < rows[index].feed.len()) {
+        while work.fed.iter().zip(which).any(|(&fed, &index)| fed < rows[index].places()) {
             self.feed_piece(rows, which, work)?;
         }
         for &index in which {
@@ -79,10 +87,21 @@ impl Decoder {
     }
 
     fn check(&self, row: &mut Row) -> Result<()> {
+        let (more, wanted) = (row.places(), row.wanted());
         let state: &mut DecoderState = state_mut(&mut *row.state)?;
-        let (len, more) = (state.cache.len(), row.feed.len());
-        if row.status != Status::Ready || !state.is_ready() || more == 0 {
+        let len = state.len();
+        if row.status != Status::Ready || !state.is_ready() || row.feed.is_empty() {
             return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
+        }
+        if trace::is_control(&row.feed) {
+            return match &self.start {
+                Some(start) if row.feed[..] == [trace::BEGIN] && len == 0 => {
+                    state.hidden.clear();
+                    state.hidden.extend_from_slice(if wanted > 0 { &start.hidden } else { &[] });
+                    Ok(())
+                }
+                _ => Err(Error::Internal("a row was fed a mark that it does not know, or in its middle".into())),
+            };
         }
         if len + more > self.card.max_symbols {
             let (length, limit) = (len + more, self.card.max_symbols);
@@ -98,7 +117,7 @@ impl Decoder {
         work.places.clear();
         work.x.clear();
         for (&index, &fed) in which.iter().zip(&work.fed) {
-            let more = (rows[index].feed.len() - fed).min(piece);
+            let more = (rows[index].places() - fed).min(piece);
             let state = state(rows, index)?;
             self.stack.make_room(&mut state.cache, more)?;
             let len = state.cache.len();
@@ -110,11 +129,11 @@ impl Decoder {
         self.stack.forward(&self.compute, &mut work.x, &work.places, &mut Of(rows), &mut work.stack)?;
         let mut x = &work.x[..];
         for (&index, fed) in which.iter().zip(&mut work.fed) {
-            let (len, wanted) = (rows[index].feed.len(), rows[index].wanted());
-            let more = (len - *fed).min(piece);
+            let (places, wanted) = (rows[index].places(), rows[index].wanted());
+            let more = (places - *fed).min(piece);
             let (own, others) = x.split_at(more * dim);
             // wanted logits are those of the last symbols
-            let unwanted = (len - wanted).saturating_sub(*fed).min(more);
+            let unwanted = places.saturating_sub(wanted + *fed).min(more);
             let state = state(rows, index)?;
             state.hidden.extend_from_slice(&own[unwanted * dim..]);
             state.cache.advance(more);
@@ -153,7 +172,7 @@ impl Decoder {
             rest = others;
             row.status = Status::Ready;
             let state: &mut DecoderState = state_mut(&mut *row.state)?;
-            state.finished = state.cache.len();
+            state.finished = state.len();
         }
         Ok(())
     }

@@ -3,11 +3,14 @@
 use super::{
     Outs, POSITIONS, SPAN, Span, VECTORS,
     probe::Probe,
+    softmax::largest,
     stored::{Bytes, Columns, Head, Stored},
 };
 use crate::kernels::{
+    LANES,
     dtype::inverse_of,
     isa::{Simd, WIDTH},
+    rowwise::add_up,
 };
 
 /// What the largest weight of a span becomes. A span's sum of so large weights times bytes has room in 32 bits.
@@ -16,7 +19,7 @@ const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
 
 impl Stored for Bytes {
     type Number = i8;
-    const AHEAD: usize = 2;
+    const AHEAD: usize = 4;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
@@ -27,16 +30,20 @@ impl Stored for Bytes {
         let cells = queries[0].cells.len();
         assert!(queries.iter().all(|query| query.cells.len() == cells));
         assert!(cells * 4 * POSITIONS <= columns.numbers.len());
+        // what the offset adds to a product of all of a query's bytes is taken off beforehand
         let mut sums = [[simd.splat_int(0); VECTORS]; B];
+        for (query, sums) in queries.iter().zip(&mut sums) {
+            sums.fill(simd.splat_int(query.sum.wrapping_mul(S::OFFSET).wrapping_neg()));
+        }
         let mut at = columns.numbers.as_ptr();
         for cell in 0..cells {
             for v in 0..VECTORS {
                 // SAFETY: within the cells, as checked above.
-                let column = unsafe { simd.load_bytes(at.wrapping_add(v * 4 * WIDTH)) };
+                let column = simd.offset(unsafe { simd.load_bytes(at.wrapping_add(v * 4 * WIDTH)) });
                 for (query, sums) in queries.iter().zip(&mut sums) {
                     // SAFETY: each query has so many, as checked above.
                     let query = simd.splat_int(four(*unsafe { query.cells.get_unchecked(cell) }));
-                    sums[v] = simd.dot_signed(column, query, sums[v]);
+                    sums[v] = simd.dot_bytes(query, column, sums[v]);
                 }
             }
             at = at.wrapping_add(4 * POSITIONS);
@@ -97,7 +104,7 @@ impl Stored for Bytes {
     }
 }
 
-/// A row's weights, of its keys from one to before another, times the scales of their values, as integers; what they were
+/// A row's weights, times the scales of their values, as integers, those of its keys from one to before another; what they were
 /// divided by.
 #[inline(always)]
 fn to_ints<const B: usize>(
@@ -110,28 +117,41 @@ fn to_ints<const B: usize>(
     const ROUND: f32 = 12_582_912.0;
     let source = span.source;
     let at = source.layout.head_at(source.layer, source.head);
-    // zero times what is no number is none either
-    let (mut top, mut nothing) = (0f32, 0f32);
-    let from = from.min(to);
-    for (index, page) in span.pages.iter().enumerate() {
-        let keys = from.max(index * POSITIONS)..to.min((index + 1) * POSITIONS);
-        if keys.is_empty() {
-            continue;
-        }
+    let (mut tops, mut nothings) = ([0f32; LANES], [0f32; LANES]);
+    for (index, (page, weights)) in span.pages.iter().zip(weights.as_chunks_mut::<POSITIONS>().0).enumerate() {
         let scales = Head::<Bytes>::of(source.layout, page.bytes(), at).values.scales;
-        let scales = &scales[keys.start % POSITIONS..];
-        for (weight, scale) in weights[keys].iter_mut().zip(scales) {
-            *weight *= scale;
-            top = if *weight > top { *weight } else { top };
-            nothing += *weight * 0.0;
+        // weights outside are zeros already, scales there whatever
+        let keys = from.clamp(index * POSITIONS, (index + 1) * POSITIONS)..to.min((index + 1) * POSITIONS);
+        if keys.len() == POSITIONS {
+            for (weights, scales) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales.chunks_exact(LANES)) {
+                for lane in 0..LANES {
+                    weights[lane] *= scales[lane];
+                    note(weights[lane], &mut tops[lane], &mut nothings[lane]);
+                }
+            }
+        } else {
+            for key in keys.map(|key| key % POSITIONS) {
+                weights[key] *= scales[key];
+                note(weights[key], &mut tops[key % LANES], &mut nothings[key % LANES]);
+            }
         }
     }
+    let top = largest(&tops);
     let unit = top / LARGEST;
     let inverse = inverse_of(unit);
-    for (int, weight) in ints[from..to].iter_mut().zip(&weights[from..to]) {
+    let all = span.pages.len() * POSITIONS;
+    for (int, weight) in ints[..all].iter_mut().zip(&weights[..all]) {
         *int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
     }
-    unit + nothing
+    unit + add_up(nothings)
+}
+
+/// The largest weight so far; zero, or no number if a weight is none.
+#[inline(always)]
+fn note(weight: f32, top: &mut f32, nothing: &mut f32) {
+    *top = if weight > *top { weight } else { *top };
+    // zero times what is no number is none either
+    *nothing += weight * 0.0;
 }
 
 /// `out` += unit · Σ weights · values: `W` vectors of numbers side by side, from `done` on.

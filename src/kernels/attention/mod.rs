@@ -123,8 +123,12 @@ impl<'a, const B: usize> Span<'a, B> {
         if near || block >= 2 * self.pages.len() {
             return;
         }
-        let start = layout.head_at(layer, head) + if values { layout.half() } else { 0 };
-        for line in self.pages[page].bytes()[start..start + layout.half()].chunks(LINE) {
+        let head = &self.pages[page].bytes()[layout.head_at(layer, head)..][..layout.head_bytes()];
+        let (keys, rest) = head.split_at(layout.half());
+        let (of_values, scales) = rest.split_at(layout.half());
+        // all scales are read before the first values
+        let (numbers, scales) = if values { (of_values, &[][..]) } else { (keys, scales) };
+        for line in numbers.chunks(LINE).chain(scales.chunks(LINE)) {
             simd.prefetch(line.as_ptr());
         }
     }

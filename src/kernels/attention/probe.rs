@@ -11,6 +11,8 @@ pub struct Probe<'a> {
     pub(super) cells: &'a [[i8; 4]],
     /// What the bytes were divided by.
     pub(super) scale: f32,
+    /// What the bytes add up to.
+    pub(super) sum: i32,
 }
 
 /// A query in each of its forms. Where keys are turned by their place in a block of positions, a query meets each block in
@@ -71,6 +73,7 @@ impl Probes {
         let (dim, cells) = (self.head_dim, self.head_dim.div_ceil(4));
         let numbers = self.numbers.get(index * dim..(index + 1) * dim).unwrap_or(&[]);
         let bytes = self.bytes.cells().get(index * cells..(index + 1) * cells).unwrap_or(&[]);
-        Probe { numbers, cells: bytes, scale: self.bytes.scales().get(index).copied().unwrap_or(0.0) }
+        let sum = bytes.as_flattened().iter().map(|&byte| i32::from(byte)).sum();
+        Probe { numbers, cells: bytes, scale: self.bytes.scales().get(index).copied().unwrap_or(0.0), sum }
     }
 }

@@ -54,8 +54,9 @@ impl Softmax {
     }
 }
 
+/// The largest of whole lanes of numbers.
 #[inline(always)]
-fn largest(scores: &[f32]) -> f32 {
+pub(super) fn largest(scores: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for scores in scores.chunks_exact(LANES) {

@@ -98,19 +98,14 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn dot_bytes(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
-        if VNNI { unsafe { _mm256_dpbusd_epi32(sum, b, a) } } else { self.dot_signed(a, b, sum) }
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
+        if VNNI {
+            return unsafe { _mm256_dpbusd_epi32(sum, b, a) };
+        }
         // The instructions take unsigned by signed bytes: |a| by b with a's sign; where several b meet an a, |a| is had once.
         // Two products of at most 127 · 127 each stay below 2^15, so the saturating sum of pairs never saturates.
         unsafe {
-            let (a, b) = (_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
-            if VNNI {
-                return _mm256_dpbusd_epi32(sum, a, b);
-            }
-            _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)))
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
     }
 

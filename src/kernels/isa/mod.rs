@@ -138,8 +138,6 @@ pub(super) trait Simd: Copy {
     /// Each integer of `sum` plus the sum of four products of the bytes in its place: of `a`'s with `b`'s plus
     /// [`OFFSET`](Self::OFFSET), modulo 2^32. For bytes other than −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
-    /// The same of bytes as they are, for those that meet once.
-    fn dot_signed(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
     /// Sixteen bytes as 16-bit integers.
     ///
     /// # Safety

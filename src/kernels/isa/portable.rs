@@ -88,12 +88,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I {
-        self.dot_signed(a, b, sum)
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
+    fn dot_bytes(self, a: Self::I, b: Self::I, mut sum: Self::I) -> Self::I {
         for lane in 0..WIDTH {
             let (a, b) = (a[lane].to_ne_bytes(), b[lane].to_ne_bytes());
             for byte in 0..4 {

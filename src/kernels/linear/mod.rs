@@ -74,6 +74,8 @@ pub enum Then {
     Gelu,
     /// The same by tanh, as GPT-2 has it.
     GeluTanh,
+    /// x·σ(x).
+    Silu,
     /// max(x, 0).
     Relu,
 }

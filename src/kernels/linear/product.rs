@@ -111,6 +111,7 @@ fn finish<S: Simd, F: Format<S>>(
         Then::Nothing => {}
         Then::Gelu => rowwise::gelu_body(simd, target),
         Then::GeluTanh => rowwise::gelu_tanh_body(simd, target),
+        Then::Silu => rowwise::silu_body(simd, target),
         Then::Relu => rowwise::relu(target),
     }
 }

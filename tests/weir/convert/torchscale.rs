@@ -147,3 +147,78 @@ fn what_cannot_be_kept_is_refused() {
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     assert!(converted(&dir).unwrap_err().to_string().contains("found neither"));
 }
+
+/// A fixture with the arguments under the code's own names.
+fn in_own_names(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
+    changed(case, |config, tensors| {
+        let given = config.take();
+        *config = json!({
+            "decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48, "decoder_layers": 2, "decoder_attention_heads": 4,
+            "decoder_normalize_before": true, "activation_fn": given["activation"], "subln": given["subln"],
+            "no_scale_embedding": given["scale_embedding"] == false, "share_decoder_input_output_embed": given["tied"],
+            "xpos_rel_pos": given["position"] == "xpos" || given["position"] == "rope",
+            "xpos_scale_base": given["xpos_scale_base"], "rel_pos_buckets": given["rel_pos_buckets"],
+            "max_rel_pos": given["max_rel_pos"], "block_size": given["block_size"], "vocab_size": -1,
+            "no_token_positional_embeddings": given["position"] != "sinusoidal", "tokens_per_sample": 32, "moe_freq": 0,
+        });
+        change(config, tensors);
+    })
+}
+
+#[test]
+fn the_codes_own_names_say_the_same() {
+    for case in [
+        "xpos_bca",
+        "xpos_full_base16",
+        "xpos_bca_lmexample",
+        "rope_bca",
+        "rope_full",
+        "sinusoidal_full",
+        "bucket_full",
+    ] {
+        let plain = written(&converted(&changed(case, |_, _| {})).unwrap());
+        assert_eq!(written(&converted(&in_own_names(case, |_, _| {})).unwrap()), plain, "{case}");
+    }
+    // what fairseq does not say the tensors do
+    let learned = in_own_names("xpos_short", |config, tensors| {
+        (config["xpos_rel_pos"], config["no_token_positional_embeddings"]) = (false.into(), Value::Null);
+        tensors.remove("self_attn_xpos.scale");
+        tensors.insert("embed_positions.weight".into(), (vec![9, 32], vec![0; 9 * 32 * 4]));
+    });
+    let (_, config) = written(&converted(&learned).unwrap());
+    let config: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["architecture"]["position"], json!({"learned": {"positions": 7}}));
+}
+
+#[test]
+fn a_training_checkpoint_is_the_same_as_its_parts() {
+    let (dest, file) = (TempDir::new().unwrap(), golden("torchscale-pt/rope_bca/checkpoint_last.pt"));
+    for from in [&*file, file.parent().unwrap()] {
+        convert::convert(Source::Torchscale, from, dest.path(), true).unwrap();
+        assert_eq!(written(&dest), written(&converted(&changed("rope_bca", |_, _| {})).unwrap()));
+    }
+    let other = golden("dynamic-pooling-pt/plain/checkpoint_last.pt");
+    let told = convert::convert(Source::Torchscale, &other, &dest.path().join("to"), false).unwrap_err().to_string();
+    assert!(told.contains("model: expected a dict of tensors, found nothing"), "{told}");
+}
+
+#[test]
+fn other_architectures_are_refused() {
+    let cases = [
+        ("decoder_normalize_before", json!(false), "expected true: norms before the sub-layers"),
+        ("deepnorm", json!(true), "expected false: norms before"),
+        ("layernorm_embedding", json!(true), "expected false: no norm behind the embedding"),
+        ("moe_freq", json!(2), "expected 0: no mixture of experts"),
+        (
+            "no_token_positional_embeddings",
+            json!(false),
+            "xpos_rel_pos: expected one position scheme, found xpos and sinus",
+        ),
+        ("activation_fn", json!("tanh"), "activation_fn: expected one of"),
+        ("decoder_layers", json!("two"), "decoder_layers: expected usize, found string"),
+    ];
+    for (key, value, expected) in cases {
+        let told = converted(&in_own_names("xpos_full", |config, _| config[key] = value.clone())).unwrap_err();
+        assert!(told.to_string().contains(expected), "{told}");
+    }
+}

@@ -32,7 +32,7 @@ fn configurations_made_to_harm() {
         (architecture("windows", 3.into()), "architecture.windows"),
         (
             architecture("activation", "swish".into()),
-            "architecture.activation: expected one of `gelu`, `gelu-tanh`, `relu`, found unknown variant `swish`",
+            "architecture.activation: expected one of `gelu`, `gelu-tanh`, `silu`, `relu`, found unknown variant `swish`",
         ),
         (
             architecture("boundaries", json!({"kind": "fixed", "every": 2})),

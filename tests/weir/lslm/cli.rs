@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::{fs, process::Command};
 use tempfile::TempDir;
 
-fn weir(args: &[&str]) -> Result<Value, String> {
+pub(super) fn weir(args: &[&str]) -> Result<Value, String> {
     let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
     if output.status.success() {
         return Ok(serde_json::from_slice(&output.stdout).unwrap());

@@ -87,7 +87,8 @@ impl Exchange {
         let (loader, folder) = (Arc::clone(&fakes) as Arc<dyn Loader>, Some(models.path().to_path_buf()));
         let admin = Admin { token, loader, folder, most, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
-        let running = Running::offering(Offer { monitor, admin: Some(admin), traces: None }, Wire::default()).await;
+        let running =
+            Running::offering(Offer { monitor, admin: Some(admin), traces: None, http: None }, Wire::default()).await;
         Self { fakes, models, running }
     }
 

@@ -42,7 +42,8 @@ impl Watched {
         let (status, why) = get(port, "/health/ready", "").await;
         assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));
         tokio::task::spawn_blocking(load).await.unwrap();
-        let running = Running::offering(Offer { monitor, admin: None, traces: None }, Wire::default()).await;
+        let running =
+            Running::offering(Offer { monitor, admin: None, traces: None, http: None }, Wire::default()).await;
         Self { fake, engines, port, running }
     }
 

@@ -1,9 +1,10 @@
 //! The source's `config.json`, and weir's configuration from it.
 
+use super::super::vocabulary::{Marked, official_key};
 use crate::{
     error::{Error, Result},
-    family::checkpoint::{Config, VocabularyConfig},
-    text::{Normaliser, Specials},
+    family::checkpoint::Config,
+    text::Normaliser,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,15 +18,6 @@ const TRAINING_LENGTH: usize = 150;
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     model_type: String,
-    vocab_type: VocabularyType,
-    vocab_size: usize,
-    vocab: Option<Vec<String>>,
-    byte_offset: Option<u32>,
-    bos_token_id: u32,
-    eos_token_id: u32,
-    segment_bos_token_id: u32,
-    next_token_id: u32,
-    unk_token_id: u32,
     token_encoder: StackArguments,
     context_encoder: StackArguments,
     decoder: StackArguments,
@@ -42,13 +34,6 @@ pub(super) struct Arguments {
     tie_word_embeddings: bool,
     #[serde(default = "nxt")]
     generation_boundary_source: Source,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum VocabularyType {
-    Char,
-    Byte,
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,11 +107,11 @@ fn half() -> f64 {
 }
 
 impl Arguments {
-    /// The configuration that these stand for; `file` is the one to name.
+    /// The configuration that these and the vocabulary stand for; `file` is the one to name.
     ///
     /// # Errors
     /// A key that is out of bounds, missing, or in contradiction to another.
-    pub(super) fn config(&self, file: &Path) -> Result<Config> {
+    pub(super) fn config(&self, vocabulary: &Marked, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.model_type != "lslm" {
             return wrong("model_type", "\"lslm\"", format!("{:?}", self.model_type));
@@ -159,32 +144,8 @@ impl Arguments {
             "tied_head": self.tie_word_embeddings,
             "driver": driver,
         });
-        let vocabulary = (self.vocabulary(file)?, Normaliser::None);
+        let vocabulary = (vocabulary.config(file)?, Normaliser::None);
         Config::new("lslm", vocabulary, TRAINING_LENGTH, &architecture, file).map_err(in_official_terms)
-    }
-
-    fn vocabulary(&self, file: &Path) -> Result<VocabularyConfig> {
-        let specials = Specials {
-            start: self.bos_token_id,
-            end: self.eos_token_id,
-            segment_start: self.segment_bos_token_id,
-            segment_end: self.next_token_id,
-            unknown: self.unk_token_id,
-        };
-        let sized = |size: usize, config: VocabularyConfig| {
-            let expected = format!("{size}, as many as there are symbols");
-            let wrong = || Error::checkpoint(file, "vocab_size", expected, self.vocab_size.to_string());
-            if size == self.vocab_size { Ok(config) } else { Err(wrong()) }
-        };
-        match (self.vocab_type, &self.vocab) {
-            (VocabularyType::Byte, _) => {
-                sized(256 + Specials::COUNT, VocabularyConfig::MarkedBytes(self.byte_offset.unwrap_or(0), specials))
-            }
-            (VocabularyType::Char, Some(vocab)) => {
-                sized(vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials))
-            }
-            (VocabularyType::Char, None) => Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
-        }
     }
 }
 
@@ -220,12 +181,6 @@ pub(super) fn in_official_terms(error: Error) -> Error {
         ("architecture.boundaries.threshold", "boundary_predictor.threshold"),
         ("architecture.widths", "width_matching"),
         ("architecture.shared_embedding", "share_embeddings"),
-        ("vocabulary.first_byte", "byte_offset"),
-        ("vocabulary.specials.start", "bos_token_id"),
-        ("vocabulary.specials.end", "eos_token_id"),
-        ("vocabulary.specials.segment_start", "segment_bos_token_id"),
-        ("vocabulary.specials.segment_end", "next_token_id"),
-        ("vocabulary.specials.unknown", "unk_token_id"),
     ];
     const STACKS: &[(&str, &str)] =
         &[("token", "token_encoder"), ("context", "context_encoder"), ("decoder", "decoder")];
@@ -248,7 +203,7 @@ pub(super) fn in_official_terms(error: Error) -> Error {
     match error {
         Error::Checkpoint { file, key, expected, found: value } => {
             let official = found(KEYS, &key).map(str::to_owned).or_else(|| in_stack(&key));
-            let key = official.unwrap_or_else(|| key.replace("vocabulary.symbols", "vocab"));
+            let key = official.unwrap_or_else(|| official_key(&key));
             Error::Checkpoint { file, key, expected, found: value }
         }
         other => other,

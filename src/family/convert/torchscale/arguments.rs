@@ -1,10 +1,14 @@
 //! torchscale's arguments, and weir's configuration from them.
 
+use super::{
+    super::vocabulary,
+    official::{self, Official, Shapes},
+};
 use crate::{
     error::{Error, Result},
     family::{
         Init, TensorSpec,
-        checkpoint::{Config, VocabularyConfig},
+        checkpoint::{Config, json::parse},
     },
     nn::position::rotary::zeta,
     text::Normaliser,
@@ -14,57 +18,79 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 const LAYER_NORM_EPS: f64 = 1e-5;
-/// The first of the characters that stand for symbols without text, one each: private use, plane 15.
-const PRIVATE: u32 = 0xF_0000;
-/// How many there are.
-const PRIVATE_COUNT: usize = 0xFFFE;
-const BYTES: usize = 256;
-
 /// Those arguments that shape the model.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     pub(super) vocab_size: usize,
     pub(super) d_model: usize,
     pub(super) heads: usize,
-    ffn_dim: usize,
-    layers: usize,
-    train_length: usize,
+    pub(super) ffn_dim: usize,
+    pub(super) layers: usize,
+    pub(super) train_length: usize,
     pub(super) position: String,
     /// Two blocks; −1: no window.
     #[serde(default = "none")]
-    block_size: i64,
+    pub(super) block_size: i64,
     /// Keys of a sliding window.
-    window: Option<usize>,
+    pub(super) window: Option<usize>,
     /// In words; "sliding" tells the fork's own incremental decoding from its blockwise attention.
-    mask: Option<String>,
+    pub(super) mask: Option<String>,
     #[serde(default = "scale_base")]
-    xpos_scale_base: f64,
-    subln: bool,
-    activation: String,
+    pub(super) xpos_scale_base: f64,
+    pub(super) subln: bool,
+    pub(super) activation: String,
     #[serde(default)]
-    scale_embedding: bool,
+    pub(super) scale_embedding: bool,
     #[serde(default)]
     pub(super) tied: bool,
-    layer_norm_eps: Option<f64>,
-    gamma: Option<f64>,
-    rotary_base: Option<f64>,
+    pub(super) layer_norm_eps: Option<f64>,
+    pub(super) gamma: Option<f64>,
+    pub(super) rotary_base: Option<f64>,
     pub(super) rel_pos_buckets: Option<usize>,
-    max_rel_pos: Option<usize>,
-    max_positions: Option<usize>,
-    alibi_slopes: Option<Vec<f32>>,
+    pub(super) max_rel_pos: Option<usize>,
+    pub(super) max_positions: Option<usize>,
+    pub(super) alibi_slopes: Option<Vec<f32>>,
     /// The symbols, one character each.
-    vocab: Option<Vec<String>>,
+    pub(super) vocab: Option<Vec<String>>,
+    /// Whether they came under the code's own names: xPos's scales tell xPos from rotary positions then.
+    #[serde(skip)]
+    pub(super) own_names: bool,
 }
 
-fn none() -> i64 {
+pub(super) fn none() -> i64 {
     -1
 }
 
-fn scale_base() -> f64 {
+pub(super) fn scale_base() -> f64 {
     512.0
 }
 
 impl Arguments {
+    /// From JSON, in either naming; what the code's own arguments leave open, the tensors' shapes tell.
+    ///
+    /// # Errors
+    /// One that is missing, of the wrong type, or stands for another architecture.
+    pub(super) fn of(arguments: Value, shapes: &Shapes, file: &Path) -> Result<Self> {
+        let text = arguments.to_string();
+        if arguments.get(official::TELLING).is_some() {
+            let arguments: Official = parse(text.as_bytes(), file, "")?;
+            return arguments.understood(shapes, file);
+        }
+        parse(text.as_bytes(), file, "")
+    }
+
+    /// Names the key of an error as the source does.
+    pub(super) fn named(&self, error: Error) -> Error {
+        if self.own_names { official::named(error) } else { error }
+    }
+
+    /// Learns from one of xPos's scale buffers, where that tells: all ones only turn.
+    pub(super) fn see_scales(&mut self, scales: Option<&[f32]>) {
+        if self.own_names && scales.is_some_and(|scales| scales.iter().all(|&scale| scale == 1.0)) {
+            self.position = "rope".into();
+        }
+    }
+
     /// The configuration that these arguments stand for; `file` is the one to name.
     ///
     /// # Errors
@@ -88,7 +114,10 @@ impl Arguments {
             "heads": self.heads,
             "head_dim": self.d_model / self.heads,
             "feed_forward": self.ffn_dim,
-            "activation": self.activation,
+            "activation": match self.activation.as_str() {
+                "swish" => "silu",
+                other => other,
+            },
             "layer_norm_eps": self.layer_norm_eps.unwrap_or(LAYER_NORM_EPS),
             "position": self.position(file)?,
             "window": self.window(file)?,
@@ -96,7 +125,7 @@ impl Arguments {
             "scale_embedding": self.scale_embedding,
             "tied": self.tied,
         });
-        let vocabulary = (self.vocabulary(file)?, Normaliser::None);
+        let vocabulary = (vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?, Normaliser::None);
         Config::new("decoder", vocabulary, self.train_length, &architecture, file).map_err(in_official_terms)
     }
 
@@ -141,26 +170,6 @@ impl Arguments {
         })
     }
 
-    /// Where the source does not tell its symbols, each has a character of its own that means nothing.
-    fn vocabulary(&self, file: &Path) -> Result<VocabularyConfig> {
-        let wrong =
-            |key: &str, expected: String, found: usize| Err(Error::checkpoint(file, key, expected, found.to_string()));
-        match &self.vocab {
-            Some(symbols) if symbols.len() != self.vocab_size => {
-                wrong("vocab", format!("{} symbols (vocab_size)", self.vocab_size), symbols.len())
-            }
-            Some(symbols) => Ok(VocabularyConfig::Symbols(symbols.clone())),
-            None if self.vocab_size == BYTES => Ok(VocabularyConfig::Bytes(true)),
-            None if self.vocab_size > PRIVATE_COUNT => {
-                wrong("vocab_size", format!("at most {PRIVATE_COUNT} without vocab"), self.vocab_size)
-            }
-            None => {
-                let characters = (PRIVATE..).take(self.vocab_size).filter_map(char::from_u32);
-                Ok(VocabularyConfig::Symbols(characters.map(String::from).collect()))
-            }
-        }
-    }
-
     /// xPos's scale buffer: all ones if positions only turn.
     pub(super) fn scales(&self) -> Vec<f32> {
         let dim = self.d_model / self.heads;
@@ -200,7 +209,7 @@ pub(super) fn in_official_terms(error: Error) -> Error {
     match error {
         Error::Checkpoint { file, key, expected, found } => {
             let official = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, official)| (*official).to_owned());
-            let key = official.unwrap_or_else(|| key.replace("vocabulary.symbols", "vocab"));
+            let key = official.unwrap_or_else(|| vocabulary::official_key(&key));
             Error::Checkpoint { file, key, expected, found }
         }
         other => other,

@@ -1,0 +1,144 @@
+//! Arguments under the names that the code itself has for them: those of torchscale's `DecoderConfig`, and fairseq's around it.
+
+use super::arguments::{self, Arguments};
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use std::{collections::BTreeMap, path::Path};
+
+/// The argument by which this naming is known.
+pub(super) const TELLING: &str = "decoder_embed_dim";
+/// Positions of a learned table that are fairseq's padding's.
+const PADDING: usize = 2;
+
+/// The shapes of all tensors by their names.
+pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
+
+/// Those that shape a decoder. What is not given has `DecoderConfig`'s default, as in the code.
+#[derive(Debug, Deserialize)]
+pub(super) struct Official {
+    decoder_embed_dim: usize,
+    decoder_attention_heads: usize,
+    decoder_ffn_embed_dim: usize,
+    decoder_layers: usize,
+    activation_fn: Option<String>,
+    no_scale_embedding: Option<bool>,
+    subln: Option<bool>,
+    share_decoder_input_output_embed: Option<bool>,
+    xpos_rel_pos: Option<bool>,
+    xpos_scale_base: Option<f64>,
+    rel_pos_buckets: Option<usize>,
+    max_rel_pos: Option<usize>,
+    layernorm_eps: Option<f64>,
+    /// The fork's: two blocks.
+    block_size: Option<i64>,
+    /// fairseq's: symbols of a training window.
+    tokens_per_sample: Option<usize>,
+    max_target_positions: Option<usize>,
+    /// fairseq's: whether there is no table of positions beside the embedding.
+    no_token_positional_embeddings: Option<bool>,
+    decoder_normalize_before: Option<bool>,
+    deepnorm: Option<bool>,
+    layernorm_embedding: Option<bool>,
+    multiway: Option<bool>,
+    moe_freq: Option<usize>,
+}
+
+impl Official {
+    /// The same in the other naming.
+    ///
+    /// # Errors
+    /// What stands for another architecture, or for two position schemes at once; no embedding to tell the vocabulary's size.
+    pub(super) fn understood(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
+        self.check_architecture(file)?;
+        let tensor =
+            |name: &str| shapes.iter().find(|(found, _)| found.strip_prefix("decoder.").unwrap_or(found) == name);
+        let missing =
+            || Error::checkpoint(file, "embed_tokens.weight", "a tensor, which tells the vocabulary's size", "none");
+        let vocab_size = tensor("embed_tokens.weight").and_then(|(_, shape)| shape.first()).ok_or_else(missing)?;
+        let table = tensor("embed_positions.weight").and_then(|(_, shape)| shape.first());
+        let absolute = self
+            .no_token_positional_embeddings
+            .map_or_else(|| table.is_some() || tensor("embed_positions._float_tensor").is_some(), |none| !none);
+        let buckets = self.rel_pos_buckets.unwrap_or(0) > 0 && self.max_rel_pos.unwrap_or(0) > 0;
+        let schemes = [
+            (self.xpos_rel_pos == Some(true), "xpos"),
+            (buckets, "bucket"),
+            (absolute, if table.is_some() { "learned" } else { "sinusoidal" }),
+        ];
+        let chosen: Vec<_> = schemes.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
+        let position = match chosen[..] {
+            [] => "none",
+            [one] => one,
+            _ => {
+                let found = chosen.join(" and ");
+                return Err(Error::checkpoint(file, "xpos_rel_pos", "one position scheme", found));
+            }
+        };
+        Ok(Arguments {
+            vocab_size: *vocab_size,
+            d_model: self.decoder_embed_dim,
+            heads: self.decoder_attention_heads,
+            ffn_dim: self.decoder_ffn_embed_dim,
+            layers: self.decoder_layers,
+            train_length: self.tokens_per_sample.or(self.max_target_positions).unwrap_or(1024),
+            position: position.into(),
+            block_size: self.block_size.unwrap_or_else(arguments::none),
+            window: None,
+            mask: None,
+            xpos_scale_base: self.xpos_scale_base.unwrap_or_else(arguments::scale_base),
+            subln: self.subln.unwrap_or(true),
+            activation: self.activation_fn.unwrap_or_else(|| "gelu".into()),
+            scale_embedding: self.no_scale_embedding == Some(false),
+            tied: self.share_decoder_input_output_embed == Some(true),
+            layer_norm_eps: self.layernorm_eps,
+            gamma: None,
+            rotary_base: None,
+            rel_pos_buckets: self.rel_pos_buckets,
+            max_rel_pos: self.max_rel_pos,
+            max_positions: table.map(|rows| rows.saturating_sub(PADDING)),
+            alibi_slopes: None,
+            vocab: None,
+            own_names: true,
+        })
+    }
+
+    /// Whether it is a pre-norm decoder and nothing else.
+    fn check_architecture(&self, file: &Path) -> Result<()> {
+        let switches = [
+            (
+                "decoder_normalize_before",
+                self.decoder_normalize_before == Some(false),
+                "true: norms before the sub-layers",
+            ),
+            ("deepnorm", self.deepnorm == Some(true), "false: norms before the sub-layers"),
+            ("layernorm_embedding", self.layernorm_embedding == Some(true), "false: no norm behind the embedding"),
+            ("multiway", self.multiway == Some(true), "false: one set of weights"),
+            ("moe_freq", self.moe_freq.unwrap_or(0) > 0, "0: no mixture of experts"),
+        ];
+        match switches.into_iter().find(|(_, wrong, _)| *wrong) {
+            None => Ok(()),
+            Some((key, _, expected)) => Err(Error::checkpoint(file, key, expected, "another architecture")),
+        }
+    }
+}
+
+/// Puts an error about an argument in terms of these names.
+pub(super) fn named(error: Error) -> Error {
+    const KEYS: &[(&str, &str)] = &[
+        ("layers", "decoder_layers"),
+        ("d_model", "decoder_embed_dim"),
+        ("heads", "decoder_attention_heads"),
+        ("d_model / heads", "decoder_embed_dim / decoder_attention_heads"),
+        ("ffn_dim", "decoder_ffn_embed_dim"),
+        ("activation", "activation_fn"),
+        ("layer_norm_eps", "layernorm_eps"),
+        ("train_length", "tokens_per_sample"),
+    ];
+    match error {
+        Error::Checkpoint { file, key, expected, found } => {
+            let theirs = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, theirs)| (*theirs).to_owned());
+            Error::Checkpoint { file, key: theirs.unwrap_or(key), expected, found }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,146 @@
+//! What training checkpoints have in common: where a source keeps its parts, plain values of a pickle as JSON, and a dict of
+//! tensors read like a safetensors file.
+
+use super::{
+    pickle::{Pickle, Value},
+    torch::{TorchFile, TorchTensor},
+};
+use crate::{
+    error::{Error, Result},
+    family::{
+        TensorSpec,
+        checkpoint::{CONFIG_FILE, Dtype, Tensor, Weights, shards::same_names},
+    },
+};
+use serde_json::{Map, Value as Json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+/// What training writes into its working folder.
+const TRAINING_FILE: &str = "checkpoint_last.pt";
+/// What every key of the weights starts with after training on several devices.
+const PARALLEL_PREFIX: &str = "module.";
+
+/// Where arguments and tensors of a source are.
+pub(super) enum Form {
+    /// Arguments in `config.json`, tensors in safetensors.
+    Folder(PathBuf),
+    /// All in one file of `torch.save`.
+    Training(PathBuf),
+}
+
+impl Form {
+    /// That of the source at `from`.
+    ///
+    /// # Errors
+    /// A folder that could be read in both ways, or in none.
+    pub(super) fn of(from: &Path) -> Result<Self> {
+        if !from.is_dir() {
+            return Ok(Self::Training(from.to_path_buf()));
+        }
+        let (config, training) = (from.join(CONFIG_FILE), from.join(TRAINING_FILE));
+        match (config.exists(), training.exists()) {
+            (true, false) => Ok(Self::Folder(from.to_path_buf())),
+            (false, true) => Ok(Self::Training(training)),
+            (both, _) => {
+                let found = if both { "both" } else { "neither" };
+                Err(Error::checkpoint(from, "the folder", format!("either {CONFIG_FILE} or {TRAINING_FILE}"), found))
+            }
+        }
+    }
+}
+
+/// The items of a dict, or of a Namespace.
+pub(super) fn items<'a>(pickle: &'a Pickle, value: &Value) -> Option<&'a [(Value, Value)]> {
+    let state = pickle.call(value).and_then(|call| call.state.as_ref());
+    state.and_then(|state| pickle.items(state)).or_else(|| pickle.items(value))
+}
+
+/// Those of them whose values are plain, or lists of such, as JSON; what is not plain is no argument that matters.
+pub(super) fn plain(pickle: &Pickle, items: &[(Value, Value)]) -> Map<String, Json> {
+    let list = |value: &Value| pickle.elements(value)?.iter().map(scalar).collect::<Option<Vec<_>>>().map(Json::from);
+    items.iter().filter_map(|(key, value)| Some((text(key)?, scalar(value).or_else(|| list(value))?))).collect()
+}
+
+/// A string.
+pub(super) fn text(value: &Value) -> Option<String> {
+    if let Value::Text(text) = value { Some(text.to_string()) } else { None }
+}
+
+fn scalar(value: &Value) -> Option<Json> {
+    match value {
+        Value::None => Some(Json::Null),
+        Value::Bool(value) => Some((*value).into()),
+        Value::Int(value) => Some((*value).into()),
+        Value::Float(value) => Some((*value).into()),
+        Value::Text(value) => Some((**value).into()),
+        Value::LongInt | Value::Bytes | Value::Object(_) => None,
+    }
+}
+
+/// The tensors of a training checkpoint, by their names, their numbers not read yet.
+pub(super) struct Tensors {
+    file: PathBuf,
+    /// By name, without the prefix of parallel training.
+    pub(super) all: BTreeMap<String, TorchTensor>,
+}
+
+impl Tensors {
+    /// Those of the dict under `key` in what was saved to `file`.
+    ///
+    /// # Errors
+    /// Anything but a dict of tensors of floats.
+    pub(super) fn of(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
+        let pickle = &torch.pickle;
+        let state = pickle.item(pickle.root(), key);
+        let Some(items) = state.and_then(|state| pickle.items(state)) else {
+            let found = state.map_or("nothing".into(), |state| pickle.describe(state));
+            return Err(Error::checkpoint(file, key, "a dict of tensors", found));
+        };
+        let parallel = items.iter().all(|(name, _)| text(name).is_some_and(|name| name.starts_with(PARALLEL_PREFIX)));
+        let mut all = BTreeMap::new();
+        for (name, value) in items {
+            let Some(name) = text(name) else {
+                return Err(Error::checkpoint(file, key, "names of tensors", pickle.describe(name)));
+            };
+            let name = name.strip_prefix(PARALLEL_PREFIX).filter(|_| parallel).map(str::to_owned).unwrap_or(name);
+            let tensor = torch.tensor(&name, value)?;
+            if all.insert(name.clone(), tensor).is_some() {
+                return Err(Error::checkpoint(file, name, "one tensor of this name", "two"));
+            }
+        }
+        Ok(Self { file: file.to_path_buf(), all })
+    }
+
+    /// Reads exactly those of `specs`; `progress` is told bytes read and bytes to read.
+    ///
+    /// # Errors
+    /// Tensors that are missing, superfluous, of another shape, or not whole.
+    pub(super) fn read(
+        &self,
+        torch: &mut TorchFile,
+        specs: Vec<TensorSpec>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Weights> {
+        let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+        same_names(&self.file, &expected, self.all.keys())?;
+        let total: usize = specs.iter().map(|spec| 4 * spec.shape.iter().product::<usize>()).sum();
+        let (mut weights, mut done) = (Weights::default(), 0);
+        for spec in specs {
+            let Some(tensor) = self.all.get(&spec.name) else {
+                return Err(Error::Internal(format!("{} was there and is not", spec.name)));
+            };
+            if tensor.shape != spec.shape {
+                let (expected, found) = (format!("shape {:?}", spec.shape), format!("shape {:?}", tensor.shape));
+                return Err(Error::checkpoint(&self.file, spec.name, expected, found));
+            }
+            let numbers = torch.read(&spec.name, tensor)?;
+            done += 4 * numbers.len() as u64;
+            progress(done, total as u64);
+            weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
+        }
+        Ok(weights)
+    }
+}

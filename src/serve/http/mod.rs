@@ -1,0 +1,162 @@
+//! The same services for clients that speak HTTP and JSON: OpenAI's completions and models; and a page to try them.
+//!
+//! A request becomes calls of the gRPC services, made within the process through all their layers: keys, limits, deadlines,
+//! metrics and traces are those of every call, and there is no second way to an engine. Here are only connections, bodies, and
+//! the two forms' translation: `request` and `reply`, `refusal` for errors.
+
+mod caller;
+mod completions;
+mod models;
+mod playground;
+mod refusal;
+mod reply;
+mod request;
+
+use super::{connections::Connection, layers::Next, monitor::Monitor};
+use crate::config::Wire;
+use axum::{
+    Extension, Router,
+    body::Bytes,
+    extract::{Request, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use refusal::Refusal;
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Status, codegen::http, transport::server::Connected};
+use tower::util::{BoxCloneSyncService, MapErr};
+
+/// The gRPC services with their layers. Their failures are statuses: a boxed error would be of no one lifetime.
+type Services = BoxCloneSyncService<http::Request<tonic::body::Body>, http::Response<tonic::body::Body>, Status>;
+
+/// Bytes that a place for bodies stands for.
+const PLACE: usize = 1024;
+
+/// What every request comes through.
+#[derive(Clone)]
+struct Door {
+    services: Services,
+    monitor: Monitor,
+    /// Room for bodies that are coming in, in places.
+    room: Arc<Semaphore>,
+    /// Bytes of the longest body.
+    longest: usize,
+    /// How long a body may take to come in.
+    upload: Duration,
+    /// When the server began, in seconds since 1970.
+    since: u64,
+}
+
+/// Answers on these connections until `closing` says so, and then until the last one has its answer.
+pub(super) async fn serve(
+    mut incoming: impl Stream<Item = std::io::Result<Connection>> + Unpin,
+    services: Next,
+    monitor: Monitor,
+    wire: &Wire,
+    mut closing: watch::Receiver<bool>,
+) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let room = Arc::new(Semaphore::new((wire.request_memory / PLACE).min(Semaphore::MAX_PERMITS)));
+    let services = Services::new(MapErr::new(services, Status::from_error));
+    let door = Door { services, monitor, room, longest: wire.message_bytes, upload: wire.upload, since };
+    let router = router(door);
+    let mut connections = JoinSet::new();
+    loop {
+        let connection = tokio::select! {
+            connection = incoming.next() => connection,
+            Some(_) = connections.join_next() => continue,
+            () = said(&mut closing) => break,
+        };
+        let Some(Ok(connection)) = connection else { break };
+        let router = router.clone().layer(Extension(connection.connect_info()));
+        connections.spawn(converse(connection, router, wire.handshake, closing.clone()));
+    }
+    drop(incoming);
+    while connections.join_next().await.is_some() {}
+}
+
+/// All requests of one connection.
+async fn converse(connection: Connection, router: Router, patience: Duration, mut closing: watch::Receiver<bool>) {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(patience);
+    let service = TowerToHyperService::new(router);
+    let mut served = pin!(server.serve_connection(TokioIo::new(connection), service));
+    let served = tokio::select! {
+        served = served.as_mut() => served,
+        () = said(&mut closing) => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "a connection over HTTP broke");
+    }
+}
+
+/// Waits until it is said, or nobody is left to say it.
+async fn said(what: &mut watch::Receiver<bool>) {
+    let _ = what.wait_for(|said| *said).await;
+}
+
+fn router(door: Door) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::complete))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{name}", get(models::get))
+        .route("/health", get(health))
+        .route("/", get(playground::page))
+        .fallback(|| async { Refusal::plain(StatusCode::NOT_FOUND, None, "there is nothing at this path".into()) })
+        .method_not_allowed_fallback(|| async {
+            Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, None, "this path does not take this method".into())
+        })
+        .with_state(door)
+}
+
+async fn health(State(door): State<Door>) -> Response {
+    match door.monitor.ready() {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+impl Door {
+    /// A request's body, within the limits of one and of all.
+    async fn read(&self, request: Request) -> Result<Bytes, Refusal> {
+        let told = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let length: usize = told.unwrap_or(self.longest);
+        let refuse = |status, message: String| Refusal::plain(status, None, message);
+        let long = || {
+            let message = format!("the body: more than {} bytes, which is the limit", self.longest);
+            refuse(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        if length > self.longest {
+            return Err(long());
+        }
+        let places = u32::try_from(length.div_ceil(PLACE)).unwrap_or(u32::MAX);
+        let Ok(_place) = self.room.try_acquire_many(places) else {
+            let message = "there is no room for this request while others are coming in".into();
+            return Err(refuse(StatusCode::TOO_MANY_REQUESTS, message).after(1));
+        };
+        let body = axum::body::to_bytes(request.into_body(), self.longest);
+        match tokio::time::timeout(self.upload, body).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(_)) => Err(long()),
+            Err(_) => Err(refuse(StatusCode::REQUEST_TIMEOUT, "the body did not come in whole in time".into())),
+        }
+    }
+}

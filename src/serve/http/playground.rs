@@ -1,0 +1,57 @@
+//! The playground: one page that needs nothing but this server, and may ask nobody else.
+
+use axum::{
+    http::header,
+    response::{Html, IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use sha2::{Digest, Sha256};
+use std::sync::LazyLock;
+
+const PAGE: &str = include_str!("playground.html");
+
+/// What the page may do: run its own script, have its own style, and call this server.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "default-src 'none'; script-src {}; style-src {}; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'",
+        allowed("script"),
+        allowed("style"),
+    )
+});
+
+/// The page.
+pub(super) async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, Html(PAGE)).into_response()
+}
+
+/// The one element of this name, by its hash.
+fn allowed(element: &str) -> String {
+    let inside =
+        PAGE.split_once(&format!("<{element}>")).and_then(|(_, rest)| rest.split_once(&format!("</{element}>")));
+    inside.map_or_else(|| "'none'".into(), |(text, _)| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_complete_in_itself() {
+        for element in ["script", "style"] {
+            assert_eq!(PAGE.matches(&format!("<{element}")).count(), 1, "{element}");
+            assert!(allowed(element).starts_with("'sha256-"), "{element}");
+        }
+        // what a browser would fetch, or the policy forbid
+        for outside in [" src=", " href=", "url(", "@import", " style=", " onclick="] {
+            assert!(!PAGE.contains(outside), "{outside}");
+        }
+        assert!(PAGE.replace("http://www.w3.org/2000/svg", "").find("http").is_none());
+    }
+}

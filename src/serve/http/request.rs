@@ -1,0 +1,255 @@
+//! A body of `/v1/completions` as requests of `Generate`.
+//!
+//! The names are OpenAI's; those that it does not have are vLLM's, and `boundaries` and `max_segments` ours. Unknown names and
+//! nulls are passed over, as clients for other servers expect; what cannot be had is refused, unless it is asked to do nothing.
+
+use super::refusal::Refusal;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use weir_proto::v1;
+
+/// Answers that one request may ask for: prompts times `n`.
+const MOST_CHOICES: usize = 64;
+/// Characters that are generated unless the request tells, as OpenAI has it.
+const MAX_TOKENS: u32 = 16;
+
+/// The fields of a body.
+#[derive(Deserialize, Default)]
+pub(super) struct Asked {
+    model: Option<String>,
+    #[serde(default)]
+    prompt: Value,
+    max_tokens: Option<u32>,
+    min_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<i64>,
+    n: Option<usize>,
+    best_of: Option<usize>,
+    #[serde(default)]
+    stop: Value,
+    include_stop_str_in_output: Option<bool>,
+    ignore_eos: Option<bool>,
+    echo: Option<bool>,
+    logprobs: Option<u32>,
+    logit_bias: Option<Map<String, Value>>,
+    priority: Option<i32>,
+    suffix: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    boundaries: Option<bool>,
+    boundary_mode: Option<String>,
+    max_segments: Option<u32>,
+}
+
+/// What a stream tells beside its text.
+#[derive(Deserialize, Default, Clone, Copy)]
+pub(super) struct StreamOptions {
+    #[serde(default, deserialize_with = "or_null")]
+    pub(super) include_usage: bool,
+    #[serde(default, deserialize_with = "or_null")]
+    pub(super) continuous_usage_stats: bool,
+}
+
+fn or_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+impl Asked {
+    /// Of JSON.
+    ///
+    /// # Errors
+    /// What is wrong with it, and with which field.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+        let mut from = serde_json::Deserializer::from_slice(bytes);
+        serde_path_to_error::deserialize(&mut from).map_err(|error| {
+            let field = error.path().to_string();
+            let field = Some(field).filter(|field| field != ".");
+            Refusal::invalid(field.as_deref(), format!("the body: {}", error.inner()))
+        })
+    }
+
+    /// Whether the answer is to come as it is made.
+    pub(super) fn streams(&self) -> bool {
+        self.stream.unwrap_or_default()
+    }
+
+    /// What a stream tells beside its text.
+    pub(super) fn stream_options(&self) -> StreamOptions {
+        self.stream_options.unwrap_or_default()
+    }
+
+    /// Whether it is told where segments end.
+    pub(super) fn tells_boundaries(&self) -> bool {
+        self.boundaries.unwrap_or_default()
+    }
+
+    /// Whether characters are told one by one.
+    pub(super) fn tells_characters(&self) -> bool {
+        self.logprobs.is_some() || self.tells_boundaries()
+    }
+
+    /// One request for each answer, in their order: the first prompt's, then the next one's.
+    ///
+    /// # Errors
+    /// What cannot be had. The rest is checked where it is done.
+    pub(super) fn requests(&self) -> Result<Vec<v1::GenerateRequest>, Refusal> {
+        self.refuse_what_is_not_there()?;
+        let prompts = texts("prompt", &self.prompt)?;
+        let prompts = if prompts.is_empty() { vec![String::new()] } else { prompts };
+        let n = self.n.unwrap_or(1);
+        if n == 0 || n.saturating_mul(prompts.len()) > MOST_CHOICES {
+            let message = format!("n: {n} for {} prompts: 1 to {MOST_CHOICES} answers in all", prompts.len());
+            return Err(Refusal::invalid(Some("n"), message));
+        }
+        if self.best_of.is_some_and(|best| best != n) {
+            return Err(Refusal::invalid(Some("best_of"), "best_of: only n, if given, can be had".into()));
+        }
+        let mut requests = Vec::with_capacity(n * prompts.len());
+        for prompt in prompts {
+            for index in 0..n {
+                requests.push(self.request(prompt.clone(), index)?);
+            }
+        }
+        Ok(requests)
+    }
+
+    fn refuse_what_is_not_there(&self) -> Result<(), Refusal> {
+        let there = [
+            ("presence_penalty", self.presence_penalty.is_some_and(|value| value != 0.0)),
+            ("frequency_penalty", self.frequency_penalty.is_some_and(|value| value != 0.0)),
+            ("suffix", self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
+        ];
+        match there.iter().find(|(_, asked)| *asked) {
+            Some((field, _)) => Err(Refusal::invalid(Some(field), format!("{field}: is not supported"))),
+            None => Ok(()),
+        }
+    }
+
+    fn request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest, Refusal> {
+        // a seed names all answers: each has one of its own
+        let seed = self.seed.map(|seed| seed.cast_unsigned().wrapping_add(index as u64));
+        // −1 is vLLM's way to keep all
+        let top_k = match self.top_k {
+            None => None,
+            Some(-1) => Some(0),
+            Some(k) => {
+                let refuse = |_| Refusal::invalid(Some("top_k"), format!("top_k: {k} is out of bounds: -1, 0 or more"));
+                Some(u32::try_from(k).map_err(refuse)?)
+            }
+        };
+        // characters told one by one are counted as they come, whether their log-probabilities are wanted or not
+        let counted = self.stream_options().continuous_usage_stats;
+        Ok(v1::GenerateRequest {
+            model: self.model.clone(),
+            prompt,
+            sampling: Some(v1::Sampling {
+                temperature: self.temperature,
+                top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                repetition_penalty: self.repetition_penalty,
+                seed,
+                logit_bias: self.biases()?,
+            }),
+            stopping: Some(v1::Stopping {
+                max_chars: Some(self.max_tokens.unwrap_or(MAX_TOKENS)),
+                min_chars: self.min_tokens,
+                max_segments: self.max_segments,
+                stop: texts("stop", &self.stop)?,
+                include_stop: self.include_stop_str_in_output,
+                ignore_eos: self.ignore_eos,
+            }),
+            stream: None,
+            details: Some(v1::Details {
+                echo: self.echo,
+                logprobs: Some(counted || self.logprobs.is_some()),
+                top_logprobs: self.logprobs,
+                boundaries: self.boundaries,
+            }),
+            boundary_mode: self.boundary_mode.clone(),
+            priority: self.priority,
+        })
+    }
+
+    /// Biases by id.
+    fn biases(&self) -> Result<Vec<v1::LogitBias>, Refusal> {
+        let refuse = |key: &str| {
+            let message = format!("logit_bias: {key:?}: expected the id of a symbol, and a number");
+            Refusal::invalid(Some("logit_bias"), message)
+        };
+        let given = self.logit_bias.iter().flatten();
+        given
+            .map(|(key, value)| {
+                let (id, bias) = (key.parse().map_err(|_| refuse(key))?, value.as_f64().ok_or_else(|| refuse(key))?);
+                Ok(v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(id)), bias: bias as f32 })
+            })
+            .collect()
+    }
+}
+
+/// Nothing, a text, or a list of texts.
+fn texts(field: &'static str, value: &Value) -> Result<Vec<String>, Refusal> {
+    let refuse = || Refusal::invalid(Some(field), format!("{field}: expected a text or a list of texts"));
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::String(text) => Ok(vec![text.clone()]),
+        Value::Array(all) => all.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(refuse)).collect(),
+        _ => Err(refuse()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>, Refusal> {
+        Asked::parse(body.as_bytes())?.requests()
+    }
+
+    #[test]
+    fn nulls_and_unknown_names_are_passed_over() {
+        let body = r#"{"model": null, "prompt": "a", "max_tokens": null, "logit_bias": null, "stop": null, "n": null,
+            "user": "me", "stream_options": {"include_usage": null, "x": 1}, "presence_penalty": 0, "suffix": null}"#;
+        let [request] = &requests(body).unwrap()[..] else { panic!() };
+        assert_eq!((request.prompt.as_str(), request.stopping.as_ref().unwrap().max_chars), ("a", Some(16)));
+    }
+
+    #[test]
+    fn every_answer_is_a_request() {
+        let all = requests(r#"{"prompt": ["a", "b"], "n": 2, "seed": -1, "stop": ["x", "y"], "top_k": -1}"#).unwrap();
+        let seen: Vec<_> = all.iter().map(|one| (one.prompt.as_str(), one.sampling.as_ref().unwrap().seed)).collect();
+        assert_eq!(seen, [("a", Some(u64::MAX)), ("a", Some(0)), ("b", Some(u64::MAX)), ("b", Some(0))]);
+        assert_eq!(all[0].sampling.as_ref().unwrap().top_k, Some(0));
+        assert_eq!(all[0].stopping.as_ref().unwrap().stop, ["x", "y"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (body, field) in [
+            (r#"{"prompt": [1, 2]}"#, Some("prompt")),
+            (r#"{"prompt": 3}"#, Some("prompt")),
+            (r#"{"prompt": "a", "n": 0}"#, Some("n")),
+            (r#"{"prompt": "a", "n": 65}"#, Some("n")),
+            (r#"{"prompt": "a", "best_of": 2}"#, Some("best_of")),
+            (r#"{"prompt": "a", "suffix": "b"}"#, Some("suffix")),
+            (r#"{"prompt": "a", "frequency_penalty": 0.5}"#, Some("frequency_penalty")),
+            (r#"{"prompt": "a", "max_tokens": -1}"#, Some("max_tokens")),
+            (r#"{"prompt": "a", "temperature": "hot"}"#, Some("temperature")),
+            (r#"{"prompt": "a", "logit_bias": {"x": 1}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "logit_bias": {"1": "x"}}"#, Some("logit_bias")),
+            (r#"{"prompt": "a", "top_k": -2}"#, Some("top_k")),
+            (r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#, Some("stream_options.include_usage")),
+            ("{", None),
+            ("[]", None),
+        ] {
+            let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
+            assert_eq!((refusal.status(), refusal.field()), (400, field), "{body}");
+        }
+    }
+}

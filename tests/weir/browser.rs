@@ -1,0 +1,226 @@
+//! The playground in a real browser: Chromium without a window, told by WebDriver (W3C) what to click and type. Skipped, and said
+//! so, where it is not installed, unless `WEIR_REQUIRE_BROWSER=1`. With `WEIR_SCREENSHOTS=FOLDER` it leaves pictures there.
+
+use super::{
+    process::{Program, Server},
+    support::converted,
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// How long a page may take to show what is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A key of the keyboard, as WebDriver writes it.
+const RIGHT: &str = "\u{e014}";
+const HOME: &str = "\u{e011}";
+
+/// A browser with one page.
+struct Browser {
+    port: SocketAddr,
+    session: String,
+    _driver: Program,
+}
+
+impl Browser {
+    /// None, where none is installed.
+    fn start(dark: bool) -> Option<Self> {
+        let required = std::env::var_os("WEIR_REQUIRE_BROWSER").is_some_and(|value| value == "1");
+        if !Path::new("/usr/bin/chromedriver").is_file() {
+            assert!(!required, "chromedriver is required, and not installed");
+            eprintln!("skipped: chromedriver is not installed");
+            return None;
+        }
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let driver = Program::start(Command::new("/usr/bin/chromedriver").arg(format!("--port={}", port.port())));
+        let end = Instant::now() + PATIENCE;
+        while TcpStream::connect(port).is_err() {
+            assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.all());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut browser = Self { port, session: String::new(), _driver: driver };
+        let theme = if dark { "--force-dark-mode" } else { "--disable-gpu" };
+        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000", theme];
+        let wanted = json!({ "browserName": "chrome", "goog:chromeOptions": { "args": args },
+            "goog:loggingPrefs": { "browser": "ALL" } });
+        let begun = browser.ask("POST", "/session", &json!({ "capabilities": { "alwaysMatch": wanted } }));
+        begun["sessionId"].as_str().unwrap().clone_into(&mut browser.session);
+        Some(browser)
+    }
+
+    /// One command of WebDriver.
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let body = if method == "POST" { body.to_string() } else { String::new() };
+        let mut stream = TcpStream::connect(self.port).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (host, length) = (self.port, body.len());
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        // it does not close the connection
+        let mut answer = BufReader::new(stream);
+        let (mut head, mut length) = (String::new(), 0);
+        while !head.ends_with("\r\n\r\n") {
+            let from = head.len();
+            assert!(answer.read_line(&mut head).unwrap() > 0, "it closed: {head}");
+            let line = head[from..].to_ascii_lowercase();
+            length = line.strip_prefix("content-length:").map_or(length, |told| told.trim().parse().unwrap());
+        }
+        let mut body = vec![0; length];
+        answer.read_exact(&mut body).unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {}", String::from_utf8_lossy(&body));
+        serde_json::from_slice::<Value>(&body).unwrap()["value"].take()
+    }
+
+    fn of_page(&self, method: &str, path: &str, body: &Value) -> Value {
+        self.ask(method, &format!("/session/{}{path}", self.session), body)
+    }
+
+    fn open(&self, url: &str) {
+        self.of_page("POST", "/url", &json!({ "url": url }));
+    }
+
+    fn element(&self, selector: &str) -> String {
+        let found = self.of_page("POST", "/element", &json!({ "using": "css selector", "value": selector }));
+        format!("/element/{}", found.as_object().unwrap().values().next().unwrap().as_str().unwrap())
+    }
+
+    fn click(&self, selector: &str) {
+        self.of_page("POST", &format!("{}/click", self.element(selector)), &json!({}));
+    }
+
+    fn keys(&self, selector: &str, keys: &str) {
+        self.of_page("POST", &format!("{}/value", self.element(selector)), &json!({ "text": keys }));
+    }
+
+    fn evaluate(&self, script: &str) -> Value {
+        self.of_page("POST", "/execute/sync", &json!({ "script": format!("return {script}"), "args": [] }))
+    }
+
+    fn text(&self, selector: &str) -> String {
+        let script = format!("document.querySelector({}).textContent", json!(selector));
+        self.evaluate(&script).as_str().unwrap().to_owned()
+    }
+
+    /// Waits until a script says so.
+    fn until(&self, script: &str) {
+        let end = Instant::now() + PATIENCE;
+        while self.evaluate(script) != true {
+            assert!(Instant::now() < end, "never: {script}; the page says {:?}", self.text("#status"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn picture(&self, name: &str) {
+        if let Some(folder) = std::env::var_os("WEIR_SCREENSHOTS") {
+            let picture = self.of_page("GET", "/screenshot", &Value::Null);
+            let bytes = STANDARD.decode(picture.as_str().unwrap()).unwrap();
+            std::fs::write(Path::new(&folder).join(name), bytes).unwrap();
+        }
+    }
+
+    /// What the page complained about: a policy that was broken, a script that failed.
+    fn complaints(&self) -> Vec<Value> {
+        let log = self.of_page("POST", "/se/log", &json!({ "type": "browser" }));
+        let severe = |entry: &&Value| entry["level"] == "SEVERE";
+        log.as_array().unwrap().iter().filter(severe).cloned().collect()
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if !self.session.is_empty() && !std::thread::panicking() {
+            self.of_page("DELETE", "", &Value::Null);
+        }
+    }
+}
+
+fn url(server: &Server) -> String {
+    format!("http://{}/", server.program.says("completions over HTTP on "))
+}
+
+#[test]
+fn the_playground_generates_and_tells() {
+    let Some(browser) = Browser::start(false) else { return };
+    let (pooled, vanilla) = (converted("whitespaces"), converted("vanilla"));
+    let models = [pooled, vanilla].map(|path| path.to_string_lossy().into_owned());
+    let server = Server::start(&[
+        "--http-listen",
+        "127.0.0.1:0",
+        "--threads",
+        "1",
+        "--model",
+        &models[0],
+        "--model",
+        &models[1],
+    ]);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('model-a').options.length == 2");
+    browser.evaluate("document.getElementById('model-a').value = 'whitespaces'");
+    browser.evaluate("document.getElementById('model-b').value = 'vanilla'");
+    browser.click("#go");
+    browser.until("document.getElementById('status').textContent == 'Done.'");
+    // both, side by side: the prompt and 300 characters, and a dot for each gap
+    for panel in [1, 2] {
+        let of = |what: &str| browser.evaluate(&format!("document.querySelector('.panel:nth-child({panel}) {what}"));
+        assert_eq!(of(".text').textContent.length"), 319);
+        assert_eq!(of("svg').querySelectorAll('circle').length"), 299);
+    }
+    // segments of the pooled one end with spaces, and the colour changes there
+    let ends = browser
+        .evaluate("[...document.querySelectorAll('.panel:first-child .ends')].map(end => end.textContent).join('')");
+    assert!(ends.as_str().unwrap().chars().all(|end| end == ' ') && !ends.as_str().unwrap().is_empty(), "{ends}");
+    let colours = browser.evaluate(
+        "[...document.querySelectorAll('.panel:first-child .text span')].slice(3, 5).map(one => one.className[1])",
+    );
+    assert_eq!(colours, json!(["0", "1"]));
+    assert_eq!(browser.evaluate("document.querySelectorAll('.panel:nth-child(2) .ends').length"), 0);
+    // by keyboard: the second character
+    browser.click(".text");
+    browser.keys(".text", HOME);
+    browser.keys(".text", RIGHT);
+    let about = browser.text(".panel .about");
+    assert!(about.starts_with("\"h\" · log-probability -") && about.contains("within a segment"), "{about}");
+    browser.picture("playground-light.png");
+    // another prompt, by the keyboard alone, and stopped
+    browser.evaluate("document.getElementById('max').value = 1900");
+    browser.keys("#prompt", "\u{e009}\u{e006}");
+    browser.until("document.querySelectorAll('.text span').length > 30");
+    browser.keys("#prompt", "\u{e00c}");
+    browser.until("['Stopped.', 'Done.'].includes(document.getElementById('status').textContent)");
+    // what is wrong is told
+    browser.evaluate("document.getElementById('max').value = 0");
+    browser.evaluate("document.getElementById('form').noValidate = true");
+    browser.click("#go");
+    browser.until("document.getElementById('status').textContent.startsWith('max_tokens: 0')");
+    // a refusal of the server's is in the log, too; nothing else is
+    let complaints = browser.complaints();
+    assert!(complaints.iter().all(|one| one["message"].as_str().unwrap().contains("400")), "{complaints:?}");
+}
+
+#[test]
+fn the_playground_asks_for_a_key_and_has_a_dark_side() {
+    let Some(browser) = Browser::start(true) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
+    let (model, keys) = (converted("whitespaces").to_string_lossy().into_owned(), keys.to_string_lossy().into_owned());
+    let server =
+        Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model, "--api-keys", &keys]);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('status').textContent.startsWith('unauthenticated')");
+    browser.keys("#key", "a-key-that-alice-has\t");
+    browser.until("document.getElementById('model-a').options.length == 1");
+    browser.click("#go");
+    browser.until("document.getElementById('status').textContent == 'Done.'");
+    let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
+    assert_eq!(dark, "rgb(22, 24, 27)");
+    browser.picture("playground-dark.png");
+}

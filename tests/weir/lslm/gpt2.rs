@@ -1,0 +1,199 @@
+//! The paper's baseline, a decoder whose texts begin with a mark: the fixture's numbers, Hugging Face's ways to keep the same
+//! weights, and what is refused.
+
+use super::{super::support::*, cli::weir, *};
+use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+use tempfile::TempDir;
+use weir::family::convert::{self, Source};
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+fn converted() -> &'static str {
+    static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
+        let root = TempDir::new().unwrap();
+        convert::convert(Source::Lslm, &lslm_golden("gpt2"), &root.path().join("gpt2"), false).unwrap();
+        root
+    });
+    static PATH: LazyLock<PathBuf> = LazyLock::new(|| ROOT.path().join("gpt2"));
+    PATH.to_str().unwrap()
+}
+
+fn list(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn logits_in(file: &Path) -> Vec<f32> {
+    let bytes = fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors.tensor("logits").unwrap().data().as_chunks().0.iter().map(|&four| f32::from_le_bytes(four)).collect()
+}
+
+#[test]
+fn logits_and_figures_are_the_golden_ones() {
+    let golden = Golden::of(&lslm_golden("gpt2"));
+    let config: Value = serde_json::from_slice(&fs::read(lslm_golden("gpt2").join("config.json")).unwrap()).unwrap();
+    let expected = &config["golden_info"]["score"];
+    let (ids, out) = (list(&golden.ids("ids")[1..]), TempDir::new().unwrap());
+    for mode in ["full", "incremental", "chunked"] {
+        let file = out.path().join(mode);
+        let args = ["score", "--json", "--model", converted(), "--ids", &ids, "--mode", mode, "--chunk", "17"];
+        let told = weir(&[&args[..], &["--logits", file.to_str().unwrap()]].concat()).unwrap();
+        for name in ["bpc_paper", "bits_per_char_no_eos", "bits_text", "bits_eos"] {
+            let off = told[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
+            assert!(off.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{mode} {name}: {off}");
+        }
+        assert!(told["bpc_renormalised"].as_f64() < told["bpc_paper"].as_f64());
+        assert_eq!((&told["bits_per_char"], &told["augmented_symbols"]), (&told["bpc_renormalised"], &expected["T"]));
+        assert!(told.get("bpc_joint").is_none() && told["shortening_factor"].is_null(), "no segments: {told}");
+        let off = difference(&logits_in(&file), golden.get("logits"));
+        assert!(off <= LOGITS, "{mode}: {off}");
+        if mode != "full" {
+            assert!(fs::read(&file).unwrap() == fs::read(out.path().join("full")).unwrap(), "{mode}: to the bit");
+        }
+        let logprobs: Vec<f32> =
+            told["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
+        assert!(difference(&logprobs, golden.get("target_logprobs")) <= LOGITS);
+    }
+}
+
+/// As many symbols as there are positions, but for the mark's.
+#[test]
+fn the_longest_text_and_one_more() {
+    let golden = Golden::of(&lslm_golden("gpt2"));
+    let (ids, out) = (golden.ids("long.ids"), TempDir::new().unwrap());
+    let file = out.path().join("logits");
+    let text = list(&ids[1..]);
+    let args = ["score", "--json", "--model", converted(), "--ids", &text, "--logits", file.to_str().unwrap()];
+    let told = weir(&args).unwrap();
+    let logits = logits_in(&file);
+    let last = golden.get("long.logits");
+    assert!(difference(&logits[logits.len() - last.len()..], last) <= LOGITS);
+    assert_eq!(told["symbols"], 255);
+    // the end is scored without being fed
+    let ended = format!("{text},1");
+    assert!(weir(&["score", "--json", "--model", converted(), "--ids", &ended]).is_ok());
+    for command in ["score", "generate"] {
+        let long = format!("{text},9");
+        let refused = weir(&[command, "--model", converted(), "--ids", &long]).unwrap_err();
+        assert!(refused.contains("256 characters is more than the limit of 255"), "{refused}");
+    }
+    let refused = weir(&["score", "--model", converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
+    assert!(refused.contains("at most 255: no more positions were learned"), "{refused}");
+    let prompt = list(&ids[1..251]);
+    let args = ["generate", "--json", "--model", converted(), "--max-chars", "100", "--ids", &prompt];
+    let told = weir(&args).unwrap();
+    assert_eq!((&told["reason"], &told["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
+}
+
+#[test]
+fn generated_text_is_the_golden_one() {
+    let golden = Golden::of(&lslm_golden("gpt2"));
+    let (given, events) = (golden.ids("gen.open.prompt_ids"), golden.ids("gen.open.events"));
+    let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", converted()];
+    let told = weir(&[&args[..], &["--ids", &list(&given[1..])]].concat()).unwrap();
+    assert_eq!(told["ids"], json!(events));
+    assert_eq!(told["usage"]["nxt_steps"], 0);
+    // from the start's mark alone
+    let told = weir(&[&args[..], &["--prompt", ""]].concat()).unwrap();
+    let ids = told["ids"].as_array().unwrap();
+    assert_eq!((ids.len(), &told["usage"]["prompt_chars"]), (60, &0.into()));
+    assert!(ids.iter().all(|id| id.as_u64().unwrap() > 4), "no marks: {told}");
+    let first = weir(&["score", "--json", "--model", converted(), "--ids", &ids[0].to_string()]).unwrap();
+    assert_eq!(first["logprobs"].as_array().unwrap().len(), 1, "the first symbol has a probability");
+}
+
+/// The fixture, changed.
+fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
+    let (source, dir) = (lslm_golden("gpt2"), TempDir::new().unwrap());
+    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    let bytes = fs::read(source.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Tensors = tensors
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec())))
+        .collect();
+    change(&mut config, &mut tensors);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let views = tensors
+        .iter()
+        .map(|(name, (shape, data))| (name.clone(), TensorView::new(Stored::F32, shape.clone(), data).unwrap()));
+    fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    dir
+}
+
+/// Both files of what it becomes.
+fn written(source: Source, from: &TempDir) -> Result<(Vec<u8>, Value), String> {
+    let dest = TempDir::new().unwrap();
+    convert::convert(source, from.path(), dest.path(), false).map_err(|error| error.to_string())?;
+    let read = |name: &str| fs::read(dest.path().join(name)).unwrap();
+    Ok((read("model.safetensors"), serde_json::from_slice(&read("config.json")).unwrap()))
+}
+
+#[test]
+fn hugging_face_keeps_it_in_several_ways() {
+    let plain = written(Source::Lslm, &changed(|_, _| {})).unwrap();
+    assert_eq!(written(Source::Gpt2, &changed(|_, _| {})).unwrap(), plain);
+    // without the prefix, with the mask's buffers and the head that is the embedding
+    let bare = changed(|_, tensors| {
+        let short = |name: String| name.strip_prefix("transformer.").unwrap().to_owned();
+        *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (short(name), tensor)).collect();
+        for layer in 0..3 {
+            tensors.insert(format!("h.{layer}.attn.bias"), (vec![1, 1, 2, 2], vec![0; 16]));
+            tensors.insert(format!("h.{layer}.attn.masked_bias"), (vec![], vec![0; 4]));
+        }
+        tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
+    });
+    assert_eq!(written(Source::Gpt2, &bare).unwrap(), plain);
+    // a head of its own, and a vocabulary that nobody tells
+    let untied = changed(|config, tensors| {
+        config["tie_word_embeddings"] = false.into();
+        config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("vocab_t") && key != "vocab");
+        tensors.insert("lm_head.weight".into(), tensors["transformer.wpe.weight"].clone());
+        tensors.get_mut("lm_head.weight").unwrap().0[0] = 28;
+        tensors.get_mut("lm_head.weight").unwrap().1.truncate(28 * 32 * 4);
+    });
+    let (_, config) = written(Source::Gpt2, &untied).unwrap();
+    assert_eq!((&config["architecture"]["tied"], config["vocabulary"].get("specials")), (&false.into(), None));
+}
+
+#[test]
+fn what_is_no_gpt2_is_refused() {
+    type Change = fn(&mut Value, &mut Tensors);
+    let cases: [(&str, Change); 9] = [
+        ("n_head: expected a divisor of n_embd, 32, found 5", |config, _| config["n_head"] = 5.into()),
+        ("activation_function: expected gelu_new, gelu, relu or silu", |config, _| {
+            config["activation_function"] = "tanh".into();
+        }),
+        ("scale_attn_by_inverse_layer_idx: expected false", |config, _| {
+            config["scale_attn_by_inverse_layer_idx"] = true.into();
+        }),
+        ("vocab_size: expected 28, as many as there are symbols", |config, _| config["vocab_size"] = 29.into()),
+        ("n_layer: expected 1 to", |config, _| config["n_layer"] = 0.into()),
+        ("next_token_id: expected an id of its own", |config, _| config["next_token_id"] = 1.into()),
+        ("n_positions: expected room for 2 positions: the mark's and a symbol's, found 1", |config, tensors| {
+            config["n_positions"] = 1.into();
+            let table = tensors.get_mut("transformer.wpe.weight").unwrap();
+            (table.0[0], table.1) = (1, table.1[..128].to_vec());
+        }),
+        ("transformer.h.1.ln_2.bias: expected a tensor, found none", |_, tensors| {
+            tensors.remove("transformer.h.1.ln_2.bias");
+        }),
+        ("lm_head.weight: expected the numbers of transformer.wte.weight, to which it is tied", |_, tensors| {
+            let mut head = tensors["transformer.wte.weight"].clone();
+            head.1[0] ^= 1;
+            tensors.insert("lm_head.weight".into(), head);
+        }),
+    ];
+    for (expected, change) in cases {
+        let told = written(Source::Lslm, &changed(change)).unwrap_err();
+        assert!(told.contains(expected), "{told}");
+    }
+}

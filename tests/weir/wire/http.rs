@@ -1,0 +1,414 @@
+//! Completions and models over HTTP and JSON, beside what gRPC says of the same.
+
+use super::{
+    Answer, eventually, long,
+    model::{Fake, Kind},
+    plain, read, seeded,
+};
+use serde_json::{Value, json};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::JoinHandle,
+};
+use tonic::transport::Channel;
+use weir::{
+    config::{Access, Keys, Wire},
+    decode::contract::Model,
+    engine::handle::{Handle, Limits},
+    error::Result,
+    serve::{Engines, Offer, run},
+};
+use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
+
+const KEY: &str = "a-key-that-alice-has";
+
+/// A server of one model over both.
+struct Both {
+    model: Arc<Fake>,
+    engine: Handle,
+    port: SocketAddr,
+    channel: Channel,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Both {
+    async fn new() -> Self {
+        Self::with(Limits::default(), Wire::default()).await
+    }
+
+    async fn with(limits: Limits, wire: Wire) -> Self {
+        let model = Fake::new("fake", Kind::Pooled);
+        let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
+        let (grpc, http) =
+            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let (address, port) = (grpc.local_addr().unwrap(), http.local_addr().unwrap());
+        let offer = Offer { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(run(grpc, offer, shutdown, wire));
+        let channel = plain(address).connect().await.unwrap();
+        Self { model, engine, port, channel, stop: Some(stop), task }
+    }
+
+    async fn grpc(&self, request: GenerateRequest) -> Answer {
+        let mut client = GenerationClient::new(self.channel.clone());
+        read(client.generate(request).await.unwrap().into_inner()).await.unwrap()
+    }
+
+    async fn post(&self, body: &Value) -> Reply {
+        exchange(self.port, "POST", "/v1/completions", &[], &body.to_string()).await
+    }
+
+    async fn at_rest(&self) {
+        eventually("everything is given back", || {
+            let load = self.engine.load();
+            (load.queued, load.running, load.bytes) == (0, 0, 0)
+        })
+        .await;
+    }
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        self.model.release();
+        self.task.abort();
+    }
+}
+
+/// What came back: status, head and body.
+struct Reply(u16, String, String);
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.2).unwrap_or_else(|_| panic!("{} {}", self.0, self.2))
+    }
+
+    /// The events of a stream, but for the last, which must be the end.
+    fn events(&self) -> Vec<Value> {
+        assert_eq!(self.0, 200, "{}", self.2);
+        assert!(self.1.contains("text/event-stream"), "{}", self.1);
+        let lines: Vec<_> = self.2.split("\n\n").filter(|line| !line.is_empty()).collect();
+        let (last, events) = lines.split_last().unwrap();
+        assert_eq!(*last, "data: [DONE]");
+        events.iter().map(|line| serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    }
+
+    /// The status, and the error's kind and field.
+    fn refused(&self) -> (u16, String, String) {
+        let error = self.json()["error"].clone();
+        assert!(!error["message"].as_str().unwrap().is_empty());
+        (self.0, error["type"].as_str().unwrap().into(), error["param"].as_str().unwrap_or_default().into())
+    }
+}
+
+async fn connected(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(port).await.unwrap();
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // a server that refuses by the head alone may have closed by now
+    let _ = stream.write_all(body.as_bytes()).await;
+    stream
+}
+
+async fn exchange(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
+    let mut stream = connected(port, method, path, headers, body).await;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.unwrap();
+    let answer = String::from_utf8(bytes).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = if head.contains("transfer-encoding: chunked") { unchunked(body) } else { body.to_owned() };
+    Reply(status, head.to_owned(), body)
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut whole = String::new();
+    while let Some((length, rest)) = body.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap();
+        whole.push_str(&rest[..length]);
+        body = &rest[length + 2..];
+        if length == 0 {
+            break;
+        }
+    }
+    whole
+}
+
+fn text(choice: &Value) -> &str {
+    choice["text"].as_str().unwrap()
+}
+
+#[tokio::test]
+async fn a_completion_is_what_grpc_says() {
+    let server = Both::new().await;
+    let told = server.grpc(long("ab c", 40)).await;
+    let reply = server.post(&json!({ "prompt": "ab c", "max_tokens": 40, "seed": 1, "model": "fake" })).await;
+    assert_eq!(reply.0, 200);
+    let answer = reply.json();
+    let choice = &answer["choices"][0];
+    assert_eq!(text(choice), told.text());
+    assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("length"), &Value::Null));
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("text_completion"), &json!("fake")));
+    let usage = &answer["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(4), &json!(40)));
+    assert_eq!(choice["weir"]["shortening_factor"], json!(told.finished.usage.unwrap().shortening_factor));
+    let name = answer["id"].as_str().unwrap().strip_prefix("cmpl-").unwrap().to_owned();
+    assert!(reply.1.contains(&format!("x-request-id: {name}")), "{}", reply.1);
+    // sixteen unless told, as OpenAI has it
+    assert_eq!(server.post(&json!({ "prompt": "ab c" })).await.json()["usage"]["completion_tokens"], 16);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_text_bit_by_bit() {
+    let server = Both::new().await;
+    // more than one message holds
+    let body = json!({ "prompt": "ab c", "max_tokens": 1000, "seed": 1, "stream": true });
+    let events = server.post(&body).await.events();
+    assert!(events.len() > 2, "it came at once");
+    let told: String = events.iter().map(|event| text(&event["choices"][0])).collect();
+    assert_eq!(told, server.grpc(long("ab c", 1000)).await.text());
+
+    let whole = server.grpc(long("ab c", 60)).await.text();
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stream": true });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let events = server.post(&ask(json!({}))).await.events();
+    assert_eq!(events.iter().map(|event| text(&event["choices"][0])).collect::<String>(), whole);
+    assert!(events.iter().all(|event| event.get("usage").is_none()));
+    let (last, before) = events.split_last().unwrap();
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert!(before.iter().all(|event| event["choices"][0]["finish_reason"].is_null()));
+
+    let events = server.post(&ask(json!({ "stream_options": { "include_usage": true } }))).await.events();
+    let (last, before) = events.split_last().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(60)));
+    assert!(before.iter().all(|event| event["usage"].is_null() && event.get("usage").is_some()));
+
+    let options = json!({ "include_usage": true, "continuous_usage_stats": true });
+    let events = server.post(&ask(json!({ "stream_options": options }))).await.events();
+    let (mut told, mut counted) = (0, Vec::new());
+    for event in &events[..events.len() - 1] {
+        told += text(&event["choices"][0]).chars().count();
+        assert_eq!(event["usage"]["completion_tokens"], told);
+        assert_eq!(event["choices"][0]["logprobs"], Value::Null, "they were not asked for");
+        counted.push(told);
+    }
+    assert!(counted.is_sorted() && told == 60);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn characters_are_told_when_asked_for() {
+    let server = Both::new().await;
+    let body = json!({ "prompt": "ab c", "max_tokens": 9, "seed": 1, "logprobs": 2, "echo": true, "boundaries": true });
+    let choice = server.post(&body).await.json()["choices"][0].clone();
+    let told = &choice["logprobs"];
+    let list = |name: &str| told[name].as_array().unwrap().clone();
+    assert_eq!(list("tokens").len(), 13);
+    assert_eq!(list("tokens").iter().map(|token| token.as_str().unwrap()).collect::<String>(), text(&choice));
+    assert_eq!(list("text_offset"), (0..13).map(Value::from).collect::<Vec<_>>());
+    assert!(list("token_logprobs")[0].is_null() && list("token_logprobs")[1].is_number());
+    assert_eq!(list("top_logprobs")[5].as_object().unwrap().len(), 2);
+    assert_eq!(list("boundaries")[..3], [json!(false), json!(false), json!(true)]);
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let times: Vec<_> =
+        server.post(&streamed).await.events().iter().map(|event| event["elapsed_ns"].as_u64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] > 0);
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn several_answers_are_those_of_several_requests() {
+    let server = Both::new().await;
+    let body = json!({ "prompt": ["ab", "c d"], "n": 2, "seed": 5, "max_tokens": 16 });
+    let answer = server.post(&body).await.json();
+    let choices = answer["choices"].as_array().unwrap();
+    for (index, (prompt, seed)) in [("ab", 5), ("ab", 6), ("c d", 5), ("c d", 6)].into_iter().enumerate() {
+        let mut alone = long(prompt, 16);
+        alone.sampling = seeded("", seed).sampling;
+        assert_eq!(
+            (text(&choices[index]), &choices[index]["index"]),
+            (&*server.grpc(alone).await.text(), &json!(index))
+        );
+    }
+    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(10), &json!(64)));
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = server.post(&streamed).await.events();
+    for (index, choice) in choices.iter().enumerate() {
+        let own = events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index);
+        assert_eq!(own.map(text).collect::<String>(), text(choice));
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn stops_end_it() {
+    let server = Both::new().await;
+    let whole = server.grpc(long("ab c", 60)).await.text();
+    let stop = &whole[20..23];
+    let body = json!({ "prompt": "ab c", "max_tokens": 60, "seed": 1, "stop": stop });
+    let choice = server.post(&body).await.json()["choices"][0].clone();
+    assert_eq!(text(&choice), &whole[..whole.find(stop).unwrap()]);
+    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!(stop)));
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_named() {
+    let server = Both::new().await;
+    let invalid = "invalid_request_error";
+    for (body, status, kind, field) in [
+        (json!({ "prompt": "a", "temperature": -1 }), 400, invalid, "temperature"),
+        (json!({ "prompt": "a", "max_tokens": 0 }), 400, invalid, "max_tokens"),
+        (json!({ "prompt": "a", "logprobs": 1000 }), 400, invalid, "logprobs"),
+        (json!({ "prompt": "a", "stop": [""] }), 400, invalid, "stop"),
+        (json!({ "prompt": "a?" }), 400, invalid, "prompt"),
+        (json!({ "prompt": "" }), 400, invalid, "prompt"),
+        (json!({}), 400, invalid, "prompt"),
+        (json!({ "prompt": "a", "n": 1.5 }), 400, invalid, "n"),
+        (json!({ "prompt": "a", "model": "nobody" }), 404, "not_found_error", ""),
+    ] {
+        let refused = server.post(&body).await.refused();
+        assert_eq!(refused, (status, kind.into(), field.into()), "{body}");
+        // a stream that cannot begin is refused alike
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        assert_eq!(server.post(&streamed).await.refused(), refused);
+    }
+    // refused by its head, before a byte of it has come
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    for (method, path, status) in
+        [("GET", "/v1/completions", 405), ("GET", "/v1/nothing", 404), ("POST", "/health", 405)]
+    {
+        assert_eq!(exchange(server.port, method, path, &[], "").await.refused().0, status, "{path}");
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_tells_when_to_come_again() {
+    let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
+    let server = Both::with(limits, Wire::default()).await;
+    server.model.hold();
+    let ask = json!({ "prompt": "a", "seed": 1 }).to_string();
+    let mut waiting = Vec::new();
+    for there in 1..=2 {
+        waiting.push(connected(server.port, "POST", "/v1/completions", &[], &ask).await);
+        eventually("it is there", || {
+            let load = server.engine.load();
+            load.queued + load.running == there
+        })
+        .await;
+    }
+    let reply = loop {
+        let stream = exchange(server.port, "POST", "/v1/completions", &[], &ask);
+        match tokio::time::timeout(Duration::from_millis(300), stream).await {
+            Ok(reply) => break reply,
+            Err(_) => continue,
+        }
+    };
+    assert_eq!(reply.refused().0, 429);
+    let wait = reply.1.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
+    assert!(wait.parse::<u64>().unwrap() >= 1);
+    // whoever goes away leaves nothing behind
+    drop(waiting);
+    server.model.release();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_frees_its_row() {
+    let server = Both::new().await;
+    for stream in [true, false] {
+        server.model.hold();
+        let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": stream }).to_string();
+        let client = connected(server.port, "POST", "/v1/completions", &[], &body).await;
+        eventually("it runs", || server.engine.load().running == 1).await;
+        drop(client);
+        server.model.release();
+        server.at_rest().await;
+    }
+}
+
+#[tokio::test]
+async fn keys_are_those_of_grpc() {
+    let keys = Keys::parse(&format!("alice:{KEY}")).unwrap();
+    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    let server = Both::with(Limits::default(), Wire { access, ..Wire::default() }).await;
+    let body = json!({ "prompt": "a" }).to_string();
+    for (headers, status) in [
+        (&[][..], 401),
+        (&["authorization: Bearer another-one-altogether"][..], 401),
+        (&["authorization: Bearer a-key-that-alice-has"][..], 200),
+    ] {
+        for (method, path, body) in
+            [("POST", "/v1/completions", &*body), ("GET", "/v1/models", ""), ("GET", "/v1/models/fake", "")]
+        {
+            let reply = exchange(server.port, method, path, headers, body).await;
+            assert_eq!(reply.0, status, "{path}");
+            if status == 401 {
+                assert_eq!(reply.refused().1, "authentication_error");
+            }
+        }
+    }
+    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 200, "balancers have no key");
+}
+
+#[tokio::test]
+async fn models_are_listed() {
+    let server = Both::new().await;
+    let listed = exchange(server.port, "GET", "/v1/models", &[], "").await.json();
+    assert_eq!(listed["object"], "list");
+    let model = &listed["data"][0];
+    assert_eq!(
+        (&model["id"], &model["object"], &model["token"]),
+        (&json!("fake"), &json!("model"), &json!("character"))
+    );
+    assert_eq!(exchange(server.port, "GET", "/v1/models/fake", &[], "").await.json(), *model);
+    assert_eq!(exchange(server.port, "GET", "/v1/models/nobody", &[], "").await.refused().0, 404);
+}
+
+#[tokio::test]
+async fn streams_finish_while_the_server_drains() {
+    let mut server = Both::new().await;
+    let whole = server.grpc(long("a", 30)).await.text();
+    server.model.hold();
+    let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
+    let mut running = connected(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("it runs", || server.engine.load().running == 1).await;
+    let _ = server.stop.take().unwrap().send(());
+    let refused = loop {
+        let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
+        // one that came before the end had begun is let in, and waits
+        if let Ok(reply) = tokio::time::timeout(Duration::from_millis(200), reply).await {
+            break reply;
+        }
+    };
+    assert_eq!(refused.refused().0, 503);
+    assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
+    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 503);
+    server.model.release();
+    let mut answer = String::new();
+    running.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.contains(&format!("{whole:?}")), "{answer}");
+    (&mut server.task).await.unwrap().unwrap();
+}

@@ -1,0 +1,171 @@
+"""The twin of `_call` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, AsyncIterator, Dict, Generic, Optional, Type
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from ._call import Events, Item, Method, Request, Response, broken_off
+from ._errors import WeirError
+from ._retry import Attempts
+from ._settings import CallOptions, Metadata, Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class AsyncCaller:
+    """A channel and how to call on it, for asyncio."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._credentials = settings.credentials()
+        # Made by the first call, as it belongs to the event loop that runs then; a client may be made before.
+        self._opened: Optional[grpc.aio.Channel] = None
+        self._methods: Dict[str, Any] = {}
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        if self._opened is None:
+            target, options = self._settings.target(), self._settings.options()
+            if self._credentials is None:
+                self._opened = grpc.aio.insecure_channel(target, options)
+            else:
+                self._opened = grpc.aio.secure_channel(target, self._credentials, options)
+        return self._opened
+
+    async def close(self) -> None:
+        """Ends the connection, and the calls on it."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        await self.close()
+
+    async def _unary(
+        self, method: Method[Request, Response], request: Request, text: Optional[str], call: CallOptions
+    ) -> Response:
+        """One message for one message."""
+        attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
+        metadata = self._settings.metadata(text, call)
+        stub = self._stub(method, self._channel.unary_unary)
+        while True:
+            try:
+                response: Response = await stub(request, timeout=attempts.remaining(), metadata=metadata)
+                return response
+            except grpc.RpcError as error:
+                await asyncio.sleep(attempts.pause_after(WeirError.of(error), begun=False))
+
+    def _start(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        text: Optional[str],
+        call: CallOptions,
+    ) -> AsyncOpen[Response]:
+        """Many messages for one. Nothing is sent before the first of them is asked for."""
+        attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
+        stub = self._stub(method, self._channel.unary_stream)
+        return AsyncOpen(stub, request, self._settings.metadata(text, call), attempts)
+
+    def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
+        if method.path not in self._methods:
+            self._methods[method.path] = kind(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+        return self._methods[method.path]
+
+
+class AsyncOpen(Generic[Response]):
+    """An answer of many messages that may have to be asked for more than once."""
+
+    def __init__(self, stub: Any, request: Message, metadata: Metadata, attempts: Attempts) -> None:
+        self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
+        self._call: Optional[Any] = None
+        self._closed = False
+
+    async def next(self, begun: bool) -> Optional[Response]:
+        """The next message, or None at the end. `begun`: whether the reader has got anything; then nothing is repeated."""
+        while not self._closed:
+            try:
+                if self._call is None:
+                    self._call = self._stub(self._request, timeout=self._attempts.remaining(), metadata=self._metadata)
+                response = await self._call.read()
+                if response is not grpc.aio.EOF:
+                    message: Response = response
+                    return message
+                self._closed = True
+            except grpc.RpcError as error:
+                if self._closed:
+                    break
+                self._call = None
+                await asyncio.sleep(self._pause_after(WeirError.of(error), begun))
+            except asyncio.CancelledError:
+                # Closed by another task, or this one is cancelled: the call is over in both cases.
+                closed_elsewhere = self._closed
+                self.close()
+                if not closed_elsewhere:
+                    raise
+        return None
+
+    def _pause_after(self, error: WeirError, begun: bool) -> float:
+        try:
+            return self._attempts.pause_after(error, begun)
+        except WeirError:
+            self._closed = True
+            raise
+
+    def close(self) -> None:
+        """Cancels the call, if it is not over."""
+        self._closed = True
+        if self._call is not None:
+            self._call.cancel()
+
+
+class AsyncEventStream(Generic[Response, Item]):
+    """An asynchronous iterator over what the messages of an answer give. Closing it, or dropping it, cancels the call."""
+
+    def __init__(self, answer: AsyncOpen[Response], events: Events[Response, Item]) -> None:
+        self._answer = answer
+        self._reader = events
+        self._begun = False
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self
+
+    async def __anext__(self) -> Item:
+        while (response := await self._answer.next(self._begun)) is not None:
+            item = self._reader.take(response)
+            self._begun = self._begun or item is not None or self._reader.complete
+            if item is not None:
+                return item
+        if not self._reader.complete and not self._closed:
+            await self.aclose()
+            raise broken_off()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Cancels the call; the server gives the request's place to another within a step."""
+        self._closed = True
+        self._answer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,85 @@
+"""The one error of this package, with all that the server tells about a failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional, Tuple, cast
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+# Where gRPC puts the details of a status.
+_DETAILS = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """What was wrong with one field of the request."""
+
+    #: The field's path in the request, such as `sampling.top_p`.
+    field: str
+    #: What is wrong with it: the value, and the bound.
+    description: str
+
+
+class WeirError(Exception):
+    """A call that failed."""
+
+    #: gRPC's code.
+    code: grpc.StatusCode
+    #: The message for people.
+    message: str
+    #: What kind of failure it is, such as `QUEUE_FULL`; None if it does not come from the server itself.
+    reason: Optional[str]
+    #: What goes with the reason, by name.
+    details: Mapping[str, str]
+    #: The request's fields that are to blame.
+    field_violations: Tuple[FieldViolation, ...]
+    #: Seconds after which the server says that trying again makes sense.
+    retry_after: Optional[float]
+    #: Names the call in the server's log.
+    request_id: Optional[str]
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.reason = None
+        self.details = {}
+        self.field_violations = ()
+        self.retry_after = None
+        self.request_id = None
+
+    @classmethod
+    def of(cls, error: grpc.RpcError) -> WeirError:
+        """What gRPC raised, understood."""
+        call = cast(Any, error)
+        made = cls(call.code(), call.details() or "")
+        for key, value in call.trailing_metadata() or ():
+            if key == _DETAILS and isinstance(value, bytes):
+                made._read(value)
+        return made
+
+    def _read(self, encoded: bytes) -> None:
+        """The details of `google.rpc.Status` that weir sends."""
+        try:
+            status = status_pb2.Status.FromString(encoded)
+        except Exception:  # broken details, of whatever proxy, hide no error
+            return
+        info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+        retry, request = error_details_pb2.RetryInfo(), error_details_pb2.RequestInfo()
+        for detail in status.details:
+            if detail.Unpack(info):
+                self.reason = info.reason
+                self.details = cast(Dict[str, str], dict(info.metadata))
+            elif detail.Unpack(bad):
+                violations = (FieldViolation(one.field, one.description) for one in bad.field_violations)
+                self.field_violations = tuple(violations)
+            elif detail.Unpack(retry):
+                self.retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+            elif detail.Unpack(request):
+                self.request_id = request.request_id
+
+    def __str__(self) -> str:
+        request = f" (request {self.request_id})" if self.request_id else ""
+        return f"{self.code.name}: {self.message}{request}"

@@ -1,0 +1,323 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_MAX_CHARS: _ClassVar[FinishReason]
+    FINISH_REASON_MAX_SEGMENTS: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_MAX_CONTEXT: _ClassVar[FinishReason]
+    FINISH_REASON_END_OF_TEXT: _ClassVar[FinishReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_MAX_CHARS: FinishReason
+FINISH_REASON_MAX_SEGMENTS: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_MAX_CONTEXT: FinishReason
+FINISH_REASON_END_OF_TEXT: FinishReason
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("model", "prompt", "sampling", "stopping", "stream", "details", "boundary_mode", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    prompt: str
+    sampling: Sampling
+    stopping: Stopping
+    stream: Streaming
+    details: Details
+    boundary_mode: str
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., stream: _Optional[_Union[Streaming, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., boundary_mode: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logit_bias")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ...) -> None: ...
+
+class LogitBias(_message.Message):
+    __slots__ = ("text", "id", "bias")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    id: int
+    bias: float
+    def __init__(self, text: _Optional[str] = ..., id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class Stopping(_message.Message):
+    __slots__ = ("max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos")
+    MAX_CHARS_FIELD_NUMBER: _ClassVar[int]
+    MIN_CHARS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    max_chars: int
+    min_chars: int
+    max_segments: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    include_stop: bool
+    ignore_eos: bool
+    def __init__(self, max_chars: _Optional[int] = ..., min_chars: _Optional[int] = ..., max_segments: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: bool = ..., ignore_eos: bool = ...) -> None: ...
+
+class Streaming(_message.Message):
+    __slots__ = ("coalesce_chars", "per_segment")
+    COALESCE_CHARS_FIELD_NUMBER: _ClassVar[int]
+    PER_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    coalesce_chars: int
+    per_segment: bool
+    def __init__(self, coalesce_chars: _Optional[int] = ..., per_segment: bool = ...) -> None: ...
+
+class Details(_message.Message):
+    __slots__ = ("echo", "logprobs", "top_logprobs", "boundaries")
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    echo: bool
+    logprobs: bool
+    top_logprobs: int
+    boundaries: bool
+    def __init__(self, echo: bool = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., boundaries: bool = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("started", "piece", "finished")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    started: Started
+    piece: Piece
+    finished: Finished
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("request_id", "model", "prompt_chars", "cached_chars")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    prompt_chars: int
+    cached_chars: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("text", "characters", "prompt")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    characters: _containers.RepeatedCompositeFieldContainer[Character]
+    prompt: bool
+    def __init__(self, text: _Optional[str] = ..., characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ..., prompt: bool = ...) -> None: ...
+
+class Character(_message.Message):
+    __slots__ = ("text", "logprob", "boundary", "boundary_probability", "top", "id", "nxt_logprob")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NXT_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    logprob: float
+    boundary: bool
+    boundary_probability: float
+    top: _containers.RepeatedCompositeFieldContainer[Alternative]
+    id: int
+    nxt_logprob: float
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., boundary: bool = ..., boundary_probability: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., id: _Optional[int] = ..., nxt_logprob: _Optional[float] = ...) -> None: ...
+
+class Alternative(_message.Message):
+    __slots__ = ("text", "logprob", "id")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    logprob: float
+    id: int
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., id: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "matched_stop", "seed", "usage", "timing")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    matched_stop: str
+    seed: int
+    usage: Usage
+    timing: Timing
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_chars", "cached_chars", "generated_chars", "prompt_segments", "generated_segments", "shortening_factor", "nxt_steps")
+    PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SHORTENING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    NXT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    prompt_chars: int
+    cached_chars: int
+    generated_chars: int
+    prompt_segments: int
+    generated_segments: int
+    shortening_factor: float
+    nxt_steps: int
+    def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps")
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_CHAR_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MIDDLE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MIDDLE_NS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    queue_ns: int
+    prefill_ns: int
+    time_to_first_char_ns: int
+    decode_ns: int
+    total_ns: int
+    steps: int
+    middle_steps: int
+    middle_ns: int
+    wait_steps: int
+    def __init__(self, queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_char_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., steps: _Optional[int] = ..., middle_steps: _Optional[int] = ..., middle_ns: _Optional[int] = ..., wait_steps: _Optional[int] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("model", "text", "top_logprobs", "boundary_mode", "seed", "priority", "windows")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    top_logprobs: int
+    boundary_mode: str
+    seed: int
+    priority: int
+    windows: Windows
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., top_logprobs: _Optional[int] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ..., windows: _Optional[_Union[Windows, _Mapping]] = ...) -> None: ...
+
+class Windows(_message.Message):
+    __slots__ = ("length", "stride")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    stride: int
+    def __init__(self, length: _Optional[int] = ..., stride: _Optional[int] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("chunk", "summary")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    chunk: ScoreChunk
+    summary: ScoreSummary
+    def __init__(self, chunk: _Optional[_Union[ScoreChunk, _Mapping]] = ..., summary: _Optional[_Union[ScoreSummary, _Mapping]] = ...) -> None: ...
+
+class ScoreChunk(_message.Message):
+    __slots__ = ("characters",)
+    CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    characters: _containers.RepeatedCompositeFieldContainer[Character]
+    def __init__(self, characters: _Optional[_Iterable[_Union[Character, _Mapping]]] = ...) -> None: ...
+
+class ScoreSummary(_message.Message):
+    __slots__ = ("bits_per_char", "scored_chars", "seed", "usage", "timing", "nxt_bits_per_char")
+    BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
+    SCORED_CHARS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    NXT_BITS_PER_CHAR_FIELD_NUMBER: _ClassVar[int]
+    bits_per_char: float
+    scored_chars: int
+    seed: int
+    usage: Usage
+    timing: Timing
+    nxt_bits_per_char: float
+    def __init__(self, bits_per_char: _Optional[float] = ..., scored_chars: _Optional[int] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., nxt_bits_per_char: _Optional[float] = ...) -> None: ...
+
+class SegmentRequest(_message.Message):
+    __slots__ = ("model", "text", "boundary_mode", "seed", "priority")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_MODE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    boundary_mode: str
+    seed: int
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., boundary_mode: _Optional[str] = ..., seed: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class SegmentResponse(_message.Message):
+    __slots__ = ("text", "segments", "seed", "usage", "timing")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    seed: int
+    usage: Usage
+    timing: Timing
+    def __init__(self, text: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("text", "byte_start", "byte_end", "char_start", "char_end", "boundary_probability", "open")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BYTE_START_FIELD_NUMBER: _ClassVar[int]
+    BYTE_END_FIELD_NUMBER: _ClassVar[int]
+    CHAR_START_FIELD_NUMBER: _ClassVar[int]
+    CHAR_END_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    byte_start: int
+    byte_end: int
+    char_start: int
+    char_end: int
+    boundary_probability: float
+    open: bool
+    def __init__(self, text: _Optional[str] = ..., byte_start: _Optional[int] = ..., byte_end: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., boundary_probability: _Optional[float] = ..., open: bool = ...) -> None: ...

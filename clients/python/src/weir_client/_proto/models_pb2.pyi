@@ -1,0 +1,134 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "family", "shape", "parameters", "vocabulary", "training_length", "pooled", "boundary_modes", "dtype", "sha256", "limits")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_MODES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    family: str
+    shape: str
+    parameters: int
+    vocabulary: Vocabulary
+    training_length: int
+    pooled: bool
+    boundary_modes: _containers.RepeatedScalarFieldContainer[str]
+    dtype: str
+    sha256: str
+    limits: Limits
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., parameters: _Optional[int] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., training_length: _Optional[int] = ..., pooled: bool = ..., boundary_modes: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class Vocabulary(_message.Message):
+    __slots__ = ("size", "symbols", "bytes", "normaliser", "first_byte", "marks")
+    class MarksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    NORMALISER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    symbols: _containers.RepeatedScalarFieldContainer[str]
+    bytes: bool
+    normaliser: str
+    first_byte: int
+    marks: _containers.ScalarMap[str, int]
+    def __init__(self, size: _Optional[int] = ..., symbols: _Optional[_Iterable[str]] = ..., bytes: bool = ..., normaliser: _Optional[str] = ..., first_byte: _Optional[int] = ..., marks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_symbols", "rows", "queue", "chunk", "message_bytes", "concurrent_streams", "stop_strings", "stop_symbols", "top_logprobs", "logit_bias", "coalesce_chars", "boundary_wait", "queued_symbols", "stall_ns", "cache_bytes", "highest_priority", "lowest_priority", "header_bytes", "pending_resets", "error_resets", "connections", "handshake_ns", "request_memory_bytes", "upload_ns", "events", "step_ns", "keepalive_interval_ns", "keepalive_timeout_ns", "windowed_symbols")
+    MAX_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    STOP_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    COALESCE_CHARS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_WAIT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    STALL_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    LOWEST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    HEADER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_RESETS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_RESETS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    KEEPALIVE_INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
+    KEEPALIVE_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    max_symbols: int
+    rows: int
+    queue: int
+    chunk: int
+    message_bytes: int
+    concurrent_streams: int
+    stop_strings: int
+    stop_symbols: int
+    top_logprobs: int
+    logit_bias: int
+    coalesce_chars: int
+    boundary_wait: int
+    queued_symbols: int
+    stall_ns: int
+    cache_bytes: int
+    highest_priority: int
+    lowest_priority: int
+    header_bytes: int
+    pending_resets: int
+    error_resets: int
+    connections: int
+    handshake_ns: int
+    request_memory_bytes: int
+    upload_ns: int
+    events: int
+    step_ns: int
+    keepalive_interval_ns: int
+    keepalive_timeout_ns: int
+    windowed_symbols: int
+    def __init__(self, max_symbols: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., chunk: _Optional[int] = ..., message_bytes: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_symbols: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[int] = ..., coalesce_chars: _Optional[int] = ..., boundary_wait: _Optional[int] = ..., queued_symbols: _Optional[int] = ..., stall_ns: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., highest_priority: _Optional[int] = ..., lowest_priority: _Optional[int] = ..., header_bytes: _Optional[int] = ..., pending_resets: _Optional[int] = ..., error_resets: _Optional[int] = ..., connections: _Optional[int] = ..., handshake_ns: _Optional[int] = ..., request_memory_bytes: _Optional[int] = ..., upload_ns: _Optional[int] = ..., events: _Optional[int] = ..., step_ns: _Optional[int] = ..., keepalive_interval_ns: _Optional[int] = ..., keepalive_timeout_ns: _Optional[int] = ..., windowed_symbols: _Optional[int] = ...) -> None: ...

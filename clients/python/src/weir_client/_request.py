@@ -1,0 +1,28 @@
+"""Options given by name, put into the request's fields."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from google.protobuf.message import Message
+
+
+def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]) -> None:
+    """Sets the request's fields. `places` tells the submessage of each option, "" for the request itself.
+
+    Raises TypeError for a name that is no option, or a value of the wrong kind, and ValueError for a number that the field
+    cannot hold. What the server's bounds are is the server's to say.
+    """
+    for name, value in options.items():
+        if name not in places:
+            raise TypeError(f"{name!r} is no option; there are {', '.join(sorted(places))}")
+        if value is None:
+            continue
+        message = getattr(request, places[name]) if places[name] else request
+        try:
+            if isinstance(value, (list, tuple)):
+                getattr(message, name).extend(value)
+            else:
+                setattr(message, name, value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None

@@ -1,0 +1,127 @@
+"""How a server is reached: address, encryption, key, options of the channel. Shared by both clients."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import grpc
+from typing_extensions import Literal, TypedDict
+
+from ._retry import Retry
+
+#: The header that a proxy may choose a replica by.
+AFFINITY = "weir-affinity"
+
+#: What PEM may come as: its bytes, or the path of a file.
+Pem = Union[bytes, str, "os.PathLike[str]"]
+Metadata = Tuple[Tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """An encrypted connection. All PEM, as bytes or as a file's path."""
+
+    #: Who signed the server's certificate; None for the authorities that gRPC knows.
+    ca: Optional[Pem] = None
+    #: Our own certificate and its key, where the server asks clients for one.
+    cert: Optional[Pem] = None
+    key: Optional[Pem] = None
+    #: The name in the server's certificate, if it is not the address's.
+    server_name: Optional[str] = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Reads the files."""
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key of Tls go together")
+        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
+
+
+def _read(pem: Optional[Pem]) -> Optional[bytes]:
+    if pem is None or isinstance(pem, bytes):
+        return pem
+    with open(pem, "rb") as file:
+        return file.read()
+
+
+class CallOptions(TypedDict, total=False):
+    """What every call takes."""
+
+    #: Seconds for the whole call, tries included; the client's if not given.
+    timeout: Optional[float]
+    #: Calls with the same text here go to the same replica, where a proxy minds it. Only a digest of it is sent.
+    affinity: Optional[str]
+    #: Further headers.
+    metadata: Sequence[Tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a client was made with."""
+
+    address: str
+    api_key: Optional[str]
+    tls: Optional[Tls]
+    timeout: Optional[float]
+    retry: Retry
+    affinity_chars: Optional[int]
+    balance: Literal["pick_first", "round_robin"]
+    channel_options: Sequence[Tuple[str, Any]]
+
+    def __post_init__(self) -> None:
+        if self.affinity_chars is not None and self.affinity_chars < 1:
+            raise ValueError(f"affinity_chars: {self.affinity_chars}, it is at least 1")
+        if self.address.startswith("http://") and self.tls is not None:
+            raise ValueError(f"{self.address} is not encrypted, and tls is given")
+
+    def target(self) -> str:
+        """The address as gRPC writes it."""
+        for scheme in ("http://", "https://"):
+            if self.address.startswith(scheme):
+                return self.address[len(scheme) :].rstrip("/")
+        return self.address
+
+    def credentials(self) -> Optional[grpc.ChannelCredentials]:
+        """None for a connection that is not encrypted."""
+        if self.tls is not None:
+            return self.tls.credentials()
+        return Tls().credentials() if self.address.startswith("https://") else None
+
+    def options(self) -> List[Tuple[str, Any]]:
+        """The channel's options; the caller's own come last and decide."""
+        options: List[Tuple[str, Any]] = [
+            # The answer about a long text is as long as it is; the server bounds what is sent to it.
+            ("grpc.max_receive_message_length", -1),
+            # Our own retries wait for seconds, and would meet gRPC's pause of minutes.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            # A server that is gone without a word is noticed.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.primary_user_agent", "weir-client"),
+        ]
+        if self.balance != "pick_first":
+            options.append(("grpc.service_config", json.dumps({"loadBalancingConfig": [{self.balance: {}}]})))
+        if self.tls is not None and self.tls.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        return [*options, *self.channel_options]
+
+    def metadata(self, text: Optional[str], call: CallOptions) -> Metadata:
+        """A call's headers. `text` is its prompt, by which it is known to a replica's cache."""
+        headers: List[Tuple[str, str]] = []
+        if self.api_key is not None:
+            headers.append(("authorization", f"Bearer {self.api_key}"))
+        affinity = call.get("affinity")
+        if affinity is None and text is not None and self.affinity_chars is not None:
+            affinity = text[: self.affinity_chars]
+        if affinity is not None:
+            headers.append((AFFINITY, hashlib.sha256(affinity.encode()).hexdigest()[:16]))
+        return (*headers, *call.get("metadata", ()))
+
+    def call_timeout(self, call: CallOptions) -> Optional[float]:
+        """Seconds that a call may take."""
+        timeout = call.get("timeout")
+        return self.timeout if timeout is None else timeout

@@ -1,0 +1,268 @@
+"""`generate` and `stream`: texts that continue prompts."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
+
+from typing_extensions import Unpack
+
+from ._call import Caller, EventStream, Method, Open, broken_off
+from ._call_aio import AsyncCaller, AsyncEventStream, AsyncOpen
+from ._convert import convert
+from ._proto import generation_pb2 as pb
+from ._request import fill
+from ._settings import CallOptions
+from ._types import Character, Timing, Usage
+
+METHOD = Method("/weir.v1.Generation/Generate", pb.GenerateRequest, pb.GenerateResponse)
+
+# Which part of the request each option belongs to.
+_PLACES = {
+    "model": "",
+    "boundary_mode": "",
+    "priority": "",
+    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"], "sampling"),
+    **dict.fromkeys(["max_chars", "min_chars", "max_segments", "stop", "include_stop", "ignore_eos"], "stopping"),
+    **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
+    **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries"], "details"),
+}
+# Who wants the whole text needs no message for each character.
+_WHOLE_TEXT = 256
+
+
+class GenerateOptions(CallOptions, total=False):
+    """What may be said beside the prompt. What is left out, or None, is the server's default."""
+
+    #: May be left out if the server has exactly one.
+    model: Optional[str]
+    #: The most characters to generate; 256 by default.
+    max_chars: Optional[int]
+    min_chars: Optional[int]
+    max_segments: Optional[int]
+    #: Generation ends when one of these comes out.
+    stop: Union[None, str, Sequence[str]]
+    include_stop: Optional[bool]
+    ignore_eos: Optional[bool]
+    #: 0 takes the most probable character; 1 by default.
+    temperature: Optional[float]
+    top_k: Optional[int]
+    top_p: Optional[float]
+    min_p: Optional[float]
+    repetition_penalty: Optional[float]
+    #: Drawn by the server, and told, if left out.
+    seed: Optional[int]
+    #: Added to the logits: of a symbol as text, or by its id.
+    logit_bias: Optional[Mapping[Union[str, int], float]]
+    #: One of the model's `boundary_modes`.
+    boundary_mode: Optional[str]
+    #: -8 to 7; 0 by default.
+    priority: Optional[int]
+    #: The prompt, normalised, comes first.
+    echo: Optional[bool]
+    #: Each character with its log-probability.
+    logprobs: Optional[bool]
+    #: Each with this many of the most probable ones at its place.
+    top_logprobs: Optional[int]
+    #: Each with whether a segment ends there.
+    boundaries: Optional[bool]
+    #: Pieces of so many characters at least.
+    coalesce_chars: Optional[int]
+    #: Pieces of one segment each.
+    per_segment: Optional[bool]
+
+
+class FinishReason(enum.Enum):
+    """Why a text ended."""
+
+    #: A reason that this client does not know.
+    UNSPECIFIED = 0
+    MAX_CHARS = 1
+    MAX_SEGMENTS = 2
+    STOP = 3
+    MAX_CONTEXT = 4
+    END_OF_TEXT = 5
+
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason:
+        return cls.UNSPECIFIED
+
+
+@dataclass(frozen=True)
+class Started:
+    """The request has its place among the running ones."""
+
+    #: Names the call in the server's log.
+    request_id: str
+    model: str
+    prompt_chars: int
+    #: Of these, characters that needed no computation.
+    cached_chars: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of the text."""
+
+    text: str
+    #: One by one, if any of `logprobs`, `top_logprobs` and `boundaries` is asked for.
+    characters: Tuple[Character, ...]
+    #: Whether this is the prompt, echoed.
+    prompt: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a text ended."""
+
+    reason: FinishReason
+    matched_stop: Optional[str]
+    #: The same request with this seed gives the same text.
+    seed: int
+    usage: Usage
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A whole text."""
+
+    #: What was generated.
+    text: str
+    #: The same one by one, if any of `logprobs`, `top_logprobs` and `boundaries` is asked for.
+    characters: Tuple[Character, ...]
+    #: The prompt as the model saw it, if `echo` is asked for.
+    prompt: Optional[str]
+    prompt_characters: Tuple[Character, ...]
+    request_id: str
+    model: str
+    reason: FinishReason
+    matched_stop: Optional[str]
+    seed: int
+    usage: Usage
+    timing: Timing
+
+
+class _Events:
+    """What the messages of one answer have told."""
+
+    def __init__(self) -> None:
+        self.started: Optional[Started] = None
+        self.finished: Optional[Finished] = None
+
+    @property
+    def complete(self) -> bool:
+        return self.finished is not None
+
+    def take(self, response: pb.GenerateResponse) -> Optional[Piece]:
+        event = response.WhichOneof("event")
+        if event == "piece":
+            return convert(Piece, response.piece)
+        if event == "started":
+            self.started = convert(Started, response.started)
+        elif event == "finished":
+            self.finished = convert(Finished, response.finished)
+        return None
+
+    def whole(self, pieces: List[Piece], echo: bool) -> Generated:
+        if self.started is None or self.finished is None:
+            raise broken_off()
+        parts: Dict[bool, str] = {}
+        characters: Dict[bool, Tuple[Character, ...]] = {}
+        for of_prompt in (False, True):
+            ours = [piece for piece in pieces if piece.prompt is of_prompt]
+            parts[of_prompt] = "".join(piece.text for piece in ours)
+            characters[of_prompt] = tuple(one for piece in ours for one in piece.characters)
+        return Generated(
+            text=parts[False],
+            characters=characters[False],
+            prompt=parts[True] if echo else None,
+            prompt_characters=characters[True],
+            request_id=self.started.request_id,
+            model=self.started.model,
+            **vars(self.finished),
+        )
+
+
+class Stream(EventStream[pb.GenerateResponse, Piece]):
+    """A text as it is made: iterate over its pieces. Closing it, or leaving its `with`, cancels the call."""
+
+    def __init__(self, answer: Open[pb.GenerateResponse]) -> None:
+        self._events = _Events()
+        super().__init__(answer, self._events)
+
+    @property
+    def started(self) -> Optional[Started]:
+        """There from the first piece on."""
+        return self._events.started
+
+    @property
+    def finished(self) -> Optional[Finished]:
+        """There once all pieces have come."""
+        return self._events.finished
+
+
+class AsyncStream(AsyncEventStream[pb.GenerateResponse, Piece]):
+    """A text as it is made: iterate over its pieces. Closing it, or leaving its `async with`, cancels the call."""
+
+    def __init__(self, answer: AsyncOpen[pb.GenerateResponse]) -> None:
+        self._events = _Events()
+        super().__init__(answer, self._events)
+
+    @property
+    def started(self) -> Optional[Started]:
+        """There from the first piece on."""
+        return self._events.started
+
+    @property
+    def finished(self) -> Optional[Finished]:
+        """There once all pieces have come."""
+        return self._events.finished
+
+
+class GenerateCalls(Caller):
+    """The calls of this file."""
+
+    def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
+        """The whole text, with usage and timing. Raises `WeirError`."""
+        with self.stream(prompt, **_for_whole_text(options)) as stream:
+            return stream._events.whole(list(stream), bool(options.get("echo")))
+
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> Stream:
+        """The text piece by piece. The call begins when the first piece is asked for; iterating raises `WeirError`."""
+        return Stream(self._start(METHOD, _request(prompt, options), prompt, options))
+
+
+class AsyncGenerateCalls(AsyncCaller):
+    """The calls of this file, for asyncio."""
+
+    async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
+        """The whole text, with usage and timing. Raises `WeirError`."""
+        async with self.stream(prompt, **_for_whole_text(options)) as stream:
+            return stream._events.whole([piece async for piece in stream], bool(options.get("echo")))
+
+    def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncStream:
+        """The text piece by piece. The call begins when the first piece is asked for; iterating raises `WeirError`."""
+        return AsyncStream(self._start(METHOD, _request(prompt, options), prompt, options))
+
+
+def _for_whole_text(options: GenerateOptions) -> GenerateOptions:
+    if options.get("coalesce_chars") is None and not options.get("per_segment"):
+        return cast(GenerateOptions, {**options, "coalesce_chars": _WHOLE_TEXT})
+    return options
+
+
+def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(prompt=prompt)
+    ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    for symbol, bias in (ours.pop("logit_bias", None) or {}).items():
+        entry = request.sampling.logit_bias.add(bias=bias)
+        if isinstance(symbol, str):
+            entry.text = symbol
+        else:
+            entry.id = symbol
+    if isinstance(ours.get("stop"), str):
+        ours["stop"] = [ours["stop"]]
+    fill(request, ours, _PLACES)
+    return request

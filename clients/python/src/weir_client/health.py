@@ -1,0 +1,86 @@
+"""`serving` and `wait_until_serving`: whether the server takes requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from ._call import Caller, Method
+from ._call_aio import AsyncCaller
+from ._errors import WeirError
+
+METHOD = Method("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
+
+#: Ready is: every model has run its first steps, and the server is not shutting down.
+READY = "weir.v1.Generation"
+# Seconds between two questions, and for the answer to one.
+_PAUSE = 0.1
+_PATIENCE = 5.0
+
+
+class HealthCalls(Caller):
+    """The calls of this file."""
+
+    def serving(self, service: str = READY, timeout: float = _PATIENCE) -> bool:
+        """Whether a service takes requests; "" asks whether the process lives. Raises `WeirError`."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        return _serves(self._unary(METHOD, request, None, {"timeout": timeout}))
+
+    def wait_until_serving(self, timeout: float = 60.0, service: str = READY) -> None:
+        """Returns once the service takes requests. Raises `WeirError` with DEADLINE_EXCEEDED if it does not in time."""
+        deadline = time.monotonic() + timeout
+        while not self._serves_now(service, deadline):
+            _check(deadline, service, timeout)
+            time.sleep(_PAUSE)
+
+    def _serves_now(self, service: str, deadline: float) -> bool:
+        try:
+            return self.serving(service, _patience(deadline))
+        except WeirError as error:
+            return _not_yet(error)
+
+
+class AsyncHealthCalls(AsyncCaller):
+    """The calls of this file, for asyncio."""
+
+    async def serving(self, service: str = READY, timeout: float = _PATIENCE) -> bool:
+        """Whether a service takes requests; "" asks whether the process lives. Raises `WeirError`."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        return _serves(await self._unary(METHOD, request, None, {"timeout": timeout}))
+
+    async def wait_until_serving(self, timeout: float = 60.0, service: str = READY) -> None:
+        """Returns once the service takes requests. Raises `WeirError` with DEADLINE_EXCEEDED if it does not in time."""
+        deadline = time.monotonic() + timeout
+        while not await self._serves_now(service, deadline):
+            _check(deadline, service, timeout)
+            await asyncio.sleep(_PAUSE)
+
+    async def _serves_now(self, service: str, deadline: float) -> bool:
+        try:
+            return await self.serving(service, _patience(deadline))
+        except WeirError as error:
+            return _not_yet(error)
+
+
+def _serves(answer: health_pb2.HealthCheckResponse) -> bool:
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _patience(deadline: float) -> float:
+    return max(min(_PATIENCE, deadline - time.monotonic()), 0.0)
+
+
+def _not_yet(error: WeirError) -> bool:
+    """False for what may pass; another error is raised."""
+    if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return False
+    raise error
+
+
+def _check(deadline: float, service: str, timeout: float) -> None:
+    if time.monotonic() >= deadline:
+        message = f"{service or 'the server'} did not serve within {timeout} s"
+        raise WeirError(grpc.StatusCode.DEADLINE_EXCEEDED, message)

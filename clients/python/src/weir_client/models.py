@@ -1,0 +1,120 @@
+"""`models` and `model`: what the server serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Tuple
+
+from typing_extensions import Unpack
+
+from ._call import Caller, Method
+from ._call_aio import AsyncCaller
+from ._convert import convert
+from ._proto import models_pb2 as pb
+from ._settings import CallOptions
+
+LIST = Method("/weir.v1.Models/ListModels", pb.ListModelsRequest, pb.ListModelsResponse)
+GET = Method("/weir.v1.Models/GetModel", pb.GetModelRequest, pb.Model)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A model's symbols."""
+
+    size: int
+    #: In the order of their ids; empty if they are bytes.
+    symbols: Tuple[str, ...]
+    #: Whether the symbols are the 256 bytes of UTF-8 text, from id `first_byte` on.
+    bytes: bool
+    #: What text goes through before it is looked up: "text8" …, or "none".
+    normaliser: str
+    first_byte: int
+    #: Ids that are no text, by name.
+    marks: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What requests may ask for; `models.proto` describes each."""
+
+    max_symbols: int
+    rows: int
+    queue: int
+    chunk: int
+    message_bytes: int
+    concurrent_streams: int
+    stop_strings: int
+    stop_symbols: int
+    top_logprobs: int
+    logit_bias: int
+    coalesce_chars: int
+    boundary_wait: int
+    queued_symbols: int
+    stall_ns: int
+    cache_bytes: int
+    highest_priority: int
+    lowest_priority: int
+    header_bytes: int
+    pending_resets: int
+    error_resets: int
+    connections: int
+    handshake_ns: int
+    request_memory_bytes: int
+    upload_ns: int
+    events: int
+    step_ns: int
+    keepalive_interval_ns: int
+    keepalive_timeout_ns: int
+    windowed_symbols: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is served."""
+
+    #: The name that requests give.
+    name: str
+    family: str
+    #: Layers, width and boundaries, in one line for people.
+    shape: str
+    #: Trained numbers.
+    parameters: int
+    vocabulary: Vocabulary
+    #: Characters in one training window.
+    training_length: int
+    #: Whether it cuts text into segments.
+    pooled: bool
+    #: How boundaries can be decided; the first is the default.
+    boundary_modes: Tuple[str, ...]
+    #: The type of the weights' numbers.
+    dtype: str
+    #: Of the weights' file, hexadecimal.
+    sha256: str
+    limits: Limits
+
+
+class ModelCalls(Caller):
+    """The calls of this file."""
+
+    def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
+        """Every model, by name. Raises `WeirError`."""
+        answer = self._unary(LIST, pb.ListModelsRequest(), None, options)
+        return tuple(convert(Model, one) for one in answer.models)
+
+    def model(self, name: Optional[str] = None, **options: Unpack[CallOptions]) -> Model:
+        """One model; the name may be left out if the server has exactly one. Raises `WeirError`."""
+        return convert(Model, self._unary(GET, pb.GetModelRequest(name=name), None, options))
+
+
+class AsyncModelCalls(AsyncCaller):
+    """The calls of this file, for asyncio."""
+
+    async def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
+        """Every model, by name. Raises `WeirError`."""
+        answer = await self._unary(LIST, pb.ListModelsRequest(), None, options)
+        return tuple(convert(Model, one) for one in answer.models)
+
+    async def model(self, name: Optional[str] = None, **options: Unpack[CallOptions]) -> Model:
+        """One model; the name may be left out if the server has exactly one. Raises `WeirError`."""
+        answer = await self._unary(GET, pb.GetModelRequest(name=name), None, options)
+        return convert(Model, answer)

@@ -1,0 +1,86 @@
+"""`segment`: where a model cuts a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+from typing_extensions import Unpack
+
+from ._call import Caller, Method
+from ._call_aio import AsyncCaller
+from ._convert import convert
+from ._proto import generation_pb2 as pb
+from ._request import fill
+from ._settings import CallOptions
+from ._types import Timing, Usage
+
+METHOD = Method("/weir.v1.Generation/Segment", pb.SegmentRequest, pb.SegmentResponse)
+
+_PLACES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
+
+
+class SegmentOptions(CallOptions, total=False):
+    """What may be said beside the text. What is left out, or None, is the server's default."""
+
+    #: May be left out if the server has exactly one.
+    model: Optional[str]
+    #: One of the model's `boundary_modes`.
+    boundary_mode: Optional[str]
+    #: Of the draws of boundary mode "sampled".
+    seed: Optional[int]
+    #: -8 to 7; 0 by default.
+    priority: Optional[int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a text that the model sees as one. Offsets count from 0; ends are those after the last."""
+
+    text: str
+    #: In the UTF-8 of the normalised text.
+    byte_start: int
+    byte_end: int
+    #: In characters, which are symbols of the vocabulary.
+    char_start: int
+    char_end: int
+    #: The boundary predictor's output for its last character, 0 to 1; not calibrated.
+    boundary_probability: Optional[float]
+    #: Whether the text ended before the segment did.
+    open: bool
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A text in segments."""
+
+    #: The text as the model saw it: normalised.
+    text: str
+    segments: Tuple[Segment, ...]
+    seed: int
+    usage: Usage
+    timing: Timing
+
+
+class SegmentCalls(Caller):
+    """The call of this file."""
+
+    def segment(self, text: str, **options: Unpack[SegmentOptions]) -> Segmentation:
+        """Where the model cuts a text into segments. Raises `WeirError`, also for a model that does not pool."""
+        return convert(Segmentation, self._unary(METHOD, _request(text, options), text, options))
+
+
+class AsyncSegmentCalls(AsyncCaller):
+    """The call of this file, for asyncio."""
+
+    async def segment(self, text: str, **options: Unpack[SegmentOptions]) -> Segmentation:
+        """Where the model cuts a text into segments. Raises `WeirError`, also for a model that does not pool."""
+        answer = await self._unary(METHOD, _request(text, options), text, options)
+        return convert(Segmentation, answer)
+
+
+def _request(text: str, options: SegmentOptions) -> pb.SegmentRequest:
+    request = pb.SegmentRequest(text=text)
+    ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+    fill(request, ours, _PLACES)
+    return request

@@ -1,0 +1,96 @@
+"""A gRPC server that says what it is told to: failures that a real one cannot be brought to have at will."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from types import TracebackType
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Type, Union
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from weir_client._proto import generation_pb2 as pb
+
+
+class Fail:
+    """A status, with what a server tells of it."""
+
+    def __init__(self, code: grpc.StatusCode, retry_after: Optional[float] = None, message: str = "scripted") -> None:
+        self.code, self.message, self.retry_after = code, message, retry_after
+
+    def details(self) -> bytes:
+        number: int = self.code.value[0]
+        status = status_pb2.Status(code=number, message=self.message)
+        details: List[Any] = [error_details_pb2.RequestInfo(request_id="scripted-1")]
+        if self.retry_after is not None:
+            delay = duration_pb2.Duration()
+            delay.FromNanoseconds(int(self.retry_after * 1e9))
+            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        for detail in details:
+            packed = any_pb2.Any()
+            packed.Pack(detail)
+            status.details.append(packed)
+        encoded: bytes = status.SerializeToString()
+        return encoded
+
+
+Step = Union[Fail, Any]
+
+
+def started() -> pb.GenerateResponse:
+    return pb.GenerateResponse(started=pb.Started(request_id="r", model="m"))
+
+
+def piece(text: str) -> pb.GenerateResponse:
+    return pb.GenerateResponse(piece=pb.Piece(text=text))
+
+
+def finished() -> pb.GenerateResponse:
+    return pb.GenerateResponse(finished=pb.Finished(reason=pb.FINISH_REASON_MAX_CHARS))
+
+
+class Scripted:
+    """Each try of a call gets the next list of messages; what each try asked is kept."""
+
+    def __init__(self, *tries: Sequence[Step]) -> None:
+        self._tries = list(tries)
+        #: Of each try its headers and the seconds it was given.
+        self.asked: List[Tuple[List[Tuple[str, Any]], Optional[float]]] = []
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+        requests: List[Tuple[str, Any]] = [("Generate", pb.GenerateRequest), ("Score", pb.ScoreRequest)]
+        handlers: dict[str, Any] = {
+            name: grpc.unary_stream_rpc_method_handler(
+                self._answer, request_deserializer=request.FromString, response_serializer=_serialize
+            )
+            for name, request in requests
+        }
+        handlers["Segment"] = grpc.unary_unary_rpc_method_handler(
+            lambda request, context: next(iter(self._answer(request, context))),
+            request_deserializer=pb.SegmentRequest.FromString,
+            response_serializer=_serialize,
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("weir.v1.Generation", handlers),)
+        )
+        self.address = "127.0.0.1:{}".format(self._server.add_insecure_port("127.0.0.1:0"))
+        self._server.start()
+
+    def _answer(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        self.asked.append(([(key, value) for key, value in context.invocation_metadata()], context.time_remaining()))
+        for step in self._tries.pop(0):
+            if isinstance(step, Fail):
+                context.set_trailing_metadata((("grpc-status-details-bin", step.details()),))
+                context.abort(step.code, step.message)
+            yield step
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self._server.stop(None).wait()
+
+
+_serialize: Callable[[Any], bytes] = lambda message: message.SerializeToString()  # noqa: E731

@@ -1,0 +1,83 @@
+"""`weir-affinity` and HAProxy with `deploy/haproxy.cfg`: which replica gets a call, and what is lost with one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Iterator, List
+
+import local
+import pytest
+
+from weir_client import Client, Retry, WeirError
+
+FLAGS = ["--late-headers", "--rows", "2", "--threads", "1", "--kv-memory", "64MiB"]
+BEGINNING = "the history of the city of "
+
+
+@pytest.fixture
+def replicas(weir_installed: None) -> Iterator[List[local.Server]]:
+    """Two of them, if there is a proxy to stand before them."""
+    if local.haproxy_program() is None:
+        assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", "HAProxy is required, and not installed"
+        pytest.skip("HAProxy is not installed")
+    with local.Server(*FLAGS, drain=60) as first, local.Server(*FLAGS, drain=60) as second:
+        yield [first, second]
+
+
+def conversations(count: int) -> List[str]:
+    """Texts that begin differently."""
+    return [f"{chr(97 + n)} {BEGINNING}{chr(97 + n)} and what became of it " for n in range(count)]
+
+
+def test_prompts_that_begin_alike_meet_their_cache(replicas: List[local.Server]) -> None:
+    with local.Haproxy(replicas) as proxy, Client(proxy.address, affinity_chars=20, timeout=local.SOON) as client:
+        client.wait_until_serving()
+        prompts = conversations(12)
+        for prompt in prompts:
+            assert client.generate(prompt, max_chars=5).usage.cached_chars == 0
+        for prompt in prompts:
+            usage = client.generate(prompt + "in the end", max_chars=5).usage
+            assert usage.cached_chars >= len(prompt) - 1
+        # and not all of them by one replica
+        asked = [server.metric("prefix_cache_queries_total") for server in replicas]
+        assert min(asked) > 0
+
+
+@pytest.mark.parametrize("how", ["killed", "told to end"])
+def test_no_request_without_a_character_is_lost(replicas: List[local.Server], how: str) -> None:
+    outcomes: List[str] = []
+
+    def ask(prompt: str) -> None:
+        text = ""
+        try:
+            with Client(proxy.address, affinity_chars=20, retry=Retry(attempts=1), timeout=local.SOON) as client:
+                for piece in client.stream(prompt, max_chars=150, coalesce_chars=1):
+                    text += piece.text
+            outcomes.append("whole")
+        except WeirError as error:
+            outcomes.append("cut" if text else f"lost: {error}")
+
+    with local.Haproxy(replicas) as proxy:
+        with Client(proxy.address, timeout=local.SOON) as client:
+            client.wait_until_serving()
+        asking = [threading.Thread(target=ask, args=[prompt]) for prompt in conversations(24)]
+        for one in asking:
+            one.start()
+        while not all(map(_busy, replicas)):
+            assert any(one.is_alive() for one in asking), "all were over before both replicas were busy"
+        replicas[0].end(killed=how == "killed")
+        late = [threading.Thread(target=ask, args=[prompt]) for prompt in conversations(24)]
+        for one in late:
+            one.start()
+        for one in [*asking, *late]:
+            one.join()
+    assert [one for one in outcomes if one.startswith("lost")] == []
+    # a replica runs two at once
+    assert outcomes.count("cut") <= (2 if how == "killed" else 0), outcomes
+    assert outcomes.count("whole") + outcomes.count("cut") == len(outcomes) == 48, outcomes
+
+
+def _busy(server: local.Server) -> bool:
+    """Some wait, and those that run are amid their texts: their clients have got characters."""
+    return server.metric("num_requests_waiting") >= 1 and server.metric("generation_tokens_total") >= 40

@@ -1,0 +1,197 @@
+"""Every call, blocking and not, with a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import grpc
+import local
+import pytest
+
+from weir_client import AsyncClient, Client, FinishReason, WeirError
+
+PROMPT = "the history of the city"
+
+
+def test_a_whole_text(weir: Client) -> None:
+    answer = weir.generate(PROMPT, max_chars=30, seed=5)
+    assert len(answer.text) == 30
+    assert answer.reason is FinishReason.MAX_CHARS
+    assert answer.model == "hourglass-whitespace-english"
+    assert answer.request_id
+    assert (answer.prompt, answer.characters, answer.matched_stop) == (None, (), None)
+    assert (answer.usage.prompt_chars, answer.usage.generated_chars, answer.seed) == (len(PROMPT), 30, 5)
+    assert answer.timing.total_ns >= answer.timing.decode_ns > 0
+    assert weir.generate(PROMPT, max_chars=30, seed=5).text == answer.text
+    assert weir.generate(PROMPT, max_chars=30, seed=6).text != answer.text
+
+
+def test_pieces_are_the_whole_text(weir: Client) -> None:
+    whole = weir.generate(PROMPT, max_chars=50, seed=5).text
+    stream = weir.stream(PROMPT, max_chars=50, seed=5, per_segment=True)
+    assert (stream.started, stream.finished) == (None, None)
+    pieces = [next(stream)]
+    assert stream.started is not None and stream.started.prompt_chars == len(PROMPT)
+    pieces += stream
+    assert "".join(piece.text for piece in pieces) == whole
+    assert all(piece.text.endswith(" ") for piece in pieces[:-1])
+    assert stream.finished is not None and stream.finished.usage.generated_segments >= len(pieces) - 1
+    assert list(stream) == []
+
+
+def test_characters_on_demand(weir: Client) -> None:
+    answer = weir.generate(PROMPT, max_chars=40, seed=5, echo=True, logprobs=True, top_logprobs=3, boundaries=True)
+    assert answer.prompt == PROMPT
+    assert "".join(one.text for one in answer.prompt_characters) == PROMPT
+    assert answer.prompt_characters[0].logprob is None
+    assert "".join(one.text for one in answer.characters) == answer.text
+    for one in answer.characters:
+        assert one.logprob is not None and one.logprob <= 0
+        assert len(one.top) == 3 and one.top[0].logprob >= one.top[1].logprob
+    # of the last one it is known only once another follows
+    assert [one.boundary for one in answer.characters[:-1]] == [one.text == " " for one in answer.characters[:-1]]
+
+
+def test_options_reach_the_server(weir: Client) -> None:
+    stopped = weir.generate(PROMPT, max_chars=500, seed=5, stop="e", include_stop=True)
+    assert (stopped.reason, stopped.matched_stop) == (FinishReason.STOP, "e")
+    assert stopped.text.endswith("e") and stopped.text.count("e") == 1
+    two = weir.generate(PROMPT, max_chars=500, seed=5, stop=["t", "a"])
+    assert two.matched_stop in ("t", "a") and not {"t", "a"} & set(two.text)
+    assert weir.generate(PROMPT, max_chars=8, temperature=0, logit_bias={"z": 1000.0}).text == "z" * 8
+    assert weir.generate(PROMPT, max_chars=8, temperature=0, logit_bias={0: 1000.0}).text == " " * 8
+    segments = weir.generate(PROMPT, max_chars=500, max_segments=2, priority=3, boundary_mode="given", top_k=5)
+    assert segments.reason is FinishReason.MAX_SEGMENTS
+
+
+def test_options_that_are_none(weir: Client) -> None:
+    with pytest.raises(TypeError, match="'max_tokens' is no option; there are boundaries, boundary_mode"):
+        weir.generate(PROMPT, max_tokens=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="max_chars: "):
+        weir.stream(PROMPT, max_chars="many")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_chars: "):
+        weir.stream(PROMPT, max_chars=-1)
+
+
+def test_a_score(weir: Client) -> None:
+    text = "a weir pools a stream and lets it flow on"
+    score = weir.score(text, top_logprobs=1)
+    assert "".join(one.text for one in score.characters) == text
+    logprobs = [one.logprob for one in score.characters if one.logprob is not None]
+    assert len(logprobs) == score.scored_chars == len(text) - 1
+    assert score.bits_per_char == pytest.approx(-sum(logprobs) / len(logprobs) / math.log(2), rel=1e-6)
+    assert all(len(one.top) == 1 for one in score.characters[1:])
+
+
+def test_a_long_score_comes_in_chunks(weir: Client) -> None:
+    text = "the river runs past the mill and under the old stone bridge " * 150
+    assert len(text) > weir.model().limits.max_symbols
+    with pytest.raises(WeirError) as refused:
+        weir.score(text)
+    assert (refused.value.code, refused.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "TOO_LONG")
+    stream = weir.score_chunks(text, windows=(256, 256))
+    sizes, summary = [len(chunk) for chunk in stream], stream.summary
+    assert max(sizes) <= 512 and sum(sizes) == len(text)
+    assert summary is not None and summary.scored_chars == len(text) - 1
+
+
+def test_segments(weir: Client) -> None:
+    answer = weir.segment("A weir, pools a STREAM")
+    assert answer.text == "a weir pools a stream"
+    assert [one.text for one in answer.segments] == ["a ", "weir ", "pools ", "a ", "stream"]
+    assert [one.open for one in answer.segments] == [False] * 4 + [True]
+    encoded = answer.text.encode()
+    assert b"".join(encoded[one.byte_start : one.byte_end] for one in answer.segments) == encoded
+
+
+def test_models(weir: Client) -> None:
+    (model,) = weir.models()
+    assert model == weir.model() == weir.model("hourglass-whitespace-english")
+    assert (model.vocabulary.size, model.vocabulary.normaliser, len(model.vocabulary.symbols)) == (27, "text8", 27)
+    assert model.pooled and model.boundary_modes == ("given",) and model.limits.rows == 32
+    with pytest.raises(WeirError) as unknown:
+        weir.model("nobody")
+    assert unknown.value.code is grpc.StatusCode.NOT_FOUND
+
+
+def test_health(weir: Client) -> None:
+    weir.wait_until_serving()
+    assert weir.serving() and weir.serving("")
+    with pytest.raises(WeirError) as unknown:
+        weir.serving("nobody")
+    assert unknown.value.code is grpc.StatusCode.NOT_FOUND
+    with Client("127.0.0.1:9") as nowhere, pytest.raises(WeirError) as late:
+        nowhere.wait_until_serving(timeout=0.3)
+    assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_closing_a_stream_cancels_it(server: local.Server, weir: Client) -> None:
+    def begin_and(end: str) -> None:
+        stream = weir.stream(PROMPT, max_chars=8000, coalesce_chars=1)
+        next(stream)
+        assert server.metric("num_requests_running") >= 1
+        if end == "close":
+            stream.close()
+            assert list(stream) == []
+        # else it is dropped with this function
+
+    for end in ("close", "drop"):
+        begin_and(end)
+        deadline = time.monotonic() + local.SOON
+        while server.metric("num_requests_running") > 0:
+            assert time.monotonic() < deadline, end
+            time.sleep(0.01)
+    assert server.metric("generation_tokens_total") < 16000
+
+
+def test_a_deadline(weir: Client) -> None:
+    with pytest.raises(WeirError) as late:
+        for _ in weir.stream(PROMPT, max_chars=8000, timeout=0.2):
+            pass
+    assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_what_asyncio_gets_is_the_same(server: local.Server, weir: Client) -> None:
+    async def ask() -> None:
+        async with AsyncClient(server.address, timeout=local.SOON) as client:
+            await client.wait_until_serving()
+            assert await client.serving()
+            texts = await asyncio.gather(*(client.generate(PROMPT, max_chars=30, seed=seed) for seed in range(6)))
+            assert [one.text for one in texts] == [weir.generate(PROMPT, max_chars=30, seed=n).text for n in range(6)]
+            stream = client.stream(PROMPT, max_chars=30, seed=1)
+            assert "".join([piece.text async for piece in stream]) == texts[1].text
+            assert stream.started is not None and stream.finished is not None
+            assert stream.finished.reason is FinishReason.MAX_CHARS
+            assert (await client.score(PROMPT)).bits_per_char == weir.score(PROMPT).bits_per_char
+            chunks = client.score_chunks(PROMPT)
+            assert sum([len(chunk) async for chunk in chunks]) == len(PROMPT) and chunks.summary is not None
+            assert (await client.segment(PROMPT)).segments == weir.segment(PROMPT).segments
+            assert await client.models() == weir.models() and await client.model() == weir.model()
+            with pytest.raises(WeirError) as refused:
+                await client.generate(PROMPT, top_p=3.0)
+            assert refused.value.field_violations[0].field == "sampling.top_p"
+            with pytest.raises(WeirError) as refused:
+                await client.segment(PROMPT, model="nobody")
+            assert refused.value.code is grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(ask())
+
+
+def test_closing_an_asynchronous_stream_cancels_it(server: local.Server) -> None:
+    async def ask() -> None:
+        async with AsyncClient(server.address) as client:
+            async with client.stream(PROMPT, max_chars=8000, coalesce_chars=1) as stream:
+                await stream.__anext__()
+            assert [piece async for piece in stream] == []
+            # a task that is cancelled takes its call with it
+            task = asyncio.create_task(client.generate(PROMPT, max_chars=8000))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while server.metric("num_requests_running") > 0:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(ask(), local.SOON))

@@ -1,0 +1,237 @@
+"""What fails, how that is told, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any, List, Optional
+
+import grpc
+import local
+import pytest
+from scripted import Fail, Scripted, finished, piece, started
+
+from weir_client import AsyncClient, Client, Piece, Retry, WeirError
+from weir_client._proto import generation_pb2 as pb
+from weir_client._retry import Attempts
+
+UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
+WHOLE = [started(), piece("a "), piece("text"), finished()]
+SOON = Retry(attempts=4, first_delay=0.01, longest_delay=1.0)
+
+
+def generate(fake: Scripted, kind: str, **options: Any) -> str:
+    """The text that either client gets."""
+    settings: Any = {"retry": options.pop("retry", SOON)}
+
+    async def ask() -> str:
+        async with AsyncClient(fake.address, **settings) as client:
+            return (await client.generate("a", **options)).text
+
+    if kind == "asyncio":
+        return asyncio.run(ask())
+    with Client(fake.address, **settings) as client:
+        return client.generate("a", **options).text
+
+
+both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+
+
+@both
+@pytest.mark.parametrize(
+    "failure",
+    [[Fail(UNAVAILABLE)], [Fail(UNAVAILABLE, 0.01)], [Fail(EXHAUSTED, 0.01)], [started(), Fail(UNAVAILABLE)]],
+)
+def test_what_has_no_character_yet_is_tried_again(kind: str, failure: List[Any]) -> None:
+    with Scripted(failure, failure, WHOLE) as fake:
+        assert generate(fake, kind) == "a text"
+        assert len(fake.asked) == 3
+
+
+@both
+@pytest.mark.parametrize(
+    "failure",
+    [
+        [Fail(EXHAUSTED)],
+        [Fail(EXHAUSTED, 30.0)],
+        [Fail(grpc.StatusCode.INTERNAL, 0.01)],
+        [Fail(grpc.StatusCode.INVALID_ARGUMENT)],
+        [started(), piece("a "), Fail(UNAVAILABLE, 0.01)],
+        [started(), finished(), Fail(UNAVAILABLE, 0.01)],
+    ],
+)
+def test_what_would_fail_again_or_has_begun_is_not(kind: str, failure: List[Any]) -> None:
+    with Scripted(failure, WHOLE) as fake:
+        with pytest.raises(WeirError) as error:
+            generate(fake, kind)
+        assert len(fake.asked) == 1
+        assert (error.value.code, error.value.message, error.value.request_id) == (
+            failure[-1].code,
+            "scripted",
+            "scripted-1",
+        )
+        assert error.value.retry_after == pytest.approx(failure[-1].retry_after)
+
+
+@both
+def test_tries_are_bounded(kind: str) -> None:
+    with Scripted(*[[Fail(UNAVAILABLE)]] * 9) as fake:
+        with pytest.raises(WeirError):
+            generate(fake, kind)
+        assert len(fake.asked) == 4
+        with pytest.raises(WeirError):
+            generate(fake, kind, retry=Retry(attempts=1))
+        assert len(fake.asked) == 5
+
+
+@both
+def test_the_deadline_holds_for_all_tries_together(kind: str) -> None:
+    with Scripted(*[[Fail(EXHAUSTED, 0.3)]] * 9) as fake:
+        begun = time.monotonic()
+        with pytest.raises(WeirError) as error:
+            generate(fake, kind, timeout=0.5)
+        # no pause is begun that ends after the deadline
+        assert time.monotonic() - begun < 0.5
+        assert error.value.code is EXHAUSTED
+        given = [seconds for _, seconds in fake.asked if seconds is not None]
+        assert len(given) == 2 and given[0] > 0.4 and given[1] < given[0] - 0.25
+
+
+@both
+def test_an_answer_that_breaks_off_is_an_error(kind: str) -> None:
+    with Scripted([started(), piece("a ")]) as fake:
+        with pytest.raises(WeirError, match="UNKNOWN: the answer broke off"):
+            generate(fake, kind)
+
+
+@both
+def test_messages_longer_than_grpcs_default(kind: str) -> None:
+    long = "a" * (5 << 20)
+    with Scripted([started(), piece(long), finished()]) as fake:
+        assert generate(fake, kind) == long
+
+
+def test_pauses_keep_to_what_the_server_says() -> None:
+    def pauses(retry: Retry, retry_after: Optional[float]) -> List[float]:
+        error = WeirError(UNAVAILABLE, "")
+        error.retry_after = retry_after
+        attempts = Attempts(retry, None)
+        return [attempts.pause_after(error, begun=False) for _ in range(retry.attempts - 1)]
+
+    for _ in range(50):
+        assert all(2.0 <= one <= 2.4 for one in pauses(Retry(), 2.0))
+        assert all(9.9 <= one <= 10.0 for one in pauses(Retry(), 9.9))
+        drawn = pauses(Retry(attempts=40), None)
+        for number, one in enumerate(drawn):
+            most = min(0.1 * 2.0**number, 10.0)
+            assert most / 2 <= one <= most
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_delay": -1.0}, {"first_delay": 3.0, "longest_delay": 2.0}])
+def test_bounds_of_retries(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="attempts|first_delay"):
+        Retry(**wrong)
+
+
+def test_headers_of_a_call() -> None:
+    with Scripted(*[WHOLE] * 5) as fake:
+        with Client(fake.address, api_key="k" * 16, affinity_chars=4) as client:
+            client.generate("the first")
+            client.generate("the second", metadata=[("traceparent", "00-0-0-00")])
+            client.generate("another")
+            client.generate("another", affinity="the ")
+        with Client(fake.address) as client:
+            client.generate("the first")
+    headers = [dict(metadata) for metadata, _ in fake.asked]
+    digests = [one.get("weir-affinity") for one in headers]
+    assert digests[0] == digests[1] == digests[3] != digests[2]
+    assert digests[0] is not None and len(digests[0]) == 16
+    assert digests[4] is None
+    assert [one.get("authorization") for one in headers] == ["Bearer " + "k" * 16] * 4 + [None]
+    assert headers[1]["traceparent"] == "00-0-0-00"
+    with pytest.raises(ValueError, match="affinity_chars: 0"):
+        Client(affinity_chars=0)
+
+
+def test_what_the_server_says_of_a_bad_request(weir: Client) -> None:
+    with pytest.raises(WeirError) as refused:
+        weir.generate("a", top_p=3.0)
+    error = refused.value
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_OPTION")
+    assert error.details["bound"] == "above 0, at most 1"
+    (violation,) = error.field_violations
+    assert violation.field == "sampling.top_p" and "above 0, at most 1" in violation.description
+    assert error.request_id is not None and str(error).endswith(f"(request {error.request_id})")
+
+
+def test_a_full_queue_is_tried_again_when_the_server_says(weir_installed: None) -> None:
+    with local.Server("--rows", "1", "--queue", "1", "--threads", "1") as server:
+        once = Client(server.address, retry=Retry(attempts=1), timeout=local.SOON)
+        patient = Client(server.address, retry=Retry(attempts=1000, longest_delay=60), timeout=local.SOON)
+        with once, patient:
+            once.wait_until_serving()
+            streams = [once.stream("the history", max_chars=8000, seed=n, coalesce_chars=1) for n in range(2)]
+            readers = [threading.Thread(target=_drain, args=[stream]) for stream in streams]
+            for reader in readers:
+                reader.start()
+            while server.metric("num_requests_waiting") < 1:
+                time.sleep(0.01)
+            with pytest.raises(WeirError) as full:
+                once.generate("the history", max_chars=5)
+            assert (full.value.code, full.value.reason) == (EXHAUSTED, "QUEUE_FULL")
+            assert full.value.retry_after is not None and full.value.retry_after > 0
+            for stream in streams:
+                stream.close()
+            assert len(patient.generate("the history", max_chars=5).text) == 5
+            for reader in readers:
+                reader.join()
+
+
+def _drain(stream: Any) -> None:
+    for _ in stream:
+        pass
+
+
+def test_a_server_that_comes_late(weir_installed: None) -> None:
+    """Nothing listens at first; the tries meet the server once it does."""
+    with local.Server() as first:
+        address = first.address
+    arrived: List[str] = []
+    with Client(address, retry=Retry(attempts=200, first_delay=0.05, longest_delay=0.2)) as client:
+        asking = threading.Thread(target=lambda: arrived.append(client.generate("a", max_chars=5).text))
+        asking.start()
+        with local.Server(listen=address) as server:
+            asking.join(local.SOON)
+            assert server.address == address
+    assert len(arrived[0]) == 5
+
+
+def test_pieces_are_given_as_they_come() -> None:
+    with Scripted(WHOLE) as fake, Client(fake.address) as client:
+        with client.stream("a") as stream:
+            assert next(stream) == Piece("a ", (), False)
+            assert stream.started is not None and stream.started.model == "m"
+
+
+def test_a_score_is_not_begun_again_after_a_chunk() -> None:
+    chunk = pb.ScoreResponse(chunk=pb.ScoreChunk(characters=[pb.Character(text="a")]))
+    summary = pb.ScoreResponse(summary=pb.ScoreSummary(scored_chars=1))
+    with Scripted([Fail(UNAVAILABLE)], [chunk, summary], [chunk, Fail(UNAVAILABLE)]) as fake:
+        with Client(fake.address, retry=SOON) as client:
+            assert client.score("a").scored_chars == 1
+            with pytest.raises(WeirError, match="UNAVAILABLE"):
+                client.score("a")
+        assert len(fake.asked) == 3
+
+
+def test_one_message_is_tried_again() -> None:
+    with Scripted([Fail(UNAVAILABLE)], [pb.SegmentResponse(text="a")]) as fake:
+        with Client(fake.address, retry=SOON) as client:
+            assert client.segment("a").text == "a"
+
+
+def test_broken_details_hide_no_error() -> None:
+    error = WeirError(UNAVAILABLE, "message")
+    error._read(b"\xff\xff\xff")
+    assert (str(error), error.reason) == ("UNAVAILABLE: message", None)

@@ -1,0 +1,85 @@
+"""What is checked in is what protoc makes of the server's `.proto` files, and our classes have their messages' fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+import weir_client
+from weir_client._proto import generation_pb2, models_pb2
+from weir_client.generate import _PLACES, GenerateOptions
+from weir_client.score import ScoreOptions
+from weir_client.segment import SegmentOptions
+
+HERE = Path(__file__).resolve().parent.parent
+CHECKED_IN = HERE / "src/weir_client/_proto"
+
+
+def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
+    generate = pytest.importorskip("generate", reason="grpcio-tools is not installed")
+    generate.generate(tmp_path)
+    made, ours = (
+        descriptor_pb2.FileDescriptorSet.FromString((folder / "weir.binpb").read_bytes())
+        for folder in (tmp_path, CHECKED_IN)
+    )
+    assert made == ours, "proto/ has changed: run tools/generate.py"
+    # Another version of protoc may write the same stub in other words.
+    pinned = re.findall(r'"grpcio-tools==([\d.]+)"', (HERE / "pyproject.toml").read_text())
+    if importlib.metadata.version("grpcio-tools") in pinned:
+        for stub in sorted(tmp_path.glob("*.pyi")):
+            assert stub.read_text() == (CHECKED_IN / stub.name).read_text(), stub.name
+
+
+@pytest.mark.parametrize(
+    ("ours", "message"),
+    [
+        (weir_client.Alternative, generation_pb2.Alternative),
+        (weir_client.Character, generation_pb2.Character),
+        (weir_client.Usage, generation_pb2.Usage),
+        (weir_client.Timing, generation_pb2.Timing),
+        (weir_client.Started, generation_pb2.Started),
+        (weir_client.Piece, generation_pb2.Piece),
+        (weir_client.Finished, generation_pb2.Finished),
+        (weir_client.ScoreSummary, generation_pb2.ScoreSummary),
+        (weir_client.Segment, generation_pb2.Segment),
+        (weir_client.Segmentation, generation_pb2.SegmentResponse),
+        (weir_client.Vocabulary, models_pb2.Vocabulary),
+        (weir_client.Limits, models_pb2.Limits),
+        (weir_client.Model, models_pb2.Model),
+    ],
+)
+def test_a_class_has_the_fields_of_its_message(ours: Any, message: Any) -> None:
+    fields = {field.name: str(field.type) for field in dataclasses.fields(ours)}
+    assert set(fields) == set(message.DESCRIPTOR.fields_by_name)
+    for name, kind in fields.items():
+        field = message.DESCRIPTOR.fields_by_name[name]
+        # One that may be missing is so in both; a message always may be, and those of ours never are.
+        if field.message_type is None:
+            assert kind.startswith("Optional") == field.has_presence, name
+
+
+def test_finish_reasons_are_the_servers() -> None:
+    theirs = {name.replace("FINISH_REASON_", ""): number for name, number in generation_pb2.FinishReason.items()}
+    assert {reason.name: reason.value for reason in weir_client.FinishReason} == theirs
+    assert weir_client.FinishReason(77) is weir_client.FinishReason.UNSPECIFIED
+
+
+def test_every_field_of_a_request_is_an_option() -> None:
+    request = generation_pb2.GenerateRequest.DESCRIPTOR
+    scalars = {name for name, field in request.fields_by_name.items() if field.message_type is None} - {"prompt"}
+    parts = {place: request.fields_by_name[place].message_type for place in set(_PLACES.values()) - {""}}
+    nested = {name for part in parts.values() if part is not None for name in part.fields_by_name}
+    call = {"timeout", "affinity", "metadata"}
+    assert set(GenerateOptions.__annotations__) - call == scalars | nested
+    assert set(_PLACES) == (scalars | nested) - {"logit_bias"}
+    for options, descriptor in [
+        (ScoreOptions, generation_pb2.ScoreRequest.DESCRIPTOR),
+        (SegmentOptions, generation_pb2.SegmentRequest.DESCRIPTOR),
+    ]:
+        assert set(options.__annotations__) - call == set(descriptor.fields_by_name) - {"text"}

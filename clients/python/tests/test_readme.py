@@ -1,0 +1,66 @@
+"""Every example of the README is run as it stands, with the address of a real server instead of the one that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import local
+import pytest
+from test_access import folder, guarded
+
+__all__ = ["folder", "guarded"]
+README = Path(__file__).resolve().parent.parent / "README.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+# What each prints, in the README's order.
+PRINTED = [
+    r"[a-z ]{80}",
+    r"[a-z ]{80}",
+    r"\[\('.', -\d.*(True|False|None)\)\]",
+    r"\d\.\d+ \[None, -\d.*\]",
+    r"2200 \d\.\d+",
+    r"\[\('a ', 0, 2\), \('weir ', 2, 7\), .*\]",
+    r"hourglass-whitespace-english .* text8 8192",
+    r"True",
+    r"[a-z ]{80}",
+    r"[a-z ]{80}",
+    r"StatusCode.INVALID_ARGUMENT BAD_OPTION \(FieldViolation\(field='sampling.top_p', .*\),\) None [0-9a-f]{16}",
+    r"[a-z ]{80}",
+    r"[a-z ]{80}",
+    r"[a-z ]{80}",
+]
+
+
+def run(example: str, folder: Path) -> str:
+    """What an example prints. From a folder that has nothing of ours, so that it is the installed package that it finds."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=folder, env=environment, capture_output=True, text=True, timeout=local.SOON
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.removesuffix("\n")
+
+
+def test_examples_are_short() -> None:
+    assert len(EXAMPLES) == len(PRINTED)
+    lines: List[List[str]] = [example.splitlines() for example in EXAMPLES]
+    assert all(len(one) <= 4 for one in lines)
+    assert sum(len(one) == 3 for one in lines) >= len(lines) - 2
+
+
+@pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED)))
+def test_an_example(
+    server: local.Server, guarded: local.Server, folder: Path, example: str, printed: str
+) -> None:
+    if "https://" in example:
+        port = guarded.address.rsplit(":", 1)[1]
+        example = example.replace("https://localhost:50051", f"https://localhost:{port}")
+    else:
+        example = example.replace('"127.0.0.1:50051"', "")
+        example = re.sub(r"Client\((?:, )?", f'Client("{server.address}", ', example)
+    out = run(example, folder)
+    assert re.fullmatch(printed, out.strip("\n"), re.DOTALL), out

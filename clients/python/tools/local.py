@@ -1,0 +1,150 @@
+"""Servers and proxies on this machine, for tests and measurements: each listens on a free port, and ends with its `with`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import List, Optional, Sequence, Type
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "models/hourglass-whitespace-english"
+# How long what must come soon may take.
+SOON = 60.0
+
+
+def weir_program() -> Optional[Path]:
+    """`WEIR_BIN`, or what cargo built last; None if there is neither."""
+    named = os.environ.get("WEIR_BIN")
+    if named:
+        return Path(named)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    built = [path for kind in ("release", "debug") if (path := target / kind / "weir").is_file()]
+    return max(built, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def haproxy_program() -> Optional[str]:
+    """HAProxy, if it is installed; Debian puts it where a user's PATH may not lead."""
+    return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+class Program:
+    """A process; what it says on stderr is kept."""
+
+    def __init__(self, command: Sequence[str], folder: Optional[Path] = None) -> None:
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={key: value for key, value in os.environ.items() if not key.startswith("WEIR_")},
+        )
+        self._lines: List[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        if self._process.stderr is not None:
+            for line in self._process.stderr:
+                self._lines.append(line)
+
+    def says(self, pattern: str) -> str:
+        """Waits for a line with this in it; its first group."""
+        deadline = time.monotonic() + SOON
+        while time.monotonic() < deadline:
+            for line in list(self._lines):
+                if found := re.search(pattern, line):
+                    return found.group(1)
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.01)
+        self.stop()
+        raise RuntimeError(f"never said {pattern!r}: {''.join(self._lines)}")
+
+    def end(self, killed: bool) -> None:
+        """Kills it, or tells it to end; does not wait."""
+        (self._process.kill if killed else self._process.terminate)()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(10)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.stop()
+
+
+class Server(Program):
+    """`weir serve` with the shipped model."""
+
+    def __init__(self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2) -> None:
+        program = weir_program()
+        if program is None:
+            raise RuntimeError("no weir: set WEIR_BIN, or run `cargo build`")
+        fixed = ["--model", str(MODEL), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
+        super().__init__([str(program), "serve", *fixed, "--drain-seconds", str(drain), *flags])
+        self.admin = self.says(r"admin port on (\S+)")
+        self.address = self.says(r"listening on (\S+)")
+
+    def __enter__(self) -> Server:
+        return self
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series."""
+        with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=SOON) as answer:
+            text = answer.read().decode()
+        values = re.findall(rf"^weir:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        if not values:
+            raise RuntimeError(f"no metric weir:{name}")
+        return sum(float(value) for value in values)
+
+
+class Haproxy(Program):
+    """HAProxy with `deploy/haproxy.cfg`, in front of two servers of ours instead of those that it names."""
+
+    def __init__(self, servers: Sequence[Server], changes: Sequence[Sequence[str]] = ()) -> None:
+        program = haproxy_program()
+        if program is None:
+            raise RuntimeError("HAProxy is not installed")
+        # The kernel's pick, which HAProxy cannot tell us; somebody else could take it in between, and then it ends at once.
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = "127.0.0.1:{}".format(probe.getsockname()[1])
+        text = (ROOT / "deploy/haproxy.cfg").read_text()
+        ours = [("127.0.0.1:8080", self.address)]
+        for server, address, port in zip(servers, ("127.0.0.1:50051", "127.0.0.1:50052"), ("9091", "9092")):
+            ours += [(address, server.address), (f"port {port}", "port " + server.admin.rsplit(":", 1)[1])]
+        for old, new in [*ours, *changes]:
+            if old not in text:
+                raise RuntimeError(f"{old!r} is not in haproxy.cfg")
+            text = text.replace(old, new)
+        self._folder = tempfile.TemporaryDirectory()
+        file = Path(self._folder.name) / "haproxy.cfg"
+        file.write_text(text)
+        super().__init__([program, "-db", "-f", str(file)])
+
+    def __enter__(self) -> Haproxy:
+        return self
+
+    def stop(self) -> None:
+        """Ends it, and its file."""
+        super().stop()
+        self._folder.cleanup()

@@ -37,6 +37,12 @@ pub trait Blueprint: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Whether it reads documents and writes summaries. Only such a family has pieces of a tokenizer for symbols, and a way
+    /// of writing in its configuration.
+    fn reads_documents(&self) -> bool {
+        false
+    }
+
     /// What bounds its sequences.
     fn bounds(&self) -> load::Bounds {
         load::Bounds::default()

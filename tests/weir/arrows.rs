@@ -52,6 +52,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("webpki", &["serve"]),
     ("rand_chacha", &["decode", "family"]),
     ("unicode_normalization", &["text"]),
+    ("tokenizers", &["text"]),
     ("thiserror", &["error", "family", "text"]),
     ("plotters", &["report"]),
     ("sysinfo", &["report", "serve"]),

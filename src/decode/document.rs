@@ -21,6 +21,12 @@ pub trait Reader: Send + Sync {
     /// An encoding that has read nothing. It holds no pages yet.
     fn open(&self) -> Box<dyn Encoding>;
 
+    /// The same, with vectors chosen as they are where the model mixes them (hard top-k instead of soft).
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] if the model has no pooling that chooses.
+    fn open_hard(&self) -> Result<Box<dyn Encoding>>;
+
     /// The most bytes of key-value memory that the encoding of `tokens` can hold at any time, the document that comes of it
     /// included; rows of the document are not (see [`Model::bytes_for`](super::contract::Model::bytes_for)).
     fn bytes_for(&self, tokens: usize) -> usize;

@@ -22,16 +22,20 @@ use std::{path::Path, sync::Arc};
 
 /// A loaded decoder. D = width, V = symbols.
 pub struct Decoder {
-    pub(super) card: Card,
-    pub(super) compute: Compute,
+    /// What clients may know of it.
+    pub card: Card,
+    /// What it runs on.
+    pub compute: Compute,
     /// (V, D), multiplied by √D where the configuration says so.
-    pub(super) embedding: Vec<f32>,
-    pub(super) stack: Stack,
-    /// After the last layer.
-    pub(super) norm: Norm,
+    pub embedding: Vec<f32>,
+    /// Its layers.
+    pub stack: Stack,
+    /// After the last layer, where layers do not end with one.
+    pub norm: Option<Norm>,
     /// (V, D)
-    pub(super) head: Linear,
-    pages: Arc<PagePool>,
+    pub head: Linear,
+    /// Where keys and values are.
+    pub pages: Arc<PagePool>,
 }
 
 impl Decoder {
@@ -48,7 +52,7 @@ impl Decoder {
         let (window, order, positions) = (a.window, Order::Pre, max_symbols);
         let plan = StackPlan { name: "layers", count: a.layers, output: 0, window, order, positions };
         let stack = loader.stack(&plan)?;
-        let norm = loader.norm("norm")?;
+        let norm = Some(loader.norm("norm")?);
         let mut embedding = loader.weights.take("embedding.weight")?;
         let head = match a.tied {
             true => loader.pack(&embedding, blueprint.symbols)?,
@@ -90,7 +94,7 @@ impl Model for Decoder {
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
         check_mode(&boundaries, &self.card)?;
         let cache = Cache::new(self.stack.layout, self.pages.clone());
-        Ok(Box::new(DecoderState::new(cache, self.stack.window)))
+        Ok(Box::new(DecoderState::new(cache, self.stack.window, None)))
     }
 
     fn scratch(&self) -> Scratch {
@@ -125,7 +129,9 @@ impl Model for Decoder {
 
     fn cost(&self, symbols: usize, _: usize) -> Cost {
         let mut cost = Cost { symbol: cost::stack(&self.stack, symbols), ..Cost::default() };
-        cost.logits += cost::norm(&self.norm);
+        if let Some(norm) = &self.norm {
+            cost.logits += cost::norm(norm);
+        }
         cost.logits += cost::linear(&self.head);
         cost
     }

@@ -1,0 +1,45 @@
+//! Scores of vectors, by which poolings choose: f32 at the end and f64 on the way, whatever the weights are stored in.
+
+use crate::{
+    kernels::rowwise::sigmoid,
+    nn::topk::{Input, halving::EPSILON},
+};
+
+/// A trained scorer. D = width.
+pub(super) enum Trained {
+    /// w·x + b, w of (D)
+    Linear(Vec<f32>, f32),
+    /// w·tanh(W·x + c) + b: W (D, D), c (D), w (D)
+    Ffn { dense: Vec<f32>, shift: Vec<f32>, weight: Vec<f32>, bias: f32 },
+}
+
+impl Trained {
+    /// σ(logit) + 1e-5 of what stands at each place. What is alike is scored once.
+    pub(super) fn scores(&self, input: &Input<'_>) -> Vec<f32> {
+        let of_row: Vec<f32> =
+            (0..input.rows.len()).map(|row| sigmoid(self.logit(input.rows.row(row))) + EPSILON).collect();
+        input.places.iter().map(|&row| of_row[row as usize]).collect()
+    }
+
+    fn logit(&self, x: &[f32]) -> f32 {
+        match self {
+            Self::Linear(weight, bias) => (dot(weight, x) + f64::from(*bias)) as f32,
+            Self::Ffn { dense, shift, weight, bias } => {
+                let inner = dense.chunks_exact(x.len()).zip(shift).map(|(row, shift)| dot(row, x) + f64::from(*shift));
+                let sum: f64 = inner.zip(weight).map(|(inner, weight)| inner.tanh() * f64::from(*weight)).sum();
+                (sum + f64::from(*bias)) as f32
+            }
+        }
+    }
+}
+
+/// Σ a·b in eight chains, added up in order.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let mut sums = [0f64; 8];
+    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += f64::from(*a) * f64::from(*b);
+        }
+    }
+    sums.iter().sum()
+}

@@ -35,7 +35,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("http_body", &["serve"]),
     ("tower", &["serve"]),
     ("weir_proto", &["serve"]),
-    ("prost", &[]),
+    ("prost", &["family"]),
     ("tokio_stream", &["serve"]),
     // The engine's channels and their wakers; the command line's runtime and signals.
     ("tokio", &["serve", "engine", "cli"]),

@@ -9,7 +9,8 @@ mod names;
 use super::{
     Converted,
     pickle::{Pickle, Value},
-    torch::{TorchFile, TorchTensor},
+    torch::TorchFile,
+    training::{self, text},
 };
 use crate::{
     error::{Error, Result},
@@ -26,15 +27,10 @@ use crate::{
 };
 use arguments::Arguments;
 use serde_json::{Map, Value as Json};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::{collections::BTreeSet, path::Path};
 
 /// What training writes into its working folder.
 const TRAINING_FILE: &str = "checkpoint_last.pt";
-/// What every key of the weights starts with after training on several devices.
-const PARALLEL_PREFIX: &str = "module.";
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Reads an official checkpoint.
@@ -72,24 +68,10 @@ fn read_training_file(file: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result
     let config = arguments.config(file)?;
     let specs = blueprint(&config, file).map_err(arguments::in_official_terms)?.tensors();
     let official = names::official(&specs);
-    let tensors = training_tensors(&torch, file)?;
+    let tensors = training::tensors(&torch, "model_state", file)?;
     let expected: BTreeSet<String> = official.iter().map(|spec| spec.name.clone()).collect();
     same_names(file, &expected, tensors.keys())?;
-    let total: usize = official.iter().map(|spec| 4 * spec.shape.iter().product::<usize>()).sum();
-    let (mut weights, mut done) = (Weights::default(), 0);
-    for spec in official {
-        let Some(tensor) = tensors.get(&spec.name) else {
-            return Err(Error::Internal(format!("{} was there and is not", spec.name)));
-        };
-        if tensor.shape != spec.shape {
-            let (expected, found) = (format!("shape {:?}", spec.shape), format!("shape {:?}", tensor.shape));
-            return Err(Error::checkpoint(file, spec.name, expected, found));
-        }
-        let numbers = torch.read(&spec.name, tensor)?;
-        done += 4 * numbers.len() as u64;
-        progress(done, total as u64);
-        weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
-    }
+    let weights = training::read(&mut torch, &tensors, &official, (file, progress))?;
     Ok(Converted { config, weights: renamed(&specs, weights)? })
 }
 
@@ -113,59 +95,13 @@ fn training_arguments(pickle: &Pickle, file: &Path) -> Result<Arguments> {
     let wrong =
         |key: &str, expected: &str, found: &Value| Error::checkpoint(file, key, expected, pickle.describe(found));
     let (args, model, vocabulary) = (part("args")?, part("model_config")?, part("vocab")?);
-    let namespace = pickle.call(args).and_then(|call| call.state.as_ref());
-    let namespace = namespace.and_then(|state| pickle.items(state)).or_else(|| pickle.items(args));
     let mut all = Map::new();
-    for items in [
-        namespace.ok_or_else(|| wrong("args", "a Namespace", args))?,
-        pickle.items(model).ok_or_else(|| wrong("model_config", "a dict", model))?,
-    ] {
-        all.extend(items.iter().filter_map(|(key, value)| Some((text(key)?, scalar(value)?))));
-    }
+    all.extend(training::arguments(pickle, args).ok_or_else(|| wrong("args", "a Namespace", args))?);
+    all.extend(training::arguments(pickle, model).ok_or_else(|| wrong("model_config", "a dict", model))?);
     let state = pickle.call(vocabulary).and_then(|call| call.state.as_ref()).unwrap_or(vocabulary);
     let symbols = pickle.item(state, "idx2sym").unwrap_or(state);
     let symbols = pickle.elements(symbols).ok_or_else(|| wrong("vocab.idx2sym", "a list", symbols))?;
     let symbols = symbols.iter().map(|symbol| text(symbol).ok_or_else(|| wrong("vocab.idx2sym", "strings", symbol)));
     all.insert("vocab".into(), symbols.collect::<Result<Vec<_>>>()?.into());
     parse(Json::Object(all).to_string().as_bytes(), file, "args")
-}
-
-fn text(value: &Value) -> Option<String> {
-    if let Value::Text(text) = value { Some(text.to_string()) } else { None }
-}
-
-/// A plain value as JSON; what is not plain is no argument that matters here.
-fn scalar(value: &Value) -> Option<Json> {
-    match value {
-        Value::None => Some(Json::Null),
-        Value::Bool(value) => Some((*value).into()),
-        Value::Int(value) => Some((*value).into()),
-        Value::Float(value) => Some((*value).into()),
-        Value::Text(value) => Some((**value).into()),
-        Value::LongInt | Value::Bytes | Value::Object(_) => None,
-    }
-}
-
-/// The tensors of `model_state` by their names, without the prefix of parallel training.
-fn training_tensors(torch: &TorchFile, file: &Path) -> Result<BTreeMap<String, TorchTensor>> {
-    let pickle = &torch.pickle;
-    let state = pickle.item(pickle.root(), "model_state");
-    let items = state.and_then(|state| pickle.items(state));
-    let Some(items) = items else {
-        let found = state.map_or("nothing".into(), |state| pickle.describe(state));
-        return Err(Error::checkpoint(file, "model_state", "a dict of tensors", found));
-    };
-    let parallel = items.iter().all(|(key, _)| text(key).is_some_and(|key| key.starts_with(PARALLEL_PREFIX)));
-    let mut tensors = BTreeMap::new();
-    for (key, value) in items {
-        let Some(name) = text(key) else {
-            return Err(Error::checkpoint(file, "model_state", "names of tensors", pickle.describe(key)));
-        };
-        let name = name.strip_prefix(PARALLEL_PREFIX).filter(|_| parallel).map(str::to_owned).unwrap_or(name);
-        let tensor = torch.tensor(&name, value)?;
-        if tensors.insert(name.clone(), tensor).is_some() {
-            return Err(Error::checkpoint(file, name, "one tensor of this name", "two"));
-        }
-    }
-    Ok(tensors)
 }

@@ -7,8 +7,10 @@
 pub mod dynamic_pooling;
 pub mod lslm;
 pub mod pickle;
+pub mod pyramidions;
 pub mod torch;
 pub mod torchscale;
+mod training;
 
 use super::{
     checkpoint::{Config, Weights, Writer, writer::check_vacant},
@@ -27,6 +29,8 @@ pub enum Source {
     Lslm,
     /// torchscale's decoder, LeX's fork included.
     Torchscale,
+    /// The official code of Trainable Representation Pooling, a fork of fairseq.
+    Pyramidions,
 }
 
 /// Reads a source; told bytes read and bytes to read.
@@ -37,6 +41,7 @@ const SOURCES: &[(Source, &str, Reader)] = &[
     (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
     (Source::Lslm, "lslm", lslm::read),
     (Source::Torchscale, "torchscale", torchscale::read),
+    (Source::Pyramidions, "pyramidions", pyramidions::read),
 ];
 
 impl Source {

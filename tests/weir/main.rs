@@ -22,6 +22,7 @@ mod operations;
 mod papers;
 mod parking;
 mod process;
+mod pyramidion;
 mod served;
 mod settings;
 mod support;

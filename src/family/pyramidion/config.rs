@@ -13,7 +13,7 @@ use crate::{
         load::Bounds,
         parts::specs::{MAX_PARAMETERS, linear, norm},
     },
-    nn::Activation,
+    nn::{Activation, topk::Kind},
 };
 use serde::Deserialize;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -85,17 +85,84 @@ pub enum Pooling {
         #[serde(default)]
         scorer: Scorer,
     },
+    /// See [`hard`](crate::nn::topk::hard).
+    HardTopK {
+        /// As above.
+        lengths: BTreeMap<String, usize>,
+        /// As above.
+        sort_back: bool,
+        /// As above.
+        #[serde(default)]
+        scorer: Scorer,
+    },
+    /// See [`window`](crate::nn::topk::window).
+    Mean {
+        /// As above.
+        lengths: BTreeMap<String, usize>,
+    },
+    /// The same with maxima.
+    Max {
+        /// As above.
+        lengths: BTreeMap<String, usize>,
+    },
 }
 
-/// Where the scores that a pooling chooses by come from.
+/// Where the scores that a pooling chooses by come from (arXiv 2009.05169, appendix A).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Scorer {
     /// σ(w·x + b)
     #[default]
     Linear,
     /// σ(w·tanh(W·x + c) + b)
     Ffn,
+    /// σ(x_j)
+    Embedding {
+        /// j, from 0.
+        dimension: usize,
+    },
+    /// 1 at every so many places from the first, 0 elsewhere.
+    Index {
+        /// How many.
+        every: usize,
+    },
+    /// Uniform noise, a function of the seed, the layer and the place.
+    Random {
+        /// The seed.
+        seed: u64,
+    },
+}
+
+impl Pooling {
+    /// What it is, unless it is nothing.
+    pub fn kind(&self) -> Option<Kind> {
+        match *self {
+            Self::None {} => None,
+            Self::SuccessiveHalving { flip_right, sort_back, .. } => Some(Kind::Halving { flip_right, sort_back }),
+            Self::HardTopK { sort_back, .. } => Some(Kind::Hard { sort_back }),
+            Self::Mean { .. } => Some(Kind::Mean),
+            Self::Max { .. } => Some(Kind::Max),
+        }
+    }
+
+    /// Vectors that are left after layers.
+    pub fn lengths(&self) -> Option<&BTreeMap<String, usize>> {
+        match self {
+            Self::None {} => None,
+            Self::SuccessiveHalving { lengths, .. }
+            | Self::HardTopK { lengths, .. }
+            | Self::Mean { lengths }
+            | Self::Max { lengths } => Some(lengths),
+        }
+    }
+
+    /// Where scores come from, where something is chosen.
+    pub fn scorer(&self) -> Option<Scorer> {
+        match self {
+            Self::SuccessiveHalving { scorer, .. } | Self::HardTopK { scorer, .. } => Some(*scorer),
+            _ => None,
+        }
+    }
 }
 
 /// A validated encoder-decoder.
@@ -158,6 +225,16 @@ fn check(a: &Architecture, symbols: usize) -> Result<(), PlanError> {
     if !(a.layer_norm_eps > 0.0 && a.layer_norm_eps < 1.0) {
         return Err(PlanError::new("layer_norm_eps", "above 0, below 1", a.layer_norm_eps));
     }
+    match a.pooling.scorer() {
+        Some(Scorer::Embedding { dimension }) if dimension >= a.dim => {
+            let key = "pooling.scorer.embedding.dimension";
+            return Err(PlanError::new(key, format!("0 to {}: one of dim", a.dim - 1), dimension));
+        }
+        Some(Scorer::Index { every: 0 }) => {
+            return Err(PlanError::new("pooling.scorer.index.every", "at least 1", 0));
+        }
+        _ => {}
+    }
     match parameters(a, symbols) {
         Some(count) if count <= MAX_PARAMETERS => Ok(()),
         count => {
@@ -219,14 +296,15 @@ impl Blueprint for PyramidionBlueprint {
         let (name, init) = ("encoder.embed_tokens.weight".into(), Init::Normal(0.0, (a.dim as f32).powf(-0.5)));
         let mut out = vec![TensorSpec { name, shape: vec![self.symbols, a.dim], init, trained: true }];
         (0..a.encoder_layers).for_each(|index| self.layer(&mut out, &format!("encoder.layers.{index}"), false));
-        for layer in self.plan.scored_layers() {
+        for layer in self.plan.pooled_layers() {
             let prefix = format!("encoder.pooler.scorer.{layer}");
-            match a.pooling {
-                Pooling::SuccessiveHalving { scorer: Scorer::Ffn, .. } => {
+            match a.pooling.scorer() {
+                Some(Scorer::Ffn) => {
                     linear(&mut out, &format!("{prefix}.dense"), a.dim, a.dim);
                     linear(&mut out, &format!("{prefix}.out_proj"), 1, a.dim);
                 }
-                _ => linear(&mut out, &prefix, 1, a.dim),
+                Some(Scorer::Linear) => linear(&mut out, &prefix, 1, a.dim),
+                _ => {}
             }
         }
         (0..a.decoder_layers).for_each(|index| self.layer(&mut out, &format!("decoder.layers.{index}"), true));

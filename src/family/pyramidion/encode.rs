@@ -27,7 +27,7 @@ use crate::{
         position::{Position, absolute::Absolute},
         rows::Rows,
         sized,
-        topk::{Input, Select, halving::Halving, hard::Hard},
+        topk::Input,
     },
 };
 use std::{sync::Arc, time::Instant};
@@ -219,21 +219,22 @@ impl Pyramidion {
             false => (e.places.len().next_multiple_of(factor), e.plan.segments[e.segment].clone()),
         };
         let input = Input { rows: &e.rows, places: &e.places };
-        let scores = self.scorers[e.segment - 1].scores(&input);
+        let scores = self.scorers.get(e.segment - 1).map_or_else(Vec::new, |scorer| scorer.of(&input));
         let (pool, dim) = (&self.decoder.pages, self.decoder.head.inputs());
         let make = || Rows::new(pool.clone(), dim, next.span());
-        let (kept, sort_back) = (from / factor, self.flips.1);
-        let pooled = if e.hard {
-            Hard { kept: kept.min(scores.len()), sort_back }.select(&input, scores, &make)?
-        } else {
-            let halving = Halving::new(from, kept, self.flips).map_err(Error::Internal)?;
-            halving.select(&input, scores, &make)?
-        };
+        let kind = self.pooling.map(|kind| if e.hard { kind.hardened() } else { kind });
+        let select = kind.ok_or_else(|| "no kind of pooling".into()).and_then(|kind| kind.of(from, from / factor));
+        let pooled = select.map_err(Error::Internal)?.select(&input, scores, &make)?;
         // what fills up stands behind all tokens
         let origin = |place: usize| e.origins.get(place).copied().unwrap_or(e.tokens.len() + place);
-        let origins: Vec<usize> = pooled.winners.iter().map(|&winner| origin(winner)).collect();
-        let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| Kept { token, score }).collect();
-        e.choices.push(Choice { layer: segment.end - 1, kept });
+        let origins: Vec<usize> = match pooled.winners.is_empty() {
+            true => (0..pooled.rows.len()).map(|window| origin(window * factor)).collect(),
+            false => pooled.winners.iter().map(|&winner| origin(winner)).collect(),
+        };
+        if !pooled.winners.is_empty() {
+            let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| Kept { token, score }).collect();
+            e.choices.push(Choice { layer: segment.end - 1, kept });
+        }
         (e.rows, e.origins) = (pooled.rows, origins);
         (0..e.rows.pages())
             .for_each(|page| work.show(Seen::Pooled(segment.end - 1), page * e.rows.per_page(), e.rows.page(page)));

@@ -1,8 +1,8 @@
 //! Takes the tensors out of a checkpoint. Their names are the published code's, as in docs/checkpoints.md.
 
 use super::{
-    config::{Architecture, Pooling, PyramidionBlueprint, Scorer},
-    score::Trained,
+    config::{Architecture, PyramidionBlueprint, Scorer},
+    score::Scores,
 };
 use crate::{
     error::Result,
@@ -91,25 +91,32 @@ impl<'a> Loader<'a> {
         self.architecture().pre_norm.then(|| self.norm(&format!("{stack}.layer_norm"))).transpose()
     }
 
-    /// The scorers, by rising layer.
-    pub(super) fn scorers(&mut self) -> Result<Vec<Trained>> {
+    /// The scores of each pooling that chooses, by rising layer.
+    pub(super) fn scorers(&mut self) -> Result<Vec<Scores>> {
         let blueprint = self.blueprint;
-        let ffn = matches!(self.architecture().pooling, Pooling::SuccessiveHalving { scorer: Scorer::Ffn, .. });
-        let scorer = |layer| self.scorer(&format!("encoder.pooler.scorer.{layer}"), ffn);
-        blueprint.plan.scored_layers().map(scorer).collect()
+        let Some(scorer) = blueprint.architecture.pooling.scorer() else { return Ok(Vec::new()) };
+        blueprint.plan.pooled_layers().map(|layer| self.scorer(scorer, layer)).collect()
     }
 
-    fn scorer(&mut self, prefix: &str, ffn: bool) -> Result<Trained> {
+    fn scorer(&mut self, scorer: Scorer, layer: usize) -> Result<Scores> {
         let mut pair = |name: String| -> Result<_> {
             Ok((self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?))
         };
-        if !ffn {
-            let (weight, bias) = pair(prefix.into())?;
-            return Ok(Trained::Linear(weight, bias.iter().sum()));
+        let prefix = format!("encoder.pooler.scorer.{layer}");
+        match scorer {
+            Scorer::Linear => {
+                let (weight, bias) = pair(prefix)?;
+                Ok(Scores::Linear(weight, bias.iter().sum()))
+            }
+            Scorer::Ffn => {
+                let (dense, shift) = pair(format!("{prefix}.dense"))?;
+                let (weight, bias) = pair(format!("{prefix}.out_proj"))?;
+                Ok(Scores::Ffn { dense, shift, weight, bias: bias.iter().sum() })
+            }
+            Scorer::Embedding { dimension } => Ok(Scores::Embedding(dimension)),
+            Scorer::Index { every } => Ok(Scores::Index(every)),
+            Scorer::Random { seed } => Ok(Scores::Random(seed.wrapping_add(layer as u64))),
         }
-        let (dense, shift) = pair(format!("{prefix}.dense"))?;
-        let (weight, bias) = pair(format!("{prefix}.out_proj"))?;
-        Ok(Trained::Ffn { dense, shift, weight, bias: bias.iter().sum() })
     }
 
     fn layer(&mut self, prefix: &str, cross: Option<Cross>) -> Result<Layer> {

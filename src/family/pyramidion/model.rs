@@ -1,13 +1,13 @@
 //! An encoder-decoder's weights, and both sides of the contract: rows, which the decoder family steps, and documents.
 
 use super::{
-    config::{MARKS, Pooling, PyramidionBlueprint},
+    config::{MARKS, PyramidionBlueprint},
     document::PyramidionDocument,
     encode::positions,
     encoding::{Cursor, PyramidionEncoding},
     load::Loader,
     plan::Plan,
-    score::Trained,
+    score::Scores,
 };
 use crate::{
     decode::{
@@ -29,6 +29,7 @@ use crate::{
         encoder::{Encoder, EncoderWork},
         position::{Position, absolute::frequencies},
         rows::Rows,
+        topk::Kind,
     },
 };
 use std::{
@@ -48,10 +49,10 @@ pub struct Pyramidion {
     pub(super) positions: Position,
     /// Behind the encoder's last layer, where layers do not end with one.
     pub(super) encoder_norm: Option<Norm>,
-    /// One for each pooling, in order.
-    pub(super) scorers: Vec<Trained>,
-    /// `flip_right` and `sort_back`.
-    pub(super) flips: (bool, bool),
+    /// One for each pooling that chooses, in order.
+    pub(super) scorers: Vec<Scores>,
+    /// What its poolings are, if it has any.
+    pub(super) pooling: Option<Kind>,
     pub(super) plan: Arc<Plan>,
     /// What is all padding, behind the first segment: (D), once somebody needed it.
     pub(super) padding: Mutex<Option<Arc<[f32]>>>,
@@ -138,10 +139,6 @@ impl Pyramidion {
             sha256,
         };
         let (compute, pages) = (Compute { isa: settings.isa, pool }, PagePool::new(settings.memory_bytes));
-        let flips = match a.pooling {
-            Pooling::SuccessiveHalving { flip_right, sort_back, .. } => (flip_right, sort_back),
-            Pooling::None {} => (true, true),
-        };
         Ok(Self {
             limits: limits(blueprint, config.generation, max_symbols),
             decoder: Decoder { card, compute, embedding, stack, norm, head, pages },
@@ -149,7 +146,7 @@ impl Pyramidion {
             positions: positions(frequencies(a.dim)),
             encoder_norm,
             scorers,
-            flips,
+            pooling: a.pooling.kind(),
             plan: Arc::new(blueprint.plan.clone()),
             padding: Mutex::new(None),
         })
@@ -266,7 +263,7 @@ impl Reader for Pyramidion {
     }
 
     fn open_hard(&self) -> Result<Box<dyn Encoding>> {
-        if self.plan.segments.len() == 1 {
+        if !self.pooling.is_some_and(Kind::chooses) {
             let Card { name, shape, .. } = &self.decoder.card;
             let (call, wanted) = ("hard top-k", "has a pooling that scores");
             return Err(Error::WrongKind { call, model: name.clone(), wanted, found: shape.clone() });

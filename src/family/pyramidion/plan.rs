@@ -1,7 +1,6 @@
 //! What an encoder does with a document, layer by layer: lengths, blocks, poolings.
 
 use super::config::{Architecture, Pooling};
-use crate::nn::topk::halving::Halving;
 
 /// The most vectors of one block of work, unless a block of attention has more.
 pub(super) const UNIT: usize = 512;
@@ -17,7 +16,7 @@ pub(super) struct Segment {
     pub(super) length: usize,
     /// Vectors that attend to each other; none if all do.
     pub(super) block: Option<usize>,
-    /// How often the pooling behind the last layer halves; none if there is no pooling.
+    /// Of how many vectors the pooling behind the last layer makes one; none if there is no pooling.
     pub(super) factor: Option<usize>,
 }
 
@@ -55,7 +54,9 @@ impl Plan {
             if kept == length {
                 return Err(PlanError::new(key(), format!("fewer than the {length} vectors that come in"), kept));
             }
-            Halving::new(length, kept, (true, true)).map_err(|rule| PlanError::new(key(), rule, kept))?;
+            if let Some(kind) = a.pooling.kind() {
+                kind.of(length, kept).map_err(|rule| PlanError::new(key(), rule, kept))?;
+            }
             segments.push(Segment { first, end: layer + 1, length, block: a.block, factor: Some(length / kept) });
             (first, length) = (layer + 1, kept);
         }
@@ -72,8 +73,8 @@ impl Plan {
         }
     }
 
-    /// Layers behind which there is a pooling that has scores.
-    pub(super) fn scored_layers(&self) -> impl Iterator<Item = usize> {
+    /// Layers behind which there is a pooling.
+    pub(super) fn pooled_layers(&self) -> impl Iterator<Item = usize> {
         self.segments.iter().filter(|segment| segment.factor.is_some()).map(|segment| segment.end - 1)
     }
 
@@ -108,7 +109,7 @@ impl Segment {
 
 /// Vectors after a layer, by the layer, in order.
 fn lengths(a: &Architecture) -> Result<Vec<(usize, usize)>, PlanError> {
-    let Pooling::SuccessiveHalving { lengths, .. } = &a.pooling else { return Ok(Vec::new()) };
+    let Some(lengths) = a.pooling.lengths() else { return Ok(Vec::new()) };
     if lengths.is_empty() {
         return Err(PlanError::new("pooling.lengths", "at least one layer", "none"));
     }

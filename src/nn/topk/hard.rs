@@ -20,6 +20,7 @@ impl Select for Hard {
             winners.sort_unstable();
         }
         let mut rows = make();
+        // fewer only where whole blocks left over more than was to be left out
         rows.extend(winners.len())?;
         let per_page = rows.per_page();
         for (page, winners) in winners.chunks(per_page).enumerate() {

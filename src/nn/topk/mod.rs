@@ -6,17 +6,81 @@
 
 pub mod halving;
 pub mod hard;
+pub mod window;
 
 use super::rows::Rows;
 use crate::error::Result;
+
+use halving::Halving;
+use hard::Hard;
+use window::Window;
+
+/// The kinds of poolings there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// See [`Halving`]: whether the best meets the worst, and whether what is left goes back to the document's order.
+    Halving {
+        /// The best meets the worst.
+        flip_right: bool,
+        /// Back to the document's order.
+        sort_back: bool,
+    },
+    /// See [`Hard`].
+    Hard {
+        /// Back to the document's order.
+        sort_back: bool,
+    },
+    /// See [`Window`].
+    Mean,
+    /// The same with maxima.
+    Max,
+}
+
+impl Kind {
+    /// The pooling of that kind from `from` vectors to `to`.
+    ///
+    /// # Errors
+    /// The rule that the two lengths break.
+    pub fn of(self, from: usize, to: usize) -> Result<Box<dyn Select>, String> {
+        let window = |largest| match to {
+            1.. if from.is_multiple_of(to) => {
+                Ok(Box::new(Window { size: from / to, count: to, largest }) as Box<dyn Select>)
+            }
+            _ => Err(format!("a divisor of {from}")),
+        };
+        match self {
+            Self::Halving { flip_right, sort_back } => Ok(Box::new(Halving::new(from, to, (flip_right, sort_back))?)),
+            // a divisor, so that a shorter document is cut alike
+            Self::Hard { sort_back } => {
+                window(false).map(|_| Box::new(Hard { kept: to, sort_back }) as Box<dyn Select>)
+            }
+            Self::Mean => window(false),
+            Self::Max => window(true),
+        }
+    }
+
+    /// Whether it chooses, by scores.
+    pub fn chooses(self) -> bool {
+        matches!(self, Self::Halving { .. } | Self::Hard { .. })
+    }
+
+    /// The same as a choice of vectors as they are.
+    #[must_use]
+    pub fn hardened(self) -> Self {
+        match self {
+            Self::Halving { sort_back, .. } => Self::Hard { sort_back },
+            other => other,
+        }
+    }
+}
 
 /// What a pooling gives.
 pub struct Pooled {
     /// (k, dim)
     pub rows: Rows,
-    /// (k), in order of the rows.
+    /// (k), in order of the rows; none where nothing was chosen.
     pub scores: Vec<f32>,
-    /// For each row its winner's place among the n: of all vectors mixed into it, the one that had the better score every time.
+    /// The same: for each row its winner's place among the n: of all vectors mixed into it, the one that had the better score every time.
     pub winners: Vec<usize>,
 }
 

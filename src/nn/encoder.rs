@@ -57,8 +57,7 @@ impl Encoder {
         let (inner, layout) = (self.heads * self.head_dim, self.store(block));
         let mut store = std::mem::take(&mut work.store);
         let blocks = (x.len() / self.layers[layer].qkv.inputs()).div_ceil(block);
-        // what fills up panels and vectors is never written, and must be numbers
-        store.clear();
+        // what fills up panels and vectors is met and left out again, whatever it is
         store.resize(blocks * layout.numbers(), 0.0);
         self.project(compute, layer, x, work, |row, keys, values| {
             layout.write(&mut store[row / block * layout.numbers()..][..layout.numbers()], row % block, keys, values);
@@ -71,6 +70,30 @@ impl Encoder {
         }
         work.store = store;
         self.finish(compute, layer, x, work);
+    }
+
+    /// What each key of the layer that [`blocks`](Self::blocks) ran last weighs with all queries of its block, summed over heads:
+    /// appended to `mass`, one number a row.
+    pub fn block_mass(&self, compute: &Compute, block: usize, work: &EncoderWork, mass: &mut Vec<f32>) {
+        let (inner, layout) = (self.heads * self.head_dim, self.store(block));
+        for (queries, store) in work.queries.chunks(block * inner).zip(work.store.chunks_exact(layout.numbers())) {
+            let from = mass.len();
+            mass.resize(from + queries.len() / inner, 0.0);
+            self.add_mass(compute, (layout, store), queries, &mut mass[from..]);
+        }
+    }
+
+    /// `mass` (keys) += what each key of a store weighs with some queries, (rows, I), summed over heads in order.
+    pub fn add_mass(&self, compute: &Compute, (layout, store): (Dense, &[f32]), queries: &[f32], mass: &mut [f32]) {
+        let mut sums = vec![0.0; self.heads * mass.len()];
+        compute.pool.chunks(&mut sums, mass.len(), true, &|head, sums| {
+            let rows = queries.chunks_exact(self.heads * self.head_dim);
+            let of_head = rows.map(|row| &row[head * self.head_dim..(head + 1) * self.head_dim]);
+            layout.add_weights((store, head), of_head, sums);
+        });
+        for sums in sums.chunks_exact(mass.len()) {
+            mass.iter_mut().zip(sums).for_each(|(mass, sum)| *mass += sum);
+        }
     }
 
     /// Leaves the scaled queries of `x`, (rows, D), in `work`, and hands keys and values, (I) each, to `write`, with the row.

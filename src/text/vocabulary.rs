@@ -1,7 +1,7 @@
 //! A model's symbols: single characters numbered in order, or the 256 byte values; beside them a model's own marks, if it has
 //! any ([`Specials`]). Or a tokenizer's pieces ([`Subwords`]).
 
-use super::{Normaliser, Specials, Subword, Subwords};
+use super::{Normaliser, Specials, Subwords};
 use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
@@ -10,6 +10,8 @@ use std::{
     path::Path,
     sync::Arc,
 };
+
+mod pieces;
 
 /// The most symbols: as many as there are code points.
 pub const MAX_SYMBOLS: usize = 1_114_112;
@@ -129,36 +131,6 @@ impl Vocabulary {
         let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
         check_specials(specials, BYTES + Specials::COUNT, is_byte)?;
         Ok(Self { symbols: Symbols::Bytes { first }, specials: Some(specials), normaliser })
-    }
-
-    /// Ids below `count`, most of which are pieces of a tokenizer, if there is one.
-    ///
-    /// # Errors
-    /// No ids, too many, or fewer than the tokenizer has.
-    pub fn of_pieces(
-        count: usize,
-        subwords: Option<Arc<Subwords>>,
-        normaliser: Normaliser,
-    ) -> Result<Self, VocabularyError> {
-        let least = subwords.as_ref().map_or(0, |subwords| subwords.len()).max(1);
-        if !(least..=MAX_SYMBOLS).contains(&count) {
-            let expected = format!("{least} to {MAX_SYMBOLS}: as many as the tokenizer has pieces, or more");
-            return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
-        }
-        Ok(Self { symbols: Symbols::Pieces { count, subwords }, specials: None, normaliser })
-    }
-
-    /// The tokenizer, where symbols are its pieces.
-    pub fn subwords(&self) -> Option<&Arc<Subwords>> {
-        match &self.symbols {
-            Symbols::Pieces { subwords, .. } => subwords.as_ref(),
-            _ => None,
-        }
-    }
-
-    /// Whether symbols are a tokenizer's pieces rather than characters or bytes.
-    pub fn is_pieces(&self) -> bool {
-        matches!(self.symbols, Symbols::Pieces { .. })
     }
 
     /// How many symbols there are; never none.
@@ -293,21 +265,6 @@ impl Vocabulary {
             (Normaliser::None, true) => Error::TooLong { field, length: text.len(), limit, unit },
             (Normaliser::None, false) => Error::TooLong { field, length: text.chars().count(), limit, unit },
             (Normaliser::Text8, _) => Error::LongerThan { field, limit, unit },
-        }
-    }
-
-    /// The subwords of a text, where symbols are a tokenizer's pieces.
-    ///
-    /// # Errors
-    /// [`Error::BadOption`] if there is no tokenizer, or it cannot cut the text.
-    pub fn pieces(&self, field: &'static str, text: &str) -> Result<Vec<Subword>> {
-        let refused = |found: &str, bound: String| Err(Error::BadOption { field, found: found.into(), bound });
-        match self.subwords() {
-            None => refused("a text", "ids: the checkpoint has no tokenizer".into()),
-            Some(subwords) => match subwords.encode(&self.normalise(text)) {
-                Ok(pieces) => Ok(pieces),
-                Err(error) => refused("a text", format!("one that the tokenizer can cut: {error}")),
-            },
         }
     }
 

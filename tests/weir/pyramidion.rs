@@ -1,6 +1,7 @@
 //! Encoder-decoders that pool their document: golden data, documents in pieces, rows in company, the operator by itself.
 
 pub(super) mod bound;
+mod conversion;
 mod documents;
 mod golden;
 mod operator;

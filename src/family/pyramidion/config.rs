@@ -105,6 +105,12 @@ pub enum Pooling {
         /// As above.
         lengths: BTreeMap<String, usize>,
     },
+    /// Means of windows between layers, and behind the last layer each place of the document gets its window's vector and what
+    /// stood there before the first pooling (Funnel, Dai et al. 2020): the decoder attends to as many as without pooling.
+    Funnel {
+        /// As above.
+        lengths: BTreeMap<String, usize>,
+    },
 }
 
 /// Where the scores that a pooling chooses by come from (arXiv 2009.05169, appendix A).
@@ -126,6 +132,8 @@ pub enum Scorer {
         /// How many.
         every: usize,
     },
+    /// The attention that the vector got in the layer before, summed over heads and queries (PoWER, Goyal et al. 2020).
+    Attention,
     /// Uniform noise, a function of the seed, the layer and the place.
     Random {
         /// The seed.
@@ -140,7 +148,7 @@ impl Pooling {
             Self::None {} => None,
             Self::SuccessiveHalving { flip_right, sort_back, .. } => Some(Kind::Halving { flip_right, sort_back }),
             Self::HardTopK { sort_back, .. } => Some(Kind::Hard { sort_back }),
-            Self::Mean { .. } => Some(Kind::Mean),
+            Self::Mean { .. } | Self::Funnel { .. } => Some(Kind::Mean),
             Self::Max { .. } => Some(Kind::Max),
         }
     }
@@ -152,7 +160,8 @@ impl Pooling {
             Self::SuccessiveHalving { lengths, .. }
             | Self::HardTopK { lengths, .. }
             | Self::Mean { lengths }
-            | Self::Max { lengths } => Some(lengths),
+            | Self::Max { lengths }
+            | Self::Funnel { lengths } => Some(lengths),
         }
     }
 
@@ -229,6 +238,10 @@ fn check(a: &Architecture, symbols: usize) -> Result<(), PlanError> {
         Some(Scorer::Embedding { dimension }) if dimension >= a.dim => {
             let key = "pooling.scorer.embedding.dimension";
             return Err(PlanError::new(key, format!("0 to {}: one of dim", a.dim - 1), dimension));
+        }
+        Some(Scorer::Attention) if matches!(a.pooling, Pooling::SuccessiveHalving { .. }) => {
+            let expected = "scores near 1, which weights are powers of, or hard-top-k";
+            return Err(PlanError::new("pooling.scorer", expected, "attention"));
         }
         Some(Scorer::Index { every: 0 }) => {
             return Err(PlanError::new("pooling.scorer.index.every", "at least 1", 0));

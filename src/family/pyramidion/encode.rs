@@ -11,6 +11,7 @@ use super::{
     load::FIRST_SINUSOID,
     model::{Pyramidion, Seen, Work},
     plan::Segment,
+    score::Scores,
 };
 use crate::{
     decode::document::{Choice, Document, Kept},
@@ -81,6 +82,9 @@ impl Pyramidion {
         let block = segment.block.unwrap_or(segment.length).min(segment.length);
         let x = e.rows.page_mut(page)?;
         self.encoder.blocks(&self.decoder.compute, segment.first + layer, x, block, &mut work.encoder);
+        if self.weighs(segment, layer) {
+            self.encoder.block_mass(&self.decoder.compute, block, &work.encoder, &mut e.mass);
+        }
         work.show(Seen::Layer(segment.first + layer), page * segment.span(), x);
         let last = segment.first + layer + 1 == segment.end;
         e.cursor =
@@ -105,6 +109,16 @@ impl Pyramidion {
             let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..layout.numbers()]);
             let mixed = sized(&mut work.encoder.mixed, queries.len());
             attend_dense(compute, (layout, store, met.count), queries, mixed);
+            if self.weighs(segment, layer) {
+                e.mass.resize(met.count, 0.0);
+                // what is alike asks from many places, and comes last
+                let last =
+                    queries.len() - if alike > 0 && page + 1 == pages { layout.heads * layout.head_dim } else { 0 };
+                let mut of_alike = vec![0.0; met.count];
+                self.encoder.add_mass(compute, (layout, store), &queries[..last], &mut e.mass);
+                self.encoder.add_mass(compute, (layout, store), &queries[last..], &mut of_alike);
+                e.mass.iter_mut().zip(of_alike).for_each(|(mass, one)| *mass += alike as f32 * one);
+            }
             let x = e.rows.page_mut(page)?;
             self.encoder.finish(compute, segment.first + layer, x, &mut work.encoder);
             work.show(Seen::Layer(segment.first + layer), page * segment.span(), x);
@@ -125,6 +139,12 @@ impl Pyramidion {
             }
         };
         Ok(())
+    }
+
+    /// Whether the pooling behind a segment's layer wants to know the attention that vectors got there.
+    fn weighs(&self, segment: &Segment, layer: usize) -> bool {
+        let asked = matches!(self.scorers.first(), Some(Scores::Attention));
+        asked && segment.factor.is_some() && segment.first + layer + 1 == segment.end
     }
 
     /// Leaves a page's queries, keys and values.
@@ -219,7 +239,10 @@ impl Pyramidion {
             false => (e.places.len().next_multiple_of(factor), e.plan.segments[e.segment].clone()),
         };
         let input = Input { rows: &e.rows, places: &e.places };
-        let scores = self.scorers.get(e.segment - 1).map_or_else(Vec::new, |scorer| scorer.of(&input));
+        // in a block of nothing but padding every query gives every key the same
+        let mass = (std::mem::take(&mut e.mass), self.encoder.heads as f32);
+        let scores = self.scorers.get(e.segment - 1);
+        let scores = scores.map_or_else(Vec::new, |scorer| scorer.of(&input, (&mass.0, mass.1)));
         let (pool, dim) = (&self.decoder.pages, self.decoder.head.inputs());
         let make = || Rows::new(pool.clone(), dim, next.span());
         let kind = self.pooling.map(|kind| if e.hard { kind.hardened() } else { kind });
@@ -235,7 +258,11 @@ impl Pyramidion {
             let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| Kept { token, score }).collect();
             e.choices.push(Choice { layer: segment.end - 1, kept });
         }
-        (e.rows, e.origins) = (pooled.rows, origins);
+        let before = std::mem::replace(&mut e.rows, pooled.rows);
+        e.origins = origins;
+        if e.plan.upsamples && e.before.is_none() {
+            e.before = Some((before, std::mem::take(&mut e.places)));
+        }
         (0..e.rows.pages())
             .for_each(|page| work.show(Seen::Pooled(segment.end - 1), page * e.rows.per_page(), e.rows.page(page)));
         if next.end > next.first {
@@ -301,7 +328,9 @@ impl Pyramidion {
     /// The decoder's keys and values of a page of vectors; after the last one, the document.
     fn remember(&self, e: &mut PyramidionEncoding, work: &mut Work) -> Result<()> {
         let started = Instant::now();
-        let (page, vectors, stack) = (e.cursor.page, e.places.len(), &self.decoder.stack);
+        let (page, per_page, stack) = (e.cursor.page, e.rows.per_page(), &self.decoder.stack);
+        let vectors = e.before.as_ref().map_or(e.places.len(), |(_, places)| places.len());
+        self.collect(e, work)?;
         let memory = match &mut e.memory {
             Some(memory) => memory,
             empty => {
@@ -310,13 +339,7 @@ impl Pyramidion {
                 empty.insert(memory)
             }
         };
-        work.x.clear();
-        work.x.extend_from_slice(e.rows.page(page));
-        if let Some(parameters) = &self.encoder_norm {
-            norm(&self.decoder.compute, &mut work.x, parameters);
-        }
-        work.show(Seen::Encoded, page * e.rows.per_page(), &work.x.clone());
-        let (first, rows) = (page * e.rows.per_page(), e.rows.len());
+        let (first, rows) = (page * per_page, if e.before.is_some() { vectors } else { e.rows.len() });
         // what is alike comes last, and stands at all places that are left
         let places =
             |row: usize| if first + row + 1 == rows { first + row..vectors } else { first + row..first + row + 1 };
@@ -326,9 +349,33 @@ impl Pyramidion {
         })?;
         e.cursor.page += 1;
         e.memory_ns += elapsed(started);
-        if e.cursor.page == e.rows.pages() {
+        if e.cursor.page == rows.div_ceil(per_page) {
             memory.advance(vectors);
             self.end(e);
+        }
+        Ok(())
+    }
+
+    /// `work.x` (rows, D) = a page of what the decoder is to attend to.
+    fn collect(&self, e: &PyramidionEncoding, work: &mut Work) -> Result<()> {
+        let (page, per_page) = (e.cursor.page, e.rows.per_page());
+        work.x.clear();
+        match &e.before {
+            None => work.x.extend_from_slice(e.rows.page(page)),
+            Some((before, places)) => {
+                let stride: usize = e.plan.segments.iter().filter_map(|segment| segment.factor).product();
+                for (place, &row) in places.iter().enumerate().skip(page * per_page).take(per_page) {
+                    let sum = before.row(row as usize).iter().zip(e.rows.row(place / stride)).map(|(a, b)| a + b);
+                    work.x.extend(sum);
+                }
+            }
+        }
+        if let Some(parameters) = &self.encoder_norm {
+            norm(&self.decoder.compute, &mut work.x, parameters);
+        }
+        let Work { watcher, x, .. } = work;
+        if let Some(watcher) = watcher {
+            watcher(Seen::Encoded, page * per_page, x);
         }
         Ok(())
     }
@@ -338,6 +385,7 @@ impl Pyramidion {
         let Some(memory) = e.memory.take() else { return };
         let unpooled = if e.plan.padded { e.plan.segments[0].length } else { e.tokens.len() };
         e.rows.truncate(0);
+        e.before = None;
         (e.places, e.origins) = (Vec::new(), Vec::new());
         let document = PyramidionDocument {
             tokens: e.tokens.len(),

@@ -36,6 +36,10 @@ pub struct PyramidionEncoding {
     pub(super) counted: usize,
     /// Where all vectors attend to all: a layer's keys, values and queries.
     pub(super) met: Option<Met>,
+    /// The attention that vectors got in the segment's last layer, where a pooling asks for it.
+    pub(super) mass: Vec<f32>,
+    /// What stood at each place before the first pooling, where the decoder attends to all of them.
+    pub(super) before: Option<(Rows, Vec<u32>)>,
     /// Keys and values for the decoder.
     pub(super) memory: Option<Cache>,
     pub(super) blocks: usize,
@@ -115,6 +119,9 @@ impl PyramidionEncoding {
             }
         }
         let Some(last) = self.plan.segments.last() else { return 0 };
+        if self.plan.upsamples {
+            return sum + self.first_length().div_ceil(last.span());
+        }
         sum + (rows + if self.plan.segments.len() > 1 { 0 } else { alike }).div_ceil(last.span())
     }
 
@@ -190,6 +197,7 @@ impl Encoding for PyramidionEncoding {
     fn bytes(&self) -> usize {
         let met = self.met.as_ref().map_or(0, |met| met.store.bytes().len() + met.queries.bytes());
         let memory = self.memory.as_ref().map_or(0, Cache::bytes);
-        self.rows.bytes() + met + memory + self.document.as_ref().map_or(0, |document| document.bytes())
+        let before = self.before.as_ref().map_or(0, |(rows, _)| rows.bytes());
+        self.rows.bytes() + before + met + memory + self.document.as_ref().map_or(0, |document| document.bytes())
     }
 }

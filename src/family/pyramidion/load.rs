@@ -115,6 +115,7 @@ impl<'a> Loader<'a> {
             }
             Scorer::Embedding { dimension } => Ok(Scores::Embedding(dimension)),
             Scorer::Index { every } => Ok(Scores::Index(every)),
+            Scorer::Attention => Ok(Scores::Attention),
             Scorer::Random { seed } => Ok(Scores::Random(seed.wrapping_add(layer as u64))),
         }
     }

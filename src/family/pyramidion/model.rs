@@ -169,6 +169,8 @@ impl Pyramidion {
             origins: Vec::new(),
             counted: 0,
             met: None,
+            mass: Vec::new(),
+            before: None,
             memory: None,
             blocks: 0,
             choices: Vec::new(),
@@ -274,7 +276,7 @@ impl Reader for Pyramidion {
     fn bytes_for(&self, tokens: usize) -> usize {
         let (dim, first) = (self.decoder.head.inputs(), &self.plan.segments[0]);
         let longest = if self.plan.padded { first.length } else { tokens.min(first.length) };
-        let (mut length, mut most) = (longest, 0);
+        let (mut length, mut most, mut before) = (longest, 0, 0);
         for (index, segment) in self.plan.segments.iter().enumerate() {
             // one row more for what is alike
             let rows = Rows::bytes_for(length + 1, dim, segment.span());
@@ -290,9 +292,13 @@ impl Reader for Pyramidion {
                 let half = Rows::bytes_for(length * factor / 2, dim, next);
                 pooled = half + if factor > 2 { Rows::bytes_for(length * factor / 4, dim, next) } else { 0 };
             }
-            most = most.max(rows + met.max(pooled));
+            most = most.max(before + rows + met.max(pooled));
+            if index == 0 && self.plan.upsamples {
+                before = rows;
+            }
             if index + 1 == self.plan.segments.len() {
-                most = most.max(rows + self.decoder.stack.layout.bytes_for(length));
+                let vectors = if self.plan.upsamples { longest } else { length };
+                most = most.max(before + rows + self.decoder.stack.layout.bytes_for(vectors));
             }
         }
         most

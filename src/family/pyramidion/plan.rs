@@ -28,6 +28,8 @@ pub(super) struct Plan {
     pub(super) padded: bool,
     /// Whether what pads a document is hidden from what does not: where nothing blocks or pools.
     pub(super) hides_padding: bool,
+    /// Whether the decoder attends to as many vectors as came in, whatever was pooled.
+    pub(super) upsamples: bool,
 }
 
 /// What is wrong with an architecture.
@@ -61,15 +63,25 @@ impl Plan {
             (first, length) = (layer + 1, kept);
         }
         segments.push(Segment { first, end: a.encoder_layers, length, block: a.block, factor: None });
-        let plan =
-            Self { segments, padded: a.padded, hides_padding: a.block.is_none() && a.pooling == Pooling::None {} };
-        match a.block.map(|block| block.min(length)) {
-            Some(block) if a.padded && first < a.encoder_layers && !length.is_multiple_of(block) => {
-                let expected =
-                    format!("a divisor of {length}: what is left over behind the last layer's last block is dropped");
-                Err(PlanError::new("block", expected, block))
+        let upsamples = matches!(a.pooling, Pooling::Funnel { .. });
+        let plan = Self {
+            segments,
+            padded: a.padded,
+            hides_padding: a.block.is_none() && a.pooling == Pooling::None {},
+            upsamples,
+        };
+        // where what is dropped would be missed: behind the last layer, or wherever each place is to get its window's vector
+        let whole = |segment: &Segment| match segment.block.map(|block| block.min(segment.length)) {
+            Some(block) if a.padded && segment.first < segment.end => segment.length.is_multiple_of(block),
+            _ => true,
+        };
+        let missed = |segment: &&Segment| (upsamples || segment.factor.is_none()) && !whole(segment);
+        match plan.segments.iter().find(missed) {
+            Some(segment) => {
+                let expected = format!("a divisor of {}: what whole blocks leave over is dropped", segment.length);
+                Err(PlanError::new("block", expected, a.block.unwrap_or(0)))
             }
-            _ => Ok(plan),
+            None => Ok(plan),
         }
     }
 
@@ -83,9 +95,10 @@ impl Plan {
         self.segments.iter().map(|segment| segment.length).collect()
     }
 
-    /// Vectors of the longest document at the end.
+    /// Vectors of the longest document that the decoder attends to.
     pub(super) fn last_length(&self) -> usize {
-        self.segments.last().map_or(0, |segment| segment.length)
+        let end = if self.upsamples { self.segments.first() } else { self.segments.last() };
+        end.map_or(0, |segment| segment.length)
     }
 
     /// The most vectors of one block of work.

@@ -16,14 +16,20 @@ pub(super) enum Scores {
     Embedding(usize),
     /// Of the place: 1 at every so many.
     Index(usize),
+    /// The attention that each vector got, which is not looked up here.
+    Attention,
     /// Of the place, noise: a seed of the layer's own.
     Random(u64),
 }
 
 impl Scores {
-    /// σ(logit) + 1e-5 of what stands at each place, or what the place itself says. What is alike is scored once.
-    pub(super) fn of(&self, input: &Input<'_>) -> Vec<f32> {
+    /// σ(logit) + 1e-5 of what stands at each place, or what the place itself says, or the attention that the vectors got: `mass`,
+    /// and for those that it does not list, `alike`. What is alike is scored once.
+    pub(super) fn of(&self, input: &Input<'_>, (mass, alike): (&[f32], f32)) -> Vec<f32> {
         match *self {
+            Self::Attention => {
+                return input.places.iter().map(|&row| mass.get(row as usize).copied().unwrap_or(alike)).collect();
+            }
             Self::Index(every) => {
                 return (0..input.places.len()).map(|place| f32::from(u8::from(place.is_multiple_of(every)))).collect();
             }
@@ -41,7 +47,7 @@ impl Scores {
         match self {
             Self::Embedding(dimension) => x[*dimension],
             // these look at places, not at vectors
-            Self::Index(_) | Self::Random(_) => 0.0,
+            Self::Index(_) | Self::Random(_) | Self::Attention => 0.0,
             Self::Linear(weight, bias) => (dot(weight, x) + f64::from(*bias)) as f32,
             Self::Ffn { dense, shift, weight, bias } => {
                 let inner = dense.chunks_exact(x.len()).zip(shift).map(|(row, shift)| dot(row, x) + f64::from(*shift));

@@ -21,7 +21,7 @@ const SPAN: usize = 512;
 const WORTH_SHARING: usize = 1 << 15;
 
 /// A store of keys and values: for each head the keys, (panels of sixteen, head_dim, 16), and behind all of them for each head
-/// the values, (keys, head_dim filled up to whole vectors). What fills up must be numbers; [`Dense::numbers`] zeroed is enough.
+/// the values, (keys, head_dim filled up to whole vectors). What fills up is met and left out again, whatever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dense {
     /// Heads.
@@ -48,6 +48,34 @@ impl Dense {
 
     fn values_at(&self) -> usize {
         self.heads * self.head_keys()
+    }
+
+    /// `sums` (count) += what each of the first `count` keys of a head weighs with some queries of that head, (head_dim) each and
+    /// scaled: columns of the attention matrix. Each is one chain over the queries in order.
+    ///
+    /// # Panics
+    /// If there are not so many keys.
+    pub fn add_weights<'a>(
+        &self,
+        (store, head): (&[f32], usize),
+        queries: impl Iterator<Item = &'a [f32]>,
+        sums: &mut [f32],
+    ) {
+        let keys = &store[head * self.head_keys()..][..sums.len().next_multiple_of(LANES) * self.head_dim];
+        let mut weights = vec![[0f32; LANES]; keys.len() / (LANES * self.head_dim)];
+        for query in queries {
+            for (scores, panel) in weights.iter_mut().zip(keys.chunks_exact(LANES * self.head_dim)) {
+                *scores = [0.0; LANES];
+                for (lanes, x) in panel.chunks_exact(LANES).zip(query) {
+                    scores.iter_mut().zip(lanes).for_each(|(score, key)| *score += x * key);
+                }
+            }
+            let weights = &mut weights.as_flattened_mut()[..sums.len()];
+            let top = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            weights.iter_mut().for_each(|score| *score = (*score - top).exp());
+            let share = 1.0 / weights.iter().sum::<f32>();
+            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += share * *weight);
+        }
     }
 
     /// Writes a key and its value, (heads, head_dim) each.
@@ -317,6 +345,23 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn weights_of_keys_add_up_over_queries() {
+        let layout = Dense { heads: 2, head_dim: 5, room: 40 };
+        let (keys, values, queries) = (numbers(1, 370), numbers(2, 370), numbers(3, 80));
+        let store = stored(layout, &keys, &values);
+        let mut sums = vec![0.0; 37];
+        layout.add_weights((&store, 1), queries.chunks(10).map(|query| &query[5..]), &mut sums);
+        assert!((sums.iter().sum::<f32>() - 8.0).abs() < 1e-5);
+        // a key's weight is what the mean of values is that are one there and zero elsewhere
+        for key in [0, 15, 36] {
+            let alone: Vec<f32> = (0..370).map(|at| f32::from(u8::from(at / 10 == key))).collect();
+            let of = |query: &[f32]| naive(&query[5..], &keys, &alone, (1, 2))[0];
+            let want: f64 = queries.chunks(10).map(of).sum();
+            assert!((f64::from(sums[key]) - want).abs() < 1e-5, "{key}: {} {want}", sums[key]);
         }
     }
 

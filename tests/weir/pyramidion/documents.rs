@@ -158,7 +158,10 @@ fn hard_top_k_keeps_vectors_as_they_are() {
         let model = shape.model(Dtype::F32);
         let (mut scratch, document) = (model.scratch(), tokens(&mut Dice::new(2), SOURCE));
         let Ok(mut encoding) = reader(&*model).open_hard() else {
-            assert!(reader(&*model).limits().poolings.is_empty());
+            assert!(
+                ["none", "mean", "max", "funnel"]
+                    .contains(&shape.config["architecture"]["pooling"]["kind"].as_str().unwrap())
+            );
             continue;
         };
         encoding.push(&document).unwrap();
@@ -172,10 +175,9 @@ fn hard_top_k_keeps_vectors_as_they_are() {
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), tokens.len());
-        let least = hard.choices()[0].kept.iter().map(|kept| kept.score).fold(f32::MAX, f32::min);
-        assert!(soft.choices()[0].kept.iter().filter(|kept| kept.score > least).count() > 0);
         let logits = [&hard, &soft].map(|document| forced(&*model, &**document, &[2, 9], &mut scratch));
-        assert!(logits[0] != logits[1], "{}", shape.name);
+        let hard_already = shape.config["architecture"]["pooling"]["kind"] == "hard-top-k";
+        assert_eq!(logits[0] == logits[1], hard_already, "{}", shape.name);
     }
 }
 

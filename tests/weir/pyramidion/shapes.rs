@@ -24,14 +24,33 @@ const HALVING: &str =
 const UNSORTED: &str =
     r#"{"kind": "successive-halving", "lengths": {"2": 80}, "flip_right": false, "sort_back": false, "scorer": "ffn"}"#;
 
+const EMBEDDING: &str =
+    r#"{"kind": "hard-top-k", "lengths": {"1": 4}, "sort_back": true, "scorer": {"embedding": {"dimension": 3}}}"#;
+const INDEX: &str = r#"{"kind": "successive-halving", "lengths": {"1": 4}, "flip_right": true, "sort_back": true, "scorer": {"index": {"every": 4}}}"#;
+const RANDOM: &str =
+    r#"{"kind": "hard-top-k", "lengths": {"0": 2, "2": 4}, "sort_back": false, "scorer": {"random": {"seed": 9}}}"#;
+const MEAN: &str = r#"{"kind": "mean", "lengths": {"0": 4, "2": 20}}"#;
+const MAX: &str = r#"{"kind": "max", "lengths": {"1": 5}}"#;
+const POWER: &str = r#"{"kind": "hard-top-k", "lengths": {"0": 4, "1": 8}, "sort_back": true, "scorer": "attention"}"#;
+const FUNNEL: &str = r#"{"kind": "funnel", "lengths": {"0": 4, "1": 8}}"#;
+
 /// Name, block, pooling, norms first, decoder positions, padded.
-const SHAPES: [(&str, &str, &str, bool, bool, bool); 8] = [
+const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
     ("pyramidion", "40", HALVING, false, false, true),
     ("transpooler", "64", UNSORTED, true, true, true),
     ("blockwise", "40", r#"{"kind": "none"}"#, false, true, true),
     ("vanilla", "null", r#"{"kind": "none"}"#, false, false, true),
     ("no blocks", "null", HALVING, true, false, true),
     ("dropped", "33", UNSORTED, false, false, true),
+    ("embedding", "40", EMBEDDING, false, false, true),
+    ("index", "40", INDEX, true, false, true),
+    ("random", "null", RANDOM, false, false, true),
+    ("mean", "40", MEAN, false, false, false),
+    ("max", "32", MAX, true, true, true),
+    ("power", "40", POWER, false, false, true),
+    ("power over all", "null", POWER, true, false, true),
+    ("funnel", "40", FUNNEL, false, false, true),
+    ("unpadded funnel", "null", FUNNEL, true, false, false),
     ("unpadded", "40", HALVING, false, false, false),
     ("unpadded vanilla", "null", r#"{"kind": "none"}"#, true, true, false),
 ];
@@ -74,17 +93,18 @@ impl Shape {
         })
     }
 
-    /// Makes scorers' weights so large that scores are told apart: random ones are all near one half.
+    /// Makes weights of scorers and queries so large that scores are told apart: random ones are all alike.
     fn spread_scores(&self) {
         let file = self.folder().join("model.safetensors");
         let mut bytes = fs::read(&file).unwrap();
         let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
         let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
         for (name, tensor) in tensors.as_object().unwrap() {
-            if name.contains("scorer") && name.ends_with("weight") {
+            let factor = if name.contains("scorer") { 40.0 } else { 10.0 };
+            if (name.contains("scorer") || name.contains("q_proj")) && name.ends_with("weight") {
                 let [from, to] = [0, 1].map(|end| header + tensor["data_offsets"][end].as_u64().unwrap() as usize);
                 for number in bytes[from..to].chunks_exact_mut(4) {
-                    let large = 40.0 * f32::from_le_bytes(number.try_into().unwrap());
+                    let large = factor * f32::from_le_bytes(number.try_into().unwrap());
                     number.copy_from_slice(&large.to_le_bytes());
                 }
             }

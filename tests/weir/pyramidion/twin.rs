@@ -5,8 +5,9 @@ use super::{
     shapes::{Shape, tokens},
     *,
 };
-use std::{collections::BTreeMap, path::Path};
+use std::{cell::RefCell, collections::BTreeMap, path::Path};
 use weir::{
+    decode::random::{Purpose, uniform},
     family::{
         checkpoint::{Config, Weights, read_weights},
         load::blueprint,
@@ -23,6 +24,8 @@ struct Twin {
     pre_norm: bool,
     source: usize,
     config: serde_json::Value,
+    /// What each key weighed in the last attention, summed over heads and queries.
+    mass: RefCell<Vector>,
 }
 
 impl Twin {
@@ -39,6 +42,7 @@ impl Twin {
             pre_norm: a["pre_norm"] == true,
             source: number("source_length"),
             config: a,
+            mass: RefCell::default(),
         }
     }
 
@@ -63,7 +67,7 @@ impl Twin {
         x.iter().zip(weight.iter().zip(&bias)).map(|(x, (w, b))| (x - mean) * scale * w + b).collect()
     }
 
-    /// Each of `asking` meets those of `keys` that `sees` lets it.
+    /// Each of `asking` meets those of `keys` that `sees` lets it; `mass` notes what each key weighed.
     fn attention(
         &self,
         name: &str,
@@ -76,7 +80,9 @@ impl Twin {
         };
         let (queries, met, values) = (project("q", asking), project("k", keys), project("v", keys));
         let width = self.dim / self.heads;
-        let one = |(at, query): (usize, &Vector)| {
+        let mut mass = self.mass.borrow_mut();
+        *mass = vec![0.0; keys.len()];
+        let mut one = |(at, query): (usize, &Vector)| {
             let mut out = vec![0.0; self.dim];
             for head in 0..self.heads {
                 let own = head * width..(head + 1) * width;
@@ -88,6 +94,7 @@ impl Twin {
                 let weights: Vec<f64> = seen.iter().map(|&key| score(&met[key]).exp()).collect();
                 let total: f64 = weights.iter().sum();
                 for (&key, weight) in seen.iter().zip(&weights) {
+                    mass[key] += weight / total;
                     for index in own.clone() {
                         out[index] += weight / total * values[key][index];
                     }
@@ -95,7 +102,7 @@ impl Twin {
             }
             self.linear(&format!("{name}.out_proj"), &out)
         };
-        queries.iter().enumerate().map(one).collect()
+        queries.iter().enumerate().map(&mut one).collect()
     }
 
     /// A residual around something, the norm before or behind it.
@@ -147,6 +154,7 @@ impl Twin {
             .flatten()
             .map(|(layer, kept)| (layer.parse().unwrap(), kept.as_u64().unwrap() as usize))
             .collect();
+        let mut first: Option<Vec<Vector>> = None;
         let (mut longest, hides) = (self.source, block.is_none() && lengths.is_empty());
         for layer in 0..self.config["encoder_layers"].as_u64().unwrap() as usize {
             let before = x.len();
@@ -162,29 +170,82 @@ impl Twin {
             self.feed_forward(&prefix, &mut x);
             match lengths.get(&layer) {
                 Some(&kept) => {
+                    if self.config["pooling"]["kind"] == "funnel" && first.is_none() {
+                        first = Some(x.clone());
+                    }
                     let factor = longest / kept;
                     let from = if padded { longest } else { before.next_multiple_of(factor) };
-                    x = self.halve(layer, x, from, from / factor);
+                    x = self.pool(layer, x, from, from / factor);
                     longest = kept;
                 }
                 None => x.resize(before, vec![0.0; self.dim]),
             }
         }
+        if let Some(first) = first {
+            let stride = self.source / longest;
+            let sum = |(at, before): (usize, &Vector)| before.iter().zip(&x[at / stride]).map(|(a, b)| a + b).collect();
+            x = first.iter().enumerate().map(sum).collect();
+        }
         if self.pre_norm { x.iter().map(|x| self.norm("encoder.layer_norm", x)).collect() } else { x }
     }
 
-    fn halve(&self, layer: usize, x: Vec<Vector>, from: usize, kept: usize) -> Vec<Vector> {
-        let pooling = &self.config["pooling"];
-        let prefix = format!("encoder.pooler.scorer.{layer}");
-        let logit = |x: &Vector| match pooling["scorer"] == "ffn" {
-            true => {
-                let inner: Vector = self.linear(&format!("{prefix}.dense"), x).iter().map(|x| x.tanh()).collect();
-                self.linear(&format!("{prefix}.out_proj"), &inner)[0]
-            }
-            false => self.linear(&prefix, x)[0],
+    /// Each vector's score.
+    fn scores(&self, layer: usize, x: &[Vector]) -> Vec<f64> {
+        let (scorer, prefix) = (&self.config["pooling"]["scorer"], format!("encoder.pooler.scorer.{layer}"));
+        let trained = |x: &Vector| -> f64 {
+            let logit = match scorer["embedding"]["dimension"].as_u64() {
+                Some(dimension) => x[dimension as usize],
+                None if scorer == "ffn" => {
+                    let inner: Vector = self.linear(&format!("{prefix}.dense"), x).iter().map(|x| x.tanh()).collect();
+                    self.linear(&format!("{prefix}.out_proj"), &inner)[0]
+                }
+                None => self.linear(&prefix, x)[0],
+            };
+            1.0 / (1.0 + (-logit).exp()) + 1e-5
         };
-        let mut all: Vec<(f64, Vector)> =
-            x.iter().map(|x| (1.0 / (1.0 + (-logit(x)).exp()) + 1e-5, x.clone())).collect();
+        let every = scorer["index"]["every"].as_u64();
+        let seed = scorer["random"]["seed"].as_u64();
+        let mass = self.mass.borrow();
+        let score = |(place, x): (usize, &Vector)| match (every, seed) {
+            _ if scorer == "attention" => mass[place],
+            (Some(every), _) => f64::from(u8::from(place as u64 % every == 0)),
+            (_, Some(seed)) => f64::from(uniform(seed + layer as u64, Purpose::Scores, place)),
+            _ => trained(x),
+        };
+        x.iter().enumerate().map(score).collect()
+    }
+
+    fn pool(&self, layer: usize, x: Vec<Vector>, from: usize, kept: usize) -> Vec<Vector> {
+        let pooling = &self.config["pooling"];
+        let kind = pooling["kind"].as_str().unwrap();
+        if ["mean", "max", "funnel"].contains(&kind) {
+            let size = from / kept;
+            let window = |vectors: &[Vector]| -> Vector {
+                let number = |index: usize| -> f64 {
+                    let numbers = vectors.iter().map(|x| x[index]);
+                    if kind != "max" {
+                        numbers.sum::<f64>() / vectors.len() as f64
+                    } else {
+                        numbers.fold(f64::MIN, f64::max)
+                    }
+                };
+                (0..self.dim).map(number).collect()
+            };
+            let mut all: Vec<Vector> = x.chunks(size).map(window).collect();
+            all.resize(kept, vec![0.0; self.dim]);
+            return all;
+        }
+        let scores = self.scores(layer, &x);
+        if kind == "hard-top-k" {
+            let mut order: Vec<usize> = (0..x.len()).collect();
+            order.sort_by(|&a, &b| (scores[b] as f32).total_cmp(&(scores[a] as f32)).then(a.cmp(&b)));
+            order.truncate(kept);
+            if pooling["sort_back"] == true {
+                order.sort_unstable();
+            }
+            return order.into_iter().map(|at| x[at].clone()).collect();
+        }
+        let mut all: Vec<(f64, Vector)> = scores.into_iter().zip(x).collect();
         all.resize(from, (1e-5, vec![0.0; self.dim]));
         while all.len() > kept {
             let mut order: Vec<usize> = (0..all.len()).collect();

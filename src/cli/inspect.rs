@@ -10,7 +10,7 @@ use crate::{
         decoder::resolution::{Resolution, measure},
         load::{Settings, blueprint, companions, load},
     },
-    text::Vocabulary,
+    text::{Vocabulary, subwords::TOKENIZER_FILE},
 };
 use serde_json::{Value, json};
 use std::{
@@ -133,6 +133,9 @@ impl Found {
     fn json(&self) -> Value {
         let mut vocabulary = match self.vocabulary.characters() {
             Some(characters) => json!({ "symbols": characters }),
+            None if self.vocabulary.is_pieces() => {
+                json!({ "size": self.vocabulary.len(), "tokenizer": self.vocabulary.subwords().map(|_| TOKENIZER_FILE) })
+            }
             None => json!({ "bytes": true }),
         };
         if let Some(specials) = self.vocabulary.specials() {
@@ -152,6 +155,7 @@ impl Found {
             "vocabulary_size": self.vocabulary.len(),
             "normaliser": self.vocabulary.normaliser().name(),
             "training_length": self.config.training_length,
+            "generation": self.config.generation,
             "sha256": self.sha256,
             "companions": self.companions.iter().map(Self::json).collect::<Vec<_>>(),
             "tensors": self.tensors().map(tensor).collect::<Vec<_>>(),
@@ -196,6 +200,8 @@ impl Found {
         const SHOWN: usize = 40;
         let count = self.vocabulary.len();
         match self.vocabulary.characters() {
+            None if self.vocabulary.subwords().is_some() => format!("{count} subwords"),
+            None if self.vocabulary.is_pieces() => format!("{count} ids, without a tokenizer"),
             None if self.vocabulary.specials().is_some() => format!("{count} bytes and marks"),
             None => format!("{count} bytes"),
             Some(_) => {

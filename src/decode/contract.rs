@@ -12,6 +12,7 @@
 
 use super::{
     cost::Cost,
+    document::Reader,
     random::{Purpose, uniform},
     trace,
 };
@@ -27,6 +28,9 @@ pub trait Model: Send + Sync {
     fn card(&self) -> &Card;
 
     /// The state of a sequence that has seen nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for a boundary mode that it does not have; [`Error::WrongKind`] if its rows begin from documents.
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>>;
 
     /// Working memory for one thread that runs steps.
@@ -66,6 +70,11 @@ pub trait Model: Send + Sync {
     /// What the work on the last of `symbols` symbols costs at least, in a sequence that has closed `segments` segments, the
     /// one that it may end included.
     fn cost(&self, symbols: usize, segments: usize) -> Cost;
+
+    /// What it can do with documents, if it reads any. The rows of a model that does begin from documents only.
+    fn reader(&self) -> Option<&dyn Reader> {
+        None
+    }
 }
 
 /// One sequence's state: what the model remembers of the symbols fed so far. Dropping it gives its pages back.

@@ -1,12 +1,14 @@
 //! The contract between models and engine, and one sequence's life.
 //!
-//! Reading order: [`contract`] (what a model is to everyone else; [`cost`], what its work costs), [`gather`] (which rows of a
+//! Reading order: [`contract`] (what a model is to everyone else; [`cost`], what its work costs;
+//! [`document`], what one that reads documents is), [`gather`] (which rows of a
 //! batch run their middle stack together), [`options`] (what a request may ask for), [`session`] (one request from prompt to
 //! last character), which is made of given symbols (`known`) and sampled ones (`generation`), and these of [`sampler`],
 //! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries.
 
 pub mod contract;
 pub mod cost;
+pub mod document;
 pub mod evaluate;
 pub mod gather;
 mod generation;

@@ -17,6 +17,8 @@ pub enum Purpose {
     Sampling = 0,
     /// Deciding whether a segment ends with the symbol at a position.
     Boundary = 1,
+    /// Scoring vectors at random, in a model that pools so.
+    Scores = 2,
 }
 
 /// Bits of a draw. With one more, the numbers next to 1 would round to 1.

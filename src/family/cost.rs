@@ -59,6 +59,18 @@ pub fn stack(stack: &Stack, positions: usize) -> StepCost {
         for sub_norm in [&layer.mixed_norm, &layer.wide_norm].into_iter().flatten() {
             cost += norm(sub_norm);
         }
+        if let Some(cross) = &layer.cross {
+            cost += linear(&cross.query);
+            cost += linear(&cross.output);
+            cost += norm(&cross.norm);
+        }
     }
     cost
+}
+
+/// A stack's attention to a memory of so many vectors.
+pub fn memory(stack: &Stack, vectors: usize) -> StepCost {
+    let Layout { layers, heads, head_dim, .. } = stack.layout;
+    let multiply_adds = 2 * layers * heads * head_dim * vectors;
+    StepCost { shared_bytes: 0, own_bytes: vectors * stack.layout.bytes_for_key(), multiply_adds }
 }

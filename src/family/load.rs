@@ -171,7 +171,20 @@ pub fn check_companion(config: &Config, companion: &Config, blueprint: &dyn Blue
 /// [`Error::Checkpoint`]: an unknown family, or what the family finds wrong.
 pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     match FAMILIES.iter().find(|(name, _)| *name == config.family) {
-        Some((_, read)) => read(config, file),
+        Some((_, read)) => {
+            let blueprint = read(config, file)?;
+            if !blueprint.reads_documents() {
+                if config.vocabulary(file)?.is_pieces() {
+                    let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
+                    return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
+                }
+                if config.generation.is_some() {
+                    let expected = "none: this family writes no summaries";
+                    return Err(Error::checkpoint(file, "generation", expected, "options"));
+                }
+            }
+            Ok(blueprint)
+        }
         None => {
             let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
             Err(Error::checkpoint(file, "family", format!("one of {}", names.join(", ")), config.family.as_str()))

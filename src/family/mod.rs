@@ -16,10 +16,15 @@ pub mod init;
 pub mod load;
 pub mod lslm;
 pub mod parts;
+pub mod pyramidion;
 
 /// The table of families: its name in `config.json`, and the reader of its architecture.
-pub const FAMILIES: &[(&str, Reader)] =
-    &[("hourglass", hourglass::config::read), ("decoder", decoder::config::read), ("lslm", lslm::config::read)];
+pub const FAMILIES: &[(&str, Reader)] = &[
+    ("hourglass", hourglass::config::read),
+    ("decoder", decoder::config::read),
+    ("lslm", lslm::config::read),
+    ("pyramidion", pyramidion::config::read),
+];
 
 /// Reads and validates a family's architecture; the path is `config.json`'s, for messages.
 pub type Reader = fn(&Config, &Path) -> Result<Box<dyn Blueprint>>;
@@ -35,6 +40,12 @@ pub trait Blueprint: Debug + Send + Sync {
     /// The subfolders with companion models that this one needs.
     fn companions(&self) -> Vec<&str> {
         Vec::new()
+    }
+
+    /// Whether it reads documents and writes summaries. Only such a family has pieces of a tokenizer for symbols, and a way
+    /// of writing in its configuration.
+    fn reads_documents(&self) -> bool {
+        false
     }
 
     /// What bounds its sequences.

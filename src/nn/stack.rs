@@ -8,6 +8,7 @@
 use super::{
     Activation, Place,
     cache::Cache,
+    memory::{Cross, recall},
     position::{Position, Queries},
     resolution::Scores,
     sized,
@@ -17,7 +18,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout, POSITIONS, Row, Source, TOGETHER, attend, scores},
+        attention::{DistanceTable, Layout, POSITIONS, Probes, Row, Source, TOGETHER, attend, scores},
         linear::{Linear, Quantized, Then},
         rowwise::{Norm, add_norm, norm},
     },
@@ -66,6 +67,8 @@ pub struct Layer {
     pub feed_forward_norm: Norm,
     /// Between the nonlinearity and `down`, (F): a sub-layer norm, where there is one.
     pub wide_norm: Option<Norm>,
+    /// Attention to a memory, between the other two, where there is one.
+    pub cross: Option<Cross>,
 }
 
 /// Finds the caches of a step's sequences.
@@ -74,6 +77,10 @@ pub trait Caches: Sync {
     fn cache(&self, sequence: usize) -> Result<&Cache>;
     /// The same, to write.
     fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache>;
+    /// What a sequence's rows attend to beside their own past.
+    fn memory(&self, _sequence: usize) -> Result<Option<&Cache>> {
+        Ok(None)
+    }
 }
 
 /// An intermediate result of a layer, for whoever watches.
@@ -101,18 +108,20 @@ pub struct StackWork {
     pub scores: Option<Scores>,
     qkv: Vec<f32>,
     queries: Queries,
+    /// Those for a memory.
+    pub(super) asking: Probes,
     normed: Vec<f32>,
-    mixed: Vec<f32>,
+    pub(super) mixed: Vec<f32>,
     wide: Vec<f32>,
-    change: Vec<f32>,
+    pub(super) change: Vec<f32>,
 }
 
 /// What one pass through all layers works with.
-struct Pass<'a, C> {
-    compute: &'a Compute,
-    places: &'a [Place],
-    caches: &'a mut C,
-    work: &'a mut StackWork,
+pub(super) struct Pass<'a, C> {
+    pub(super) compute: &'a Compute,
+    pub(super) places: &'a [Place],
+    pub(super) caches: &'a mut C,
+    pub(super) work: &'a mut StackWork,
 }
 
 /// Multiply-adds of attention below which waking other threads costs more than it brings.
@@ -139,6 +148,10 @@ impl Stack {
                 Order::Post => {
                     self.attention(index, x, &mut pass)?;
                     add_norm(compute, x, &pass.work.change, &layer.attention_norm);
+                    if let Some(cross) = &layer.cross {
+                        recall(index, cross, x, &mut pass)?;
+                        add_norm(compute, x, &pass.work.change, &cross.norm);
+                    }
                     self.feed_forward(compute, layer, x, pass.work);
                     add_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
                 }
@@ -147,6 +160,11 @@ impl Stack {
                     copy_norm(compute, x, &layer.attention_norm, &mut normed);
                     self.attention(index, &normed, &mut pass)?;
                     add(x, &pass.work.change);
+                    if let Some(cross) = &layer.cross {
+                        copy_norm(compute, x, &cross.norm, &mut normed);
+                        recall(index, cross, &normed, &mut pass)?;
+                        add(x, &pass.work.change);
+                    }
                     copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
                     self.feed_forward(compute, layer, &normed, pass.work);
                     add(x, &pass.work.change);

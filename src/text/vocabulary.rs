@@ -1,14 +1,17 @@
 //! A model's symbols: single characters numbered in order, or the 256 byte values; beside them a model's own marks, if it has
-//! any ([`Specials`]).
+//! any ([`Specials`]). Or a tokenizer's pieces ([`Subwords`]).
 
-use super::{Normaliser, Specials};
+use super::{Normaliser, Specials, Subwords};
 use crate::error::{Error, Result, clip};
 use std::{
     borrow::Cow,
     collections::{HashMap, hash_map::Entry},
     ops::ControlFlow,
     path::Path,
+    sync::Arc,
 };
+
+mod pieces;
 
 /// The most symbols: as many as there are code points.
 pub const MAX_SYMBOLS: usize = 1_114_112;
@@ -29,6 +32,8 @@ enum Symbols {
     Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
     /// The value of a byte and the id of byte 0 are its id.
     Bytes { first: u32 },
+    /// Pieces of a tokenizer; without one, ids alone.
+    Pieces { count: usize, subwords: Option<Arc<Subwords>> },
 }
 
 /// A list of symbols that cannot be a vocabulary.
@@ -134,6 +139,7 @@ impl Vocabulary {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => symbols.len(),
             Symbols::Bytes { .. } => BYTES + self.specials.map_or(0, |_| Specials::COUNT),
+            Symbols::Pieces { count, .. } => *count,
         }
     }
 
@@ -156,7 +162,7 @@ impl Vocabulary {
     pub fn byte_of(&self, id: u32) -> Option<u8> {
         match self.symbols {
             Symbols::Bytes { first } => id.checked_sub(first).and_then(|byte| u8::try_from(byte).ok()),
-            Symbols::Characters { .. } => None,
+            Symbols::Characters { .. } | Symbols::Pieces { .. } => None,
         }
     }
 
@@ -170,26 +176,29 @@ impl Vocabulary {
         matches!(self.symbols, Symbols::Bytes { .. })
     }
 
-    /// The characters in order of their ids, unless symbols are bytes.
+    /// The characters in order of their ids, if symbols are characters.
     pub fn characters(&self) -> Option<&[char]> {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => Some(symbols),
-            Symbols::Bytes { .. } => None,
+            Symbols::Bytes { .. } | Symbols::Pieces { .. } => None,
         }
     }
 
     /// Whether the other has the same symbols under the same ids; normalisers may differ.
     pub fn same_symbols(&self, other: &Self) -> bool {
+        let tokenizer = |vocabulary: &Self| vocabulary.subwords().map(|subwords| subwords.json().to_owned());
         self.characters() == other.characters()
             && self.byte_zero() == other.byte_zero()
             && self.specials == other.specials
+            && (self.is_pieces(), self.len()) == (other.is_pieces(), other.len())
+            && tokenizer(self) == tokenizer(other)
     }
 
     /// The id of byte 0, where symbols are bytes.
     pub fn byte_zero(&self) -> Option<u32> {
         match self.symbols {
             Symbols::Bytes { first } => Some(first),
-            Symbols::Characters { .. } => None,
+            Symbols::Characters { .. } | Symbols::Pieces { .. } => None,
         }
     }
 
@@ -203,6 +212,9 @@ impl Vocabulary {
         match &self.symbols {
             Symbols::Characters { ids, .. } => ids.get(&character).copied(),
             Symbols::Bytes { first } => character.is_ascii().then_some(first + u32::from(character)),
+            Symbols::Pieces { subwords, .. } => {
+                subwords.as_ref().and_then(|subwords| subwords.id_of(character.encode_utf8(&mut [0; 4])))
+            }
         }
     }
 
@@ -221,6 +233,13 @@ impl Vocabulary {
     /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary and its offset in characters in the
     /// text as given; [`Error::TooLong`], or [`Error::LongerThan`] where the length would have to be worked out.
     pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
+        if self.is_pieces() {
+            let pieces = self.pieces(field, text)?;
+            return match pieces.len() <= limit {
+                true => Ok(pieces.into_iter().map(|piece| piece.id).collect()),
+                false => Err(Error::TooLong { field, length: pieces.len(), limit, unit: "tokens" }),
+            };
+        }
         let mut encoded = Vec::with_capacity(text.len().min(limit));
         let mut unknown = None;
         self.normaliser.each(text, |character, offset| {
@@ -256,6 +275,9 @@ impl Vocabulary {
     pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
         if let Some(zero) = self.byte_zero() {
             return Ok(text.bytes().map(|byte| zero + u32::from(byte)).collect());
+        }
+        if self.is_pieces() {
+            return Ok(self.pieces(field, text)?.into_iter().map(|piece| piece.id).collect());
         }
         let unknown = |offset, character| Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
         let symbol = |(offset, character)| self.id_of(character).ok_or_else(|| unknown(offset, character));
@@ -299,6 +321,9 @@ impl Vocabulary {
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.symbols {
             Symbols::Characters { .. } => ids.iter().filter_map(|&id| self.surface(id)).collect(),
+            Symbols::Pieces { subwords, .. } => {
+                subwords.as_ref().map_or_else(String::new, |subwords| subwords.decode(ids))
+            }
             Symbols::Bytes { .. } => {
                 let mut text = String::with_capacity(ids.len());
                 for run in ids.split_inclusive(|&id| self.byte_of(id).is_none()) {
@@ -324,6 +349,9 @@ impl Vocabulary {
             (Some(shown), _) => shown.to_owned(),
             (_, Some(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),
             (_, Some(byte)) => format!("{:?}", char::from(byte)),
+            _ if self.is_pieces() => {
+                self.subwords().and_then(|subwords| subwords.piece(id)).unwrap_or_else(|| format!("id {id}"))
+            }
             _ => format!("{:?}", self.character(id)),
         }
     }
@@ -333,6 +361,8 @@ impl Vocabulary {
         match &self.symbols {
             Symbols::Characters { symbols, .. } => symbols.get(id as usize).copied().unwrap_or(REPLACEMENT),
             Symbols::Bytes { .. } => self.byte_of(id).map(char::from).filter(char::is_ascii).unwrap_or(REPLACEMENT),
+            // a piece is no character, whatever its length
+            Symbols::Pieces { .. } => REPLACEMENT,
         }
     }
 }

@@ -36,7 +36,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("http_body", &["serve"]),
     ("tower", &["serve"]),
     ("weir_proto", &["serve"]),
-    ("prost", &[]),
+    ("prost", &["family"]),
     ("tokio_stream", &["serve"]),
     // The engine's channels and their wakers; the command line's runtime and signals.
     ("tokio", &["serve", "engine", "cli"]),
@@ -53,6 +53,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("webpki", &["serve"]),
     ("rand_chacha", &["decode", "family"]),
     ("unicode_normalization", &["text"]),
+    ("tokenizers", &["text"]),
     ("thiserror", &["error", "family", "text"]),
     ("plotters", &["report"]),
     ("sysinfo", &["report", "serve"]),

@@ -44,7 +44,8 @@ fn configurations() -> Vec<Configuration> {
     let latent = latent.chain(odd);
     let decoders = official.chain(fewer_bits).chain(decoders::shapes());
     let mut all = Vec::new();
-    for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders) {
+    let readers = super::pyramidion::bound::shapes();
+    for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders).chain(readers) {
         for &mode in &model.card().boundary_modes.clone() {
             if mode == BoundaryMode::Predictor {
                 // given text is cut as in the other mode

@@ -47,6 +47,7 @@ impl Golden {
             match view.dtype() {
                 Dtype::F32 => data.chunks(4).map(|chunk| f32::from_le_bytes(four(chunk))).collect(),
                 Dtype::I32 => data.chunks(4).map(|chunk| i32::from_le_bytes(four(chunk)) as f32).collect(),
+                Dtype::I64 => data.as_chunks().0.iter().map(|&eight| i64::from_le_bytes(eight) as f32).collect(),
                 Dtype::U8 => data.iter().map(|&byte| f32::from(byte)).collect(),
                 other => panic!("{other:?}"),
             }
@@ -68,6 +69,10 @@ impl Golden {
         let (shape, data) = &self.0[name];
         let size = data.len() / shape[0];
         &data[index * size..(index + 1) * size]
+    }
+
+    pub(super) fn shape(&self, name: &str) -> &[usize] {
+        &self.0[name].0
     }
 
     pub(super) fn ids(&self, name: &str) -> Vec<u32> {

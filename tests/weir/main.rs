@@ -23,6 +23,7 @@ mod operations;
 mod papers;
 mod parking;
 mod process;
+mod pyramidion;
 mod served;
 mod settings;
 mod support;

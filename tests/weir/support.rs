@@ -69,6 +69,36 @@ pub(super) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
+/// Fixture cases of the encoder-decoders that pool their document.
+pub(super) const PYRAMIDION_CASES: [&str; 11] = [
+    "vanilla_full",
+    "vanilla_padded",
+    "blockwise",
+    "transpooler",
+    "no_block",
+    "tail_dropped",
+    "prenorm",
+    "pyramidion",
+    "pyramidion_padded",
+    "pyramidion_unsorted",
+    "deep",
+];
+
+/// Where the golden data of such a case is.
+pub(super) fn pyramidion_golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pyramidion").join(case)
+}
+
+/// Such a fixture, converted.
+pub(super) fn pyramidion_converted(case: &str) -> PathBuf {
+    converted_from(convert::Source::Pyramidions, &pyramidion_golden(case), &format!("pyramidion-{case}"))
+}
+
+/// Such a fixture's model, its numbers stored in a type.
+pub(super) fn pyramidion_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
+    load(&pyramidion_converted(case), &Settings { dtype, ..settings() }).unwrap()
+}
+
 /// The same numbers as symbols of a model's text: its marks are left out.
 pub(super) fn of_text(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = model.card().vocabulary.text_ids().collect();

@@ -3,9 +3,12 @@
 use super::json;
 use crate::{
     error::{Error, Result, clip},
-    text::{Normaliser, Specials, Vocabulary},
+    text::{
+        Normaliser, Specials, Subwords, Vocabulary,
+        subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
+    },
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use std::{fmt::Write, path::Path, sync::Arc};
 
@@ -31,6 +34,28 @@ pub struct Config {
     pub training_length: usize,
     /// The family's own part, as JSON text, so that it is parsed once, into the family's type: see [`architecture`].
     architecture: Box<RawValue>,
+    /// What a request for a summary gets that asks for nothing else, in a family that writes any.
+    pub generation: Option<Generation>,
+    /// The tokenizer that the vocabulary names.
+    #[serde(skip)]
+    subwords: Option<Arc<Subwords>>,
+}
+
+/// How a summary is written unless a request says otherwise: fairseq's options, under their usual names.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Generation {
+    /// Hypotheses that are followed.
+    pub beam: usize,
+    /// A hypothesis' log-probability is divided by its length to this power.
+    pub length_penalty: f32,
+    /// Tokens before the end mark, at least.
+    pub min_tokens: usize,
+    /// And at most.
+    pub max_tokens: usize,
+    /// No run of so many tokens twice; 0 for no such rule.
+    #[serde(default)]
+    pub no_repeat_ngram: usize,
 }
 
 /// The symbols, as the file lists them.
@@ -45,9 +70,11 @@ pub enum VocabularyConfig {
     MarkedSymbols(Vec<String>, Specials),
     /// Byte values from this id on, with the model's own marks at all other ids.
     MarkedBytes(u32, Specials),
+    /// So many ids, the pieces of the tokenizer in the file beside this one, if one is named.
+    Pieces(usize, Option<String>),
 }
 
-/// What `vocabulary` may hold: one of the two.
+/// What `vocabulary` may hold: one of the three.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kinds {
@@ -55,6 +82,8 @@ struct Kinds {
     bytes: Option<bool>,
     first_byte: Option<u32>,
     specials: Option<Specials>,
+    size: Option<usize>,
+    tokenizer: Option<String>,
 }
 
 impl TryFrom<Kinds> for VocabularyConfig {
@@ -62,7 +91,16 @@ impl TryFrom<Kinds> for VocabularyConfig {
     type Error = &'static str;
 
     fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
-        let Kinds { symbols, bytes, first_byte, specials } = kinds;
+        let Kinds { symbols, bytes, first_byte, specials, size, tokenizer } = kinds;
+        let pieces = size.is_some() || tokenizer.is_some();
+        if pieces && (symbols.is_some() || bytes.is_some() || first_byte.is_some() || specials.is_some()) {
+            return Err("`size` beside other keys, expected only `tokenizer` there");
+        }
+        match (size, tokenizer) {
+            (Some(size), tokenizer) => return Ok(Self::Pieces(size, tokenizer)),
+            (None, Some(_)) => return Err("`tokenizer` alone, expected `size` beside it"),
+            (None, None) => {}
+        }
         match (symbols, bytes, first_byte, specials) {
             (Some(symbols), None, None, None) => Ok(Self::Symbols(symbols)),
             (None, Some(bytes), None, None) => Ok(Self::Bytes(bytes)),
@@ -91,9 +129,23 @@ impl Config {
         let raw = serde_json::value::to_raw_value(architecture);
         let architecture = raw.map_err(|error| Error::Internal(format!("architecture: {error}")))?;
         let ((vocabulary, normaliser), family, format) = (vocabulary, family.to_owned(), FORMAT.to_owned());
-        let config = Self { format, family, vocabulary, normaliser, training_length, architecture };
+        let (generation, subwords) = (None, None);
+        let config =
+            Self { format, family, vocabulary, normaliser, training_length, architecture, generation, subwords };
         config.validate(file)?;
         Ok(config)
+    }
+
+    /// The same with a tokenizer, to be written beside it, and with a way of writing.
+    #[must_use]
+    pub fn with(mut self, subwords: Option<Arc<Subwords>>, generation: Option<Generation>) -> Self {
+        (self.subwords, self.generation) = (subwords, generation);
+        self
+    }
+
+    /// The tokenizer, if the vocabulary has one.
+    pub fn subwords(&self) -> Option<&Arc<Subwords>> {
+        self.subwords.as_ref()
     }
 
     /// Reads the `config.json` of a checkpoint.
@@ -130,7 +182,20 @@ impl Config {
             }
             None => return Err(Error::checkpoint(file, "format", expected, "nothing")),
         }
-        let config: Self = json::parse(text, file, "")?;
+        let mut config: Self = json::parse(text, file, "")?;
+        if let VocabularyConfig::Pieces(_, Some(name)) = &config.vocabulary {
+            if name != TOKENIZER_FILE {
+                return Err(Error::checkpoint(
+                    file,
+                    "vocabulary.tokenizer",
+                    format!("{TOKENIZER_FILE:?}"),
+                    name.as_str(),
+                ));
+            }
+            let beside = file.with_file_name(name);
+            let subwords = Subwords::parse(&json::read_limited(&beside, MAX_TOKENIZER_BYTES)?);
+            config.subwords = Some(Arc::new(subwords.map_err(|error| error.within(&beside))?));
+        }
         config.validate(file)?;
         Ok(config)
     }
@@ -162,6 +227,10 @@ impl Config {
                 let vocabulary = Vocabulary::of_marked_bytes(*first, *specials, self.normaliser);
                 vocabulary.map(Arc::new).map_err(|error| error.within(file))
             }
+            VocabularyConfig::Pieces(size, _) => {
+                let vocabulary = Vocabulary::of_pieces(*size, self.subwords.clone(), self.normaliser);
+                vocabulary.map(Arc::new).map_err(|error| error.within(file))
+            }
         }
     }
 
@@ -185,6 +254,8 @@ impl Config {
             VocabularyConfig::MarkedBytes(first, specials) => {
                 serde_json::json!({ "bytes": true, "first_byte": first, "specials": specials })
             }
+            VocabularyConfig::Pieces(size, None) => serde_json::json!({ "size": size }),
+            VocabularyConfig::Pieces(size, Some(name)) => serde_json::json!({ "tokenizer": name, "size": size }),
         };
         let architecture: serde_json::Value = serde_json::from_str(self.architecture.get()).map_err(internal)?;
         let architecture = match architecture.as_object() {
@@ -197,7 +268,7 @@ impl Config {
             None => architecture.to_string(),
         };
         let family = serde_json::to_string(&self.family).map_err(internal)?;
-        let lines = [
+        let mut lines = vec![
             ("format", format!("{:?}", self.format)),
             ("family", family),
             ("vocabulary", vocabulary.to_string()),
@@ -205,6 +276,9 @@ impl Config {
             ("training_length", self.training_length.to_string()),
             ("architecture", architecture),
         ];
+        if let Some(generation) = &self.generation {
+            lines.push(("generation", serde_json::to_string(generation).map_err(internal)?));
+        }
         let mut text = String::from("{");
         for (index, (key, value)) in lines.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -288,8 +362,8 @@ mod tests {
         for (from, to, expected) in cases {
             assert_eq!(message(from, to), expected);
         }
-        let unknown = message(r#""family""#, r#""generation": 1, "family""#);
-        assert!(unknown.starts_with("config.json: generation: expected one of `format`"), "{unknown}");
+        let unknown = message(r#""family""#, r#""generations": 1, "family""#);
+        assert!(unknown.starts_with("config.json: generations: expected one of `format`"), "{unknown}");
         assert!(unknown.ends_with("found an unknown key"), "{unknown}");
         let twice = message("{", r#"{"family": "x", "#);
         assert_eq!(twice, "config.json: family: expected one value, found two");

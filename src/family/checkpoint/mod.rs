@@ -12,7 +12,7 @@ pub mod reader;
 pub mod shards;
 pub mod writer;
 
-pub use config::{CONFIG_FILE, Config, VocabularyConfig, architecture};
+pub use config::{CONFIG_FILE, Config, Generation, VocabularyConfig, architecture};
 pub use header::Dtype;
 pub use reader::{Tensor, Weights, read_from, read_weights, read_weights_telling};
 pub use shards::WEIGHTS_FILE;

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     family::TensorSpec,
+    text::subwords::TOKENIZER_FILE,
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -23,6 +24,8 @@ use std::{
 pub struct Writer {
     dest: PathBuf,
     config: Partial,
+    /// Of a vocabulary of pieces.
+    tokenizer: Option<Partial>,
     weights: Partial,
     out: BufWriter<File>,
     hash: Sha256,
@@ -38,14 +41,14 @@ impl Writer {
     pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
         check_vacant(dest, overwrite)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
-        let (config_text, config) = (config.to_json()?, Partial::new(dest, CONFIG_FILE));
-        let mut file = File::create(&config.path).map_err(unwritable(dest))?;
-        file.write_all(config_text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io(&config.path))?;
+        let tokenizer = config.subwords().map(|subwords| Partial::written(dest, TOKENIZER_FILE, subwords.json()));
+        let (tokenizer, config) = (tokenizer.transpose()?, Partial::written(dest, CONFIG_FILE, &config.to_json()?)?);
         let weights = Partial::new(dest, WEIGHTS_FILE);
         let out = BufWriter::with_capacity(1 << 20, File::create(&weights.path).map_err(Error::io(&weights.path))?);
         let (header, mut missing) = header(specs)?;
         missing.reverse();
-        let mut writer = Self { dest: dest.to_path_buf(), config, weights, out, hash: Sha256::new(), missing };
+        let (dest, hash) = (dest.to_path_buf(), Sha256::new());
+        let mut writer = Self { dest, config, tokenizer, weights, out, hash, missing };
         writer.put(&header)?;
         Ok(writer)
     }
@@ -90,6 +93,9 @@ impl Writer {
             }
         }
         self.weights.rename(&self.dest.join(WEIGHTS_FILE))?;
+        if let Some(tokenizer) = self.tokenizer.as_mut() {
+            tokenizer.rename(&self.dest.join(TOKENIZER_FILE))?;
+        }
         self.config.rename(&config)?;
         Ok(hexadecimal(&self.hash.finalize_reset()))
     }
@@ -156,7 +162,7 @@ fn entries(dest: &Path) -> Result<Vec<Entry>> {
         let entry = entry.map_err(Error::io(dest))?;
         let (name, path) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
         let shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
-        let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE].contains(&&*name) || name == index_file();
+        let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE].contains(&&*name) || name == index_file();
         let kind = match path.is_dir() {
             true if path.join(CONFIG_FILE).is_file() => Kind::Companion,
             false if part => Kind::Part,
@@ -217,6 +223,14 @@ struct Partial {
 impl Partial {
     fn new(dest: &Path, name: &str) -> Self {
         Self { path: dest.join(format!(".{name}.{}.partial", std::process::id())), renamed: false }
+    }
+
+    /// One with a text in it.
+    fn written(dest: &Path, name: &str, text: &str) -> Result<Self> {
+        let partial = Self::new(dest, name);
+        let mut file = File::create(&partial.path).map_err(unwritable(dest))?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io(&partial.path))?;
+        Ok(partial)
     }
 
     fn rename(&mut self, to: &Path) -> Result<()> {

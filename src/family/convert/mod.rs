@@ -8,6 +8,7 @@ pub mod dynamic_pooling;
 pub mod gpt2;
 pub mod lslm;
 pub mod pickle;
+pub mod pyramidions;
 pub mod torch;
 pub mod torchscale;
 mod training;
@@ -32,6 +33,8 @@ pub enum Source {
     Lslm,
     /// torchscale's decoder, LeX's fork included.
     Torchscale,
+    /// The official code of Trainable Representation Pooling, a fork of fairseq.
+    Pyramidions,
 }
 
 /// Reads a source; told bytes read and bytes to read.
@@ -43,6 +46,7 @@ const SOURCES: &[(Source, &str, Reader)] = &[
     (Source::Gpt2, "gpt2", gpt2::read),
     (Source::Lslm, "lslm", lslm::read),
     (Source::Torchscale, "torchscale", torchscale::read),
+    (Source::Pyramidions, "pyramidions", pyramidions::read),
 ];
 
 impl Source {

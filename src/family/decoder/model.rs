@@ -23,28 +23,32 @@ use std::{path::Path, sync::Arc};
 
 /// A loaded decoder. D = width, V = symbols.
 pub struct Decoder {
-    pub(super) card: Card,
-    pub(super) compute: Compute,
+    /// What clients may know of it.
+    pub card: Card,
+    /// What it runs on.
+    pub compute: Compute,
     /// (V, D), multiplied by √D where the configuration says so.
-    pub(super) embedding: Vec<f32>,
-    pub(super) stack: Stack,
-    /// After the last layer.
-    pub(super) norm: Norm,
+    pub embedding: Vec<f32>,
+    /// Its layers.
+    pub stack: Stack,
+    /// After the last layer, where layers do not end with one.
+    pub norm: Option<Norm>,
     /// (V, D)
-    pub(super) head: Linear,
+    pub head: Linear,
     /// Where a text begins with a mark, what that leaves behind, computed once.
-    pub(super) start: Option<Start>,
-    pages: Arc<PagePool>,
+    pub start: Option<Start>,
+    /// Where keys and values are.
+    pub pages: Arc<PagePool>,
     /// Bytes in pages that the model itself holds: the start's.
-    own_bytes: usize,
+    pub own_bytes: usize,
 }
 
 /// What the start's mark leaves behind.
-pub(super) struct Start {
+pub struct Start {
     /// Its keys and values.
     cache: Arc<Cache>,
     /// What the logits before a text's first symbol are made of: (D).
-    pub(super) hidden: Vec<f32>,
+    pub hidden: Vec<f32>,
 }
 
 impl Decoder {
@@ -62,7 +66,7 @@ impl Decoder {
         let (window, order, positions) = (a.window, Order::Pre, max_symbols + blueprint.lead());
         let plan = StackPlan { name: "layers", count: a.layers, output: 0, window, order, positions };
         let stack = loader.stack(&plan)?;
-        let norm = loader.norm("norm")?;
+        let norm = Some(loader.norm("norm")?);
         let mut embedding = loader.weights.take("embedding.weight")?;
         let head = match a.tied {
             true => loader.pack(&embedding, blueprint.symbols)?,
@@ -134,7 +138,7 @@ impl Model for Decoder {
         check_mode(&boundaries, &self.card)?;
         let empty = || Arc::new(Cache::new(self.stack.layout, self.pages.clone()));
         let begun = self.start.as_ref().map_or_else(empty, |start| start.cache.clone());
-        Ok(Box::new(DecoderState::new(begun, self.stack.window)))
+        Ok(Box::new(DecoderState::new(begun, self.stack.window, None)))
     }
 
     fn scratch(&self) -> Scratch {
@@ -170,7 +174,9 @@ impl Model for Decoder {
 
     fn cost(&self, symbols: usize, _: usize) -> Cost {
         let mut cost = Cost { symbol: cost::stack(&self.stack, self.positions(symbols)), ..Cost::default() };
-        cost.logits += cost::norm(&self.norm);
+        if let Some(norm) = &self.norm {
+            cost.logits += cost::norm(norm);
+        }
         cost.logits += cost::linear(&self.head);
         cost
     }

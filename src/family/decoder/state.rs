@@ -19,12 +19,14 @@ pub struct DecoderState {
     pub finished: usize,
     /// What the finish step makes logits of: (wanted, D).
     pub hidden: Vec<f32>,
+    /// What it attends to beside its own past, where that is something: never written, shared with whoever else reads it.
+    pub memory: Option<Cache>,
 }
 
 impl DecoderState {
     /// One that has seen no symbol.
-    pub fn new(begun: Arc<Cache>, window: Window) -> Self {
-        Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new() }
+    pub fn new(begun: Arc<Cache>, window: Window, memory: Option<Cache>) -> Self {
+        Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new(), memory }
     }
 
     /// Whether no symbol is in flight.
@@ -53,8 +55,8 @@ impl State for DecoderState {
 
     fn fork(&self) -> Box<dyn State> {
         let Self { window, finished, .. } = *self;
-        let (cache, begun) = (self.cache.clone(), self.begun.clone());
-        let mut fork = Self { cache, begun, window, finished, hidden: Vec::new() };
+        let (cache, begun, memory) = (self.cache.clone(), self.begun.clone(), self.memory.clone());
+        let mut fork = Self { cache, begun, window, finished, hidden: Vec::new(), memory };
         // where the window has moved on too far since, there is no way back to before the feed
         fork.truncate(if finished < self.earliest() { 0 } else { finished });
         Box::new(fork)
@@ -92,16 +94,16 @@ impl State for DecoderState {
     }
 
     fn bytes(&self) -> usize {
-        self.cache.bytes()
+        self.cache.bytes() + self.memory.as_ref().map_or(0, Cache::bytes)
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.cache.pages() {
+        for page in self.cache.pages().iter().chain(self.memory.iter().flat_map(Cache::pages)) {
             each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
         }
     }
 
     fn own_bytes(&self) -> usize {
-        size_of::<Self>() + self.cache.own_bytes()
+        size_of::<Self>() + self.cache.own_bytes() + self.memory.as_ref().map_or(0, Cache::own_bytes)
     }
 }

@@ -60,6 +60,10 @@ impl Caches for Of<'_> {
     fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache> {
         Ok(&mut state(self.0, sequence)?.cache)
     }
+
+    fn memory(&self, sequence: usize) -> Result<Option<&Cache>> {
+        Ok(state_ref::<DecoderState>(&*self.0[sequence].state)?.memory.as_ref())
+    }
 }
 
 fn state(rows: &mut [Row], index: usize) -> Result<&mut DecoderState> {
@@ -68,7 +72,10 @@ fn state(rows: &mut [Row], index: usize) -> Result<&mut DecoderState> {
 
 impl Decoder {
     /// The symbol step.
-    pub(super) fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    ///
+    /// # Errors
+    /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
+    pub fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             self.check(&mut rows[index])?;
         }
@@ -105,7 +112,8 @@ impl Decoder {
         }
         if len + more > self.card.max_symbols {
             let (length, limit) = (len + more, self.card.max_symbols);
-            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
+            let unit = if self.card.vocabulary.is_pieces() { "tokens" } else { "characters" };
+            return Err(Error::TooLong { field: "sequence", length, limit, unit });
         }
         state.hidden.clear();
         self.card.vocabulary.check_ids("feed", &row.feed)
@@ -143,7 +151,10 @@ impl Decoder {
     }
 
     /// The finish step.
-    pub(super) fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    ///
+    /// # Errors
+    /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
+    pub fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         let (dim, symbols) = (self.head.inputs(), self.head.outputs());
         work.picked.clear();
         for &index in which {
@@ -157,7 +168,9 @@ impl Decoder {
             }
             work.picked.append(hidden);
         }
-        norm(&self.compute, &mut work.picked, &self.norm); // (wanted, D)
+        if let Some(parameters) = &self.norm {
+            norm(&self.compute, &mut work.picked, parameters); // (wanted, D)
+        }
         let logits = sized(&mut work.logits, work.picked.len() / dim * symbols);
         self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
         let mut rest = &*logits;

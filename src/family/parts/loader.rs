@@ -159,6 +159,7 @@ impl<'a> Loader<'a> {
             down: self.linear(&format!("{prefix}.feed_forward.down"))?,
             feed_forward_norm: self.norm(&format!("{prefix}.feed_forward.norm"))?,
             wide_norm,
+            cross: None,
         })
     }
 

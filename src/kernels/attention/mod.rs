@@ -13,6 +13,7 @@
 
 mod bias;
 mod bytes;
+mod dense;
 mod distance;
 mod floats;
 mod layout;
@@ -21,6 +22,7 @@ mod softmax;
 mod stored;
 
 pub use bias::Bias;
+pub use dense::{Dense, attend_all as attend_dense};
 pub use distance::DistanceTable;
 pub use layout::Layout;
 pub use probe::{Forms, Probe, Probes};
@@ -135,12 +137,15 @@ impl<'a, const B: usize> Span<'a, B> {
 }
 
 /// Each of `outs`, (head_dim) = Σ softmax(scores) · values of a row; not numbers, if a score is none or all are infinite. The
-/// rows' positions rise by one, and their windows' starts never fall.
+/// rows' positions rise by one, and their windows' starts never fall; without distances and bias they may also stand still.
 ///
 /// # Panics
 /// If they do not, if there are not as many outcomes, or if a page is missing.
 pub fn attend(isa: Isa, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
-    let rise = |pair: &[Row<'_>]| pair[0].position + 1 == pair[1].position && pair[0].low <= pair[1].low;
+    // where nothing depends on the distance, rows may stand at one position, as those that ask the same memory do
+    let level = source.distances.is_none() && matches!(source.bias, Bias::None);
+    let rises = |from: usize, to: usize| from + 1 == to || (level && from == to);
+    let rise = |pair: &[Row<'_>]| rises(pair[0].position, pair[1].position) && pair[0].low <= pair[1].low;
     assert!(rows.windows(2).all(rise) && rows.len() == outs.len());
     assert!(rows.iter().all(|row| source.start <= row.low && row.low <= row.position));
     match source.layout.dtype {

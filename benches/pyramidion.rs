@@ -1,0 +1,119 @@
+//! Reading a document, and what soft top-k costs and keeps of the hard one.
+//!
+//! `cargo bench --bench pyramidion`; compare figures of one run only. Weights are random: time does not depend on them. The paper's
+//! appendix B.5 is repeated on its own kind of data: vectors uniform in [−1, 1], scores in [0, 1], and the normalized Chamfer cosine
+//! similarity, nCCS = 1/k Σ_i max_j cos(y_i, ŷ_j), of soft and hard choice, printed for each n and k.
+
+#![allow(clippy::expect_used, reason = "a benchmark without its model has nothing to say")]
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use std::{path::Path, sync::Arc, time::Duration};
+use weir::{
+    decode::{contract::Model, document::Document},
+    family::{
+        init::init,
+        load::{Settings, load},
+    },
+    kernels::pages::PagePool,
+    nn::{
+        rows::Rows,
+        topk::{Input, Kind, Pooled},
+    },
+};
+
+const SHAPES: [&str; 2] = ["pyramidion-124m", "blockwise-124m"];
+/// Tokens of a document that fills the model.
+const SOURCE: usize = 8192;
+/// Width of the vectors of appendix B.5, of which the paper says nothing.
+const DIM: usize = 64;
+const SOFT: Kind = Kind::Halving { flip_right: true, sort_back: true };
+const HARD: Kind = Kind::Hard { sort_back: true };
+
+fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
+    let to = root.join(shape);
+    init(&config, &to, 1, false).expect("the shape in the repository makes a checkpoint");
+    load(&to, &Settings::default()).expect("and that loads")
+}
+
+fn read(model: &dyn Model, tokens: &[u32]) -> Arc<dyn Document> {
+    let reader = model.reader().expect("it reads documents");
+    let (mut encoding, mut scratch) = (reader.open(), model.scratch());
+    encoding.push(tokens).expect("room for the document");
+    encoding.close().expect("a document");
+    reader.advance(&mut *encoding, usize::MAX, &mut scratch).expect("memory for it");
+    encoding.document().expect("all of it was there")
+}
+
+fn encode(c: &mut Criterion) {
+    let root = tempfile::tempdir().expect("a folder");
+    let mut group = c.benchmark_group("read a document of 8192 tokens");
+    group.sample_size(10).measurement_time(Duration::from_secs(60)).throughput(Throughput::Elements(SOURCE as u64));
+    let tokens: Vec<u32> = (0..SOURCE as u32).map(|at| 4 + at * 31 % 30_000).collect();
+    for shape in SHAPES {
+        let model = model(shape, root.path());
+        group.bench_function(BenchmarkId::from_parameter(shape), |bencher| bencher.iter(|| read(&*model, &tokens)));
+        let document = read(&*model, &tokens);
+        for time in document.timings() {
+            eprintln!("{shape}: a layer over {} vectors took {:.1} ms", time.length, time.ns as f64 / 1e6);
+        }
+        eprintln!("{shape}: {} bytes of keys and values, unpooled {}", document.bytes(), document.unpooled_bytes());
+    }
+}
+
+/// Uniform in [0, 1).
+fn uniform(state: &mut u64) -> f32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 40) as f32 / (1u64 << 24) as f32
+}
+
+fn random(count: usize, seed: u64) -> (Rows, Vec<u32>, Vec<f32>) {
+    let mut state = seed;
+    let mut rows = Rows::new(PagePool::new(1 << 30), DIM, 512);
+    rows.extend(count).expect("memory for the vectors");
+    for page in 0..rows.pages() {
+        let numbers = rows.page_mut(page).expect("a page of them");
+        numbers.iter_mut().for_each(|x| *x = 2.0 * uniform(&mut state) - 1.0);
+    }
+    (rows, (0..count as u32).collect(), (0..count).map(|_| uniform(&mut state)).collect())
+}
+
+fn pooled(kind: Kind, (rows, places, scores): &(Rows, Vec<u32>, Vec<f32>), kept: usize) -> Pooled {
+    let pool = PagePool::new(1 << 30);
+    let select = kind.of(places.len(), kept).expect("lengths that halve");
+    let make = || Rows::new(pool.clone(), DIM, 512);
+    select.select(&Input { rows, places }, scores.clone(), &make).expect("memory for what is left")
+}
+
+/// How near the soft choice is to the hard one.
+fn nccs(soft: &Rows, hard: &Rows) -> f64 {
+    let unit = |row: &[f32]| -> Vec<f64> {
+        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        row.iter().map(|x| f64::from(*x) / length).collect()
+    };
+    let hard: Vec<_> = (0..hard.len()).map(|row| unit(hard.row(row))).collect();
+    let nearest = |row: usize| {
+        let soft = unit(soft.row(row));
+        hard.iter().map(|hard| hard.iter().zip(&soft).map(|(a, b)| a * b).sum::<f64>()).fold(f64::MIN, f64::max)
+    };
+    (0..soft.len()).map(nearest).sum::<f64>() / soft.len() as f64
+}
+
+fn topk(c: &mut Criterion) {
+    let mut group = c.benchmark_group("top-k");
+    group.sample_size(20).measurement_time(Duration::from_secs(2));
+    for count in [256, 1024, 4096, 8192] {
+        for kept in [64, 256, 1024].into_iter().filter(|kept| *kept < count) {
+            let input = random(count, 7);
+            let [soft, hard] = [SOFT, HARD].map(|kind| pooled(kind, &input, kept));
+            eprintln!("n {count}, k {kept}: nCCS {:.3}", nccs(&soft.rows, &hard.rows));
+            for (name, kind) in [("soft", SOFT), ("hard", HARD)] {
+                let id = BenchmarkId::new(name, format!("{count} to {kept}"));
+                group.bench_function(id, |bencher| bencher.iter(|| pooled(kind, &input, kept)));
+            }
+        }
+    }
+}
+
+criterion_group!(benches, topk, encode);
+criterion_main!(benches);

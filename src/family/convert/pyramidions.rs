@@ -1,0 +1,176 @@
+//! Checkpoints of the official code of Trainable Representation Pooling (github.com/applicaai/pyramidions, commit fa9dddc, a fork
+//! of fairseq).
+//!
+//! A source is the `.pt` that training writes, a folder that holds it as `checkpoint_best.pt`, `checkpoint_last.pt` or its only
+//! `.pt`, or a folder with the arguments in `config.json` and the official tensors in `model.safetensors`. Beside either there
+//! may be the dictionary, `dict.txt`, and the SentencePiece model, a `.model`. Tensors keep their names; copies of the embedding,
+//! marks of versions and scorers of layers without pooling are looked at and left out.
+
+mod arguments;
+mod dictionary;
+mod sentencepiece;
+
+use super::{
+    Converted,
+    torch::TorchFile,
+    training::{Tensors, items, plain},
+};
+use crate::{
+    error::{Error, Result},
+    family::{
+        Init, TensorSpec,
+        checkpoint::{
+            CONFIG_FILE, Tensor, Weights,
+            json::{parse, read_limited},
+            read_weights_telling,
+            reader::shapes_in,
+        },
+        load::blueprint,
+    },
+};
+use arguments::{Arguments, in_official_terms};
+use serde_json::{Map, Value as Json};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// What training calls its checkpoints, the one to prefer first.
+const TRAINING_FILES: [&str; 2] = ["checkpoint_best.pt", "checkpoint_last.pt"];
+const EMBEDDING: &str = "encoder.embed_tokens.weight";
+/// Stored once more each.
+const COPIES: [&str; 2] = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"];
+/// Of one number each, which says nothing.
+const MARKS: [&str; 4] =
+    ["encoder.version", "decoder.version", "encoder.embed_positions._float_tensor", DECODER_POSITIONS];
+/// There if the decoder's input has positions.
+const DECODER_POSITIONS: &str = "decoder.embed_positions._float_tensor";
+
+/// Reads an official checkpoint.
+///
+/// # Errors
+/// Arguments that are missing or out of bounds, tensors that are missing, superfluous or of another shape, copies of the
+/// embedding that are none, a vocabulary that is not the model's.
+pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    if !from.is_dir() {
+        return read_training_file(from, from.parent().unwrap_or(Path::new(".")), progress);
+    }
+    match (from.join(CONFIG_FILE).exists(), training_file(from)?) {
+        (true, None) => read_folder(from, progress),
+        (false, Some(file)) => read_training_file(&file, from, progress),
+        (both, _) => {
+            let found = if both { "both" } else { "neither" };
+            Err(Error::checkpoint(
+                from,
+                "the folder",
+                format!("either {CONFIG_FILE} or a checkpoint of training, .pt"),
+                found,
+            ))
+        }
+    }
+}
+
+/// The checkpoint of training in a folder.
+fn training_file(dir: &Path) -> Result<Option<PathBuf>> {
+    if let Some(name) = TRAINING_FILES.iter().find(|name| dir.join(name).exists()) {
+        return Ok(Some(dir.join(name)));
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
+        let path = entry.map_err(Error::io(dir))?.path();
+        if path.extension().is_some_and(|extension| extension == "pt") {
+            found.push(path);
+        }
+    }
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        count => Err(Error::checkpoint(
+            dir,
+            "the folder",
+            "one .pt, or one with a name that training gives",
+            count.to_string(),
+        )),
+    }
+}
+
+fn read_folder(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    let file = dir.join(CONFIG_FILE);
+    let arguments: Arguments = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
+    let names: BTreeSet<_> = shapes_in(dir)?.into_keys().collect();
+    let positions = names.contains(DECODER_POSITIONS);
+    convert((&arguments, positions), (&file, dir), &names, &mut |specs| {
+        Ok(read_weights_telling(dir, specs, progress)?.0)
+    })
+}
+
+fn read_training_file(file: &Path, beside: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    let mut torch = TorchFile::open(file)?;
+    let tensors = Tensors::of(&torch, "model", file)?;
+    let arguments = training_arguments(&torch, &tensors, file)?;
+    let names = tensors.all.keys().cloned().collect();
+    let positions = tensors.all.contains_key(DECODER_POSITIONS);
+    convert((&arguments, positions), (file, beside), &names, &mut |specs| {
+        tensors.read(&mut torch, specs.to_vec(), progress)
+    })
+}
+
+/// The arguments in a checkpoint of training: those of the command line, or those of the model in a tree of settings; and the
+/// vocabulary's size, which only the embedding knows.
+fn training_arguments(torch: &TorchFile, tensors: &Tensors, file: &Path) -> Result<Arguments> {
+    let pickle = &torch.pickle;
+    let mut all = Map::new();
+    if let Some(args) = pickle.item(pickle.root(), "args") {
+        all.extend(items(pickle, args).into_iter().flat_map(|items| plain(pickle, items)));
+    }
+    let model = pickle.item(pickle.root(), "cfg").and_then(|settings| pickle.item(settings, "model"));
+    if let Some(model) = model {
+        all.extend(items(pickle, model).into_iter().flat_map(|items| plain(pickle, items)));
+    }
+    if all.is_empty() {
+        return Err(Error::checkpoint(file, "args", "the arguments of training, here or in cfg.model", "none"));
+    }
+    let rows = tensors.all.get(EMBEDDING).and_then(|tensor| tensor.shape.first());
+    let rows = rows.ok_or_else(|| Error::checkpoint(file, EMBEDDING, "a tensor", "none"))?;
+    all.insert("vocab_size".into(), (*rows).into());
+    parse(Json::Object(all).to_string().as_bytes(), file, "args")
+}
+
+/// The rest is the same for both kinds: `file` names the arguments in messages, `dir` is where the vocabulary is.
+fn convert(
+    (arguments, positions): (&Arguments, bool),
+    (file, dir): (&Path, &Path),
+    names: &BTreeSet<String>,
+    read: &mut dyn FnMut(&[TensorSpec]) -> Result<Weights>,
+) -> Result<Converted> {
+    let subwords = dictionary::read(dir, arguments.vocab_size)?;
+    let config = arguments.config(file, subwords, positions)?;
+    let specs = blueprint(&config, file).map_err(in_official_terms)?.tensors();
+    let embedding = specs.iter().find(|spec| spec.name == EMBEDDING).map(|spec| spec.shape.clone()).unwrap_or_default();
+    let own: BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    let extra = names.iter().filter(|name| !own.contains(name.as_str())).filter_map(|name| {
+        let shape = match name.as_str() {
+            name if COPIES.contains(&name) => embedding.clone(),
+            name if MARKS.contains(&name) => vec![1],
+            // one that no pooling asks
+            name if name.starts_with("encoder.pooler.scorer.") && name.ends_with(".bias") => vec![1],
+            name if name.starts_with("encoder.pooler.scorer.") => vec![1, *embedding.last()?],
+            _ => return None,
+        };
+        Some(TensorSpec { name: name.clone(), shape, init: Init::Normal(0.0, 0.0), trained: false })
+    });
+    let all: Vec<TensorSpec> = specs.iter().cloned().chain(extra).collect();
+    let mut official = read(&all)?;
+    let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
+    if let Some(copy) = COPIES.iter().find(|copy| numbers(copy).is_some() && numbers(copy) != numbers(EMBEDDING)) {
+        let expected = format!("the numbers of {EMBEDDING}: the official models share all embeddings");
+        return Err(Error::checkpoint(file, *copy, expected, "others"));
+    }
+    let mut weights = Weights::default();
+    for TensorSpec { name, shape, .. } in specs {
+        let numbers = official.take(&name)?;
+        weights.insert(name, Tensor { dtype: crate::family::checkpoint::Dtype::F32, shape, numbers });
+    }
+    Ok(Converted { config, weights })
+}

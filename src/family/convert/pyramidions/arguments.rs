@@ -1,0 +1,257 @@
+//! The official arguments, and weir's configuration from them.
+
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::{Config, Generation, VocabularyConfig},
+    text::{Normaliser, Subwords, subwords::TOKENIZER_FILE},
+};
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+/// fairseq's.
+const LAYER_NORM_EPS: f64 = 1e-5;
+
+/// Those arguments that shape the model, under fairseq's names or short ones. The others (dropout, schedules, paths …) make no
+/// difference to what it computes.
+#[derive(Debug, Deserialize)]
+pub(super) struct Arguments {
+    #[serde(alias = "encoder_embed_dim")]
+    d_model: usize,
+    #[serde(alias = "encoder_ffn_embed_dim")]
+    ffn_dim: usize,
+    #[serde(alias = "encoder_attention_heads")]
+    heads: usize,
+    encoder_layers: usize,
+    decoder_layers: usize,
+    decoder_embed_dim: Option<usize>,
+    decoder_ffn_embed_dim: Option<usize>,
+    decoder_attention_heads: Option<usize>,
+    pub(super) vocab_size: usize,
+    max_source_positions: usize,
+    max_target_positions: usize,
+    encoder_pooling: String,
+    encoder_pooling_arch: Option<String>,
+    chunk_size: usize,
+    /// A Python dict such as `{0: 2048, 1: 512}`: the length after a layer.
+    enc_layers_and_token_width: String,
+    flip_right: Flag,
+    sort_back: Flag,
+    use_sparse_attn: String,
+    activation_fn: Option<String>,
+    decoder_positional_embeddings: Option<Flag>,
+    no_token_positional_embeddings: Option<Flag>,
+    #[serde(alias = "encoder_normalize_before")]
+    normalize_before: Option<Flag>,
+    decoder_normalize_before: Option<Flag>,
+    layer_norm_eps: Option<f64>,
+    generation: Option<Json>,
+}
+
+/// True or false, or 1 or 0.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Flag {
+    Bool(bool),
+    Number(i64),
+}
+
+impl Flag {
+    fn is_set(self) -> bool {
+        match self {
+            Self::Bool(set) => set,
+            Self::Number(number) => number != 0,
+        }
+    }
+}
+
+impl Arguments {
+    /// The configuration that these arguments stand for; `file` is the one to name. `positions`: whether the weights have what a
+    /// decoder with positions leaves in them.
+    ///
+    /// # Errors
+    /// The argument that is out of bounds, missing, in contradiction to another, or stands for what the official code cannot do.
+    pub(super) fn config(&self, file: &Path, subwords: Option<Arc<Subwords>>, positions: bool) -> Result<Config> {
+        self.check(file)?;
+        let (block, pooling) = self.reduction(file)?;
+        let positions = self.decoder_positional_embeddings.map_or(positions, Flag::is_set);
+        let architecture = json!({
+            "encoder_layers": self.encoder_layers,
+            "decoder_layers": self.decoder_layers,
+            "dim": self.d_model,
+            "heads": self.heads,
+            "feed_forward": self.ffn_dim,
+            "activation": self.activation_fn.as_deref().unwrap_or("relu"),
+            "layer_norm_eps": self.layer_norm_eps.unwrap_or(LAYER_NORM_EPS),
+            "pre_norm": self.normalize_before.is_some_and(Flag::is_set),
+            "source_length": self.max_source_positions,
+            "target_length": self.max_target_positions,
+            "block": block,
+            "pooling": pooling,
+            "decoder_positions": positions,
+        });
+        let tokenizer = subwords.as_ref().map(|_| TOKENIZER_FILE.to_owned());
+        let vocabulary = (VocabularyConfig::Pieces(self.vocab_size, tokenizer), Normaliser::None);
+        let config = Config::new("pyramidion", vocabulary, self.max_source_positions, &architecture, file);
+        Ok(config.map_err(in_official_terms)?.with(subwords, self.generation()))
+    }
+
+    fn check(&self, file: &Path) -> Result<()> {
+        let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
+        let same = [
+            ("decoder_embed_dim", self.decoder_embed_dim, self.d_model),
+            ("decoder_ffn_embed_dim", self.decoder_ffn_embed_dim, self.ffn_dim),
+            ("decoder_attention_heads", self.decoder_attention_heads, self.heads),
+        ];
+        if let Some((key, Some(found), wanted)) =
+            same.into_iter().find(|(_, found, wanted)| found.is_some_and(|f| f != *wanted))
+        {
+            return wrong(key, format!("{wanted}, as in the encoder"), found.to_string());
+        }
+        let before = self.normalize_before.is_some_and(Flag::is_set);
+        if self.decoder_normalize_before.is_some_and(|flag| flag.is_set() != before) {
+            return wrong("decoder_normalize_before", format!("{before}, as in the encoder"), (!before).to_string());
+        }
+        if self.no_token_positional_embeddings.is_some_and(Flag::is_set) {
+            return wrong("no_token_positional_embeddings", "false: an encoder has positions".into(), "true".into());
+        }
+        match self.encoder_pooling_arch.as_deref() {
+            None | Some("linear") => Ok(()),
+            Some(found) => {
+                let expected = "linear: the official code builds no other scorer";
+                wrong("encoder_pooling_arch", expected.into(), format!("{found:?}"))
+            }
+        }
+    }
+
+    /// `block` and `pooling`.
+    fn reduction(&self, file: &Path) -> Result<(Option<usize>, Json)> {
+        let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
+        match self.encoder_pooling.as_str() {
+            // no blocks either, whatever else is said
+            "lambda" => return Ok((None, json!({ "kind": "none" }))),
+            "topk" => {}
+            found => return wrong("encoder_pooling", "topk or lambda", format!("{found:?}")),
+        }
+        let block = match self.use_sparse_attn.as_str() {
+            "pooler" | "only_blockwise" => Some(self.chunk_size),
+            "pooler_no_block" => None,
+            found => {
+                return wrong("use_sparse_attn", "pooler, only_blockwise or pooler_no_block", format!("{found:?}"));
+            }
+        };
+        let Some(plan) = plan(&self.enc_layers_and_token_width) else {
+            let found = format!("{:?}", self.enc_layers_and_token_width);
+            return wrong("enc_layers_and_token_width", "lengths after layers, like {0: 2048, 1: 512}", found);
+        };
+        let (mut lengths, mut current) = (serde_json::Map::new(), self.max_source_positions);
+        for (layer, kept) in plan {
+            if kept != current {
+                lengths.insert(layer.to_string(), kept.into());
+                current = kept;
+            }
+        }
+        if lengths.is_empty() {
+            return match block {
+                Some(_) => Ok((block, json!({ "kind": "none" }))),
+                None => {
+                    let expected = "a length that shrinks, where there are no blocks: full attention that sees padding is not to be had without pooling";
+                    wrong("enc_layers_and_token_width", expected, self.enc_layers_and_token_width.clone())
+                }
+            };
+        }
+        let (flip_right, sort_back) = (self.flip_right.is_set(), self.sort_back.is_set());
+        Ok((
+            block,
+            json!({ "kind": "successive-halving", "lengths": lengths, "flip_right": flip_right, "sort_back": sort_back }),
+        ))
+    }
+
+    /// The settings to write with, if there are any: those with the most hypotheses, where there are several.
+    fn generation(&self) -> Option<Generation> {
+        #[derive(Deserialize)]
+        struct Settings {
+            beam: usize,
+            max_len_b: usize,
+            #[serde(default = "one")]
+            min_len: usize,
+            #[serde(default = "one_f32")]
+            lenpen: f32,
+            #[serde(default)]
+            no_repeat_ngram_size: usize,
+        }
+        fn one() -> usize {
+            1
+        }
+        fn one_f32() -> f32 {
+            1.0
+        }
+        let read = |json: &Json| serde_json::from_value::<Settings>(json.clone()).ok();
+        let json = self.generation.as_ref()?;
+        let named = || json.as_object().into_iter().flat_map(|all| all.values()).filter_map(read);
+        let settings = read(json).or_else(|| named().max_by_key(|settings| settings.beam))?;
+        Some(Generation {
+            beam: settings.beam,
+            length_penalty: settings.lenpen,
+            min_tokens: settings.min_len,
+            max_tokens: settings.max_len_b.min(self.max_target_positions.saturating_sub(1)),
+            no_repeat_ngram: settings.no_repeat_ngram_size,
+        })
+    }
+}
+
+/// A Python dict of numbers.
+fn plan(text: &str) -> Option<BTreeMap<usize, usize>> {
+    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?.trim().trim_end_matches(',');
+    let entry = |entry: &str| {
+        let (layer, kept) = entry.split_once(':')?;
+        Some((layer.trim().parse().ok()?, kept.trim().parse().ok()?))
+    };
+    if inner.is_empty() { Some(BTreeMap::new()) } else { inner.split(',').map(entry).collect() }
+}
+
+/// Puts an error about a key of weir's configuration in terms of the source's.
+pub(super) fn in_official_terms(error: Error) -> Error {
+    const KEYS: &[(&str, &str)] = &[
+        ("architecture.dim", "d_model"),
+        ("architecture.feed_forward", "ffn_dim"),
+        ("architecture.heads", "heads"),
+        ("architecture.encoder_layers", "encoder_layers"),
+        ("architecture.decoder_layers", "decoder_layers"),
+        ("architecture.activation", "activation_fn"),
+        ("architecture.source_length", "max_source_positions"),
+        ("architecture.target_length", "max_target_positions"),
+        ("architecture.block", "chunk_size"),
+        ("architecture.layer_norm_eps", "layer_norm_eps"),
+        ("vocabulary.size", "vocab_size"),
+        ("training_length", "max_source_positions"),
+    ];
+    match error {
+        Error::Checkpoint { file, key, expected, found } => {
+            let official = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, official)| (*official).to_owned());
+            let layer = || {
+                key.strip_prefix("architecture.pooling.lengths")
+                    .map(|layer| format!("enc_layers_and_token_width{layer}"))
+            };
+            let key = official.or_else(layer).unwrap_or_else(|| key.clone());
+            Error::Checkpoint { file, key, expected, found }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_are_python_dicts() {
+        let pairs = |text| plan(text).map(|plan| plan.into_iter().collect::<Vec<_>>());
+        assert_eq!(pairs("{0: 2048, 1: 512}"), Some(vec![(0, 2048), (1, 512)]));
+        assert_eq!(pairs(" {2:16,} "), Some(vec![(2, 16)]));
+        assert_eq!(pairs("{}"), Some(vec![]));
+        for wrong in ["", "[1]", "{1}", "{a: 1}", "{1: -2}", "{1: 2", "{1: 2; 3: 4}"] {
+            assert_eq!(pairs(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The vocabulary beside an official checkpoint, as a tokenizer: fairseq's dictionary, `dict.txt`, and the SentencePiece model.
+//!
+//! Ids are the dictionary's: four marks, then its lines. Without one they are SentencePiece's, whose own three marks make way
+//! for the four. A dictionary of single characters needs no model: it is what fairseq makes of `--bpe characters`, where a space
+//! is written `▁`.
+
+use super::sentencepiece::{self, Unigram};
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::json::read_limited,
+    text::Subwords,
+};
+use serde_json::{Value as Json, json};
+use std::{collections::HashMap, fs, path::Path, sync::Arc};
+
+const DICTIONARY_FILE: &str = "dict.txt";
+const MAX_BYTES: u64 = 64 << 20;
+/// fairseq's marks, whose ids come first.
+const MARKS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
+const UNKNOWN: usize = 3;
+/// What stands for a space.
+const SPACE: &str = "\u{2581}";
+/// How much less likely a piece is that only the dictionary knows than the rarest that the model knows: it is never cut.
+const NEVER: f32 = 1e6;
+
+/// The tokenizer of `size` ids that the files in `dir` describe, if there are any.
+///
+/// # Errors
+/// Files that are not what their names say, or of another model.
+pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<Subwords>>> {
+    let (dictionary, model) = (dir.join(DICTIONARY_FILE), model_file(dir)?);
+    let lines = match dictionary.exists() {
+        true => Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?),
+        false => None,
+    };
+    let json = match (lines, model) {
+        (lines, Some(file)) => {
+            let model = sentencepiece::read(&read_limited(&file, MAX_BYTES)?, &file)?;
+            let lines = lines.unwrap_or_else(|| model.pieces.iter().map(|(piece, _)| piece.clone()).collect());
+            unigram(&lines, &model, &file)?
+        }
+        (Some(lines), None) if lines.iter().all(|line| is_character(line)) => characters(&lines),
+        // pieces, and nobody to say how text is cut into them
+        _ => return Ok(None),
+    };
+    let named = if dictionary.exists() { dictionary } else { dir.to_path_buf() };
+    let subwords = Subwords::parse(json.to_string().as_bytes()).map_err(|error| error.within(&named))?;
+    if subwords.len() > size {
+        let expected = format!(
+            "at most {} pieces: the model has {size} ids, {} of them marks",
+            size - MARKS.len().min(size),
+            MARKS.len()
+        );
+        return Err(Error::checkpoint(&named, "the file", expected, (subwords.len() - MARKS.len()).to_string()));
+    }
+    Ok(Some(Arc::new(subwords)))
+}
+
+/// The SentencePiece model in a folder.
+fn model_file(dir: &Path) -> Result<Option<std::path::PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
+        let path = entry.map_err(Error::io(dir))?.path();
+        if path.extension().is_some_and(|extension| extension == "model") {
+            found.push(path);
+        }
+    }
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        count => Err(Error::checkpoint(dir, "the folder", "one .model of SentencePiece", count.to_string())),
+    }
+}
+
+/// The symbols of a dictionary: lines of a symbol, a space and a count.
+fn lines(bytes: &[u8], file: &Path) -> Result<Vec<String>> {
+    let wrong = |key: String, expected: &str, found: String| Error::checkpoint(file, key, expected, found);
+    let text = std::str::from_utf8(bytes).map_err(|error| wrong("the file".into(), "UTF-8", error.to_string()))?;
+    let mut seen = HashMap::new();
+    let mut symbols = Vec::new();
+    for (number, line) in (1_usize..).zip(text.lines()) {
+        let key = || format!("line {number}");
+        let line = line.strip_suffix(" #fairseq:overwrite").unwrap_or(line);
+        let symbol = match line.rsplit_once(' ') {
+            Some((symbol, count)) if !symbol.is_empty() && count.parse::<u64>().is_ok() => symbol.to_owned(),
+            _ => return Err(wrong(key(), "a symbol, a space and its count", format!("{line:?}"))),
+        };
+        if let Some(first) = seen.insert(symbol.clone(), number) {
+            return Err(wrong(
+                key(),
+                "a symbol that is not in the list yet",
+                format!("{symbol:?}, as in line {first}"),
+            ));
+        }
+        symbols.push(symbol);
+    }
+    Ok(symbols)
+}
+
+fn is_character(line: &str) -> bool {
+    // fairseq fills dictionaries up with these
+    line.chars().count() == 1 || line.starts_with("madeupword")
+}
+
+fn marks() -> Vec<Json> {
+    let mark = |(id, content): (usize, &&str)| {
+        json!({ "id": id, "content": content, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false })
+    };
+    MARKS.iter().enumerate().map(mark).collect()
+}
+
+fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) -> Json {
+    json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": marks(), "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model })
+}
+
+/// Pieces of the dictionary with the model's log-probabilities.
+fn unigram(lines: &[String], model: &Unigram, file: &Path) -> Result<Json> {
+    let known: HashMap<&str, f32> = model.pieces.iter().map(|(piece, score)| (piece.as_str(), *score)).collect();
+    let rarest = known.values().copied().fold(0.0, f32::min);
+    let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
+    vocab.extend(lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - NEVER)])));
+    if vocab.len() == MARKS.len() || !lines.iter().any(|line| known.contains_key(line.as_str())) {
+        return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary beside it", "others"));
+    }
+    let mut steps = Vec::new();
+    if let Some(map) = &model.charsmap {
+        steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": base64(map) }));
+    }
+    if model.trims {
+        steps.push(json!({ "type": "Strip", "strip_left": true, "strip_right": true }));
+        steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+    }
+    let normalizer = if steps.is_empty() { Json::Null } else { json!({ "type": "Sequence", "normalizers": steps }) };
+    let scheme = if model.prefix { "always" } else { "never" };
+    let metaspace = json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true });
+    let model = json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false });
+    Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
+}
+
+/// Single characters: pairs are never merged.
+fn characters(lines: &[String]) -> Json {
+    let all = MARKS.iter().copied().chain(lines.iter().map(String::as_str));
+    let vocab: serde_json::Map<String, Json> =
+        all.zip(0..).map(|(symbol, id): (&str, usize)| (symbol.to_owned(), id.into())).collect();
+    let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+    let model = json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": [] });
+    let decoder = json!({ "type": "Sequence", "decoders": [replace(SPACE, " "), { "type": "Fuse" }] });
+    tokenizer(replace(" ", SPACE), Json::Null, decoder, model)
+}
+
+/// The usual alphabet, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let number = chunk.iter().fold(0u32, |number, &byte| number << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
+        for place in 0..4 {
+            let six = (number >> (18 - 6 * place)) as usize & 63;
+            text.push(if place <= chunk.len() { char::from(ALPHABET[six]) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    fn ids(subwords: &Subwords, text: &str) -> Vec<u32> {
+        subwords.encode(text).unwrap().iter().map(|piece| piece.id).collect()
+    }
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn characters_with_their_spaces() {
+        let dir = TempDir::new().unwrap();
+        assert!(read(dir.path(), 9).unwrap().is_none());
+        fs::write(dir.path().join("dict.txt"), "▁ 90\na 7\nb 5\nmadeupword0000 0\n").unwrap();
+        let subwords = read(dir.path(), 9).unwrap().unwrap();
+        assert_eq!(ids(&subwords, "ab  xyb"), [5, 6, 4, 4, 3, 3, 6]);
+        assert_eq!(subwords.decode(&[5, 6, 4, 4, 6, 2]), "ab  b");
+        let places: Vec<_> = subwords.encode("a bé b").unwrap().iter().map(|piece| (piece.start, piece.end)).collect();
+        assert_eq!(places, [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7)]);
+        let error = read(dir.path(), 7).unwrap_err().to_string();
+        assert!(error.contains("at most 3 pieces: the model has 7 ids, 4 of them marks, found 4"), "{error}");
+    }
+
+    #[test]
+    fn pieces_have_the_dictionarys_ids_and_the_models_scores() {
+        let dir = TempDir::new().unwrap();
+        let pieces = [
+            ("<unk>", 0.0, 2),
+            ("<s>", 0.0, 3),
+            ("</s>", 0.0, 3),
+            ("▁", -3.0, 1),
+            ("a", -3.0, 1),
+            ("▁a", -1.0, 1),
+            ("b", -3.0, 1),
+        ];
+        fs::write(dir.path().join("spm.model"), sentencepiece::written(&pieces, 1)).unwrap();
+        // SentencePiece's piece p ≥ 3 is at p + 1
+        let subwords = read(dir.path(), 100).unwrap().unwrap();
+        assert_eq!(ids(&subwords, "a  ab "), [6, 6, 7]);
+        fs::write(dir.path().join("dict.txt"), "b 9\n▁a 8\na 7\n▁ 6\nmadeupword0000 0\n").unwrap();
+        let subwords = read(dir.path(), 100).unwrap().unwrap();
+        assert_eq!(ids(&subwords, "a abb"), [5, 5, 4, 4]);
+        assert_eq!(ids(&subwords, "madeupword0000").last(), Some(&3), "never cut from text");
+        assert_eq!(subwords.decode(&[5, 5, 4, 2]), "a ab");
+        fs::write(dir.path().join("dict.txt"), "x 9\n").unwrap();
+        assert!(read(dir.path(), 100).unwrap_err().to_string().contains("the pieces of the dictionary beside it"));
+        fs::write(dir.path().join("other.model"), "").unwrap();
+        assert!(read(dir.path(), 100).unwrap_err().to_string().contains("one .model of SentencePiece, found 2"));
+    }
+
+    #[test]
+    fn what_is_no_vocabulary_is_told() {
+        for (text, expected) in [
+            ("a", "line 1: expected a symbol, a space and its count, found \"a\""),
+            ("a 1\nb x", "line 2: expected"),
+            ("a 1\na 2", "line 2: expected a symbol that is not in the list yet, found \"a\", as in line 1"),
+        ] {
+            let dir = TempDir::new().unwrap();
+            fs::write(dir.path().join("dict.txt"), text).unwrap();
+            let error = read(dir.path(), 9).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        for (bytes, expected) in
+            [(vec![0xff; 9], "a SentencePiece model"), (sentencepiece::written(&[("a", 0.0, 1)], 2), "a unigram model")]
+        {
+            let dir = TempDir::new().unwrap();
+            fs::write(dir.path().join("m.model"), bytes).unwrap();
+            let error = read(dir.path(), 9).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! The reading of a document, a block at a time. Hot path: buffers are kept in [`Work`]; pages are taken where a layer begins.
+//!
+//! Up to the first pooling a block of attention needs nothing behind it: a page of blocks goes through all layers, then the
+//! next. Where all vectors attend to all, a layer goes over the pages twice: the first time each leaves its keys, the second
+//! time it meets those of all.
+
+use super::{
+    config::PAD,
+    document::PyramidionDocument,
+    encoding::{Cursor, Met, PyramidionEncoding},
+    load::FIRST_SINUSOID,
+    model::{Pyramidion, Seen, Work},
+    plan::Segment,
+    score::Scores,
+};
+use crate::{
+    decode::document::{Choice, Document, Kept},
+    error::{Error, Result},
+    kernels::{
+        attention::attend_dense,
+        memory::{cast, cast_mut},
+        rowwise::norm,
+    },
+    nn::{
+        Place,
+        cache::Cache,
+        memory::remember,
+        position::{Position, absolute::Absolute},
+        rows::Rows,
+        sized,
+        topk::Input,
+    },
+};
+use std::{sync::Arc, time::Instant};
+
+impl Pyramidion {
+    /// Runs at most `blocks` blocks of what can run; returns how many ran.
+    pub(super) fn read(&self, e: &mut PyramidionEncoding, blocks: usize, work: &mut Work) -> Result<usize> {
+        let mut ran = 0;
+        self.settle(e, work)?;
+        while ran < blocks && e.document.is_none() && e.can_run() {
+            match e.segment().cloned() {
+                Some(segment) if segment.block.is_some() => self.block(e, &segment, work)?,
+                Some(segment) => self.half(e, &segment, work)?,
+                None => self.remember(e, work)?,
+            }
+            (ran, e.blocks) = (ran + 1, e.blocks + 1);
+            self.settle(e, work)?;
+        }
+        Ok(ran)
+    }
+
+    /// Ends segments that have nothing left to run.
+    fn settle(&self, e: &mut PyramidionEncoding, work: &mut Work) -> Result<()> {
+        while e.closed
+            && let Some(segment) = e.segment().cloned()
+        {
+            let layers = segment.end - segment.first;
+            let over = match segment.block {
+                _ if layers == 0 => true,
+                Some(_) => {
+                    e.cursor.page == if e.segment == 0 { e.own_rows().div_ceil(segment.span()) } else { e.rows.pages() }
+                }
+                None => e.cursor.layer == layers,
+            };
+            if !over {
+                break;
+            }
+            self.end_segment(e, &segment, work)?;
+        }
+        Ok(())
+    }
+
+    /// A page of blocks through one layer.
+    fn block(&self, e: &mut PyramidionEncoding, segment: &Segment, work: &mut Work) -> Result<()> {
+        let started = Instant::now();
+        let Cursor { page, layer, .. } = e.cursor;
+        if e.segment == 0 && layer == 0 {
+            let upto = if e.closed { e.own_rows() } else { e.tokens.len() };
+            self.take_up(e, upto.min((page + 1) * segment.span()), work)?;
+        }
+        let block = segment.block.unwrap_or(segment.length).min(segment.length);
+        let x = e.rows.page_mut(page)?;
+        self.encoder.blocks(&self.decoder.compute, segment.first + layer, x, block, &mut work.encoder);
+        if self.weighs(segment, layer) {
+            self.encoder.block_mass(&self.decoder.compute, block, &work.encoder, &mut e.mass);
+        }
+        work.show(Seen::Layer(segment.first + layer), page * segment.span(), x);
+        let last = segment.first + layer + 1 == segment.end;
+        e.cursor =
+            if last { Cursor { page: page + 1, ..Cursor::default() } } else { Cursor { layer: layer + 1, ..e.cursor } };
+        e.timings[segment.first + layer].ns += elapsed(started);
+        Ok(())
+    }
+
+    /// A page of vectors through one half of a layer in which all attend to all.
+    fn half(&self, e: &mut PyramidionEncoding, segment: &Segment, work: &mut Work) -> Result<()> {
+        let started = Instant::now();
+        let (Cursor { page, layer, asking }, compute) = (e.cursor, &self.decoder.compute);
+        let alike = self.alike(e);
+        let pages = if e.segment == 0 {
+            (e.own_rows() + usize::from(alike > 0)).div_ceil(segment.span())
+        } else {
+            e.rows.pages()
+        };
+        if asking {
+            let met = e.met.as_ref().ok_or_else(|| Error::Internal("queries without keys".into()))?;
+            let layout = self.encoder.store(self.keys(e));
+            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..layout.numbers()]);
+            let mixed = sized(&mut work.encoder.mixed, queries.len());
+            attend_dense(compute, (layout, store, met.count), queries, mixed);
+            if self.weighs(segment, layer) {
+                e.mass.resize(met.count, 0.0);
+                // what is alike asks from many places, and comes last
+                let last =
+                    queries.len() - if alike > 0 && page + 1 == pages { layout.heads * layout.head_dim } else { 0 };
+                let mut of_alike = vec![0.0; met.count];
+                self.encoder.add_mass(compute, (layout, store), &queries[..last], &mut e.mass);
+                self.encoder.add_mass(compute, (layout, store), &queries[last..], &mut of_alike);
+                e.mass.iter_mut().zip(of_alike).for_each(|(mass, one)| *mass += alike as f32 * one);
+            }
+            let x = e.rows.page_mut(page)?;
+            self.encoder.finish(compute, segment.first + layer, x, &mut work.encoder);
+            work.show(Seen::Layer(segment.first + layer), page * segment.span(), x);
+        } else {
+            if e.segment == 0 && layer == 0 {
+                let upto = e.own_rows() + usize::from(alike > 0);
+                self.take_up(e, upto.min((page + 1) * segment.span()), work)?;
+            }
+            self.meet(e, segment.first + layer, work)?;
+        }
+        e.timings[segment.first + layer].ns += elapsed(started);
+        e.cursor = match (page + 1 == pages, asking) {
+            (false, _) => Cursor { page: page + 1, ..e.cursor },
+            (true, false) => Cursor { page: 0, layer, asking: true },
+            (true, true) => {
+                e.met = None;
+                Cursor { layer: layer + 1, ..Cursor::default() }
+            }
+        };
+        Ok(())
+    }
+
+    /// Whether the pooling behind a segment's layer wants to know the attention that vectors got there.
+    fn weighs(&self, segment: &Segment, layer: usize) -> bool {
+        let asked = matches!(self.scorers.first(), Some(Scores::Attention));
+        asked && segment.factor.is_some() && segment.first + layer + 1 == segment.end
+    }
+
+    /// Leaves a page's queries, keys and values.
+    fn meet(&self, e: &mut PyramidionEncoding, layer: usize, work: &mut Work) -> Result<()> {
+        let (page, alike, own) = (e.cursor.page, self.alike(e), e.own_rows());
+        let (keys, first_segment) = (self.keys(e), e.segment == 0);
+        let layout = self.encoder.store(keys);
+        let per_page = e.rows.per_page();
+        if e.met.is_none() {
+            let store = self.decoder.pages.take(layout.numbers() * size_of::<f32>())?;
+            let queries = Rows::new(self.decoder.pages.clone(), layout.heads * layout.head_dim, per_page);
+            e.met = Some(Met { store, count: 0, queries });
+        }
+        let met = e.met.as_mut().ok_or_else(|| Error::Internal("no room for keys".into()))?;
+        let (x, hidden, count) = (e.rows.page(page), e.plan.hides_padding, &mut met.count);
+        let store = cast_mut(&mut met.store.bytes_mut()?[..layout.numbers() * size_of::<f32>()]);
+        self.encoder.project(&self.decoder.compute, layer, x, &mut work.encoder, |row, keys, values| {
+            // what is alike stands at many places, and is met at each
+            let copies = match first_segment && page * per_page + row == own {
+                true if hidden => 0,
+                true => alike,
+                false => 1,
+            };
+            for _ in 0..copies {
+                layout.write(store, *count, keys, values);
+                *count += 1;
+            }
+        });
+        let queries = &work.encoder.queries;
+        met.queries.extend(queries.len() / (layout.heads * layout.head_dim))?;
+        met.queries.page_mut(page)?.copy_from_slice(queries);
+        Ok(())
+    }
+
+    /// Places at which the first segment's vectors are alike, being padding; none later.
+    fn alike(&self, e: &PyramidionEncoding) -> usize {
+        if e.segment == 0 { e.first_length() - e.own_rows() } else { 0 }
+    }
+
+    /// Keys that a layer's vectors meet, where all meet all.
+    fn keys(&self, e: &PyramidionEncoding) -> usize {
+        match e.segment {
+            0 if e.plan.hides_padding => e.own_rows(),
+            0 => e.first_length(),
+            _ => e.rows.len(),
+        }
+    }
+
+    /// Embeds tokens, until there are `upto` vectors.
+    fn take_up(&self, e: &mut PyramidionEncoding, upto: usize, work: &mut Work) -> Result<()> {
+        let (have, dim) = (e.rows.len(), self.decoder.head.inputs());
+        let full = e.plan.segments.first().is_some_and(|first| first.block.is_none());
+        e.rows.extend(upto - have)?;
+        work.places.clear();
+        work.taken.clear();
+        let passed = |&&token: &&u32| !full || token != PAD;
+        for &token in e.tokens.iter().filter(passed).skip(have).take(upto - have) {
+            work.places.push(Place { sequence: 0, position: e.counted });
+            work.taken.push(token);
+            e.counted += usize::from(token != PAD);
+        }
+        work.taken.resize(upto - have, PAD);
+        work.places.resize(upto - have, Place { sequence: 0, position: 0 });
+        let (page, per_page) = (have / e.rows.per_page(), e.rows.per_page());
+        let x = &mut e.rows.page_mut(page)?[(have - page * per_page) * dim..];
+        let (taken, places, compute) = (&work.taken, &work.places, &self.decoder.compute);
+        compute.pool.chunks(x, dim, true, &|row, x| match taken[row] {
+            PAD => x.fill(0.0),
+            token => {
+                x.copy_from_slice(&self.decoder.embedding[token as usize * dim..][..dim]);
+                self.positions.embed(x, &places[row..=row]);
+            }
+        });
+        work.show(Seen::Embedded, have, x);
+        Ok(())
+    }
+
+    /// What follows a segment's last layer.
+    fn end_segment(&self, e: &mut PyramidionEncoding, segment: &Segment, work: &mut Work) -> Result<()> {
+        if e.segment == 0 {
+            self.place(e, segment, work)?;
+        }
+        for time in &mut e.timings[segment.first..segment.end] {
+            time.length = e.places.len();
+        }
+        e.cursor = Cursor::default();
+        e.segment += 1;
+        let Some(factor) = segment.factor else { return Ok(()) };
+        let started = Instant::now();
+        let (from, next) = match e.plan.padded {
+            true => (segment.length, e.plan.segments[e.segment].clone()),
+            false => (e.places.len().next_multiple_of(factor), e.plan.segments[e.segment].clone()),
+        };
+        let input = Input { rows: &e.rows, places: &e.places };
+        // in a block of nothing but padding every query gives every key the same
+        let mass = (std::mem::take(&mut e.mass), self.encoder.heads as f32);
+        let scores = self.scorers.get(e.segment - 1);
+        let scores = scores.map_or_else(Vec::new, |scorer| scorer.of(&input, (&mass.0, mass.1)));
+        let (pool, dim) = (&self.decoder.pages, self.decoder.head.inputs());
+        let make = || Rows::new(pool.clone(), dim, next.span());
+        let kind = self.pooling.map(|kind| if e.hard { kind.hardened() } else { kind });
+        let select = kind.ok_or_else(|| "no kind of pooling".into()).and_then(|kind| kind.of(from, from / factor));
+        let pooled = select.map_err(Error::Internal)?.select(&input, scores, &make)?;
+        // what fills up stands behind all tokens
+        let origin = |place: usize| e.origins.get(place).copied().unwrap_or(e.tokens.len() + place);
+        let origins: Vec<usize> = match pooled.winners.is_empty() {
+            true => (0..pooled.rows.len()).map(|window| origin(window * factor)).collect(),
+            false => pooled.winners.iter().map(|&winner| origin(winner)).collect(),
+        };
+        if !pooled.winners.is_empty() {
+            let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| Kept { token, score }).collect();
+            e.choices.push(Choice { layer: segment.end - 1, kept });
+        }
+        let before = std::mem::replace(&mut e.rows, pooled.rows);
+        e.origins = origins;
+        if e.plan.upsamples && e.before.is_none() {
+            e.before = Some((before, std::mem::take(&mut e.places)));
+        }
+        (0..e.rows.pages())
+            .for_each(|page| work.show(Seen::Pooled(segment.end - 1), page * e.rows.per_page(), e.rows.page(page)));
+        if next.end > next.first {
+            let whole = e.whole(&next, e.rows.len());
+            e.rows.truncate(whole);
+            e.origins.truncate(whole);
+        }
+        e.places = (0..e.rows.len() as u32).collect();
+        e.timings[segment.end - 1].ns += elapsed(started);
+        Ok(())
+    }
+
+    /// Which vector stands at each place of the first segment.
+    fn place(&self, e: &mut PyramidionEncoding, segment: &Segment, work: &mut Work) -> Result<()> {
+        let (own, length) = (e.own_rows(), e.first_length());
+        let alike = own as u32;
+        if segment.block.is_some() {
+            e.places = (0..length as u32).map(|place| place.min(alike)).collect();
+            if own < length {
+                let padding = self.padding(segment, work)?;
+                e.rows.extend(1)?;
+                let (page, per_page) = (own / e.rows.per_page(), e.rows.per_page());
+                e.rows.page_mut(page)?[(own - page * per_page) * padding.len()..].copy_from_slice(&padding);
+            }
+        } else {
+            let mut next = 0..alike;
+            let mut place = |at: usize| match e.tokens.get(at) {
+                Some(&token) if token != PAD => next.next().unwrap_or(alike),
+                _ => alike,
+            };
+            e.places = (0..length).map(&mut place).collect();
+        }
+        e.origins = (0..length).collect();
+        Ok(())
+    }
+
+    /// The vector of a block of nothing but padding, behind the first segment's layers: the same in every document and at every
+    /// place, since all its keys are alike. Computed once.
+    fn padding(&self, segment: &Segment, work: &mut Work) -> Result<Arc<[f32]>> {
+        let mut known = self.padding.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(padding) = &*known {
+            return Ok(padding.clone());
+        }
+        let block = segment.block.unwrap_or(segment.length).min(segment.length);
+        let (layout, compute) = (self.encoder.store(block), &self.decoder.compute);
+        let mut x = vec![0.0; self.decoder.head.inputs()];
+        let mut store = vec![0.0; layout.numbers()];
+        work.show(Seen::Padding(None), 0, &x);
+        for layer in segment.first..segment.end {
+            self.encoder.project(compute, layer, &x, &mut work.encoder, |_, keys, values| {
+                (0..block).for_each(|at| layout.write(&mut store, at, keys, values));
+            });
+            let mixed = sized(&mut work.encoder.mixed, work.encoder.queries.len());
+            attend_dense(compute, (layout, &store, block), &work.encoder.queries, mixed);
+            self.encoder.finish(compute, layer, &mut x, &mut work.encoder);
+            work.show(Seen::Padding(Some(layer)), 0, &x);
+        }
+        let padding: Arc<[f32]> = x.into();
+        *known = Some(padding.clone());
+        Ok(padding)
+    }
+
+    /// The decoder's keys and values of a page of vectors; after the last one, the document.
+    fn remember(&self, e: &mut PyramidionEncoding, work: &mut Work) -> Result<()> {
+        let started = Instant::now();
+        let (page, per_page, stack) = (e.cursor.page, e.rows.per_page(), &self.decoder.stack);
+        let vectors = e.before.as_ref().map_or(e.places.len(), |(_, places)| places.len());
+        self.collect(e, work)?;
+        let memory = match &mut e.memory {
+            Some(memory) => memory,
+            empty => {
+                let mut memory = Cache::new(stack.layout, self.decoder.pages.clone());
+                memory.reserve(vectors)?;
+                empty.insert(memory)
+            }
+        };
+        let (first, rows) = (page * per_page, if e.before.is_some() { vectors } else { e.rows.len() });
+        // what is alike comes last, and stands at all places that are left
+        let places =
+            |row: usize| if first + row + 1 == rows { first + row..vectors } else { first + row..first + row + 1 };
+        let buffers = (&mut work.both, &mut work.encoder.quantized);
+        remember(&self.decoder.compute, &stack.layers, &work.x, buffers, |(layer, row), keys, values| {
+            places(row).try_for_each(|place| memory.write(layer, place, keys, values))
+        })?;
+        e.cursor.page += 1;
+        e.memory_ns += elapsed(started);
+        if e.cursor.page == rows.div_ceil(per_page) {
+            memory.advance(vectors);
+            self.end(e);
+        }
+        Ok(())
+    }
+
+    /// `work.x` (rows, D) = a page of what the decoder is to attend to.
+    fn collect(&self, e: &PyramidionEncoding, work: &mut Work) -> Result<()> {
+        let (page, per_page) = (e.cursor.page, e.rows.per_page());
+        work.x.clear();
+        match &e.before {
+            None => work.x.extend_from_slice(e.rows.page(page)),
+            Some((before, places)) => {
+                let stride: usize = e.plan.segments.iter().filter_map(|segment| segment.factor).product();
+                for (place, &row) in places.iter().enumerate().skip(page * per_page).take(per_page) {
+                    let sum = before.row(row as usize).iter().zip(e.rows.row(place / stride)).map(|(a, b)| a + b);
+                    work.x.extend(sum);
+                }
+            }
+        }
+        if let Some(parameters) = &self.encoder_norm {
+            norm(&self.decoder.compute, &mut work.x, parameters);
+        }
+        let Work { watcher, x, .. } = work;
+        if let Some(watcher) = watcher {
+            watcher(Seen::Encoded, page * per_page, x);
+        }
+        Ok(())
+    }
+
+    /// The document is done; what it was made of goes.
+    fn end(&self, e: &mut PyramidionEncoding) {
+        let Some(memory) = e.memory.take() else { return };
+        let unpooled = if e.plan.padded { e.plan.segments[0].length } else { e.tokens.len() };
+        e.rows.truncate(0);
+        e.before = None;
+        (e.places, e.origins) = (Vec::new(), Vec::new());
+        let document = PyramidionDocument {
+            tokens: e.tokens.len(),
+            unpooled_bytes: memory.layout().bytes_for(unpooled),
+            memory,
+            choices: std::mem::take(&mut e.choices),
+            timings: std::mem::take(&mut e.timings),
+            memory_ns: e.memory_ns,
+        };
+        e.document = Some(Arc::new(document) as Arc<dyn Document>);
+    }
+}
+
+/// fairseq's positions for an encoder.
+pub(super) fn positions(frequencies: Vec<f32>) -> Position {
+    Position::Absolute(Absolute::Sinusoidal { frequencies, first: FIRST_SINUSOID })
+}
+
+fn elapsed(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,130 @@
+//! Attention to a memory: what an encoder left behind, keys and values of which are made once and read by every row.
+//!
+//! Rows of several sequences may ask the same memory, as the hypotheses of a beam do; where they follow each other its pages are
+//! read for all of them together.
+
+use super::{
+    cache::Cache,
+    sized,
+    stack::{Caches, Layer, Pass},
+};
+use crate::{
+    error::{Error, Result},
+    kernels::{
+        Compute,
+        attention::{Bias, Forms, Probes, Row, Source, TOGETHER, attend},
+        linear::{Linear, Quantized, Then},
+        rowwise::Norm,
+    },
+};
+
+/// A layer's attention to a memory of vectors of width C. D = width, I = heads · head_dim.
+pub struct Cross {
+    /// After attention and residual, or before attention: (D)
+    pub norm: Norm,
+    /// (I, D)
+    pub query: Linear,
+    /// (2·I, C): keys, values.
+    pub memory: Linear,
+    /// (D, I)
+    pub output: Linear,
+}
+
+/// Multiply-adds of attention below which waking other threads costs more than it brings.
+const WORTH_SHARING: usize = 1 << 15;
+
+/// Hands the keys and values, (I) each, that each of the layers has for the vectors of a memory, (rows, C), to `write`, with the
+/// layer and the row.
+///
+/// # Errors
+/// What `write` says.
+pub fn remember(
+    compute: &Compute,
+    layers: &[Layer],
+    rows: &[f32],
+    (buffer, quantized): (&mut Vec<f32>, &mut Quantized),
+    mut write: impl FnMut((usize, usize), &[f32], &[f32]) -> Result<()>,
+) -> Result<()> {
+    let crosses = layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)));
+    for (index, Cross { memory, .. }) in crosses {
+        let both = sized(buffer, rows.len() / memory.inputs() * memory.outputs());
+        memory.apply(compute, rows, Then::Nothing, quantized, both); // (rows, 2·I)
+        for (row, both) in both.chunks_exact(memory.outputs()).enumerate() {
+            let (keys, values) = both.split_at(both.len() / 2);
+            write((index, row), keys, values)?;
+        }
+    }
+    Ok(())
+}
+
+/// `work.change` (rows, D) = attention of `x` to the rows' memories.
+///
+/// # Errors
+/// A row without a memory.
+pub(super) fn recall(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
+    let Pass { compute, places, caches, work } = pass;
+    let (caches, rows) = (&**caches, places.len());
+    let queries = work.asking.numbers(rows * cross.query.outputs());
+    cross.query.apply(compute, x, Then::Nothing, &mut work.quantized, queries); // (rows, I)
+    let mut keys = 0;
+    for place in *places {
+        keys += memory_of(caches, place.sequence)?.len();
+    }
+    let Some(first) = places.first() else { return Ok(()) };
+    let layout = *memory_of(caches, first.sequence)?.layout();
+    work.asking.settle(compute, layout.dtype, layout.head_dim);
+    let asking = &work.asking;
+    let some = |(first, head): (usize, usize), outs: &mut [&mut [f32]]| {
+        let (mut done, mut outs) = (0, outs);
+        while !outs.is_empty() {
+            let cache = |index: usize| memory_of(caches, places[first + index].sequence).ok();
+            let run = 1 + (done + 1..done + outs.len()).take_while(|&next| same(cache(done), cache(next))).count();
+            let (own, later) = outs.split_at_mut(run);
+            match cache(done) {
+                Some(cache) => ask(compute, cache, (layer, head), (asking, first + done), own),
+                // it was found a moment ago; else nothing here is to pass for a number
+                None => own.iter_mut().for_each(|out| out.fill(f32::NAN)),
+            }
+            (done, outs) = (done + run, later);
+        }
+    };
+    let mixed = sized(&mut work.mixed, rows * cross.query.outputs());
+    let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
+    compute.pool.columns::<TOGETHER>(mixed, (rows, layout.heads), share, &some);
+    let change = sized(&mut work.change, x.len());
+    cross.output.apply(compute, mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+    Ok(())
+}
+
+/// The rows from `first` on ask one memory.
+fn ask(
+    compute: &Compute,
+    cache: &Cache,
+    (layer, head): (usize, usize),
+    (asking, first): (&Probes, usize),
+    outs: &mut [&mut [f32]],
+) {
+    let layout = cache.layout();
+    let mut rows = [Row::default(); TOGETHER];
+    for (index, row) in rows.iter_mut().enumerate().take(outs.len()) {
+        let content = Forms::one(asking, (first + index) * layout.heads + head);
+        *row = Row { low: 0, position: cache.len() - 1, content, ..Row::default() };
+    }
+    let (pages, start, block) = (cache.pages(), cache.start(), usize::MAX);
+    let scale = 1.0 / (layout.head_dim as f32).sqrt();
+    let (distances, bias, near) = (None, Bias::None, false);
+    let source = Source { pages, start, layout, layer, head, block, distances, bias, scale, near };
+    attend(compute.isa, &source, &rows[..outs.len()], outs);
+}
+
+/// Whether two memories are one, by their pages.
+fn same(a: Option<&Cache>, b: Option<&Cache>) -> bool {
+    let of = |cache: Option<&Cache>| cache.and_then(|cache| Some((cache.pages().first()?.id(), cache.len())));
+    of(a).is_some() && of(a) == of(b)
+}
+
+/// A sequence's memory, which holds something.
+fn memory_of(caches: &impl Caches, sequence: usize) -> Result<&Cache> {
+    let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
+    memory.ok_or_else(|| Error::Internal("a row of a decoder without a memory".into()))
+}

@@ -1,0 +1,169 @@
+//! Official checkpoints of training, their vocabularies, and configurations that cannot be.
+
+use super::super::support::*;
+use serde_json::{Value, json};
+use std::{fs, path::Path};
+use tempfile::TempDir;
+use weir::family::{
+    checkpoint::{Config, json::read_limited},
+    convert::{Source, convert},
+    load::{blueprint, load},
+};
+
+/// What a source was converted to: architecture, weights.
+fn made(from: &Path, dest: &Path) -> (Value, Vec<u8>) {
+    convert(Source::Pyramidions, from, dest, false).unwrap();
+    let config = Config::read(dest).unwrap();
+    (serde_json::from_str(config.architecture()).unwrap(), fs::read(dest.join("model.safetensors")).unwrap())
+}
+
+#[test]
+fn a_checkpoint_of_training_is_the_folder_with_its_tensors() {
+    let (dir, source) = (TempDir::new().unwrap(), pyramidion_golden("../pyramidion-pt"));
+    let at = |name: &str| dir.path().join(name);
+    let folder = made(&pyramidion_golden("transpooler"), &at("folder"));
+    // arguments of the command line, in a file with the usual name; settings in a tree, in the only file there is
+    assert_eq!(made(&source.join("arguments"), &at("arguments")), folder);
+    assert_eq!(made(&source.join("settings"), &at("settings")), folder);
+    assert_eq!(made(&source.join("settings/last.pt"), &at("file")), folder);
+    // the fixture's settings with the most hypotheses
+    let config = Config::read(&at("folder")).unwrap();
+    let generation = config.generation.unwrap();
+    assert_eq!((generation.beam, generation.min_tokens, generation.max_tokens), (2, 4, 14));
+    assert!(config.subwords().is_none());
+    let model = load(&at("folder"), &settings()).unwrap();
+    assert!(model.card().vocabulary.encode("document", "text", 9).unwrap_err().to_string().contains("ids"));
+    // characters from the dictionary beside the file
+    let vocabulary = load(&at("arguments"), &settings()).unwrap().card().vocabulary.clone();
+    let ids = vocabulary.encode("document", "ta e?", 9).unwrap();
+    assert_eq!(ids, [6, 7, 4, 5, 3]);
+    assert_eq!((vocabulary.decode(&[6, 7, 4, 5, 2]), vocabulary.len()), ("ta e".into(), 64));
+    assert_eq!(read_limited(&at("arguments/tokenizer.json"), 1 << 20).unwrap()[0], b'{');
+}
+
+fn changed(case: &str, change: impl Fn(&mut Value)) -> String {
+    let dir = TempDir::new().unwrap();
+    let golden = pyramidion_golden(case);
+    let mut config: Value = serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    fs::copy(golden.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let dest = dir.path().join("made");
+    convert(Source::Pyramidions, dir.path(), &dest, false).map(drop).unwrap_err().to_string()
+}
+
+#[test]
+fn arguments_that_cannot_be_are_named() {
+    let set = |key: &'static str, value: Value| changed("pyramidion", move |config| config[key] = value.clone());
+    for (message, expected) in [
+        (
+            set("enc_layers_and_token_width", "{1: 24}".into()),
+            "enc_layers_and_token_width.1: expected 64 halved some times",
+        ),
+        (
+            set("enc_layers_and_token_width", "{9: 16}".into()),
+            "enc_layers_and_token_width: expected layers from 0 to 2, found \"9\"",
+        ),
+        (set("enc_layers_and_token_width", "[16]".into()), "enc_layers_and_token_width: expected lengths after layers"),
+        (set("encoder_pooling", "max".into()), "encoder_pooling: expected topk or lambda, found \"max\""),
+        (set("use_sparse_attn", "some".into()), "use_sparse_attn: expected pooler, only_blockwise or pooler_no_block"),
+        (
+            set("encoder_pooling_arch", "ffn".into()),
+            "encoder_pooling_arch: expected linear: the official code builds no other",
+        ),
+        (set("heads", 5.into()), "heads: expected a divisor of dim, 32, found 5"),
+        (set("chunk_size", 0.into()), "chunk_size: expected 1 to"),
+        (set("decoder_embed_dim", 48.into()), "decoder_embed_dim: expected 32, as in the encoder, found 48"),
+        (set("d_model", 48.into()), "shape"),
+        (set("encoder_layers", 4.into()), "encoder.layers.3"),
+        (set("no_token_positional_embeddings", 1.into()), "no_token_positional_embeddings: expected false"),
+        (
+            changed("blockwise", |config| config["chunk_size"] = 24.into()),
+            "chunk_size: expected a divisor of 64: what whole blocks leave over",
+        ),
+        (
+            changed("no_block", |config| config["enc_layers_and_token_width"] = "{0: 64}".into()),
+            "enc_layers_and_token_width: expected a length that shrinks",
+        ),
+    ] {
+        assert!(message.contains(expected), "{message}\n  {expected}");
+    }
+}
+
+#[test]
+fn configurations_that_cannot_be_are_named() {
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/pyramidion-124m.json")).unwrap();
+    let file = Path::new("config.json");
+    let message = |change: &dyn Fn(&mut Value)| {
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        change(&mut config);
+        let config = Config::parse(config.to_string().as_bytes(), file);
+        config.and_then(|config| blueprint(&config, file)).map(drop).unwrap_err().to_string()
+    };
+    let of = |key: &str, value: Value| message(&|config| config["architecture"][key] = value.clone());
+    let pooling = |kind: &str, lengths: Value| json!({"kind": kind, "lengths": lengths});
+    let scorer =
+        |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
+    for (message, expected) in [
+        (of("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
+        (of("dim", 7.into()), "architecture.dim: expected an even number"),
+        (of("source_length", 0.into()), "architecture.source_length: expected 1 to"),
+        (of("target_length", 1.into()), "architecture.target_length: expected 2 to"),
+        (of("block", 0.into()), "architecture.block: expected 1 to"),
+        (of("block", 500.into()), "architecture.block: expected a divisor of 512"),
+        (of("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
+        (of("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
+        (
+            of("pooling", pooling("mean", json!({"2": 3000}))),
+            "architecture.pooling.lengths.2: expected a divisor of 8192, found 3000",
+        ),
+        (of("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
+        (of("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
+        (
+            of("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
+            "scorer.embedding.dimension: expected 0 to 767",
+        ),
+        (of("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
+        (of("pooling", scorer("psychic".into())), "psychic"),
+        (message(&|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
+        (message(&|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
+        (
+            message(&|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
+            "vocabulary: expected `size` beside it",
+        ),
+        (
+            message(&|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
+            "vocabulary.tokenizer: expected \"tokenizer.json\"",
+        ),
+        (
+            message(&|config| config["generation"]["max_tokens"] = 1024.into()),
+            "generation.max_tokens: expected 1 to 1023",
+        ),
+        (
+            message(&|config| config["generation"]["min_tokens"] = 967.into()),
+            "generation.min_tokens: expected at most max_tokens, 966",
+        ),
+        (message(&|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
+        (message(&|config| config["generation"]["width"] = 0.into()), "generation.width"),
+    ] {
+        assert!(message.contains(expected), "{message}\n  {expected}");
+    }
+    // what only this family has is refused in others
+    let hourglass =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json")).unwrap();
+    for (key, value, expected) in [
+        ("vocabulary", json!({"size": 27}), "vocabulary: expected `symbols` or `bytes`: this family's symbols"),
+        (
+            "generation",
+            json!({"beam": 1, "length_penalty": 1.0, "min_tokens": 1, "max_tokens": 2}),
+            "generation: expected none: this family writes no summaries",
+        ),
+    ] {
+        let mut config: Value = serde_json::from_str(&hourglass).unwrap();
+        config[key] = value;
+        let config = Config::parse(config.to_string().as_bytes(), file).unwrap();
+        let message = blueprint(&config, file).map(drop).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Successive halving against the published code, case by case, those in which it fails included.
+
+use super::super::{golden::Golden, support::*};
+use weir::{
+    kernels::pages::PagePool,
+    nn::{
+        rows::Rows,
+        topk::{Input, Select, halving::Halving},
+    },
+};
+
+const TOLERANCE: f32 = 1e-5;
+
+#[test]
+fn every_case_of_the_published_operator() {
+    let (folder, pool) = (pyramidion_golden("topk_operator"), PagePool::new(1 << 20));
+    let golden = Golden::of(&folder);
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let (mut refused, mut compared) = (0, 0);
+    for case in config["cases"].as_array().unwrap() {
+        let number = |key: &str| case[key].as_u64().unwrap() as usize;
+        let flag = |key: &str| case[key].as_bool().unwrap();
+        let (id, kept) = (number("id"), number("pooled_len"));
+        let halving = Halving::new(number("input_len"), kept, (flag("flip_right"), flag("sort_back")));
+        if case["status"] != "ok" || number("returned_len") != kept {
+            let rule = halving.unwrap_err();
+            assert!(rule.contains("every round takes an even number of vectors"), "case {id}: {rule}");
+            refused += 1;
+            continue;
+        }
+        let halving = halving.unwrap();
+        assert_eq!(halving.rounds() as usize, number("depth"), "case {id}");
+        let (count, dim) = (number("n_actual"), golden.shape(&format!("{id}.E"))[2]);
+        for item in 0..golden.shape(&format!("{id}.E"))[0] {
+            let row = |name: &str| golden.row(&format!("{id}.{name}"), item);
+            let make = || Rows::new(pool.clone(), dim, 5);
+            let mut rows = make();
+            rows.extend(count).unwrap();
+            for page in 0..rows.pages() {
+                let to = rows.page_mut(page).unwrap();
+                let len = to.len();
+                to.copy_from_slice(&row("E")[page * 5 * dim..][..len]);
+            }
+            let places: Vec<u32> = (0..count as u32).collect();
+            let input = Input { rows: &rows, places: &places };
+            let pooled = halving.select(&input, row("v")[..count].to_vec(), &make).unwrap();
+            let vectors: Vec<f32> = (0..kept).flat_map(|at| pooled.rows.row(at).to_vec()).collect();
+            assert!(difference(&vectors, row("out")) <= TOLERANCE, "case {id}: {}", difference(&vectors, row("out")));
+            assert!(difference(&pooled.scores, row("scores_out")) <= TOLERANCE, "case {id}");
+            compared += 1;
+        }
+    }
+    assert!(refused >= 2 && compared >= 30, "{refused} {compared}");
+}

@@ -1,0 +1,313 @@
+//! The naive twin: the whole model in f64, every place of the padded document for itself, nothing cached, nothing shared.
+
+use super::{
+    super::support::*,
+    shapes::{Shape, tokens},
+    *,
+};
+use std::{cell::RefCell, collections::BTreeMap, path::Path};
+use weir::{
+    decode::random::{Purpose, uniform},
+    family::{
+        checkpoint::{Config, Weights, read_weights},
+        load::blueprint,
+    },
+    kernels::Dtype,
+};
+
+type Vector = Vec<f64>;
+
+struct Twin {
+    weights: Weights,
+    dim: usize,
+    heads: usize,
+    pre_norm: bool,
+    source: usize,
+    config: serde_json::Value,
+    /// What each key weighed in the last attention, summed over heads and queries.
+    mass: RefCell<Vector>,
+}
+
+impl Twin {
+    fn of(shape: &Shape) -> Self {
+        let config = Config::read(&shape.folder()).unwrap();
+        let specs = blueprint(&config, Path::new("config.json")).unwrap().tensors();
+        let (weights, _) = read_weights(&shape.folder(), &specs).unwrap();
+        let a = shape.config["architecture"].clone();
+        let number = |key: &str| a[key].as_u64().unwrap() as usize;
+        Self {
+            weights,
+            dim: number("dim"),
+            heads: number("heads"),
+            pre_norm: a["pre_norm"] == true,
+            source: number("source_length"),
+            config: a,
+            mass: RefCell::default(),
+        }
+    }
+
+    fn get(&self, name: &str) -> Vector {
+        self.weights.get(name).unwrap().numbers.iter().map(|&x| f64::from(x)).collect()
+    }
+
+    fn linear(&self, name: &str, x: &Vector) -> Vector {
+        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        weight
+            .chunks(x.len())
+            .zip(bias)
+            .map(|(row, bias)| row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>() + bias)
+            .collect()
+    }
+
+    fn norm(&self, name: &str, x: &Vector) -> Vector {
+        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        let mean = x.iter().sum::<f64>() / x.len() as f64;
+        let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (variance + f64::from(1e-5f32)).sqrt();
+        x.iter().zip(weight.iter().zip(&bias)).map(|(x, (w, b))| (x - mean) * scale * w + b).collect()
+    }
+
+    /// Each of `asking` meets those of `keys` that `sees` lets it; `mass` notes what each key weighed.
+    fn attention(
+        &self,
+        name: &str,
+        asking: &[Vector],
+        keys: &[Vector],
+        sees: &dyn Fn(usize, usize) -> bool,
+    ) -> Vec<Vector> {
+        let project = |part: &str, all: &[Vector]| -> Vec<Vector> {
+            all.iter().map(|x| self.linear(&format!("{name}.{part}_proj"), x)).collect()
+        };
+        let (queries, met, values) = (project("q", asking), project("k", keys), project("v", keys));
+        let width = self.dim / self.heads;
+        let mut mass = self.mass.borrow_mut();
+        *mass = vec![0.0; keys.len()];
+        let mut one = |(at, query): (usize, &Vector)| {
+            let mut out = vec![0.0; self.dim];
+            for head in 0..self.heads {
+                let own = head * width..(head + 1) * width;
+                let score = |key: &Vector| -> f64 {
+                    key[own.clone()].iter().zip(&query[own.clone()]).map(|(k, q)| k * q).sum::<f64>()
+                        / (width as f64).sqrt()
+                };
+                let seen: Vec<usize> = (0..keys.len()).filter(|&key| sees(at, key)).collect();
+                let weights: Vec<f64> = seen.iter().map(|&key| score(&met[key]).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                for (&key, weight) in seen.iter().zip(&weights) {
+                    mass[key] += weight / total;
+                    for index in own.clone() {
+                        out[index] += weight / total * values[key][index];
+                    }
+                }
+            }
+            self.linear(&format!("{name}.out_proj"), &out)
+        };
+        queries.iter().enumerate().map(&mut one).collect()
+    }
+
+    /// A residual around something, the norm before or behind it.
+    fn around(&self, norm: &str, x: &mut [Vector], change: &dyn Fn(&[Vector]) -> Vec<Vector>) {
+        let normed: Vec<Vector> =
+            if self.pre_norm { x.iter().map(|x| self.norm(norm, x)).collect() } else { x.to_vec() };
+        for (x, change) in x.iter_mut().zip(change(&normed)) {
+            x.iter_mut().zip(change).for_each(|(x, change)| *x += change);
+            if !self.pre_norm {
+                *x = self.norm(norm, x);
+            }
+        }
+    }
+
+    fn feed_forward(&self, prefix: &str, x: &mut [Vector]) {
+        self.around(&format!("{prefix}.final_layer_norm"), x, &|x| {
+            let wide = |x: &Vector| -> Vector {
+                self.linear(&format!("{prefix}.fc1"), x).iter().map(|x| x.max(0.0)).collect()
+            };
+            x.iter().map(|x| self.linear(&format!("{prefix}.fc2"), &wide(x))).collect()
+        });
+    }
+
+    fn embed(&self, token: u32, position: Option<usize>) -> Vector {
+        let table = self.get("encoder.embed_tokens.weight");
+        let mut x: Vector =
+            table[token as usize * self.dim..][..self.dim].iter().map(|x| x * (self.dim as f64).sqrt()).collect();
+        if let Some(position) = position {
+            let half = self.dim / 2;
+            for index in 0..half {
+                let angle = (position + 2) as f64 * (-(10_000f64.ln()) / (half - 1) as f64 * index as f64).exp();
+                x[index] += angle.sin();
+                x[half + index] += angle.cos();
+            }
+        }
+        x
+    }
+
+    fn encode(&self, document: &[u32]) -> Vec<Vector> {
+        let padded = self.config["padded"] == true;
+        let length = if padded { self.source } else { document.len() };
+        let mut x: Vec<Vector> = (0..length)
+            .map(|at| document.get(at).map_or(vec![0.0; self.dim], |&token| self.embed(token, Some(at))))
+            .collect();
+        let block = self.config["block"].as_u64().map(|block| block as usize);
+        let lengths: BTreeMap<usize, usize> = self.config["pooling"]["lengths"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(layer, kept)| (layer.parse().unwrap(), kept.as_u64().unwrap() as usize))
+            .collect();
+        let mut first: Option<Vec<Vector>> = None;
+        let (mut longest, hides) = (self.source, block.is_none() && lengths.is_empty());
+        for layer in 0..self.config["encoder_layers"].as_u64().unwrap() as usize {
+            let before = x.len();
+            let size = block.map_or(x.len(), |block| block.min(x.len()));
+            if padded {
+                x.truncate(x.len() / size * size);
+            }
+            let prefix = format!("encoder.layers.{layer}");
+            let sees = |from: usize, to: usize| from / size == to / size && (!hides || to < document.len());
+            self.around(&format!("{prefix}.self_attn_layer_norm"), &mut x, &|x| {
+                self.attention(&format!("{prefix}.self_attn"), x, x, &sees)
+            });
+            self.feed_forward(&prefix, &mut x);
+            match lengths.get(&layer) {
+                Some(&kept) => {
+                    if self.config["pooling"]["kind"] == "funnel" && first.is_none() {
+                        first = Some(x.clone());
+                    }
+                    let factor = longest / kept;
+                    let from = if padded { longest } else { before.next_multiple_of(factor) };
+                    x = self.pool(layer, x, from, from / factor);
+                    longest = kept;
+                }
+                None => x.resize(before, vec![0.0; self.dim]),
+            }
+        }
+        if let Some(first) = first {
+            let stride = self.source / longest;
+            let sum = |(at, before): (usize, &Vector)| before.iter().zip(&x[at / stride]).map(|(a, b)| a + b).collect();
+            x = first.iter().enumerate().map(sum).collect();
+        }
+        if self.pre_norm { x.iter().map(|x| self.norm("encoder.layer_norm", x)).collect() } else { x }
+    }
+
+    /// Each vector's score.
+    fn scores(&self, layer: usize, x: &[Vector]) -> Vec<f64> {
+        let (scorer, prefix) = (&self.config["pooling"]["scorer"], format!("encoder.pooler.scorer.{layer}"));
+        let trained = |x: &Vector| -> f64 {
+            let logit = match scorer["embedding"]["dimension"].as_u64() {
+                Some(dimension) => x[dimension as usize],
+                None if scorer == "ffn" => {
+                    let inner: Vector = self.linear(&format!("{prefix}.dense"), x).iter().map(|x| x.tanh()).collect();
+                    self.linear(&format!("{prefix}.out_proj"), &inner)[0]
+                }
+                None => self.linear(&prefix, x)[0],
+            };
+            1.0 / (1.0 + (-logit).exp()) + 1e-5
+        };
+        let every = scorer["index"]["every"].as_u64();
+        let seed = scorer["random"]["seed"].as_u64();
+        let mass = self.mass.borrow();
+        let score = |(place, x): (usize, &Vector)| match (every, seed) {
+            _ if scorer == "attention" => mass[place],
+            (Some(every), _) => f64::from(u8::from(place as u64 % every == 0)),
+            (_, Some(seed)) => f64::from(uniform(seed + layer as u64, Purpose::Scores, place)),
+            _ => trained(x),
+        };
+        x.iter().enumerate().map(score).collect()
+    }
+
+    fn pool(&self, layer: usize, x: Vec<Vector>, from: usize, kept: usize) -> Vec<Vector> {
+        let pooling = &self.config["pooling"];
+        let kind = pooling["kind"].as_str().unwrap();
+        if ["mean", "max", "funnel"].contains(&kind) {
+            let size = from / kept;
+            let window = |vectors: &[Vector]| -> Vector {
+                let number = |index: usize| -> f64 {
+                    let numbers = vectors.iter().map(|x| x[index]);
+                    if kind != "max" {
+                        numbers.sum::<f64>() / vectors.len() as f64
+                    } else {
+                        numbers.fold(f64::MIN, f64::max)
+                    }
+                };
+                (0..self.dim).map(number).collect()
+            };
+            let mut all: Vec<Vector> = x.chunks(size).map(window).collect();
+            all.resize(kept, vec![0.0; self.dim]);
+            return all;
+        }
+        let scores = self.scores(layer, &x);
+        if kind == "hard-top-k" {
+            let mut order: Vec<usize> = (0..x.len()).collect();
+            order.sort_by(|&a, &b| (scores[b] as f32).total_cmp(&(scores[a] as f32)).then(a.cmp(&b)));
+            order.truncate(kept);
+            if pooling["sort_back"] == true {
+                order.sort_unstable();
+            }
+            return order.into_iter().map(|at| x[at].clone()).collect();
+        }
+        let mut all: Vec<(f64, Vector)> = scores.into_iter().zip(x).collect();
+        all.resize(from, (1e-5, vec![0.0; self.dim]));
+        while all.len() > kept {
+            let mut order: Vec<usize> = (0..all.len()).collect();
+            // what the server cannot tell apart in f32 is equal
+            order.sort_by(|&a, &b| (all[b].0 as f32).total_cmp(&(all[a].0 as f32)).then(a.cmp(&b)));
+            let half = order.len() / 2;
+            let mut next: Vec<(usize, (f64, Vector))> = (0..half)
+                .map(|rank| {
+                    let other = if pooling["flip_right"] == true { order.len() - 1 - rank } else { half + rank };
+                    let (l, r) = (&all[order[rank]], &all[order[other]]);
+                    let w = 1.0 / (1.0 + (20f64.powf(r.0) - 20f64.powf(l.0)).exp());
+                    let mixed = l.1.iter().zip(&r.1).map(|(a, b)| w * a + (1.0 - w) * b).collect();
+                    (order[rank], (w * l.0 + (1.0 - w) * r.0, mixed))
+                })
+                .collect();
+            if pooling["sort_back"] == true {
+                next.sort_by_key(|entry| entry.0);
+            }
+            all = next.into_iter().map(|entry| entry.1).collect();
+        }
+        all.into_iter().map(|entry| entry.1).collect()
+    }
+
+    /// The logits after each symbol.
+    fn logits(&self, memory: &[Vector], symbols: &[u32]) -> Vec<f64> {
+        let positions = self.config["decoder_positions"] == true;
+        let mut x: Vec<Vector> =
+            symbols.iter().enumerate().map(|(at, &symbol)| self.embed(symbol, positions.then_some(at))).collect();
+        for layer in 0..self.config["decoder_layers"].as_u64().unwrap() as usize {
+            let prefix = format!("decoder.layers.{layer}");
+            self.around(&format!("{prefix}.self_attn_layer_norm"), &mut x, &|x| {
+                self.attention(&format!("{prefix}.self_attn"), x, x, &|from, to| to <= from)
+            });
+            self.around(&format!("{prefix}.encoder_attn_layer_norm"), &mut x, &|x| {
+                self.attention(&format!("{prefix}.encoder_attn"), x, memory, &|_, _| true)
+            });
+            self.feed_forward(&prefix, &mut x);
+        }
+        let table = self.get("encoder.embed_tokens.weight");
+        let out = |x: &Vector| -> Vec<f64> {
+            let x = if self.pre_norm { self.norm("decoder.layer_norm", x) } else { x.clone() };
+            table.chunks(self.dim).map(|row| row.iter().zip(&x).map(|(w, x)| w * x).sum()).collect()
+        };
+        x.iter().flat_map(out).collect()
+    }
+}
+
+#[test]
+fn every_kind_of_encoder_agrees_with_the_naive_twin() {
+    // of few vectors: the more there are, the nearer are the nearest two scores
+    for shape in Shape::of_length(160) {
+        let (twin, model) = (Twin::of(&shape), shape.model(Dtype::F32));
+        let (mut scratch, mut dice) = (model.scratch(), Dice::new(21));
+        for length in [1, 70, 160] {
+            let (document, symbols) = (tokens(&mut dice, length), tokens(&mut dice, 6));
+            let read = read(&*model, &document, &mut scratch);
+            let memory = twin.encode(&document);
+            assert_eq!(read.vectors(), memory.len(), "{} {length}", shape.name);
+            let got = forced(&*model, &*read, &symbols, &mut scratch);
+            let want = twin.logits(&memory, &symbols);
+            let off = got.iter().zip(&want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
+            assert!(off < 1e-4, "{} {length}: {off}", shape.name);
+        }
+    }
+}

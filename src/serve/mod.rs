@@ -26,6 +26,8 @@ mod segments;
 mod shutdown;
 mod status;
 pub mod streams;
+mod summarization;
+mod summarized;
 mod tenant;
 mod totals;
 mod traces;
@@ -55,6 +57,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use summarization::Summarization;
 use tokio::{
     net::TcpListener,
     sync::{oneshot, watch},
@@ -64,7 +67,10 @@ use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
-use weir_proto::v1::{admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer};
+use weir_proto::v1::{
+    admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer,
+    summarization_server::SummarizationServer,
+};
 
 /// How long connections get at least to close once no call runs any more.
 const LINGER: Duration = Duration::from_secs(1);
@@ -73,8 +79,11 @@ const LINGER: Duration = Duration::from_secs(1);
 const HANG: Duration = Duration::from_secs(60);
 
 /// The services that are always there.
-const SERVICES: [&str; 2] =
-    [<GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
+const SERVICES: [&str; 3] = [
+    <GenerationServer<Generation> as NamedService>::NAME,
+    <SummarizationServer<Summarization> as NamedService>::NAME,
+    <ModelsServer<Models> as NamedService>::NAME,
+];
 /// The service that gives orders.
 const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
 
@@ -116,6 +125,8 @@ pub async fn run(
     monitor.tell(&health, &services).await;
     let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
+    let summarization = Summarization::new(engines.clone(), gate.clone(), wire.late_headers);
+    let summarization = SummarizationServer::new(summarization).max_decoding_message_size(wire.message_bytes);
     let models = Models::new(engines.clone(), wire.clone());
     let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
     let (v1, v1alpha) = (reflection(&services), reflection(&services));
@@ -144,6 +155,7 @@ pub async fn run(
         .add_service(v1.build_v1().map_err(broken)?)
         .add_service(v1alpha.build_v1alpha().map_err(broken)?)
         .add_service(generation)
+        .add_service(summarization)
         .add_service(models)
         .add_optional_service(admin)
         .serve_with_incoming_shutdown(connections::incoming(listener, &wire, ending), async {

@@ -17,6 +17,7 @@ mod port;
 mod raw;
 mod real;
 mod schema;
+mod summaries;
 mod traces;
 mod windows;
 

@@ -3,7 +3,8 @@
 use prost::Message;
 use std::{error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 3] = ["weir/v1/admin.proto", "weir/v1/generation.proto", "weir/v1/models.proto"];
+const FILES: [&str; 4] =
+    ["weir/v1/admin.proto", "weir/v1/generation.proto", "weir/v1/models.proto", "weir/v1/summarization.proto"];
 
 #[expect(clippy::disallowed_methods, reason = "Cargo tells build scripts where to write in the environment")]
 fn main() -> Result<(), Box<dyn Error>> {

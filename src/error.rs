@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::Duration};
 pub enum Code {
     /// The caller's input breaks a rule that does not depend on the server's state.
     InvalidArgument,
-    /// There is no model of that name.
+    /// There is no model, or document, of that name.
     NotFound,
     /// The request is well formed, but not for this model.
     FailedPrecondition,
@@ -24,6 +24,8 @@ pub enum Code {
     Cancelled,
     /// The caller may not do this.
     PermissionDenied,
+    /// More than the wire takes.
+    OutOfRange,
     /// The server is shutting down.
     Unavailable,
     /// A broken invariant of ours.
@@ -43,6 +45,12 @@ pub enum Error {
         name: String,
         /// The names there are.
         known: Vec<String>,
+    },
+    /// No such document is kept for the caller.
+    #[error("unknown document {id:?}: there is none of this id that you have sent, or it is kept no longer")]
+    UnknownDocument {
+        /// The id asked for.
+        id: String,
     },
     /// A symbol that the model's vocabulary does not have.
     #[error("{field}: {found} at character {offset} is not in the model's vocabulary")]
@@ -172,6 +180,14 @@ pub enum Error {
         /// Where the request was: `in the queue`, `while decoding`.
         stage: &'static str,
     },
+    /// A request that ended before it had come whole.
+    #[error("the request did not come whole: {why}")]
+    Incomplete {
+        /// What kind of failure ended it.
+        code: Code,
+        /// Why.
+        why: String,
+    },
     /// The caller went away.
     #[error("the caller went away")]
     Cancelled,
@@ -221,7 +237,7 @@ impl Error {
     /// The kind of failure.
     pub fn code(&self) -> Code {
         match self {
-            Self::UnknownModel { .. } => Code::NotFound,
+            Self::UnknownModel { .. } | Self::UnknownDocument { .. } => Code::NotFound,
             Self::UnknownSymbol { .. }
             | Self::BadOption { .. }
             | Self::Exclusive { .. }
@@ -239,6 +255,7 @@ impl Error {
             Self::PermissionDenied { .. } => Code::PermissionDenied,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
+            Self::Incomplete { code, .. } => *code,
             Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }

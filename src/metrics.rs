@@ -43,7 +43,7 @@ const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0
 const AFTER: [&str; 2] = ["char", "boundary"];
 const REASONS: [Reason; 6] =
     [Reason::MaxChars, Reason::MaxSegments, Reason::Stop(0), Reason::MaxContext, Reason::EndOfText, Reason::End];
-const CODES: [Code; 10] = [
+const CODES: [Code; 11] = [
     Code::InvalidArgument,
     Code::NotFound,
     Code::FailedPrecondition,
@@ -52,6 +52,7 @@ const CODES: [Code; 10] = [
     Code::Cancelled,
     Code::Unauthenticated,
     Code::PermissionDenied,
+    Code::OutOfRange,
     Code::Unavailable,
     Code::Internal,
 ];
@@ -153,6 +154,13 @@ per_model! {
     cache_bytes: Gauge = Gauge::default(), ["" [""]],
         "segment_cache_bytes", "Bytes that the segment cache holds: its pages, and roughly its tree";
     cache_entries: Gauge = Gauge::default(), ["" [""]], "segment_cache_entries", "Entries of the segment cache";
+    document_lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
+        "document_cache_lookups", "Requests for an encoded document that was there, and for one that was not";
+    document_evictions: Counter = Counter::default(), ["" [""]],
+        "document_cache_evictions", "Encoded documents that made way for others or for requests";
+    document_bytes: Gauge = Gauge::default(), ["" [""]],
+        "document_cache_bytes", "Bytes that encoded documents occupy that are kept for later requests";
+    document_entries: Gauge = Gauge::default(), ["" [""]], "document_cache_entries", "Encoded documents that are kept";
     generations: Gauge = Gauge::default(), ["" [""]],
         "model_generations", "Generations of the model in memory: the one that serves, and those that drain";
 }
@@ -224,6 +232,7 @@ impl Series {
     fn gauge<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
         let (mut running, mut waiting, mut bytes, mut limit) = (0, 0, 0, 0);
         let (mut cache_bytes, mut cache_entries, mut generations) = (0, 0, 0);
+        let (mut document_bytes, mut document_entries) = (0, 0);
         for engine in engines {
             let (load, cache) = (engine.load(), engine.cache());
             running += signed(load.running);
@@ -232,6 +241,9 @@ impl Series {
             limit = signed(engine.memory().limit).saturating_add(limit);
             cache_bytes += signed(cache.bytes);
             cache_entries += signed(cache.entries);
+            let documents = engine.documents();
+            document_bytes += signed(documents.bytes);
+            document_entries += signed(documents.entries);
             generations += 1;
         }
         let gauges = [
@@ -241,6 +253,8 @@ impl Series {
             (&self.kv_limit, limit),
             (&self.cache_bytes, cache_bytes),
             (&self.cache_entries, cache_entries),
+            (&self.document_bytes, document_bytes),
+            (&self.document_entries, document_entries),
             (&self.generations, generations),
         ];
         for (gauge, value) in gauges {
@@ -271,6 +285,7 @@ fn name(code: Code) -> &'static str {
         Code::Cancelled => "CANCELLED",
         Code::Unauthenticated => "UNAUTHENTICATED",
         Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::OutOfRange => "OUT_OF_RANGE",
         Code::Unavailable => "UNAVAILABLE",
         Code::Internal => "INTERNAL",
     }

@@ -5,6 +5,7 @@ mod picture;
 mod resume;
 mod served;
 mod stream;
+mod summarize;
 mod table;
 
 use super::{
@@ -49,6 +50,8 @@ enum What {
     Resume(resume::ResumeArgs),
     /// A long stream, symbol by symbol: how long its symbols take and what the sequence holds, from its first part to its last.
     Endless(measure::EndlessArgs),
+    /// Summaries by two models in turns: encoding by layer, a token's time, the whole, and what of the encoding an upload hides.
+    Summarize(summarize::SummarizeArgs),
     /// What the gRPC stream costs: the same generations in the process and through a server on loopback, in turns.
     Stream(stream::StreamArgs),
     /// The client of `stream` and `resume`, in a process of its own.
@@ -180,6 +183,7 @@ pub fn run(args: Args) -> Result<()> {
         What::Compare(args) => run_compare(&args),
         What::Resume(args) => resume::run_resume(&args),
         What::Endless(args) => measure::run_endless(&args),
+        What::Summarize(args) => summarize::run_summarize(&args),
         What::Stream(args) => stream::run_stream(&args),
         What::StreamClient(args) => served::run_client(&args),
         What::Kernels(args) => measure::run_kernels(&args),

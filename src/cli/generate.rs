@@ -77,7 +77,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut told = Told { model: &*model, mode, json: args.json, characters: Vec::new(), stream: stream(&*model) };
     while let Some(event) = events.blocking_recv() {
         match event? {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Document(_) => {}
             Event::Characters(characters) => told.take(characters)?,
             Event::Finished { reason, usage, timing } => return told.finish(&reason, &usage, &timing),
         }

@@ -15,6 +15,7 @@ pub mod score;
 pub mod segment;
 pub mod serve;
 pub mod settings;
+pub mod summarize;
 
 use crate::error::{Error, Result, printable};
 use clap::{Parser, Subcommand};
@@ -39,6 +40,8 @@ enum Command {
     Health(health::Args),
     /// Generate text from a prompt.
     Generate(generate::Args),
+    /// Summarize a document.
+    Summarize(summarize::Args),
     /// Score a text: bits per character, boundaries, log-probabilities, logits.
     Score(score::Args),
     /// Show where a text's segments end.
@@ -69,6 +72,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Admin(args) => admin::run(args),
         Command::Health(args) => health::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Summarize(args) => summarize::run(args),
         Command::Score(args) => score::run(args),
         Command::Segment(args) => segment::run(args),
         Command::Convert(args) => convert::run(args),
@@ -116,7 +120,19 @@ mod tests {
         assert!(all.len() > 60, "only {} flags: looked in the wrong place", all.len());
         // The flags of measurements name one run, not a habit: only those that all commands share have twins. What a command
         // works on is no habit either, and one in the environment would stand in the way of another that is given.
-        let data = ["text", "file", "ids", "prompt", "mode", "name", "service", "resolution", "resolution-ids"];
+        let data = [
+            "text",
+            "file",
+            "ids",
+            "prompt",
+            "mode",
+            "name",
+            "service",
+            "resolution",
+            "resolution-ids",
+            "target-ids",
+            "table",
+        ];
         all.retain(|(path, flag)| {
             let long = flag.get_long().unwrap_or_default();
             let shape = path == " weir init" && long == "config";

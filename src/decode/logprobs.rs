@@ -57,14 +57,14 @@ pub fn log_probability(logits: &[f32], symbol: u32) -> Result<f64> {
 
 /// What turns a row of logits into log-probabilities, in `f64`.
 #[derive(Debug, Clone, Copy)]
-struct Normaliser {
+pub(super) struct Normaliser {
     peak: f64,
     /// The logarithm of the sum of the exponentials, above the peak.
     excess: f64,
 }
 
 impl Normaliser {
-    fn of(logits: &[f32]) -> Result<Self> {
+    pub(super) fn of(logits: &[f32]) -> Result<Self> {
         let peak = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         // The sum carries what is not a number, though the maximum leaves it out.
         let excess = logits.iter().map(|&logit| (f64::from(logit) - peak).exp()).sum::<f64>().ln();
@@ -78,7 +78,7 @@ impl Normaliser {
         f64::from(logit) - self.peak - self.excess
     }
 
-    fn logprob(self, logit: f32) -> f32 {
+    pub(super) fn logprob(self, logit: f32) -> f32 {
         self.exact(logit) as f32
     }
 }

@@ -4,8 +4,10 @@
 //! [`document`], what one that reads documents is), [`gather`] (which rows of a
 //! batch run their middle stack together), [`options`] (what a request may ask for), [`session`] (one request from prompt to
 //! last character), which is made of given symbols (`known`) and sampled ones (`generation`), and these of [`sampler`],
-//! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries.
+//! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries. For summaries: [`summary`]
+//! (what may be asked for), [`beam`] (which texts are followed) and [`spans`] (what a pooling has kept).
 
+pub mod beam;
 pub mod contract;
 pub mod cost;
 pub mod document;
@@ -18,5 +20,7 @@ pub mod options;
 pub mod random;
 pub mod sampler;
 pub mod session;
+pub mod spans;
 pub mod stops;
+pub mod summary;
 pub mod trace;

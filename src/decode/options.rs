@@ -280,7 +280,8 @@ impl Windows {
 }
 
 impl Sampling {
-    fn validate(&self, card: &Card) -> Result<()> {
+    /// Checks everything against its bounds.
+    pub(super) fn validate(&self, card: &Card) -> Result<()> {
         within("sampling.temperature", self.temperature, 0.0, 100.0)?;
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(bad("sampling.top_p", self.top_p, "above 0, at most 1".into()));

@@ -1,22 +1,24 @@
 //! The running jobs, their rows side by side, and one step of them.
 //!
-//! Hot path: a step allocates nothing here but the events it sends, and where a prompt is through, what the cache keeps of it;
-//! logs nothing.
+//! Hot path: a step of texts allocates nothing here but the events it sends, and where a prompt is through, what the cache keeps
+//! of it; logs nothing.
 //!
-//! Which rows a step feeds is the [`scheduler`](super::scheduler)'s choice; which waiting rows its segment step takes is
-//! [`Batch::due`]'s, by [`gather`]'s rule.
+//! Which rows a step feeds, and which documents it encodes, is the [`scheduler`](super::scheduler)'s choice; which waiting rows
+//! its segment step takes is [`Batch::due`]'s, by [`gather`]'s rule. A step encodes first: [`documents`].
+
+mod documents;
+mod outcome;
 
 use super::{
     desk::Common,
     scheduler::{Doing, Feed, Scheduler, Standing},
-    stopwatch::News,
-    task::Task,
+    seats::Seats,
+    task::{Life, Task},
 };
 use crate::{
     decode::{
         contract::{Row, Scratch, State, Status},
         gather,
-        session::Progress,
     },
     error::{Error, Result},
 };
@@ -31,14 +33,15 @@ use std::{
 /// The rows of a model's worker.
 pub(super) struct Batch {
     common: Arc<Common>,
-    rows: Vec<Row>,
-    /// Whose rows they are: each at its row's place.
+    seats: Seats,
     tasks: Vec<Task>,
     scratch: Scratch,
-    /// How the rows stand.
+    /// How the jobs stand.
     standings: Vec<Standing>,
-    /// What the current step feeds.
+    /// What the current step feeds: its rows are jobs.
     feeds: Vec<Feed>,
+    /// The jobs whose documents the current step encodes, and blocks of each.
+    encodes: Vec<(usize, usize)>,
     /// The rows that the current symbol step feeds.
     fed: Vec<usize>,
     /// The rows that the current segment step takes.
@@ -54,10 +57,11 @@ impl Batch {
         Self {
             scratch: common.model.scratch(),
             common,
-            rows: Vec::new(),
+            seats: Seats::default(),
             tasks: Vec::new(),
             standings: Vec::new(),
             feeds: Vec::new(),
+            encodes: Vec::new(),
             fed: Vec::new(),
             due: Vec::new(),
             unfinished: Vec::new(),
@@ -65,18 +69,23 @@ impl Batch {
         }
     }
 
-    /// Gives a job its row, from the longest cached beginning of its text; hands the job back with its verdict if the model
-    /// refuses.
+    /// Lets a job run, from the longest cached beginning of its text, or from its document if that is still there; hands the job
+    /// back with its verdict if the model refuses.
     pub(super) fn admit(&mut self, mut task: Task, now: Instant) -> Option<Task> {
-        let observer = &*self.common.observer;
-        match guarded(|| self.begin(&mut task)) {
-            Ok(state) => {
+        match guarded(|| self.begin(&mut task, now)) {
+            Ok(states) => {
                 if let Some(waited) = task.watch.begin(now) {
-                    observer.queued(waited);
-                    task.outlet.start(task.session.usage().cached_chars);
+                    self.common.observer.queued(waited);
+                    task.outlet.start(task.usage().cached_chars);
                 }
-                self.rows.push(Row::new(state));
+                if let Life::Document(summary) = &task.life
+                    && let Some(kept) = summary.document()
+                {
+                    task.outlet.read(&kept.encoded);
+                }
+                let index = self.tasks.len();
                 self.tasks.push(task);
+                states.into_iter().for_each(|state| self.seats.give(state, index, &mut self.tasks));
                 None
             }
             Err(error) => {
@@ -86,13 +95,18 @@ impl Batch {
         }
     }
 
-    fn begin(&self, task: &mut Task) -> Result<Box<dyn State>> {
-        let Common { model, store, .. } = &*self.common;
-        let Some(hit) = store.find(task.key.as_ref(), &task.session) else {
-            return model.begin(task.session.boundaries().clone());
-        };
-        task.session.start_at(hit.len, hit.state.segments())?;
-        Ok(hit.state)
+    fn begin(&self, task: &mut Task, now: Instant) -> Result<Vec<Box<dyn State>>> {
+        match &mut task.life {
+            Life::Text(session) => {
+                let Common { model, store, .. } = &*self.common;
+                let Some(hit) = store.find(task.key.as_ref(), session) else {
+                    return Ok(vec![model.begin(session.boundaries().clone())?]);
+                };
+                session.start_at(hit.len, hit.state.segments())?;
+                Ok(vec![hit.state])
+            }
+            Life::Document(summary) => self.begin_summary(summary, &task.tenant, now),
+        }
     }
 
     /// Ends the jobs whose reader is gone or does not read, or whose deadline has passed.
@@ -106,25 +120,25 @@ impl Batch {
         self.tasks.iter_mut().for_each(|task| task.verdict = Some(Err(error())));
     }
 
-    /// Frees the rows of the jobs that have ended, and moves the jobs to `ended`. What their rows know is kept, unless they
-    /// failed.
+    /// Frees the rows of the jobs that have ended, and moves the jobs to `ended`. What the rows of texts know is kept, unless
+    /// they failed.
     pub(super) fn collect(&mut self, ended: &mut Vec<Task>) {
         // From behind: what takes a freed place was looked at already.
         for index in (0..self.tasks.len()).rev() {
             let Some(verdict) = &self.tasks[index].verdict else { continue };
             let failed = matches!(verdict, Err(Error::Internal(_) | Error::OutOfPages { .. }));
-            let (row, task) = (self.rows.swap_remove(index), self.tasks.swap_remove(index));
-            if !failed {
-                self.common.store.keep(task.key.as_ref(), &task.session, &*row.state);
+            let (task, rows) = self.seats.leave(index, &mut self.tasks);
+            if let (Life::Text(session), Some(row), false) = (&task.life, rows.first(), failed) {
+                self.common.store.keep(task.key.as_ref(), session, &*row.state);
             }
-            drop(row);
+            drop(rows);
             ended.push(task);
         }
     }
 
-    /// Takes a job from its row.
-    pub(super) fn remove(&mut self, row: usize) -> Option<(Task, Box<dyn State>)> {
-        (row < self.tasks.len()).then(|| (self.tasks.swap_remove(row), self.rows.swap_remove(row).state))
+    /// Takes its rows from the job at that place.
+    pub(super) fn remove(&mut self, task: usize) -> Option<(Task, Vec<Row>)> {
+        (task < self.tasks.len()).then(|| self.seats.leave(task, &mut self.tasks))
     }
 
     /// The running jobs.
@@ -132,15 +146,14 @@ impl Batch {
         &self.tasks
     }
 
-    /// Finds out how the rows stand.
+    /// Finds out how the jobs stand.
     pub(super) fn stand(&mut self) {
         self.standings.clear();
-        let model = &*self.common.model;
-        let rows = self.tasks.iter_mut().zip(&self.rows);
-        self.standings.extend(rows.filter_map(|(task, row)| task.stand(row, model)));
+        let (model, rows, now) = (&*self.common.model, &self.seats.rows, Instant::now());
+        self.standings.extend(self.tasks.iter_mut().filter_map(|task| task.stand(rows, model, now)));
     }
 
-    /// How the rows stood when that was last found out.
+    /// How the jobs stood when that was last found out.
     pub(super) fn standings(&self) -> &[Standing] {
         &self.standings
     }
@@ -157,44 +170,70 @@ impl Batch {
 
     /// Whether there is memory for the step that was laid out, if need be after what is cached was given up.
     pub(super) fn has_memory(&self) -> bool {
-        let Common { model, store, .. } = &*self.common;
+        let Common { model, store, shelf, .. } = &*self.common;
         // what is cached goes entry by entry: copies of pages that a row shared with it are not needed then
         let short = || {
-            let in_flight = self.tasks.iter().zip(&self.rows).filter(|(task, _)| task.in_flight);
-            let pending: usize = in_flight.map(|(_, row)| model.growth(&*row.state, 0)).sum();
-            let growth = |feed: &Feed| model.growth(&*self.rows[feed.row].state, feed.symbols);
-            let (needed, memory) = (pending + self.feeds.iter().map(growth).sum::<usize>(), model.memory());
+            let flying = |task: &&Task| task.in_flight;
+            let in_flight = self.tasks.iter().filter(flying).flat_map(|task| &task.seats);
+            let pending: usize = in_flight.map(|&seat| model.growth(&*self.seats.rows[seat].state, 0)).sum();
+            let growth = self.feeds.iter().map(|feed| self.growth(feed)).sum::<usize>();
+            let (needed, memory) = (pending + growth, model.memory());
             needed > memory.limit.saturating_sub(memory.in_use)
         };
         loop {
             if !short() {
                 return true;
             }
-            if !store.evict() {
+            if !store.evict() && !shelf.evict() {
                 return false;
             }
         }
+    }
+
+    /// What a feed takes.
+    fn growth(&self, feed: &Feed) -> usize {
+        let model = &*self.common.model;
+        let task = &self.tasks[feed.row];
+        if let (Life::Document(summary), Some(reader)) = (&task.life, model.reader())
+            && summary.is_encoding()
+        {
+            return summary.growth(reader);
+        }
+        let share = feed.symbols.div_ceil(task.seats.len().max(1));
+        task.seats.iter().map(|&seat| model.growth(&*self.seats.rows[seat].state, share)).sum()
     }
 
     /// Feeds the rows as laid out, once, and brings on those that were fed before. Tells whether there were any.
     pub(super) fn step(&mut self) -> bool {
         let began = Instant::now();
         self.feed();
+        let fed = self.fed.iter().map(|&seat| self.seats.rows[seat].places()).sum();
+        let encoded = self.encode();
         self.symbol_step();
         self.due();
         self.segment_step();
         self.finish_step();
         self.absorb();
-        self.count_step(began);
+        self.count_step(began, fed, encoded);
         // without a row to feed every waiting one is due: the worker never goes to sleep on them
-        !(self.fed.is_empty() && self.due.is_empty())
+        !(self.fed.is_empty() && self.due.is_empty() && self.encodes.is_empty())
     }
 
     fn feed(&mut self) {
         self.fed.clear();
-        for &Feed { row, symbols } in &self.feeds {
-            self.tasks[row].session.feed(&mut self.rows[row], symbols);
-            self.fed.push(row);
+        self.encodes.clear();
+        for &Feed { row: index, symbols } in &self.feeds {
+            let Task { life, seats, .. } = &mut self.tasks[index];
+            match life {
+                Life::Text(session) => {
+                    for &seat in seats.iter() {
+                        session.feed(&mut self.seats.rows[seat], symbols);
+                        self.fed.push(seat);
+                    }
+                }
+                Life::Document(summary) if summary.is_encoding() => self.encodes.push((index, symbols)),
+                Life::Document(summary) => summary.feed(&mut self.seats.rows, seats, symbols, &mut self.fed),
+            }
         }
     }
 
@@ -203,14 +242,17 @@ impl Batch {
     /// Paused rows are not waited for, and nobody waits beside a prompt's chunk: its steps are long.
     fn due(&mut self) {
         self.due.clear();
-        let Self { tasks, rows, standings, .. } = self;
-        self.due.extend(standing(Status::Waiting, tasks, rows));
-        let goes_on = |&index: &usize| tasks[index].verdict.is_none() && rows[index].status != Status::Waiting;
-        let prompts = self.fed.iter().any(|&index| rows[index].feed.len() > 1);
+        let Self { tasks, seats, standings, .. } = self;
+        self.due.extend(standing(Status::Waiting, tasks, seats));
+        let rows = &seats.rows;
+        let goes_on =
+            |&seat: &usize| tasks[seats.owner(seat)].verdict.is_none() && rows[seat].status != Status::Waiting;
+        let chunks = self.fed.iter().any(|&seat| rows[seat].feed.len() > 1) || !self.encodes.is_empty();
         let prefilling = |&index: &usize| matches!(standings[index].doing, Doing::Prefilling(_));
-        let mut unfed = (0..standings.len()).filter(prefilling);
-        let others = !prompts && (self.fed.iter().any(goes_on) || unfed.any(|index| goes_on(&index)));
-        if !gather::is_due(self.due.iter().map(|&index| &rows[index]), others, self.common.limits.boundary_wait) {
+        let unfed = (0..standings.len()).filter(prefilling);
+        let mut unfed = unfed.flat_map(|index| tasks.get(index).map_or(&[][..], |task| &task.seats));
+        let others = !chunks && (self.fed.iter().any(goes_on) || unfed.any(goes_on));
+        if !gather::is_due(self.due.iter().map(|&seat| &rows[seat]), others, self.common.limits.boundary_wait) {
             self.due.clear();
         }
     }
@@ -219,15 +261,18 @@ impl Batch {
         if self.fed.is_empty() {
             return;
         }
-        gather::count_step(&mut self.rows);
-        let outcome = guarded(|| self.common.model.symbol_step(&mut self.rows, &self.fed, &mut self.scratch));
-        for &index in &self.fed {
-            self.tasks[index].in_flight = true;
-            self.tasks[index].watch.symbol_step();
+        gather::count_step(&mut self.seats.rows);
+        let outcome = guarded(|| self.common.model.symbol_step(&mut self.seats.rows, &self.fed, &mut self.scratch));
+        for &seat in &self.fed {
+            let task = &mut self.tasks[self.seats.owner(seat)];
+            // once for all rows of a job
+            if !task.in_flight {
+                task.in_flight = true;
+                task.watch.symbol_step();
+            }
         }
         if let Err(error) = outcome {
-            lose(error, &mut self.tasks, &self.fed);
-            self.scratch = self.common.model.scratch();
+            self.lose(&error, Lost::Fed);
         }
     }
 
@@ -236,100 +281,64 @@ impl Batch {
             return;
         }
         let began = Instant::now();
-        let outcome = guarded(|| self.common.model.segment_step(&mut self.rows, &self.due, &mut self.scratch));
+        let outcome = guarded(|| self.common.model.segment_step(&mut self.seats.rows, &self.due, &mut self.scratch));
         let took = began.elapsed();
-        for &index in &self.due {
-            self.tasks[index].watch.segment_step(took);
+        for &seat in &self.due {
+            self.tasks[self.seats.owner(seat)].watch.segment_step(took);
         }
         if let Err(error) = outcome {
-            lose(error, &mut self.tasks, &self.due);
-            self.scratch = self.common.model.scratch();
+            self.lose(&error, Lost::Due);
         }
     }
 
     fn finish_step(&mut self) {
         self.unfinished.clear();
-        self.unfinished.extend(standing(Status::Unfinished, &self.tasks, &self.rows));
+        self.unfinished.extend(standing(Status::Unfinished, &self.tasks, &self.seats));
         if self.unfinished.is_empty() {
             return;
         }
-        let outcome = guarded(|| self.common.model.finish_step(&mut self.rows, &self.unfinished, &mut self.scratch));
+        let (rows, unfinished) = (&mut self.seats.rows, &self.unfinished);
+        let outcome = guarded(|| self.common.model.finish_step(rows, unfinished, &mut self.scratch));
         if let Err(error) = outcome {
-            lose(error, &mut self.tasks, &self.unfinished);
-            self.scratch = self.common.model.scratch();
+            self.lose(&error, Lost::Unfinished);
         }
     }
 
-    /// Takes the outcome of every row that is ready.
-    fn absorb(&mut self) {
-        let (now, Common { model, store, tally, observer, .. }) = (Instant::now(), &*self.common);
-        let pooled = model.card().pooled;
-        for (task, row) in self.tasks.iter_mut().zip(&mut self.rows) {
-            if !task.in_flight || task.verdict.is_some() || row.status != Status::Ready {
-                continue;
-            }
-            task.in_flight = false;
-            task.watch.waited(row.waited);
-            let given = task.session.is_prefilling();
-            task.works(row.places());
-            match guarded(|| task.session.absorb(row)) {
-                Ok(Progress::Finished(reason)) => task.verdict = Some(Ok(reason)),
-                Ok(Progress::Prefilling) => {}
-                // a prompt is kept at once: who asks next may share it
-                Ok(Progress::Decoding) if given => store.keep(task.key.as_ref(), &task.session, &*row.state),
-                Ok(Progress::Decoding) => {}
-                Err(error) => task.verdict = Some(Err(error)),
-            }
-            tally.took(row, given, pooled);
-            let (answered, boundary) = (task.session.answered(), row.marks.last().is_some_and(|mark| mark.boundary));
-            let news = task.watch.look(now, task.session.is_prefilling(), answered);
-            match news.filter(|_| task.session.is_generating()) {
-                None => {}
-                Some(News::First(after)) => observer.first_char(after),
-                Some(News::Further(gap)) => observer.gap(gap, boundary),
-            }
-            if task.session.has_told() {
-                task.outlet.tell(task.session.take());
-            }
+    /// Ends the jobs whose rows took part in a failed step: those rows are lost. What the step wrote into the scratch is not to
+    /// be trusted either.
+    fn lose(&mut self, error: &Error, lost: Lost) {
+        let lost = match lost {
+            Lost::Fed => &self.fed,
+            Lost::Due => &self.due,
+            Lost::Unfinished => &self.unfinished,
+        };
+        tracing::error!(rows = lost.len(), %error, "a step failed");
+        for &seat in lost {
+            self.tasks[self.seats.owner(seat)].verdict = Some(Err(again(error)));
         }
+        self.scratch = self.common.model.scratch();
     }
+}
 
-    /// Counts the step that has run, if any row took part.
-    fn count_step(&mut self, began: Instant) {
-        let Common { tally, observer, .. } = &*self.common;
-        let symbols: usize = self.fed.iter().map(|&index| self.rows[index].places()).sum();
-        if !self.fed.is_empty() {
-            tally.steps.add(1);
-            tally.symbol_rows.add(self.fed.len());
-            self.latest = Some((symbols, began.elapsed()));
-        }
-        if !self.due.is_empty() {
-            tally.segment_steps.add(1);
-            tally.segment_rows.add(self.due.len());
-        }
-        if !(self.fed.is_empty() && self.due.is_empty()) {
-            observer.step(self.fed.len(), symbols, self.due.len());
-        }
-    }
+/// The rows of a failed step.
+enum Lost {
+    Fed,
+    Due,
+    Unfinished,
 }
 
 /// The rows in flight that stand so, but for those whose job has ended.
-fn standing(status: Status, tasks: &[Task], rows: &[Row]) -> impl Iterator<Item = usize> {
-    let stands = move |(task, row): (&Task, &Row)| task.in_flight && task.verdict.is_none() && row.status == status;
-    tasks.iter().zip(rows).enumerate().filter(move |&(_, pair)| stands(pair)).map(|(index, _)| index)
+fn standing(status: Status, tasks: &[Task], seats: &Seats) -> impl Iterator<Item = usize> {
+    let flies = |task: &Task| task.in_flight && task.verdict.is_none();
+    (0..seats.rows.len()).filter(move |&seat| seats.rows[seat].status == status && flies(&tasks[seats.owner(seat)]))
 }
 
-/// Ends the jobs whose rows took part in a failed step: those rows are lost. What the step wrote into the scratch is not to
-/// be trusted either.
-fn lose(error: Error, tasks: &mut [Task], lost: &[usize]) {
-    tracing::error!(rows = lost.len(), %error, "a step failed");
-    for &index in lost {
-        let error = match &error {
-            &Error::OutOfPages { needed, limit } => Error::OutOfPages { needed, limit },
-            Error::Internal(message) => Error::Internal(message.clone()),
-            other => Error::Internal(other.to_string()),
-        };
-        tasks[index].verdict = Some(Err(error));
+/// A step's failure, for one of those that took part.
+fn again(error: &Error) -> Error {
+    match error {
+        &Error::OutOfPages { needed, limit } => Error::OutOfPages { needed, limit },
+        Error::Internal(message) => Error::Internal(message.clone()),
+        other => Error::Internal(other.to_string()),
     }
 }
 

@@ -2,24 +2,29 @@
 
 use super::{
     cache,
-    handle::{Events, Job, Limits, Load, Phase, Terms},
+    handle::{Arriving, Events, Job, Limits, Load, Phase, Source, Terms, Upload},
     heartbeat::Heartbeat,
     observer::Observer,
     outlet::Outlet,
     pace::Pace,
     scheduler::{Ask, PRIORITIES, Refused, Rules, Scheduler},
+    shelf::{self, Kept, Shelf},
     signal::Signal,
     store::Store,
+    summary::Summary,
     tally::{Counters, Tally},
-    task::Task,
+    task::{Life, Task},
+    upload::{self, Inbox},
     worker,
 };
 use crate::{
     decode::{
         contract::{Card, Memory, Model},
+        document,
         session::Session,
+        summary::Summarize,
     },
-    error::{Error, Result},
+    error::{Error, Result, clip},
 };
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -28,6 +33,8 @@ use std::{
 };
 use tokio::sync::watch;
 
+/// Bytes of an unknown id that an error repeats.
+const ID_BYTES: usize = 64;
 /// What is told once a worker is broken.
 const GONE: &str = "the model's worker has ended";
 /// What is told of a deadline that will pass.
@@ -46,6 +53,7 @@ pub(super) struct Common {
     pub(super) limits: Limits,
     pub(super) desk: Mutex<Desk>,
     pub(super) store: Store,
+    pub(super) shelf: Shelf,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) tally: Tally,
     pub(super) heartbeat: Heartbeat,
@@ -76,6 +84,7 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Obs
         limits,
         desk: Mutex::new(desk),
         store: Store::new(limits.cache_bytes),
+        shelf: Shelf::new(limits.document_bytes, limits.document_keep),
         observer,
         tally: Tally::default(),
         heartbeat: Heartbeat::new(),
@@ -93,33 +102,82 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Obs
 
 impl Shared {
     pub(super) fn submit(&self, job: Job, terms: Terms) -> Result<Events> {
-        let Terms { deadline, tenant, priority } = terms;
         let Common { model, limits, store, .. } = &*self.common;
-        let arrived = Instant::now();
-        if !PRIORITIES.contains(&priority) {
-            let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
-            return Err(Error::BadOption { field: "priority", found: priority.to_string(), bound });
-        }
+        let arrived = admissible(&terms)?;
         let (session, fields) = match job {
-            Job::Generate(request) => (Session::generate(request, model.card())?, ["prompt", "stopping.max_chars"]),
+            Job::Generate(request) => {
+                writes_texts("Generate", &**model)?;
+                (Session::generate(request, model.card())?, ["prompt", "stopping.max_chars"])
+            }
             Job::Score(request) => {
+                writes_texts("Score", &**model)?;
                 let field = if request.windows.is_some() { "windows.length" } else { "text" };
                 (Session::score(request, model.card())?, [field; 2])
             }
         };
-        if deadline.is_some_and(|deadline| deadline <= arrived) {
-            return Err(Error::Deadline { stage: "before it was queued" });
-        }
         must_fit(&session, fields, &**model)?;
-        let key = store.key(&tenant, session.boundaries(), model.card());
+        let key = store.key(&terms.tenant, session.boundaries(), model.card());
         let known = store.known(key.as_ref(), &session);
         let (outlet, events) = Outlet::open(limits.events)?;
-        let mut task = Task::new(session, outlet, arrived);
-        (task.deadline, task.tenant, task.key) = (deadline, tenant, key);
-        let ask = task.ask(&**model, known);
+        let mut task = Task::new(Life::Text(session), outlet, arrived);
+        task.key = key;
+        self.take(task, known, terms).map(|()| events)
+    }
+
+    pub(super) fn upload(&self) -> (Upload, Arriving) {
+        upload::begin(&self.common.signal)
+    }
+
+    pub(super) fn summarize(&self, request: &Summarize, source: Source, terms: Terms) -> Result<Events> {
+        let Common { model, limits, shelf, .. } = &*self.common;
+        let arrived = admissible(&terms)?;
+        let Some(reader) = model.reader() else {
+            let (model, found) = (model.card().name.clone(), model.card().shape.clone());
+            return Err(Error::WrongKind { call: "Summarize", model, wanted: "reads documents", found });
+        };
+        let (card, read) = (model.card(), reader.limits());
+        let plan = request.plan(card, read, limits.rows)?;
+        if plan.hard {
+            // whether it can
+            reader.open_hard()?;
+        }
+        let document = match source {
+            Source::Arriving(Arriving(inbox)) => (inbox, None),
+            Source::Kept(id) => {
+                let Some(Kept { ids, encoded, .. }) = shelf.find(&terms.tenant, &id, arrived) else {
+                    return Err(Error::UnknownDocument { id: clip(&id, ID_BYTES) });
+                };
+                (Arc::new(Inbox::whole(ids.to_vec(), encoded.places.clone(), encoded.cut)), Some(id))
+            }
+        };
+        let known = if document.1.is_some() { usize::MAX } else { 0 };
+        let summary = Summary::new(document, plan, read, card);
+        let (needed, limit) = (summary.bytes(&**model, reader, summary.symbols().0), model.memory().limit);
+        if needed > limit {
+            let alone = reader.bytes_for(summary.most_tokens()) > limit;
+            let field = if alone { "chunk" } else { "options.beam_size" };
+            return Err(Error::NeverFits { field, needed, limit });
+        }
+        let (outlet, events) = Outlet::open(limits.events)?;
+        let task = Task::new(Life::Document(Box::new(summary)), outlet, arrived);
+        self.take(task, known, terms).map(|()| events)
+    }
+
+    /// Leaves a job on the desk, of whose symbols so many are known.
+    fn take(&self, mut task: Task, known: usize, Terms { deadline, tenant, priority }: Terms) -> Result<()> {
+        (task.deadline, task.tenant) = (deadline, tenant);
+        let ask = task.ask(&*self.common.model, known);
         self.common.desk().take(task, ask, priority)?;
         self.common.signal.raise();
-        Ok(events)
+        Ok(())
+    }
+
+    pub(super) fn reading(&self) -> Option<&document::Limits> {
+        self.common.model.reader().map(|reader| reader.limits())
+    }
+
+    pub(super) fn documents(&self) -> shelf::Usage {
+        self.common.shelf.usage()
     }
 
     pub(super) fn card(&self) -> &Card {
@@ -150,7 +208,7 @@ impl Shared {
 
     pub(super) fn load(&self) -> Load {
         let (queued, running) = self.common.desk().counts();
-        let kept = self.common.store.spare();
+        let kept = self.common.store.spare() + self.common.shelf.spare();
         Load { queued, running, bytes: self.common.model.memory().in_use.saturating_sub(kept) }
     }
 
@@ -224,7 +282,7 @@ impl Desk {
 
 impl Drop for Farewell {
     fn drop(&mut self) {
-        let Common { heartbeat, store, observer, broken: sign, .. } = &*self.0;
+        let Common { heartbeat, store, shelf, observer, broken: sign, .. } = &*self.0;
         heartbeat.rest();
         let broken = thread::panicking();
         let mut desk = self.0.desk();
@@ -233,11 +291,36 @@ impl Drop for Farewell {
         let (left, retry): (Vec<_>, _) = (desk.scheduler.clear().collect(), desk.pace.retry());
         drop(desk);
         store.clear();
+        shelf.clear();
         sign.send_replace(broken);
         for mut task in left {
             let error = if broken { Error::Internal(GONE.into()) } else { Error::Draining { retry } };
             task.verdict = Some(Err(error));
             task.end(Instant::now(), &**observer);
+        }
+    }
+}
+
+/// Whether a job may come under these terms; returns when it came.
+fn admissible(terms: &Terms) -> Result<Instant> {
+    let arrived = Instant::now();
+    if !PRIORITIES.contains(&terms.priority) {
+        let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
+        return Err(Error::BadOption { field: "priority", found: terms.priority.to_string(), bound });
+    }
+    if terms.deadline.is_some_and(|deadline| deadline <= arrived) {
+        return Err(Error::Deadline { stage: "before it was queued" });
+    }
+    Ok(arrived)
+}
+
+/// Refuses a text for a model whose texts begin from documents.
+fn writes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
+    match model.reader() {
+        None => Ok(()),
+        Some(_) => {
+            let (model, found) = (model.card().name.clone(), format!("one that summarizes: {}", model.card().shape));
+            Err(Error::WrongKind { call, model, wanted: "goes on from a prompt", found })
         }
     }
 }

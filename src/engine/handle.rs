@@ -1,11 +1,13 @@
 //! The engine as others see it: submit a job, read its events, drop the receiver to cancel.
 
-use super::{cache, observer::Observer, tally::Counters};
+use super::{cache, observer::Observer, shelf, tally::Counters};
 use crate::{
     decode::{
         contract::{Card, Memory, Model},
+        document,
         gather::BOUNDARY_WAIT,
         options::{Character, Generate, Reason, Score, Timing, Usage},
+        summary::{Encoded, Reading, Summarize, Summarized},
     },
     error::Result,
 };
@@ -15,7 +17,10 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-pub use super::scheduler::PRIORITIES;
+pub use super::{
+    scheduler::PRIORITIES,
+    upload::{Arriving, Upload},
+};
 
 /// Limits of one model's engine. All are told to clients.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +44,10 @@ pub struct Limits {
     pub stall: Duration,
     /// Bytes of key-value memory in which states of texts are kept for later jobs; 0: none are.
     pub cache_bytes: usize,
+    /// Bytes in which encoded documents are kept for later jobs; 0: none are.
+    pub document_bytes: usize,
+    /// How long a document is kept that no job asks for.
+    pub document_keep: Duration,
 }
 
 impl Default for Limits {
@@ -53,6 +62,8 @@ impl Default for Limits {
             boundary_wait: BOUNDARY_WAIT,
             stall: Duration::from_secs(30),
             cache_bytes: 0,
+            document_bytes: 0,
+            document_keep: Duration::from_secs(600),
         }
     }
 }
@@ -83,16 +94,28 @@ impl From<Option<Instant>> for Terms {
     }
 }
 
-/// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last.
+/// A document to be summarised.
+pub enum Source {
+    /// One that is on its way: see [`Handle::upload`].
+    Arriving(Arriving),
+    /// One that was encoded for an earlier job of the same tenant: its id.
+    Kept(String),
+}
+
+/// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last. A summary's
+/// job tells `Started`, any number of `Reading`, `Encoded`, any number of `Characters`, `Summarized`.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The job got a row.
     Started {
-        /// Symbols of the prompt that came from the cache.
+        /// Symbols of the prompt, or of the document, that came from the cache.
         cached_chars: usize,
     },
-    /// The next symbols: of the prompt if echoed or scored, then generated ones. Final: no stop string is told in part.
+    /// The next symbols: of the prompt if echoed or scored, then generated ones. Final: no stop string is told in part, and
+    /// nothing of a summary that another hypothesis may still replace.
     Characters(Vec<Character>),
+    /// What is told of a document and its summary.
+    Document(DocumentEvent),
     /// The end.
     Finished {
         /// Why.
@@ -102,6 +125,17 @@ pub enum Event {
         /// Where the time went.
         timing: Timing,
     },
+}
+
+/// What happens to a document.
+#[derive(Debug, Clone)]
+pub enum DocumentEvent {
+    /// How far it is. Not told to those who read slowly.
+    Reading(Reading),
+    /// It is encoded.
+    Encoded(Arc<Encoded>),
+    /// The end of its summary.
+    Summarized(Box<Summarized>),
 }
 
 /// A running engine. Clones share it; dropping the last one stops the worker and joins it.
@@ -137,6 +171,30 @@ impl Handle {
     /// validation errors of [`Generate::validate`] and [`Score::validate`].
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
         self.0.submit(job, terms.into())
+    }
+
+    /// The two ends of a document that is about to come: where its tokens are left, and what a job is made of.
+    pub fn upload(&self) -> (Upload, Arriving) {
+        self.0.upload()
+    }
+
+    /// Takes a summary's job into the queue. Its document is encoded while it arrives.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit); [`Error::UnknownDocument`](crate::error::Error::UnknownDocument);
+    /// [`Error::WrongKind`](crate::error::Error::WrongKind) if the model reads no documents; those of [`Summarize::plan`].
+    pub fn summarize(&self, request: &Summarize, source: Source, terms: impl Into<Terms>) -> Result<Events> {
+        self.0.summarize(request, source, terms.into())
+    }
+
+    /// What there may be of a document, if the model reads any.
+    pub fn reading(&self) -> Option<&document::Limits> {
+        self.0.reading()
+    }
+
+    /// What the encoded documents that are kept occupy, and what became of them.
+    pub fn documents(&self) -> shelf::Usage {
+        self.0.documents()
     }
 
     /// What clients may know of the model.

@@ -3,7 +3,8 @@
 //! [`handle`] is what `serve` and the command line see. Behind it, in the order in which a job meets them: `worker` (the
 //! loop), `desk` (where jobs are left, and by which rules they are taken), `scheduler` (who runs, who waits, what a step
 //! feeds), [`cache`] (states of texts that were computed before), `batch` (the running rows and one step of them), `outlet`
-//! (the way back to the reader); and what they measure and sleep with: `pace`, `stopwatch`, `heartbeat`, `signal`. Who wants
+//! (the way back to the reader). A job is about a text, or about a document: `summary` (its life), `upload` (how it arrives),
+//! [`shelf`] (documents that were encoded before), `seats` (whose rows are whose, since one may have several). And what they measure and sleep with: `pace`, `stopwatch`, `heartbeat`, `signal`. Who wants
 //! to measure the engine gives it an [`observer`], and reads its [`tally`].
 
 mod batch;
@@ -15,9 +16,13 @@ pub mod observer;
 mod outlet;
 mod pace;
 mod scheduler;
+mod seats;
+pub mod shelf;
 mod signal;
 mod stopwatch;
 mod store;
+mod summary;
 pub mod tally;
 mod task;
+mod upload;
 mod worker;

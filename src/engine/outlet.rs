@@ -1,16 +1,20 @@
 //! A job's way to its reader: bounded, never blocking.
 //!
 //! A reader that does not read pauses its own row and nothing else: what finds no room is held here, and the worker is
-//! woken when there is some. Two places of the channel are kept for the end, what was held back and the verdict, so that
-//! ending a job never waits for its reader.
+//! woken when there is some. Places of the channel are kept for what must be told in any case, so that nothing of it waits for
+//! the reader: how a document was read, what was held back at the end, and the verdict.
 
-use super::handle::{Event, Events};
+use super::handle::{DocumentEvent, Event, Events};
 use crate::{
-    decode::options::Character,
+    decode::{
+        options::Character,
+        summary::{Encoded, Reading},
+    },
     error::{Error, Result},
 };
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -22,8 +26,8 @@ use tokio::sync::mpsc::{
 type Message = Result<Event>;
 type Room = Pin<Box<dyn Future<Output = Result<OwnedPermit<Message>, SendError<()>>> + Send>>;
 
-/// Places kept for the end.
-const KEPT: usize = 2;
+/// Places kept for what must be told.
+const KEPT: usize = 3;
 /// More places than any reader could need, and less than the channel's own limit.
 const MOST: usize = 1 << 24;
 
@@ -39,6 +43,8 @@ pub(super) struct Outlet {
     since: Option<Instant>,
     /// Places for events, those kept left out.
     events: usize,
+    /// None once it was used.
+    read: Option<OwnedPermit<Message>>,
     last_words: OwnedPermit<Message>,
     verdict: OwnedPermit<Message>,
 }
@@ -49,11 +55,11 @@ impl Outlet {
         let events = events.clamp(1, MOST);
         let (sender, reader) = mpsc::channel(events + KEPT);
         let keep = || sender.clone().try_reserve_owned();
-        let (Ok(last_words), Ok(verdict)) = (keep(), keep()) else {
+        let (Ok(read), Ok(last_words), Ok(verdict)) = (keep(), keep(), keep()) else {
             return Err(Error::Internal("a new channel has no room".into()));
         };
-        let (held, room, seen, since) = (Vec::new(), None, 0, None);
-        Ok((Self { sender, held, room, seen, since, events, last_words, verdict }, reader))
+        let (held, room, seen, since, read) = (Vec::new(), None, 0, None, Some(read));
+        Ok((Self { sender, held, room, seen, since, events, read, last_words, verdict }, reader))
     }
 
     /// Whether the reader is gone.
@@ -65,6 +71,18 @@ impl Outlet {
     pub(super) fn start(&self, cached_chars: usize) {
         // A reader that is gone is noticed before the next step.
         let _ = self.sender.try_send(Ok(Event::Started { cached_chars }));
+    }
+
+    /// Tells how far a document is, if there is room: it is no matter if that is not heard.
+    pub(super) fn note(&self, reading: Reading) {
+        let _ = self.sender.try_send(Ok(Event::Document(DocumentEvent::Reading(reading))));
+    }
+
+    /// Tells how a document was read, once.
+    pub(super) fn read(&mut self, encoded: &Arc<Encoded>) {
+        if let Some(place) = self.read.take() {
+            place.send(Ok(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded)))));
+        }
     }
 
     /// Tells symbols, or holds them until there is room.

@@ -3,7 +3,13 @@
 //! A round of the loop ends what is to be ended, takes in what can run, lets rows make way where they must, and steps all
 //! rows together once. Without a row to step it sleeps until it is called, or until a deadline.
 
-use super::{batch::Batch, desk::Common, handle::Phase, scheduler::Ticket, task::Task};
+use super::{
+    batch::Batch,
+    desk::Common,
+    handle::Phase,
+    scheduler::Ticket,
+    task::{Life, Task},
+};
 use crate::error::Error;
 use std::{
     sync::Arc,
@@ -11,7 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How soon a waiting job whose reader went, or came back, is noticed while no row can step.
+/// How soon it is noticed, while no row can step, that the reader of a job went or came back that waits, or whose document is
+/// still on its way.
 const PATROL: Duration = Duration::from_millis(100);
 
 /// The thread's own part.
@@ -87,7 +94,8 @@ impl Worker {
             let (waker, ended) = (&self.waker, &mut self.ended);
             desk.scheduler.sweep(|task| task.look(now, stall, waker), |task| ended.push(task));
             // what only the cache refers to makes way for whoever waits for memory; counting it takes a while
-            let spare = if desk.scheduler.is_short_of_memory() { self.common.store.spare() } else { 0 };
+            let short = desk.scheduler.is_short_of_memory();
+            let spare = if short { self.common.store.spare() + self.common.shelf.spare() } else { 0 };
             let held = self.common.model.memory().in_use.saturating_sub(spare);
             desk.scheduler.note(self.batch.standings(), held);
             while let Some(arrival) = desk.scheduler.fetch() {
@@ -127,13 +135,15 @@ impl Worker {
         }
     }
 
-    /// Takes the row at that place away from its job, which goes back to the queue.
+    /// Takes its rows away from the job at that place, which goes back to the queue.
     fn give_way(&mut self, row: usize) {
-        let Some((mut task, state)) = self.batch.remove(row) else { return };
+        let Some((mut task, rows)) = self.batch.remove(row) else { return };
         let Common { model, store, tally, .. } = &*self.common;
-        tracing::debug!(symbols = state.len(), "a job makes way");
-        store.keep(task.key.as_ref(), &task.session, &*state);
-        drop(state);
+        tracing::debug!(rows = rows.len(), "a job makes way");
+        if let (Life::Text(session), Some(row)) = (&task.life, rows.first()) {
+            store.keep(task.key.as_ref(), session, &*row.state);
+        }
+        drop(rows);
         tally.preemptions.add(1);
         task.give_way();
         let (ask, behind) = (task.ask(&**model, 0), task.is_behind());
@@ -175,7 +185,11 @@ impl Worker {
         let desk = self.common.desk();
         let tasks = self.batch.tasks().iter().chain(desk.scheduler.jobs());
         let soonest = tasks.filter_map(|task| task.wakes(now, stall)).min();
-        let patrol = (desk.scheduler.waiting() > 0).then_some(PATROL);
+        let expires = self.common.shelf.expire(now);
+        let soonest = soonest.into_iter().chain(expires).min();
+        // the reader of a document that is still on its way may go, too, and nothing else would tell
+        let idle = self.batch.tasks().iter().any(Task::is_idle);
+        let patrol = (idle || desk.scheduler.waiting() > 0).then_some(PATROL);
         let left = soonest.map(|instant| instant.saturating_duration_since(now));
         left.into_iter().chain(patrol).min()
     }

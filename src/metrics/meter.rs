@@ -4,7 +4,7 @@
 use super::{CODES, REASONS, Series, lock};
 use crate::{
     decode::options::{self, Reason, Timing},
-    engine::{cache::Usage, handle::Handle, observer::Observer, tally::Counters},
+    engine::{cache::Usage, handle::Handle, observer::Observer, shelf, tally::Counters},
     error::Error,
 };
 use std::{
@@ -28,11 +28,12 @@ pub struct Meter {
 struct Counted {
     steps: Counters,
     cache: Usage,
+    documents: shelf::Usage,
 }
 
 impl Counted {
     fn by(engine: &Handle) -> Self {
-        Self { steps: engine.counters(), cache: engine.cache() }
+        Self { steps: engine.counters(), cache: engine.cache(), documents: engine.documents() }
     }
 }
 
@@ -56,7 +57,7 @@ impl Meter {
     pub fn catch_up(&self, engine: &Handle) {
         let mut read = lock(&self.read);
         let (now, series) = (Counted::by(engine), &*self.series);
-        let (Counted { steps, cache }, then) = (now, *read);
+        let (Counted { steps, cache, documents }, then) = (now, *read);
         let counted = [
             (&series.preemptions[0], steps.preemptions, then.steps.preemptions),
             (&series.prompt_chars[0], steps.prefill_chars, then.steps.prefill_chars),
@@ -69,6 +70,9 @@ impl Meter {
             (&series.cache_hits[0], cache.hit_symbols, then.cache.hit_symbols),
             (&series.hit_bytes[0], cache.hit_bytes, then.cache.hit_bytes),
             (&series.evictions[0], cache.evictions, then.cache.evictions),
+            (&series.document_lookups[0], documents.hits, then.documents.hits),
+            (&series.document_lookups[1], documents.misses, then.documents.misses),
+            (&series.document_evictions[0], documents.evictions, then.documents.evictions),
         ];
         for (series, now, then) in counted {
             series.inc_by(now.saturating_sub(then));

@@ -17,9 +17,11 @@ pub mod plot;
 pub mod prefill;
 pub mod quantiles;
 pub mod resume;
+pub mod rouge;
 pub mod rounds;
 pub mod sample;
 pub mod stream;
+pub mod summaries;
 
 use crate::error::{Error, Result};
 

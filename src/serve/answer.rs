@@ -12,7 +12,7 @@ use super::{
     traces::Trace,
 };
 use crate::{
-    engine::handle::{Event, Events},
+    engine::handle::{DocumentEvent, Event, Events},
     error::{Code, Error, Result},
 };
 use std::{
@@ -48,7 +48,12 @@ impl Source {
         }
         let broken = || Err(Error::Internal("the engine dropped a job without a word".into()));
         let event = std::task::ready!(self.events.poll_recv(cx)).unwrap_or_else(broken);
-        if let (Ok(Event::Finished { usage, timing, .. }), Some(trace)) = (&event, &self.trace) {
+        let done = match &event {
+            Ok(Event::Finished { usage, timing, .. }) => Some((usage, timing)),
+            Ok(Event::Document(DocumentEvent::Summarized(summary))) => Some((&summary.usage, &summary.timing)),
+            _ => None,
+        };
+        if let (Some((usage, timing)), Some(trace)) = (done, &self.trace) {
             trace.done(&self.engine.card().name, usage, timing);
         }
         Poll::Ready(event)
@@ -120,7 +125,7 @@ impl<W: Wording> Answer<W> {
             match source.poll(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(event)) => {
-                    let last = matches!(event, Event::Finished { .. });
+                    let last = is_last(&event);
                     let wording = &mut self.wording;
                     self.span.in_scope(|| wording.take(event));
                     if last {
@@ -176,10 +181,23 @@ impl<W: Wording> Drop for Answer<W> {
     }
 }
 
+/// Whether nothing follows an event.
+fn is_last(event: &Event) -> bool {
+    matches!(event, Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))
+}
+
 /// Our own failures are for the log; callers' failures are theirs to know.
 pub(super) fn log_failure(span: &Span, error: &Error) {
     match error.code() {
         Code::Internal => tracing::error!(parent: span, %error, "failed"),
         code => tracing::info!(parent: span, ?code, "ended early"),
+    }
+}
+
+/// What a call is answered that could not be taken.
+pub(super) fn refused(call: &Call) -> impl FnOnce(Error) -> Status {
+    |error| {
+        log_failure(&Span::current(), &error);
+        status(&error, &call.id)
     }
 }

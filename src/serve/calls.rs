@@ -25,8 +25,9 @@ use tonic::{
 use tower::ServiceExt;
 
 /// The services and methods that are counted by name; all others are `other`, or clients could make up series.
-const METHODS: [(&str, &[&str]); 6] = [
+const METHODS: [(&str, &[&str]); 7] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
+    ("weir.v1.Summarization", &["Summarize"]),
     ("weir.v1.Models", &["ListModels", "GetModel"]),
     ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations"]),
     ("grpc.health.v1.Health", &["Check", "Watch", "List"]),

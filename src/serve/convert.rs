@@ -7,6 +7,7 @@ use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
         options::{self, Bounds, Windows},
+        summary::Summarize,
     },
     error::{Error, Result, clip},
     text::Vocabulary,
@@ -111,6 +112,25 @@ pub(super) fn segment(request: &v1::SegmentRequest, card: &Card) -> Result<(opti
     let symbols = card.vocabulary.encode("text", &request.text, card.max_symbols)?;
     let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
+}
+
+/// A `Summarize`'s options.
+///
+/// # Errors
+/// What is wrong with a field, by its name.
+pub(super) fn summarize(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
+    let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
+    let drawn = wire.sampling.clone().map(|drawn| sampling(drawn, seed(), &card.vocabulary)).transpose()?;
+    Ok(Summarize {
+        beam: wire.beam_size.map(size),
+        length_penalty: wire.length_penalty,
+        min_tokens: wire.min_tokens.map(size),
+        max_tokens: wire.max_tokens.map(size),
+        no_repeat_ngram: wire.no_repeat_ngram.map(size),
+        sampling: drawn,
+        hypotheses: wire.hypotheses.map(size),
+        hard: wire.hard_topk.unwrap_or(false),
+    })
 }
 
 /// How boundaries are decided where nothing but them is drawn, and the seed.

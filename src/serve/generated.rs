@@ -52,6 +52,7 @@ impl Wording for Generated {
     fn take(&mut self, event: Event) {
         match event {
             Event::Started { cached_chars } => self.started = Some(self.started(cached_chars)),
+            Event::Document(_) => {}
             Event::Characters(characters) => self.pieces.push(characters),
             Event::Finished { reason, usage, timing } => {
                 tracing::info!(

@@ -2,7 +2,7 @@
 //! the engine's events.
 
 use super::{
-    answer::{Answer, Source, Wording, log_failure},
+    answer::{Answer, Source, Wording, refused},
     convert,
     engines::Engines,
     generated::Generated,
@@ -10,19 +10,17 @@ use super::{
     scored::Scored,
     segments::segments,
     shutdown::Gate,
-    status::status,
     tenant::tenant_of,
     totals,
 };
 use crate::{
     decode::options::must_pool,
     engine::handle::{Event, Job, Terms},
-    error::{Error, Result},
+    error::Result,
     text::Vocabulary,
 };
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
-use tracing::Span;
 use weir_proto::v1::{self, generation_server};
 
 /// The service.
@@ -80,7 +78,7 @@ impl Generation {
 }
 
 /// Under which conditions a call's job runs.
-fn terms(call: &Call, priority: Option<i32>) -> Terms {
+pub(super) fn terms(call: &Call, priority: Option<i32>) -> Terms {
     Terms { deadline: call.deadline, tenant: tenant_of(call), priority: priority.unwrap_or_default() }
 }
 
@@ -93,7 +91,7 @@ async fn gather(
     let mut characters = Vec::new();
     loop {
         match source.next().await? {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Document(_) => {}
             Event::Characters(more) => characters.extend(more),
             Event::Finished { usage, timing, .. } => {
                 let segments = segments(&characters, vocabulary);
@@ -124,12 +122,5 @@ impl generation_server::Generation for Generation {
     async fn segment(&self, request: Request<v1::SegmentRequest>) -> Result<Response<v1::SegmentResponse>, Status> {
         let call = Call::of(&request);
         self.segmented(request.into_inner(), &call).await.map(Response::new).map_err(refused(&call))
-    }
-}
-
-fn refused(call: &Call) -> impl FnOnce(Error) -> Status {
-    |error| {
-        log_failure(&Span::current(), &error);
-        status(&error, &call.id)
     }
 }

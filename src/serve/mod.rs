@@ -28,6 +28,8 @@ mod segments;
 mod shutdown;
 mod status;
 pub mod streams;
+mod summarization;
+mod summarized;
 mod tenant;
 mod totals;
 mod traces;
@@ -59,6 +61,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use summarization::Summarization;
 use tokio::{net::TcpListener, sync::watch};
 use tonic::{server::NamedService, service::Routes, transport::Server};
 use tonic_health::{
@@ -66,7 +69,10 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 use tower::Layer;
-use weir_proto::v1::{admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer};
+use weir_proto::v1::{
+    admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer,
+    summarization_server::SummarizationServer,
+};
 
 /// How long connections get at least to close once no call runs any more.
 const LINGER: Duration = Duration::from_secs(1);
@@ -75,8 +81,11 @@ const LINGER: Duration = Duration::from_secs(1);
 const HANG: Duration = Duration::from_secs(60);
 
 /// The services that are always there.
-const SERVICES: [&str; 2] =
-    [<GenerationServer<Generation> as NamedService>::NAME, <ModelsServer<Models> as NamedService>::NAME];
+const SERVICES: [&str; 3] = [
+    <GenerationServer<Generation> as NamedService>::NAME,
+    <SummarizationServer<Summarization> as NamedService>::NAME,
+    <ModelsServer<Models> as NamedService>::NAME,
+];
 /// The service that gives orders.
 const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
 
@@ -120,6 +129,8 @@ pub async fn run(
     monitor.tell(&health, &services).await;
     let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
     let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
+    let summarization = Summarization::new(engines.clone(), gate.clone(), wire.late_headers);
+    let summarization = SummarizationServer::new(summarization).max_decoding_message_size(wire.message_bytes);
     let models = Models::new(engines.clone(), wire.clone());
     let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
     let (v1, v1alpha) = (reflection(&services), reflection(&services));
@@ -131,6 +142,7 @@ pub async fn run(
         .add_service(v1.build_v1().map_err(broken)?)
         .add_service(v1alpha.build_v1alpha().map_err(broken)?)
         .add_service(generation)
+        .add_service(summarization)
         .add_service(models);
     if let Some(admin) = admin {
         routes = routes.add_service(admin);

@@ -3,7 +3,7 @@
 use super::{convert::MAX_COALESCE, engines::Engines, layers::Call, pieces::symbol, status::status};
 use crate::{
     config::Wire,
-    decode::options::Bounds,
+    decode::{document, options::Bounds},
     engine::handle::{Handle, PRIORITIES},
     text::{Specials, Vocabulary},
 };
@@ -37,6 +37,7 @@ impl Models {
             dtype: card.dtype.to_owned(),
             sha256: card.sha256.clone(),
             limits: Some(self.limits(engine)),
+            documents: engine.reading().map(documents),
         }
     }
 
@@ -60,6 +61,8 @@ impl Models {
             top_logprobs: count(Bounds::TOP_LOGPROBS),
             logit_bias: count(Bounds::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
+            document_bytes: limits.document_bytes as u64,
+            document_keep_ns: nanoseconds(limits.document_keep),
             windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
             header_bytes: self.wire.header_bytes,
             pending_resets: count(self.wire.pending_resets),
@@ -73,6 +76,27 @@ impl Models {
             keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
             keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
         }
+    }
+}
+
+fn documents(limits: &document::Limits) -> v1::Documents {
+    let document::Limits { tokens, targets, padded, ref poolings, generation, .. } = *limits;
+    let step = |step: &document::PoolingStep| v1::PoolingStep {
+        layer: count(step.layer),
+        from: step.from as u64,
+        to: step.to as u64,
+    };
+    let most = targets.saturating_sub(1);
+    v1::Documents {
+        max_tokens: tokens.saturating_sub(1) as u64,
+        max_summary_tokens: most as u64,
+        padded,
+        poolings: poolings.iter().map(step).collect(),
+        beam_size: count(generation.beam),
+        length_penalty: generation.length_penalty,
+        min_tokens: count(generation.min_tokens),
+        max_summary_tokens_default: count(generation.max_tokens.min(most)),
+        no_repeat_ngram: count(generation.no_repeat_ngram),
     }
 }
 

@@ -36,7 +36,7 @@ impl Wording for Scored {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Document(_) => {}
             Event::Characters(characters) => {
                 for logprob in characters.iter().filter_map(|character| character.logprob) {
                     self.total += f64::from(logprob);

@@ -39,6 +39,7 @@ fn code(code: Code) -> tonic::Code {
         Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
         Code::Cancelled => tonic::Code::Cancelled,
         Code::PermissionDenied => tonic::Code::PermissionDenied,
+        Code::OutOfRange => tonic::Code::OutOfRange,
         Code::Unavailable => tonic::Code::Unavailable,
         Code::Internal => tonic::Code::Internal,
     }
@@ -57,6 +58,7 @@ impl About {
             Error::UnknownModel { name, known } => {
                 self.tell("model", name).tell("known", &known.join(", ")).named("UNKNOWN_MODEL")
             }
+            Error::UnknownDocument { id } => self.tell("document_id", id).named("UNKNOWN_DOCUMENT"),
             Error::UnknownSymbol { field, found, offset } => self
                 .field(field, error)
                 .tell("symbol", found)
@@ -102,6 +104,7 @@ impl About {
             Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
             Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
+            Error::Incomplete { .. } => "INCOMPLETE",
             Error::Remote { .. } => "REMOTE",
             Error::NoMemory { .. } | Error::TooManyModels { .. } | Error::Checkpoint { .. } | Error::Io { .. } => {
                 self.describe_loading(error)
@@ -161,6 +164,7 @@ mod tests {
         let retry = Duration::from_millis(1500);
         vec![
             (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, tonic::Code::NotFound, "known"),
+            (Error::UnknownDocument { id: "x".into() }, tonic::Code::NotFound, "document_id"),
             (
                 Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 },
                 tonic::Code::InvalidArgument,
@@ -191,6 +195,7 @@ mod tests {
             (Error::TooManyModels { limit: 1 }, tonic::Code::ResourceExhausted, "limit"),
             (Error::PermissionDenied { what: "a token" }, tonic::Code::PermissionDenied, "what"),
             (Error::Cancelled, tonic::Code::Cancelled, ""),
+            (Error::Incomplete { code: Code::OutOfRange, why: "x".into() }, tonic::Code::OutOfRange, ""),
             (Error::Draining { retry }, tonic::Code::Unavailable, ""),
             (Error::Internal("x".into()), tonic::Code::Internal, ""),
         ]

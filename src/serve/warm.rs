@@ -2,8 +2,12 @@
 //! cannot step is found out before it serves.
 
 use crate::{
-    decode::options::{Generate, Sampling, Stopping},
-    engine::handle::{Event, Handle, Job, Terms},
+    decode::{
+        document::Limits,
+        options::{Generate, Sampling, Stopping},
+        summary::Summarize,
+    },
+    engine::handle::{DocumentEvent, Event, Events, Handle, Job, Source, Terms},
     error::{Error, Result},
 };
 use std::sync::Arc;
@@ -20,6 +24,13 @@ const SYMBOLS: usize = 4;
 /// # Errors
 /// What the engine answers.
 pub(super) fn up(engine: &Handle) -> Result<()> {
+    match engine.reading() {
+        None => run(text(engine)?),
+        Some(limits) => run(document(engine, limits)?),
+    }
+}
+
+fn text(engine: &Handle) -> Result<Events> {
     let card = engine.card();
     let chars = CHARS.min(card.max_symbols.saturating_sub(1)).max(1);
     let length = engine.limits().chunk.min(card.max_symbols.saturating_sub(chars)).max(1);
@@ -39,11 +50,39 @@ pub(super) fn up(engine: &Handle) -> Result<()> {
         details: Default::default(),
         boundaries: Default::default(),
     };
-    let terms = Terms { tenant: Arc::from(TENANT), ..Terms::default() };
-    let mut events = engine.submit(Job::Generate(job), terms)?;
+    engine.submit(Job::Generate(job), terms())
+}
+
+/// A document of two blocks at most, and a few tokens about it.
+fn document(engine: &Handle, limits: &Limits) -> Result<Events> {
+    let marks = limits.marks;
+    let symbols = engine.card().vocabulary.text_ids().filter(|id| ![marks.start, marks.pad, marks.end].contains(id));
+    let symbols: Vec<u32> = symbols.take(SYMBOLS).collect();
+    let length = limits.tokens.min(limits.block.saturating_mul(2)).saturating_sub(1).max(1);
+    let ids: Vec<u32> = symbols.iter().copied().cycle().take(length).chain([marks.end]).collect();
+    let (upload, arriving) = engine.upload();
+    let tokens = CHARS.min(limits.targets.saturating_sub(1)).max(1);
+    let request = Summarize {
+        beam: Some(1),
+        min_tokens: Some(tokens),
+        max_tokens: Some(tokens),
+        no_repeat_ngram: Some(0),
+        ..Summarize::default()
+    };
+    let events = engine.summarize(&request, Source::Arriving(arriving), terms())?;
+    upload.push(&ids, &vec![(0, 0); ids.len()]);
+    upload.close(false);
+    Ok(events)
+}
+
+fn terms() -> Terms {
+    Terms { tenant: Arc::from(TENANT), ..Terms::default() }
+}
+
+fn run(mut events: Events) -> Result<()> {
     loop {
         match events.blocking_recv() {
-            Some(Ok(Event::Finished { .. })) => return Ok(()),
+            Some(Ok(Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))) => return Ok(()),
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),
             None => return Err(Error::Internal("the engine dropped its first job without a word".into())),

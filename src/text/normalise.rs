@@ -32,6 +32,11 @@ impl Normaliser {
         }
     }
 
+    /// Whether of several spaces in a row one is left.
+    pub(super) fn collapses(self) -> bool {
+        self == Self::Text8
+    }
+
     /// The text as the model would have met it in training. Costs nothing where it is so already.
     pub fn apply(self, text: &str) -> Cow<'_, str> {
         if self == Self::None || is_text8(text) {

@@ -2,7 +2,7 @@
 //!
 //! The pieces of a stream, put together, are [`Vocabulary::decode`] of all symbols; no piece splits a code point.
 
-use super::Vocabulary;
+use super::{Vocabulary, subwords::Spelling};
 use std::sync::Arc;
 
 /// Turns one symbol at a time into text.
@@ -11,6 +11,8 @@ pub struct TextStream {
     vocabulary: Arc<Vocabulary>,
     /// Bytes that may yet become a code point: at most three between calls.
     pending: Vec<u8>,
+    /// Of subwords: what was told and what is held back, an unfinished code point or a piece whose text the next one decides.
+    spelling: Spelling,
     /// What the last call made complete; kept so that a call allocates nothing.
     piece: String,
 }
@@ -18,13 +20,20 @@ pub struct TextStream {
 impl TextStream {
     /// A stream that has seen nothing yet.
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
-        Self { vocabulary, pending: Vec::with_capacity(4), piece: String::with_capacity(16) }
+        let (pending, piece) = (Vec::with_capacity(4), String::with_capacity(16));
+        Self { vocabulary, pending, spelling: Spelling::default(), piece }
     }
 
     /// Takes the next symbol; returns the text that it completes, often one character, nothing within a code point of
     /// several bytes. An invalid byte becomes U+FFFD as soon as it is known to be one.
     pub fn push(&mut self, id: u32) -> &str {
         self.piece.clear();
+        if self.vocabulary.is_pieces() {
+            // without a tokenizer nothing has a text
+            let subwords = self.vocabulary.subwords();
+            self.piece = subwords.map(|subwords| subwords.spell(&mut self.spelling, id)).unwrap_or_default();
+            return &self.piece;
+        }
         match self.vocabulary.byte_of(id) {
             Some(byte) => {
                 self.pending.push(byte);
@@ -38,9 +47,13 @@ impl TextStream {
         &self.piece
     }
 
-    /// Ends the stream; returns U+FFFD if a code point was left unfinished.
+    /// Ends the stream; returns what was held back: U+FFFD if a code point was left unfinished.
     pub fn finish(&mut self) -> &str {
         self.piece.clear();
+        if let Some(subwords) = self.vocabulary.subwords() {
+            self.piece = subwords.rest(&mut self.spelling);
+            return &self.piece;
+        }
         self.give_up();
         &self.piece
     }

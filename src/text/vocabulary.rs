@@ -219,7 +219,7 @@ impl Vocabulary {
     }
 
     /// The same, or the mark for characters that are not there.
-    fn known_or_mark(&self, character: char) -> Option<u32> {
+    pub(super) fn known_or_mark(&self, character: char) -> Option<u32> {
         let unknown = || self.specials.filter(|_| !self.is_bytes()).map(|specials| specials.unknown);
         self.id_of(character).or_else(unknown)
     }

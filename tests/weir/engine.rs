@@ -13,4 +13,5 @@ mod order;
 mod resume;
 mod session;
 mod slow;
+mod summaries;
 mod toy;

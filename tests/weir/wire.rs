@@ -18,6 +18,7 @@ mod port;
 mod raw;
 mod real;
 mod schema;
+mod summaries;
 mod traces;
 mod windows;
 

@@ -131,7 +131,7 @@ async fn hear(mut events: Events) -> Result<Heard> {
     while let Some(event) = events.recv().await {
         told.messages += 1;
         match event? {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Document(_) => {}
             Event::Characters(characters) => told.symbols.extend(characters.iter().map(|character| character.symbol)),
             Event::Finished { .. } => return Ok(told),
         }

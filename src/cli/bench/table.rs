@@ -6,6 +6,7 @@ use crate::{
         compare::{Comparison, Ratio},
         decode, endless, kernels, prefill, resume,
         stream::{self, Overhead},
+        summaries,
     },
 };
 use std::fmt::Write;
@@ -157,6 +158,44 @@ pub(super) fn compare(comparisons: &[Comparison]) -> String {
         );
     }
     text + &foreign(both().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+}
+
+/// Of `weir bench summarize`.
+pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
+    let head = [
+        "model",
+        "dtype",
+        "threads",
+        "batch",
+        "encode ms",
+        "left after upload",
+        "decode ms/token",
+        "request s",
+        "vectors",
+    ];
+    let line = |batch: usize, entry: &summaries::Entry| {
+        let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned()];
+        cells.extend([entry.head.threads, batch].map(|count| count.to_string()));
+        cells.push(format!("{:.1}", entry.encode_ns / 1e6));
+        cells.push(format!("{:.1} %", entry.encode_share_after_upload * 100.0));
+        cells.push(format!("{:.3}", entry.decode_ns_per_token / 1e6));
+        cells.push(format!("{:.2}", entry.request_ns / 1e9));
+        cells.push(entry.vectors.to_string());
+        cells
+    };
+    let both = |one: &summaries::Comparison| [line(one.batch, &one.a), line(one.batch, &one.b)];
+    let mut text = columns(&head, comparisons.iter().flat_map(both));
+    text.push('\n');
+    for summaries::Comparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons {
+        let times = |Ratio { median, p10, p90 }: &Ratio| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
+        let (a, b) = (printable(&a.head.model), printable(&b.head.model));
+        let (decode, request) = (times(decode_ratio), times(request_ratio));
+        let _ = writeln!(
+            text,
+            "batch {batch}, {source} tokens read, {tokens} written: {a} is {decode} as fast as {b} a token, {request} in all, {pairs} pairs"
+        );
+    }
+    text
 }
 
 /// Of `weir bench resume`.

@@ -40,12 +40,20 @@ pub(super) struct EngineArgs {
     /// A quarter of it, if not given.
     #[arg(long, value_name = "SIZE", env = "WEIR_CACHE_MEMORY")]
     cache_memory: Option<String>,
+    /// Memory in which each model that summarizes keeps encoded documents for later requests; 0 keeps none. A quarter of its
+    /// key-value memory, if not given.
+    #[arg(long, value_name = "SIZE", env = "WEIR_DOCUMENT_MEMORY")]
+    document_memory: Option<String>,
+    /// How long a document is kept that no request asks for; at least 1.
+    #[arg(long, value_name = "N", env = "WEIR_DOCUMENT_SECONDS", default_value_t = Limits::default().document_keep.as_secs().to_string())]
+    document_seconds: String,
 }
 
 impl EngineArgs {
     /// As the engine wants them, for models of so much key-value memory.
     pub(super) fn limits(&self, memory: usize, checks: &mut Checks) -> Limits {
-        let cache = self.cache_memory.as_ref();
+        let (cache, documents) = (self.cache_memory.as_ref(), self.document_memory.as_ref());
+        let keep = checks.number("--document-seconds", &self.document_seconds, 1..=86_400 * 30);
         Limits {
             rows: checks.number("--rows", &self.rows, 1..=4096),
             queue: checks.number("--queue", &self.queue, 1..=MANY),
@@ -58,6 +66,8 @@ impl EngineArgs {
             ),
             events: checks.number("--events", &self.events, 16..=1 << 16),
             cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
+            document_bytes: documents.map_or(memory / 4, |size| checks.bytes("--document-memory", size, 0..=memory)),
+            document_keep: Duration::from_secs(keep as u64),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Who runs, who waits, who makes way, and what each step feeds. Pure: no tensors, no clock, no threads.
 //!
-//! - *Who waits* is let in by its tenant's turn ([`tenants`]) and its seniority ([`rank`]), when a row is free and there is
-//!   memory for what it needs at once: its symbols so far and a margin. It is always settled: whoever can run has a row
+//! - *Who waits* is let in by its tenant's turn ([`tenants`]) and its seniority ([`rank`]), when the rows that it may come to
+//!   have are free and there is memory for what it needs at once: its symbols so far and a margin. It is always settled: whoever can run has a row
 //!   already, so the jobs counted as waiting are those that really have to. Nobody overtakes the one whose turn it is.
-//! - *What a step feeds* is [`plan`].
+//! - *What a step feeds* is [`layout`] by the rules of [`plan`].
 //! - *Who makes way*: memory is not kept for what a job may come to need, so it can run out. Then the least senior yields,
 //!   one whose reader is behind first, and is back at the front of its tenant's queue; nobody is let in until somebody has
 //!   ended, so that the same memory is not given to and fro. The last one left never yields: it can always finish, since
@@ -12,6 +12,7 @@
 //!
 //! Whoever was let in holds a [`Slot`], by its number, until it ends or yields.
 
+mod layout;
 mod plan;
 mod rank;
 mod standing;
@@ -40,7 +41,7 @@ const KEPT: usize = 8;
 /// What there is to share, and by which rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// Jobs that may run.
+    /// Rows that running jobs may have together.
     pub(super) rows: usize,
     /// Jobs that may wait.
     pub(super) queue: usize,
@@ -74,6 +75,8 @@ pub(super) struct Ask {
     pub(super) unknown: usize,
     /// Bytes that it needs to begin.
     pub(super) bytes: usize,
+    /// Rows that it may come to have.
+    pub(super) rows: usize,
 }
 
 /// The right to run, until it is given back: with [`Scheduler::end`] or [`Scheduler::give_way`].
@@ -90,7 +93,7 @@ pub(super) enum Refused {
         /// How many may wait.
         limit: usize,
     },
-    /// It needs more bytes than there are.
+    /// It needs more bytes, or more rows, than there are.
     NeverFits,
 }
 
@@ -101,6 +104,10 @@ struct Slot {
     rank: Rank,
     /// When it last had a slice of a step's budget.
     turn: u64,
+    /// Rows that it may come to have.
+    rows: usize,
+    /// Symbols of steps that it was given for its document and has not used.
+    credit: i64,
     /// Bytes that it holds, or was let in for.
     held: usize,
     /// Bytes that it will need soon.
@@ -120,6 +127,8 @@ pub(super) struct Scheduler<T> {
     /// Jobs that may run and were not fetched yet.
     granted: VecDeque<(T, Ticket)>,
     running: usize,
+    /// Rows of all slots.
+    rows: usize,
     /// Bytes of all slots.
     bytes: usize,
     /// Bytes that were counted for more than one of them.
@@ -132,7 +141,10 @@ pub(super) struct Scheduler<T> {
     came: u64,
     /// Slices given so far.
     turns: u64,
+    /// Symbols that documents were given together and have not used.
+    account: i64,
     prompts: Vec<plan::Prompt>,
+    blocks: Vec<plan::Blocks>,
 }
 
 impl<T> Scheduler<T> {
@@ -144,22 +156,25 @@ impl<T> Scheduler<T> {
             free: Vec::new(),
             granted: VecDeque::new(),
             running: 0,
+            rows: 0,
             bytes: 0,
             shared: 0,
             closed: false,
             clock: 0,
             came: 0,
             turns: 0,
+            account: 0,
             prompts: Vec::new(),
+            blocks: Vec::new(),
         }
     }
 
     /// Takes a job.
     pub(super) fn submit(&mut self, job: T, ask: Ask, priority: i32) -> Result<(), Refused> {
-        if ask.bytes > self.rules.bytes {
+        if ask.bytes > self.rules.bytes || ask.rows > self.rules.rows {
             return Err(Refused::NeverFits);
         }
-        if !(self.tenants.next().is_none() && self.fits(ask.bytes)) {
+        if !(self.tenants.next().is_none() && self.fits(ask.bytes, ask.rows)) {
             self.check_room(&ask)?;
         }
         let rank = Rank::new(self.clock, priority, self.rules.age, self.came);
@@ -214,6 +229,7 @@ impl<T> Scheduler<T> {
             (slot.held, slot.soon) = (row.held, row.soon);
             slot.least = match row.doing {
                 Doing::Prefilling(left) => left,
+                Doing::Encoding { blocks, block } => blocks.saturating_mul(block),
                 _ => 1,
             };
         }
@@ -232,32 +248,8 @@ impl<T> Scheduler<T> {
 
     /// Whether somebody waits for memory alone.
     pub(super) fn is_short_of_memory(&mut self) -> bool {
-        self.running < self.rules.rows && !self.closed && self.tenants.next().is_some()
-    }
-
-    /// Lays out a step of the rows, which were [`note`](Self::note)d: of at most `brief` symbols beside rows that decode.
-    pub(super) fn plan(&mut self, rows: &[Standing], brief: usize, feeds: &mut Vec<Feed>) {
-        feeds.clear();
-        self.prompts.clear();
-        for (row, standing) in rows.iter().enumerate() {
-            let Some(Some(slot)) = self.slots.get(standing.slot) else { continue };
-            match standing.doing {
-                Doing::Busy | Doing::Paused { .. } => {}
-                Doing::Decoding => feeds.push(Feed { row, symbols: 1 }),
-                Doing::Prefilling(left) => {
-                    self.prompts.push(plan::Prompt { row, rank: slot.rank, turn: slot.turn, left, fed: 0 });
-                }
-            }
-        }
-        let streams = rows.iter().any(|row| matches!(row.doing, Doing::Decoding | Doing::Busy));
-        let chunk = if streams { brief.clamp(1, self.rules.chunk) } else { self.rules.chunk };
-        plan::share(chunk, feeds.len(), &mut self.prompts, &mut self.turns);
-        for prompt in self.prompts.iter().filter(|prompt| prompt.fed > 0) {
-            feeds.push(Feed { row: prompt.row, symbols: prompt.fed });
-            if let Some(Some(slot)) = rows.get(prompt.row).and_then(|row| self.slots.get_mut(row.slot)) {
-                slot.turn = prompt.turn;
-            }
-        }
+        let free = self.rules.rows.saturating_sub(self.rows);
+        !self.closed && self.tenants.next().is_some_and(|ask| ask.rows <= free)
     }
 
     /// Which of the rows yields if there is not enough memory for all; none if it is the last.
@@ -289,7 +281,7 @@ impl<T> Scheduler<T> {
     pub(super) fn clear(&mut self) -> impl Iterator<Item = T> {
         self.slots.clear();
         self.free.clear();
-        (self.running, self.bytes, self.shared) = (0, 0, 0);
+        (self.running, self.rows, self.bytes, self.shared) = (0, 0, 0, 0);
         let granted = std::mem::take(&mut self.granted);
         granted.into_iter().map(|(job, _)| job).chain(self.tenants.end())
     }
@@ -331,26 +323,27 @@ impl<T> Scheduler<T> {
         Ok(())
     }
 
-    fn fits(&self, bytes: usize) -> bool {
+    fn fits(&self, bytes: usize, rows: usize) -> bool {
         let held = self.bytes.saturating_sub(self.shared);
         let memory = !self.closed && held.saturating_add(bytes) <= self.rules.bytes;
-        self.running < self.rules.rows && (memory || self.running == 0)
+        self.rows.saturating_add(rows) <= self.rules.rows && (memory || self.running == 0)
     }
 
     /// Lets in who can be let in, in order.
     fn settle(&mut self) {
-        while self.tenants.next().map(|ask| ask.bytes).is_some_and(|bytes| self.fits(bytes)) {
+        while self.tenants.next().map(|ask| (ask.bytes, ask.rows)).is_some_and(|(bytes, rows)| self.fits(bytes, rows)) {
             let Some(((_, rank), Waiting { job, ask, .. })) = self.tenants.take() else { break };
             self.turns += 1;
-            let Ask { tenant, unknown, bytes, .. } = ask;
-            let (turn, least) = (self.turns, unknown.max(1));
-            let slot = Slot { tenant, rank, turn, held: bytes, soon: 0, least };
+            let Ask { tenant, unknown, bytes, rows, .. } = ask;
+            let (turn, least, credit) = (self.turns, unknown.max(1), 0);
+            let slot = Slot { tenant, rank, turn, rows, credit, held: bytes, soon: 0, least };
             let number = self.free.pop().unwrap_or_else(|| {
                 self.slots.push(None);
                 self.slots.len() - 1
             });
             self.slots[number] = Some(slot);
             self.running += 1;
+            self.rows += rows;
             self.bytes += bytes;
             self.closed = false;
             self.granted.push_back((job, Ticket(number)));
@@ -362,6 +355,7 @@ impl<T> Scheduler<T> {
         let slot = self.slots.get_mut(ticket.0).and_then(Option::take)?;
         self.free.push(ticket.0);
         self.running -= 1;
+        self.rows -= slot.rows;
         self.bytes -= slot.held + slot.soon;
         // who shared with whom is not known: until the next look, nobody did
         self.shared = 0;

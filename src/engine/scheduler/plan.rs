@@ -6,8 +6,14 @@
 //! prompt stalls running streams by more than a chunk, and no crowd of streams keeps prompts out. What is left is shared by
 //! the prompts. Half goes to the most senior of them, so that the oldest is always done within a bounded number of steps,
 //! whoever comes. The other half goes round among all of them in slices, so that a short prompt is not behind long ones.
+//!
+//! A document is encoded in blocks, each of which may be larger than a slice, or than the whole budget. So its part of the
+//! budget is credited to it, and it runs a block when it has any credit, on account of what is to come. What all documents run
+//! in a step is at most what they were given together and one block: of those with credit the one with most goes first. Where
+//! no stream waits a block runs in every step.
 
 use super::rank::Rank;
+use std::cmp::Reverse;
 
 /// Turns that a step's budget is cut into for the prompts that share it.
 const SLICES: usize = 4;
@@ -22,10 +28,17 @@ pub(in crate::engine) enum Doing {
         /// Whether it makes way.
         yields: bool,
     },
-    /// It has a sampled symbol to feed.
-    Decoding,
+    /// It has a symbol to feed to each of so many sequences.
+    Decoding(usize),
     /// It has so many given symbols to feed.
     Prefilling(usize),
+    /// It has a document to encode, in blocks that cannot be cut.
+    Encoding {
+        /// Blocks that can run, as far as is known.
+        blocks: usize,
+        /// Symbols that one of them counts as.
+        block: usize,
+    },
 }
 
 /// What a row is to be fed.
@@ -33,7 +46,7 @@ pub(in crate::engine) enum Doing {
 pub(in crate::engine) struct Feed {
     /// The row, by its place among those the step is laid out for.
     pub(in crate::engine) row: usize,
-    /// Symbols.
+    /// Symbols, those of all its sequences together; blocks, if it encodes.
     pub(in crate::engine) symbols: usize,
 }
 
@@ -48,6 +61,39 @@ pub(super) struct Prompt {
     pub(super) left: usize,
     /// Symbols that it is fed in this step.
     pub(super) fed: usize,
+}
+
+/// A row with blocks to run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Blocks {
+    pub(super) row: usize,
+    pub(super) rank: Rank,
+    /// Symbols that it was given and has not used; less than nothing if it has used more.
+    pub(super) credit: i64,
+    /// Symbols that a block counts as.
+    pub(super) block: usize,
+    /// Blocks that can run.
+    pub(super) left: usize,
+    /// Blocks that run in this step.
+    pub(super) run: usize,
+}
+
+/// Shares out what was given to those who encode: `account` is what all of them together were given and have not used.
+pub(super) fn encode(account: &mut i64, beside_streams: bool, all: &mut [Blocks]) {
+    let mut ran = false;
+    loop {
+        let able = all.iter_mut().filter(|one| one.left > 0);
+        let Some(next) = able.max_by_key(|one| (one.credit, Reverse(one.rank))) else { break };
+        let forced = !beside_streams && !ran;
+        if *account <= 0 && !forced {
+            break;
+        }
+        let block = i64::try_from(next.block).unwrap_or(i64::MAX);
+        // a block that runs because nobody is in a hurry puts nobody into debt
+        let price = if beside_streams { block } else { block.min((*account).max(0)) };
+        (*account, next.credit) = (account.saturating_sub(price), next.credit.saturating_sub(price));
+        (next.left, next.run, ran) = (next.left - 1, next.run + 1, true);
+    }
 }
 
 /// Shares a step's budget among prompts, beside so many rows that decode. Those that had a slice get a new turn.
@@ -93,6 +139,55 @@ mod tests {
         let mut fed = vec![0; prompts.len()];
         prompts.iter().for_each(|prompt| fed[prompt.row] = prompt.fed);
         fed
+    }
+
+    fn documents(credits: &[i64], block: usize) -> Vec<Blocks> {
+        let one = |(row, &credit): (usize, &i64)| Blocks {
+            row,
+            rank: Rank::new(row as u64, 0, 1, row as u64),
+            credit,
+            block,
+            left: 100,
+            run: 0,
+        };
+        credits.iter().enumerate().map(one).collect()
+    }
+
+    #[test]
+    fn beside_streams_documents_run_what_they_were_given_and_no_more_than_one_block_at_once() {
+        let (mut account, mut ran, mut most) = (0, [0; 3], 0);
+        let mut credits = [0; 3];
+        for _ in 0..1000 {
+            credits.iter_mut().for_each(|credit| *credit += 16);
+            account += 3 * 16;
+            let mut all = documents(&credits, 512);
+            encode(&mut account, true, &mut all);
+            most = most.max(all.iter().map(|one| one.run).sum());
+            for one in all {
+                (credits[one.row], ran[one.row]) = (one.credit, ran[one.row] + one.run);
+            }
+            assert_eq!(account, credits.iter().sum::<i64>());
+        }
+        // 48,000 symbols are 93.75 blocks
+        assert_eq!((most, ran.iter().sum::<usize>()), (1, 94));
+        assert!(ran.iter().all(|ran| (31..=32).contains(ran)), "{ran:?}");
+    }
+
+    #[test]
+    fn alone_a_block_runs_in_every_step_and_nobody_owes_for_it() {
+        let (mut account, mut credit) = (0, 0);
+        for _ in 0..100 {
+            (account, credit) = (account + 256, credit + 256);
+            let mut one = documents(&[credit], 512);
+            encode(&mut account, false, &mut one);
+            assert_eq!(one[0].run, 1);
+            credit = one[0].credit;
+        }
+        assert_eq!((account, credit), (0, 0));
+        // small blocks fill the step
+        let (mut account, mut one) = (256, documents(&[256], 64));
+        encode(&mut account, false, &mut one);
+        assert_eq!(one[0].run, 4);
     }
 
     #[test]

@@ -1,117 +1,11 @@
 //! Seeded storms over a model of rows and memory, against what the scheduler promises.
 
+mod job;
 mod promises;
 
 use super::*;
+use job::{DOCUMENT, Die, Job, LONGEST, Row, bytes_for};
 use std::collections::{BTreeMap, HashSet};
-
-/// Symbols of a page, and its bytes.
-const PAGE: (usize, usize) = (4, 8);
-/// Symbols beyond the given ones that a job is let in with.
-const MARGIN: usize = 6;
-/// The longest prompt and the longest answer of a storm.
-const LONGEST: usize = 24;
-
-fn bytes_for(symbols: usize) -> usize {
-    symbols.div_ceil(PAGE.0) * PAGE.1
-}
-
-/// A reproducible die.
-struct Die(u64);
-
-impl Die {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % sides as u64) as usize
-    }
-}
-
-/// A job: so many given symbols, so many to sample.
-#[derive(Debug, Clone)]
-struct Job {
-    number: usize,
-    tenant: Arc<str>,
-    priority: i32,
-    given: usize,
-    answer: usize,
-    /// Symbols sampled.
-    sampled: usize,
-    /// Symbols that were fed once: those before are fed again after the job had to make way.
-    reached: usize,
-    /// Whether its reader is behind.
-    paused: bool,
-    cancelled: bool,
-    /// New work that had been done when it came; none once it was let in.
-    came: Option<u64>,
-}
-
-impl Job {
-    fn known(&self) -> usize {
-        self.given + self.sampled
-    }
-
-    fn most(&self) -> usize {
-        self.given + self.answer
-    }
-
-    fn ask(&self) -> Ask {
-        let symbols = self.known();
-        let bytes = bytes_for((symbols + MARGIN).min(self.most()));
-        Ask { tenant: Arc::clone(&self.tenant), symbols, unknown: symbols, bytes }
-    }
-}
-
-struct Row {
-    job: Job,
-    ticket: Ticket,
-    fed: usize,
-    /// Rounds until its feed is through.
-    busy: usize,
-    work: Work,
-}
-
-impl Row {
-    fn doing(&self) -> Doing {
-        match self.job.known() - self.fed {
-            _ if self.busy > 0 => Doing::Busy,
-            _ if self.job.paused => Doing::Paused { yields: self.job.number.is_multiple_of(2) },
-            1 if self.fed >= self.job.given => Doing::Decoding,
-            left => Doing::Prefilling(left),
-        }
-    }
-
-    fn growth(&self, more: usize) -> usize {
-        bytes_for(self.fed + more) - bytes_for(self.fed)
-    }
-
-    fn standing(&mut self) -> Standing {
-        let soon = (self.job.known() - self.fed + MARGIN).min(self.job.most() - self.fed);
-        let bytes = (bytes_for(self.fed), self.growth(soon));
-        Standing::new(&self.ticket, self.doing(), bytes, std::mem::take(&mut self.work))
-    }
-
-    /// Takes a feed; tells whether the job is finished.
-    fn feed(&mut self, symbols: usize) -> bool {
-        let decoding = self.doing() == Doing::Decoding;
-        let again = self.job.reached.saturating_sub(self.fed).min(symbols);
-        self.fed += symbols;
-        self.job.reached = self.job.reached.max(self.fed);
-        self.work.again += again;
-        *(if decoding { &mut self.work.sampled } else { &mut self.work.given }) += symbols - again;
-        assert!(self.fed <= self.job.known());
-        if self.fed < self.job.known() {
-            return false;
-        }
-        if self.job.sampled == self.job.answer {
-            return true;
-        }
-        // nothing is sampled twice: what was sampled before is fed again instead
-        self.job.sampled += 1;
-        false
-    }
-}
 
 struct Storm {
     scheduler: Scheduler<Job>,
@@ -143,21 +37,28 @@ impl Storm {
         let tenant = ["", "a", "b", "c"][self.die.roll(4)].into();
         let (given, answer) = (1 + self.die.roll(LONGEST), 1 + self.die.roll(LONGEST));
         let priority = [0, 0, 0, 7, -8][self.die.roll(5)];
-        self.one(tenant, priority, (given, answer))
+        let job = self.one(tenant, priority, (given, answer));
+        if self.die.roll(3) > 0 {
+            return job;
+        }
+        // a summary: a document, then a mark, then several texts side by side
+        let (blocks, rows) = (1 + self.die.roll(DOCUMENT.0), 1 + self.die.roll(3));
+        Job { given: 1, blocks, rows, ..job }
     }
 
     fn one(&mut self, tenant: Arc<str>, priority: i32, (given, answer): (usize, usize)) -> Job {
         self.came += 1;
         let (number, came) = (self.came, Some(self.clock));
         let (sampled, reached, paused, cancelled) = (0, 0, false, false);
-        Job { number, tenant, priority, given, answer, sampled, reached, paused, cancelled, came }
+        let (blocks, rows) = (0, 1);
+        Job { number, tenant, priority, blocks, rows, given, answer, sampled, reached, paused, cancelled, came }
     }
 
     fn submit(&mut self, job: Job) -> Result<(), Refused> {
         let (ask, priority, tenant) = (job.ask(), job.priority, Arc::clone(&job.tenant));
         let (waiting, symbols) = (self.scheduler.waiting(), self.scheduler.tenants.symbols());
         let ((requests, own), asked) = (self.scheduler.tenants.waiting_of(&tenant), ask.symbols);
-        let taken = if bytes_for(job.most()) > self.rules.bytes {
+        let taken = if job.most_bytes() > self.rules.bytes {
             Err(Refused::NeverFits)
         } else {
             self.scheduler.submit(job, ask, priority)
@@ -240,7 +141,7 @@ impl Storm {
                 let longest = self.waited.entry(Arc::clone(&job.tenant)).or_default();
                 *longest = waited.max(*longest);
             }
-            self.rows.push(Row { job, ticket, fed: 0, busy: 0, work: Work::default() });
+            self.rows.push(Row { job, ticket, encoded: 0, fed: 0, busy: 0, work: Work::default() });
         }
     }
 
@@ -248,7 +149,7 @@ impl Storm {
     /// of higher priority that came soon enough; for each of them every tenant may do its share and overdraw it once.
     fn longest_wait(&self) -> u64 {
         let Rules { rows, queue, age, quantum, .. } = self.rules;
-        let job = (1 + DECODED) * LONGEST as u64;
+        let job = (1 + 3 * DECODED) * LONGEST as u64;
         let before = (queue + rows) as u64 * (job + quantum) + 15 * age;
         4 * (before + rows as u64 * job)
     }
@@ -261,7 +162,7 @@ impl Storm {
     }
 
     fn held(&self) -> usize {
-        self.rows.iter().map(|row| bytes_for(row.fed)).sum()
+        self.rows.iter().map(Row::bytes).sum()
     }
 
     /// The most senior of those that go on stays, and nobody goes while one whose reader is behind stays.
@@ -276,14 +177,18 @@ impl Storm {
 
     fn check_plan(&self, standings: &[Standing], feeds: &[Feed]) {
         let of = |row: usize| feeds.iter().filter(|feed| feed.row == row).map(|feed| feed.symbols).collect::<Vec<_>>();
-        let (mut decoding, mut given) = (0, 0);
+        let (mut decoding, mut given, mut blocks) = (0, 0, 0);
         for (row, standing) in standings.iter().enumerate() {
             let fed = of(row);
             match standing.doing {
                 Doing::Busy | Doing::Paused { .. } => assert!(fed.is_empty()),
-                Doing::Decoding => {
-                    assert_eq!(fed, [1], "a stream is fed in every step");
-                    decoding += 1;
+                Doing::Decoding(rows) => {
+                    assert_eq!(fed, [rows], "a stream is fed in every step");
+                    decoding += rows;
+                }
+                Doing::Encoding { blocks: left, .. } => {
+                    assert!(fed.is_empty() || fed.len() == 1 && (1..=left).contains(&fed[0]));
+                    blocks += fed.iter().sum::<usize>();
                 }
                 Doing::Prefilling(left) => {
                     assert!(fed.is_empty() || fed.len() == 1 && (1..=left).contains(&fed[0]));
@@ -292,7 +197,10 @@ impl Storm {
             }
         }
         let chunk = self.rules.chunk;
-        assert!(given <= chunk.saturating_sub(decoding).max(chunk.div_ceil(2)));
+        let budget = chunk.saturating_sub(decoding).max(chunk.div_ceil(2));
+        assert!(given <= budget);
+        // and what they have not used of earlier steps, which is less than a step
+        assert!(blocks * DOCUMENT.1 < budget + chunk + DOCUMENT.1, "{blocks} blocks");
     }
 
     fn step(&mut self, feeds: &[Feed]) {
@@ -301,8 +209,9 @@ impl Storm {
         for feed in feeds {
             let busy = self.die.roll(6).saturating_sub(3);
             let row = &mut self.rows[feed.row];
+            let over = row.feed(feed.symbols);
             row.busy = busy;
-            if row.feed(feed.symbols) {
+            if over {
                 ended.push(feed.row);
             }
         }
@@ -327,7 +236,10 @@ impl Storm {
 
     fn check(&mut self) {
         let scheduler = &mut self.scheduler;
-        assert!(scheduler.running() <= self.rules.rows);
+        let rows = |job: &Job| job.rows;
+        let taken: usize = self.rows.iter().map(|row| rows(&row.job)).sum();
+        let granted: usize = scheduler.granted.iter().map(|(job, _)| rows(job)).sum();
+        assert!(taken + granted <= self.rules.rows && taken + granted == scheduler.rows);
         assert!(scheduler.waiting() <= self.rules.queue + self.rules.rows, "too many wait");
         assert_eq!(scheduler.running(), self.rows.len() + scheduler.granted.len());
         let over = self.finished.len() + self.cancelled.len() + self.refused;
@@ -335,8 +247,8 @@ impl Storm {
         assert!(scheduler.tenants.count_with("") <= scheduler.running() + scheduler.waiting() + 1);
         let slots: usize = scheduler.slots.iter().flatten().map(|slot| slot.held + slot.soon).sum();
         assert_eq!(slots, scheduler.bytes);
-        let next = scheduler.tenants.next().map(|ask| ask.bytes);
-        assert!(next.is_none_or(|bytes| !scheduler.fits(bytes)), "whoever can run does");
+        let next = scheduler.tenants.next().map(|ask| (ask.bytes, ask.rows));
+        assert!(next.is_none_or(|(bytes, rows)| !scheduler.fits(bytes, rows)), "whoever can run does");
     }
 
     /// Picks a job, wherever it is.

@@ -102,7 +102,7 @@ pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
     };
     loop {
         match events.blocking_recv().expect("the last event tells the end")? {
-            Event::Started { .. } => panic!("started twice"),
+            Event::Started { .. } | Event::Document(_) => panic!("started twice, or a document"),
             Event::Characters(told) => characters.extend(told),
             Event::Finished { reason, usage, timing } => {
                 assert_eq!(usage.cached_chars, cached_chars, "told at the start and at the end");

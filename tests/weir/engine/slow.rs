@@ -52,7 +52,7 @@ fn a_reader_that_takes_something_now_and_then_is_not_cut() {
         match events.blocking_recv().unwrap().unwrap() {
             Event::Characters(characters) => told += characters.len(),
             Event::Finished { .. } => break,
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Document(_) => {}
         }
     }
     assert!(told == 12 && began.elapsed() > stall);

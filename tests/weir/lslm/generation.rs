@@ -32,7 +32,7 @@ fn run(engine: &Handle, job: Generate) -> (Vec<Character>, Reason, Usage) {
     let mut told = Vec::new();
     loop {
         match events.blocking_recv().unwrap().unwrap() {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Document(_) => {}
             Event::Characters(characters) => told.extend(characters),
             Event::Finished { reason, usage, .. } => return (told, reason, usage),
         }

@@ -1,0 +1,52 @@
+//! A summary that is given: the logits after each of its tokens.
+
+use crate::{
+    decode::{
+        contract::{Model, Row, Want, advance},
+        document::Reader,
+    },
+    error::{Error, Result},
+};
+use safetensors::{Dtype, tensor::TensorView};
+use std::path::Path;
+
+/// Blocks that are run at a time.
+const BLOCKS: usize = 64;
+
+/// Feeds the target's ids behind a document, and writes the logits (ids, vocabulary) to a file.
+pub(super) fn run(
+    model: &dyn Model,
+    reader: &dyn Reader,
+    ids: &[u32],
+    (target, hard): (&[u32], bool),
+    out: &Path,
+) -> Result<()> {
+    let limits = reader.limits();
+    model.card().vocabulary.check_ids("--target-ids", target)?;
+    let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);
+    let fed: Vec<u32> = start.into_iter().chain(target.iter().copied()).collect();
+    if fed.len() > limits.targets {
+        return Err(Error::TooLong { field: "--target-ids", length: fed.len(), limit: limits.targets, unit: "tokens" });
+    }
+    let mut encoding = if hard { reader.open_hard()? } else { reader.open() };
+    let mut scratch = model.scratch();
+    encoding.push(ids)?;
+    encoding.close()?;
+    let document = loop {
+        if let Some(document) = encoding.document() {
+            break document;
+        }
+        if reader.advance(&mut *encoding, BLOCKS, &mut scratch)? == 0 && encoding.document().is_none() {
+            return Err(Error::Internal("a document that is whole does not come to its end".into()));
+        }
+    };
+    let mut row = Row::new(reader.begin(&*document)?);
+    row.set(&fed, Want::All);
+    advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
+    let bytes: Vec<u8> = row.logits.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let invalid = |error: safetensors::SafeTensorError| Error::Internal(format!("safetensors: {error}"));
+    let shape = vec![fed.len(), model.card().vocabulary.len()];
+    let view = TensorView::new(Dtype::F32, shape, &bytes).map_err(invalid)?;
+    let file = safetensors::serialize([("logits", view)], None).map_err(invalid)?;
+    std::fs::write(out, file).map_err(Error::io(out))
+}

@@ -1,0 +1,77 @@
+//! What a pooling has kept of a document, as spans of its text.
+
+use super::{
+    document::{Choice, Kept},
+    summary::Encoded,
+};
+
+/// A part of a text that a pooling has kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// Its first byte.
+    pub start: u64,
+    /// The byte after its last.
+    pub end: u64,
+    /// The mean of its tokens' scores.
+    pub score: f32,
+}
+
+/// What a pooling has chosen, in the order of the text: neighbouring tokens make one span, and what has no text makes none. Also
+/// how many of the document's tokens it has kept.
+pub fn spans(choice: &Choice, encoded: &Encoded) -> (Vec<Span>, usize) {
+    let mut kept: Vec<&Kept> = choice.kept.iter().filter(|kept| kept.token < encoded.tokens).collect();
+    kept.sort_by_key(|kept| kept.token);
+    // tokens may come from one and the same place only if they are one behind the other
+    kept.dedup_by_key(|kept| kept.token);
+    let mut spans: Vec<(Span, usize)> = Vec::new();
+    let mut before = None;
+    for &&Kept { token, score } in &kept {
+        let follows = before.is_some_and(|before| token == before + 1);
+        before = Some(token);
+        let Some(&(start, end)) = encoded.places.get(token).filter(|(start, end)| start < end) else { continue };
+        match spans.last_mut().filter(|(span, _)| follows && start <= span.end) {
+            Some((span, count)) => {
+                span.score = (span.score * *count as f32 + score) / (*count + 1) as f32;
+                (span.end, *count) = (span.end.max(end), *count + 1);
+            }
+            None => spans.push((Span { start, end, score }, 1)),
+        }
+    }
+    (spans.into_iter().map(|(span, _)| span).collect(), kept.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_make_one_span_and_padding_none() {
+        let encoded = Encoded {
+            // three tokens of one word, a space of its own, a token of two bytes, an end mark
+            places: vec![(0, 3), (3, 5), (5, 6), (7, 8), (8, 10), (10, 10)],
+            tokens: 6,
+            cut: false,
+            vectors: 8,
+            bytes: 0,
+            unpooled_bytes: 0,
+            choices: Vec::new(),
+            layers: Vec::new(),
+            memory_ns: 0,
+        };
+        let kept = |pairs: &[(usize, f32)]| Choice {
+            layer: 2,
+            kept: pairs.iter().map(|&(token, score)| Kept { token, score }).collect(),
+        };
+        let spans = |choice: &Choice| {
+            let (spans, tokens) = super::spans(choice, &encoded);
+            (spans.iter().map(|span| (span.start, span.end, span.score)).collect::<Vec<_>>(), tokens)
+        };
+        // in the order of scores, with padding behind the document
+        let (found, tokens) = spans(&kept(&[(4, 0.9), (0, 0.5), (7, 0.4), (1, 0.25), (5, 0.1), (100, 0.1)]));
+        assert_eq!((found, tokens), (vec![(0, 5, 0.375), (8, 10, 0.9)], 4));
+        // a byte lies between them
+        let (found, _) = spans(&kept(&[(2, 0.5), (3, 0.25), (4, 0.75)]));
+        assert_eq!(found, [(5, 6, 0.5), (7, 10, 0.5)]);
+        assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
+    }
+}

@@ -1,0 +1,505 @@
+//! A model without arithmetic that reads documents: logits from a hash of the document and all symbols so far. It counts what is
+//! alive, can be held still and slowed down, and fails on demand.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+use weir::{
+    decode::{
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
+            state_mut,
+        },
+        cost::Cost,
+        document::{
+            Choice, Document, Encoding, Generation, Kept, LayerTime, Limits, Marks, PoolingStep, Progress, Reader,
+            Stage, document_ref, encoding_mut,
+        },
+    },
+    error::{Error, Result},
+    text::{Normaliser, Vocabulary},
+};
+
+/// Marks: bytes that no text has.
+pub(crate) const MARKS: Marks = Marks { start: 0, pad: 1, end: 0, unknown: 2 };
+/// Encoding this panics.
+pub(crate) const PANIC: u32 = 3;
+/// Encoding this fails.
+pub(crate) const FAIL: u32 = 4;
+/// Tokens of a block.
+pub(crate) const BLOCK: usize = 8;
+/// The most tokens of a document.
+pub(crate) const TOKENS: usize = 400;
+/// Symbols that a row can be fed.
+pub(crate) const TARGETS: usize = 60;
+/// Bytes of a token of a document, and of a symbol of a row.
+pub(crate) const BYTES: usize = 10;
+
+pub(crate) struct Librarian {
+    card: Card,
+    limits: Limits,
+    memory: usize,
+    counts: Arc<Counts>,
+    pace: (Mutex<Pace>, Condvar),
+    /// In order: blocks of documents that were run (none: a symbol step).
+    pub(crate) log: Mutex<Vec<Work>>,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    Block,
+    /// A symbol step of so many rows.
+    Rows(usize),
+}
+
+#[derive(Default)]
+struct Counts {
+    alive: AtomicUsize,
+    bytes: AtomicUsize,
+    peak: AtomicUsize,
+    blocks: AtomicUsize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    Free,
+    Held,
+    Slow(Duration),
+}
+
+impl Librarian {
+    pub(crate) fn new() -> Arc<Self> {
+        Self::with("reader", usize::MAX)
+    }
+
+    /// One with so much memory.
+    pub(crate) fn with(name: &str, memory: usize) -> Arc<Self> {
+        let card = Card {
+            name: name.into(),
+            family: "toy",
+            shape: "a hash of documents".into(),
+            parameters: 0,
+            vocabulary: Arc::new(Vocabulary::of_bytes(Normaliser::None)),
+            training_length: TOKENS,
+            max_symbols: TARGETS,
+            boundary_modes: vec![BoundaryMode::Given],
+            first_logits: None,
+            pooled: true,
+            dtype: "f32",
+            sha256: String::new(),
+        };
+        let generation = Generation { beam: 2, length_penalty: 1.0, min_tokens: 3, max_tokens: 12, no_repeat_ngram: 0 };
+        let poolings = vec![PoolingStep { layer: 0, from: TOKENS, to: TOKENS / 2 }];
+        let limits = Limits {
+            tokens: TOKENS,
+            targets: TARGETS,
+            padded: false,
+            block: BLOCK,
+            poolings,
+            marks: MARKS,
+            generation,
+        };
+        let pace = (Mutex::new(Pace::Free), Condvar::new());
+        Arc::new(Self { card, limits, memory, counts: Arc::default(), pace, log: Mutex::default() })
+    }
+
+    /// Lets nothing begin.
+    pub(crate) fn hold(&self) {
+        self.set(Pace::Held);
+    }
+
+    /// Lets all begin.
+    pub(crate) fn release(&self) {
+        self.set(Pace::Free);
+    }
+
+    /// Makes each block and each step take so long.
+    pub(crate) fn slow(&self, each: Duration) {
+        self.set(Pace::Slow(each));
+    }
+
+    /// Encodings, documents and rows that are alive.
+    pub(crate) fn alive(&self) -> usize {
+        self.counts.alive.load(SeqCst)
+    }
+
+    /// Blocks that were ever run.
+    pub(crate) fn blocks(&self) -> usize {
+        self.counts.blocks.load(SeqCst)
+    }
+
+    /// The most bytes that there ever were.
+    pub(crate) fn peak(&self) -> usize {
+        self.counts.peak.load(SeqCst)
+    }
+
+    fn set(&self, pace: Pace) {
+        *self.pace.0.lock().unwrap() = pace;
+        self.pace.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let (pace, changed) = &self.pace;
+        let pace = changed.wait_while(pace.lock().unwrap(), |pace| *pace == Pace::Held).unwrap();
+        if let Pace::Slow(each) = *pace {
+            drop(changed.wait_timeout_while(pace, each, |pace| *pace != Pace::Free));
+        }
+    }
+}
+
+/// Something that is counted while it lives.
+struct Alive {
+    counts: Arc<Counts>,
+    bytes: usize,
+}
+
+impl Alive {
+    fn new(counts: &Arc<Counts>) -> Self {
+        counts.alive.fetch_add(1, SeqCst);
+        Self { counts: Arc::clone(counts), bytes: 0 }
+    }
+
+    fn grow(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        let before = self.counts.bytes.fetch_add(bytes, SeqCst);
+        self.counts.peak.fetch_max(before + bytes, SeqCst);
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.counts.alive.fetch_sub(1, SeqCst);
+        self.counts.bytes.fetch_sub(self.bytes, SeqCst);
+    }
+}
+
+struct Book {
+    hash: u64,
+    tokens: usize,
+    hard: bool,
+    choices: Vec<Choice>,
+    timings: Vec<LayerTime>,
+    alive: Alive,
+}
+
+impl Document for Book {
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+    fn vectors(&self) -> usize {
+        self.tokens.div_ceil(2)
+    }
+    fn bytes(&self) -> usize {
+        self.alive.bytes
+    }
+    fn unpooled_bytes(&self) -> usize {
+        self.tokens * 2 * BYTES
+    }
+    fn own_bytes(&self) -> usize {
+        0
+    }
+    fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+    fn timings(&self) -> &[LayerTime] {
+        &self.timings
+    }
+    fn memory_ns(&self) -> u64 {
+        7
+    }
+}
+
+/// Two layers: the first runs while the document arrives.
+struct Opening {
+    tokens: Vec<u32>,
+    closed: bool,
+    hard: bool,
+    /// Blocks that ran.
+    ran: usize,
+    document: Option<Arc<dyn Document>>,
+    alive: Option<Alive>,
+    counts: Arc<Counts>,
+}
+
+impl Opening {
+    fn blocks(&self) -> usize {
+        self.tokens.len().div_ceil(BLOCK)
+    }
+
+    fn stage(&self) -> Stage {
+        let whole = self.tokens.len() / BLOCK;
+        match self.ran {
+            _ if self.document.is_some() => Stage::Done,
+            ran if ran < whole || (self.closed && ran < self.blocks()) => Stage::Layer(0),
+            _ if !self.closed => Stage::Waiting,
+            ran if ran < 2 * self.blocks() => Stage::Layer(1),
+            _ => Stage::Memory,
+        }
+    }
+}
+
+impl Encoding for Opening {
+    fn push(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.closed {
+            return Err(Error::Internal("closed".into()));
+        }
+        let length = self.tokens.len() + tokens.len();
+        if length > TOKENS {
+            return Err(Error::TooLong { field: "document", length, limit: TOKENS, unit: "tokens" });
+        }
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+    fn close(&mut self) -> Result<()> {
+        if self.tokens.is_empty() {
+            return Err(Error::BadOption {
+                field: "document",
+                found: "\"\"".into(),
+                bound: "at least one token".into(),
+            });
+        }
+        self.closed = true;
+        Ok(())
+    }
+    fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+    fn progress(&self) -> Progress {
+        let total = self.closed.then(|| 2 * self.blocks() + 1);
+        Progress { stage: self.stage(), blocks: self.ran, total }
+    }
+    fn document(&self) -> Option<Arc<dyn Document>> {
+        self.document.clone()
+    }
+    fn bytes(&self) -> usize {
+        self.alive.as_ref().map_or(0, |alive| alive.bytes)
+            + self.document.as_ref().map_or(0, |document| document.bytes())
+    }
+}
+
+impl Reader for Librarian {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn open(&self) -> Box<dyn Encoding> {
+        let (counts, alive) = (Arc::clone(&self.counts), Some(Alive::new(&self.counts)));
+        let (tokens, closed, hard, ran, document) = (Vec::new(), false, false, 0, None);
+        Box::new(Opening { tokens, closed, hard, ran, document, alive, counts })
+    }
+
+    fn open_hard(&self) -> Result<Box<dyn Encoding>> {
+        let mut opening = self.open();
+        encoding_mut::<Opening>(&mut *opening)?.hard = true;
+        Ok(opening)
+    }
+
+    fn bytes_for(&self, tokens: usize) -> usize {
+        2 * tokens.next_multiple_of(BLOCK) * BYTES
+    }
+
+    fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {
+        let opening = encoding_mut::<Opening>(encoding)?;
+        let clean = scratch.0.downcast_mut::<bool>().unwrap();
+        assert!(std::mem::take(clean), "a failed step's scratch was used again");
+        let mut ran = 0;
+        while ran < blocks && !matches!(opening.stage(), Stage::Waiting | Stage::Done) {
+            self.wait();
+            self.log.lock().unwrap().push(Work::Block);
+            self.counts.blocks.fetch_add(1, SeqCst);
+            let block = opening.tokens.chunks(BLOCK).nth(opening.ran).unwrap_or_default();
+            assert!(!block.contains(&PANIC), "told to panic");
+            if block.contains(&FAIL) {
+                return Err(Error::OutOfPages { needed: 1, limit: 0 });
+            }
+            match opening.stage() {
+                Stage::Layer(0) => opening.alive.as_mut().unwrap().grow(BLOCK * BYTES),
+                Stage::Memory => {
+                    let mut alive = Alive::new(&opening.counts);
+                    alive.grow(opening.tokens.len() * BYTES);
+                    // what the encoder held is given back
+                    opening.alive = None;
+                    opening.document = Some(Arc::new(book(&opening.tokens, opening.hard, alive)));
+                }
+                _ => {}
+            }
+            (opening.ran, ran) = (opening.ran + 1, ran + 1);
+        }
+        *clean = true;
+        Ok(ran)
+    }
+
+    fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
+        let book = document_ref::<Book>(document)?;
+        let hash = mix(book.hash ^ u64::from(book.hard));
+        Ok(Box::new(Reading { hash, past: Vec::new(), alive: Alive::new(&self.counts) }))
+    }
+}
+
+fn book(tokens: &[u32], hard: bool, alive: Alive) -> Book {
+    let hash = tokens.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
+    let kept = (0..tokens.len()).step_by(2).map(|token| Kept { token, score: (token % 7) as f32 / 8.0 }).collect();
+    let choices = vec![Choice { layer: 0, kept }];
+    let timings = vec![LayerTime { length: tokens.len(), ns: 5 }; 2];
+    Book { hash, tokens: tokens.len(), hard, choices, timings, alive }
+}
+
+struct Reading {
+    /// Of the document.
+    hash: u64,
+    /// Symbols, which forks share.
+    past: Vec<Arc<Symbol>>,
+    alive: Alive,
+}
+
+/// A symbol's keys and values.
+struct Symbol {
+    /// Of all up to it.
+    hash: u64,
+    counts: Arc<Counts>,
+}
+
+impl Drop for Symbol {
+    fn drop(&mut self) {
+        self.counts.bytes.fetch_sub(BYTES, SeqCst);
+    }
+}
+
+impl Reading {
+    fn hash(&self) -> u64 {
+        self.past.last().map_or(self.hash, |symbol| symbol.hash)
+    }
+
+    fn push(&mut self, symbol: u32) {
+        let counts = Arc::clone(&self.alive.counts);
+        let before = counts.bytes.fetch_add(BYTES, SeqCst);
+        counts.peak.fetch_max(before + BYTES, SeqCst);
+        self.past.push(Arc::new(Symbol { hash: mix(self.hash() ^ u64::from(symbol)), counts }));
+    }
+}
+
+impl State for Reading {
+    fn len(&self) -> usize {
+        self.past.len()
+    }
+    fn segments(&self) -> usize {
+        0
+    }
+    fn fork(&self) -> Box<dyn State> {
+        Box::new(Self { hash: self.hash, past: self.past.clone(), alive: Alive::new(&self.alive.counts) })
+    }
+    fn rollback(&mut self, _: usize) -> Result<()> {
+        Err(Error::Internal("nobody asks for it".into()))
+    }
+    fn restart(&mut self, _: usize) {
+        self.past.clear();
+    }
+    fn boundary_before(&self, len: usize) -> usize {
+        len
+    }
+    fn bytes(&self) -> usize {
+        self.past.len() * BYTES
+    }
+    fn pages(&self, each: &mut dyn FnMut(PageUse)) {
+        let page = |symbol: &Arc<Symbol>| PageUse {
+            id: Arc::as_ptr(symbol).addr(),
+            bytes: BYTES,
+            references: Arc::strong_count(symbol),
+        };
+        self.past.iter().for_each(|symbol| each(page(symbol)));
+    }
+    fn own_bytes(&self) -> usize {
+        size_of::<Self>()
+    }
+}
+
+/// The logits of a text about a document, as whole numbers of halves, so that there are equals; some end mark among them.
+pub(crate) fn logits(document: &[u32], fed: &[u32]) -> Vec<f32> {
+    let book = document.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
+    logits_of(fed.iter().fold(mix(book), |hash, &symbol| mix(hash ^ u64::from(symbol))))
+}
+
+fn logits_of(hash: u64) -> Vec<f32> {
+    let logit = |symbol: u64| match symbol {
+        0 => (mix(hash ^ 99) % 15) as f32 * 0.5,
+        97..=122 | 32 => (mix(hash ^ symbol << 32) % 12) as f32 * 0.5,
+        _ => -20.0,
+    };
+    (0..256).map(logit).collect()
+}
+
+impl Model for Librarian {
+    fn card(&self) -> &Card {
+        &self.card
+    }
+
+    fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
+        Err(Error::Internal("its rows begin from documents".into()))
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch(Box::new(true))
+    }
+
+    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        assert!(*scratch.0.downcast_ref::<bool>().unwrap(), "a failed step's scratch was used again");
+        self.wait();
+        self.log.lock().unwrap().push(Work::Rows(which.len()));
+        for &index in which {
+            let Row { state, feed, want, logits, marks, status, .. } = &mut rows[index];
+            assert!(*status == Status::Ready && !feed.is_empty());
+            let state = state_mut::<Reading>(state.as_mut())?;
+            logits.clear();
+            marks.clear();
+            for (at, &symbol) in feed.iter().enumerate() {
+                state.push(symbol);
+                marks.push(Mark { boundary: false, probability: None, end_logprob: None });
+                if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
+                    logits.extend(logits_of(state.hash()));
+                }
+            }
+            *status = Status::Unfinished;
+        }
+        Ok(())
+    }
+
+    fn segment_step(&self, _: &mut [Row], _: &[usize], _: &mut Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+        which.iter().for_each(|&index| rows[index].status = Status::Ready);
+        Ok(())
+    }
+
+    fn bytes_for(&self, symbols: usize) -> usize {
+        symbols * BYTES
+    }
+
+    fn growth(&self, _: &dyn State, more: usize) -> usize {
+        more * BYTES
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { in_use: self.counts.bytes.load(SeqCst), limit: self.memory }
+    }
+
+    fn cost(&self, _: usize, _: usize) -> Cost {
+        Cost::default()
+    }
+
+    fn reader(&self) -> Option<&dyn Reader> {
+        Some(self)
+    }
+}
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (value ^ (value >> 33)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+}

@@ -1,0 +1,285 @@
+//! Summaries by converted fixtures: the official generator's ids and scores, by the engine and by the command line.
+
+use super::support::*;
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::{fs, path::Path, process::Command, sync::Arc};
+use tempfile::TempDir;
+use weir::{
+    decode::summary::Summarize,
+    engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source},
+    family::load::load,
+};
+
+/// Scores are sums of a few logits, which are within 5e-5.
+const SCORES: f32 = 1e-4;
+
+/// A fixture's golden data.
+struct Golden {
+    bytes: Vec<u8>,
+    config: Value,
+}
+
+impl Golden {
+    fn of(case: &str) -> Self {
+        let folder = pyramidion_golden(case);
+        let config = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        Self { bytes: fs::read(folder.join("golden.safetensors")).unwrap(), config }
+    }
+
+    /// Whole numbers in the rows of the last dimension.
+    fn ids(&self, name: &str) -> Vec<Vec<u32>> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let tensor = tensors.tensor(name).unwrap();
+        let row = *tensor.shape().last().unwrap();
+        let number = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap()) as u32;
+        let all: Vec<u32> = tensor.data().chunks(8).map(number).collect();
+        all.chunks(row).map(<[_]>::to_vec).collect()
+    }
+
+    fn numbers(&self, name: &str) -> Vec<f32> {
+        floats(SafeTensors::deserialize(&self.bytes).unwrap().tensor(name).unwrap().data())
+    }
+
+    /// The documents, without the padding behind them.
+    fn documents(&self) -> Vec<Vec<u32>> {
+        self.ids("src_tokens").into_iter().map(|ids| stripped(&ids)).collect()
+    }
+
+    /// What the official generator was told.
+    fn request(&self, way: &str) -> Summarize {
+        let told = &self.config["generation"][way];
+        let size = |key: &str| told[key].as_u64().unwrap() as usize;
+        Summarize {
+            beam: Some(size("beam")),
+            min_tokens: Some(size("min_len")),
+            max_tokens: Some(size("max_len_b")),
+            length_penalty: Some(told["lenpen"].as_f64().unwrap() as f32),
+            no_repeat_ngram: Some(0),
+            hypotheses: Some(size("beam")),
+            ..Summarize::default()
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// Without the padding at its end.
+fn stripped(ids: &[u32]) -> Vec<u32> {
+    let end = ids.iter().rposition(|&id| id != 1).map_or(0, |last| last + 1);
+    ids[..end].to_vec()
+}
+
+/// Ids and scores of all hypotheses.
+fn read(mut events: Events) -> Vec<(Vec<u32>, f32)> {
+    loop {
+        let event = events.blocking_recv().expect("the last event tells the end").unwrap();
+        if let Event::Document(DocumentEvent::Summarized(summary)) = event {
+            return summary.hypotheses.into_iter().map(|one| (one.tokens, one.score)).collect();
+        }
+    }
+}
+
+/// All documents of a case, both ways, at once on one engine.
+#[test]
+fn ids_and_scores_are_the_official_ones() {
+    for case in PYRAMIDION_CASES {
+        let golden = Golden::of(case);
+        let model = load(&pyramidion_converted(case), &settings()).unwrap();
+        let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
+        let engine = Handle::start(Arc::clone(&model), limits).unwrap();
+        let mut asked = Vec::new();
+        for way in ["greedy", "beam2"] {
+            let request = golden.request(way);
+            for (index, ids) in golden.documents().into_iter().enumerate() {
+                let (upload, arriving) = engine.upload();
+                let events = engine.summarize(&request, Source::Arriving(arriving), None).unwrap();
+                // in pieces
+                ids.chunks(7).for_each(|part| upload.push(part, &vec![(0, 0); part.len()]));
+                upload.close(false);
+                asked.push((way, index, events));
+            }
+        }
+        for (way, index, events) in asked {
+            let found = read(events);
+            let beam = found.len();
+            let tokens = golden.ids(&format!("{way}.tokens"));
+            let scores = golden.numbers(&format!("{way}.scores"));
+            for (rank, (ids, score)) in found.iter().enumerate() {
+                let at = index * beam + rank;
+                assert_eq!(*ids, stripped(&tokens[at]), "{case} {way} document {index} rank {rank}");
+                assert!(
+                    (score - scores[at]).abs() < SCORES,
+                    "{case} {way} {index} {rank}: {score}, not {}",
+                    scores[at]
+                );
+            }
+        }
+        let spare = engine.documents().bytes;
+        assert!(spare > 0 && engine.load().bytes == 0);
+        drop(engine);
+        // but what the model itself has made of whole blocks of padding
+        assert!(model.memory().in_use < spare, "{case}: all pages are given back");
+    }
+}
+
+fn weir(args: &[&str]) -> Result<Value, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(args).env_clear().output().unwrap();
+    if output.status.success() {
+        return Ok(serde_json::from_slice(&output.stdout).unwrap_or_default());
+    }
+    Err(String::from_utf8(output.stderr).unwrap())
+}
+
+fn list(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn the_command_line_gives_the_same_and_teacher_forced_logits() {
+    let (case, out) = ("pyramidion", TempDir::new().unwrap());
+    let (golden, folder) = (Golden::of(case), pyramidion_converted(case));
+    let ids = list(&golden.documents()[1]);
+    let base = ["summarize", "--json", "--model", folder.to_str().unwrap(), "--ids", &ids];
+    let way = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
+    let told = weir(&[&base[..], &way].concat()).unwrap();
+    let expected = golden.ids("beam2.tokens");
+    for rank in 0..2 {
+        let found: Vec<u32> = serde_json::from_value(told["hypotheses"][rank]["ids"].clone()).unwrap();
+        assert_eq!(found, stripped(&expected[2 + rank]));
+    }
+    assert_eq!(told["ids"], told["hypotheses"][0]["ids"]);
+    let score = told["score"].as_f64().unwrap() as f32;
+    assert!((score - golden.numbers("beam2.scores")[2]).abs() < SCORES);
+    assert_eq!(
+        (told["poolings"].as_array().unwrap().len(), told["poolings"][1]["kept"].as_array().unwrap().len()),
+        (2, 16)
+    );
+    assert!(told["poolings"][0]["kept"][0]["score"].is_number());
+    assert_eq!(told["timing"]["layers"].as_array().unwrap().len(), 3);
+    // teacher forcing
+    let file = out.path().join("logits.safetensors");
+    let target = list(&golden.ids("prev_output_tokens")[1]);
+    let forced = ["--logits", file.to_str().unwrap(), "--target-ids", &target];
+    weir(&[&base[..], &forced].concat()).unwrap();
+    let bytes = fs::read(&file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let logits = tensors.tensor("logits").unwrap();
+    let expected = golden.numbers("decoder.logits");
+    assert_eq!(logits.shape(), [11, 64]);
+    let off = difference(&floats(logits.data()), &expected[expected.len() / 2..]);
+    assert!(off < 5e-5, "{off}");
+    // without a tokenizer there is no text to read
+    let text = out.path().join("text");
+    fs::write(&text, "a text").unwrap();
+    let refused = weir(&["summarize", "--model", base[3], "--file", text.to_str().unwrap()]).unwrap_err();
+    assert!(refused.contains("--file"), "{refused}");
+}
+
+/// A small random model with a tokenizer, so that text goes in and out.
+fn made(out: &Path) -> String {
+    let shape = out.join("shape.json");
+    let marks = ["<s>", "<pad>", "</s>", "<unk>"];
+    let letters = ('a'..='z').chain(['.', ',']).map(String::from);
+    let pieces: Vec<String> = ["▁".to_owned(), "▁the".into(), "ing".into()].into_iter().chain(letters).collect();
+    let vocab: Vec<Value> = marks
+        .iter()
+        .map(|mark| serde_json::json!([mark, 0.0]))
+        .chain(pieces.iter().map(|piece| serde_json::json!([piece, -3.0])))
+        .collect();
+    let added = marks.iter().enumerate().map(|(id, mark)| {
+        serde_json::json!({"id": id, "content": mark, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    });
+    let metaspace =
+        serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let tokenizer = serde_json::json!({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": added.collect::<Vec<_>>(), "normalizer": {"type": "NFKC"}, "pre_tokenizer": metaspace,
+        "post_processor": null, "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": false}});
+    fs::write(out.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let config = fs::read_to_string(pyramidion_converted("pyramidion").join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["vocabulary"] = serde_json::json!({"tokenizer": "tokenizer.json", "size": vocab.len()});
+    fs::write(&shape, config.to_string()).unwrap();
+    let model = out.join("model");
+    weir(&["init", "--config", shape.to_str().unwrap(), model.to_str().unwrap()]).unwrap();
+    model.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn text_goes_in_and_out_with_highlights_figures_and_a_table() {
+    let out = TempDir::new().unwrap();
+    let model = made(out.path());
+    let (document, reference) = (out.path().join("document"), out.path().join("reference"));
+    fs::write(&document, "the café is pooling, the rest is going.").unwrap();
+    fs::write(&reference, "the rest").unwrap();
+    let (document, reference) = (document.to_str().unwrap(), reference.to_str().unwrap());
+    let base = ["summarize", "--model", &model, "--file", document, "--max-len", "9", "--min-len", "5"];
+    let told = weir(&[&base[..], &["--json", "--reference", reference]].concat()).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(told["ids"].clone()).unwrap();
+    assert!((6..=10).contains(&ids.len()) && *ids.last().unwrap() == 2);
+    assert!(told["rouge"]["rougeL"]["f1"].is_number() && told["usage"]["cut"] == false);
+    let text = fs::read_to_string(document).unwrap();
+    for pooling in told["poolings"].as_array().unwrap() {
+        let spans = pooling["spans"].as_array().unwrap();
+        let place = |span: &Value, key: &str| span[key].as_u64().unwrap() as usize;
+        assert!(spans.iter().all(|span| text.get(place(span, "byte_start")..place(span, "byte_end")).is_some()));
+    }
+    // for people
+    let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(base).arg("--highlights").env_clear().output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && shown.contains("-- after layer 1: ") && shown.contains('['), "{shown}");
+    assert!(shown.trim_end().ends_with(told["text"].as_str().unwrap().trim_end()), "{shown}");
+    // too long
+    let long = out.path().join("long");
+    fs::write(&long, "the rest is ".repeat(100_000)).unwrap();
+    let args = ["summarize", "--model", &model, "--file", long.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
+    let refused = weir(&args).unwrap_err();
+    assert!(refused.contains("--file: more than 63 tokens"), "{refused}");
+    let cut = weir(&[&args[..], &["--cut", "--json"]].concat()).unwrap();
+    assert_eq!((cut["usage"]["cut"].as_bool(), cut["usage"]["document_tokens"].as_u64()), (Some(true), Some(64)));
+    // many
+    let lines = out.path().join("lines.jsonl");
+    let line = |source: &str, text: &str| {
+        serde_json::json!({"source": source, "document": text, "summary": "the rest"}).to_string()
+    };
+    fs::write(&lines, [line("b", "the one"), line("a", "the other"), line("b", "the third")].join("\n")).unwrap();
+    let args = ["summarize", "--model", &model, "--table", lines.to_str().unwrap(), "--max-len", "5", "--min-len", "1"];
+    let table = weir(&[&args[..], &["--json"]].concat()).unwrap();
+    let rows: Vec<_> =
+        table.as_array().unwrap().iter().map(|row| (row["source"].clone(), row["documents"].clone())).collect();
+    assert_eq!(rows, [("a".into(), 1.into()), ("b".into(), 2.into()), ("all".into(), 3.into())]);
+    fs::write(&lines, "{\"document\": 1}").unwrap();
+    let refused = weir(&args).unwrap_err();
+    assert!(refused.contains("line 1: expected an object"), "{refused}");
+}
+
+#[test]
+fn two_models_are_measured_in_turns() {
+    let [a, b] = ["pyramidion", "blockwise"].map(|case| pyramidion_converted(case).to_str().unwrap().to_owned());
+    let plan = ["--batch", "1,2", "--source", "64", "--tokens", "8", "--pairs", "2", "--threads", "1", "--json"];
+    let told = weir(&[&["bench", "summarize", &a, &b][..], &plan].concat()).unwrap();
+    let entries = told.as_array().unwrap();
+    assert_eq!(entries.len(), 2);
+    for (entry, batch) in entries.iter().zip([1, 2]) {
+        assert_eq!((entry["batch"].as_u64(), entry["source"].as_u64()), (Some(batch), Some(64)));
+        for side in ["a", "b"] {
+            let side = &entry[side];
+            let number = |key: &str| side[key].as_f64().unwrap();
+            assert!(number("encode_ns") > 0.0 && number("decode_ns_per_token") > 0.0);
+            assert!(number("request_ns") >= number("encode_ns"));
+            assert!((0.0..=1.0).contains(&number("encode_share_after_upload")));
+            assert_eq!(side["layers"].as_array().unwrap().len(), 3);
+        }
+        assert!(entry["a"]["vectors"].as_u64() < entry["b"]["vectors"].as_u64());
+        for ratio in ["decode_ratio", "request_ratio"] {
+            assert!(entry[ratio]["median"].as_f64().unwrap() > 0.0);
+        }
+    }
+    let long = ["--source", "65", "--pairs", "1"];
+    let refused = weir(&[&["bench", "summarize", &a, &b][..], &long].concat()).unwrap_err();
+    assert!(refused.contains("--source: 65 is out of bounds: 2 to 64"), "{refused}");
+}

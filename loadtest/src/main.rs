@@ -1,0 +1,2 @@
+//! The `weir-loadtest` command.
+fn main() {}

@@ -1,0 +1,4 @@
+//! The tester against servers whose delays are known.
+
+mod honesty;
+mod support;

@@ -88,7 +88,9 @@ fn rule(objectives: bool) -> String {
     let last = if objectives {
         format!("at least {} % of the requests keep every objective", GOOD * 100.0)
     } else {
-        format!("the 90th percentile of the time to the first character is at most {SLOWER} times that of the lowest rate")
+        format!(
+            "the 90th percentile of the time to the first character is at most {SLOWER} times that of the lowest rate"
+        )
     };
     format!(
         "a rate is sustained if at least {} % of its requests end well, at least {} % as many end in the window as start in it, \

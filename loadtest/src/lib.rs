@@ -5,7 +5,7 @@
 //! `knee` tells which rate is sustained; `report` keeps what came out, as JSON, table and HTML. `stub` is a server that makes
 //! delays instead of text, for testing this program.
 
-//pub mod cli;
+pub mod cli;
 pub mod client;
 pub mod error;
 pub mod knee;

@@ -1,2 +1,7 @@
 //! The `weir-loadtest` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    weir_loadtest::cli::run(std::env::args_os())
+}

@@ -20,8 +20,8 @@ use tonic::{
 };
 use weir_proto::v1::{
     self, Character, Finished, GenerateRequest, GenerateResponse, GetModelRequest, Limits, ListModelsRequest,
-    ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest, SegmentResponse, Started,
-    Timing, Usage, generate_response, generation_server, models_server, score_response,
+    ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest, SegmentResponse,
+    Started, Timing, Usage, generate_response, generation_server, models_server, score_response,
 };
 
 /// Messages that may wait for the connection.
@@ -268,7 +268,9 @@ impl generation_server::Generation for Stub {
 #[tonic::async_trait]
 impl models_server::Models for Stub {
     async fn list_models(&self, _: Request<ListModelsRequest>) -> Result<Response<ListModelsResponse>, Status> {
-        Ok(Response::new(ListModelsResponse { models: self.models.iter().map(|(script, _)| described(script)).collect() }))
+        Ok(Response::new(ListModelsResponse {
+            models: self.models.iter().map(|(script, _)| described(script)).collect(),
+        }))
     }
 
     async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<v1::Model>, Status> {

@@ -25,7 +25,8 @@ pub fn span(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
-    let expected = || "must be a number with its unit, ns, us, ms, s or m, such as 200ms, and at most 24 hours".to_owned();
+    let expected =
+        || "must be a number with its unit, ns, us, ms, s or m, such as 200ms, and at most 24 hours".to_owned();
     let (number, unit) = UNITS
         .iter()
         .find_map(|(name, seconds)| text.strip_suffix(name).map(|number| (number, seconds)))

@@ -99,7 +99,8 @@ impl Connection {
     pub fn over(channel: Channel, key: Option<&str>) -> Result<Self> {
         let header = |key: &str| {
             let header = MetadataValue::try_from(format!("Bearer {key}"));
-            let mut header = header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
+            let mut header =
+                header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
             header.set_sensitive(true);
             Ok(header)
         };

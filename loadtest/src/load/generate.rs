@@ -155,7 +155,8 @@ fn arrived(piece: &Piece) -> Arrived {
         return Arrived::default();
     }
     let ends = |marked: bool| {
-        let those = characters.iter().filter(|character| character.boundary() && character.nxt_logprob.is_some() == marked);
+        let those =
+            characters.iter().filter(|character| character.boundary() && character.nxt_logprob.is_some() == marked);
         those.count() as u64
     };
     let count = if characters.is_empty() { text.chars().count() } else { characters.len() };

@@ -66,7 +66,9 @@ impl FromStr for Length {
         let most = MAX_LENGTH as f64;
         let read = || match text.split(':').collect::<Vec<_>>()[..] {
             ["normal", mean, deviation] => Some(Self::Normal(number(mean, 1.0, most)?, number(deviation, 0.0, most)?)),
-            ["lognormal", median, sigma] => Some(Self::LogNormal(number(median, 1.0, most)?, number(sigma, 0.0, 10.0)?)),
+            ["lognormal", median, sigma] => {
+                Some(Self::LogNormal(number(median, 1.0, most)?, number(sigma, 0.0, 10.0)?))
+            }
             ["exponential", mean] => Some(Self::Exponential(number(mean, 1.0, most)?)),
             [plain] => match plain.split_once("..") {
                 Some((from, to)) => {
@@ -96,8 +98,8 @@ impl fmt::Display for Length {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand_chacha::ChaCha8Rng;
     use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
 
     fn mean(text: &str) -> f64 {
         let (length, mut rng) = (Length::from_str(text).unwrap(), ChaCha8Rng::seed_from_u64(1));
@@ -127,7 +129,9 @@ mod tests {
 
     #[test]
     fn what_is_no_length_is_refused() {
-        for wrong in ["", "0", "-3", "5..4", "0..4", "normal:5", "normal:0:1", "lognormal:5:11", "exponential:nan", "9e9", "x"] {
+        for wrong in
+            ["", "0", "-3", "5..4", "0..4", "normal:5", "normal:0:1", "lognormal:5:11", "exponential:nan", "9e9", "x"]
+        {
             let told = Length::from_str(wrong).unwrap_err();
             assert!(told.contains("FROM..TO"), "{wrong}: {told}");
         }

@@ -54,7 +54,8 @@ pub struct Ticket {
 impl Extent {
     /// Whether so late a request, before which so many were measured, is still made.
     fn has(&self, at: Duration, measured: u64) -> bool {
-        self.duration.is_none_or(|duration| at < self.warm_up + duration) && self.requests.is_none_or(|most| measured < most)
+        self.duration.is_none_or(|duration| at < self.warm_up + duration)
+            && self.requests.is_none_or(|most| measured < most)
     }
 
     /// The tickets of a schedule that begins at `begin`.
@@ -121,7 +122,10 @@ mod tests {
             extent.tickets(Schedule::new(Shape::Constant, 10.0, 1, 0).unwrap(), begin).collect()
         };
         let all = tickets(extent);
-        assert_eq!(all.iter().map(|ticket| ticket.measured).collect::<Vec<_>>(), [vec![false; 10], vec![true; 15]].concat());
+        assert_eq!(
+            all.iter().map(|ticket| ticket.measured).collect::<Vec<_>>(),
+            [vec![false; 10], vec![true; 15]].concat()
+        );
         assert_eq!((all[9].number, all[10].number, all[24].number), (WARM + 9, 0, 14));
         assert_eq!(all[10].intended - begin, Duration::from_secs(1));
         assert_eq!(tickets(Extent { requests: None, ..extent }).len(), 30);

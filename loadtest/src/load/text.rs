@@ -41,7 +41,8 @@ impl Text {
         for file in files {
             letters.extend(content(file)?.chars());
         }
-        let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap_or(file.as_os_str()).to_string_lossy()).collect();
+        let names: Vec<_> =
+            files.iter().map(|file| file.file_name().unwrap_or(file.as_os_str()).to_string_lossy()).collect();
         Ok(Self { name: names.join(", "), letters })
     }
 

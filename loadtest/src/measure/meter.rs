@@ -1,10 +1,7 @@
 //! The course of time: counters that every request moves, looked at again and again.
 
 use super::spread::Numbers;
-use crate::{
-    error::{Error, Result},
-    units,
-};
+use crate::{error::Result, units};
 use serde::{Deserialize, Serialize};
 use std::{
     sync::{
@@ -122,12 +119,15 @@ pub struct Sample {
     pub time_to_first_char_max_ns: Option<f64>,
 }
 
+/// A sample before it is told: when it began, what happened, requests in flight at its end, times to the first character.
+type Taken = (Duration, Change, u64, Numbers);
+
 /// The samples of a measurement, of which there are never more than a few hundred.
 #[derive(Debug)]
 pub struct Course {
     begun: Reading,
     latest: Reading,
-    samples: Vec<(Duration, Change, u64, Numbers)>,
+    samples: Vec<Taken>,
     /// Looks that one sample takes.
     looks: u32,
     since: u32,
@@ -159,7 +159,12 @@ impl Course {
     /// No memory.
     pub fn close(&mut self, meter: &Meter) -> Result<()> {
         let (now, first) = (meter.read(), meter.take_first()?);
-        self.samples.push((self.latest.at - self.begun.at, now.since(&self.latest), now.in_flight(), first));
+        let change = now.since(&self.latest);
+        match self.samples.last_mut().filter(|_| change.span.is_zero()) {
+            // what came in no time belongs to the time before
+            Some(before) => add(before, (change, now.in_flight(), &first))?,
+            None => self.samples.push((self.latest.at - self.begun.at, change, now.in_flight(), first)),
+        }
         (self.latest, self.since) = (now, 0);
         if self.samples.len() >= MOST_SAMPLES {
             self.halve()?;
@@ -168,15 +173,10 @@ impl Course {
     }
 
     fn halve(&mut self) -> Result<()> {
-        let mut halved: Vec<(Duration, Change, u64, Numbers)> = Vec::with_capacity(MOST_SAMPLES / 2 + 1);
+        let mut halved: Vec<Taken> = Vec::with_capacity(MOST_SAMPLES / 2 + 1);
         for (index, (at, change, in_flight, first)) in self.samples.drain(..).enumerate() {
             match halved.last_mut().filter(|_| index % 2 == 1) {
-                Some(before) => {
-                    before.1.span += change.span;
-                    before.1.counts.iter_mut().zip(change.counts).for_each(|(sum, count)| *sum += count);
-                    before.2 = in_flight;
-                    before.3.add(&first)?;
-                }
+                Some(before) => add(before, (change, in_flight, &first))?,
                 None => halved.push((at, change, in_flight, first)),
             }
         }
@@ -191,17 +191,11 @@ impl Course {
     }
 
     /// What is told.
-    ///
-    /// # Errors
-    /// A count beyond all bounds.
-    pub fn told(&self) -> Result<Vec<Sample>> {
-        let one = |(at, change, in_flight, first): &(Duration, Change, u64, Numbers)| {
+    pub fn told(&self) -> Vec<Sample> {
+        let one = |(at, change, in_flight, first): &Taken| {
             let [characters, messages, started, finished, failed, _] = change.counts;
             let spread = first.spread(1.0);
-            if change.span.is_zero() && characters > 0 {
-                return Err(Error::Internal("characters in no time".into()));
-            }
-            Ok(Sample {
+            Sample {
                 at_ns: units::ns(*at),
                 span_ns: units::ns(change.span),
                 started,
@@ -212,10 +206,18 @@ impl Course {
                 in_flight: *in_flight,
                 time_to_first_char_p50_ns: spread.p50,
                 time_to_first_char_max_ns: spread.max,
-            })
+            }
         };
         self.samples.iter().map(one).collect()
     }
+}
+
+/// Puts what followed it to a sample.
+fn add(before: &mut Taken, (change, in_flight, first): (Change, u64, &Numbers)) -> Result<()> {
+    before.1.span += change.span;
+    before.1.counts.iter_mut().zip(change.counts).for_each(|(sum, count)| *sum += count);
+    before.2 = in_flight;
+    before.3.add(first)
 }
 
 #[cfg(test)]
@@ -237,7 +239,7 @@ mod tests {
             course.look(&meter).unwrap();
         }
         course.close(&meter).unwrap();
-        let samples = course.told().unwrap();
+        let samples = course.told();
         assert!(samples.len() <= MOST_SAMPLES, "{}", samples.len());
         assert_eq!(samples.iter().map(|sample| sample.characters).sum::<u64>(), 3000);
         assert_eq!(samples.iter().map(|sample| sample.span_ns).sum::<u64>(), 250_000_000_000);

@@ -54,7 +54,8 @@ impl FromStr for Objectives {
 
 impl fmt::Display for Objectives {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let one = |&(kind, most): &(usize, Duration)| format!("{} ≤ {}", KINDS[kind].0, units::time(most.as_nanos() as f64));
+        let one =
+            |&(kind, most): &(usize, Duration)| format!("{} ≤ {}", KINDS[kind].0, units::time(most.as_nanos() as f64));
         let all: Vec<_> = self.0.iter().map(one).collect();
         out.write_str(&all.join(", "))
     }
@@ -90,6 +91,9 @@ mod tests {
         assert!(wrong("tttt=3s").contains("ttfc, total"));
         assert!(wrong("ttfc").contains("has no ="));
         assert!(wrong("ttfc=3").contains("unit"));
-        assert_eq!(Objectives::from_str("ttfc=200ms,gap_p99=50ms").unwrap().to_string(), "ttfc ≤ 200 ms, gap_p99 ≤ 50.0 ms");
+        assert_eq!(
+            Objectives::from_str("ttfc=200ms,gap_p99=50ms").unwrap().to_string(),
+            "ttfc ≤ 200 ms, gap_p99 ≤ 50.0 ms"
+        );
     }
 }

@@ -218,7 +218,10 @@ mod tests {
         (0..1000).for_each(|_| lags.time(Duration::from_micros(900)));
         let told = Evidence { lags: Some(lags), ..evidence() }.judge();
         assert_eq!(told.limits, Vec::<String>::new());
-        assert_eq!((told.cpu_share, told.messages_per_second, told.messages_per_cpu_second), (Some(0.1), 5.0, Some(50.0)));
+        assert_eq!(
+            (told.cpu_share, told.messages_per_second, told.messages_per_cpu_second),
+            (Some(0.1), 5.0, Some(50.0))
+        );
     }
 
     #[test]

@@ -205,7 +205,8 @@ fn told(shared: &Shared) -> Result<Comparison> {
     };
     let side = |(which, target): (usize, &Target)| {
         let tally = played.tallies.get(which).ok_or_else(|| Error::Internal("a model without figures".into()))?;
-        let gains = || Gains { total: gain_of(which, 0), time_to_first_char: gain_of(which, 1), char: gain_of(which, 2) };
+        let gains =
+            || Gains { total: gain_of(which, 0), time_to_first_char: gain_of(which, 1), char: gain_of(which, 2) };
         Ok(Side {
             model: target.model.clone(),
             bits_per_char: None,

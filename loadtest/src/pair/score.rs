@@ -1,9 +1,6 @@
 //! What a model's speed costs: bits per character of a text, by the server's `Score`.
 
-use crate::{
-    client::connection::code,
-    load::workload::Target,
-};
+use crate::{client::connection::code, load::workload::Target};
 use tokio::time::timeout;
 use tonic::Status;
 use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};

@@ -80,7 +80,8 @@ struct Axis {
 impl Axis {
     fn new(scale: Scale, values: impl Iterator<Item = f64>, (from, to): (f64, f64)) -> Self {
         let drawn = values.filter(|value| value.is_finite() && (*value > 0.0 || !scale.is_log()));
-        let (least, most) = drawn.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
+        let (least, most) =
+            drawn.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
         let (least, most) = if least > most { (1.0, 10.0) } else { (least, most) };
         if scale.is_log() {
             let (low, high) = (least.log10() - 0.04, (most.log10() + 0.04).max(least.log10() + 0.3));

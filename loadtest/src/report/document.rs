@@ -25,7 +25,7 @@ pub const FORMAT: &str = "weir-loadtest/1";
 /// Bytes of a report.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// A report.
+/// Measurements made together, under the same conditions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Document {
@@ -159,7 +159,8 @@ impl Point {
         let mut all = Tally::new(split)?;
         tallies.iter().try_for_each(|tally| all.add(tally))?;
         let figures = all.figures()?;
-        let workloads = if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
+        let workloads =
+            if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
         let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
         let peak = course.peak_messages();
         let tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, medians }.judge();
@@ -177,36 +178,34 @@ impl Point {
             chars_per_second: rate(characters),
         };
         let warm_up_ns = ns(extent.warm_up);
-        Ok(Self { load, warm_up_ns, window, interrupted, figures, workloads, course: course.told()?, tester })
+        Ok(Self { load, warm_up_ns, window, interrupted, figures, workloads, course: course.told(), tester })
     }
 }
 
-impl Document {
-    /// As JSON.
-    ///
-    /// # Errors
-    /// Numbers that JSON does not have.
-    pub fn json(&self) -> Result<String> {
-        serde_json::to_string_pretty(self).map_err(|error| Error::Internal(format!("a report: {error}")))
-    }
+/// As JSON: a list of documents.
+///
+/// # Errors
+/// Numbers that JSON does not have.
+pub fn json(documents: &[Document]) -> Result<String> {
+    serde_json::to_string_pretty(documents).map_err(|error| Error::Internal(format!("a report: {error}")))
+}
 
-    /// Reads one from a file.
-    ///
-    /// # Errors
-    /// A file that is not there, too large, or no report of this version.
-    pub fn read(path: &Path) -> Result<Self> {
-        let wrong = |place: String, why: String| Error::Report { path: path.to_owned(), place, why };
-        let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
-        if bytes > MAX_BYTES {
-            return Err(wrong("size".into(), format!("{bytes} bytes, of at most {MAX_BYTES}")));
-        }
-        let text = fs::read_to_string(path).map_err(Error::io(path))?;
-        let mut reader = serde_json::Deserializer::from_str(&text);
-        let document: Self = serde_path_to_error::deserialize(&mut reader)
-            .map_err(|error| wrong(error.path().to_string(), error.inner().to_string()))?;
-        if document.format != FORMAT {
-            return Err(wrong("format".into(), format!("{:?}, but this program reads {FORMAT:?}", document.format)));
-        }
-        Ok(document)
+/// Reads what [`json`] made from a file.
+///
+/// # Errors
+/// A file that is not there, too large, or no report of this version.
+pub fn read(path: &Path) -> Result<Vec<Document>> {
+    let wrong = |place: String, why: String| Error::Report { path: path.to_owned(), place, why };
+    let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
+    if bytes > MAX_BYTES {
+        return Err(wrong("size".into(), format!("{bytes} bytes, of at most {MAX_BYTES}")));
+    }
+    let text = fs::read_to_string(path).map_err(Error::io(path))?;
+    let mut reader = serde_json::Deserializer::from_str(&text);
+    let documents: Vec<Document> = serde_path_to_error::deserialize(&mut reader)
+        .map_err(|error| wrong(error.path().to_string(), error.inner().to_string()))?;
+    match documents.iter().find(|document| document.format != FORMAT) {
+        None => Ok(documents),
+        Some(other) => Err(wrong("format".into(), format!("{:?}, but this program reads {FORMAT:?}", other.format))),
     }
 }

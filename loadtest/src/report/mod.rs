@@ -1,6 +1,8 @@
 //! What is told of a measurement: JSON, of which the table and the HTML are drawn.
 
-//pub mod chart;
+mod chart;
+mod charts;
 pub mod document;
-//pub mod html;
-//pub mod table;
+pub mod html;
+mod rows;
+pub mod table;

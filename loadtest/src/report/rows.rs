@@ -1,10 +1,7 @@
 //! The rows of every table of figures: what each is, and what it is counted in.
 
 use crate::{
-    measure::{
-        record::Figures,
-        spread::Spread,
-    },
+    measure::{record::Figures, spread::Spread},
     units,
 };
 

@@ -18,7 +18,9 @@ pub fn table(document: &Document) -> String {
         // writing to a string does not fail
         let _ = match part {
             Part::Run { model, point } => writeln!(out, "{model}: {}", point.load.words()).and(run(&mut out, point)),
-            Part::Batches { model, points } => writeln!(out, "{model}: closed loops").and(points_table(&mut out, points)),
+            Part::Batches { model, points } => {
+                writeln!(out, "{model}: closed loops").and(points_table(&mut out, points))
+            }
             Part::Rates { model, points, knee } => writeln!(out, "{model}: open loops")
                 .and(points_table(&mut out, points))
                 .and(writeln!(out, "{}", knee_words(knee))),
@@ -35,7 +37,8 @@ pub fn table(document: &Document) -> String {
 /// Lines of cells, each column as wide as its widest.
 fn aligned(out: &mut String, lines: &[Vec<String>]) -> std::fmt::Result {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max().unwrap_or(0);
+    let width =
+        |column: usize| lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max().unwrap_or(0);
     let widths: Vec<_> = (0..columns).map(width).collect();
     for line in lines {
         for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
@@ -173,7 +176,8 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         out,
         "measured gain over {baseline}: {complete} complete rounds of {rounds}, {concurrency} at a time; in brackets 95 % intervals"
     )?;
-    let head = ["model", "total", "first character", "per character", "total p50", "first p50", "char p50", "SF", "bits/char"];
+    let head =
+        ["model", "total", "first character", "per character", "total p50", "first p50", "char p50", "SF", "bits/char"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for side in &comparison.models {
         let (figures, gains) = (&side.figures, side.gains.clone());

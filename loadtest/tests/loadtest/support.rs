@@ -3,6 +3,7 @@
 use hyper_util::rt::TokioIo;
 use std::{future::pending, io, sync::Arc, sync::Mutex, time::Duration};
 use tokio::{sync::mpsc, sync::watch, time::Instant};
+use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint};
 use weir_loadtest::{
     client::connection::{Connection, Pool},
@@ -13,7 +14,10 @@ use weir_loadtest::{
         plan::Extent,
         workload::{Mix, Prompts, Spec, Target},
     },
-    measure::{objective::Objectives, record::{Figures, Tally}},
+    measure::{
+        objective::Objectives,
+        record::{Figures, Tally},
+    },
     stub::{Script, Stub},
 };
 
@@ -24,7 +28,8 @@ pub(super) fn ms(span: u64) -> Duration {
 /// A connection in memory to a stub. With the clock standing still, nothing but the stub's delays takes time.
 pub(super) async fn connect(stub: &Stub) -> Channel {
     let (client, server) = tokio::io::duplex(1 << 20);
-    let incoming = tokio_stream::once(Ok::<_, io::Error>(server));
+    // a server whose listener ends hangs up
+    let incoming = tokio_stream::once(Ok::<_, io::Error>(server)).chain(tokio_stream::pending());
     tokio::spawn(stub.clone().serve(incoming, pending()));
     let client = Arc::new(Mutex::new(Some(client)));
     let connector = tower::service_fn(move |_| {
@@ -64,13 +69,14 @@ pub(super) struct Test {
     pub(super) extent: Extent,
     pub(super) objectives: &'static str,
     pub(super) cancel: f64,
+    pub(super) most_in_flight: usize,
 }
 
 impl Test {
     pub(super) fn new(script: Script, output: u64) -> Self {
         let extent = Extent { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
         let stub = Stub::new(vec![script]);
-        Self { stub, output, rate: None, concurrency: 1, extent, objectives: "", cancel: 0.0 }
+        Self { stub, output, rate: None, concurrency: 1, extent, objectives: "", cancel: 0.0, most_in_flight: 1 << 16 }
     }
 
     pub(super) async fn drive(self) -> (Driven, Figures) {
@@ -84,7 +90,7 @@ impl Test {
         let begin = Instant::now();
         let source = match self.rate {
             None => Source::Closed(self.concurrency),
-            Some(rate) => Source::Open(paced(rate, self.extent, begin), 1 << 16),
+            Some(rate) => Source::Open(paced(rate, self.extent, begin), self.most_in_flight),
         };
         let (_never, stop) = watch::channel(false);
         let driven = drive(job, (self.extent, begin), source, (stop, false), &mut |_| {}).await.unwrap();

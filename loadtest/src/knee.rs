@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// The least share of requests that must end well.
 const WELL: f64 = 0.99;
-/// The least number of requests ending in the window, in units of those starting in it.
-const KEPT_UP: f64 = 0.95;
+/// By how large a share fewer requests may end in the window than start in it …
+const BEHIND: f64 = 0.05;
+/// … or by so many times the root of their number, which is chance.
+const CHANCE: f64 = 2.0;
 /// How many times that of the lowest rate the 90th percentile of the time to the first character may be.
 const SLOWER: f64 = 3.0;
 /// The least share of requests that must be good, where there are objectives.
@@ -50,7 +52,8 @@ pub fn broken(tried: &Tried, lowest: &Tried, objectives: bool) -> Option<String>
     if share(well, measured) < WELL {
         return Some(format!("{well} of {measured} requests ended well"));
     }
-    if share(tried.ended, tried.started) < KEPT_UP {
+    let started = tried.started as f64;
+    if started - tried.ended as f64 > (BEHIND * started).max(CHANCE * started.sqrt()) {
         return Some(format!("{} requests ended in the window in which {} started", tried.ended, tried.started));
     }
     if objectives {
@@ -93,10 +96,11 @@ fn rule(objectives: bool) -> String {
         )
     };
     format!(
-        "a rate is sustained if at least {} % of its requests end well, at least {} % as many end in the window as start in it, \
-         and {last}; the knee is the highest rate below the lowest one that is not",
+        "a rate is sustained if at least {} % of its requests end well, those that end in the window are at most {} % fewer \
+         than those that start in it (or {CHANCE} times the root of their number, if that is more), and {last}; the knee is the \
+         highest rate below the lowest one that is not",
         WELL * 100.0,
-        KEPT_UP * 100.0
+        BEHIND * 100.0
     )
 }
 
@@ -161,7 +165,11 @@ mod tests {
         assert_eq!(why(Tried { first_p90: Some(150e6), ..point }, false), None);
         assert!(why(Tried { first_p90: Some(151e6), ..point }, false).unwrap().contains("p90"));
         assert!(why(Tried { measured: [100, 98, 98], ..point }, false).unwrap().contains("98 of 100"));
-        assert!(why(Tried { ended: 94, ..point }, false).unwrap().contains("94 requests ended"));
+        assert!(why(Tried { ended: 79, ..point }, false).unwrap().contains("79 requests ended"));
+        // twenty of a hundred may be chance, but not a thousand of ten thousand
+        assert_eq!(why(Tried { ended: 80, ..point }, false), None);
+        assert!(why(Tried { started: 10_000, ended: 9_490, ..point }, false).is_some());
+        assert_eq!(why(Tried { started: 10_000, ended: 9_500, ..point }, false), None);
         assert!(why(Tried { measured: [0; 3], ..point }, false).is_some());
         // with objectives they decide, not the lowest rate
         assert_eq!(why(Tried { first_p90: Some(900e6), ..point }, true), None);

@@ -126,7 +126,7 @@ impl Stub {
     fn is_refused(&self, script: &Script) -> bool {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         *count += 1;
-        script.refuse > 0 && *count % script.refuse == 0
+        script.refuse > 0 && count.is_multiple_of(script.refuse)
     }
 }
 

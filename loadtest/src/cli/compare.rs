@@ -65,7 +65,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     let document = runtime(server.threads)?.block_on(async {
         let session = Session::open(server, work, &models, true, command).await?;
         let comparison = compare(&session, &rounds).await?;
-        session.document(vec![Part::Compare { comparison }], false)
+        Ok::<_, Error>(session.document(vec![Part::Compare { comparison }], false))
     })?;
     output.tell(&[document])
 }
@@ -83,8 +83,12 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
     let mut scores = Vec::new();
     let scored = if rounds.score_chars > 0 { Some(session.work.scored(rounds.score_chars, models)?) } else { None };
     if let Some((text, _)) = &scored {
+        let mut stop = session.stop.clone();
         for target in &targets {
-            scores.push(score::bits_per_char(target, text).await);
+            scores.push(tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
+                score = score::bits_per_char(target, text) => score,
+            });
         }
     }
     let plan = Match {

@@ -17,6 +17,9 @@ use clap::{Parser, Subcommand};
 use std::{ffi::OsString, process::ExitCode};
 use tokio::runtime::{Builder, Runtime};
 
+/// The most threads.
+const MAX_THREADS: usize = 256;
+
 /// Load tester of weir's gRPC API: latency as a client sees it, and the gain of one model over another.
 #[derive(Debug, Parser)]
 #[command(name = "weir-loadtest", version, propagate_version = true, max_term_width = 120)]
@@ -79,6 +82,9 @@ fn printable(text: &str) -> String {
 
 /// What requests run on: one thread, unless more are asked for.
 fn runtime(threads: usize) -> Result<Runtime> {
+    if !(1..=MAX_THREADS).contains(&threads) {
+        return Err(Error::option("--threads", threads, format!("from 1 to {MAX_THREADS}")));
+    }
     let built = if threads == 1 {
         Builder::new_current_thread().enable_all().build()
     } else {

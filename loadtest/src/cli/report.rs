@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     client::models::About,
-    error::Result,
+    error::{Error, Result},
     load::{
         arrivals::Shape,
         plan::{Extent, Load},
@@ -50,14 +50,14 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let mut documents = Vec::new();
         if session.models.len() > 1 {
             let comparison = compare(&session, &rounds).await?;
-            documents.push(session.document(vec![Part::Compare { comparison }], false)?);
+            documents.push(session.document(vec![Part::Compare { comparison }], false));
         }
         let mut parts = Vec::new();
         for model in &session.models {
             parts.extend(all_of(&session, model, limits, (&concurrency, &search)).await?);
         }
-        documents.push(session.document(parts, true)?);
-        Ok(documents)
+        documents.push(session.document(parts, true));
+        Ok::<_, Error>(documents)
     })?;
     output.tell(&documents)
 }

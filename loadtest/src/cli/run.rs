@@ -56,7 +56,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         session.cancel = extent.cancel_share;
         let model = &session.models[0];
         let point = session.point(model, load, limits, most).await?;
-        session.document(vec![Part::Run { model: model.name.clone(), point }], true)
+        Ok::<_, Error>(session.document(vec![Part::Run { model: model.name.clone(), point }], true))
     })?;
     output.tell(&[document])
 }

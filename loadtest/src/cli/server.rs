@@ -9,9 +9,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The most threads.
-const MAX_THREADS: usize = 256;
-
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Server {
     /// The server, as host:port or a URL; https:// for TLS.
@@ -44,9 +41,6 @@ pub(super) struct Server {
 impl Server {
     /// Checks numbers, and reads keys and certificates.
     pub(super) fn reach(&self) -> Result<Reach> {
-        if !(1..=MAX_THREADS).contains(&self.threads) {
-            return Err(Error::option("--threads", self.threads, format!("from 1 to {MAX_THREADS}")));
-        }
         if let Some(count) = self.connections.filter(|count| !(1..=MAX_CONNECTIONS).contains(count)) {
             return Err(Error::option("--connections", count, format!("from 1 to {MAX_CONNECTIONS}")));
         }

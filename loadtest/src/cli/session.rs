@@ -15,7 +15,7 @@ use crate::{
         drive::{Job, Source, Stop, drive},
         pacer::Pacer,
         plan::{Extent, Load},
-        workload::{Mix, Target},
+        workload::{Described, Mix, Target},
     },
     measure::meter::Meter,
     report::document::{Conditions, Document, FORMAT, Part, Point},
@@ -36,6 +36,7 @@ pub(super) struct Session {
     pub(super) work: Work,
     /// The models that are asked.
     pub(super) models: Vec<About>,
+    workloads: Vec<Described>,
     begun: u64,
     command: String,
     pub(super) stop: Stop,
@@ -53,7 +54,9 @@ impl Session {
             return Err(Error::Setting("the server has no model".into()));
         }
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Ok(Self { server, reach, work, models, begun, command, stop, cancel: 0.0 })
+        // checks them, and reads their files, before anything is measured
+        let workloads = work.mix(&models, 0.0)?.described();
+        Ok(Self { server, reach, work, models, workloads, begun, command, stop, cancel: 0.0 })
     }
 
     /// Whether the user has had enough.
@@ -112,7 +115,7 @@ impl Session {
     }
 
     /// All of it as a document.
-    pub(super) fn document(&self, parts: Vec<Part>, usual: bool) -> Result<Document> {
+    pub(super) fn document(&self, parts: Vec<Part>, usual: bool) -> Document {
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let objectives = self.work.objectives();
         let conditions = Conditions {
@@ -123,14 +126,14 @@ impl Session {
             tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
             note: self.work.note.clone(),
             models: self.models.clone(),
-            workloads: self.mix()?.described(),
+            workloads: self.workloads.clone(),
             seed: self.work.seed,
             boundaries: self.models.iter().any(|model| self.boundaries(model, usual)),
             timeout_ns: crate::units::ns(self.work.timeout),
             cancel_share: self.cancel,
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
-        Ok(Document { format: FORMAT.into(), conditions, parts })
+        Document { format: FORMAT.into(), conditions, parts }
     }
 }
 

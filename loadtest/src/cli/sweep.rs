@@ -96,7 +96,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         } else {
             by_concurrency(&session, model, limits, &concurrency).await?
         };
-        session.document(vec![part], true)
+        Ok::<_, Error>(session.document(vec![part], true))
     })?;
     output.tell(&[document])
 }

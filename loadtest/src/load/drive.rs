@@ -100,14 +100,21 @@ pub async fn drive(
     let requests = make(shared.clone(), extent, begin, source);
     tokio::pin!(requests);
     let open = begin + extent.warm_up;
-    tokio::select! {
-        done = &mut requests => done?,
-        () = sleep_until(open) => {}
+    let mut is_done = false;
+    // without a warm-up the window opens before the first request
+    if !extent.warm_up.is_zero() {
+        tokio::select! {
+            done = &mut requests => {
+                done?;
+                is_done = true;
+            }
+            () = sleep_until(open) => {}
+        }
     }
     let (mut course, pulse) = (Course::begin(&meter)?, if pulse { Some(Pulse::start()?) } else { None });
     let (opened, cpu) = (meter.read(), tester::cpu());
     let close = extent.duration.map(|duration| open + duration);
-    let closed = observe((&meter, &mut course), close, requests, look).await?;
+    let closed = if is_done { None } else { observe((&meter, &mut course), close, requests, look).await? };
     let (closed, spent) = closed.unwrap_or_else(|| (meter.read(), tester::cpu()));
     course.close(&meter)?;
     let lags = match pulse {
@@ -165,6 +172,14 @@ async fn make(shared: Arc<Shared>, extent: Extent, begin: Instant, source: Sourc
     }
     while let Some(ended) = running.join_next().await {
         joined(ended)?;
+    }
+    // a schedule may have no request for the end of the window, which is as long nevertheless
+    if let (Some(duration), None) = (extent.duration, extent.requests) {
+        let mut stop = shared.stop.clone();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = sleep_until(begin + extent.warm_up + duration) => {}
+        }
     }
     Ok(())
 }

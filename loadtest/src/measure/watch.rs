@@ -14,6 +14,9 @@ use std::{
 };
 use tokio::time::Instant;
 
+/// Gaps, and segments, of one request that are kept: more than any request asks for.
+const MOST: usize = 1 << 20;
+
 /// Characters that came in one message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Arrived {
@@ -117,7 +120,7 @@ impl Watch {
             return ControlFlow::Continue(());
         }
         let now = Instant::now();
-        if let Some(last) = self.last {
+        if let Some(last) = self.last.filter(|_| self.gaps.len() < MOST) {
             self.gaps.push(Gap { span: now - last, boundary: self.marked || arrived.ends > 0 });
         }
         self.marked = arrived.marked > 0;

@@ -54,7 +54,7 @@ fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
     let upper = *numbers.get(middle)?;
-    let lower = if numbers.len() % 2 == 0 { *numbers.get(middle.checked_sub(1)?)? } else { upper };
+    let lower = if numbers.len().is_multiple_of(2) { *numbers.get(middle.checked_sub(1)?)? } else { upper };
     Some((lower + upper) / 2.0)
 }
 

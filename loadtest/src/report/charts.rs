@@ -29,9 +29,12 @@ fn asked(conditions: &Conditions) -> String {
     format!("{}{late}", all.join("; "))
 }
 
+/// How a number is taken from a spread.
+type Percentile = fn(&Spread) -> Option<f64>;
+
 /// The lines p50, p90 and p99 of a spread over some axis.
 fn percentiles(points: &[Point], at: fn(&Point) -> Option<f64>, of: fn(&Figures) -> Spread, name: &str) -> Vec<Series> {
-    let all: [(&str, fn(&Spread) -> Option<f64>); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
+    let all: [(&str, Percentile); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
     let series = all.into_iter().map(|(percentile, value)| {
         let point = |point: &Point| Some((at(point)?, value(&of(&point.figures))?));
         line(&format!("{name}, {percentile}"), points.iter().filter_map(point).collect())

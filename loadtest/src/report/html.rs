@@ -202,6 +202,9 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
             tbody { @for side in models { (side_row(side)) } }
         } }
         @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", by the server's Score." } }
+        @for side in models { @if let Some(why) = &side.score_refused {
+            p.note { (side.model) " has no bits per character: " (why) }
+        } }
         (charts::gains(comparison))
         @for side in models { (charts::gaps(&side.model, &side.figures, conditions)) }
     }

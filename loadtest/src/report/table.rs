@@ -84,6 +84,9 @@ pub(super) fn ends(point: &Point) -> String {
         digits(window.chars_per_second),
         time(window.window_ns as f64)
     );
+    if point.figures.messages > 0 {
+        line += &format!("; {} characters came in {} messages", point.figures.characters, point.figures.messages);
+    }
     if let Some(factor) = point.figures.shortening_factor {
         line += &format!("; shortening factor {factor:.3}");
     }

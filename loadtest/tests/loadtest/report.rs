@@ -27,7 +27,7 @@ fn script() -> Script {
 }
 
 async fn point(rate: Option<f64>, refuse: u64) -> Point {
-    let extent = Extent { warm_up: ms(1000), duration: Some(Duration::from_secs(4)), requests: None };
+    let extent = Extent { warm_up: ms(1000), duration: Some(Duration::from_secs(2)), requests: None };
     let test =
         Test { rate, extent, concurrency: 3, objectives: "ttfc=90ms", ..Test::new(Script { refuse, ..script() }, 20) };
     let (driven, _) = test.drive().await;

@@ -4,7 +4,7 @@ use super::{
     charts,
     document::{Conditions, Document, Part, Point},
     rows::{COLUMNS, rows},
-    table::{ends, gain_words, knee_words},
+    table::{ends, failures, gain_words, knee_words},
 };
 use crate::{
     client::models::About,
@@ -133,7 +133,6 @@ fn points_table(points: &[Point]) -> Markup {
             thead { tr { @for cell in head { th { (cell) } } } }
             tbody { @for point in points {
                 @let (figures, window) = (&point.figures, &point.window);
-                @let failed: u64 = figures.requests.errors.values().sum();
                 tr {
                     td { (point.load.words()) }
                     td { (time(window.window_ns as f64)) }
@@ -146,7 +145,7 @@ fn points_table(points: &[Point]) -> Markup {
                     td { (told(figures.gap_ns.p99)) }
                     td { (told(figures.server.queue_ns.p90)) }
                     td { (figures.requests.well) " of " (figures.requests.measured) }
-                    td { (failed) }
+                    td { (failures(&figures.requests)) }
                     td { @if point.tester.limits.is_empty() { "at ease" } @else { "may be the limit" } }
                 }
             } }

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     knee::Knee,
+    measure::record::Ends,
     pair::{Comparison, bootstrap::Gain},
     units::{digits, time},
 };
@@ -96,6 +97,12 @@ pub(super) fn ends(point: &Point) -> String {
     line
 }
 
+/// Those that failed, by code.
+pub(super) fn failures(ends: &Ends) -> String {
+    let all: Vec<_> = ends.errors.iter().map(|(code, count)| format!("{count} {code}")).collect();
+    if all.is_empty() { "0".into() } else { all.join(", ") }
+}
+
 fn limits(out: &mut String, point: &Point) -> std::fmt::Result {
     let tester = &point.tester;
     let mut line = format!("tester: {} messages/s", digits(tester.messages_per_second));
@@ -121,6 +128,7 @@ fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
         "gap p99",
         "queue p90",
         "well",
+        "failed",
         "tester limits",
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -139,6 +147,7 @@ fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
             told(gap.p99),
             told(figures.server.queue_ns.p90),
             format!("{}/{}", figures.requests.well, figures.requests.measured),
+            failures(&figures.requests),
             point.tester.limits.len().to_string(),
         ]);
     }

@@ -19,6 +19,9 @@ use crate::{
 /// The share of the knee at which the run for gaps and timeline is made.
 const BELOW: f64 = 0.5;
 
+/// The lowest rate that a search begins with by itself, in requests a second.
+const LOWEST: f64 = 0.1;
+
 /// Measures all of it, for every model of a server.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -73,10 +76,17 @@ async fn all_of(
     if session.is_over() {
         return Ok(parts);
     }
-    parts.push(by_concurrency(session, model, extent, concurrency).await?);
+    let batches = by_concurrency(session, model, extent, concurrency).await?;
+    let answered = if let Part::Batches { points, .. } = &batches {
+        points.first().map(|point| point.window.well_per_second)
+    } else {
+        None
+    };
+    parts.push(batches);
     if session.is_over() {
         return Ok(parts);
     }
+    let search = &search.beginning(LOWEST, answered.map(|rate| rate * BELOW));
     let rates = by_rate(session, model, (extent, most), (&[], search)).await?;
     let knee = if let Part::Rates { knee, .. } = &rates { knee.rate } else { None };
     parts.push(rates);

@@ -41,6 +41,10 @@ pub(super) struct Args {
     /// Streams at a time.
     #[arg(long, value_name = "N", default_value_t = 16)]
     streams: usize,
+    /// How long each stream's messages are apart; 0: they come as fast as they can be made. Many streams with a gap come as
+    /// those of a server do that steps them together.
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    gap: Duration,
     /// Fail if a core reads fewer messages a second than this.
     #[arg(long, value_name = "N", default_value_t = 0.0)]
     at_least: f64,
@@ -51,10 +55,10 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     if args.serve {
-        return serve();
+        return serve(args.gap);
     }
     super::extent::in_flight("--streams", args.streams)?;
-    let server = Server::start()?;
+    let server = Server::start(args.gap)?;
     let runtime = runtime(1)?;
     let before = tester::thread_cpu();
     let (messages, seconds) = runtime.block_on(read(server.address, &args))?;
@@ -118,10 +122,11 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> Result<Self> {
+    fn start(gap: Duration) -> Result<Self> {
         let program = std::env::current_exe().map_err(Error::io("this program"))?;
         let mut command = Command::new(&program);
-        command.args(["self-test", "--serve"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let gap = format!("{}ns", units::ns(gap));
+        command.args(["self-test", "--serve", "--gap", &gap]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(Error::io(&program))?;
         let out = child.stdout.take();
         // from here on it is killed if anything fails
@@ -143,7 +148,7 @@ impl Drop for Server {
     }
 }
 
-fn serve() -> Result<()> {
+fn serve(gap: Duration) -> Result<()> {
     runtime(1)?.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("127.0.0.1:0"))?;
         let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
@@ -153,7 +158,8 @@ fn serve() -> Result<()> {
         let end = async {
             let _ = ended.await;
         };
-        let served = Stub::new(vec![Script::instant("stub")]).serve(TcpListenerStream::new(listener), end);
+        let served = Stub::new(vec![Script { plain: gap, boundary: gap, ..Script::instant("stub") }])
+            .serve(TcpListenerStream::new(listener), end);
         served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))
     })
 }

@@ -22,11 +22,16 @@ use crate::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::{sync::watch, time::Instant};
 
+/// What seeds of one command's measurements are apart: an odd number, so that no two are the same.
+const APART: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Calls on one connection, where the server does not say.
 const STREAMS: usize = 100;
 
@@ -41,6 +46,8 @@ pub(super) struct Session {
     command: String,
     pub(super) stop: Stop,
     pub(super) cancel: f64,
+    /// Measurements so far: each asks for other prompts, or the server's cache would answer for the one before.
+    measured: AtomicU64,
 }
 
 impl Session {
@@ -55,8 +62,19 @@ impl Session {
         }
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks them, and reads their files, before anything is measured
-        let workloads = work.mix(&models, 0.0)?.described();
-        Ok(Self { server, reach, work, models, workloads, begun, command, stop, cancel: 0.0 })
+        let workloads = work.mix(&models, 0.0, work.seed)?.described();
+        Ok(Self {
+            server,
+            reach,
+            work,
+            models,
+            workloads,
+            begun,
+            command,
+            stop,
+            cancel: 0.0,
+            measured: AtomicU64::new(0),
+        })
     }
 
     /// Whether the user has had enough.
@@ -80,8 +98,10 @@ impl Session {
         Ok(Target { pool, model: model.name.clone(), boundaries, timeout: self.work.timeout })
     }
 
+    /// The next measurement's requests.
     pub(super) fn mix(&self) -> Result<Mix> {
-        self.work.mix(&self.models, self.cancel)
+        let number = self.measured.fetch_add(1, Relaxed);
+        self.work.mix(&self.models, self.cancel, self.work.seed.wrapping_add(number.wrapping_mul(APART)))
     }
 
     /// Measures a load.

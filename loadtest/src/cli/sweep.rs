@@ -14,7 +14,10 @@ use crate::{
     },
     report::document::{Part, Point},
 };
+use std::time::Duration;
 
+/// Requests of a rate that are expected at least.
+const ENOUGH: f64 = 20.0;
 /// The most loads of a sweep.
 const MAX_POINTS: usize = 64;
 
@@ -39,9 +42,10 @@ pub(super) struct Args {
 /// How the knee is searched for.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Search {
-    /// The first rate of the search, which is doubled until one is not sustained.
-    #[arg(long, value_name = "RATE", default_value_t = 0.5)]
-    from: f64,
+    /// The first rate of the search, which is doubled until one is not sustained; if not given 1, and in `report` half of what
+    /// the first closed loop answered.
+    #[arg(long, value_name = "RATE")]
+    from: Option<f64>,
     /// The highest rate of the search.
     #[arg(long, value_name = "RATE", default_value_t = 1024.0)]
     to: f64,
@@ -58,7 +62,7 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn check(&self) -> Result<()> {
-        extent::rate("--from", self.from)?;
+        self.from.into_iter().try_for_each(|from| extent::rate("--from", from))?;
         extent::rate("--to", self.to)?;
         if self.refine > MAX_POINTS / 2 {
             return Err(Error::option("--refine", self.refine, format!("at most {}", MAX_POINTS / 2)));
@@ -67,6 +71,11 @@ impl Search {
             return Ok(());
         }
         Err(Error::option("--burst", self.burst, format!("from 1 to {}", extent::MAX_IN_FLIGHT)))
+    }
+
+    /// The same, begun at this rate unless another was asked for.
+    pub(super) fn beginning(&self, least: f64, rate: Option<f64>) -> Self {
+        Self { from: self.from.or(rate.map(|rate| rate.max(least).min(self.to))), ..self.clone() }
     }
 
     fn load(&self, rate: f64) -> Load {
@@ -125,12 +134,12 @@ pub(super) async fn by_rate(
     let mut given = rates.iter().copied();
     loop {
         let next = match (rates, &tried[..]) {
-            ([], []) => Some(search.from),
+            ([], []) => Some(search.from.unwrap_or(1.0)),
             ([], tried) => knee::next(tried, (search.to, search.refine), objectives),
             _ => given.next(),
         };
         let Some(rate) = next.filter(|_| !session.is_over() && tried.len() < MAX_POINTS) else { break };
-        let point = session.point(model, search.load(rate), extent, most).await?;
+        let point = session.point(model, search.load(rate), enough(extent, rate), most).await?;
         if point.interrupted && point.figures.requests.measured == 0 {
             break;
         }
@@ -140,6 +149,15 @@ pub(super) async fn by_rate(
     let knee = knee::knee(&tried, objectives);
     points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
     Ok(Part::Rates { model: model.name.clone(), points, knee })
+}
+
+/// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.
+fn enough(extent: Extent, rate: f64) -> Extent {
+    let least = Duration::from_secs_f64(ENOUGH / rate);
+    match (extent.requests, extent.duration) {
+        (None, Some(duration)) => Extent { duration: Some(duration.max(least)), ..extent },
+        _ => extent,
+    }
 }
 
 fn rate_of(point: &Point) -> f64 {

@@ -75,7 +75,7 @@ impl Work {
     }
 
     /// The workloads, for models of which the smallest decides what is too long; of so large a share the client goes away.
-    pub(super) fn mix(&self, models: &[About], cancel: f64) -> Result<Mix> {
+    pub(super) fn mix(&self, models: &[About], cancel: f64, seed: u64) -> Result<Mix> {
         if !(0.0..=1.0).contains(&cancel) {
             return Err(Error::option("--cancel-share", cancel, "from 0 to 1"));
         }
@@ -91,7 +91,7 @@ impl Work {
             prefixes: self.prefixes,
             temperature: self.temperature,
             most_symbols,
-            seed: self.seed,
+            seed,
         };
         let specs = if self.workloads.is_empty() {
             vec![plain]
@@ -103,7 +103,7 @@ impl Work {
             };
             numbered.map(read).collect::<Result<_>>()?
         };
-        Mix::new(&specs, self.seed, cancel)
+        Mix::new(&specs, seed, cancel)
     }
 
     /// The text whose bits per character are told, and what it is.

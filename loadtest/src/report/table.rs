@@ -88,6 +88,10 @@ pub(super) fn ends(point: &Point) -> String {
     if point.figures.messages > 0 {
         line += &format!("; {} characters came in {} messages", point.figures.characters, point.figures.messages);
     }
+    if point.figures.cached_chars > 0 {
+        let share = 100.0 * point.figures.cached_chars as f64 / point.figures.prompt_chars.max(1) as f64;
+        line += &format!("; the server had {} % of the prompts' characters cached", digits(share));
+    }
     if let Some(factor) = point.figures.shortening_factor {
         line += &format!("; shortening factor {factor:.3}");
     }

@@ -97,11 +97,23 @@ fn the_same_seed_asks_for_the_same() {
 fn a_sweep_finds_the_knee_between_what_holds_and_what_does_not() {
     // one at a time, 20 ms and two of 2: about forty a second, were there no delays
     let served = serve(vec![Script { rows: 1, ..script("stub") }]);
-    let arguments =
-        ["--rates", "2,300", "--arrivals", "constant", "--duration", "3s", "--warm-up", "0", "--output-chars", "3"];
+    let arguments = [
+        "--rates",
+        "10,300",
+        "--arrivals",
+        "constant",
+        "--duration",
+        "2s",
+        "--timeout",
+        "3s",
+        "--warm-up",
+        "0",
+        "--output-chars",
+        "3",
+    ];
     let told = json(&run(&[&["sweep", &served.address, "--json", "-"][..], &arguments[..]].concat()));
     let knee = &told[0]["parts"][0]["knee"];
-    assert_eq!((&knee["rate"], &knee["broken_at"]), (&2.0.into(), &300.0.into()), "{knee}");
+    assert_eq!((&knee["rate"], &knee["broken_at"]), (&10.0.into(), &300.0.into()), "{knee}");
 }
 
 #[test]

@@ -13,6 +13,9 @@ const BOTTOM: f64 = 52.0;
 /// Looks there are: the style sheet has as many.
 const LOOKS: usize = 7;
 
+/// The part of an axis that a label needs.
+const ROOM: f64 = 0.07;
+
 /// What an axis counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scale {
@@ -79,13 +82,13 @@ struct Axis {
 
 impl Axis {
     fn new(scale: Scale, values: impl Iterator<Item = f64>, (from, to): (f64, f64)) -> Self {
-        let drawn = values.filter(|value| value.is_finite() && (*value > 0.0 || !scale.is_log()));
+        let drawn: Vec<_> = values.filter(|value| value.is_finite() && (*value > 0.0 || !scale.is_log())).collect();
         let (least, most) =
-            drawn.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
+            drawn.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(*value), b.max(*value)));
         let (least, most) = if least > most { (1.0, 10.0) } else { (least, most) };
         if scale.is_log() {
             let (low, high) = (least.log10() - 0.04, (most.log10() + 0.04).max(least.log10() + 0.3));
-            return Self { scale, low, high, from, to, ticks: decades(low, high) };
+            return Self { scale, low, high, from, to, ticks: ticks(scale, drawn, (low, high)) };
         }
         let most = if most > 0.0 { most } else { 1.0 };
         let rough = most / 5.0;
@@ -101,6 +104,16 @@ impl Axis {
         let share = ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
         self.from + share * (self.to - self.from)
     }
+}
+
+/// Where a logarithmic axis is marked: counts where something was measured, as far as labels have room.
+fn ticks(scale: Scale, mut values: Vec<f64>, (low, high): (f64, f64)) -> Vec<f64> {
+    if scale != Scale::Log || values.is_empty() {
+        return decades(low, high);
+    }
+    values.sort_by(f64::total_cmp);
+    values.dedup_by(|next, before| next.log10() - before.log10() < ROOM * (high - low));
+    values
 }
 
 /// 1, 2 and 5 of every factor of ten between two logarithms; only the 1 where there are many.

@@ -20,12 +20,13 @@ fn line(label: &str, points: Vec<(f64, f64)>) -> Series {
 }
 
 /// What was asked of the server, in words.
-fn asked(conditions: &Conditions) -> String {
+fn asked(conditions: &Conditions, figures: Option<&Figures>) -> String {
     let one = |workload: &crate::load::workload::Described| {
         format!("prompts of {} characters, answers of {}", workload.prompt_chars, workload.output_chars)
     };
     let all: Vec<_> = conditions.workloads.iter().map(one).collect();
-    let late = if conditions.boundaries { "; boundaries asked for, so that characters come one step late" } else { "" };
+    let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());
+    let late = if is_split { "; boundaries asked for, so that characters come one step late" } else { "" };
     format!("{}{late}", all.join("; "))
 }
 
@@ -66,7 +67,10 @@ pub(super) fn rates(model: &str, points: &[Point], knee: &Knee, conditions: &Con
     let mut first = percentiles(points, rate, |figures| figures.time_to_first_char_ns, "from the intended start");
     let sent = |point: &Point| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
     first.push(line("from sending, p90", points.iter().filter_map(sent).collect()));
-    let note = format!("{model}; {}. Each point is a run of its own.", asked(conditions));
+    let note = format!(
+        "{model}; {}. Each point is a run of its own.",
+        asked(conditions, points.first().map(|point| &point.figures))
+    );
     let kept: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.well_per_second))).collect();
     let good: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.good_per_second))).collect();
     let chart = |title: &str, y: (&str, Scale), series| {
@@ -87,7 +91,8 @@ pub(super) fn batches(model: &str, points: &[Point], conditions: &Conditions) ->
         points.iter().filter_map(|point| Some((concurrency(point)?, point.window.chars_per_second))).collect();
     let each = |point: &Point| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
     let each: Vec<_> = points.iter().filter_map(each).collect();
-    let note = format!("{model}; {}. Each point is a run of its own.", asked(conditions));
+    let figures = points.first().map(|point| &point.figures);
+    let note = format!("{model}; {}. Each point is a run of its own.", asked(conditions, figures));
     let chart = |title: &str, y: (&str, Scale), series| {
         draw(&Chart { title: title.into(), x: x(), y: (y.0.into(), y.1), series, marks: vec![], note: note.clone() })
     };
@@ -139,7 +144,7 @@ pub(super) fn gaps(what: &str, figures: &Figures, conditions: &Conditions) -> Ma
         y: ("share of its kind (%)".into(), Scale::Linear),
         series,
         marks: vec![],
-        note: format!("{}. A step is a 24th of a factor of ten wide.", asked(conditions)),
+        note: format!("{}. A step is a 24th of a factor of ten wide.", asked(conditions, Some(figures))),
     })
 }
 

@@ -241,7 +241,7 @@ fn conditions(conditions: &Conditions) -> Markup {
             dt { "seed" } dd { (seed) }
             dt { "time limit of a request" } dd { (time(*timeout_ns as f64)) }
             dt { "boundaries" } dd {
-                @if *boundaries { "asked for: characters come one step later than without" } @else { "not asked for" }
+                @if *boundaries { "asked of the models whose gaps are split: their characters come one step later than without" } @else { "not asked for" }
             }
             @if conditions.cancel_share > 0.0 { dt { "given up by the client" } dd { (digits(conditions.cancel_share * 100.0)) " % of the requests" } }
             dt { "a good request" } dd { "ends well" @if let Some(objectives) = &conditions.objectives { ", with " (objectives) } }

@@ -217,3 +217,15 @@ fn what_cannot_be_is_refused_with_its_bound() {
     let nobody = run(&["run", "127.0.0.1:1", "--requests", "1"]);
     assert!(String::from_utf8(nobody.stderr).unwrap().contains("127.0.0.1:1"));
 }
+
+/// How fast it is depends on the machine; that it reads all that the server makes does not.
+#[test]
+fn the_self_test_tells_a_rate_and_holds_it_against_what_is_asked() {
+    let short = ["self-test", "--duration", "200ms", "--streams", "4"];
+    let output = run(&short);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("messages/s on a core of its own"), "{said}");
+    let output = run(&[&short[..], &["--gap", "50us", "--at-least", "1e15"]].concat());
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("fewer than --at-least"));
+}

@@ -13,6 +13,9 @@ const SLOWER: f64 = 3.0;
 /// The least share of requests that must be good, where there are objectives.
 const GOOD: f64 = 0.9;
 
+/// How often the first rate is halved, if none holds.
+const HALVINGS: usize = 5;
+
 /// A rate, and what came of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tried {
@@ -104,18 +107,23 @@ fn rule(objectives: bool) -> String {
     )
 }
 
-/// The next rate to try after these: twice the highest one that held until one breaks, then the geometric mean between the knee
-/// and what broke, `refine` times.
+/// The next rate to try after these: twice the highest one until one breaks, or half the lowest one until one holds, then the
+/// geometric mean between the knee and what broke, `refine` times.
 pub fn next(tried: &[Tried], (most, refine): (f64, usize), objectives: bool) -> Option<f64> {
     let Knee { rate, broken_at, .. } = knee(tried, objectives);
     let highest = tried.iter().map(|tried| tried.rate).max_by(f64::total_cmp)?;
     match (rate, broken_at) {
         (_, None) => (highest * 2.0 <= most).then_some(highest * 2.0),
-        (None, Some(_)) => None,
+        (None, Some(_)) => {
+            let lowest = tried.iter().map(|tried| tried.rate).min_by(f64::total_cmp)?;
+            (tried.len() <= HALVINGS).then_some(lowest / 2.0)
+        }
         (Some(held), Some(broken)) => {
-            // those between what held and what broke when doubling ended were refinements
-            let doubling = tried.windows(2).take_while(|pair| pair[1].rate > pair[0].rate).count() + 1;
-            (tried.len() - doubling < refine).then_some((held * broken).sqrt())
+            // doubling and halving go one way; what came after that were refinements
+            let rises = |pair: &[Tried]| pair[1].rate > pair[0].rate;
+            let first = tried.windows(2).next().map(rises);
+            let one_way = tried.windows(2).take_while(|pair| Some(rises(pair)) == first).count() + 1;
+            (tried.len() - one_way < refine).then_some((held * broken).sqrt())
         }
     }
 }
@@ -148,6 +156,32 @@ mod tests {
         // three halvings of a doubling, in logarithms
         assert!(held <= 11.0 && 11.0 < broken && (broken / held - 2f64.powf(0.125)).abs() < 1e-9, "{held} {broken}");
         assert!(found.broken_by.unwrap().contains("p90: 400 ms, at the lowest rate 50.0 ms"));
+    }
+
+    /// A server that answers so many requests a second and falls behind at more.
+    #[test]
+    fn a_first_rate_that_is_too_high_is_halved_until_one_holds() {
+        let answered = |rate: f64| Tried {
+            ended: (rate.min(3.0) * 1000.0) as u64,
+            started: (rate * 1000.0) as u64,
+            ..tried(rate, 50.0)
+        };
+        let mut all = vec![answered(16.0)];
+        while let Some(rate) = next(&all, (1000.0, 2), false) {
+            all.push(answered(rate));
+            assert!(all.len() < 50);
+        }
+        let rates: Vec<_> = all.iter().map(|tried| tried.rate).collect();
+        assert_eq!((rates.len(), &rates[..4]), (6, &[16.0, 8.0, 4.0, 2.0][..]));
+        let found = knee(&all, false);
+        assert!(found.rate.unwrap() <= 3.0 * 1.06 && found.broken_at.unwrap() > 3.0, "{found:?}");
+
+        let never = |rate: f64| Tried { measured: [10, 0, 0], ..tried(rate, 50.0) };
+        let mut all = vec![never(16.0)];
+        while let Some(rate) = next(&all, (1000.0, 2), false) {
+            all.push(never(rate));
+        }
+        assert_eq!((all.len(), all[5].rate, knee(&all, false).rate), (6, 0.5, None));
     }
 
     #[test]

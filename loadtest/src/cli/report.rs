@@ -4,7 +4,7 @@ use super::{
     compare::{Rounds, compare},
     extent, runtime,
     session::{Common, Session},
-    sweep::{Search, by_concurrency, by_rate},
+    sweep::{Search, by_concurrency, by_rate, enough},
 };
 use crate::{
     client::models::About,
@@ -91,8 +91,9 @@ async fn all_of(
     let knee = if let Part::Rates { knee, .. } = &rates { knee.rate } else { None };
     parts.push(rates);
     if let Some(rate) = knee.filter(|_| !session.is_over()) {
-        let load = Load::Open { arrivals: Shape::Poisson, rate: rate * BELOW, burst: 1 };
-        let point = session.point(model, load, extent, most).await?;
+        let rate = rate * BELOW;
+        let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
+        let point = session.point(model, load, enough(extent, rate), most).await?;
         parts.push(Part::Run { model: model.name.clone(), point });
     }
     Ok(parts)

@@ -152,7 +152,7 @@ pub(super) async fn by_rate(
 }
 
 /// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.
-fn enough(extent: Extent, rate: f64) -> Extent {
+pub(super) fn enough(extent: Extent, rate: f64) -> Extent {
     let least = Duration::from_secs_f64(ENOUGH / rate);
     match (extent.requests, extent.duration) {
         (None, Some(duration)) => Extent { duration: Some(duration.max(least)), ..extent },

@@ -251,17 +251,30 @@ fn conditions(conditions: &Conditions) -> Markup {
     }
 }
 
+/// A row of what the server says of its models: what it is, and how a model's is told.
+type Said = (&'static str, fn(&About) -> String);
+
+const SAID: [Said; 13] = [
+    ("family", |model| model.family.clone()),
+    ("shape", |model| model.shape.clone()),
+    ("parameters", |model| model.parameters.to_string()),
+    ("pools", |model| if model.pooled { "yes".into() } else { "no".into() }),
+    ("dtype", |model| model.dtype.clone()),
+    ("prompt and answer, at most", |model| format!("{} characters", model.max_symbols)),
+    ("run at once, at most", |model| format!("{} requests", model.rows)),
+    ("wait, at most", |model| format!("{} requests", model.queue)),
+    ("a step's chunk", |model| format!("{} characters", model.chunk)),
+    ("boundary wait", |model| format!("{} steps", model.boundary_wait)),
+    ("step with prompts beside others, about", |model| time(model.step_ns as f64)),
+    ("segment cache", |model| format!("{} bytes", model.cache_bytes)),
+    ("sha256 of the weights", |model| model.sha256.chars().take(16).collect::<String>() + "…"),
+];
+
 fn models(models: &[About]) -> Markup {
     html! {
         div.scroll { table {
-            thead { tr { @for cell in ["model", "family", "shape", "parameters", "pools", "dtype", "longest (characters)", "rows",
-                "queue (requests)", "chunk (characters)", "boundary wait (steps)", "step beside prompts", "cache (bytes)", "sha256"] { th { (cell) } } } }
-            tbody { @for model in models { tr {
-                td { (model.name) } td { (model.family) } td { (model.shape) } td { (model.parameters) }
-                td { @if model.pooled { "yes" } @else { "no" } } td { (model.dtype) } td { (model.max_symbols) } td { (model.rows) }
-                td { (model.queue) } td { (model.chunk) } td { (model.boundary_wait) } td { (time(model.step_ns as f64)) }
-                td { (model.cache_bytes) } td { (model.sha256.chars().take(12).collect::<String>()) "…" }
-            } } }
+            thead { tr { th { "model, by the server's word" } @for model in models { th { (model.name) } } } }
+            tbody { @for (what, told) in SAID { tr { td { (what) } @for model in models { td { (told(model)) } } } } }
         } }
     }
 }

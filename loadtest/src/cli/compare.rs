@@ -1,0 +1,115 @@
+//! `weir-loadtest compare`: models of one server, request by request.
+
+use super::{
+    extent,
+    output::Output,
+    runtime,
+    server::Server,
+    session::{Bar, Session},
+    work::Work,
+};
+use crate::{
+    error::{Error, Result},
+    pair::{self, Comparison, MAX_MODELS, MAX_PAIRS, Match, score},
+    report::document::Part,
+};
+
+/// Compares models of one server request by request.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
+    work: Work,
+    #[command(flatten)]
+    output: Output,
+    /// The models, the baseline first; if not given, all that the server has.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    models: Vec<String>,
+    #[command(flatten)]
+    rounds: Rounds,
+}
+
+/// How much is compared.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct Rounds {
+    /// Rounds: requests that every model answers.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    rounds: u64,
+    /// Rounds before, which are not measured.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    warm_up_rounds: u64,
+    /// Rounds in flight at a time; within each, one model answers at a time.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rounds_at_a_time: usize,
+    /// Characters of the text whose bits per character are told; 0: they are not.
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    score_chars: usize,
+}
+
+impl Rounds {
+    pub(super) fn check(&self) -> Result<()> {
+        for (field, count, least) in [("--rounds", self.rounds, 1), ("--warm-up-rounds", self.warm_up_rounds, 0)] {
+            if !(least..=MAX_PAIRS).contains(&count) {
+                return Err(Error::option(field, count, format!("from {least} to {MAX_PAIRS}")));
+            }
+        }
+        extent::in_flight("--rounds-at-a-time", self.rounds_at_a_time)
+    }
+}
+
+pub(super) fn run(args: Args, command: String) -> Result<()> {
+    let Args { server, work, output, models, rounds } = args;
+    rounds.check()?;
+    output.check()?;
+    let document = runtime(server.threads)?.block_on(async {
+        let session = Session::open(server, work, &models, true, command).await?;
+        let comparison = compare(&session, &rounds).await?;
+        Ok::<_, Error>(session.document(vec![Part::Compare { comparison }], false))
+    })?;
+    output.tell(&[document])
+}
+
+/// Compares the session's models.
+pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Comparison> {
+    let models = &session.models;
+    if !(2..=MAX_MODELS).contains(&models.len()) {
+        return Err(Error::option("--models", models.len(), format!("2 to {MAX_MODELS} models")));
+    }
+    let mut targets = Vec::new();
+    for model in models {
+        targets.push(session.target(model, rounds.rounds_at_a_time, false).await?);
+    }
+    let mut scores = Vec::new();
+    let scored = if rounds.score_chars > 0 { Some(session.work.scored(rounds.score_chars, models)?) } else { None };
+    if let Some((text, _)) = &scored {
+        let mut stop = session.stop.clone();
+        for target in &targets {
+            scores.push(tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
+                score = score::bits_per_char(target, text) => score,
+            });
+        }
+    }
+    let plan = Match {
+        targets,
+        mix: session.mix()?,
+        rounds: rounds.rounds,
+        warm_up: rounds.warm_up_rounds,
+        concurrency: rounds.rounds_at_a_time,
+        seed: session.work.seed,
+    };
+    let bar = Bar::rounds("comparing", plan.rounds + plan.warm_up);
+    let told = bar.clone();
+    let played = pair::play(plan, session.stop.clone(), move |count| told.set_position(count)).await;
+    bar.finish_and_clear();
+    let mut comparison = played?;
+    comparison.scored = scored.map(|(_, what)| what);
+    for (side, score) in comparison.models.iter_mut().zip(scores) {
+        match score {
+            Ok(bits) => side.bits_per_char = Some(bits),
+            Err(why) => side.score_refused = Some(why),
+        }
+    }
+    Ok(comparison)
+}

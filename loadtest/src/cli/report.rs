@@ -1,0 +1,100 @@
+//! `weir-loadtest report`: everything there is to tell of a server's models, in one go.
+
+use super::{
+    compare::{Rounds, compare},
+    extent, runtime,
+    session::{Common, Session},
+    sweep::{Search, by_concurrency, by_rate, enough},
+};
+use crate::{
+    client::models::About,
+    error::{Error, Result},
+    load::{
+        arrivals::Shape,
+        plan::{Extent, Load},
+    },
+    report::document::Part,
+};
+
+/// The share of the knee at which the run for gaps and timeline is made.
+const BELOW: f64 = 0.5;
+
+/// The lowest rate that a search begins with by itself, in requests a second.
+const LOWEST: f64 = 0.1;
+
+/// Measures all of it, for every model of a server.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// The models, the baseline first; if not given, all that the server has.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    models: Vec<String>,
+    /// Closed loops of the batch-size curve, by requests at a time.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    concurrency: Vec<usize>,
+    #[command(flatten)]
+    search: Search,
+    #[command(flatten)]
+    rounds: Rounds,
+}
+
+pub(super) fn run(args: Args, command: String) -> Result<()> {
+    let Args { common, models, concurrency, search, rounds } = args;
+    let Common { server, work, extent, output } = common;
+    search.check()?;
+    rounds.check()?;
+    concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
+    let limits = (extent.extent()?, extent.max_in_flight);
+    output.check()?;
+    let documents = runtime(server.threads)?.block_on(async {
+        let mut session = Session::open(server, work, &models, true, command).await?;
+        session.cancel = extent.cancel_share;
+        let mut documents = Vec::new();
+        if session.models.len() > 1 {
+            let comparison = compare(&session, &rounds).await?;
+            documents.push(session.document(vec![Part::Compare { comparison }], false));
+        }
+        let mut parts = Vec::new();
+        for model in &session.models {
+            parts.extend(all_of(&session, model, limits, (&concurrency, &search)).await?);
+        }
+        documents.push(session.document(parts, true));
+        Ok::<_, Error>(documents)
+    })?;
+    output.tell(&documents)
+}
+
+/// Everything of one model, until the user has had enough.
+async fn all_of(
+    session: &Session,
+    model: &About,
+    (extent, most): (Extent, usize),
+    (concurrency, search): (&[usize], &Search),
+) -> Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    if session.is_over() {
+        return Ok(parts);
+    }
+    let batches = by_concurrency(session, model, extent, concurrency).await?;
+    let answered = if let Part::Batches { points, .. } = &batches {
+        points.first().map(|point| point.window.well_per_second)
+    } else {
+        None
+    };
+    parts.push(batches);
+    if session.is_over() {
+        return Ok(parts);
+    }
+    let search = &search.beginning(LOWEST, answered.map(|rate| rate * BELOW));
+    let rates = by_rate(session, model, (extent, most), (&[], search)).await?;
+    let knee = if let Part::Rates { knee, .. } = &rates { knee.rate } else { None };
+    parts.push(rates);
+    if let Some(rate) = knee.filter(|_| !session.is_over()) {
+        let rate = rate * BELOW;
+        let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
+        let point = session.point(model, load, enough(extent, rate), most).await?;
+        parts.push(Part::Run { model: model.name.clone(), point });
+    }
+    Ok(parts)
+}

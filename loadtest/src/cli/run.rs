@@ -1,0 +1,62 @@
+//! `weir-loadtest run`: one load.
+
+use super::{
+    extent, runtime,
+    session::{Common, Session},
+};
+use crate::{
+    error::{Error, Result},
+    load::{arrivals::Shape, plan::Load},
+    report::document::Part,
+};
+
+/// Measures one load.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// The model; may be left out if the server has one.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// A closed loop: so many requests at a time, each followed by the next. 8 if --rate is not given either.
+    #[arg(long, value_name = "N", conflicts_with = "rate")]
+    concurrency: Option<usize>,
+    /// An open loop: requests a second, whatever the answers do.
+    #[arg(long, value_name = "RATE")]
+    rate: Option<f64>,
+    /// How arrivals of an open loop follow each other.
+    #[arg(long, value_name = "SHAPE", default_value = "poisson", requires = "rate")]
+    arrivals: Shape,
+    /// Requests that come together with --arrivals bursty.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    burst: u64,
+}
+
+pub(super) fn run(args: Args, command: String) -> Result<()> {
+    let Args { common, model, concurrency, rate, arrivals, burst } = args;
+    let load = match rate {
+        Some(rate) => {
+            extent::rate("--rate", rate)?;
+            if !(1..=extent::MAX_IN_FLIGHT as u64).contains(&burst) {
+                return Err(Error::option("--burst", burst, format!("from 1 to {}", extent::MAX_IN_FLIGHT)));
+            }
+            Load::Open { arrivals, rate, burst: if arrivals == Shape::Bursty { burst } else { 1 } }
+        }
+        None => {
+            let concurrency = concurrency.unwrap_or(8);
+            extent::in_flight("--concurrency", concurrency)?;
+            Load::Closed { concurrency }
+        }
+    };
+    let Common { server, work, extent, output } = common;
+    let (limits, most) = (extent.extent()?, extent.max_in_flight);
+    output.check()?;
+    let document = runtime(server.threads)?.block_on(async {
+        let mut session = Session::open(server, work, &Vec::from_iter(model), false, command).await?;
+        session.cancel = extent.cancel_share;
+        let model = &session.models[0];
+        let point = session.point(model, load, limits, most).await?;
+        Ok::<_, Error>(session.document(vec![Part::Run { model: model.name.clone(), point }], true))
+    })?;
+    output.tell(&[document])
+}

@@ -1,0 +1,165 @@
+//! `weir-loadtest self-test`: how fast the tester reads, against a server that makes nothing but messages.
+//!
+//! The server is this program again, in a process of its own; the tester reads on one thread, by the code that measures. What
+//! counts is messages by seconds of that thread's processor time: what it would do with a core of its own.
+
+use super::{output, runtime};
+use crate::{
+    client::connection::Reach,
+    error::{Error, Result},
+    load::{
+        drive::{Job, Source, drive},
+        length::Length,
+        plan::Extent,
+        workload::{Mix, Prompts, Spec, Target},
+    },
+    measure::{objective::Objectives, tester},
+    stub::{Script, Stub},
+    units,
+};
+use std::{
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::TcpListener, sync::watch, time::Instant};
+use tokio_stream::wrappers::TcpListenerStream;
+
+/// Characters of each answer.
+const CHARS: u64 = 2000;
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Measures the tester itself.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// How long to measure.
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::duration)]
+    duration: Duration,
+    /// Streams at a time.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    streams: usize,
+    /// How long each stream's messages are apart; 0: they come as fast as they can be made. Many streams with a gap come as
+    /// those of a server do that steps them together.
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
+    gap: Duration,
+    /// Fail if a core reads fewer messages a second than this.
+    #[arg(long, value_name = "N", default_value_t = 0.0)]
+    at_least: f64,
+    /// Be the server, until standard input ends: what this command starts beside itself.
+    #[arg(long, hide = true)]
+    serve: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<()> {
+    if args.serve {
+        return serve(args.gap);
+    }
+    super::extent::in_flight("--streams", args.streams)?;
+    let server = Server::start(args.gap)?;
+    let runtime = runtime(1)?;
+    let before = tester::thread_cpu();
+    let (messages, seconds) = runtime.block_on(read(server.address, &args))?;
+    let spent = tester::thread_cpu().zip(before).map(|(now, then)| (now - then).as_secs_f64());
+    let told = spent.filter(|spent| *spent > 0.0).map(|spent| messages as f64 / spent);
+    output::write(&format!(
+        "{messages} messages of {} streams in {seconds:.2} s: {} messages/s beside the server that makes them, on this machine now\n",
+        args.streams,
+        units::digits(messages as f64 / seconds)
+    ))?;
+    let Some(rate) = told else {
+        return Err(Error::Setting("this system does not tell a thread's processor time".into()));
+    };
+    output::write(&format!(
+        "{} messages/s on a core of its own (messages by seconds of processor time)\n",
+        units::digits(rate)
+    ))?;
+    if rate < args.at_least {
+        return Err(Error::Setting(format!("{rate:.0} messages/s are fewer than --at-least {}", args.at_least)));
+    }
+    Ok(())
+}
+
+/// Reads for as long as asked; messages, and how long that took.
+async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
+    let pool = Reach { address: address.to_string(), ..Reach::default() }.pool(1).await?;
+    let target = Target { pool, model: String::new(), boundaries: true, timeout: TIMEOUT };
+    let spec = Spec {
+        name: "self-test".into(),
+        kind: "generate".into(),
+        weight: 1.0,
+        files: Vec::new(),
+        prompts: Prompts::Parts(Length::Fixed(16)),
+        output: Length::Fixed(CHARS),
+        shared_prefix: 0,
+        prefixes: 1,
+        temperature: None,
+        most_symbols: 1 << 20,
+        seed: 1,
+    };
+    let job = Arc::new(Job { target, mix: Mix::new(&[spec], 1, 0.0)?, objectives: Objectives::default() });
+    let extent = Extent { warm_up: Duration::ZERO, duration: Some(args.duration), requests: None };
+    let (_never, stop) = watch::channel(false);
+    let (begin, mut messages) = (Instant::now(), 0);
+    let driven = drive(job, (extent, begin), Source::Closed(args.streams), (stop, false), &mut |_| {}).await?;
+    let elapsed = begin.elapsed().as_secs_f64();
+    for tally in &driven.tallies {
+        let figures = tally.figures()?;
+        if figures.requests.well < figures.requests.measured {
+            return Err(Error::Internal(format!("the stub server failed: {:?}", figures.requests.errors)));
+        }
+        messages += figures.messages;
+    }
+    Ok((messages, elapsed))
+}
+
+/// The server's process: killed when it is dropped.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(gap: Duration) -> Result<Self> {
+        let program = std::env::current_exe().map_err(Error::io("this program"))?;
+        let mut command = Command::new(&program);
+        let gap = format!("{}ns", units::ns(gap));
+        command.args(["self-test", "--serve", "--gap", &gap]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(Error::io(&program))?;
+        let out = child.stdout.take();
+        // from here on it is killed if anything fails
+        let mut server = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        let mut line = String::new();
+        let told = out.map(|out| BufReader::new(out).read_line(&mut line));
+        told.transpose().map_err(Error::io("the stub server"))?;
+        let silent = |_| Error::Internal("the stub server did not say where it listens".into());
+        server.address = line.trim().parse().map_err(silent)?;
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // one that has ended already needs no end, and there is nobody to tell
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(gap: Duration) -> Result<()> {
+    runtime(1)?.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("127.0.0.1:0"))?;
+        let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
+        output::write(&format!("{address}\n"))?;
+        // the end of the one who started it closes standard input
+        let ended = tokio::task::spawn_blocking(|| std::io::stdin().lines().for_each(drop));
+        let end = async {
+            let _ = ended.await;
+        };
+        let served = Stub::new(vec![Script { plain: gap, boundary: gap, ..Script::instant("stub") }])
+            .serve(TcpListenerStream::new(listener), end);
+        served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))
+    })
+}

@@ -1,0 +1,233 @@
+//! One measurement of a server: connected, interruptible, with a bar that tells how far it is.
+
+use super::{
+    extent::ExtentArgs,
+    server::Server,
+    work::{Boundaries, Work},
+};
+use crate::{
+    client::{
+        connection::Reach,
+        models::{self, About},
+    },
+    error::{Error, Result},
+    load::{
+        drive::{Job, Source, Stop, drive},
+        pacer::Pacer,
+        plan::{Extent, Load},
+        workload::{Described, Mix, Target},
+    },
+    measure::meter::Meter,
+    report::document::{Conditions, Document, FORMAT, Part, Point},
+};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{sync::watch, time::Instant};
+
+/// What seeds of one command's measurements are apart: an odd number, so that no two are the same.
+const APART: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Calls on one connection, where the server does not say.
+const STREAMS: usize = 100;
+
+pub(super) struct Session {
+    server: Server,
+    reach: Reach,
+    pub(super) work: Work,
+    /// The models that are asked.
+    pub(super) models: Vec<About>,
+    workloads: Vec<Described>,
+    begun: u64,
+    command: String,
+    pub(super) stop: Stop,
+    pub(super) cancel: f64,
+    /// Measurements so far: each asks for other prompts, or the server's cache would answer for the one before.
+    measured: AtomicU64,
+}
+
+impl Session {
+    /// Connects, and finds the models; of no names the only one there is, or, if `all`, every one.
+    pub(super) async fn open(server: Server, work: Work, names: &[String], all: bool, command: String) -> Result<Self> {
+        let reach = server.reach()?;
+        let stop = interruptible()?;
+        let known = models::list(&reach.address, &reach.connect().await?).await?;
+        let models = if all && names.is_empty() { known } else { models::choose(names, &known)? };
+        if models.is_empty() {
+            return Err(Error::Setting("the server has no model".into()));
+        }
+        let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        // checks them, and reads their files, before anything is measured
+        let workloads = work.mix(&models, 0.0, work.seed)?.described();
+        Ok(Self {
+            server,
+            reach,
+            work,
+            models,
+            workloads,
+            begun,
+            command,
+            stop,
+            cancel: 0.0,
+            measured: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether the user has had enough.
+    pub(super) fn is_over(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Whether to ask this model where segments end, where that is as the command does if nothing else was said.
+    fn boundaries(&self, model: &About, usual: bool) -> bool {
+        self.work.boundaries.map_or(usual && model.pooled, |asked| asked == Boundaries::Ask)
+    }
+
+    /// A target for so many calls at a time.
+    pub(super) async fn target(&self, model: &About, calls: usize, usual: bool) -> Result<Target> {
+        let streams = match model.concurrent_streams as usize {
+            0 => STREAMS,
+            streams => streams,
+        };
+        let pool = self.reach.pool(self.server.connections(calls, streams)).await?;
+        let boundaries = self.boundaries(model, usual);
+        Ok(Target { pool, model: model.name.clone(), boundaries, timeout: self.work.timeout })
+    }
+
+    /// The next measurement's requests.
+    pub(super) fn mix(&self) -> Result<Mix> {
+        let number = self.measured.fetch_add(1, Relaxed);
+        self.work.mix(&self.models, self.cancel, self.work.seed.wrapping_add(number.wrapping_mul(APART)))
+    }
+
+    /// Measures a load.
+    pub(super) async fn point(
+        &self,
+        model: &About,
+        load: Load,
+        extent: Extent,
+        most_in_flight: usize,
+    ) -> Result<Point> {
+        let calls = match load {
+            Load::Closed { concurrency } => concurrency,
+            Load::Open { .. } => most_in_flight,
+        };
+        let target = self.target(model, calls, true).await?;
+        let connections = target.pool.size();
+        let job = Arc::new(Job { target, mix: self.mix()?, objectives: self.work.objectives() });
+        let begin = Instant::now();
+        let (pacer, source) = match (load, load.schedule(self.work.seed)?) {
+            (Load::Open { .. }, Some(schedule)) => {
+                let (pacer, tickets) = Pacer::start(extent.tickets(schedule, begin))?;
+                (Some(pacer), Source::Open(tickets, most_in_flight))
+            }
+            _ => (None, Source::Closed(calls)),
+        };
+        let bar = Bar::new(&format!("{}, {}", model.name, load.words()), &extent);
+        let driven =
+            drive(job, (extent, begin), source, (self.stop.clone(), true), &mut |meter| bar.tell(meter, begin)).await?;
+        drop(pacer);
+        Point::new(load, extent, driven, self.server.threads, connections)
+    }
+
+    /// All of it as a document.
+    pub(super) fn document(&self, parts: Vec<Part>, usual: bool) -> Document {
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        let objectives = self.work.objectives();
+        let conditions = Conditions {
+            version: env!("CARGO_PKG_VERSION").into(),
+            begun_unix_s: self.begun,
+            command: self.command.clone(),
+            server: self.reach.address.clone(),
+            tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
+            note: self.work.note.clone(),
+            models: self.models.clone(),
+            workloads: self.workloads.clone(),
+            seed: self.work.seed,
+            boundaries: self.models.iter().any(|model| self.boundaries(model, usual)),
+            timeout_ns: crate::units::ns(self.work.timeout),
+            cancel_share: self.cancel,
+            objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
+        };
+        Document { format: FORMAT.into(), conditions, parts }
+    }
+}
+
+/// Turns true on Ctrl-C, and where the system has it on SIGTERM: what was measured so far is then told.
+fn interruptible() -> Result<Stop> {
+    let (tell, stop) = watch::channel(false);
+    #[cfg(unix)]
+    let mut terminated = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        .map_err(|error| Error::Internal(format!("no handler for SIGTERM: {error}")))?;
+    tokio::spawn(async move {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminated.recv() => {}
+        }
+        #[cfg(not(unix))]
+        let _ = tokio::signal::ctrl_c().await;
+        // those who are left to hear it may be none
+        let _ = tell.send(true);
+        std::future::pending::<()>().await;
+    });
+    Ok(stop)
+}
+
+/// A bar on stderr, where stderr is a terminal.
+pub(super) struct Bar {
+    bar: ProgressBar,
+    /// What is counted, if it is not time.
+    requests: Option<u64>,
+}
+
+impl Bar {
+    fn new(title: &str, extent: &Extent) -> Self {
+        let whole = extent.duration.map(|duration| (duration + extent.warm_up).as_millis() as u64);
+        let bar = Self::bare(title, extent.requests.or(whole).unwrap_or(0));
+        Self { bar, requests: extent.requests }
+    }
+
+    /// Of rounds.
+    pub(super) fn rounds(title: &str, count: u64) -> ProgressBar {
+        Self::bare(title, count)
+    }
+
+    fn bare(title: &str, length: u64) -> ProgressBar {
+        let style = ProgressStyle::with_template("{prefix} {wide_bar} {elapsed} {msg}");
+        let bar = ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.with_prefix(title.to_owned())
+    }
+
+    fn tell(&self, meter: &Meter, begin: Instant) {
+        let [finished, failed] = [&meter.finished, &meter.failed].map(|count| count.load(Relaxed));
+        let elapsed = begin.elapsed().max(Duration::from_millis(1));
+        let speed = meter.characters.load(Relaxed) as f64 / elapsed.as_secs_f64();
+        let flight = meter.read().in_flight();
+        self.bar.set_position(self.requests.map_or(elapsed.as_millis() as u64, |_| finished + failed));
+        self.bar.set_message(format!("{finished} well, {failed} not, {flight} in flight, {speed:.0} characters/s"));
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The part of the flags that loads share.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct Common {
+    #[command(flatten)]
+    pub(super) server: Server,
+    #[command(flatten)]
+    pub(super) work: Work,
+    #[command(flatten)]
+    pub(super) extent: ExtentArgs,
+    #[command(flatten)]
+    pub(super) output: super::output::Output,
+}

@@ -1,0 +1,175 @@
+//! `weir-loadtest sweep`: several loads one after the other.
+
+use super::{
+    extent, runtime,
+    session::{Common, Session},
+};
+use crate::{
+    client::models::About,
+    error::{Error, Result},
+    knee::{self, Tried},
+    load::{
+        arrivals::Shape,
+        plan::{Extent, Load},
+    },
+    report::document::{Part, Point},
+};
+use std::time::Duration;
+
+/// Requests of a rate that are expected at least.
+const ENOUGH: f64 = 20.0;
+/// The most loads of a sweep.
+const MAX_POINTS: usize = 64;
+
+/// Measures several loads.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    /// The model; may be left out if the server has one.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Closed loops, of so many requests at a time: the batch-size curve.
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "rates")]
+    concurrency: Vec<usize>,
+    /// Open loops of these rates, in requests a second; if neither this nor --concurrency is given, rates are searched for.
+    #[arg(long, value_name = "RATE", value_delimiter = ',')]
+    rates: Vec<f64>,
+    #[command(flatten)]
+    search: Search,
+}
+
+/// How the knee is searched for.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct Search {
+    /// The first rate of the search, which is doubled until one is not sustained; if not given 1, and in `report` half of what
+    /// the first closed loop answered.
+    #[arg(long, value_name = "RATE")]
+    from: Option<f64>,
+    /// The highest rate of the search.
+    #[arg(long, value_name = "RATE", default_value_t = 1024.0)]
+    to: f64,
+    /// How often the search halves what lies between the highest sustained rate and the lowest other one.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    refine: usize,
+    /// How arrivals of open loops follow each other.
+    #[arg(long, value_name = "SHAPE", default_value = "poisson")]
+    arrivals: Shape,
+    /// Requests that come together with --arrivals bursty.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    burst: u64,
+}
+
+impl Search {
+    pub(super) fn check(&self) -> Result<()> {
+        self.from.into_iter().try_for_each(|from| extent::rate("--from", from))?;
+        extent::rate("--to", self.to)?;
+        if self.refine > MAX_POINTS / 2 {
+            return Err(Error::option("--refine", self.refine, format!("at most {}", MAX_POINTS / 2)));
+        }
+        if (1..=extent::MAX_IN_FLIGHT as u64).contains(&self.burst) {
+            return Ok(());
+        }
+        Err(Error::option("--burst", self.burst, format!("from 1 to {}", extent::MAX_IN_FLIGHT)))
+    }
+
+    /// The same, begun at this rate unless another was asked for.
+    pub(super) fn beginning(&self, least: f64, rate: Option<f64>) -> Self {
+        Self { from: self.from.or(rate.map(|rate| rate.max(least).min(self.to))), ..self.clone() }
+    }
+
+    fn load(&self, rate: f64) -> Load {
+        let burst = if self.arrivals == Shape::Bursty { self.burst } else { 1 };
+        Load::Open { arrivals: self.arrivals, rate, burst }
+    }
+}
+
+pub(super) fn run(args: Args, command: String) -> Result<()> {
+    let Args { common, model, concurrency, rates, search } = args;
+    let Common { server, work, extent, output } = common;
+    search.check()?;
+    rates.iter().try_for_each(|&rate| extent::rate("--rates", rate))?;
+    concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
+    let points = concurrency.len().max(rates.len());
+    if points > MAX_POINTS {
+        return Err(Error::option("--concurrency and --rates", points, format!("at most {MAX_POINTS} loads")));
+    }
+    let (limits, most) = (extent.extent()?, extent.max_in_flight);
+    output.check()?;
+    let document = runtime(server.threads)?.block_on(async {
+        let mut session = Session::open(server, work, &Vec::from_iter(model), false, command).await?;
+        session.cancel = extent.cancel_share;
+        let model = &session.models[0];
+        let part = if concurrency.is_empty() {
+            by_rate(&session, model, (limits, most), (&rates, &search)).await?
+        } else {
+            by_concurrency(&session, model, limits, &concurrency).await?
+        };
+        Ok::<_, Error>(session.document(vec![part], true))
+    })?;
+    output.tell(&[document])
+}
+
+/// The batch-size curve.
+pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Extent, counts: &[usize]) -> Result<Part> {
+    let mut points = Vec::new();
+    for &concurrency in counts {
+        if session.is_over() {
+            break;
+        }
+        points.push(session.point(model, Load::Closed { concurrency }, extent, concurrency).await?);
+    }
+    Ok(Part::Batches { model: model.name.clone(), points })
+}
+
+/// These rates, or, of none, those that the search asks for.
+pub(super) async fn by_rate(
+    session: &Session,
+    model: &About,
+    (extent, most): (Extent, usize),
+    (rates, search): (&[f64], &Search),
+) -> Result<Part> {
+    let objectives = !session.work.objectives().is_empty();
+    let (mut tried, mut points): (Vec<Tried>, Vec<Point>) = (Vec::new(), Vec::new());
+    let mut given = rates.iter().copied();
+    loop {
+        let next = match (rates, &tried[..]) {
+            ([], []) => Some(search.from.unwrap_or(1.0)),
+            ([], tried) => knee::next(tried, (search.to, search.refine), objectives),
+            _ => given.next(),
+        };
+        let Some(rate) = next.filter(|_| !session.is_over() && tried.len() < MAX_POINTS) else { break };
+        let point = session.point(model, search.load(rate), enough(extent, rate), most).await?;
+        if point.interrupted && point.figures.requests.measured == 0 {
+            break;
+        }
+        tried.push(seen(rate, &point));
+        points.push(point);
+    }
+    let knee = knee::knee(&tried, objectives);
+    points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
+    Ok(Part::Rates { model: model.name.clone(), points, knee })
+}
+
+/// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.
+pub(super) fn enough(extent: Extent, rate: f64) -> Extent {
+    let least = Duration::from_secs_f64(ENOUGH / rate);
+    match (extent.requests, extent.duration) {
+        (None, Some(duration)) => Extent { duration: Some(duration.max(least)), ..extent },
+        _ => extent,
+    }
+}
+
+fn rate_of(point: &Point) -> f64 {
+    match point.load {
+        Load::Open { rate, .. } => rate,
+        Load::Closed { .. } => 0.0,
+    }
+}
+
+fn seen(rate: f64, point: &Point) -> Tried {
+    let (figures, window) = (&point.figures, &point.window);
+    let measured = [figures.requests.measured, figures.requests.well, figures.good];
+    let first = figures.time_to_first_char_ns;
+    Tried { rate, started: window.started, ended: window.ended, measured, first_p90: first.p90.or(first.max) }
+}

@@ -1,0 +1,140 @@
+//! What requests ask for.
+
+use crate::{
+    client::models::About,
+    error::{Error, Result},
+    load::{
+        length::Length,
+        workload::{Mix, Prompts, Spec},
+    },
+    measure::objective::Objectives,
+    units,
+};
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct Work {
+    /// Text files that prompts are cut from; if not given, 16 KB of bundled English.
+    #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
+    prompts: Vec<PathBuf>,
+    /// Length of prompts in characters: N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, exponential:MEAN; or
+    /// `lines`: each line of the files is a prompt.
+    #[arg(long, value_name = "LENGTH", default_value = "64..256", value_parser = prompts)]
+    prompt_chars: Prompts,
+    /// Characters that each request generates: a length as in --prompt-chars.
+    #[arg(long, value_name = "LENGTH", default_value = "128")]
+    output_chars: Length,
+    /// Characters that all prompts have in common before their own.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shared_prefix: u64,
+    /// How many different such beginnings there are.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    prefixes: u64,
+    /// Temperature of sampling; if not given, the server's default.
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// One workload of a mix, as key=value pairs with commas between them: name, kind (generate), weight, prompts, prompt-chars,
+    /// output-chars, shared-prefix, prefixes, temperature. What is not given is as the flags say. May be given several times.
+    #[arg(long = "workload", value_name = "SPEC")]
+    workloads: Vec<String>,
+    /// Seed of everything that is drawn: contents, lengths, arrivals, and the server's sampling.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) seed: u64,
+    /// How long a request may take; the server is told.
+    #[arg(long, value_name = "TIME", env = "WEIR_TIMEOUT", default_value = "60s", value_parser = units::duration)]
+    pub(super) timeout: Duration,
+    /// What a good request keeps, such as ttfc=200ms,gap_p99=50ms; of ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max.
+    #[arg(long, value_name = "LIST")]
+    objective: Option<Objectives>,
+    /// Whether to ask where segments end: `ask` splits gaps into plain and boundary ones, and characters come one step later.
+    /// If not given, `run`, `sweep` and `report` ask models that pool, `compare` asks none.
+    #[arg(long, value_name = "WHETHER")]
+    pub(super) boundaries: Option<Boundaries>,
+    /// What the report says of machine and server, which a client cannot know.
+    #[arg(long, value_name = "TEXT", env = "WEIR_NOTE")]
+    pub(super) note: Option<String>,
+}
+
+/// Whether to ask where segments end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Boundaries {
+    /// Ask.
+    Ask,
+    /// Do not ask.
+    Leave,
+}
+
+fn prompts(text: &str) -> std::result::Result<Prompts, String> {
+    if text == "lines" { Ok(Prompts::Lines) } else { text.parse().map(Prompts::Parts) }
+}
+
+impl Work {
+    /// The objectives.
+    pub(super) fn objectives(&self) -> Objectives {
+        self.objective.clone().unwrap_or_default()
+    }
+
+    /// The workloads, for models of which the smallest decides what is too long; of so large a share the client goes away.
+    pub(super) fn mix(&self, models: &[About], cancel: f64, seed: u64) -> Result<Mix> {
+        if !(0.0..=1.0).contains(&cancel) {
+            return Err(Error::option("--cancel-share", cancel, "from 0 to 1"));
+        }
+        let most_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
+        let plain = Spec {
+            name: "generate".into(),
+            kind: "generate".into(),
+            weight: 1.0,
+            files: self.prompts.clone(),
+            prompts: self.prompt_chars,
+            output: self.output_chars,
+            shared_prefix: self.shared_prefix,
+            prefixes: self.prefixes,
+            temperature: self.temperature,
+            most_symbols,
+            seed,
+        };
+        let specs = if self.workloads.is_empty() {
+            vec![plain]
+        } else {
+            let numbered = self.workloads.iter().enumerate();
+            let read = |(number, text): (usize, &String)| {
+                let plain = Spec { name: format!("workload {}", number + 1), ..plain.clone() };
+                spec(plain, text).map_err(|why| Error::Setting(format!("--workload {text}: {why}")))
+            };
+            numbered.map(read).collect::<Result<_>>()?
+        };
+        Mix::new(&specs, seed, cancel)
+    }
+
+    /// The text whose bits per character are told, and what it is.
+    pub(super) fn scored(&self, chars: usize, models: &[About]) -> Result<(String, String)> {
+        let text = crate::load::text::Text::read(&self.prompts)?;
+        let most = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
+        let count = chars.min(text.len()).min(usize::try_from(most).unwrap_or(usize::MAX));
+        Ok((text.head(count), format!("the first {count} characters of {}", text.name)))
+    }
+}
+
+/// A workload's own values over those of the flags.
+fn spec(mut spec: Spec, text: &str) -> std::result::Result<Spec, String> {
+    fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
+        value.parse().map_err(|_| format!("{key}={value} is no number that it takes"))
+    }
+    for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} has no ="))?;
+        let (key, value) = (key.trim(), value.trim());
+        match key {
+            "name" => spec.name = value.into(),
+            "kind" => spec.kind = value.into(),
+            "weight" => spec.weight = number(key, value)?,
+            "prompts" => spec.files = vec![value.into()],
+            "prompt-chars" => spec.prompts = prompts(value).map_err(|why| format!("{key}: {why}"))?,
+            "output-chars" => spec.output = value.parse().map_err(|why| format!("{key}: {why}"))?,
+            "shared-prefix" => spec.shared_prefix = number(key, value)?,
+            "prefixes" => spec.prefixes = number(key, value)?,
+            "temperature" => spec.temperature = Some(number(key, value)?),
+            other => return Err(format!("{other:?} is no key of a workload")),
+        }
+    }
+    Ok(spec)
+}

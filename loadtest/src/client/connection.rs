@@ -1,0 +1,181 @@
+//! Connections, each of HTTP/2 and TCP of its own, among which requests go round.
+
+use crate::error::{Error, Result};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+/// How long a connection may take to come about.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The most connections.
+pub const MAX_CONNECTIONS: usize = 1024;
+
+/// How a server is reached.
+#[derive(Clone, Default)]
+pub struct Reach {
+    /// `host:port`, or a URL; `https://` for TLS.
+    pub address: String,
+    /// The API key, if the server asks for one.
+    pub key: Option<String>,
+    /// PEM: those who may have signed the server's certificate.
+    pub authorities: Option<Vec<u8>>,
+    /// PEM: the certificate, its chain, and the key that the client shows to a server that asks for them.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Reach {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // the keys are nobody's business
+        out.debug_struct("Reach").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Reach {
+    /// Connects.
+    ///
+    /// # Errors
+    /// The server is not there, or the key cannot be sent.
+    pub async fn connect(&self) -> Result<Connection> {
+        let channel = self.endpoint()?.connect().await.map_err(|error| self.failed(&error))?;
+        Connection::over(channel, self.key.as_deref())
+    }
+
+    /// Opens so many connections.
+    ///
+    /// # Errors
+    /// As for [`Reach::connect`].
+    pub async fn pool(&self, count: usize) -> Result<Pool> {
+        let mut connections = Vec::with_capacity(count);
+        for _ in 0..count.max(1) {
+            connections.push(self.connect().await?);
+        }
+        Ok(Pool::of(connections))
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> Error {
+        let mut why = error;
+        while let Some(source) = why.source() {
+            why = source;
+        }
+        Error::Remote { server: self.address.clone(), answer: why.to_string() }
+    }
+
+    fn endpoint(&self) -> Result<Endpoint> {
+        let Self { address, authorities, identity, .. } = self;
+        let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
+        let encrypted = url.starts_with("https://");
+        if encrypted && authorities.is_none() {
+            return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
+        }
+        let mut endpoint = Endpoint::from_shared(url).map_err(|error| self.failed(&error))?.connect_timeout(PATIENCE);
+        if encrypted {
+            let mut tls = ClientTlsConfig::new();
+            tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
+            tls = identity.iter().fold(tls, |tls, (chain, key)| tls.identity(Identity::from_pem(chain, key)));
+            endpoint = endpoint.tls_config(tls).map_err(|error| self.failed(&error))?;
+        }
+        Ok(endpoint)
+    }
+}
+
+/// One connection.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    channel: Channel,
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+impl Connection {
+    /// Over a channel that is there.
+    ///
+    /// # Errors
+    /// A key that no header can hold.
+    pub fn over(channel: Channel, key: Option<&str>) -> Result<Self> {
+        let header = |key: &str| {
+            let header = MetadataValue::try_from(format!("Bearer {key}"));
+            let mut header =
+                header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
+            header.set_sensitive(true);
+            Ok(header)
+        };
+        Ok(Self { channel, authorization: key.map(header).transpose()? })
+    }
+
+    /// What calls go over.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// A message with the key, and the time after which the server is to end the call.
+    pub fn request<T>(&self, message: T, timeout: Duration) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(timeout);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
+    }
+}
+
+/// Connections, taken in turns.
+#[derive(Debug)]
+pub struct Pool {
+    connections: Vec<Connection>,
+    next: AtomicUsize,
+}
+
+impl Pool {
+    /// Of these, at least one.
+    pub fn of(connections: Vec<Connection>) -> Self {
+        Self { connections, next: AtomicUsize::new(0) }
+    }
+
+    /// How many there are.
+    pub fn size(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whose turn it is.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn next(&self) -> Result<&Connection, Status> {
+        let at = self.next.fetch_add(1, Relaxed).checked_rem(self.connections.len());
+        at.and_then(|at| self.connections.get(at)).ok_or_else(|| Status::internal("no connection"))
+    }
+}
+
+/// The name of a gRPC code, as the specification spells it.
+pub fn code(status: &Status) -> &'static str {
+    use tonic::Code;
+    match status.code() {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+/// A refusal, as an error.
+pub fn refused(server: &str, status: &Status) -> Error {
+    Error::Remote { server: server.to_owned(), answer: format!("{}: {}", code(status), status.message()) }
+}

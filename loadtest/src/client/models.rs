@@ -1,0 +1,100 @@
+//! What the server says of its models: the conditions of a measurement.
+
+use super::connection::{Connection, refused};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use weir_proto::v1::{ListModelsRequest, Model, models_client::ModelsClient};
+
+/// How long the server may take to list them.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A model, as the server describes it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    /// The name that requests give.
+    pub name: String,
+    /// Its family.
+    pub family: String,
+    /// Layers, width and boundaries in one line.
+    pub shape: String,
+    /// Trained numbers.
+    pub parameters: u64,
+    /// Whether it pools.
+    pub pooled: bool,
+    /// The type of the weights' numbers.
+    pub dtype: String,
+    /// Of the weights' file.
+    pub sha256: String,
+    /// The most characters of prompt and answer together.
+    pub max_symbols: u64,
+    /// Requests that run at once.
+    pub rows: u32,
+    /// Requests that wait.
+    pub queue: u32,
+    /// Characters of a step.
+    pub chunk: u32,
+    /// Steps that a request may wait at a boundary.
+    pub boundary_wait: u32,
+    /// How long a step with prompts may last beside others, about.
+    pub step_ns: u64,
+    /// Bytes in which texts are kept for later requests.
+    pub cache_bytes: u64,
+    /// Calls in progress on a connection.
+    pub concurrent_streams: u32,
+}
+
+impl From<Model> for About {
+    fn from(model: Model) -> Self {
+        let limits = model.limits.unwrap_or_default();
+        Self {
+            name: model.name,
+            family: model.family,
+            shape: model.shape,
+            parameters: model.parameters,
+            pooled: model.pooled,
+            dtype: model.dtype,
+            sha256: model.sha256,
+            max_symbols: limits.max_symbols,
+            rows: limits.rows,
+            queue: limits.queue,
+            chunk: limits.chunk,
+            boundary_wait: limits.boundary_wait,
+            step_ns: limits.step_ns,
+            cache_bytes: limits.cache_bytes,
+            concurrent_streams: limits.concurrent_streams,
+        }
+    }
+}
+
+/// All models of the server.
+///
+/// # Errors
+/// It refuses, or does not answer in time.
+pub async fn list(server: &str, connection: &Connection) -> Result<Vec<About>> {
+    let mut client = ModelsClient::new(connection.channel());
+    let asked = client.list_models(connection.request(ListModelsRequest {}, PATIENCE));
+    let late = |_| Error::Remote { server: server.to_owned(), answer: format!("no list of models in {PATIENCE:?}") };
+    let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(late)?;
+    let answer = answer.map_err(|status| refused(server, &status))?;
+    Ok(answer.into_inner().models.into_iter().map(About::from).collect())
+}
+
+/// The models of these names, in their order; of no names the only one there is.
+///
+/// # Errors
+/// One that is not there, or several to choose from.
+pub fn choose(names: &[String], all: &[About]) -> Result<Vec<About>> {
+    let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
+    match (names, all) {
+        ([], [only]) => Ok(vec![only.clone()]),
+        ([], []) => Err(Error::Setting("the server has no model".into())),
+        ([], _) => Err(Error::option("--model", "not given", format!("one of {}", known()))),
+        (names, all) => names
+            .iter()
+            .map(|name| all.iter().find(|model| model.name == *name).cloned().ok_or((name, known())))
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|(name, known)| Error::option("--model", name, format!("one of {known}"))),
+    }
+}

@@ -1,0 +1,273 @@
+//! The loops: requests made as a plan says, all of them recorded.
+
+use super::{
+    plan::{Extent, Ticket},
+    workload::{Drawn, Mix, Target},
+};
+use crate::{
+    client::connection::code,
+    error::{Error, Result},
+    measure::{
+        meter::{Change, Course, Meter, Reading},
+        objective::Objectives,
+        record::{End, Tally},
+        spread::Numbers,
+        tester::{self, Pulse},
+        watch::Watch,
+    },
+};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Semaphore, mpsc::Receiver, watch},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+};
+
+/// How often the counters are looked at.
+const LOOK: Duration = Duration::from_millis(250);
+/// How much longer than a request's time limit this client waits for the server to say so.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Turns true when everything is to end.
+pub type Stop = watch::Receiver<bool>;
+
+/// What is measured.
+pub struct Job {
+    /// Whom requests go to.
+    pub target: Target,
+    /// What they ask for.
+    pub mix: Mix,
+    /// What a good one keeps.
+    pub objectives: Objectives,
+}
+
+/// Where requests come from.
+pub enum Source {
+    /// So many at a time, each followed by the next.
+    Closed(usize),
+    /// A schedule, and how many may be in flight.
+    Open(Receiver<Ticket>, usize),
+}
+
+/// What was measured.
+pub struct Driven {
+    /// Of each workload.
+    pub tallies: Vec<Tally>,
+    /// What happened in the window.
+    pub window: Change,
+    /// Processor time of this process in it.
+    pub cpu: Option<Duration>,
+    /// The course, until the last request had ended.
+    pub course: Course,
+    /// How late the pulse was taken, if there was one.
+    pub lags: Option<Numbers>,
+    /// Requests that waited for the limit on requests in flight.
+    pub held: u64,
+    /// Whether it was told to end before its time.
+    pub interrupted: bool,
+}
+
+struct Shared {
+    job: Arc<Job>,
+    meter: Arc<Meter>,
+    tallies: Mutex<Vec<Tally>>,
+    held: AtomicU64,
+    stop: Stop,
+}
+
+/// Drives a job. The window opens after the warm-up and closes after the duration, or with the last request if only their number
+/// is given. `look` is called four times a second.
+///
+/// # Errors
+/// A broken invariant; what requests are answered is no error.
+pub async fn drive(
+    job: Arc<Job>,
+    (extent, begin): (Extent, Instant),
+    source: Source,
+    (stop, pulse): (Stop, bool),
+    look: &mut (dyn FnMut(&Meter) + Send),
+) -> Result<Driven> {
+    let meter = Arc::new(Meter::default());
+    let tallies = (0..job.mix.size()).map(|_| Tally::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let shared =
+        Arc::new(Shared { job, meter: meter.clone(), tallies: Mutex::new(tallies), held: AtomicU64::new(0), stop });
+    let requests = make(shared.clone(), extent, begin, source);
+    tokio::pin!(requests);
+    let open = begin + extent.warm_up;
+    let mut is_done = false;
+    // without a warm-up the window opens before the first request
+    if !extent.warm_up.is_zero() {
+        tokio::select! {
+            done = &mut requests => {
+                done?;
+                is_done = true;
+            }
+            () = sleep_until(open) => {}
+        }
+    }
+    let (mut course, pulse) = (Course::begin(&meter)?, if pulse { Some(Pulse::start()?) } else { None });
+    let (opened, cpu) = (meter.read(), tester::cpu());
+    let close = extent.duration.map(|duration| open + duration);
+    let closed = if is_done { None } else { observe((&meter, &mut course), close, requests, look).await? };
+    let (closed, spent) = closed.unwrap_or_else(|| (meter.read(), tester::cpu()));
+    course.close(&meter)?;
+    let lags = match pulse {
+        Some(pulse) => Some(pulse.stop().await?),
+        None => None,
+    };
+    let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(Driven {
+        tallies: std::mem::take(&mut *tallies),
+        window: closed.since(&opened),
+        cpu: spent.zip(cpu).map(|(now, then)| now.saturating_sub(then)),
+        course,
+        lags,
+        held: shared.held.load(Relaxed),
+        interrupted: *shared.stop.borrow(),
+    })
+}
+
+/// Looks on until all requests have ended; what there was when the window closed, if it closed before that.
+async fn observe(
+    (meter, course): (&Meter, &mut Course),
+    close: Option<Instant>,
+    mut requests: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
+    look: &mut (dyn FnMut(&Meter) + Send),
+) -> Result<Option<(Reading, Option<Duration>)>> {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks.tick().await;
+    let mut closed = None;
+    let far = Instant::now() + Duration::from_secs(1 << 20);
+    loop {
+        tokio::select! {
+            done = &mut requests => return done.map(|()| closed),
+            () = sleep_until(close.unwrap_or(far)), if close.is_some() && closed.is_none() => {
+                closed = Some((meter.read(), tester::cpu()));
+            }
+            _ = looks.tick() => {
+                course.look(meter)?;
+                look(meter);
+            }
+        }
+    }
+}
+
+async fn make(shared: Arc<Shared>, extent: Extent, begin: Instant, source: Source) -> Result<()> {
+    let mut running = JoinSet::new();
+    match source {
+        Source::Closed(concurrency) => {
+            let counts = Arc::new(Mutex::new((0, 0)));
+            for _ in 0..concurrency {
+                running.spawn(repeat(shared.clone(), extent, begin, counts.clone()));
+            }
+        }
+        Source::Open(tickets, most) => dispatch(&shared, tickets, most, &mut running).await?,
+    }
+    while let Some(ended) = running.join_next().await {
+        joined(ended)?;
+    }
+    // a schedule may have no request for the end of the window, which is as long nevertheless
+    if let (Some(duration), None) = (extent.duration, extent.requests) {
+        let mut stop = shared.stop.clone();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = sleep_until(begin + extent.warm_up + duration) => {}
+        }
+    }
+    Ok(())
+}
+
+fn joined(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Result<()> {
+    ended.unwrap_or_else(|error| Err(Error::Internal(format!("a request's task: {error}"))))
+}
+
+/// One of the clients of a closed loop.
+async fn repeat(shared: Arc<Shared>, extent: Extent, begin: Instant, counts: Arc<Mutex<(u64, u64)>>) -> Result<()> {
+    while !*shared.stop.borrow() {
+        let ticket = {
+            let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let (warm, measured) = &mut *counts;
+            extent.now(begin, (warm, measured))
+        };
+        let Some(ticket) = ticket else { break };
+        one(&shared, ticket).await?;
+    }
+    Ok(())
+}
+
+/// Starts a request for each ticket when it comes.
+async fn dispatch(
+    shared: &Arc<Shared>,
+    mut tickets: Receiver<Ticket>,
+    most: usize,
+    running: &mut JoinSet<Result<()>>,
+) -> Result<()> {
+    let room = Arc::new(Semaphore::new(most));
+    let mut stop = shared.stop.clone();
+    loop {
+        let ticket = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            ticket = tickets.recv() => ticket,
+        };
+        let Some(ticket) = ticket else { break };
+        if room.available_permits() == 0 && ticket.measured {
+            shared.held.fetch_add(1, Relaxed);
+        }
+        let place = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            place = room.clone().acquire_owned() => place,
+        };
+        let place = place.map_err(|_| Error::Internal("the limit on requests in flight is gone".into()))?;
+        let shared = shared.clone();
+        running.spawn(async move {
+            let _place = place;
+            one(&shared, ticket).await
+        });
+        while let Some(ended) = running.try_join_next() {
+            joined(ended)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes one request and records it.
+async fn one(shared: &Shared, ticket: Ticket) -> Result<()> {
+    let Shared { job, meter, .. } = shared;
+    let Drawn { which, exchange, cancel_after } = job.mix.draw(ticket.number)?;
+    let mut watch = Watch::new(meter.clone(), ticket.intended, cancel_after);
+    meter.started.fetch_add(1, Relaxed);
+    let mut stop = shared.stop.clone();
+    let limit = job.target.timeout + GRACE;
+    let ended = tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => None,
+        ended = timeout(limit, exchange.run(&job.target, &mut watch)) => Some(ended),
+    };
+    let total = ticket.intended.elapsed();
+    let end = match ended {
+        None => End::Unfinished,
+        Some(_) if watch.is_cancelled() => End::Cancelled,
+        Some(Ok(Ok(()))) => End::Well,
+        Some(Ok(Err(status))) => End::Failed(code(&status)),
+        Some(Err(_)) => End::Failed("DEADLINE_EXCEEDED"),
+    };
+    let good = end == End::Well && job.objectives.kept(&watch, total);
+    let (count, kept) = if end == End::Well { (&meter.finished, u64::from(good)) } else { (&meter.failed, 0) };
+    count.fetch_add(1, Relaxed);
+    meter.good.fetch_add(kept, Relaxed);
+    if end == End::Well {
+        watch.first().into_iter().for_each(|span| meter.first(span));
+    }
+    if ticket.measured {
+        let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally = tallies.get_mut(which).ok_or_else(|| Error::Internal("a workload that is not there".into()))?;
+        tally.take(&watch, &end, total, good);
+    }
+    Ok(())
+}

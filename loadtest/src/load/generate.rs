@@ -1,0 +1,179 @@
+//! The workload `generate`: prompts from text, continued.
+
+use super::{
+    length::Length,
+    text::Text,
+    workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
+};
+use crate::{
+    error::{Error, Result},
+    measure::watch::{Arrived, Told, Watch},
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::{ops::ControlFlow, time::Duration};
+use tonic::Status;
+use weir_proto::v1::{
+    self, Details, Finished, GenerateRequest, Piece, Sampling, Stopping, generate_response::Event,
+    generation_client::GenerationClient,
+};
+
+/// Streams of the generator from which shared beginnings are drawn: those before are requests'.
+const PREFIXES: u64 = 1 << 63;
+
+struct Generate {
+    spec: Spec,
+    text: Text,
+    lines: Vec<String>,
+}
+
+/// Makes the workload.
+///
+/// # Errors
+/// An option out of bounds, or a file that cannot be used.
+pub(super) fn build(spec: &Spec) -> Result<Box<dyn Workload>> {
+    spec.check()?;
+    let text = Text::read(&spec.files)?;
+    let lines = if spec.prompts == Prompts::Lines { text.lines()? } else { Vec::new() };
+    Ok(Box::new(Generate { spec: spec.clone(), text, lines }))
+}
+
+impl Generate {
+    fn prompt(&self, rng: &mut ChaCha8Rng) -> Result<String> {
+        let Spec { seed, shared_prefix, prefixes, prompts, most_symbols, .. } = self.spec;
+        let mut prompt = String::new();
+        if shared_prefix > 0 {
+            let mut prefix = ChaCha8Rng::seed_from_u64(seed);
+            prefix.set_stream(PREFIXES + rng.random_range(0..prefixes));
+            prompt = self.text.window(&mut prefix, shared_prefix);
+        }
+        match prompts {
+            Prompts::Parts(length) => {
+                // room for one character of the answer, or as many as surely come
+                let answer = self.spec.output.longest().unwrap_or(1);
+                let length = length.draw(rng, most_symbols.saturating_sub(shared_prefix + answer))?;
+                prompt.push_str(&self.text.window(rng, length));
+            }
+            Prompts::Lines => {
+                let line = self.lines.get(rng.random_range(0..self.lines.len().max(1)));
+                prompt.push_str(line.ok_or_else(|| Error::Internal("no lines".into()))?);
+            }
+        }
+        Ok(prompt)
+    }
+}
+
+impl Workload for Generate {
+    fn described(&self) -> Described {
+        let Spec { name, kind, weight, prompts, output, shared_prefix, prefixes, temperature, .. } = &self.spec;
+        Described {
+            name: name.clone(),
+            kind: kind.clone(),
+            weight: *weight,
+            text: self.text.name.clone(),
+            prompt_chars: match prompts {
+                Prompts::Parts(length) => Length::to_string(length),
+                Prompts::Lines => "lines".into(),
+            },
+            shared_prefix_chars: *shared_prefix,
+            prefixes: if *shared_prefix > 0 { *prefixes } else { 0 },
+            output_chars: output.to_string(),
+            temperature: *temperature,
+        }
+    }
+
+    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn Exchange>> {
+        let prompt = self.prompt(rng)?;
+        let left = self.spec.most_symbols.saturating_sub(prompt.chars().count() as u64);
+        let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
+        Ok(Box::new(Asked { prompt, chars, seed: rng.random(), temperature: self.spec.temperature }))
+    }
+}
+
+/// A request.
+struct Asked {
+    prompt: String,
+    chars: u32,
+    seed: u64,
+    temperature: Option<f32>,
+}
+
+impl Asked {
+    fn message(&self, target: &Target) -> GenerateRequest {
+        let sampling = Sampling { seed: Some(self.seed), temperature: self.temperature, ..Default::default() };
+        // as many characters as asked for: no text ends by itself
+        let (max_chars, min_chars) = (Some(self.chars), Some(self.chars));
+        let stopping = Stopping { max_chars, min_chars, ignore_eos: Some(true), ..Default::default() };
+        GenerateRequest {
+            model: Some(target.model.clone()),
+            prompt: self.prompt.clone(),
+            sampling: Some(sampling),
+            stopping: Some(stopping),
+            details: target.boundaries.then(|| Details { boundaries: Some(true), ..Default::default() }),
+            ..Default::default()
+        }
+    }
+}
+
+impl Exchange for Asked {
+    fn run<'a>(&'a self, target: &'a Target, watch: &'a mut Watch) -> Answer<'a> {
+        Box::pin(async move {
+            let connection = target.pool.next()?;
+            let request = connection.request(self.message(target), target.timeout);
+            let mut client = GenerationClient::new(connection.channel());
+            watch.sends();
+            let mut stream = client.generate(request).await?.into_inner();
+            let mut cached_chars = 0;
+            while let Some(message) = stream.message().await? {
+                match message.event {
+                    Some(Event::Started(started)) => cached_chars = started.cached_chars,
+                    Some(Event::Piece(piece)) => {
+                        if let ControlFlow::Break(()) = watch.arrived(arrived(&piece)) {
+                            return Ok(());
+                        }
+                    }
+                    Some(Event::Finished(finished)) => {
+                        watch.told = Some(told(&finished, cached_chars));
+                        return Ok(());
+                    }
+                    None => {}
+                }
+            }
+            Err(Status::unknown("the stream ended without `finished`"))
+        })
+    }
+
+    fn most_chars(&self) -> u64 {
+        self.chars.into()
+    }
+}
+
+/// What came in a piece: symbols where they are told one by one, code points otherwise; nothing where it is the prompt.
+fn arrived(piece: &Piece) -> Arrived {
+    let Piece { text, characters, prompt } = piece;
+    if *prompt {
+        return Arrived::default();
+    }
+    let ends = |marked: bool| {
+        let those =
+            characters.iter().filter(|character| character.boundary() && character.nxt_logprob.is_some() == marked);
+        those.count() as u64
+    };
+    let count = if characters.is_empty() { text.chars().count() } else { characters.len() };
+    Arrived { characters: count as u64, ends: ends(false), marked: ends(true) }
+}
+
+fn told(finished: &Finished, cached_chars: u64) -> Told {
+    let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, .. } = finished.timing.unwrap_or_default();
+    let usage = finished.usage.unwrap_or_default();
+    Told {
+        queue: Duration::from_nanos(queue_ns),
+        prefill: Duration::from_nanos(prefill_ns),
+        first: Duration::from_nanos(time_to_first_char_ns),
+        total: Duration::from_nanos(total_ns),
+        prompt_chars: usage.prompt_chars,
+        cached_chars,
+        generated_chars: usage.generated_chars,
+        segments: usage.prompt_segments + usage.generated_segments,
+    }
+}

@@ -1,0 +1,10 @@
+//! What is asked for, and when: texts, lengths, workloads, arrivals, and the loops that drive requests.
+
+pub mod arrivals;
+pub mod drive;
+pub mod generate;
+pub mod length;
+pub mod pacer;
+pub mod plan;
+pub mod text;
+pub mod workload;

@@ -1,0 +1,9 @@
+//! From moments to figures: the clock of one request, histograms of all, objectives, the course of time, and what the tester
+//! itself took.
+
+pub mod meter;
+pub mod objective;
+pub mod record;
+pub mod spread;
+pub mod tester;
+pub mod watch;

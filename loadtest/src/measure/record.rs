@@ -1,0 +1,338 @@
+//! What all requests of a workload came to.
+
+use super::{
+    spread::{Bar, Numbers, Spread},
+    watch::{Told, Watch},
+};
+use crate::error::Result;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, time::Duration};
+
+/// Thousandths in which speeds are counted.
+const MILLI: f64 = 1e-3;
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// With everything that it asked for.
+    Well,
+    /// This client went away, as it was to.
+    Cancelled,
+    /// The measurement was interrupted.
+    Unfinished,
+    /// With this gRPC code.
+    Failed(&'static str),
+}
+
+/// Numbers of all requests so far. Times are of requests that ended well.
+#[derive(Debug)]
+pub struct Tally {
+    /// Whether boundary gaps were told from others.
+    split: bool,
+    well: u64,
+    cancelled: u64,
+    unfinished: u64,
+    good: u64,
+    errors: BTreeMap<String, u64>,
+    characters: u64,
+    messages: u64,
+    sums: Sums,
+    first: Numbers,
+    first_sent: Numbers,
+    total: Numbers,
+    total_sent: Numbers,
+    lag: Numbers,
+    plain: Numbers,
+    boundary: Numbers,
+    segment: Numbers,
+    per_char: Numbers,
+    speed: Numbers,
+    queue: Numbers,
+    prefill: Numbers,
+    server_first: Numbers,
+    server_total: Numbers,
+}
+
+/// Sums of what the server told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Sums {
+    prompt: u64,
+    cached: u64,
+    generated: u64,
+    segments: u64,
+}
+
+/// How requests ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ends {
+    /// Requests whose intended start lay in the measured window.
+    pub measured: u64,
+    /// Those that ended with all that they asked for.
+    pub well: u64,
+    /// Those that this client cancelled on purpose.
+    pub cancelled: u64,
+    /// Those that an interruption of the measurement cut.
+    pub unfinished: u64,
+    /// Those that failed, by gRPC code.
+    pub errors: BTreeMap<String, u64>,
+}
+
+/// What the server told of the requests that ended well.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    /// `timing.queue_ns`.
+    pub queue_ns: Spread,
+    /// `timing.prefill_ns`.
+    pub prefill_ns: Spread,
+    /// `timing.time_to_first_char_ns`.
+    pub time_to_first_char_ns: Spread,
+    /// `timing.total_ns`.
+    pub total_ns: Spread,
+}
+
+/// All figures.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figures {
+    /// How requests ended.
+    pub requests: Ends,
+    /// Requests that ended well and kept every objective; of no objectives, those that ended well.
+    pub good: u64,
+    /// Characters that came, of the requests that ended well.
+    pub characters: u64,
+    /// Messages that they came in.
+    pub messages: u64,
+    /// Characters of their prompts.
+    pub prompt_chars: u64,
+    /// Of these, characters that the server had cached.
+    pub cached_chars: u64,
+    /// Characters per closed segment, prompts included; absent if no segment was closed.
+    pub shortening_factor: Option<f64>,
+    /// From the intended start to the first characters.
+    pub time_to_first_char_ns: Spread,
+    /// From sending to the first characters: what coordinated omission would have told.
+    pub time_to_first_char_from_send_ns: Spread,
+    /// From the intended start to the end of the stream.
+    pub total_ns: Spread,
+    /// From sending to the end of the stream.
+    pub total_from_send_ns: Spread,
+    /// From the intended start to sending.
+    pub start_lag_ns: Spread,
+    /// Between messages, all of them.
+    pub gap_ns: Spread,
+    /// Between messages, where the middle layers did not run; absent if boundaries were not asked for.
+    pub plain_gap_ns: Option<Spread>,
+    /// Between messages, where they did; absent likewise.
+    pub boundary_gap_ns: Option<Spread>,
+    /// From one end of a segment to the next; absent likewise.
+    pub segment_ns: Option<Spread>,
+    /// Of each request: the mean time of a character after the first message's.
+    pub char_ns: Spread,
+    /// Of each request: characters a second after the first message.
+    pub chars_per_second: Spread,
+    /// What the server told.
+    pub server: Server,
+    /// The distribution of `time_to_first_char_ns`.
+    pub time_to_first_char_bars: Vec<Bar>,
+    /// The distribution of `plain_gap_ns`, or of `gap_ns` if boundaries were not asked for.
+    pub plain_gap_bars: Vec<Bar>,
+    /// The distribution of `boundary_gap_ns`.
+    pub boundary_gap_bars: Vec<Bar>,
+}
+
+impl Tally {
+    /// Of no requests; `split` if boundaries are asked for.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(split: bool) -> Result<Self> {
+        Ok(Self {
+            split,
+            well: 0,
+            cancelled: 0,
+            unfinished: 0,
+            good: 0,
+            errors: BTreeMap::new(),
+            characters: 0,
+            messages: 0,
+            sums: Sums::default(),
+            first: Numbers::new()?,
+            first_sent: Numbers::new()?,
+            total: Numbers::new()?,
+            total_sent: Numbers::new()?,
+            lag: Numbers::new()?,
+            plain: Numbers::new()?,
+            boundary: Numbers::new()?,
+            segment: Numbers::new()?,
+            per_char: Numbers::new()?,
+            speed: Numbers::new()?,
+            queue: Numbers::new()?,
+            prefill: Numbers::new()?,
+            server_first: Numbers::new()?,
+            server_total: Numbers::new()?,
+        })
+    }
+
+    /// Whether boundary gaps are told from others.
+    pub fn is_split(&self) -> bool {
+        self.split
+    }
+
+    /// Takes a request that ended `total` after its intended start.
+    pub fn take(&mut self, watch: &Watch, end: &End, total: Duration, good: bool) {
+        self.lag.time(watch.sent.map_or(total, |sent| sent - watch.intended));
+        match end {
+            End::Well => {}
+            End::Cancelled => self.cancelled += 1,
+            End::Unfinished => self.unfinished += 1,
+            End::Failed(code) => *self.errors.entry((*code).to_owned()).or_default() += 1,
+        }
+        if *end != End::Well {
+            return;
+        }
+        self.well += 1;
+        self.good += u64::from(good);
+        self.characters += watch.characters;
+        self.messages += watch.messages;
+        self.times(watch, total);
+        if let Some(told) = &watch.told {
+            self.told(told);
+        }
+    }
+
+    fn times(&mut self, watch: &Watch, total: Duration) {
+        self.total.time(total);
+        if let Some(sent) = watch.sent {
+            self.total_sent.time(total.saturating_sub(sent - watch.intended));
+        }
+        watch.first().into_iter().for_each(|span| self.first.time(span));
+        watch.first_sent().into_iter().for_each(|span| self.first_sent.time(span));
+        if let Some(span) = watch.per_char() {
+            self.per_char.time(span);
+            self.speed.number((1.0 / span.as_secs_f64().max(1e-9) / MILLI) as u64);
+        }
+        for gap in &watch.gaps {
+            if gap.boundary { self.boundary.time(gap.span) } else { self.plain.time(gap.span) }
+        }
+        watch.segments.iter().for_each(|&span| self.segment.time(span));
+    }
+
+    fn told(&mut self, told: &Told) {
+        self.queue.time(told.queue);
+        self.prefill.time(told.prefill);
+        self.server_first.time(told.first);
+        self.server_total.time(told.total);
+        self.sums.prompt += told.prompt_chars;
+        self.sums.cached += told.cached_chars;
+        self.sums.generated += told.generated_chars;
+        self.sums.segments += told.segments;
+    }
+
+    /// Takes all that another took.
+    ///
+    /// # Errors
+    /// Never: both keep what they need.
+    pub fn add(&mut self, other: &Self) -> Result<()> {
+        self.well += other.well;
+        self.cancelled += other.cancelled;
+        self.unfinished += other.unfinished;
+        self.good += other.good;
+        self.characters += other.characters;
+        self.messages += other.messages;
+        for (code, count) in &other.errors {
+            *self.errors.entry(code.clone()).or_default() += count;
+        }
+        let Sums { prompt, cached, generated, segments } = other.sums;
+        self.sums.prompt += prompt;
+        self.sums.cached += cached;
+        self.sums.generated += generated;
+        self.sums.segments += segments;
+        self.numbers_mut().into_iter().zip(other.numbers()).try_for_each(|(sum, part)| sum.add(part))
+    }
+
+    fn numbers(&self) -> [&Numbers; 14] {
+        [
+            &self.first,
+            &self.first_sent,
+            &self.total,
+            &self.total_sent,
+            &self.lag,
+            &self.plain,
+            &self.boundary,
+            &self.segment,
+            &self.per_char,
+            &self.speed,
+            &self.queue,
+            &self.prefill,
+            &self.server_first,
+            &self.server_total,
+        ]
+    }
+
+    fn numbers_mut(&mut self) -> [&mut Numbers; 14] {
+        [
+            &mut self.first,
+            &mut self.first_sent,
+            &mut self.total,
+            &mut self.total_sent,
+            &mut self.lag,
+            &mut self.plain,
+            &mut self.boundary,
+            &mut self.segment,
+            &mut self.per_char,
+            &mut self.speed,
+            &mut self.queue,
+            &mut self.prefill,
+            &mut self.server_first,
+            &mut self.server_total,
+        ]
+    }
+
+    /// What is told.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn figures(&self) -> Result<Figures> {
+        let mut gaps = self.plain.clone();
+        gaps.add(&self.boundary)?;
+        let split = |numbers: &Numbers| self.split.then(|| numbers.spread(1.0));
+        let Sums { prompt, cached, generated, segments } = self.sums;
+        Ok(Figures {
+            requests: self.ends(),
+            good: self.good,
+            characters: self.characters,
+            messages: self.messages,
+            prompt_chars: prompt,
+            cached_chars: cached,
+            shortening_factor: (segments > 0).then(|| (prompt + generated) as f64 / segments as f64),
+            time_to_first_char_ns: self.first.spread(1.0),
+            time_to_first_char_from_send_ns: self.first_sent.spread(1.0),
+            total_ns: self.total.spread(1.0),
+            total_from_send_ns: self.total_sent.spread(1.0),
+            start_lag_ns: self.lag.spread(1.0),
+            gap_ns: gaps.spread(1.0),
+            plain_gap_ns: split(&self.plain),
+            boundary_gap_ns: split(&self.boundary),
+            segment_ns: split(&self.segment),
+            char_ns: self.per_char.spread(1.0),
+            chars_per_second: self.speed.spread(MILLI),
+            server: Server {
+                queue_ns: self.queue.spread(1.0),
+                prefill_ns: self.prefill.spread(1.0),
+                time_to_first_char_ns: self.server_first.spread(1.0),
+                total_ns: self.server_total.spread(1.0),
+            },
+            time_to_first_char_bars: self.first.bars(),
+            plain_gap_bars: self.plain.bars(),
+            boundary_gap_bars: self.boundary.bars(),
+        })
+    }
+
+    fn ends(&self) -> Ends {
+        let Self { well, cancelled, unfinished, errors, .. } = self;
+        let measured = well + cancelled + unfinished + errors.values().sum::<u64>();
+        Ends { measured, well: *well, cancelled: *cancelled, unfinished: *unfinished, errors: errors.clone() }
+    }
+}

@@ -1,0 +1,101 @@
+//! How sure a ratio of medians is: Efron's bootstrap over pairs, percentile interval.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+/// Times that pairs are drawn anew.
+pub const RESAMPLES: usize = 2000;
+/// What the interval leaves out at either end.
+const TAIL: f64 = 0.025;
+/// Fewer pairs than this tell nothing of how sure a ratio is.
+const FEWEST: usize = 8;
+
+/// How many times as fast.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gain {
+    /// The baseline's median by the other's.
+    pub ratio: f64,
+    /// The lower end of the 95 % interval; absent with too few pairs for one.
+    pub low: Option<f64>,
+    /// The upper end.
+    pub high: Option<f64>,
+    /// Pairs that both models have a figure of.
+    pub pairs: usize,
+}
+
+/// The gain over pairs of (baseline, other); none of none, or where the other's median is 0.
+pub fn gain(pairs: &[(f64, f64)], seed: u64) -> Option<Gain> {
+    let ratio = ratio(pairs)?;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut drawn = Vec::with_capacity(pairs.len());
+    let mut ratios: Vec<f64> = Vec::with_capacity(RESAMPLES);
+    if pairs.len() >= FEWEST {
+        for _ in 0..RESAMPLES {
+            drawn.clear();
+            drawn.extend((0..pairs.len()).map(|_| pairs[rng.random_range(0..pairs.len())]));
+            ratios.extend(self::ratio(&drawn));
+        }
+    }
+    ratios.sort_by(f64::total_cmp);
+    let at = |share: f64| ratios.get((share * (ratios.len().checked_sub(1)?) as f64).round() as usize).copied();
+    Some(Gain { ratio, low: at(TAIL), high: at(1.0 - TAIL), pairs: pairs.len() })
+}
+
+fn ratio(pairs: &[(f64, f64)]) -> Option<f64> {
+    let baseline = median(pairs.iter().map(|pair| pair.0).collect())?;
+    let other = median(pairs.iter().map(|pair| pair.1).collect())?;
+    (other > 0.0).then(|| baseline / other)
+}
+
+/// The middle number, or the mean of the two in the middle; none of none.
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    let upper = *numbers.get(middle)?;
+    let lower = if numbers.len().is_multiple_of(2) { *numbers.get(middle.checked_sub(1)?)? } else { upper };
+    Some((lower + upper) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand_distr::{Distribution, LogNormal};
+
+    /// `count` pairs whose true ratio of medians is `truth`, with so much noise.
+    fn noisy(truth: f64, sigma: f64, count: usize, seed: u64) -> Vec<(f64, f64)> {
+        let (mut rng, noise) = (ChaCha8Rng::seed_from_u64(seed), LogNormal::new(0.0, sigma).unwrap());
+        (0..count).map(|_| (truth * noise.sample(&mut rng), noise.sample(&mut rng))).collect()
+    }
+
+    #[test]
+    fn of_known_pairs() {
+        let even: Vec<_> = (1..=9).map(|n| (3.0 * f64::from(n), f64::from(n))).collect();
+        let gain = gain(&even, 1).unwrap();
+        assert_eq!((gain.ratio, gain.pairs), (3.0, 9));
+        assert_eq!(median(vec![3.0, 1.0, 2.0, 10.0]), Some(2.5));
+        assert_eq!(median(vec![]), None);
+        assert_eq!(super::gain(&[], 1), None);
+        assert_eq!(super::gain(&[(1.0, 0.0)], 1), None);
+    }
+
+    #[test]
+    fn the_interval_holds_the_truth_about_as_often_as_it_says() {
+        // of 200 measurements of a true 1.5, each of 40 pairs
+        let held = (0..200)
+            .filter(|&seed| {
+                let Gain { low, high, .. } = gain(&noisy(1.5, 0.3, 40, seed), seed).unwrap();
+                low.unwrap() <= 1.5 && 1.5 <= high.unwrap()
+            })
+            .count();
+        assert!((180..=199).contains(&held), "{held} of 200");
+    }
+
+    #[test]
+    fn it_is_the_same_every_time_and_silent_of_few_pairs() {
+        let pairs = noisy(2.0, 0.2, 30, 5);
+        assert_eq!(gain(&pairs, 3), gain(&pairs, 3));
+        assert_eq!(gain(&pairs[..7], 3).unwrap().low, None);
+    }
+}

@@ -1,0 +1,228 @@
+//! Models of one server compared request by request: the same prompt, length and seed of one after the other, in an order that
+//! changes with every pair.
+
+pub mod bootstrap;
+pub mod score;
+
+use self::bootstrap::{Gain, gain};
+use crate::{
+    client::connection::code,
+    error::{Error, Result},
+    load::{
+        drive::Stop,
+        workload::{Exchange, Mix, Target},
+    },
+    measure::{
+        meter::Meter,
+        record::{End, Figures, Tally},
+        watch::Watch,
+    },
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+/// The most models.
+pub const MAX_MODELS: usize = 8;
+/// The most pairs: their figures are kept one by one.
+pub const MAX_PAIRS: u64 = 100_000;
+
+/// What came of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Comparison {
+    /// The model that others are measured by.
+    pub baseline: String,
+    /// Rounds in which every model answered the same request.
+    pub rounds: u64,
+    /// Of these, rounds in which all models ended well: what gains are worked out from.
+    pub complete: u64,
+    /// Rounds in flight at a time; in each, one model answers at a time.
+    pub concurrency: usize,
+    /// Rounds before, which were not measured.
+    pub warm_up: u64,
+    /// Whether it was ended before its time.
+    pub interrupted: bool,
+    /// The text that `bits_per_char` are of, and its characters.
+    pub scored: Option<String>,
+    /// Every model, the baseline first.
+    pub models: Vec<Side>,
+}
+
+/// A model in a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Side {
+    /// Its name.
+    pub model: String,
+    /// What it costs: bits per character of the scored text, by the server's `Score`. Absent if not asked for, or refused.
+    pub bits_per_char: Option<f64>,
+    /// Why there is no `bits_per_char` although it was asked for.
+    pub score_refused: Option<String>,
+    /// Figures of its requests.
+    pub figures: Figures,
+    /// How many times as fast as the baseline it is, by the medians of complete rounds. None for the baseline itself.
+    pub gains: Option<Gains>,
+}
+
+/// Measured gains: the baseline's median by this model's, over complete rounds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gains {
+    /// Of the time from sending to the end.
+    pub total: Option<Gain>,
+    /// Of the time from sending to the first character.
+    pub time_to_first_char: Option<Gain>,
+    /// Of the mean time of a character after the first.
+    pub char: Option<Gain>,
+}
+
+/// What is compared.
+pub struct Match {
+    /// One for each model, the baseline first.
+    pub targets: Vec<Target>,
+    /// What they are asked for.
+    pub mix: Mix,
+    /// Rounds that are measured.
+    pub rounds: u64,
+    /// Rounds that are not, before.
+    pub warm_up: u64,
+    /// Rounds at a time.
+    pub concurrency: usize,
+    /// Of the bootstrap.
+    pub seed: u64,
+}
+
+/// A model's figures in a round: the time to the end, to the first character, and of a character.
+type Timed = Option<[Option<Duration>; 3]>;
+
+struct Shared {
+    plan: Match,
+    meter: Arc<Meter>,
+    next: AtomicU64,
+    played: Mutex<Played>,
+    stop: Stop,
+}
+
+struct Played {
+    tallies: Vec<Tally>,
+    rounds: Vec<Vec<Timed>>,
+}
+
+/// Plays all rounds; `look` is called after each with how many there were.
+///
+/// # Errors
+/// A broken invariant; what requests are answered is no error.
+pub async fn play(plan: Match, stop: Stop, look: impl Fn(u64) + Send + Sync + 'static) -> Result<Comparison> {
+    let tallies = plan.targets.iter().map(|target| Tally::new(target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let played = Mutex::new(Played { tallies, rounds: Vec::new() });
+    let shared = Arc::new(Shared { plan, meter: Arc::default(), next: AtomicU64::new(0), played, stop });
+    let (look, mut players) = (Arc::new(look), JoinSet::new());
+    for _ in 0..shared.plan.concurrency {
+        let (shared, look) = (shared.clone(), look.clone());
+        players.spawn(async move {
+            loop {
+                let number = shared.next.fetch_add(1, Relaxed);
+                if *shared.stop.borrow() || number >= shared.plan.warm_up + shared.plan.rounds {
+                    return Ok(());
+                }
+                round(&shared, number).await?;
+                look(number + 1);
+            }
+        });
+    }
+    while let Some(ended) = players.join_next().await {
+        ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
+    }
+    told(&shared)
+}
+
+/// One request, of every model in turn.
+async fn round(shared: &Shared, number: u64) -> Result<()> {
+    let Match { targets, mix, warm_up, .. } = &shared.plan;
+    let drawn = mix.draw(number)?;
+    let mut times: Vec<Timed> = vec![None; targets.len()];
+    let mut done = Vec::new();
+    for turn in 0..targets.len() {
+        let which = (turn + number as usize) % targets.len();
+        let (watch, end, total) = ask(shared, &*drawn.exchange, &targets[which]).await;
+        if end == End::Well {
+            times[which] = Some([Some(total), watch.first_sent(), watch.per_char()]);
+        }
+        done.push((which, watch, end, total));
+        if *shared.stop.borrow() {
+            break;
+        }
+    }
+    if number < *warm_up {
+        return Ok(());
+    }
+    let mut played = shared.played.lock().unwrap_or_else(PoisonError::into_inner);
+    for (which, watch, end, total) in done {
+        let good = end == End::Well;
+        if let Some(tally) = played.tallies.get_mut(which) {
+            tally.take(&watch, &end, total, good);
+        }
+    }
+    played.rounds.push(times);
+    Ok(())
+}
+
+async fn ask(shared: &Shared, exchange: &dyn Exchange, target: &Target) -> (Watch, End, Duration) {
+    let mut watch = Watch::new(shared.meter.clone(), Instant::now(), None);
+    let mut stop = shared.stop.clone();
+    let ended = tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => None,
+        ended = timeout(target.timeout, exchange.run(target, &mut watch)) => Some(ended),
+    };
+    let total = watch.sent.unwrap_or(watch.intended).elapsed();
+    let end = match ended {
+        None => End::Unfinished,
+        Some(Ok(Ok(()))) => End::Well,
+        Some(Ok(Err(status))) => End::Failed(code(&status)),
+        Some(Err(_)) => End::Failed("DEADLINE_EXCEEDED"),
+    };
+    (watch, end, total)
+}
+
+fn told(shared: &Shared) -> Result<Comparison> {
+    let Match { targets, warm_up, concurrency, seed, .. } = &shared.plan;
+    let played = shared.played.lock().unwrap_or_else(PoisonError::into_inner);
+    let complete: Vec<&Vec<Timed>> = played.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    let gain_of = |which: usize, figure: usize| {
+        let of = |round: &[Timed], which: usize| Some(round.get(which)?.as_ref()?[figure]?.as_secs_f64());
+        let pairs: Vec<_> = complete.iter().filter_map(|round| of(round, 0).zip(of(round, which))).collect();
+        gain(&pairs, *seed)
+    };
+    let side = |(which, target): (usize, &Target)| {
+        let tally = played.tallies.get(which).ok_or_else(|| Error::Internal("a model without figures".into()))?;
+        let gains =
+            || Gains { total: gain_of(which, 0), time_to_first_char: gain_of(which, 1), char: gain_of(which, 2) };
+        Ok(Side {
+            model: target.model.clone(),
+            bits_per_char: None,
+            score_refused: None,
+            figures: tally.figures()?,
+            gains: (which > 0).then(gains),
+        })
+    };
+    Ok(Comparison {
+        baseline: targets.first().map(|target| target.model.clone()).unwrap_or_default(),
+        rounds: played.rounds.len() as u64,
+        complete: complete.len() as u64,
+        concurrency: *concurrency,
+        warm_up: *warm_up,
+        interrupted: *shared.stop.borrow(),
+        scored: None,
+        models: targets.iter().enumerate().map(side).collect::<Result<_>>()?,
+    })
+}

@@ -1,0 +1,31 @@
+//! What a model's speed costs: bits per character of a text, by the server's `Score`.
+
+use crate::{client::connection::code, load::workload::Target};
+use tokio::time::timeout;
+use tonic::Status;
+use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
+
+/// Bits per character of the text, or why there are none.
+///
+/// # Errors
+/// The server refuses, or takes longer than a request may.
+pub async fn bits_per_char(target: &Target, text: &str) -> Result<f64, String> {
+    let told = |status: Status| format!("{}: {}", code(&status), status.message());
+    match timeout(target.timeout, score(target, text)).await {
+        Ok(answer) => answer.map_err(told),
+        Err(_) => Err(format!("no answer in {:?}", target.timeout)),
+    }
+}
+
+async fn score(target: &Target, text: &str) -> Result<f64, Status> {
+    let connection = target.pool.next()?;
+    let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
+    let request = connection.request(message, target.timeout);
+    let mut stream = GenerationClient::new(connection.channel()).score(request).await?.into_inner();
+    while let Some(message) = stream.message().await? {
+        if let Some(Event::Summary(summary)) = message.event {
+            return summary.bits_per_char.ok_or_else(|| Status::unknown("nothing was scored"));
+        }
+    }
+    Err(Status::unknown("the stream ended without `summary`"))
+}

@@ -1,0 +1,197 @@
+//! Which figures make which charts.
+
+use super::{
+    chart::{Chart, Mark, Scale, Series, draw},
+    document::{Conditions, Point},
+};
+use crate::{
+    knee::Knee,
+    load::plan::Load,
+    measure::{
+        record::Figures,
+        spread::{Bar, Spread},
+    },
+    pair::Comparison,
+};
+use maud::{Markup, html};
+
+fn line(label: &str, points: Vec<(f64, f64)>) -> Series {
+    Series { label: label.into(), points, steps: false }
+}
+
+/// What was asked of the server, in words.
+fn asked(conditions: &Conditions, figures: Option<&Figures>) -> String {
+    let one = |workload: &crate::load::workload::Described| {
+        format!("prompts of {} characters, answers of {}", workload.prompt_chars, workload.output_chars)
+    };
+    let all: Vec<_> = conditions.workloads.iter().map(one).collect();
+    let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());
+    let late = if is_split { "; boundaries asked for, so that characters come one step late" } else { "" };
+    format!("{}{late}", all.join("; "))
+}
+
+/// How a number is taken from a spread.
+type Percentile = fn(&Spread) -> Option<f64>;
+
+/// The lines p50, p90 and p99 of a spread over some axis.
+fn percentiles(points: &[Point], at: fn(&Point) -> Option<f64>, of: fn(&Figures) -> Spread, name: &str) -> Vec<Series> {
+    let all: [(&str, Percentile); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
+    let series = all.into_iter().map(|(percentile, value)| {
+        let point = |point: &Point| Some((at(point)?, value(&of(&point.figures))?));
+        line(&format!("{name}, {percentile}"), points.iter().filter_map(point).collect())
+    });
+    series.filter(|series| !series.points.is_empty()).collect()
+}
+
+fn rate(point: &Point) -> Option<f64> {
+    match point.load {
+        Load::Open { rate, .. } => Some(rate),
+        Load::Closed { .. } => None,
+    }
+}
+
+fn concurrency(point: &Point) -> Option<f64> {
+    match point.load {
+        Load::Closed { concurrency } => Some(concurrency as f64),
+        Load::Open { .. } => None,
+    }
+}
+
+/// Latency over rate, and what the server answers of what it is offered.
+pub(super) fn rates(model: &str, points: &[Point], knee: &Knee, conditions: &Conditions) -> Markup {
+    let x = || ("offered rate (requests/s)".to_owned(), Scale::Log);
+    let marks = || match knee.rate {
+        Some(rate) => vec![Mark { at: rate, label: "knee".into() }],
+        None => Vec::new(),
+    };
+    let mut first = percentiles(points, rate, |figures| figures.time_to_first_char_ns, "from the intended start");
+    let sent = |point: &Point| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
+    first.push(line("from sending, p90", points.iter().filter_map(sent).collect()));
+    let note = format!(
+        "{model}; {}. Each point is a run of its own.",
+        asked(conditions, points.first().map(|point| &point.figures))
+    );
+    let kept: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.well_per_second))).collect();
+    let good: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.good_per_second))).collect();
+    let chart = |title: &str, y: (&str, Scale), series| {
+        draw(&Chart { title: title.into(), x: x(), y: (y.0.into(), y.1), series, marks: marks(), note: note.clone() })
+    };
+    html! {
+        (chart("Time to first character over rate", ("time to first character", Scale::LogTime), first))
+        (chart("Gaps over rate", ("gap between messages", Scale::LogTime),
+            percentiles(points, rate, |figures| figures.gap_ns, "gap")))
+        (chart("Answered over offered", ("requests/s", Scale::Linear), vec![line("ended well", kept), line("good", good)]))
+    }
+}
+
+/// Speed and latency over concurrency.
+pub(super) fn batches(model: &str, points: &[Point], conditions: &Conditions) -> Markup {
+    let x = || ("requests at a time".to_owned(), Scale::Log);
+    let all: Vec<_> =
+        points.iter().filter_map(|point| Some((concurrency(point)?, point.window.chars_per_second))).collect();
+    let each = |point: &Point| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
+    let each: Vec<_> = points.iter().filter_map(each).collect();
+    let figures = points.first().map(|point| &point.figures);
+    let note = format!("{model}; {}. Each point is a run of its own.", asked(conditions, figures));
+    let chart = |title: &str, y: (&str, Scale), series| {
+        draw(&Chart { title: title.into(), x: x(), y: (y.0.into(), y.1), series, marks: vec![], note: note.clone() })
+    };
+    html! {
+        (chart("Batch-size curve", ("characters/s", Scale::Linear),
+            vec![line("all requests together", all), line("one request, median", each)]))
+        (chart("Gaps over batch size", ("gap between messages", Scale::LogTime),
+            percentiles(points, concurrency, |figures| figures.gap_ns, "gap")))
+    }
+}
+
+/// Steps of a distribution: the share of the numbers in each bar.
+fn steps(bars: &[Bar]) -> Vec<(f64, f64)> {
+    let all: u64 = bars.iter().map(|bar| bar.count).sum();
+    let mut points = Vec::new();
+    let mut end = None;
+    for bar in bars {
+        let share = 100.0 * bar.count as f64 / all.max(1) as f64;
+        if end.is_none_or(|end: f64| bar.from > end * 1.0001) {
+            points.extend(end.map(|end| (end, 0.0)));
+            points.push((bar.from, 0.0));
+        }
+        // up at its beginning, along to its end
+        points.extend([(bar.from, share), (bar.to, share)]);
+        end = Some(bar.to);
+    }
+    points.extend(end.map(|end| (end, 0.0)));
+    points
+}
+
+/// The distribution of gaps.
+pub(super) fn gaps(what: &str, figures: &Figures, conditions: &Conditions) -> Markup {
+    let stepped = |label: String, bars: &[Bar]| Series { label, points: steps(bars), steps: true };
+    let count = |spread: Option<Spread>| spread.map_or(0, |spread| spread.count);
+    let series = match (figures.plain_gap_ns, figures.boundary_gap_ns) {
+        (Some(_), Some(_)) => vec![
+            stepped(format!("plain, {} gaps", count(figures.plain_gap_ns)), &figures.plain_gap_bars),
+            stepped(format!("boundary, {} gaps", count(figures.boundary_gap_ns)), &figures.boundary_gap_bars),
+        ],
+        _ => vec![stepped(format!("all {} gaps", figures.gap_ns.count), &figures.plain_gap_bars)],
+    };
+    let series: Vec<_> = series.into_iter().filter(|series| !series.points.is_empty()).collect();
+    if series.is_empty() {
+        return html! { p.note { "No gaps: no request that ended well had more than one message." } };
+    }
+    draw(&Chart {
+        title: format!("Distribution of gaps: {what}"),
+        x: ("gap between messages".into(), Scale::LogTime),
+        y: ("share of its kind (%)".into(), Scale::Linear),
+        series,
+        marks: vec![],
+        note: format!("{}. A step is a 24th of a factor of ten wide.", asked(conditions, Some(figures))),
+    })
+}
+
+/// The course of time.
+pub(super) fn course(model: &str, point: &Point) -> Markup {
+    let middle = |at: u64, span: u64| at as f64 + span as f64 / 2.0;
+    let of = |value: &dyn Fn(&crate::measure::meter::Sample) -> Option<f64>| -> Vec<(f64, f64)> {
+        let long = point.course.iter().filter(|sample| sample.span_ns > 10_000_000);
+        long.filter_map(|sample| Some((middle(sample.at_ns, sample.span_ns), value(sample)?))).collect()
+    };
+    let note = format!(
+        "{model}, {}. Until the last request had ended; the measured window is {} long.",
+        point.load.words(),
+        crate::units::time(point.window.window_ns as f64)
+    );
+    let chart = |title: &str, y: (&str, Scale), series| {
+        let x = ("time since the end of the warm-up".to_owned(), Scale::Time);
+        draw(&Chart { title: title.into(), x, y: (y.0.into(), y.1), series, marks: vec![], note: note.clone() })
+    };
+    let speed = of(&|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
+    html! {
+        (chart("Timeline: characters", ("characters/s, all requests", Scale::Linear), vec![line("characters/s", speed)]))
+        (chart("Timeline: requests in flight", ("requests", Scale::Linear),
+            vec![line("in flight", of(&|sample| Some(sample.in_flight as f64)))]))
+        (chart("Timeline: time to first character", ("time to first character", Scale::LogTime), vec![
+            line("median of those that ended then", of(&|sample| sample.time_to_first_char_p50_ns)),
+            line("longest of them", of(&|sample| sample.time_to_first_char_max_ns)),
+        ]))
+    }
+}
+
+/// Bits per character against the measured time of a character.
+pub(super) fn gains(comparison: &Comparison) -> Markup {
+    let series: Vec<_> = comparison
+        .models
+        .iter()
+        .filter_map(|side| Some(line(&side.model, vec![(side.figures.char_ns.p50?, side.bits_per_char?)])))
+        .collect();
+    if series.is_empty() {
+        return html! {};
+    }
+    draw(&Chart {
+        title: "What a character takes, and what it costs".into(),
+        x: ("time per character, median of requests".into(), Scale::Time),
+        y: ("bits per character".into(), Scale::Linear),
+        series,
+        marks: vec![],
+        note: format!("{} complete rounds; nearer to the corner is better.", comparison.complete),
+    })
+}

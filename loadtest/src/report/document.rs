@@ -1,0 +1,211 @@
+//! What a measurement leaves: the JSON that every report is drawn from. docs/loadtest.md explains each key.
+
+use crate::{
+    client::models::About,
+    error::{Error, Result},
+    knee::Knee,
+    load::{
+        drive::Driven,
+        plan::{Extent, Load},
+        workload::Described,
+    },
+    measure::{
+        meter::Sample,
+        record::{Figures, Tally},
+        tester::{Evidence, Tester},
+    },
+    pair::Comparison,
+    units::ns,
+};
+use serde::{Deserialize, Serialize};
+use std::{fs, path::Path};
+
+/// The format's name and version.
+pub const FORMAT: &str = "weir-loadtest/1";
+/// Bytes of a report.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Measurements made together, under the same conditions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    /// [`FORMAT`].
+    pub format: String,
+    /// Under which conditions.
+    pub conditions: Conditions,
+    /// What was measured, in order.
+    pub parts: Vec<Part>,
+}
+
+/// Under which conditions all parts were measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Conditions {
+    /// The tester's version.
+    pub version: String,
+    /// When it began: seconds since 1970, UTC.
+    pub begun_unix_s: u64,
+    /// The command that was given, without keys.
+    pub command: String,
+    /// The server's address.
+    pub server: String,
+    /// The tester's system, and cores that it may use.
+    pub tester: String,
+    /// What the user says of machine and server.
+    pub note: Option<String>,
+    /// The server's models that were asked.
+    pub models: Vec<About>,
+    /// What was asked for.
+    pub workloads: Vec<Described>,
+    /// Of all draws.
+    pub seed: u64,
+    /// Whether clients asked where segments end; characters then come a step later.
+    pub boundaries: bool,
+    /// How long a request may take.
+    pub timeout_ns: u64,
+    /// The share of requests that the client gave up on purpose.
+    pub cancel_share: f64,
+    /// What a good request keeps; absent: only that it ends well.
+    pub objectives: Option<String>,
+}
+
+/// A part of a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Part {
+    /// One load.
+    Run {
+        /// The model.
+        model: String,
+        /// What came of it.
+        point: Point,
+    },
+    /// Closed loops of growing concurrency.
+    Batches {
+        /// The model.
+        model: String,
+        /// What came of each.
+        points: Vec<Point>,
+    },
+    /// Open loops of several rates.
+    Rates {
+        /// The model.
+        model: String,
+        /// What came of each, by rate.
+        points: Vec<Point>,
+        /// The highest rate that was sustained.
+        knee: Knee,
+    },
+    /// Models compared request by request.
+    Compare {
+        /// What came of it.
+        comparison: Comparison,
+    },
+}
+
+/// What came of one load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// The load.
+    pub load: Load,
+    /// Requests before this were not measured.
+    pub warm_up_ns: u64,
+    /// The measured window.
+    pub window: Window,
+    /// Whether the measurement was ended before its time.
+    pub interrupted: bool,
+    /// Figures of all requests together.
+    pub figures: Figures,
+    /// Figures of each workload, where there are several; in the order of `conditions.workloads`.
+    pub workloads: Vec<Figures>,
+    /// The course of time, until the last request had ended.
+    pub course: Vec<Sample>,
+    /// What the tester took.
+    pub tester: Tester,
+}
+
+/// What happened in the measured window, whichever requests it belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Its length: from the end of the warm-up until no more requests are started, or, if only their number is given, until the
+    /// last has ended.
+    pub window_ns: u64,
+    /// Requests that were to start in it.
+    pub started: u64,
+    /// Requests that ended in it, however they did.
+    pub ended: u64,
+    /// Characters that came in it.
+    pub characters: u64,
+    /// Requests that were to start, a second.
+    pub started_per_second: f64,
+    /// Requests that ended well, a second.
+    pub well_per_second: f64,
+    /// Good requests that ended, a second: the goodput.
+    pub good_per_second: f64,
+    /// Characters that came, a second, of all requests together.
+    pub chars_per_second: f64,
+}
+
+impl Point {
+    /// Of what was driven.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(load: Load, extent: Extent, driven: Driven, threads: usize, connections: usize) -> Result<Self> {
+        let Driven { tallies, window: change, cpu, course, lags, held, interrupted } = driven;
+        let split = tallies.first().is_some_and(Tally::is_split);
+        let mut all = Tally::new(split)?;
+        tallies.iter().try_for_each(|tally| all.add(tally))?;
+        let figures = all.figures()?;
+        let workloads =
+            if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
+        let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
+        let peak = course.peak_messages();
+        let tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, medians }.judge();
+        let seconds = change.span.as_secs_f64();
+        let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        let [characters, _, started, well, failed, good] = change.counts;
+        let window = Window {
+            window_ns: ns(change.span),
+            started,
+            ended: well + failed,
+            characters,
+            started_per_second: rate(started),
+            well_per_second: rate(well),
+            good_per_second: rate(good),
+            chars_per_second: rate(characters),
+        };
+        let warm_up_ns = ns(extent.warm_up);
+        Ok(Self { load, warm_up_ns, window, interrupted, figures, workloads, course: course.told(), tester })
+    }
+}
+
+/// As JSON: a list of documents.
+///
+/// # Errors
+/// Numbers that JSON does not have.
+pub fn json(documents: &[Document]) -> Result<String> {
+    serde_json::to_string_pretty(documents).map_err(|error| Error::Internal(format!("a report: {error}")))
+}
+
+/// Reads what [`json`] made from a file.
+///
+/// # Errors
+/// A file that is not there, too large, or no report of this version.
+pub fn read(path: &Path) -> Result<Vec<Document>> {
+    let wrong = |place: String, why: String| Error::Report { path: path.to_owned(), place, why };
+    let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
+    if bytes > MAX_BYTES {
+        return Err(wrong("size".into(), format!("{bytes} bytes, of at most {MAX_BYTES}")));
+    }
+    let text = fs::read_to_string(path).map_err(Error::io(path))?;
+    let mut reader = serde_json::Deserializer::from_str(&text);
+    let documents: Vec<Document> = serde_path_to_error::deserialize(&mut reader)
+        .map_err(|error| wrong(error.path().to_string(), error.inner().to_string()))?;
+    match documents.iter().find(|document| document.format != FORMAT) {
+        None => Ok(documents),
+        Some(other) => Err(wrong("format".into(), format!("{:?}, but this program reads {FORMAT:?}", other.format))),
+    }
+}

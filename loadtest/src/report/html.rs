@@ -1,0 +1,321 @@
+//! The report as one page of HTML: nothing is fetched, no script runs, and it prints.
+
+use super::{
+    charts,
+    document::{Conditions, Document, Part, Point},
+    rows::{COLUMNS, rows},
+    table::{ends, failures, gain_words, knee_words},
+};
+use crate::{
+    client::models::About,
+    load::workload::Described,
+    measure::record::Figures,
+    pair::{Comparison, Gains, Side, bootstrap::Gain},
+    units::{digits, time},
+};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+const STYLE: &str = include_str!("style.css");
+
+/// The page of several documents, in order.
+pub fn page(title: &str, documents: &[Document]) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                p.note {
+                    "Measured by a client over gRPC with weir-loadtest. Times of a request count from the moment at which it was "
+                    "to be sent, unless the row says otherwise; a dash stands where there are too few numbers for a percentile."
+                }
+                @for document in documents { (one(document)) }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn one(document: &Document) -> Markup {
+    html! {
+        @for part in &document.parts { (part_of(part, &document.conditions)) }
+        h2 { "Conditions" }
+        (conditions(&document.conditions))
+    }
+}
+
+fn part_of(part: &Part, conditions: &Conditions) -> Markup {
+    match part {
+        Part::Run { model, point } => {
+            html! { h2 { (model) ": " (point.load.words()) } (run(point, model, conditions)) }
+        }
+        Part::Batches { model, points } => html! {
+            h2 { (model) ": closed loops of growing concurrency" }
+            (charts::batches(model, points, conditions))
+            (points_table(points))
+        },
+        Part::Rates { model, points, knee } => html! {
+            h2 { (model) ": open loops of several rates" }
+            p { strong { (knee_words(knee)) } }
+            (charts::rates(model, points, knee, conditions))
+            (points_table(points))
+        },
+        Part::Compare { comparison } => compare(comparison, conditions),
+    }
+}
+
+fn warnings(point: &Point) -> Markup {
+    html! {
+        @for limit in &point.tester.limits {
+            p.warn { strong { "The tester may be the limit: " } (limit) "." }
+        }
+    }
+}
+
+fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
+    html! {
+        p { (ends(point)) "." }
+        (warnings(point))
+        (figures(&point.figures))
+        (charts::gaps(&format!("{model}, {}", point.load.words()), &point.figures, conditions))
+        (charts::course(model, point))
+        @if !point.workloads.is_empty() {
+            @for (described, part) in conditions.workloads.iter().zip(&point.workloads) {
+                h3 { "Workload " (described.name) }
+                (figures(part))
+            }
+        }
+        (tester(point))
+    }
+}
+
+fn figures(figures: &Figures) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { th { "figure" } th { "count" } @for column in COLUMNS { th { (column) } } } }
+            tbody {
+                @for row in rows(figures) {
+                    tr {
+                        td { (row.name) small { (row.what) } }
+                        td { (row.spread.count) }
+                        @for cell in row.cells() { td { (cell) } }
+                    }
+                }
+            }
+        } }
+    }
+}
+
+fn points_table(points: &[Point]) -> Markup {
+    let told = |ns: Option<f64>| ns.map_or("–".to_owned(), time);
+    let head = [
+        "load",
+        "window",
+        "characters/s, all requests",
+        "goodput",
+        "first character p50",
+        "p90",
+        "p99",
+        "gap p50",
+        "p99",
+        "queue p90 (server's word)",
+        "well",
+        "failed",
+        "tester",
+    ];
+    html! {
+        div.scroll { table {
+            thead { tr { @for cell in head { th { (cell) } } } }
+            tbody { @for point in points {
+                @let (figures, window) = (&point.figures, &point.window);
+                tr {
+                    td { (point.load.words()) }
+                    td { (time(window.window_ns as f64)) }
+                    td { (digits(window.chars_per_second)) " /s" }
+                    td { (digits(window.good_per_second)) " requests/s" }
+                    td { (told(figures.time_to_first_char_ns.p50)) }
+                    td { (told(figures.time_to_first_char_ns.p90)) }
+                    td { (told(figures.time_to_first_char_ns.p99)) }
+                    td { (told(figures.gap_ns.p50)) }
+                    td { (told(figures.gap_ns.p99)) }
+                    td { (told(figures.server.queue_ns.p90)) }
+                    td { (figures.requests.well) " of " (figures.requests.measured) }
+                    td { (failures(&figures.requests)) }
+                    td { @if point.tester.limits.is_empty() { "at ease" } @else { "may be the limit" } }
+                }
+            } }
+        } }
+        @for point in points { @for limit in &point.tester.limits {
+            p.warn { strong { "At " (point.load.words()) " the tester may be the limit: " } (limit) "." }
+        } }
+    }
+}
+
+fn tester(point: &Point) -> Markup {
+    let tester = &point.tester;
+    let share = tester.cpu_share.map(|share| format!("{} % of {} thread(s)", digits(share * 100.0), tester.threads));
+    let most = tester.messages_per_cpu_second.map(|rate| format!("{} messages/s and core at this cost", digits(rate)));
+    let peak = tester.peak_messages_per_second.map(digits).unwrap_or_else(|| "–".into());
+    html! {
+        h3 { "The tester itself" }
+        dl {
+            dt { "messages" } dd { (digits(tester.messages_per_second)) " /s, at most " (peak) " /s" }
+            dt { "processor time" } dd { (share.unwrap_or_else(|| "not told by this system".into())) }
+            dt { "it could take" } dd { (most.unwrap_or_else(|| "unknown".into())) }
+            dt { "events seen late by" } dd {
+                @for (name, late) in [("p50", tester.event_lag_ns.p50), ("p99", tester.event_lag_ns.p99), ("max", tester.event_lag_ns.max)] {
+                    @if let Some(late) = late { (name) " " (time(late)) " " }
+                }
+                @if tester.event_lag_ns.count == 0 { "not measured" }
+            }
+            dt { "connections" } dd { (tester.connections) }
+        }
+    }
+}
+
+fn gain(gains: Option<&Gains>, of: fn(&Gains) -> Option<Gain>) -> String {
+    gains.map_or_else(|| "baseline".into(), |gains| gain_words(of(gains)))
+}
+
+fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
+    let Comparison { baseline, rounds, complete, concurrency, warm_up, scored, models, .. } = comparison;
+    html! {
+        h2 { "Measured gain over " (baseline) }
+        p {
+            "Request by request: " (complete) " rounds (of " (rounds) ", after " (warm_up) " that were not measured) in which every model "
+            "answered the same prompt with the same seed and length, one after the other in changing order; " (concurrency)
+            " round(s) at a time. A gain is the baseline's median by the model's, both from sending; in brackets its 95 % "
+            "bootstrap interval over rounds. Measured, not estimated."
+        }
+        @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
+        div.scroll { table {
+            thead { tr {
+                @for cell in ["model", "gain: total", "gain: first character", "gain: per character", "total p50", "first character p50",
+                    "per character p50", "shortening factor (characters per segment)", "bits per character", "well"] { th { (cell) } }
+            } }
+            tbody { @for side in models { (side_row(side)) } }
+        } }
+        @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", by the server's Score." } }
+        @for side in models { @if let Some(why) = &side.score_refused {
+            p.note { (side.model) " has no bits per character: " (why) }
+        } }
+        (charts::gains(comparison))
+        @for side in models { (charts::gaps(&side.model, &side.figures, conditions)) }
+    }
+}
+
+fn side_row(side: &Side) -> Markup {
+    let told = |ns: Option<f64>| ns.map_or("–".to_owned(), time);
+    let (figures, gains) = (&side.figures, side.gains.as_ref());
+    html! {
+        tr {
+            td { (side.model) }
+            td { (gain(gains, |gains| gains.total)) }
+            td { (gain(gains, |gains| gains.time_to_first_char)) }
+            td { (gain(gains, |gains| gains.char)) }
+            td { (told(figures.total_from_send_ns.p50)) }
+            td { (told(figures.time_to_first_char_from_send_ns.p50)) }
+            td { (told(figures.char_ns.p50)) }
+            td { (figures.shortening_factor.map_or("–".to_owned(), |factor| format!("{factor:.3}"))) }
+            td { (side.bits_per_char.map_or("–".to_owned(), |bits| format!("{bits:.4}"))) }
+            td { (figures.requests.well) " of " (figures.requests.measured) }
+        }
+    }
+}
+
+fn conditions(conditions: &Conditions) -> Markup {
+    let Conditions { version, begun_unix_s, command, server, tester, note, seed, boundaries, timeout_ns, .. } =
+        conditions;
+    html! {
+        dl {
+            dt { "begun" } dd { (utc(*begun_unix_s)) }
+            dt { "command" } dd { code { (command) } }
+            dt { "server" } dd { (server) }
+            dt { "tester" } dd { "weir-loadtest " (version) ", " (tester) }
+            @if let Some(note) = note { dt { "note" } dd { (note) } }
+            dt { "seed" } dd { (seed) }
+            dt { "time limit of a request" } dd { (time(*timeout_ns as f64)) }
+            dt { "boundaries" } dd {
+                @if *boundaries { "asked of the models whose gaps are split: their characters come one step later than without" } @else { "not asked for" }
+            }
+            @if conditions.cancel_share > 0.0 { dt { "given up by the client" } dd { (digits(conditions.cancel_share * 100.0)) " % of the requests" } }
+            dt { "a good request" } dd { "ends well" @if let Some(objectives) = &conditions.objectives { ", with " (objectives) } }
+        }
+        (models(&conditions.models))
+        (workloads(&conditions.workloads))
+    }
+}
+
+/// A row of what the server says of its models: what it is, and how a model's is told.
+type Said = (&'static str, fn(&About) -> String);
+
+const SAID: [Said; 13] = [
+    ("family", |model| model.family.clone()),
+    ("shape", |model| model.shape.clone()),
+    ("parameters", |model| model.parameters.to_string()),
+    ("pools", |model| if model.pooled { "yes".into() } else { "no".into() }),
+    ("dtype", |model| model.dtype.clone()),
+    ("prompt and answer, at most", |model| format!("{} characters", model.max_symbols)),
+    ("run at once, at most", |model| format!("{} requests", model.rows)),
+    ("wait, at most", |model| format!("{} requests", model.queue)),
+    ("a step's chunk", |model| format!("{} characters", model.chunk)),
+    ("boundary wait", |model| format!("{} steps", model.boundary_wait)),
+    ("step with prompts beside others, about", |model| time(model.step_ns as f64)),
+    ("segment cache", |model| format!("{} bytes", model.cache_bytes)),
+    ("sha256 of the weights", |model| model.sha256.chars().take(16).collect::<String>() + "…"),
+];
+
+fn models(models: &[About]) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { th { "model, by the server's word" } @for model in models { th { (model.name) } } } }
+            tbody { @for (what, told) in SAID { tr { td { (what) } @for model in models { td { (told(model)) } } } } }
+        } }
+    }
+}
+
+fn workloads(workloads: &[Described]) -> Markup {
+    html! {
+        div.scroll { table {
+            thead { tr { @for cell in ["workload", "kind", "weight", "text", "prompt (characters)", "shared beginning (characters)",
+                "different beginnings", "answer (characters)", "temperature"] { th { (cell) } } } }
+            tbody { @for workload in workloads { tr {
+                td { (workload.name) } td { (workload.kind) } td { (digits(workload.weight)) } td { (workload.text) }
+                td { (workload.prompt_chars) } td { (workload.shared_prefix_chars) } td { (workload.prefixes) } td { (workload.output_chars) }
+                td { (workload.temperature.map_or("server's default".to_owned(), |warmth| warmth.to_string())) }
+            } } }
+        } }
+    }
+}
+
+/// A moment as people write it: the proleptic Gregorian calendar, by Hinnant's `civil_from_days`.
+fn utc(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // counted from 1 March of the year 0, eras of 400 years
+    let z = days + 719_468;
+    let (era, day) = (z / 146_097, z % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month, carry) =
+        (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 }, month >= 10);
+    let year = year + era * 400 + u64::from(carry);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn moments_are_told_by_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_827_696), "2000-02-29 12:34:56 UTC");
+        assert_eq!(utc(1_798_761_599), "2026-12-31 23:59:59 UTC");
+    }
+}

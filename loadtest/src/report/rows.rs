@@ -1,0 +1,73 @@
+//! The rows of every table of figures: what each is, and what it is counted in.
+
+use crate::{
+    measure::{record::Figures, spread::Spread},
+    units,
+};
+
+/// What numbers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Nanoseconds, told with the unit in which they read best.
+    Time,
+    /// Characters a second.
+    Speed,
+}
+
+/// A row.
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    /// What exactly it is, short.
+    pub(super) what: &'static str,
+    pub(super) unit: Unit,
+    pub(super) spread: Spread,
+}
+
+/// The columns, after the count.
+pub(super) const COLUMNS: [&str; 8] = ["mean", "min", "p50", "p90", "p95", "p99", "p99.9", "max"];
+
+impl Row {
+    fn time(name: &'static str, what: &'static str, spread: Spread) -> Self {
+        Self { name, what, unit: Unit::Time, spread }
+    }
+
+    /// The cells, in the order of [`COLUMNS`]; a dash where there are too few numbers for one.
+    pub(super) fn cells(&self) -> [String; 8] {
+        let Spread { mean, min, p50, p90, p95, p99, p999, max, .. } = self.spread;
+        [mean, min, p50, p90, p95, p99, p999, max].map(|number| match (number, self.unit) {
+            (None, _) => "–".into(),
+            (Some(ns), Unit::Time) => units::time(ns),
+            (Some(speed), Unit::Speed) => format!("{} /s", units::digits(speed)),
+        })
+    }
+}
+
+/// All rows that a measurement has numbers for.
+pub(super) fn rows(figures: &Figures) -> Vec<Row> {
+    let server = &figures.server;
+    let speed = "characters a second of a request, after its first message";
+    let mut rows = vec![
+        Row::time("time to first character", "from the intended start", figures.time_to_first_char_ns),
+        Row::time("… from sending", "what coordinated omission would tell", figures.time_to_first_char_from_send_ns),
+        Row::time("total", "from the intended start to the end", figures.total_ns),
+        Row::time("… from sending", "what coordinated omission would tell", figures.total_from_send_ns),
+    ];
+    match (figures.plain_gap_ns, figures.boundary_gap_ns) {
+        (Some(plain), Some(boundary)) => rows.extend([
+            Row::time("plain gap", "between messages, middle layers not run", plain),
+            Row::time("boundary gap", "between messages, middle layers run", boundary),
+        ]),
+        _ => rows.push(Row::time("gap", "between messages", figures.gap_ns)),
+    }
+    rows.extend(figures.segment_ns.map(|spread| Row::time("segment", "from one segment's end to the next", spread)));
+    rows.extend([
+        Row::time("time per character", "a request's mean, after its first message", figures.char_ns),
+        Row { name: "speed", what: speed, unit: Unit::Speed, spread: figures.chars_per_second },
+        Row::time("queue (server's word)", "from arrival to a row", server.queue_ns),
+        Row::time("prefill (server's word)", "from a row to the end of the prompt", server.prefill_ns),
+        Row::time("first character (server's word)", "from arrival", server.time_to_first_char_ns),
+        Row::time("start lag (tester's own)", "from the intended start to sending", figures.start_lag_ns),
+    ]);
+    rows.retain(|row| row.spread.count > 0);
+    rows
+}

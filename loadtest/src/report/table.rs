@@ -1,0 +1,227 @@
+//! Tables for a terminal.
+
+use super::{
+    document::{Document, Part, Point},
+    rows::{COLUMNS, rows},
+};
+use crate::{
+    knee::Knee,
+    measure::record::Ends,
+    pair::{Comparison, bootstrap::Gain},
+    units::{digits, time},
+};
+use std::fmt::Write;
+
+/// All parts of a report.
+pub fn table(document: &Document) -> String {
+    let mut out = String::new();
+    for part in &document.parts {
+        // writing to a string does not fail
+        let _ = match part {
+            Part::Run { model, point } => writeln!(out, "{model}: {}", point.load.words()).and(run(&mut out, point)),
+            Part::Batches { model, points } => {
+                writeln!(out, "{model}: closed loops").and(points_table(&mut out, points))
+            }
+            Part::Rates { model, points, knee } => writeln!(out, "{model}: open loops")
+                .and(points_table(&mut out, points))
+                .and(writeln!(out, "{}", knee_words(knee))),
+            Part::Compare { comparison } => compare(&mut out, comparison),
+        };
+        out.push('\n');
+    }
+    if let Some(objectives) = &document.conditions.objectives {
+        let _ = writeln!(out, "good: {objectives}");
+    }
+    out
+}
+
+/// Lines of cells, each column as wide as its widest.
+fn aligned(out: &mut String, lines: &[Vec<String>]) -> std::fmt::Result {
+    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max().unwrap_or(0);
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    for line in lines {
+        for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
+            let gap = " ".repeat(width - cell.chars().count());
+            if column == 0 { write!(out, "{cell}{gap}")? } else { write!(out, "  {gap}{cell}")? }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn run(out: &mut String, point: &Point) -> std::fmt::Result {
+    let head = ["", "count"].into_iter().chain(COLUMNS).map(str::to_owned).collect();
+    let mut lines = vec![head];
+    for row in rows(&point.figures) {
+        let first = [row.name.to_owned(), row.spread.count.to_string()];
+        lines.push(first.into_iter().chain(row.cells()).collect());
+    }
+    aligned(out, &lines)?;
+    writeln!(out, "{}", ends(point))?;
+    limits(out, point)
+}
+
+/// How requests ended and what the window saw, in a line.
+pub(super) fn ends(point: &Point) -> String {
+    let (requests, window) = (&point.figures.requests, &point.window);
+    let mut line = format!("{} requests: {} well", requests.measured, requests.well);
+    for (code, count) in &requests.errors {
+        line += &format!(", {count} {code}");
+    }
+    if requests.cancelled > 0 {
+        line += &format!(", {} cancelled by this client on purpose", requests.cancelled);
+    }
+    if requests.unfinished > 0 {
+        line += &format!(", {} cut by the interruption", requests.unfinished);
+    }
+    let good = 100.0 * point.figures.good as f64 / (requests.measured.max(1)) as f64;
+    line += &format!(
+        "; good {} ({} %), goodput {} requests/s; {} characters/s in all, over {}",
+        point.figures.good,
+        digits(good),
+        digits(window.good_per_second),
+        digits(window.chars_per_second),
+        time(window.window_ns as f64)
+    );
+    if point.figures.messages > 0 {
+        line += &format!("; {} characters came in {} messages", point.figures.characters, point.figures.messages);
+    }
+    if point.figures.cached_chars > 0 {
+        let share = 100.0 * point.figures.cached_chars as f64 / point.figures.prompt_chars.max(1) as f64;
+        line += &format!("; the server had {} % of the prompts' characters cached", digits(share));
+    }
+    if let Some(factor) = point.figures.shortening_factor {
+        line += &format!("; shortening factor {factor:.3}");
+    }
+    if point.interrupted {
+        line += "; interrupted";
+    }
+    line
+}
+
+/// Those that failed, by code.
+pub(super) fn failures(ends: &Ends) -> String {
+    let all: Vec<_> = ends.errors.iter().map(|(code, count)| format!("{count} {code}")).collect();
+    if all.is_empty() { "0".into() } else { all.join(", ") }
+}
+
+fn limits(out: &mut String, point: &Point) -> std::fmt::Result {
+    let tester = &point.tester;
+    let mut line = format!("tester: {} messages/s", digits(tester.messages_per_second));
+    if let Some(share) = tester.cpu_share {
+        line += &format!(", {} % of {} thread(s)", digits(share * 100.0), tester.threads);
+    }
+    if let Some(late) = tester.event_lag_ns.p99 {
+        line += &format!(", events seen {} late (p99)", time(late));
+    }
+    writeln!(out, "{line}")?;
+    tester.limits.iter().try_for_each(|limit| writeln!(out, "THE TESTER MAY BE THE LIMIT: {limit}"))
+}
+
+fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
+    let head = [
+        "load",
+        "characters/s",
+        "good/s",
+        "first p50",
+        "first p90",
+        "first p99",
+        "gap p50",
+        "gap p99",
+        "queue p90",
+        "well",
+        "failed",
+        "tester limits",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for point in points {
+        let (figures, window) = (&point.figures, &point.window);
+        let told = |ns: Option<f64>| ns.map_or("–".into(), time);
+        let (first, gap) = (figures.time_to_first_char_ns, figures.gap_ns);
+        lines.push(vec![
+            point.load.words(),
+            digits(window.chars_per_second),
+            digits(window.good_per_second),
+            told(first.p50),
+            told(first.p90),
+            told(first.p99),
+            told(gap.p50),
+            told(gap.p99),
+            told(figures.server.queue_ns.p90),
+            format!("{}/{}", figures.requests.well, figures.requests.measured),
+            failures(&figures.requests),
+            point.tester.limits.len().to_string(),
+        ]);
+    }
+    aligned(out, &lines)?;
+    for point in points.iter().filter(|point| !point.tester.limits.is_empty()) {
+        for limit in &point.tester.limits {
+            writeln!(out, "at {}, THE TESTER MAY BE THE LIMIT: {limit}", point.load.words())?;
+        }
+    }
+    Ok(())
+}
+
+/// The knee, and what it means.
+pub(super) fn knee_words(knee: &Knee) -> String {
+    let per_second = |rate: f64| format!("{} requests/s", digits(rate));
+    let found = match (knee.rate, knee.broken_at) {
+        (Some(held), Some(broken)) => format!("knee: {}; {} was not sustained", per_second(held), per_second(broken)),
+        (Some(held), None) => format!("no knee: {} was the highest rate tried, and sustained", per_second(held)),
+        (None, Some(broken)) => format!("knee below {}, the lowest rate tried", per_second(broken)),
+        (None, None) => "no rate was tried".into(),
+    };
+    let why = knee.broken_by.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    format!("{found}{why}. Rule: {}", knee.rule)
+}
+
+/// A gain and how sure it is.
+pub(super) fn gain_words(gain: Option<Gain>) -> String {
+    let Some(Gain { ratio, low, high, pairs }) = gain else { return "–".into() };
+    match low.zip(high) {
+        Some((low, high)) => format!("{ratio:.2}× ({low:.2} to {high:.2})"),
+        None => format!("{ratio:.2}× (too few pairs for an interval: {pairs})"),
+    }
+}
+
+fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
+    let Comparison { baseline, complete, rounds, concurrency, .. } = comparison;
+    writeln!(
+        out,
+        "measured gain over {baseline}: {complete} complete rounds of {rounds}, {concurrency} at a time; in brackets 95 % intervals"
+    )?;
+    let head =
+        ["model", "total", "first character", "per character", "total p50", "first p50", "char p50", "SF", "bits/char"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for side in &comparison.models {
+        let (figures, gains) = (&side.figures, side.gains.clone());
+        let gain = |of: fn(&crate::pair::Gains) -> Option<Gain>| {
+            gains.as_ref().map_or_else(|| "baseline".to_owned(), |gains| gain_words(of(gains)))
+        };
+        let told = |ns: Option<f64>| ns.map_or("–".into(), time);
+        lines.push(vec![
+            side.model.clone(),
+            gain(|gains| gains.total),
+            gain(|gains| gains.time_to_first_char),
+            gain(|gains| gains.char),
+            told(figures.total_from_send_ns.p50),
+            told(figures.time_to_first_char_from_send_ns.p50),
+            told(figures.char_ns.p50),
+            figures.shortening_factor.map_or("–".into(), |factor| format!("{factor:.3}")),
+            side.bits_per_char.map_or("–".into(), |bits| format!("{bits:.4}")),
+        ]);
+    }
+    aligned(out, &lines)?;
+    for side in &comparison.models {
+        if let Some(why) = &side.score_refused {
+            writeln!(out, "{}: no bits per character: {why}", side.model)?;
+        }
+        if side.figures.requests.well < side.figures.requests.measured {
+            let told = &side.figures.requests;
+            writeln!(out, "{}: {} of {} requests ended well: {:?}", side.model, told.well, told.measured, told.errors)?;
+        }
+    }
+    Ok(())
+}

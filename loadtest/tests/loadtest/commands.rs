@@ -1,0 +1,231 @@
+//! The program itself, against a stub on a port of loopback.
+
+use serde_json::Value;
+use std::{
+    fs,
+    future::pending,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, runtime::Runtime};
+use tokio_stream::wrappers::TcpListenerStream;
+use weir_loadtest::stub::{Script, Stub};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A stub that serves until it is dropped.
+struct Served {
+    address: String,
+    stub: Stub,
+    _runtime: Runtime,
+}
+
+fn serve(scripts: Vec<Script>) -> Served {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let stub = Stub::new(scripts);
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    runtime.spawn(stub.clone().serve(TcpListenerStream::new(listener), pending()));
+    Served { address, stub, _runtime: runtime }
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir-loadtest"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+#[track_caller]
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn ms(span: u64) -> Duration {
+    Duration::from_millis(span)
+}
+
+fn script(name: &str) -> Script {
+    Script { first: ms(20), plain: ms(2), boundary: ms(4), segment: 4, rows: 4, ..Script::instant(name) }
+}
+
+#[test]
+fn a_run_tells_json_and_page() {
+    let served = serve(vec![script("stub")]);
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let arguments = ["--requests", "40", "--warm-up", "0", "--output-chars", "5..20", "--json", "-", "--html"];
+    let base = [
+        "run",
+        &served.address,
+        "--concurrency",
+        "4",
+        "--objective",
+        "ttfc=10s",
+        "--workload",
+        "name=a,weight=2",
+        "--workload",
+        "name=b,prompt-chars=exponential:40",
+    ];
+    let told = json(&run(&[&base[..], &arguments[..], &[page.to_str().unwrap()]].concat()));
+    let point = &told[0]["parts"][0]["point"];
+    assert_eq!((&point["figures"]["requests"]["well"], &point["figures"]["good"]), (&40.into(), &40.into()));
+    let parts = point["workloads"].as_array().unwrap();
+    let well: Vec<_> = parts.iter().map(|part| part["requests"]["well"].as_u64().unwrap()).collect();
+    assert!(well.len() == 2 && well[0] + well[1] == 40 && well[0] > well[1], "{well:?}");
+    assert!(fs::read_to_string(&page).unwrap().ends_with("</html>"));
+}
+
+#[test]
+fn the_same_seed_asks_for_the_same() {
+    let served = serve(vec![script("stub")]);
+    let asked = |seed: &str| {
+        let arguments = ["--requests", "20", "--warm-up", "0", "--output-chars", "1..9", "--json", "-", "--seed", seed];
+        let told = json(&run(&[&["run", &served.address, "--concurrency", "3"][..], &arguments[..]].concat()));
+        let figures = &told[0]["parts"][0]["point"]["figures"];
+        (figures["characters"].clone(), figures["prompt_chars"].clone())
+    };
+    assert_eq!(asked("5"), asked("5"));
+    assert_ne!(asked("5"), asked("6"));
+}
+
+#[test]
+fn a_sweep_finds_the_knee_between_what_holds_and_what_does_not() {
+    // one at a time, 20 ms and two of 2: about forty a second, were there no delays
+    let served = serve(vec![Script { rows: 1, ..script("stub") }]);
+    let arguments = [
+        "--rates",
+        "10,300",
+        "--arrivals",
+        "constant",
+        "--duration",
+        "2s",
+        "--timeout",
+        "3s",
+        "--warm-up",
+        "0",
+        "--output-chars",
+        "3",
+    ];
+    let told = json(&run(&[&["sweep", &served.address, "--json", "-"][..], &arguments[..]].concat()));
+    let knee = &told[0]["parts"][0]["knee"];
+    assert_eq!((&knee["rate"], &knee["broken_at"]), (&10.0.into(), &300.0.into()), "{knee}");
+}
+
+#[test]
+fn a_comparison_and_all_in_one_report_are_written_and_drawn_again() {
+    let slow = Script { first: ms(60), ..script("slow") };
+    let served = serve(vec![slow, script("fast")]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let short = [
+        "--duration",
+        "1s",
+        "--warm-up",
+        "0",
+        "--output-chars",
+        "4",
+        "--rounds",
+        "8",
+        "--warm-up-rounds",
+        "0",
+        "--concurrency",
+        "1,2",
+        "--from",
+        "4",
+        "--to",
+        "8",
+        "--refine",
+        "0",
+    ];
+    let output =
+        run(&[&["report", &served.address, "--json", &file("a.json"), "--html", &file("a.html")][..], &short[..]]
+            .concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_str(&fs::read_to_string(file("a.json")).unwrap()).unwrap();
+    let compared = &told[0]["parts"][0]["comparison"];
+    assert_eq!(compared["complete"], 8);
+    assert!(compared["models"][1]["gains"]["time_to_first_char"]["ratio"].as_f64().unwrap() > 1.0);
+    assert_eq!(compared["models"][1]["bits_per_char"], 2.0);
+    let kinds: Vec<_> =
+        told[1]["parts"].as_array().unwrap().iter().map(|part| part["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["batches", "rates", "run"].repeat(2));
+    let again = run(&["draw", &file("a.json"), "--html", &file("b.html")]);
+    assert!(again.status.success() && String::from_utf8(again.stdout).unwrap().contains("measured gain over slow"));
+    assert_eq!(fs::read_to_string(file("a.html")).unwrap(), fs::read_to_string(file("b.html")).unwrap());
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_measurement_tells_what_there_is() {
+    let served = serve(vec![script("stub")]);
+    let started = Instant::now();
+    let arguments = ["--warm-up", "0", "--duration", "10m", "--output-chars", "4", "--json", "-"];
+    let mut child = command(&[&["run", &served.address, "--rate", "40"][..], &arguments[..]].concat()).spawn().unwrap();
+    wait(&mut child, || served.stub.sent().len() >= 10);
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    let told = json(&child.wait_with_output().unwrap());
+    assert!(started.elapsed() < PATIENCE);
+    let point = &told[0]["parts"][0]["point"];
+    assert_eq!(point["interrupted"], true);
+    assert!(point["figures"]["requests"]["well"].as_u64().unwrap() >= 9, "{point}");
+}
+
+/// Waits until it is so; kills the program if it never is.
+fn wait(child: &mut Child, is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    let (_open, nothing) = std::sync::mpsc::sync_channel::<()>(0);
+    while !is_so() {
+        if started.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("it never was so");
+        }
+        let _ = nothing.recv_timeout(ms(10));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_bound() {
+    let served = serve(vec![script("a"), script("b")]);
+    let told = |arguments: &[&str]| {
+        let output = run(&[&["run", &served.address][..], arguments].concat());
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for (arguments, expected) in [
+        (&["--model", "c"][..], "one of a, b"),
+        (&["--requests", "1"], "one of a, b"),
+        (&["--model", "a", "--output-chars", "2000000"], "from 1 to 1048576"),
+        (&["--model", "a", "--output-chars", "1000000", "--prompt-chars", "100000"], "limits.max_symbols"),
+        (&["--model", "a", "--rate", "0"], "from 0.001"),
+        (&["--model", "a", "--concurrency", "0"], "from 1 to 65536"),
+        (&["--model", "a", "--duration", "5"], "unit"),
+        (&["--model", "a", "--objective", "speed=5ms"], "none of ttfc"),
+        (&["--model", "a", "--workload", "kind=dance"], "one of generate"),
+        (&["--model", "a", "--workload", "weight=0"], "above 0"),
+        (&["--model", "a", "--prompts", "/none/there"], "/none/there"),
+        (&["--model", "a", "--json", "/none/there"], "/none/there"),
+        (&["--model", "a", "--threads", "0"], "from 1 to 256"),
+    ] {
+        let said = told(arguments);
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    }
+    let nobody = run(&["run", "127.0.0.1:1", "--requests", "1"]);
+    assert!(String::from_utf8(nobody.stderr).unwrap().contains("127.0.0.1:1"));
+}
+
+/// How fast it is depends on the machine; that it reads all that the server makes does not.
+#[test]
+fn the_self_test_tells_a_rate_and_holds_it_against_what_is_asked() {
+    let short = ["self-test", "--duration", "200ms", "--streams", "4"];
+    let output = run(&short);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("messages/s on a core of its own"), "{said}");
+    let output = run(&[&short[..], &["--gap", "50us", "--at-least", "1e15"]].concat());
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("fewer than --at-least"));
+}

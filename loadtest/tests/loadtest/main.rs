@@ -1,0 +1,9 @@
+//! The tester against servers whose delays are known.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says by it what it counts on")]
+
+mod commands;
+mod honesty;
+mod pairs;
+mod report;
+mod support;

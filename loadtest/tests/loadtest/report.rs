@@ -1,0 +1,185 @@
+//! Reports: the example in the documents has the keys that reports have, and the page needs nothing but itself.
+
+use super::support::{Test, ms, spec, target};
+use serde_json::Value;
+use std::{collections::BTreeMap, path::Path, time::Duration};
+use tokio::sync::watch;
+use weir_loadtest::{
+    client::models::About,
+    knee::{self, Tried},
+    load::arrivals::Shape,
+    load::{
+        plan::{Extent, Load},
+        workload::Mix,
+    },
+    pair::{Match, play},
+    report::{
+        document::{self, Conditions, Document, FORMAT, Part, Point},
+        html, table,
+    },
+    stub::{Script, Stub},
+};
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/loadtest.example.json");
+
+fn script() -> Script {
+    Script { first: ms(80), plain: ms(5), boundary: ms(20), segment: 5, ..Script::instant("stub") }
+}
+
+async fn point(rate: Option<f64>, refuse: u64) -> Point {
+    let extent = Extent { warm_up: ms(1000), duration: Some(Duration::from_secs(2)), requests: None };
+    let test =
+        Test { rate, extent, concurrency: 3, objectives: "ttfc=90ms", ..Test::new(Script { refuse, ..script() }, 20) };
+    let (driven, _) = test.drive().await;
+    let load = match rate {
+        Some(rate) => Load::Open { arrivals: Shape::Constant, rate, burst: 1 },
+        None => Load::Closed { concurrency: 3 },
+    };
+    Point::new(load, extent, driven, 1, 1).unwrap()
+}
+
+/// One of everything.
+async fn measured() -> Document {
+    let stub = Stub::new(vec![Script { name: "slow".into(), plain: ms(10), ..script() }, script()]);
+    let targets = vec![target(&stub, "slow", true).await, target(&stub, "stub", true).await];
+    let (_never, stop) = watch::channel(false);
+    let mix = Mix::new(&[spec(20)], 1, 0.0).unwrap();
+    let plan = Match { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1 };
+    let mut comparison = play(plan, stop, |_| {}).await.unwrap();
+    comparison.scored = Some("the first 2000 characters of bundled English sample".into());
+    comparison.models[0].bits_per_char = Some(1.9);
+    comparison.models[1].score_refused = Some("UNIMPLEMENTED: <it & does not>".into());
+    let rate = point(Some(10.0), 7).await;
+    let tried = Tried { rate: 10.0, started: 40, ended: 40, measured: [40, 34, 34], first_p90: Some(8e7) };
+    let knee = knee::knee(&[tried], true);
+    let run = point(Some(10.0), 0).await;
+    let model = || "stub".to_owned();
+    let parts = vec![
+        Part::Run { model: model(), point: run },
+        Part::Batches { model: model(), points: vec![point(None, 0).await] },
+        Part::Rates { model: model(), points: vec![rate], knee },
+        Part::Compare { comparison },
+    ];
+    let conditions = Conditions {
+        version: "0.1.0".into(),
+        begun_unix_s: 1_795_000_000,
+        command: "weir-loadtest run 127.0.0.1:50051 --rate 10 --arrivals constant".into(),
+        server: "127.0.0.1:50051".into(),
+        tester: "linux x86_64, 2 cores".into(),
+        note: Some("a stub server, on a clock that stands still".into()),
+        models: vec![About { name: "stub".into(), family: "stub".into(), ..About::default() }],
+        workloads: Mix::new(&[spec(20)], 1, 0.0).unwrap().described(),
+        seed: 1,
+        boundaries: true,
+        timeout_ns: 60_000_000_000,
+        cancel_share: 0.0,
+        objectives: Some("ttfc ≤ 90.0 ms".into()),
+    };
+    Document { format: FORMAT.into(), conditions, parts }
+}
+
+/// Every key's path, and what kinds of values it has; the members of a list, and of maps whose keys are codes, share theirs.
+fn shape(value: &Value, path: &str, out: &mut BTreeMap<String, Vec<&'static str>>) {
+    let kind = match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(list) => {
+            list.iter().for_each(|value| shape(value, &format!("{path}[]"), out));
+            "list"
+        }
+        Value::Object(map) => {
+            for (key, value) in map {
+                let key = if path.ends_with(".errors") { "CODE" } else { key };
+                shape(value, &format!("{path}.{key}"), out);
+            }
+            "map"
+        }
+    };
+    let kinds = out.entry(path.to_owned()).or_default();
+    if !kinds.contains(&kind) {
+        kinds.push(kind);
+        kinds.sort_unstable();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_example_in_the_documents_has_the_keys_that_reports_have() {
+    let json = document::json(&[measured().await]).unwrap();
+    if std::env::vars().any(|(name, _)| name == "WEIR_WRITE_EXAMPLE") {
+        std::fs::write(EXAMPLE, json.clone() + "\n").unwrap();
+    }
+    let shapes = |text: &str| {
+        let mut out = BTreeMap::new();
+        shape(&serde_json::from_str(text).unwrap(), "", &mut out);
+        out
+    };
+    let example = std::fs::read_to_string(EXAMPLE).unwrap();
+    let (found, told) = (shapes(&json), shapes(&example));
+    assert!(found.len() > 150, "{}", found.len());
+    assert_eq!(found, told, "write it anew with WEIR_WRITE_EXAMPLE=1");
+    // it is read, and nothing in it is lost
+    let read = document::read(Path::new(EXAMPLE)).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(&document::json(&read).unwrap()).unwrap(),
+        serde_json::from_str::<Value>(&example).unwrap()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_key_of_the_example_is_explained() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/loadtest.md")).unwrap();
+    let mut shapes = BTreeMap::new();
+    shape(&serde_json::from_str(&std::fs::read_to_string(EXAMPLE).unwrap()).unwrap(), "", &mut shapes);
+    let keys = shapes.keys().filter_map(|path| path.rsplit('.').next()).map(|key| key.trim_end_matches("[]"));
+    let missing: Vec<_> =
+        keys.filter(|key| !key.is_empty() && *key != "CODE" && !text.contains(&format!("`{key}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
+    let document = measured().await;
+    let page = html::page("a <title>", std::slice::from_ref(&document));
+    for outside in ["http:", "https:", "<script", "<link", "@import", "url(", "src=", "<img"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let expected = [
+        "a &lt;title&gt;",
+        "UNIMPLEMENTED: &lt;it &amp; does not&gt;",
+        "prefers-color-scheme:dark",
+        "@media print",
+        "boundary gap",
+        "20.0 ms",
+        "characters/s",
+        "2026-11-18",
+        "ttfc ≤ 90.0 ms",
+        "a stub server",
+        "knee below",
+        "Measured, not estimated",
+    ];
+    for expected in expected {
+        assert!(page.contains(expected), "{expected}");
+    }
+    assert!(page.matches("<svg viewBox=\"0 0 720").count() >= 10, "{}", page.matches("<svg viewBox=\"0 0 720").count());
+    let table = table::table(&document);
+    for expected in ["boundary gap", "RESOURCE_EXHAUSTED", "1.", "knee below 10.0 requests/s"] {
+        assert!(table.contains(expected), "{expected}: {table}");
+    }
+}
+
+#[test]
+fn what_is_no_report_is_refused_with_the_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |text: &str| {
+        let path = folder.path().join("r.json");
+        std::fs::write(&path, text).unwrap();
+        document::read(&path).unwrap_err().to_string()
+    };
+    assert!(told("[{}]").contains("missing field"));
+    let example = std::fs::read_to_string(EXAMPLE).unwrap();
+    assert!(told(&example.replace("weir-loadtest/1", "weir-loadtest/9")).contains("weir-loadtest/9"));
+    assert!(told(&example.replacen("\"seed\": 1", "\"seed\": \"x\"", 1)).contains("conditions.seed"));
+    assert!(told(&example.replacen("\"seed\": 1", "\"sead\": 1", 1)).contains("sead"));
+}

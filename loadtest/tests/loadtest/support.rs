@@ -1,0 +1,118 @@
+//! A stub server in memory, on the test's own clock, and loads for it.
+
+use hyper_util::rt::TokioIo;
+use std::{future::pending, io, sync::Arc, sync::Mutex, time::Duration};
+use tokio::{sync::mpsc, sync::watch, time::Instant};
+use tokio_stream::StreamExt;
+use tonic::transport::{Channel, Endpoint};
+use weir_loadtest::{
+    client::connection::{Connection, Pool},
+    load::{
+        arrivals::{Schedule, Shape},
+        drive::{Driven, Job, Source, drive},
+        length::Length,
+        plan::Extent,
+        workload::{Mix, Prompts, Spec, Target},
+    },
+    measure::{
+        objective::Objectives,
+        record::{Figures, Tally},
+    },
+    stub::{Script, Stub},
+};
+
+pub(super) fn ms(span: u64) -> Duration {
+    Duration::from_millis(span)
+}
+
+/// A connection in memory to a stub. With the clock standing still, nothing but the stub's delays takes time.
+pub(super) async fn connect(stub: &Stub) -> Channel {
+    let (client, server) = tokio::io::duplex(1 << 20);
+    // a server whose listener ends hangs up
+    let incoming = tokio_stream::once(Ok::<_, io::Error>(server)).chain(tokio_stream::pending());
+    tokio::spawn(stub.clone().serve(incoming, pending()));
+    let client = Arc::new(Mutex::new(Some(client)));
+    let connector = tower::service_fn(move |_| {
+        let client = client.lock().unwrap().take();
+        async move { client.map(TokioIo::new).ok_or_else(|| io::Error::other("connected twice")) }
+    });
+    Endpoint::from_static("http://stub").connect_with_connector(connector).await.unwrap()
+}
+
+pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> Target {
+    let pool = Pool::of(vec![Connection::over(connect(stub).await, None).unwrap()]);
+    Target { pool, model: model.into(), boundaries, timeout: Duration::from_secs(60) }
+}
+
+pub(super) fn spec(output: u64) -> Spec {
+    Spec {
+        name: "test".into(),
+        kind: "generate".into(),
+        weight: 1.0,
+        files: Vec::new(),
+        prompts: Prompts::Parts(Length::Fixed(20)),
+        output: Length::Fixed(output),
+        shared_prefix: 0,
+        prefixes: 1,
+        temperature: None,
+        most_symbols: 1 << 20,
+        seed: 1,
+    }
+}
+
+/// A load on a stub: arrivals at constant rate on the test's clock, or a closed loop where the rate is none.
+pub(super) struct Test {
+    pub(super) stub: Stub,
+    pub(super) output: u64,
+    pub(super) rate: Option<f64>,
+    pub(super) concurrency: usize,
+    pub(super) extent: Extent,
+    pub(super) objectives: &'static str,
+    pub(super) cancel: f64,
+    pub(super) most_in_flight: usize,
+}
+
+impl Test {
+    pub(super) fn new(script: Script, output: u64) -> Self {
+        let extent = Extent { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
+        let stub = Stub::new(vec![script]);
+        Self { stub, output, rate: None, concurrency: 1, extent, objectives: "", cancel: 0.0, most_in_flight: 1 << 16 }
+    }
+
+    pub(super) async fn drive(self) -> (Driven, Figures) {
+        let target = target(&self.stub, "", true).await;
+        let mix = Mix::new(&[spec(self.output)], 1, self.cancel).unwrap();
+        let objectives = match self.objectives {
+            "" => Objectives::default(),
+            some => some.parse().unwrap(),
+        };
+        let job = Arc::new(Job { target, mix, objectives });
+        let begin = Instant::now();
+        let source = match self.rate {
+            None => Source::Closed(self.concurrency),
+            Some(rate) => Source::Open(paced(rate, self.extent, begin), self.most_in_flight),
+        };
+        let (_never, stop) = watch::channel(false);
+        let driven = drive(job, (self.extent, begin), source, (stop, false), &mut |_| {}).await.unwrap();
+        let mut all = Tally::new(true).unwrap();
+        driven.tallies.iter().for_each(|tally| all.add(tally).unwrap());
+        let figures = all.figures().unwrap();
+        (driven, figures)
+    }
+}
+
+/// Tickets of a schedule, paced by the runtime's timers: they stand still with the clock.
+fn paced(rate: f64, extent: Extent, begin: Instant) -> mpsc::Receiver<weir_loadtest::load::plan::Ticket> {
+    let (hand, taken) = mpsc::channel(1 << 10);
+    let tickets = extent.tickets(Schedule::new(Shape::Constant, rate, 1, 1).unwrap(), begin);
+    let tickets: Vec<_> = tickets.collect();
+    tokio::spawn(async move {
+        for ticket in tickets {
+            tokio::time::sleep_until(ticket.intended).await;
+            if hand.send(ticket).await.is_err() {
+                break;
+            }
+        }
+    });
+    taken
+}

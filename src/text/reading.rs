@@ -3,7 +3,7 @@
 //! The tokens are those of the whole text, however it was cut. Characters and bytes are tokens by themselves, so that nothing is
 //! held back. Subwords are made word by word: the text is cut at *safe points* only, before a space that follows a letter, a
 //! digit or a sign of ASCII; what comes after the last of them is held until the next, or the end. What lies on one side of such
-//! a point has no part in what becomes of the other: the tokenizer splits there ([`subword`](super::subword)), and no
+//! a point has no part in what becomes of the other: the tokenizer splits there ([`subwords`](super::subwords)), and no
 //! normaliser joins a space to what stands before it. So what is held is one word and the spaces before it, and that has a
 //! limit, [`WORD_BYTES`].
 //!

@@ -1,9 +1,14 @@
 //! `Summarization` over the wire: documents in chunks, highlights, texts, and everything that can be in the way.
 
-use super::{Running, details, eventually, reason};
+use super::{
+    Running, details, eventually,
+    frames::{self, DATA, RST_STREAM, frame, sent},
+    reason,
+};
 use crate::reader::{BLOCK, Librarian, MARKS, PANIC, TOKENS, logits};
+use prost::Message;
 use std::{sync::Arc, time::Duration};
-use tokio::sync::mpsc;
+use tokio::{io::AsyncWriteExt, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use weir::{
@@ -327,19 +332,26 @@ async fn wrong_kinds_of_models_are_refused_both_ways() {
 #[tokio::test]
 async fn who_goes_or_is_late_frees_everything() {
     let server = Server::new().await;
-    // while the document is on its way
-    let (sender, receiver) = mpsc::channel(8);
-    sender.send(options(SummarizeOptions::default())).await.unwrap();
-    sender.send(chunk(&"a".repeat(50))).await.unwrap();
-    let stream = server.client().summarize(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-    eventually("it is read", || server.model.blocks() >= 6).await;
-    drop(stream);
-    server.at_rest().await;
-    // the receiving task is gone with it
-    tokio::time::timeout(Duration::from_secs(20), sender.closed()).await.expect("nobody receives any more");
-    // while it is held up, by its own clock
-    server.model.hold();
-    let mut request = Request::new(tokio_stream::iter(parts(SummarizeOptions::default(), &["late"])));
+    // while the document is on its way: reset, and without a word
+    for word in [true, false] {
+        let blocks = server.model.blocks();
+        let messages = parts(SummarizeOptions::default(), &[&"a".repeat(50)]);
+        let data: Vec<u8> = messages.iter().flat_map(|part| frames::message(&part.encode_to_vec())).collect();
+        let call = frames::call(1, "/weir.v1.Summarization/Summarize");
+        let bytes = [frames::beginning(), call, frame(DATA, 0, 1, &data)].concat();
+        let mut client = sent(server.running.address, &bytes).await;
+        eventually("it is read", || server.model.blocks() >= blocks + 6).await;
+        assert_eq!(server.engine.load().running, 1);
+        if word {
+            client.write_all(&frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())).await.unwrap();
+            server.at_rest().await;
+        }
+        drop(client);
+        server.at_rest().await;
+    }
+    // while it is encoded, by its own clock
+    server.model.slow(Duration::from_millis(60));
+    let mut request = Request::new(tokio_stream::iter(parts(SummarizeOptions::default(), &[&"late ".repeat(10)])));
     request.set_timeout(Duration::from_millis(150));
     let status = match server.client().summarize(request).await {
         Ok(stream) => read(stream.into_inner()).await.unwrap_err(),

@@ -18,7 +18,7 @@ fn read_in_pieces(model: &dyn Model, document: &[u32], dice: &mut Dice, scratch:
     let (before, bound) = (model.memory().in_use, reader.bytes_for(document.len()));
     let (mut encoding, mut rest, mut blocks) = (reader.open(), document, 0);
     while encoding.document().is_none() {
-        if dice.below(2) == 0 {
+        if dice.below(2) == 0 && !rest.is_empty() {
             let (piece, later) = rest.split_at(dice.below(300).min(rest.len()));
             encoding.push(piece).unwrap();
             rest = later;

@@ -1,6 +1,6 @@
 //! Subword tokenizers: what Hugging Face's `tokenizer.json` describes, by the library that defines it.
 //!
-//! Text that spells out one of the tokenizer's own marks is text: marks are never encoded from it.
+//! Marks are never encoded from text: one that spells a mark out has the unknown piece there, or other pieces.
 
 use super::VocabularyError;
 use tokenizers::Tokenizer;
@@ -10,11 +10,18 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The largest such file.
 pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
+/// What tokenizers call what they do not know.
+const UNKNOWN: &str = "<unk>";
+
 /// A tokenizer.
 pub struct Subwords {
     tokenizer: Tokenizer,
     /// The file it was read from.
     json: String,
+    /// Ids of marks, in order.
+    marks: Vec<u32>,
+    /// The id of what it does not know, where it has one.
+    unknown: Option<u32>,
 }
 
 /// One subword of a text.
@@ -47,10 +54,14 @@ impl Subwords {
         };
         let json = std::str::from_utf8(json).map_err(|error| wrong(error.to_string()))?.to_owned();
         let mut tokenizer: Tokenizer = json.parse().map_err(|error: tokenizers::Error| wrong(error.to_string()))?;
-        // a document is taken whole, and a text that spells out a mark is text
+        // a document is taken whole
         tokenizer.with_padding(None).set_encode_special_tokens(true);
         tokenizer.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
-        Ok(Self { tokenizer, json })
+        let special = |(id, token): (u32, tokenizers::AddedToken)| token.special.then_some(id);
+        let mut marks: Vec<u32> = tokenizer.get_added_tokens_decoder().into_iter().filter_map(special).collect();
+        marks.sort_unstable();
+        let unknown = tokenizer.token_to_id(UNKNOWN);
+        Ok(Self { tokenizer, json, marks, unknown })
     }
 
     /// Ids: one more than the largest.
@@ -75,7 +86,9 @@ impl Subwords {
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
         let encoding = self.tokenizer.encode(text, false).map_err(|error| error.to_string())?;
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
-        Ok(pieces.map(|(&id, &(start, end))| Subword { id, start, end }).collect())
+        // a model's list of pieces may hold its marks as well
+        let text = |id: u32| self.unknown.filter(|_| self.marks.binary_search(&id).is_ok()).unwrap_or(id);
+        Ok(pieces.map(|(&id, &(start, end))| Subword { id: text(id), start, end }).collect())
     }
 
     /// The text of ids; marks, and ids that are none, have none.
@@ -129,10 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_spells_out_a_mark_is_text() {
+    fn marks_are_never_encoded_from_text() {
         let subwords = Subwords::parse(SMALL.as_bytes()).unwrap();
-        let ids: Vec<_> = subwords.encode("</s>").unwrap().iter().map(|piece| piece.id).collect();
-        assert_eq!(ids, [4, 9, 10, 11, 12]);
+        for text in ["</s>", "a</s> <pad>b", "<s>", "<unk>"] {
+            let pieces = subwords.encode(text).unwrap();
+            assert!(!pieces.is_empty() && pieces.iter().all(|piece| piece.id >= 3), "{text}: {pieces:?}");
+        }
         assert_eq!(subwords.encode("").unwrap(), []);
     }
 

@@ -318,6 +318,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
         #[test]
         fn agrees_with_the_naive_twin_and_a_query_alone_has_the_same_bits(
             rows in 1usize..110, count in 1usize..600, heads in 1usize..4, head_dim in 1usize..50, spare in 0usize..40, seed: u32,

@@ -90,22 +90,29 @@ fn arguments_that_cannot_be_are_named() {
     }
 }
 
+/// What is said of the published deep model's configuration, changed.
+fn said(change: impl Fn(&mut Value)) -> String {
+    let (shape, file) = ("models/shapes/pyramidion-124m.json", Path::new("config.json"));
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(shape)).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    change(&mut config);
+    let config = Config::parse(config.to_string().as_bytes(), file);
+    config.and_then(|config| blueprint(&config, file)).map(drop).unwrap_err().to_string()
+}
+
+fn all_say(cases: &[(String, &str)]) {
+    for (message, expected) in cases {
+        assert!(message.contains(expected), "{message}\n  {expected}");
+    }
+}
+
 #[test]
-fn configurations_that_cannot_be_are_named() {
-    let text =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/pyramidion-124m.json")).unwrap();
-    let file = Path::new("config.json");
-    let message = |change: &dyn Fn(&mut Value)| {
-        let mut config: Value = serde_json::from_str(&text).unwrap();
-        change(&mut config);
-        let config = Config::parse(config.to_string().as_bytes(), file);
-        config.and_then(|config| blueprint(&config, file)).map(drop).unwrap_err().to_string()
-    };
-    let of = |key: &str, value: Value| message(&|config| config["architecture"][key] = value.clone());
+fn architectures_that_cannot_be_are_named() {
+    let of = |key: &str, value: Value| said(|config| config["architecture"][key] = value.clone());
     let pooling = |kind: &str, lengths: Value| json!({"kind": kind, "lengths": lengths});
     let scorer =
         |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
-    for (message, expected) in [
+    all_say(&[
         (of("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
         (of("dim", 7.into()), "architecture.dim: expected an even number"),
         (of("source_length", 0.into()), "architecture.source_length: expected 1 to"),
@@ -126,30 +133,35 @@ fn configurations_that_cannot_be_are_named() {
         ),
         (of("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
         (of("pooling", scorer("psychic".into())), "psychic"),
-        (message(&|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
-        (message(&|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
+    ]);
+}
+
+#[test]
+fn vocabularies_and_settings_that_cannot_be_are_named() {
+    all_say(&[
+        (said(|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
+        (said(|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
         (
-            message(&|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
+            said(|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
             "vocabulary: expected `size` beside it",
         ),
         (
-            message(&|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
+            said(|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
             "vocabulary.tokenizer: expected \"tokenizer.json\"",
         ),
+        (said(|config| config["generation"]["max_tokens"] = 1024.into()), "generation.max_tokens: expected 1 to 1023"),
         (
-            message(&|config| config["generation"]["max_tokens"] = 1024.into()),
-            "generation.max_tokens: expected 1 to 1023",
-        ),
-        (
-            message(&|config| config["generation"]["min_tokens"] = 967.into()),
+            said(|config| config["generation"]["min_tokens"] = 967.into()),
             "generation.min_tokens: expected at most max_tokens, 966",
         ),
-        (message(&|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
-        (message(&|config| config["generation"]["width"] = 0.into()), "generation.width"),
-    ] {
-        assert!(message.contains(expected), "{message}\n  {expected}");
-    }
-    // what only this family has is refused in others
+        (said(|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
+        (said(|config| config["generation"]["width"] = 0.into()), "generation.width"),
+    ]);
+}
+
+#[test]
+fn what_only_this_family_has_is_refused_in_others() {
+    let file = Path::new("config.json");
     let hourglass =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json")).unwrap();
     for (key, value, expected) in [

@@ -18,7 +18,7 @@ fn read_in_pieces(model: &dyn Model, document: &[u32], dice: &mut Dice, scratch:
     let (before, bound) = (model.memory().in_use, reader.bytes_for(document.len()));
     let (mut encoding, mut rest, mut blocks) = (reader.open(), document, 0);
     while encoding.document().is_none() {
-        if dice.below(2) == 0 {
+        if dice.below(2) == 0 && !rest.is_empty() {
             let (piece, later) = rest.split_at(dice.below(300).min(rest.len()));
             encoding.push(piece).unwrap();
             rest = later;
@@ -176,7 +176,8 @@ fn hard_top_k_keeps_vectors_as_they_are() {
         sorted.dedup();
         assert_eq!(sorted.len(), tokens.len());
         let logits = [&hard, &soft].map(|document| forced(&*model, &**document, &[2, 9], &mut scratch));
-        let hard_already = shape.config["architecture"]["pooling"]["kind"] == "hard-top-k";
+        // a score of 1 against one of 0 has all of the weight that f32 can tell
+        let hard_already = shape.config["architecture"]["pooling"]["kind"] == "hard-top-k" || shape.name == "index";
         assert_eq!(logits[0] == logits[1], hard_already, "{}", shape.name);
     }
 }

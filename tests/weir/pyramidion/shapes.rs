@@ -20,9 +20,9 @@ pub(super) struct Shape {
 }
 
 const HALVING: &str =
-    r#"{"kind": "successive-halving", "lengths": {"0": 320, "1": 160}, "flip_right": true, "sort_back": true}"#;
+    r#"{"kind": "successive-halving", "lengths": {"0": 4, "1": 8}, "flip_right": true, "sort_back": true}"#;
 const UNSORTED: &str =
-    r#"{"kind": "successive-halving", "lengths": {"2": 80}, "flip_right": false, "sort_back": false, "scorer": "ffn"}"#;
+    r#"{"kind": "successive-halving", "lengths": {"2": 16}, "flip_right": false, "sort_back": false, "scorer": "ffn"}"#;
 
 const EMBEDDING: &str =
     r#"{"kind": "hard-top-k", "lengths": {"1": 4}, "sort_back": true, "scorer": {"embedding": {"dimension": 3}}}"#;
@@ -71,7 +71,8 @@ impl Shape {
         SHAPES.into_iter().map(move |(name, block, pooling, pre_norm, positions, padded)| {
             let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
             let mut pooling = parsed(pooling);
-            for share in pooling["lengths"].as_object_mut().into_iter().flat_map(|lengths| lengths.values_mut()) {
+            let lengths = pooling.get_mut("lengths").and_then(|lengths| lengths.as_object_mut());
+            for share in lengths.into_iter().flat_map(|lengths| lengths.values_mut()) {
                 *share = (source as u64 / share.as_u64().unwrap()).into();
             }
             let config = serde_json::json!({

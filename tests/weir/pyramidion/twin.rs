@@ -208,7 +208,7 @@ impl Twin {
         let mass = self.mass.borrow();
         let score = |(place, x): (usize, &Vector)| match (every, seed) {
             _ if scorer == "attention" => mass[place],
-            (Some(every), _) => f64::from(u8::from(place as u64 % every == 0)),
+            (Some(every), _) => f64::from(u8::from((place as u64).is_multiple_of(every))),
             (_, Some(seed)) => f64::from(uniform(seed + layer as u64, Purpose::Scores, place)),
             _ => trained(x),
         };

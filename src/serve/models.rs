@@ -83,8 +83,8 @@ fn documents(limits: &document::Limits) -> v1::Documents {
     let document::Limits { tokens, targets, padded, ref poolings, generation, .. } = *limits;
     let step = |step: &document::PoolingStep| v1::PoolingStep {
         layer: count(step.layer),
-        from: step.from as u64,
-        to: step.to as u64,
+        length_before: step.from as u64,
+        length_after: step.to as u64,
     };
     let most = targets.saturating_sub(1);
     v1::Documents {

@@ -23,7 +23,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "family", "shape", "parameters", "vocabulary", "training_length", "pooled", "boundary_modes", "dtype", "sha256", "limits")
+    __slots__ = ("name", "family", "shape", "parameters", "vocabulary", "training_length", "pooled", "boundary_modes", "dtype", "sha256", "limits", "documents")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Model(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     shape: str
@@ -46,7 +47,40 @@ class Model(_message.Message):
     dtype: str
     sha256: str
     limits: Limits
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., parameters: _Optional[int] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., training_length: _Optional[int] = ..., pooled: bool = ..., boundary_modes: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    documents: Documents
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., shape: _Optional[str] = ..., parameters: _Optional[int] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., training_length: _Optional[int] = ..., pooled: bool = ..., boundary_modes: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., sha256: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., documents: _Optional[_Union[Documents, _Mapping]] = ...) -> None: ...
+
+class Documents(_message.Message):
+    __slots__ = ("max_tokens", "max_summary_tokens", "padded", "poolings", "beam_size", "length_penalty", "min_tokens", "max_summary_tokens_default", "no_repeat_ngram")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUMMARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PADDED_FIELD_NUMBER: _ClassVar[int]
+    POOLINGS_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUMMARY_TOKENS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    NO_REPEAT_NGRAM_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    max_summary_tokens: int
+    padded: bool
+    poolings: _containers.RepeatedCompositeFieldContainer[PoolingStep]
+    beam_size: int
+    length_penalty: float
+    min_tokens: int
+    max_summary_tokens_default: int
+    no_repeat_ngram: int
+    def __init__(self, max_tokens: _Optional[int] = ..., max_summary_tokens: _Optional[int] = ..., padded: bool = ..., poolings: _Optional[_Iterable[_Union[PoolingStep, _Mapping]]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., max_summary_tokens_default: _Optional[int] = ..., no_repeat_ngram: _Optional[int] = ...) -> None: ...
+
+class PoolingStep(_message.Message):
+    __slots__ = ("layer", "length_before", "length_after")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_AFTER_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    length_before: int
+    length_after: int
+    def __init__(self, layer: _Optional[int] = ..., length_before: _Optional[int] = ..., length_after: _Optional[int] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("size", "symbols", "bytes", "normaliser", "first_byte", "marks")
@@ -72,7 +106,7 @@ class Vocabulary(_message.Message):
     def __init__(self, size: _Optional[int] = ..., symbols: _Optional[_Iterable[str]] = ..., bytes: bool = ..., normaliser: _Optional[str] = ..., first_byte: _Optional[int] = ..., marks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_symbols", "rows", "queue", "chunk", "message_bytes", "concurrent_streams", "stop_strings", "stop_symbols", "top_logprobs", "logit_bias", "coalesce_chars", "boundary_wait", "queued_symbols", "stall_ns", "cache_bytes", "highest_priority", "lowest_priority", "header_bytes", "pending_resets", "error_resets", "connections", "handshake_ns", "request_memory_bytes", "upload_ns", "events", "step_ns", "keepalive_interval_ns", "keepalive_timeout_ns", "windowed_symbols")
+    __slots__ = ("max_symbols", "rows", "queue", "chunk", "message_bytes", "concurrent_streams", "stop_strings", "stop_symbols", "top_logprobs", "logit_bias", "coalesce_chars", "boundary_wait", "queued_symbols", "stall_ns", "cache_bytes", "highest_priority", "lowest_priority", "header_bytes", "pending_resets", "error_resets", "connections", "handshake_ns", "request_memory_bytes", "upload_ns", "events", "step_ns", "keepalive_interval_ns", "keepalive_timeout_ns", "windowed_symbols", "document_bytes", "document_keep_ns")
     MAX_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +136,8 @@ class Limits(_message.Message):
     KEEPALIVE_INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
     KEEPALIVE_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_KEEP_NS_FIELD_NUMBER: _ClassVar[int]
     max_symbols: int
     rows: int
     queue: int
@@ -131,4 +167,6 @@ class Limits(_message.Message):
     keepalive_interval_ns: int
     keepalive_timeout_ns: int
     windowed_symbols: int
-    def __init__(self, max_symbols: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., chunk: _Optional[int] = ..., message_bytes: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_symbols: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[int] = ..., coalesce_chars: _Optional[int] = ..., boundary_wait: _Optional[int] = ..., queued_symbols: _Optional[int] = ..., stall_ns: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., highest_priority: _Optional[int] = ..., lowest_priority: _Optional[int] = ..., header_bytes: _Optional[int] = ..., pending_resets: _Optional[int] = ..., error_resets: _Optional[int] = ..., connections: _Optional[int] = ..., handshake_ns: _Optional[int] = ..., request_memory_bytes: _Optional[int] = ..., upload_ns: _Optional[int] = ..., events: _Optional[int] = ..., step_ns: _Optional[int] = ..., keepalive_interval_ns: _Optional[int] = ..., keepalive_timeout_ns: _Optional[int] = ..., windowed_symbols: _Optional[int] = ...) -> None: ...
+    document_bytes: int
+    document_keep_ns: int
+    def __init__(self, max_symbols: _Optional[int] = ..., rows: _Optional[int] = ..., queue: _Optional[int] = ..., chunk: _Optional[int] = ..., message_bytes: _Optional[int] = ..., concurrent_streams: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_symbols: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[int] = ..., coalesce_chars: _Optional[int] = ..., boundary_wait: _Optional[int] = ..., queued_symbols: _Optional[int] = ..., stall_ns: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., highest_priority: _Optional[int] = ..., lowest_priority: _Optional[int] = ..., header_bytes: _Optional[int] = ..., pending_resets: _Optional[int] = ..., error_resets: _Optional[int] = ..., connections: _Optional[int] = ..., handshake_ns: _Optional[int] = ..., request_memory_bytes: _Optional[int] = ..., upload_ns: _Optional[int] = ..., events: _Optional[int] = ..., step_ns: _Optional[int] = ..., keepalive_interval_ns: _Optional[int] = ..., keepalive_timeout_ns: _Optional[int] = ..., windowed_symbols: _Optional[int] = ..., document_bytes: _Optional[int] = ..., document_keep_ns: _Optional[int] = ...) -> None: ...

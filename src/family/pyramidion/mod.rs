@@ -6,7 +6,7 @@
 //! is the same in every document, so it is computed once a model; what is alike in one document, once a document.
 //!
 //! [`config`] is the blueprint and `plan` what it means layer by layer, [`model`] the weights, [`encoding`] a document that is
-//! being read and `encode` the reading, [`document`] what comes of it. Rows are the decoder family's: the same stack, with a
+//! being read, `encode` the reading and `padding` what is read once for all, [`document`] what comes of it. Rows are the decoder family's: the same stack, with a
 //! memory.
 
 pub mod config;
@@ -15,5 +15,6 @@ mod encode;
 pub mod encoding;
 mod load;
 pub mod model;
+mod padding;
 mod plan;
 mod score;

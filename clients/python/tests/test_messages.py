@@ -51,6 +51,8 @@ def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
         (weir_client.Segmentation, generation_pb2.SegmentResponse),
         (weir_client.Vocabulary, models_pb2.Vocabulary),
         (weir_client.Limits, models_pb2.Limits),
+        (weir_client.Documents, models_pb2.Documents),
+        (weir_client.PoolingStep, models_pb2.PoolingStep),
         (weir_client.Model, models_pb2.Model),
     ],
 )

@@ -9,7 +9,7 @@ from ._settings import Tls
 from ._types import Alternative, Character, Timing, Usage
 from .client import AsyncClient, Client
 from .generate import AsyncStream, Finished, FinishReason, Generated, GenerateOptions, Piece, Started, Stream
-from .models import Limits, Model, Vocabulary
+from .models import Documents, Limits, Model, PoolingStep, Vocabulary
 from .score import AsyncScoreStream, Score, ScoreOptions, ScoreStream, ScoreSummary
 from .segment import Segment, Segmentation, SegmentOptions
 
@@ -20,6 +20,7 @@ __all__ = [
     "AsyncStream",
     "Character",
     "Client",
+    "Documents",
     "FieldViolation",
     "FinishReason",
     "Finished",
@@ -28,6 +29,7 @@ __all__ = [
     "Limits",
     "Model",
     "Piece",
+    "PoolingStep",
     "Retry",
     "Score",
     "ScoreOptions",

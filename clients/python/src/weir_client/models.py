@@ -66,6 +66,35 @@ class Limits:
     keepalive_interval_ns: int
     keepalive_timeout_ns: int
     windowed_symbols: int
+    document_bytes: int
+    document_keep_ns: int
+
+
+@dataclass(frozen=True)
+class PoolingStep:
+    """A pooling between the layers of an encoder."""
+
+    #: The layer behind which it stands, from 0.
+    layer: int
+    #: Vectors of the longest document before it.
+    length_before: int
+    #: Vectors of the longest document after it.
+    length_after: int
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What a model that summarizes reads and writes; `models.proto` describes each."""
+
+    max_tokens: int
+    max_summary_tokens: int
+    padded: bool
+    poolings: Tuple[PoolingStep, ...]
+    beam_size: int
+    length_penalty: float
+    min_tokens: int
+    max_summary_tokens_default: int
+    no_repeat_ngram: int
 
 
 @dataclass(frozen=True)
@@ -91,6 +120,8 @@ class Model:
     #: Of the weights' file, hexadecimal.
     sha256: str
     limits: Limits
+    #: What it reads and writes, if it summarizes documents; None for a model that goes on from a prompt.
+    documents: Optional[Documents]
 
 
 class ModelCalls(Caller):

@@ -5,16 +5,20 @@ use std::{error::Error, fs, path::PathBuf};
 
 const FILES: [&str; 4] =
     ["weir/v1/admin.proto", "weir/v1/generation.proto", "weir/v1/models.proto", "weir/v1/summarization.proto"];
+/// A protocol of others.
+const INFERENCE: [&str; 1] = ["inference/inference.proto"];
 
 #[expect(clippy::disallowed_methods, reason = "Cargo tells build scripts where to write in the environment")]
 fn main() -> Result<(), Box<dyn Error>> {
-    for file in FILES {
-        println!("cargo::rerun-if-changed={file}");
+    let into = PathBuf::from(std::env::var("OUT_DIR")?);
+    for (name, files) in [("weir.bin", &FILES[..]), ("inference.bin", &INFERENCE)] {
+        for file in files {
+            println!("cargo::rerun-if-changed={file}");
+        }
+        let descriptors = protox::compile(files, ["."])?;
+        // Reflection serves this file, comments and all.
+        fs::write(into.join(name), descriptors.encode_to_vec())?;
+        tonic_prost_build::configure().compile_fds(descriptors)?;
     }
-    let descriptors = protox::compile(FILES, ["."])?;
-    // Reflection serves this file, comments and all.
-    let path = PathBuf::from(std::env::var("OUT_DIR")?).join("weir.bin");
-    fs::write(path, descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
     Ok(())
 }

@@ -72,6 +72,14 @@ pub enum Error {
         /// What is allowed.
         bound: String,
     },
+    /// Something that is not in the form it must have, such as JSON.
+    #[error("{why}")]
+    Unreadable {
+        /// Where in the request, if it can be told.
+        field: Option<String>,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Two options that exclude each other.
     #[error("{first} and {second} exclude each other: give one")]
     Exclusive {
@@ -240,6 +248,7 @@ impl Error {
             Self::UnknownModel { .. } | Self::UnknownDocument { .. } => Code::NotFound,
             Self::UnknownSymbol { .. }
             | Self::BadOption { .. }
+            | Self::Unreadable { .. }
             | Self::Exclusive { .. }
             | Self::TooLong { .. }
             | Self::LongerThan { .. }

@@ -5,9 +5,11 @@
 //! What an engine counts by itself is read when somebody asks ([`Metrics::render`]).
 
 mod meter;
+mod totals;
 
 use crate::{decode::options::Reason, engine::handle::Handle, error::Code};
 pub use meter::Meter;
+pub use totals::{Requests, Times};
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -18,6 +20,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
+use totals::Totals;
 
 /// A name, with what all names begin with.
 macro_rules! weir {
@@ -68,7 +71,7 @@ macro_rules! per_model {
 
         /// The metrics of one model, each by the values of its own label; of one value, if it has none.
         #[derive(Debug)]
-        struct Series { $($field: Vec<$kind>,)* }
+        struct Series { $($field: Vec<$kind>,)* totals: Totals }
 
         impl Families {
             fn register(registry: &mut Registry) -> Self {
@@ -82,7 +85,7 @@ macro_rules! per_model {
             /// The series of a model, made if they are not there.
             fn series(&self, model: &str) -> Series {
                 Series { $($field: labels(model, $label, &$values)
-                    .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* }
+                    .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* totals: Totals::default() }
             }
 
             /// Removes the series of a model.
@@ -208,6 +211,11 @@ impl Metrics {
     pub fn called(&self, service: &'static str, method: &'static str, code: &'static str) {
         let labels = [("service", service), ("method", method), ("code", code)];
         self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
+    }
+
+    /// What became of the requests to a model.
+    pub fn requests(&self, model: &str) -> Requests {
+        lock(&self.models).get(model).map_or_else(Requests::default, |series| series.totals.read())
     }
 
     /// Everything, in the text format of OpenMetrics, with what these engines tell now.

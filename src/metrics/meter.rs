@@ -86,6 +86,7 @@ impl Observer for Meter {
         if !self.counts.load(Relaxed) {
             return;
         }
+        self.series.totals.step();
         if rows > 0 {
             self.series.step_rows[0].observe(rows as f64);
             self.series.step_chars[0].observe(fed as f64);
@@ -118,6 +119,7 @@ impl Observer for Meter {
             return;
         }
         let series = &*self.series;
+        series.totals.finished(outcome.is_ok(), timing);
         let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
         series.total[0].observe(seconds(timing.total_ns));
         if timing.steps > 0 {

@@ -22,21 +22,31 @@ use tower::ServiceExt;
 const OPEN: [&str; 3] =
     ["/grpc.health.v1.Health/", "/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/"];
 
+/// The same questions in another protocol.
+const OPEN_METHODS: [&str; 2] =
+    ["/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"];
+
+/// The service that calls others within the process on behalf of whoever calls it, and by their key.
+const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
+
 /// The service that has a guard of its own.
 const GUARDED: &str = "/weir.v1.Admin/";
 
-/// Finds out who calls, and refuses those who do not bring a key where one is needed. The key goes no further than this.
+/// Finds out who calls, and refuses those who do not bring a key where one is needed. The key goes no further than
+/// this, but for calls that are made on the caller's behalf.
 pub(super) fn admitted(
     keys: Option<Arc<Keys>>,
 ) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
     move |mut request, next| {
         let mut call = Call::in_http(&request);
-        let open = OPEN.iter().any(|service| request.uri().path().starts_with(service));
+        let path = request.uri().path();
+        let open = OPEN.iter().any(|service| path.starts_with(service)) || OPEN_METHODS.contains(&path);
+        let passed_on = path.starts_with(ON_BEHALF);
         // Its calls bring a token instead, which its own guard looks at.
-        let guarded = request.uri().path().starts_with(GUARDED);
+        let guarded = path.starts_with(GUARDED);
         let keys = keys.as_deref().filter(|_| !open && !guarded);
         let principal = keys.map_or_else(|| Ok(unauthenticated(&request)), |keys| holder(keys, request.headers()));
-        if !guarded {
+        if !guarded && !passed_on {
             request.headers_mut().remove(AUTHORIZATION);
         }
         match principal {
@@ -135,7 +145,11 @@ mod tests {
             let other = format!("{}s/Any", open.trim_end_matches('/'));
             assert_eq!(caller(true, &other, None, peer(None)).await, None, "{other}");
         }
-        for path in ["/weir.v1.Models/ListModels", "/weir.v1.Nothing/Never", "/", "//grpc.health.v1.Health/Check"] {
+        for open in OPEN_METHODS {
+            assert!(caller(true, open, None, peer(None)).await.is_some(), "{open}");
+            assert_eq!(caller(true, &format!("{open}s"), None, peer(None)).await, None);
+        }
+        for path in ["/inference.GRPCInferenceService/ModelReady", "/weir.v1.Models/ListModels", "/weir.v1.Nothing/Never", "/", "//grpc.health.v1.Health/Check"] {
             assert_eq!(caller(true, path, None, peer(None)).await, None, "{path}");
         }
     }

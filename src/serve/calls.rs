@@ -25,11 +25,26 @@ use tonic::{
 use tower::ServiceExt;
 
 /// The services and methods that are counted by name; all others are `other`, or clients could make up series.
-const METHODS: [(&str, &[&str]); 7] = [
+const METHODS: [(&str, &[&str]); 8] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
     ("weir.v1.Summarization", &["Summarize"]),
     ("weir.v1.Models", &["ListModels", "GetModel"]),
     ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations"]),
+    (
+        "inference.GRPCInferenceService",
+        &[
+            "ServerLive",
+            "ServerReady",
+            "ModelReady",
+            "ServerMetadata",
+            "ModelMetadata",
+            "ModelInfer",
+            "ModelStreamInfer",
+            "ModelConfig",
+            "ModelStatistics",
+            "RepositoryIndex",
+        ],
+    ),
     ("grpc.health.v1.Health", &["Check", "Watch", "List"]),
     ("grpc.reflection.v1.ServerReflection", &["ServerReflectionInfo"]),
     ("grpc.reflection.v1alpha.ServerReflection", &["ServerReflectionInfo"]),
@@ -136,7 +151,7 @@ fn method(path: &str) -> (&'static str, &'static str) {
 }
 
 /// A status code's name as gRPC writes it.
-fn name(code: Code) -> &'static str {
+pub(super) fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

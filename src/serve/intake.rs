@@ -20,7 +20,7 @@ use std::{
 };
 use tokio::{
     sync::watch,
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 use tonic::{
     Status,
@@ -38,6 +38,9 @@ const KEPT: usize = 8;
 /// How long a request has to come in whole once the server begins to end.
 const LAST: Duration = Duration::from_secs(1);
 
+/// The method whose body is a stream of requests, each on its own.
+pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
 /// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
 /// caller; and what does not come in whole in time.
 ///
@@ -49,16 +52,22 @@ pub(super) fn metered(
     let (most, time) = (wire.request_memory, wire.upload);
     let own = (most - most / KEPT).max(wire.message_bytes);
     let room = Arc::new(Room { most, own, held: Mutex::default() });
-    move |request, next| {
+    move |mut request, next| {
         let call = Call::in_http(&request);
-        let (id, caller) = (Arc::clone(&call.id), tenant_of(&call));
+        let id = Arc::clone(&call.id);
+        let held = Arc::new(Portion { room: Arc::clone(&room), caller: tenant_of(&call), bytes: Mutex::default() });
+        // A stream of requests is none that has to come in whole: each of them is.
+        let each = request.uri().path() == STREAM;
+        if each {
+            request.extensions_mut().insert(Received(Arc::clone(&held)));
+        }
         let (late, mut ending) = (Box::pin(sleep(time)), ending.clone());
         let ends = Box::pin(async move {
             // nobody is left to tell: that is an end, too
             let _ = ending.wait_for(|ending| *ending).await;
             sleep(LAST).await;
         });
-        let meter = |body| Metered { body, id, caller, late, ends, room: Arc::clone(&room), held: 0 };
+        let meter = |body| Metered { body, id, held, each, time, late, ends };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
     }
 }
@@ -113,24 +122,68 @@ impl Room {
     }
 }
 
+/// What one body takes of the room.
+struct Portion {
+    room: Arc<Room>,
+    caller: Arc<str>,
+    bytes: Mutex<usize>,
+}
+
+impl Portion {
+    /// Takes more; returns whether there was none before.
+    fn take(&self, more: usize) -> Result<bool, Error> {
+        let mut bytes = self.bytes();
+        self.room.take(&self.caller, more)?;
+        let first = *bytes == 0;
+        *bytes += more;
+        Ok(first)
+    }
+
+    fn give_back(&self) {
+        let bytes = std::mem::take(&mut *self.bytes());
+        if bytes > 0 {
+            self.room.give_back(&self.caller, bytes);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        *self.bytes() == 0
+    }
+
+    fn bytes(&self) -> MutexGuard<'_, usize> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Told by whoever reads a stream of requests that one has been read: its room is free again, and so is the time for the next.
+#[derive(Clone)]
+pub(super) struct Received(Arc<Portion>);
+
+impl Received {
+    /// One has.
+    pub(super) fn one(&self) {
+        self.0.give_back();
+    }
+}
+
 /// A request's body, and the room that its bytes take.
 struct Metered {
     body: Body,
     id: Arc<str>,
-    caller: Arc<str>,
+    held: Arc<Portion>,
+    /// Whether it is a stream of requests.
+    each: bool,
+    /// How long one may take to come in.
+    time: Duration,
     /// When all of it must be there.
     late: Pin<Box<Sleep>>,
     /// Soon after the server begins to end.
     ends: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
-    room: Arc<Room>,
-    held: usize,
 }
 
 impl Drop for Metered {
     fn drop(&mut self) {
-        if self.held > 0 {
-            self.room.give_back(&self.caller, self.held);
-        }
+        self.held.give_back();
     }
 }
 
@@ -142,6 +195,8 @@ impl HttpBody for Metered {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
             let error = match self.ends.as_mut().poll(cx) {
                 Poll::Ready(()) => draining(),
+                // between two requests of a stream any time may pass
+                Poll::Pending if self.each && self.held.is_empty() => return Poll::Pending,
                 Poll::Pending => {
                     ready!(self.late.as_mut().poll(cx));
                     Error::Deadline { stage: "while the request came in" }
@@ -150,10 +205,14 @@ impl HttpBody for Metered {
             return Poll::Ready(Some(Err(status(&error, &self.id))));
         };
         if let Some(bytes) = frame.as_ref().and_then(|frame| Some(frame.as_ref().ok()?.data_ref()?.len())) {
-            if let Err(full) = self.room.take(&self.caller, bytes) {
-                return Poll::Ready(Some(Err(status(&full, &self.id))));
+            match self.held.take(bytes) {
+                Ok(first) if first && self.each => {
+                    let end = Instant::now() + self.time;
+                    self.late.as_mut().reset(end);
+                }
+                Ok(_) => {}
+                Err(full) => return Poll::Ready(Some(Err(status(&full, &self.id)))),
             }
-            self.held += bytes;
         }
         Poll::Ready(frame)
     }

@@ -2,13 +2,15 @@
 //!
 //! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
 //! `status` (error → status), `connections` (from the listener to the server), `layers` (what happens to every call),
-//! `access` and `tenant` (who calls), `shutdown`, `http` (the same for clients that speak JSON); `client` and `streams` call
+//! `access` and `tenant` (who calls), `shutdown`, `http` and `inference` (the same for clients of other servers: over JSON, and in
+//! another protocol of gRPC); `client` and `streams` call
 //! such a server, to run it and to measure it.
 
 mod access;
 mod acks;
 mod admin;
 mod answer;
+mod asked;
 mod calls;
 pub mod client;
 mod connections;
@@ -17,6 +19,7 @@ mod engines;
 mod generated;
 mod generation;
 mod http;
+mod inference;
 mod intake;
 mod layers;
 mod models;
@@ -34,6 +37,7 @@ mod tenant;
 mod totals;
 mod traces;
 mod warm;
+mod within;
 
 pub use admin::{Admin, Loader};
 pub use engines::{Engines, Fresh, Lease};
@@ -81,10 +85,11 @@ const LINGER: Duration = Duration::from_secs(1);
 const HANG: Duration = Duration::from_secs(60);
 
 /// The services that are always there.
-const SERVICES: [&str; 3] = [
+const SERVICES: [&str; 4] = [
     <GenerationServer<Generation> as NamedService>::NAME,
     <SummarizationServer<Summarization> as NamedService>::NAME,
     <ModelsServer<Models> as NamedService>::NAME,
+    <inference::Served as NamedService>::NAME,
 ];
 /// The service that gives orders.
 const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
@@ -147,7 +152,10 @@ pub async fn run(
     if let Some(admin) = admin {
         routes = routes.add_service(admin);
     }
-    let calls = layered(routes.prepare(), &wire, (engines.metrics(), traces.clone()), ending.clone());
+    let around = |routes: Routes| layered(routes, &wire, (engines.metrics(), traces.clone()), ending.clone());
+    // What another protocol asks for goes through all layers again, as a call of our own services.
+    let own = within::services(around(routes.clone().prepare()));
+    let calls = around(routes.add_service(inference::served(own, monitor.clone(), &wire)).prepare());
     let incoming = connections::incoming(listener, &wire, ending.clone(), Speech::Http2);
     let mut closed = closing.clone();
     let server = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
@@ -157,7 +165,7 @@ pub async fn run(
     let told = async {
         if let Some(listener) = http {
             let requests = connections::incoming(listener, &wire, ending, Speech::Http1);
-            http::serve(requests, calls, monitor.clone(), &wire, closing).await;
+            http::serve(requests, within::services(calls), monitor.clone(), &wire, closing).await;
         }
     };
     let ending = async {
@@ -260,6 +268,7 @@ fn reflection(services: &[&'static str]) -> tonic_reflection::server::Builder<'s
     services
         .fold(builder, |builder, service| builder.with_service_name(service))
         .register_encoded_file_descriptor_set(weir_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(weir_proto::INFERENCE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
 }

@@ -67,6 +67,12 @@ impl About {
             Error::BadOption { field, found, bound } => {
                 self.field(field, error).tell("value", found).tell("bound", bound).named("BAD_OPTION")
             }
+            Error::Unreadable { field, .. } => {
+                if let Some(field) = field {
+                    self.field(field, error);
+                }
+                "UNREADABLE"
+            }
             Error::Exclusive { first, second } => {
                 self.field(first, error).field(second, error).named("EXCLUSIVE_OPTIONS")
             }
@@ -175,6 +181,7 @@ mod tests {
                 tonic::Code::InvalidArgument,
                 "bound",
             ),
+            (Error::Unreadable { field: Some("a".into()), why: "x".into() }, tonic::Code::InvalidArgument, "field"),
             (Error::Exclusive { first: "a", second: "b" }, tonic::Code::InvalidArgument, "field"),
             (
                 Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters" },

@@ -16,7 +16,7 @@ from grpc_tools import protoc
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[2] / "proto"
 INTO = HERE.parent / "src/weir_client/_proto"
-FILES = ["weir/v1/generation.proto", "weir/v1/models.proto"]
+FILES = ["weir/v1/generation.proto", "weir/v1/models.proto", "weir/v1/summarization.proto"]
 
 
 def generate(into: Path) -> None:
@@ -32,7 +32,9 @@ def generate(into: Path) -> None:
         (into / "weir.binpb").write_bytes(descriptors.SerializeToString(deterministic=True))
         for file in FILES:
             name = Path(file).stem + "_pb2.pyi"
-            (into / name).write_text((scratch / Path(file).parent / name).read_text())
+            stub = (scratch / Path(file).parent / name).read_text()
+            # The files import each other from where they stand here.
+            (into / name).write_text(stub.replace("from weir.v1 import ", "from . import "))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 //! `/v1/completions`: one call of `Generate` for each answer, gathered or streamed as events of the server.
 
 use super::{
+    super::{
+        asked::{Asked, StreamOptions},
+        within::Caller,
+    },
     Door,
-    caller::Caller,
     refusal::Refusal,
     reply::{Choice, Counts, Head},
-    request::{Asked, StreamOptions},
 };
 use axum::{
     Json,
@@ -37,7 +39,7 @@ pub(super) async fn complete(State(door): State<Door>, caller: Caller, request: 
 async fn answered(door: Door, caller: &Caller, request: Request) -> Result<Response, Refusal> {
     let began = Instant::now();
     let body = door.read(request).await?;
-    let asked = Asked::parse(&body)?;
+    let asked = Asked::parse(&body, "the body")?;
     drop(body);
     let answers = Answers::begin(&door, caller, &asked).await?;
     if !asked.streams() {

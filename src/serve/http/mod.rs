@@ -2,17 +2,15 @@
 //!
 //! A request becomes calls of the gRPC services, made within the process through all their layers: keys, limits, deadlines,
 //! metrics and traces are those of every call, and there is no second way to an engine. Here are only connections, bodies, and
-//! the two forms' translation: `request` and `reply`, `refusal` for errors.
+//! the two forms' translation: `asked`, which other protocols use, too, and `reply`; `refusal` for errors.
 
-mod caller;
 mod completions;
 mod models;
 mod playground;
 mod refusal;
 mod reply;
-mod request;
 
-use super::{connections::Connection, layers::Next, monitor::Monitor};
+use super::{connections::Connection, monitor::Monitor, within::Services};
 use crate::config::Wire;
 use axum::{
     Extension, Router,
@@ -38,11 +36,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_stream::{Stream, StreamExt};
-use tonic::{Status, codegen::http, transport::server::Connected};
-use tower::util::{BoxCloneSyncService, MapErr};
-
-/// The gRPC services with their layers. Their failures are statuses: a boxed error would be of no one lifetime.
-type Services = BoxCloneSyncService<http::Request<tonic::body::Body>, http::Response<tonic::body::Body>, Status>;
+use tonic::transport::server::Connected;
 
 /// Bytes that a place for bodies stands for.
 const PLACE: usize = 1024;
@@ -65,14 +59,13 @@ struct Door {
 /// Answers on these connections until `closing` says so, and then until the last one has its answer.
 pub(super) async fn serve(
     mut incoming: impl Stream<Item = std::io::Result<Connection>> + Unpin,
-    services: Next,
+    services: Services,
     monitor: Monitor,
     wire: &Wire,
     mut closing: watch::Receiver<bool>,
 ) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let room = Arc::new(Semaphore::new((wire.request_memory / PLACE).min(Semaphore::MAX_PERMITS)));
-    let services = Services::new(MapErr::new(services, Status::from_error));
     let door = Door { services, monitor, room, longest: wire.message_bytes, upload: wire.upload, since };
     let router = router(door);
     let mut connections = JoinSet::new();
@@ -120,9 +113,9 @@ fn router(door: Door) -> Router {
         .route("/v1/models/{name}", get(models::get))
         .route("/health", get(health))
         .route("/", get(playground::page))
-        .fallback(|| async { Refusal::plain(StatusCode::NOT_FOUND, None, "there is nothing at this path".into()) })
+        .fallback(|| async { Refusal::plain(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
         .method_not_allowed_fallback(|| async {
-            Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, None, "this path does not take this method".into())
+            Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
         })
         .with_state(door)
 }
@@ -139,7 +132,7 @@ impl Door {
     async fn read(&self, request: Request) -> Result<Bytes, Refusal> {
         let told = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let length: usize = told.unwrap_or(self.longest);
-        let refuse = |status, message: String| Refusal::plain(status, None, message);
+        let refuse = |status, message: String| Refusal::plain(status, message);
         let long = || {
             let message = format!("the body: more than {} bytes, which is the limit", self.longest);
             refuse(StatusCode::PAYLOAD_TOO_LARGE, message)

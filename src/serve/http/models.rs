@@ -1,6 +1,6 @@
 //! `/v1/models`: what is served, in OpenAI's form.
 
-use super::{Door, caller::Caller, refusal::Refusal};
+use super::{super::within::Caller, Door, refusal::Refusal};
 use axum::{
     Json,
     extract::{Path, State},

@@ -1,5 +1,7 @@
 //! What is answered to a request that cannot be served: HTTP's status, and OpenAI's form of an error.
 
+use super::super::{asked::named, status::status};
+use crate::error::Error;
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -8,26 +10,6 @@ use axum::{
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
-
-/// Fields as this API names them, of those that it hands on under other names.
-const NAMES: [(&str, &str); 14] = [
-    ("sampling.temperature", "temperature"),
-    ("sampling.top_k", "top_k"),
-    ("sampling.top_p", "top_p"),
-    ("sampling.min_p", "min_p"),
-    ("sampling.repetition_penalty", "repetition_penalty"),
-    ("sampling.logit_bias", "logit_bias"),
-    ("stopping.max_chars", "max_tokens"),
-    ("stopping.min_chars", "min_tokens"),
-    ("stopping.max_segments", "max_segments"),
-    ("stopping.ignore_eos", "ignore_eos"),
-    ("details.top_logprobs", "logprobs"),
-    ("details.boundaries", "boundaries"),
-    ("details.logprobs", "logprobs"),
-    ("details.echo", "echo"),
-];
-/// Stop strings are numbered.
-const STOP: &str = "stopping.stop";
 
 /// A request that is not served.
 #[derive(Debug)]
@@ -42,14 +24,9 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// Of a request that is wrong in itself.
-    pub(super) fn invalid(field: Option<&str>, message: String) -> Self {
-        Self::plain(StatusCode::BAD_REQUEST, field, message)
-    }
-
-    /// Of another kind.
-    pub(super) fn plain(status: StatusCode, field: Option<&str>, message: String) -> Self {
-        Self { status, message, field: field.map(Into::into), rule: None, retry: None }
+    /// Of what only HTTP has.
+    pub(super) fn plain(status: StatusCode, message: String) -> Self {
+        Self { status, message, field: None, rule: None, retry: None }
     }
 
     /// To be tried again after so many seconds.
@@ -81,6 +58,12 @@ impl Refusal {
     }
 }
 
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        status(&error, "").into()
+    }
+}
+
 impl From<Status> for Refusal {
     fn from(status: Status) -> Self {
         let details = status.get_error_details();
@@ -100,13 +83,6 @@ impl From<Status> for Refusal {
         let retry = wait.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
         Self { status: http(status.code()), message, field, rule, retry }
     }
-}
-
-fn named(field: &str) -> &str {
-    if field.starts_with(STOP) {
-        return "stop";
-    }
-    NAMES.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| theirs)
 }
 
 /// HTTP's status for gRPC's, as gRPC gateways map it.
@@ -145,8 +121,7 @@ impl IntoResponse for Refusal {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::super::status::status, *};
-    use crate::error::Error;
+    use super::*;
     use std::time::Duration;
 
     fn refused(error: &Error) -> Refusal {

@@ -1,5 +1,6 @@
 //! What a completion says: events of `Generate` as OpenAI's JSON.
 
+use super::super::asked::ended;
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 use weir_proto::v1;
@@ -145,10 +146,7 @@ impl Choice {
         let text = std::mem::take(&mut self.text);
         let characters = self.characters.as_mut().map(|characters| std::mem::take(characters).told());
         let finished = self.finished.take();
-        let reason = finished.as_ref().map(|finished| match finished.reason() {
-            v1::FinishReason::Stop | v1::FinishReason::EndOfText => "stop",
-            _ => "length",
-        });
+        let reason = finished.as_ref().map(|finished| ended(finished.reason()));
         let stop = finished.as_ref().and_then(|finished| finished.matched_stop.clone());
         let mut choice = json!({
             "index": self.index,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, Optional, Protocol, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Protocol, Type, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from ._errors import WeirError
-from ._retry import Attempts
+from ._retry import Attempts, Retry
 from ._settings import CallOptions, Metadata, Settings
 
 if TYPE_CHECKING:
@@ -47,6 +47,21 @@ class Events(Protocol[Taken, Given]):
 def broken_off() -> WeirError:
     """An answer without its last message, and without an error."""
     return WeirError(grpc.StatusCode.UNKNOWN, "the answer broke off")
+
+
+class Upload(Protocol[Given]):
+    """A request of many messages."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be sent again."""
+
+    @property
+    def failure(self) -> Optional[BaseException]:
+        """What kept it from being sent: not the server's fault, and not the way's."""
+
+    def begin(self) -> Given:
+        """Its messages, from the first on."""
 
 
 class Caller:
@@ -97,7 +112,19 @@ class Caller:
         """Many messages for one. Nothing is sent before the first of them is asked for."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.unary_stream)
-        return Open(stub, request, self._settings.metadata(text, call), attempts)
+        return Open(stub, lambda: request, self._settings.metadata(text, call), attempts)
+
+    def _start_upload(
+        self,
+        method: Method[Request, Response],
+        upload: Upload[Iterator[Request]],
+        call: CallOptions,
+    ) -> Open[Response]:
+        """Many messages for many. Nothing is sent before the first of the answer is asked for."""
+        retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
+        attempts = Attempts(retry, self._settings.call_timeout(call))
+        stub = self._stub(method, self._channel.stream_stream)
+        return Open(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -112,8 +139,16 @@ class Caller:
 class Open(Generic[Response]):
     """An answer of many messages that may have to be asked for more than once."""
 
-    def __init__(self, stub: Any, request: Message, metadata: Metadata, attempts: Attempts) -> None:
+    def __init__(
+        self,
+        stub: Any,
+        request: Callable[[], Any],
+        metadata: Metadata,
+        attempts: Attempts,
+        upload: Optional[Upload[Any]] = None,
+    ) -> None:
         self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
+        self._upload = upload
         self._call: Optional[Any] = None
         self._closed = False
 
@@ -122,7 +157,9 @@ class Open(Generic[Response]):
         while not self._closed:
             try:
                 if self._call is None:
-                    self._call = self._stub(self._request, timeout=self._attempts.remaining(), metadata=self._metadata)
+                    self._call = self._stub(
+                        self._request(), timeout=self._attempts.remaining(), metadata=self._metadata
+                    )
                 response: Response = next(self._call)
                 return response
             except StopIteration:
@@ -131,6 +168,9 @@ class Open(Generic[Response]):
                 if self._closed:
                     break
                 self._call = None
+                if self._upload is not None and self._upload.failure is not None:
+                    self._closed = True
+                    raise self._upload.failure from None
                 time.sleep(self._pause_after(WeirError.of(error), begun))
         return None
 

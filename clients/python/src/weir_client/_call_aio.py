@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, AsyncIterator, Dict, Generic, Optional, Type
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Dict, Generic, Optional, Type
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
-from ._call import Events, Item, Method, Request, Response, broken_off
+from ._call import Events, Item, Method, Request, Response, Upload, broken_off
 from ._errors import WeirError
-from ._retry import Attempts
+from ._retry import Attempts, Retry
 from ._settings import CallOptions, Metadata, Settings
 
 if TYPE_CHECKING:
@@ -76,7 +75,19 @@ class AsyncCaller:
         """Many messages for one. Nothing is sent before the first of them is asked for."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.unary_stream)
-        return AsyncOpen(stub, request, self._settings.metadata(text, call), attempts)
+        return AsyncOpen(stub, lambda: request, self._settings.metadata(text, call), attempts)
+
+    def _start_upload(
+        self,
+        method: Method[Request, Response],
+        upload: Upload[AsyncIterator[Request]],
+        call: CallOptions,
+    ) -> AsyncOpen[Response]:
+        """Many messages for many. Nothing is sent before the first of the answer is asked for."""
+        retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
+        attempts = Attempts(retry, self._settings.call_timeout(call))
+        stub = self._stub(method, self._channel.stream_stream)
+        return AsyncOpen(stub, upload.begin, self._settings.metadata(None, call), attempts, upload)
 
     def _stub(self, method: Method[Request, Response], kind: Any) -> Any:
         if method.path not in self._methods:
@@ -91,8 +102,16 @@ class AsyncCaller:
 class AsyncOpen(Generic[Response]):
     """An answer of many messages that may have to be asked for more than once."""
 
-    def __init__(self, stub: Any, request: Message, metadata: Metadata, attempts: Attempts) -> None:
+    def __init__(
+        self,
+        stub: Any,
+        request: Callable[[], Any],
+        metadata: Metadata,
+        attempts: Attempts,
+        upload: Optional[Upload[Any]] = None,
+    ) -> None:
         self._stub, self._request, self._metadata, self._attempts = stub, request, metadata, attempts
+        self._upload = upload
         self._call: Optional[Any] = None
         self._closed = False
 
@@ -101,7 +120,9 @@ class AsyncOpen(Generic[Response]):
         while not self._closed:
             try:
                 if self._call is None:
-                    self._call = self._stub(self._request, timeout=self._attempts.remaining(), metadata=self._metadata)
+                    self._call = self._stub(
+                        self._request(), timeout=self._attempts.remaining(), metadata=self._metadata
+                    )
                 response = await self._call.read()
                 if response is not grpc.aio.EOF:
                     message: Response = response
@@ -111,11 +132,17 @@ class AsyncOpen(Generic[Response]):
                 if self._closed:
                     break
                 self._call = None
+                if self._upload is not None and self._upload.failure is not None:
+                    self._closed = True
+                    raise self._upload.failure from None
                 await asyncio.sleep(self._pause_after(WeirError.of(error), begun))
             except asyncio.CancelledError:
                 # Closed by another task, or this one is cancelled: the call is over in both cases.
                 closed_elsewhere = self._closed
                 self.close()
+                if self._upload is not None and self._upload.failure is not None:
+                    # grpc cancels a call whose request fails
+                    raise self._upload.failure from None
                 if not closed_elsewhere:
                     raise
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional, Union
 
 from google.protobuf.message import Message
 
@@ -26,3 +26,13 @@ def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]
                 setattr(message, name, value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
+
+
+def fill_biases(request: Any, biases: Optional[Mapping[Union[str, int], float]]) -> None:
+    """Sets `sampling.logit_bias`: of symbols as text, or by their ids."""
+    for symbol, bias in (biases or {}).items():
+        entry = request.sampling.logit_bias.add(bias=bias)
+        if isinstance(symbol, str):
+            entry.text = symbol
+        else:
+            entry.id = symbol

@@ -13,9 +13,10 @@ from .health import AsyncHealthCalls, HealthCalls
 from .models import AsyncModelCalls, ModelCalls
 from .score import AsyncScoreCalls, ScoreCalls
 from .segment import AsyncSegmentCalls, SegmentCalls
+from .summarize import AsyncSummarizeCalls, SummarizeCalls
 
 
-class Client(GenerateCalls, ScoreCalls, SegmentCalls, ModelCalls, HealthCalls):
+class Client(GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, ModelCalls, HealthCalls):
     """A weir server, or several behind one address. May be used by many threads at once. Connects with the first call.
 
     `address`: "host:port", "http://host:port", "https://host:port" (encrypted), or any other target of gRPC's, such as
@@ -42,7 +43,9 @@ class Client(GenerateCalls, ScoreCalls, SegmentCalls, ModelCalls, HealthCalls):
         )
 
 
-class AsyncClient(AsyncGenerateCalls, AsyncScoreCalls, AsyncSegmentCalls, AsyncModelCalls, AsyncHealthCalls):
+class AsyncClient(
+    AsyncGenerateCalls, AsyncScoreCalls, AsyncSegmentCalls, AsyncSummarizeCalls, AsyncModelCalls, AsyncHealthCalls
+):
     """The same for asyncio: the same calls, to be awaited, and streams for `async for`.
 
     Everything that `Client` takes. Belongs to the event loop of its first call.

@@ -12,7 +12,7 @@ from ._call import Caller, EventStream, Method, Open, broken_off
 from ._call_aio import AsyncCaller, AsyncEventStream, AsyncOpen
 from ._convert import convert
 from ._proto import generation_pb2 as pb
-from ._request import fill
+from ._request import fill, fill_biases
 from ._settings import CallOptions
 from ._types import Character, Timing, Usage
 
@@ -256,12 +256,7 @@ def _for_whole_text(options: GenerateOptions) -> GenerateOptions:
 def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
     request = pb.GenerateRequest(prompt=prompt)
     ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
-    for symbol, bias in (ours.pop("logit_bias", None) or {}).items():
-        entry = request.sampling.logit_bias.add(bias=bias)
-        if isinstance(symbol, str):
-            entry.text = symbol
-        else:
-            entry.id = symbol
+    fill_biases(request, ours.pop("logit_bias", None))
     if isinstance(ours.get("stop"), str):
         ours["stop"] = [ours["stop"]]
     fill(request, ours, _PLACES)

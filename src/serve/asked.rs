@@ -1,9 +1,9 @@
-//! A body of `/v1/completions` as requests of `Generate`.
+//! What other servers' clients ask for, as requests of `Generate`.
 //!
 //! The names are OpenAI's; those that it does not have are vLLM's, and `boundaries` and `max_segments` ours. Unknown names and
 //! nulls are passed over, as clients for other servers expect; what cannot be had is refused, unless it is asked to do nothing.
 
-use super::refusal::Refusal;
+use crate::error::{Error, Result, clip};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use weir_proto::v1;
@@ -12,6 +12,44 @@ use weir_proto::v1;
 const MOST_CHOICES: usize = 64;
 /// Characters that are generated unless the request tells, as OpenAI has it.
 const MAX_TOKENS: u32 = 16;
+/// Bytes of a value that a message repeats.
+const VALUE_BYTES: usize = 64;
+
+/// Fields by these names, of those that `Generate` has under others.
+const NAMES: [(&str, &str); 14] = [
+    ("sampling.temperature", "temperature"),
+    ("sampling.top_k", "top_k"),
+    ("sampling.top_p", "top_p"),
+    ("sampling.min_p", "min_p"),
+    ("sampling.repetition_penalty", "repetition_penalty"),
+    ("sampling.logit_bias", "logit_bias"),
+    ("stopping.max_chars", "max_tokens"),
+    ("stopping.min_chars", "min_tokens"),
+    ("stopping.max_segments", "max_segments"),
+    ("stopping.ignore_eos", "ignore_eos"),
+    ("details.top_logprobs", "logprobs"),
+    ("details.boundaries", "boundaries"),
+    ("details.logprobs", "logprobs"),
+    ("details.echo", "echo"),
+];
+/// Stop strings are numbered.
+const STOP: &str = "stopping.stop";
+
+/// What a field of `Generate` is called here.
+pub(super) fn named(field: &str) -> &str {
+    if field.starts_with(STOP) {
+        return "stop";
+    }
+    NAMES.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| theirs)
+}
+
+/// Why a generation ended, in the two words there are for it.
+pub(super) fn ended(reason: v1::FinishReason) -> &'static str {
+    match reason {
+        v1::FinishReason::Stop | v1::FinishReason::EndOfText => "stop",
+        _ => "length",
+    }
+}
 
 /// The fields of a body.
 #[derive(Deserialize, Default)]
@@ -61,18 +99,23 @@ fn or_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> 
 }
 
 impl Asked {
-    /// Of JSON.
+    /// Of JSON, which messages call `whole`.
     ///
     /// # Errors
     /// What is wrong with it, and with which field.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+    pub(super) fn parse(bytes: &[u8], whole: &str) -> Result<Self> {
         let mut from = serde_json::Deserializer::from_slice(bytes);
-        serde_path_to_error::deserialize(&mut from).map_err(|error| {
-            let field = error.path().to_string();
-            // what is no JSON at all has no fields
-            let field = Some(field).filter(|field| field.starts_with(|first: char| first.is_ascii_alphabetic()));
-            Refusal::invalid(field.as_deref(), format!("the body: {}", error.inner()))
-        })
+        let asked = serde_path_to_error::deserialize(&mut from).map_err(|error| unreadable(whole, &error))?;
+        from.end().map_err(|error| Error::Unreadable { field: None, why: format!("{whole}: {error}") })?;
+        Ok(asked)
+    }
+
+    /// The same of fields that have been read.
+    ///
+    /// # Errors
+    /// What is wrong with one of them.
+    pub(super) fn of(fields: Map<String, Value>, whole: &str) -> Result<Self> {
+        serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| unreadable(whole, &error))
     }
 
     /// Whether the answer is to come as it is made.
@@ -99,17 +142,17 @@ impl Asked {
     ///
     /// # Errors
     /// What cannot be had. The rest is checked where it is done.
-    pub(super) fn requests(&self) -> Result<Vec<v1::GenerateRequest>, Refusal> {
+    pub(super) fn requests(&self) -> Result<Vec<v1::GenerateRequest>> {
         self.refuse_what_is_not_there()?;
         let prompts = texts("prompt", &self.prompt)?;
         let prompts = if prompts.is_empty() { vec![String::new()] } else { prompts };
         let n = self.n.unwrap_or(1);
         if n == 0 || n.saturating_mul(prompts.len()) > MOST_CHOICES {
-            let message = format!("n: {n} for {} prompts: 1 to {MOST_CHOICES} answers in all", prompts.len());
-            return Err(Refusal::invalid(Some("n"), message));
+            let found = format!("{n} for {} prompts", prompts.len());
+            return Err(wrong("n", found, &format!("1 to {MOST_CHOICES} answers in all")));
         }
-        if self.best_of.is_some_and(|best| best != n) {
-            return Err(Refusal::invalid(Some("best_of"), "best_of: only n, if given, can be had".into()));
+        if let Some(best) = self.best_of.filter(|best| *best != n) {
+            return Err(wrong("best_of", best.to_string(), "n, if given"));
         }
         let mut requests = Vec::with_capacity(n * prompts.len());
         for prompt in prompts {
@@ -120,19 +163,19 @@ impl Asked {
         Ok(requests)
     }
 
-    fn refuse_what_is_not_there(&self) -> Result<(), Refusal> {
+    fn refuse_what_is_not_there(&self) -> Result<()> {
         let there = [
             ("presence_penalty", self.presence_penalty.is_some_and(|value| value != 0.0)),
             ("frequency_penalty", self.frequency_penalty.is_some_and(|value| value != 0.0)),
             ("suffix", self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
         ];
         match there.iter().find(|(_, asked)| *asked) {
-            Some((field, _)) => Err(Refusal::invalid(Some(field), format!("{field}: is not supported"))),
+            Some((field, _)) => Err(wrong(field, "what was asked for".into(), "it is not supported")),
             None => Ok(()),
         }
     }
 
-    fn request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest, Refusal> {
+    fn request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest> {
         // a seed names all answers: each has one of its own
         let seed = self.seed.map(|seed| seed.cast_unsigned().wrapping_add(index as u64));
         // −1 is vLLM's way to keep all
@@ -140,7 +183,7 @@ impl Asked {
             None => None,
             Some(-1) => Some(0),
             Some(k) => {
-                let refuse = |_| Refusal::invalid(Some("top_k"), format!("top_k: {k} is out of bounds: -1, 0 or more"));
+                let refuse = |_| wrong("top_k", k.to_string(), "-1, 0 or more");
                 Some(u32::try_from(k).map_err(refuse)?)
             }
         };
@@ -179,11 +222,9 @@ impl Asked {
     }
 
     /// Biases by id.
-    fn biases(&self) -> Result<Vec<v1::LogitBias>, Refusal> {
-        let refuse = |key: &str| {
-            let message = format!("logit_bias: {key:?}: expected the id of a symbol, and a number");
-            Refusal::invalid(Some("logit_bias"), message)
-        };
+    fn biases(&self) -> Result<Vec<v1::LogitBias>> {
+        let refuse =
+            |key: &str| wrong("logit_bias", format!("{:?}", clip(key, VALUE_BYTES)), "the id of a symbol, and a number");
         let given = self.logit_bias.iter().flatten();
         given
             .map(|(key, value)| {
@@ -194,9 +235,20 @@ impl Asked {
     }
 }
 
+fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Error<E>) -> Error {
+    let field = error.path().to_string();
+    // what is no JSON at all has no fields
+    let field = Some(field).filter(|field| field.starts_with(|first: char| first.is_ascii_alphabetic()));
+    Error::Unreadable { field, why: format!("{whole}: {}", error.inner()) }
+}
+
+fn wrong(field: &'static str, found: String, bound: &str) -> Error {
+    Error::BadOption { field, found, bound: bound.into() }
+}
+
 /// Nothing, a text, or a list of texts.
-fn texts(field: &'static str, value: &Value) -> Result<Vec<String>, Refusal> {
-    let refuse = || Refusal::invalid(Some(field), format!("{field}: expected a text or a list of texts"));
+fn texts(field: &'static str, value: &Value) -> Result<Vec<String>> {
+    let refuse = || wrong(field, "something else".into(), "a text or a list of texts");
     match value {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => Ok(vec![text.clone()]),
@@ -209,8 +261,16 @@ fn texts(field: &'static str, value: &Value) -> Result<Vec<String>, Refusal> {
 mod tests {
     use super::*;
 
-    fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>, Refusal> {
-        Asked::parse(body.as_bytes())?.requests()
+    fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
+        Asked::parse(body.as_bytes(), "the body")?.requests()
+    }
+
+    fn field(error: &Error) -> Option<&str> {
+        match error {
+            Error::BadOption { field, .. } => Some(field),
+            Error::Unreadable { field, .. } => field.as_deref(),
+            other => panic!("{other}"),
+        }
     }
 
     #[test]
@@ -248,9 +308,10 @@ mod tests {
             (r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#, Some("stream_options.include_usage")),
             ("{", None),
             ("[]", None),
+            (r#"{"prompt": "a"} and"#, None),
         ] {
             let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
-            assert_eq!((refusal.status(), refusal.field()), (400, field), "{body}");
+            assert_eq!(self::field(&refusal), field, "{body}");
         }
     }
 }

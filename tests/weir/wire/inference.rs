@@ -1,0 +1,549 @@
+//! The Open Inference Protocol, beside what our own API says of the same.
+
+use super::{
+    Server, eventually, long,
+    model::{Fake, Kind},
+    prompt, reason,
+};
+use prost::Message;
+use std::{collections::HashMap, sync::Arc, time::Duration};
+use tokio::sync::mpsc;
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tonic::{
+    Code, Request, Status, Streaming,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codegen::http::uri::PathAndQuery,
+    transport::Channel,
+};
+use tonic_types::StatusExt;
+use weir::{
+    config::{Access, Keys, Wire},
+    decode::contract::Model,
+    engine::handle::Limits,
+    serve::Engines,
+};
+use weir_proto::inference::{
+    self as oip, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+    grpc_inference_service_client::GrpcInferenceServiceClient, infer_parameter::ParameterChoice,
+    model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
+};
+
+type Client = GrpcInferenceServiceClient<Channel>;
+
+fn client(server: &Server) -> Client {
+    Client::new(server.channel.clone())
+}
+
+/// A request of these inputs, raw.
+fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferRequest {
+    let tensor = |(name, datatype, _): &(&str, &str, Vec<u8>)| InferInputTensor {
+        name: (*name).into(),
+        datatype: (*datatype).into(),
+        shape: vec![1],
+        ..Default::default()
+    };
+    ModelInferRequest {
+        id: id.into(),
+        inputs: inputs.iter().map(tensor).collect(),
+        raw_input_contents: inputs.iter().map(|(.., raw)| raw.clone()).collect(),
+        ..Default::default()
+    }
+}
+
+fn text(name: &'static str, text: &str) -> (&'static str, &'static str, Vec<u8>) {
+    let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+    (name, "BYTES", [&length[..], text.as_bytes()].concat())
+}
+
+fn flag(name: &'static str, value: bool) -> (&'static str, &'static str, Vec<u8>) {
+    (name, "BOOL", vec![value.into()])
+}
+
+/// The continuation of a text, as it is made.
+fn streamed(id: &str, prompt: &str, chars: u32) -> ModelInferRequest {
+    let sampling = format!(r#"{{"max_tokens": {chars}, "seed": 1}}"#);
+    request(id, &[text("text_input", prompt), flag("stream", true), text("sampling_parameters", &sampling)])
+}
+
+fn output<'a>(answer: &'a ModelInferResponse, name: &str) -> Option<&'a [u8]> {
+    let at = answer.outputs.iter().position(|output| output.name == name)?;
+    assert_eq!(answer.outputs[at].shape, [1]);
+    Some(&answer.raw_output_contents[at])
+}
+
+fn words(answer: &ModelInferResponse, name: &str) -> String {
+    let raw = output(answer, name).unwrap_or_else(|| panic!("no {name}"));
+    assert_eq!(raw[..4], u32::try_from(raw.len() - 4).unwrap().to_le_bytes());
+    String::from_utf8(raw[4..].to_vec()).unwrap()
+}
+
+fn count(answer: &ModelInferResponse, name: &str) -> u32 {
+    u32::from_le_bytes(output(answer, name).unwrap().try_into().unwrap())
+}
+
+fn is_last(answer: &ModelInferResponse) -> bool {
+    match answer.parameters["triton_final_response"].parameter_choice {
+        Some(ParameterChoice::BoolParam(last)) => last,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+/// A stream that goes on while its sender is there.
+async fn stream(server: &Server) -> (mpsc::Sender<ModelInferRequest>, Streaming<ModelStreamInferResponse>) {
+    let (send, requests) = mpsc::channel(16);
+    let answers = client(server).model_stream_infer(ReceiverStream::new(requests)).await.unwrap();
+    (send, answers.into_inner())
+}
+
+/// The next message, which must not be a failure.
+async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> ModelInferResponse {
+    let message = answers.next().await.unwrap().unwrap();
+    assert_eq!(message.error_message, "");
+    message.infer_response.unwrap()
+}
+
+/// All messages of one request, alone on its stream.
+async fn all(server: &Server, request: ModelInferRequest) -> Vec<ModelInferResponse> {
+    let (send, mut answers) = stream(server).await;
+    send.send(request).await.unwrap();
+    drop(send);
+    let mut told = Vec::new();
+    while let Some(message) = answers.next().await {
+        let message = message.unwrap();
+        assert_eq!(message.error_message, "");
+        told.push(message.infer_response.unwrap());
+    }
+    told
+}
+
+#[tokio::test]
+async fn a_whole_answer_is_what_our_own_api_says() {
+    let server = Server::new().await;
+    let told = server.answer(long("ab c", 40)).await.unwrap();
+    let sampling = text("sampling_parameters", r#"{"max_tokens": "40", "seed": 1}"#);
+    let asked = request("seven", &[text("text_input", "ab c"), sampling.clone()]);
+    let answer = client(&server).model_infer(asked).await.unwrap().into_inner();
+    assert_eq!((answer.id.as_str(), answer.model_name.as_str(), answer.model_version.as_str()), ("seven", "fake", "1"));
+    // the text is the only output unless more is asked for, and begins with the prompt unless that is excluded
+    assert_eq!((words(&answer, "text_output"), answer.outputs.len()), (format!("ab c{}", told.text()), 1));
+    assert!(is_last(&answer));
+    let returns = ["finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens"];
+    let mut inputs = vec![text("text_input", "ab c"), flag("exclude_input_in_output", true), sampling];
+    let flags = returns.map(|name| format!("return_{name}"));
+    inputs.extend(flags.iter().map(|name| (name.as_str(), "BOOL", vec![1])));
+    let answer = client(&server).model_infer(request("", &inputs)).await.unwrap().into_inner();
+    assert_eq!((words(&answer, "text_output"), words(&answer, "finish_reason")), (told.text(), "length".into()));
+    assert_eq!((count(&answer, "num_input_tokens"), count(&answer, "num_output_tokens")), (4, 40));
+    let logprobs: Vec<HashMap<String, serde_json::Value>> = serde_json::from_str(&words(&answer, "logprobs")).unwrap();
+    let sum: f64 = logprobs.iter().map(|one| one.values().next().unwrap()["logprob"].as_f64().unwrap()).sum();
+    let cumulative = f32::from_le_bytes(output(&answer, "cumulative_logprob").unwrap().try_into().unwrap());
+    assert!(logprobs.len() == 40 && (sum - f64::from(cumulative)).abs() < 1e-3, "{sum} {cumulative}");
+    let spoken: String = logprobs.iter().map(|one| one.values().next().unwrap()["decoded_token"].as_str().unwrap()).collect();
+    assert_eq!(spoken, told.text());
+    // what is listed is all that comes
+    let mut listed = request("", &[text("text_input", "ab c")]);
+    listed.outputs = vec![InferRequestedOutputTensor { name: "finish_reason".into(), ..Default::default() }];
+    let answer = client(&server).model_infer(listed).await.unwrap().into_inner();
+    assert_eq!((answer.outputs.len(), words(&answer, "finish_reason")), (1, "length".into()));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_stream_tells_text_as_it_is_made() {
+    let server = Server::new().await;
+    let whole = server.answer(long("ab c", 1000)).await.unwrap().text();
+    let mut asked = streamed("a", "ab c", 1000);
+    asked.outputs = ["text_output", "num_output_tokens", "finish_reason"]
+        .map(|name| InferRequestedOutputTensor { name: name.into(), ..Default::default() })
+        .to_vec();
+    let told = all(&server, asked.clone()).await;
+    assert!(told.len() > 2, "it came at once");
+    assert_eq!(told.iter().map(|one| words(one, "text_output")).collect::<String>(), whole);
+    assert_eq!(told.iter().map(|one| count(one, "num_output_tokens")).sum::<u32>(), 1000);
+    let (last, before) = told.split_last().unwrap();
+    assert!(before.iter().all(|one| !is_last(one) && words(one, "finish_reason") == "None" && one.id == "a"));
+    assert!(is_last(last) && words(last, "finish_reason") == "length");
+    // the end as a message of its own
+    let wanted = oip::InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+    asked.parameters.insert("triton_enable_empty_final_response".into(), wanted);
+    let told = all(&server, asked.clone()).await;
+    let (last, before) = told.split_last().unwrap();
+    assert!(is_last(last) && last.outputs.is_empty() && last.id == "a");
+    assert!(before.iter().all(|one| !is_last(one)));
+    assert_eq!(before.iter().map(|one| words(one, "text_output")).collect::<String>(), whole);
+    // a whole answer within a stream
+    let told = all(&server, request("b", &[text("text_input", "ab c")])).await;
+    assert!(told.len() == 1 && is_last(&told[0]) && words(&told[0], "text_output").starts_with("ab c"));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn requests_of_one_stream_go_side_by_side() {
+    let server = Server::new().await;
+    let texts = ["a", "b", "c"].map(|prompt| async { server.answer(long(prompt, 60)).await.unwrap().text() });
+    let [a, b, c] = texts;
+    let whole: HashMap<_, _> = [("a", a.await), ("b", b.await), ("c", c.await)].into();
+    server.model.slow(Duration::from_millis(2));
+    let (send, mut answers) = stream(&server).await;
+    for name in ["a", "b", "c"] {
+        send.send(streamed(name, name, 60)).await.unwrap();
+    }
+    let (mut told, mut order, mut ended) = (HashMap::<String, String>::new(), Vec::new(), 0);
+    while ended < 3 {
+        let message = next(&mut answers).await;
+        told.entry(message.id.clone()).or_default().push_str(&words(&message, "text_output"));
+        ended += usize::from(is_last(&message));
+        order.push(message.id);
+    }
+    let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(turns > 10, "one after the other: {order:?}");
+    for (name, text) in whole {
+        assert_eq!(told[name], text, "{name}");
+    }
+    drop(send);
+    assert!(answers.next().await.is_none());
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_told_within_the_stream() {
+    let server = Server::new().await;
+    let (send, mut answers) = stream(&server).await;
+    let no_such = ModelInferRequest { model_name: "nobody".into(), ..streamed("", "a", 1) };
+    let mut shaped = streamed("", "a", 1);
+    shaped.inputs[0].shape = vec![2, 1];
+    let mut typed = streamed("", "a", 1);
+    typed.inputs[0].datatype = "FP32".into();
+    let mut listed = streamed("", "a", 1);
+    listed.outputs = vec![InferRequestedOutputTensor { name: "logits".into(), ..Default::default() }];
+    let sampled = |text_of: &str| {
+        request("", &[text("text_input", "a"), flag("stream", true), text("sampling_parameters", text_of)])
+    };
+    let cases = [
+        (no_such, "NOT_FOUND", "unknown model \"nobody\""),
+        (shaped, "INVALID_ARGUMENT", "text_input: the shape [2, 1]"),
+        (typed, "INVALID_ARGUMENT", "text_input: the datatype \"FP32\""),
+        (listed, "INVALID_ARGUMENT", "outputs: \"logits\""),
+        (sampled("{"), "INVALID_ARGUMENT", "sampling_parameters: "),
+        (sampled(r#"{"top_p": 3}"#), "INVALID_ARGUMENT", "top_p: 3 is out of bounds: above 0, at most 1"),
+        (sampled(r#"{"max_tokens": 0}"#), "INVALID_ARGUMENT", "max_tokens: 0"),
+        (request("", &[text("text_input", "a?")]), "INVALID_ARGUMENT", "text_input: '?' at character 1"),
+        (request("", &[text("image", "")]), "INVALID_ARGUMENT", "inputs: \"image\""),
+        (ModelInferRequest::default(), "INVALID_ARGUMENT", "inputs: no text_input"),
+    ];
+    let whole = server.answer(long("a", 20)).await.unwrap().text();
+    for (number, (mut bad, code, told)) in cases.into_iter().enumerate() {
+        bad.id = number.to_string();
+        send.send(bad).await.unwrap();
+        let message = answers.next().await.unwrap().unwrap();
+        assert!(message.error_message.starts_with(told), "{}", message.error_message);
+        let answer = message.infer_response.unwrap();
+        assert!(is_last(&answer) && answer.id == number.to_string());
+        let given = ParameterChoice::StringParam(code.into());
+        assert_eq!(answer.parameters["code"].parameter_choice, Some(given), "{told}");
+        // the stream goes on
+        send.send(streamed("good", "a", 20)).await.unwrap();
+        let mut text = String::new();
+        loop {
+            let message = next(&mut answers).await;
+            text += &words(&message, "text_output");
+            if is_last(&message) {
+                break;
+            }
+        }
+        assert_eq!(text, whole);
+    }
+    server.at_rest().await;
+}
+
+/// Sends bytes as they are.
+#[derive(Clone, Copy, Default)]
+struct Anything;
+
+impl Encoder for Anything {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, bytes: Vec<u8>, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        prost::bytes::BufMut::put_slice(into, &bytes);
+        Ok(())
+    }
+}
+
+impl Decoder for Anything {
+    type Item = ModelStreamInferResponse;
+    type Error = Status;
+
+    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
+        Ok(Some(ModelStreamInferResponse::decode(bytes).unwrap()))
+    }
+}
+
+impl Codec for Anything {
+    type Encode = Vec<u8>;
+    type Decode = ModelStreamInferResponse;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+#[tokio::test]
+async fn garbage_between_requests_ends_neither_them_nor_the_stream() {
+    let server = Server::new().await;
+    let whole = server.answer(long("a", 400)).await.unwrap().text();
+    let mut messages = Vec::new();
+    for round in 0..3_u8 {
+        messages.push(streamed(&format!("good {round}"), "a", 400).encode_to_vec());
+        messages.push(vec![0xff; 1 + usize::from(round) * 100]);
+        messages.push(b"GET / HTTP/1.1\r\n\r\n".to_vec());
+    }
+    let mut raw = tonic::client::Grpc::new(server.channel.clone());
+    raw.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
+    let requests = Request::new(tokio_stream::iter(messages));
+    let mut answers = raw.streaming(requests, path, Anything).await.unwrap().into_inner();
+    let (mut refused, mut told) = (0, HashMap::<String, String>::new());
+    while let Some(message) = answers.next().await {
+        let message = message.unwrap();
+        if message.error_message.is_empty() {
+            let answer = message.infer_response.unwrap();
+            told.entry(answer.id.clone()).or_default().push_str(&words(&answer, "text_output"));
+        } else {
+            assert!(message.error_message.starts_with("a request: "), "{}", message.error_message);
+            refused += 1;
+        }
+    }
+    assert_eq!((refused, told.len()), (6, 3));
+    assert!(told.values().all(|text| *text == whole));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn one_request_alone_is_refused_by_its_status() {
+    let server = Server::new().await;
+    let sampling = text("sampling_parameters", r#"{"max_tokens": 0}"#);
+    let cases = [
+        (request("", &[text("text_input", "a"), sampling]), Code::InvalidArgument, "max_tokens"),
+        (request("", &[text("text_input", "?")]), Code::InvalidArgument, "text_input"),
+        (streamed("", "a", 1), Code::InvalidArgument, "stream"),
+        (request(&"i".repeat(300), &[text("text_input", "a")]), Code::InvalidArgument, "id"),
+    ];
+    for (asked, code, field) in cases {
+        let status = client(&server).model_infer(asked).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status:?}");
+        assert_eq!(status.get_error_details().bad_request().unwrap().field_violations[0].field, field);
+        assert!(status.message().starts_with(field), "{}", status.message());
+    }
+    let unknown = ModelInferRequest { model_name: "nobody".into(), ..request("", &[text("text_input", "a")]) };
+    let status = client(&server).model_infer(unknown).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
+    let version = ModelInferRequest { model_version: "2".into(), ..request("", &[text("text_input", "a")]) };
+    assert!(client(&server).model_infer(version).await.unwrap_err().message().starts_with("model_version: \"2\""));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn whoever_goes_away_frees_all_rows() {
+    let server = Server::new().await;
+    let (send, answers) = stream(&server).await;
+    server.model.hold();
+    for name in ["a", "b", "c"] {
+        send.send(streamed(name, name, 1900)).await.unwrap();
+    }
+    eventually("they are there", || {
+        let load = server.engine.load();
+        load.queued + load.running == 3
+    })
+    .await;
+    drop((send, answers));
+    server.model.release();
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_request_of_a_stream_has_its_own_time() {
+    let server = Server::new().await;
+    server.model.slow(Duration::from_millis(2));
+    let (send, mut answers) = stream(&server).await;
+    let mut short = streamed("short", "a", 1900);
+    let timeout = oip::InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(50_000)) };
+    short.parameters.insert("timeout".into(), timeout);
+    send.send(short).await.unwrap();
+    send.send(streamed("other", "a", 200)).await.unwrap();
+    let (mut failed, mut ended) = (None, false);
+    while failed.is_none() || !ended {
+        let message = answers.next().await.unwrap().unwrap();
+        let answer = message.infer_response.unwrap();
+        if message.error_message.is_empty() {
+            ended |= answer.id == "other" && is_last(&answer);
+        } else {
+            failed = Some((answer.id.clone(), answer.parameters["code"].parameter_choice.clone().unwrap()));
+        }
+    }
+    assert_eq!(failed.unwrap(), ("short".into(), ParameterChoice::StringParam("DEADLINE_EXCEEDED".into())));
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_stream_reads_no_more_than_it_may_answer_at_a_time() {
+    let wire = Wire { concurrent_streams: 2, ..Wire::default() };
+    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let (send, mut answers) = stream(&server).await;
+    server.model.hold();
+    for name in 0..8 {
+        send.send(streamed(&name.to_string(), "a", 20)).await.unwrap();
+    }
+    eventually("two are there", || {
+        let load = server.engine.load();
+        load.queued + load.running == 2
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let load = server.engine.load();
+    assert_eq!(load.queued + load.running, 2);
+    server.model.release();
+    let mut ended = 0;
+    while ended < 8 {
+        ended += usize::from(is_last(&next(&mut answers).await));
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_stream_may_be_silent_and_a_request_may_not_be_slow() {
+    let wire = Wire { upload: Duration::from_millis(200), ..Wire::default() };
+    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let (send, mut answers) = stream(&server).await;
+    for _ in 0..3 {
+        send.send(streamed("a", "a", 5)).await.unwrap();
+        while !is_last(&next(&mut answers).await) {}
+        // longer than a request may take
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    drop(send);
+    assert!(answers.next().await.is_none());
+}
+
+#[tokio::test]
+async fn questions_about_server_and_models_are_answered() {
+    let server = Server::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)]).await;
+    let mut client = client(&server);
+    assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live);
+    assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    let told = client.server_metadata(oip::ServerMetadataRequest {}).await.unwrap().into_inner();
+    assert_eq!((told.name.as_str(), told.version.as_str()), ("weir", env!("CARGO_PKG_VERSION")));
+    for (name, version, ready) in [("fake", "", true), ("fake", "1", true), ("fake", "2", false), ("nobody", "", false)] {
+        let asked = oip::ModelReadyRequest { name: name.into(), version: version.into() };
+        assert_eq!(client.model_ready(asked).await.unwrap().into_inner().ready, ready, "{name} {version}");
+    }
+    let asked = oip::ModelMetadataRequest { name: "fake".into(), ..Default::default() };
+    let told = client.model_metadata(asked).await.unwrap().into_inner();
+    assert_eq!((told.versions, told.platform.as_str()), (vec!["1".to_owned()], "weir"));
+    let first = &told.inputs[0];
+    assert_eq!((first.name.as_str(), first.datatype.as_str(), &first.shape[..]), ("text_input", "BYTES", &[1][..]));
+    let asked = oip::ModelConfigRequest { name: "other".into(), ..Default::default() };
+    let config = client.model_config(asked).await.unwrap().into_inner().config.unwrap();
+    assert!(config.model_transaction_policy.unwrap().decoupled);
+    assert_eq!((config.parameters["token"].string_value.as_str(), config.max_batch_size), ("byte", 0));
+    assert!(config.input.iter().all(|input| input.optional == (input.name != "text_input")));
+    let asked = oip::RepositoryIndexRequest { ready: true, ..Default::default() };
+    let index = client.repository_index(asked).await.unwrap().into_inner().models;
+    let index: Vec<_> = index.iter().map(|one| (one.name.as_str(), one.version.as_str(), one.state.as_str())).collect();
+    assert_eq!(index, [("fake", "1", "READY"), ("other", "1", "READY")]);
+    let unknown = oip::ModelConfigRequest { name: "nobody".into(), ..Default::default() };
+    assert_eq!(client.model_config(unknown).await.unwrap_err().code(), Code::NotFound);
+    let mut raw = tonic::client::Grpc::new(server.channel.clone());
+    for method in ["RepositoryModelLoad", "SystemSharedMemoryStatus", "TraceSetting", "Nothing"] {
+        raw.ready().await.unwrap();
+        let path = PathAndQuery::try_from(format!("/inference.GRPCInferenceService/{method}")).unwrap();
+        let status = raw.unary(Request::new(Vec::new()), path, Anything).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented, "{method}");
+    }
+}
+
+#[tokio::test]
+async fn statistics_count_what_became_of_requests() {
+    let engines = Engines::default();
+    let model = Fake::new("fake", Kind::Pooled);
+    let fresh = engines.launch(Arc::clone(&model) as Arc<dyn Model>, Limits::default(), None).unwrap();
+    engines.add(fresh).unwrap();
+    let running = super::Running::offering(engines, Wire::default()).await;
+    let mut client = Client::new(running.channel.clone());
+    let mut asked = async || {
+        let told = client.model_statistics(oip::ModelStatisticsRequest::default()).await.unwrap().into_inner();
+        let [one] = &told.model_stats[..] else { panic!("{told:?}") };
+        one.clone()
+    };
+    let before = asked().await;
+    assert_eq!((before.inference_count, before.last_inference, before.execution_count), (0, 0, 0));
+    let mut generation = weir_proto::v1::generation_client::GenerationClient::new(running.channel.clone());
+    super::read(generation.generate(prompt("ab")).await.unwrap().into_inner()).await.unwrap();
+    let after = asked().await;
+    let stats = after.inference_stats.unwrap();
+    let [success, queue, input, infer] =
+        [stats.success, stats.queue, stats.compute_input, stats.compute_infer].map(Option::unwrap);
+    assert_eq!((after.inference_count, success.count, stats.fail.unwrap().count), (1, 1, 0));
+    assert_eq!(success.ns, queue.ns + input.ns + infer.ns);
+    assert!(after.execution_count > 0 && after.last_inference > 1_600_000_000_000);
+}
+
+#[tokio::test]
+async fn keys_and_names_are_those_of_all_calls() {
+    let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
+    let access = Access { keys: Some(Arc::new(keys)), tls: None };
+    let wire = Wire { access, ..Wire::default() };
+    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    let mut client = client(&server);
+    assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live, "probes have no key");
+    assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    let asked = || request("", &[text("text_input", "a")]);
+    assert_eq!(client.model_infer(asked()).await.unwrap_err().code(), Code::Unauthenticated);
+    let index = client.repository_index(oip::RepositoryIndexRequest::default()).await.unwrap_err();
+    assert_eq!(index.code(), Code::Unauthenticated);
+    let empty = tokio_stream::iter(Vec::<ModelInferRequest>::new());
+    assert_eq!(client.model_stream_infer(empty).await.unwrap_err().code(), Code::Unauthenticated);
+    let mut with = Request::new(asked());
+    with.metadata_mut().insert("authorization", "Bearer a-key-that-alice-has".parse().unwrap());
+    with.metadata_mut().insert("x-request-id", "mine".parse().unwrap());
+    let answer = client.model_infer(with).await.unwrap();
+    assert_eq!(answer.metadata().get("x-request-id").unwrap(), "mine");
+    let mut with = Request::new(tokio_stream::iter(vec![asked(), asked()]));
+    with.metadata_mut().insert("authorization", "Bearer a-key-that-alice-has".parse().unwrap());
+    let mut answers = client.model_stream_infer(with).await.unwrap().into_inner();
+    for _ in 0..2 {
+        assert!(is_last(&next(&mut answers).await));
+    }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn an_open_stream_does_not_keep_the_server() {
+    let mut server = Server::new().await;
+    let whole = server.answer(long("a", 30)).await.unwrap().text();
+    let (send, mut answers) = stream(&server).await;
+    server.model.hold();
+    send.send(streamed("a", "a", 30)).await.unwrap();
+    eventually("it runs", || server.engine.load().running == 1).await;
+    server.running.shut_down();
+    eventually("the end has begun", || server.engine.load().running == 1).await;
+    server.model.release();
+    let mut told = String::new();
+    loop {
+        let message = next(&mut answers).await;
+        told += &words(&message, "text_output");
+        if is_last(&message) {
+            break;
+        }
+    }
+    assert_eq!(told, whole);
+    assert_eq!(answers.next().await.unwrap().unwrap_err().code(), Code::Unavailable);
+    tokio::time::timeout(Duration::from_secs(20), &mut server.running.task).await.unwrap().unwrap().unwrap();
+    drop(send);
+}

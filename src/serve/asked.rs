@@ -15,8 +15,9 @@ const MAX_TOKENS: u32 = 16;
 /// Bytes of a value that a message repeats.
 const VALUE_BYTES: usize = 64;
 
-/// Fields by these names, of those that `Generate` has under others.
-const NAMES: [(&str, &str); 14] = [
+/// Fields by these names, of those that our own API has under others.
+const NAMES: [(&str, &str); 15] = [
+    ("chunk.text", "document"),
     ("sampling.temperature", "temperature"),
     ("sampling.top_k", "top_k"),
     ("sampling.top_p", "top_p"),
@@ -104,10 +105,7 @@ impl Asked {
     /// # Errors
     /// What is wrong with it, and with which field.
     pub(super) fn parse(bytes: &[u8], whole: &str) -> Result<Self> {
-        let mut from = serde_json::Deserializer::from_slice(bytes);
-        let asked = serde_path_to_error::deserialize(&mut from).map_err(|error| unreadable(whole, &error))?;
-        from.end().map_err(|error| Error::Unreadable { field: None, why: format!("{whole}: {error}") })?;
-        Ok(asked)
+        read(bytes, whole)
     }
 
     /// The same of fields that have been read.
@@ -233,6 +231,17 @@ impl Asked {
             })
             .collect()
     }
+}
+
+/// Fields of JSON, which messages call `whole`.
+///
+/// # Errors
+/// What is wrong with it, and with which field.
+pub(super) fn read<T: serde::de::DeserializeOwned>(bytes: &[u8], whole: &str) -> Result<T> {
+    let mut from = serde_json::Deserializer::from_slice(bytes);
+    let read = serde_path_to_error::deserialize(&mut from).map_err(|error| unreadable(whole, &error))?;
+    from.end().map_err(|error| Error::Unreadable { field: None, why: format!("{whole}: {error}") })?;
+    Ok(read)
 }
 
 fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Error<E>) -> Error {

@@ -3,6 +3,7 @@
 
 use super::{
     process::{Program, Server},
+    summaries,
     support::converted,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -167,11 +168,13 @@ fn the_playground_generates_and_tells() {
     browser.evaluate("document.getElementById('model-b').value = 'vanilla'");
     browser.click("#go");
     browser.until("document.getElementById('status').textContent == 'Done.'");
-    // both, side by side: the prompt and 300 characters, and a dot for each gap
+    // both, side by side: the prompt and 300 characters, and a dot for each gap that was seen
     for panel in [1, 2] {
         let of = |what: &str| browser.evaluate(&format!("document.querySelector('.panel:nth-child({panel}) {what}"));
         assert_eq!(of(".text').textContent.length"), 319);
-        assert_eq!(of("svg').querySelectorAll('circle').length"), 299);
+        let plotted = of("svg').querySelectorAll('circle').length").as_u64().unwrap();
+        let together = of("dl').lastElementChild.lastElementChild.textContent");
+        assert_eq!(plotted + together.as_str().unwrap().parse::<u64>().unwrap(), 299);
     }
     // segments of the pooled one end with spaces, and the colour changes there
     let ends = browser
@@ -206,6 +209,54 @@ fn the_playground_generates_and_tells() {
 }
 
 #[test]
+fn the_playground_summarizes() {
+    let Some(browser) = Browser::start(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (reader, writer) = (summaries::made(folder.path()), converted("whitespaces").to_string_lossy().into_owned());
+    let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader, "--model", &writer];
+    let server = Server::start(&flags);
+    browser.open(&url(&server));
+    browser.until("document.getElementById('summary-model').options.length == 1");
+    // each tab lists the models that are for it
+    assert_eq!(browser.evaluate("document.getElementById('model-a').options.length"), 1);
+    // to the other tab by keyboard
+    browser.keys("#tab-generate", RIGHT);
+    browser.until("document.getElementById('generating').hidden && !document.getElementById('summarizing').hidden");
+    assert_eq!(browser.evaluate("document.activeElement.id"), "tab-summarize");
+    // from a file
+    let file = folder.path().join("document.txt");
+    let text = "the café is pooling, the rest is going.";
+    std::fs::write(&file, text).unwrap();
+    browser.keys("#file", file.to_str().unwrap());
+    browser.until("document.getElementById('document').value.length > 0");
+    browser.evaluate("document.getElementById('min-tokens').value = 5");
+    browser.evaluate("document.getElementById('max-tokens').value = 9");
+    browser.click("#summary-go");
+    browser.until("document.getElementById('summary-status').textContent == 'Done.'");
+    assert_eq!(browser.text("#read"), text, "the whole document is shown, whatever was kept of it");
+    assert!(!browser.text("#summary").is_empty());
+    assert_eq!(browser.evaluate("document.getElementById('progress').value"), 1);
+    // each pooling keeps a part of what the one before has kept
+    let kept = "[...document.querySelectorAll('#read mark')].map(mark => mark.textContent).join('').length";
+    let layers = browser.evaluate("document.querySelectorAll('#layers input').length").as_u64().unwrap();
+    assert!(layers >= 1);
+    let mut before = u64::MAX;
+    for layer in 1..=layers {
+        browser.click(&format!("#layers label:nth-of-type({layer}) input"));
+        let now = browser.evaluate(kept).as_u64().unwrap();
+        assert!(now > 0 && now <= before, "layer {layer} keeps {now} of {before}");
+        before = now;
+    }
+    browser.picture("playground-summary-light.png");
+    // what is wrong is told, and is no end
+    browser.evaluate("document.getElementById('max-tokens').value = 1000000");
+    browser.keys("#document", "\u{e009}\u{e006}");
+    browser.until("document.getElementById('summary-status').textContent.startsWith('max_tokens: 1000000')");
+    let complaints = browser.complaints();
+    assert!(complaints.iter().all(|one| one["message"].as_str().unwrap().contains("400")), "{complaints:?}");
+}
+
+#[test]
 fn the_playground_asks_for_a_key_and_has_a_dark_side() {
     let Some(browser) = Browser::start(true) else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -223,4 +274,8 @@ fn the_playground_asks_for_a_key_and_has_a_dark_side() {
     let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
     assert_eq!(dark, "rgb(22, 24, 27)");
     browser.picture("playground-dark.png");
+    // the other tab says that there is nothing for it
+    browser.click("#tab-summarize");
+    assert_eq!(browser.evaluate("document.getElementById('no-readers').hidden"), false);
+    browser.picture("playground-summary-dark.png");
 }

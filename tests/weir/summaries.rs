@@ -179,7 +179,7 @@ fn the_command_line_gives_the_same_and_teacher_forced_logits() {
 }
 
 /// A small random model with a tokenizer, so that text goes in and out.
-fn made(out: &Path) -> String {
+pub(super) fn made(out: &Path) -> String {
     let shape = out.join("shape.json");
     let marks = ["<s>", "<pad>", "</s>", "<unk>"];
     let letters = ('a'..='z').chain(['.', ',']).map(String::from);

@@ -8,6 +8,7 @@ mod fairness;
 mod frames;
 mod hostile;
 mod http;
+mod http_summaries;
 mod inference;
 mod late;
 mod latent;

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 import weir_client
-from weir_client._proto import generation_pb2, models_pb2
+from weir_client._proto import generation_pb2, models_pb2, summarization_pb2
 from weir_client.generate import _PLACES, GenerateOptions
 from weir_client.score import ScoreOptions
 from weir_client.segment import SegmentOptions
@@ -54,6 +54,16 @@ def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
         (weir_client.Documents, models_pb2.Documents),
         (weir_client.PoolingStep, models_pb2.PoolingStep),
         (weir_client.Model, models_pb2.Model),
+        (weir_client.SummaryStarted, summarization_pb2.SummaryStarted),
+        (weir_client.Progress, summarization_pb2.Progress),
+        (weir_client.Selected, summarization_pb2.Selected),
+        (weir_client.Span, summarization_pb2.Span),
+        (weir_client.SummaryPiece, summarization_pb2.SummaryPiece),
+        (weir_client.SummaryFinished, summarization_pb2.SummaryFinished),
+        (weir_client.Hypothesis, summarization_pb2.Hypothesis),
+        (weir_client.SummaryUsage, summarization_pb2.SummaryUsage),
+        (weir_client.SummaryTiming, summarization_pb2.SummaryTiming),
+        (weir_client.EncoderLayer, summarization_pb2.EncoderLayer),
     ],
 )
 def test_a_class_has_the_fields_of_its_message(ours: Any, message: Any) -> None:
@@ -70,6 +80,19 @@ def test_finish_reasons_are_the_servers() -> None:
     theirs = {name.replace("FINISH_REASON_", ""): number for name, number in generation_pb2.FinishReason.items()}
     assert {reason.name: reason.value for reason in weir_client.FinishReason} == theirs
     assert weir_client.FinishReason(77) is weir_client.FinishReason.UNSPECIFIED
+
+
+def test_reasons_of_summaries_are_the_servers() -> None:
+    items = summarization_pb2.SummaryFinishReason.items()
+    theirs = {name.replace("SUMMARY_FINISH_REASON_", ""): number for name, number in items}
+    assert {reason.name: reason.value for reason in weir_client.SummaryFinishReason} == theirs
+
+
+def test_every_field_of_a_summary_is_an_option() -> None:
+    options = summarization_pb2.SummarizeOptions.DESCRIPTOR
+    sampling = generation_pb2.Sampling.DESCRIPTOR
+    names = (set(options.fields_by_name) - {"sampling"}) | set(sampling.fields_by_name)
+    assert set(weir_client.SummarizeOptions.__annotations__) - {"timeout", "affinity", "metadata"} == names
 
 
 def test_every_field_of_a_request_is_an_option() -> None:

@@ -12,8 +12,9 @@ from typing import List
 import local
 import pytest
 from test_access import folder, guarded
+from test_summarize import DOCUMENT, reader
 
-__all__ = ["folder", "guarded"]
+__all__ = ["folder", "guarded", "reader"]
 README = Path(__file__).resolve().parent.parent / "README.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
 # What each prints, in the README's order.
@@ -24,6 +25,8 @@ PRINTED = [
     r"\d\.\d+ \[None, -\d.*\]",
     r"2200 \d\.\d+",
     r"\[\('a ', 0, 2\), \('weir ', 2, 7\), .*\]",
+    r".+ \[\d+, \d+\] \w+",
+    r"(Progress\n)*(Selected\n){2}(SummaryPiece\n)*SummaryPiece",
     r"hourglass-whitespace-english .* text8 8192",
     r"True",
     r"[a-z ]{80}",
@@ -54,13 +57,20 @@ def test_examples_are_short() -> None:
 
 @pytest.mark.parametrize(("example", "printed"), list(zip(EXAMPLES, PRINTED)))
 def test_an_example(
-    server: local.Server, guarded: local.Server, folder: Path, example: str, printed: str
+    server: local.Server,
+    guarded: local.Server,
+    reader: local.Server,
+    folder: Path,
+    example: str,
+    printed: str,
 ) -> None:
     if "https://" in example:
         port = guarded.address.rsplit(":", 1)[1]
         example = example.replace("https://localhost:50051", f"https://localhost:{port}")
     else:
         example = example.replace('"127.0.0.1:50051"', "")
-        example = re.sub(r"Client\((?:, )?", f'Client("{server.address}", ', example)
+        (folder / "document.txt").write_text(DOCUMENT, encoding="utf-8")
+        address = (reader if "summar" in example else server).address
+        example = re.sub(r"Client\((?:, )?", f'Client("{address}", ', example)
     out = run(example, folder)
     assert re.fullmatch(printed, out.strip("\n"), re.DOTALL), out

@@ -94,13 +94,13 @@ class Program:
 
 
 class Server(Program):
-    """`weir serve` with the shipped model."""
+    """`weir serve` with the shipped model, or another."""
 
-    def __init__(self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2) -> None:
+    def __init__(self, *flags: str, listen: str = "127.0.0.1:0", drain: int = 2, model: Path = MODEL) -> None:
         program = weir_program()
         if program is None:
             raise RuntimeError("no weir: set WEIR_BIN, or run `cargo build`")
-        fixed = ["--model", str(MODEL), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
+        fixed = ["--model", str(model), "--listen", listen, "--admin-listen", "127.0.0.1:0"]
         super().__init__([str(program), "serve", *fixed, "--drain-seconds", str(drain), *flags])
         self.admin = self.says(r"admin port on (\S+)")
         self.address = self.says(r"listening on (\S+)")

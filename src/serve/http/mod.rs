@@ -1,4 +1,5 @@
-//! The same services for clients that speak HTTP and JSON: OpenAI's completions and models; and a page to try them.
+//! The same services for clients that speak HTTP and JSON: OpenAI's completions and models, and
+//! summaries; and a page to try them.
 //!
 //! A request becomes calls of the gRPC services, made within the process through all their layers: keys, limits, deadlines,
 //! metrics and traces are those of every call, and there is no second way to an engine. Here are only connections, bodies, and
@@ -9,6 +10,7 @@ mod models;
 mod playground;
 mod refusal;
 mod reply;
+mod summaries;
 
 use super::{connections::Connection, monitor::Monitor, within::Services};
 use crate::config::Wire;
@@ -109,6 +111,7 @@ async fn said(what: &mut watch::Receiver<bool>) {
 fn router(door: Door) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::complete))
+        .route("/v1/summaries", post(summaries::summarize))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{name}", get(models::get))
         .route("/health", get(health))

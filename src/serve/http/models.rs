@@ -44,5 +44,10 @@ fn described(model: v1::Model, since: u64) -> Value {
         "pooled": model.pooled,
         "boundary_modes": model.boundary_modes,
         "training_length": model.training_length,
+        "documents": model.documents.map(|documents| json!({
+            "max_tokens": documents.max_tokens,
+            "max_summary_tokens": documents.max_summary_tokens,
+            "poolings": documents.poolings.iter().map(|pooling| pooling.layer).collect::<Vec<_>>(),
+        })),
     })
 }

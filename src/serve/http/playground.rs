@@ -8,7 +8,20 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use sha2::{Digest, Sha256};
 use std::sync::LazyLock;
 
-const PAGE: &str = include_str!("playground.html");
+const PAGE: &str = concat!(
+    include_str!("playground/head.html"),
+    "<style>\n",
+    include_str!("playground/style.css"),
+    "</style>\n",
+    include_str!("playground/body.html"),
+    "<script>\n",
+    include_str!("playground/common.js"),
+    include_str!("playground/panel.js"),
+    include_str!("playground/generate.js"),
+    include_str!("playground/summarize.js"),
+    include_str!("playground/page.js"),
+    "</script>\n</body>\n</html>\n",
+);
 
 /// What the page may do: run its own script, have its own style, and call this server.
 static POLICY: LazyLock<String> = LazyLock::new(|| {

@@ -82,15 +82,15 @@ impl Drop for Both {
 }
 
 /// What came back: status, head and body.
-struct Reply(u16, String, String);
+pub(super) struct Reply(pub(super) u16, String, String);
 
 impl Reply {
-    fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         serde_json::from_str(&self.2).unwrap_or_else(|_| panic!("{} {}", self.0, self.2))
     }
 
     /// The events of a stream, but for the last, which must be the end.
-    fn events(&self) -> Vec<Value> {
+    pub(super) fn events(&self) -> Vec<Value> {
         assert_eq!(self.0, 200, "{}", self.2);
         assert!(self.1.contains("text/event-stream"), "{}", self.1);
         let lines: Vec<_> = self.2.split("\n\n").filter(|line| !line.is_empty()).collect();
@@ -100,7 +100,7 @@ impl Reply {
     }
 
     /// The status, and the error's kind and field.
-    fn refused(&self) -> (u16, String, String) {
+    pub(super) fn refused(&self) -> (u16, String, String) {
         let error = self.json()["error"].clone();
         assert!(!error["message"].as_str().unwrap().is_empty());
         (self.0, error["type"].as_str().unwrap().into(), error["param"].as_str().unwrap_or_default().into())
@@ -120,7 +120,7 @@ async fn connected(port: SocketAddr, method: &str, path: &str, headers: &[&str],
     stream
 }
 
-async fn exchange(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
+pub(super) async fn exchange(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
     let mut stream = connected(port, method, path, headers, body).await;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();
@@ -301,6 +301,20 @@ async fn what_is_wrong_is_named() {
     {
         assert_eq!(exchange(server.port, method, path, &[], "").await.refused().0, status, "{path}");
     }
+    server.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_in_whole_is_given_up() {
+    let server = Both::with(Limits::default(), Wire { upload: Duration::from_millis(200), ..Wire::default() }).await;
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"prompt\":";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("did not come in whole in time"), "{answer}");
+    // its room is free again, and others are served
+    assert_eq!(server.post(&json!({ "prompt": "a" })).await.0, 200);
     server.at_rest().await;
 }
 

@@ -108,5 +108,5 @@ class AsyncSending(_Sending):
                     yield text
             return
         parts = _parts(self._document)
-        while (text := await asyncio.to_thread(_next, parts)) is not None:
-            yield text
+        while (read := await asyncio.to_thread(_next, parts)) is not None:
+            yield read

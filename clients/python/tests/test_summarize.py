@@ -1,0 +1,160 @@
+"""Summaries, blocking and not, with a real server: documents of every kind, what is told, what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any, AsyncIterator, Callable, Iterator
+
+import grpc
+import local
+import pytest
+import summarizer
+
+from weir_client import AsyncClient, Client, Progress, Selected, SummaryFinishReason, SummaryPiece, WeirError
+
+DOCUMENT = "the café is pooling, the rest is going on and on, and so it is with the river. "
+
+
+@pytest.fixture(scope="session")
+def reader(weir_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Server]:
+    """A server of one model that summarizes."""
+    model = summarizer.make(tmp_path_factory.mktemp("summarizer"))
+    with local.Server("--threads", "1", model=model) as server:
+        yield server
+
+
+def parts() -> Iterator[str]:
+    """The document letter by letter."""
+    yield from DOCUMENT
+
+
+def path(folder: Path) -> Path:
+    """The document's file."""
+    file = folder / "document"
+    file.write_text(DOCUMENT, encoding="utf-8")
+    return file
+
+
+KINDS: "dict[str, Callable[[Path], Any]]" = {
+    "text": lambda folder: DOCUMENT,
+    "list": lambda folder: [DOCUMENT[:7], "", DOCUMENT[7:]],
+    "iterator": lambda folder: parts(),
+    "path": path,
+    "file of text": lambda folder: path(folder).open(encoding="utf-8"),
+    "file of bytes": lambda folder: path(folder).open("rb"),
+    "memory": lambda folder: io.StringIO(DOCUMENT),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_of_every_kind_are_the_same(reader: local.Server, tmp_path: Path, kind: str) -> None:
+    with Client(reader.address, timeout=local.SOON) as weir:
+        plain = weir.summarize(DOCUMENT)
+        answer = weir.summarize(KINDS[kind](tmp_path))
+    assert answer.text == plain.text == plain.hypotheses[0].text != ""
+    assert answer.usage.document_tokens == plain.usage.document_tokens
+    assert answer.reason in (SummaryFinishReason.END_OF_TEXT, SummaryFinishReason.MAX_TOKENS)
+
+    async def ask() -> str:
+        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+            return (await weir.summarize(KINDS[kind](tmp_path))).text
+
+    assert asyncio.run(ask()) == plain.text
+
+
+def test_parts_that_come_one_after_the_other(reader: local.Server) -> None:
+    async def later() -> AsyncIterator[str]:
+        for part in parts():
+            await asyncio.sleep(0)
+            yield part
+
+    async def ask() -> str:
+        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+            return (await weir.summarize(later())).text
+
+    with Client(reader.address, timeout=local.SOON) as weir:
+        assert asyncio.run(ask()) == weir.summarize(DOCUMENT).text
+
+
+def test_it_is_told_as_it_happens(reader: local.Server) -> None:
+    with Client(reader.address, timeout=local.SOON) as weir, weir.summarize_stream(DOCUMENT) as stream:
+        assert (stream.started, stream.finished) == (None, None)
+        events = list(stream)
+        finished = stream.finished
+    assert finished is not None and stream.started is not None and stream.started.model == "summarizer"
+    order = [(Progress, Selected, SummaryPiece).index(type(one)) for one in events]
+    assert order == sorted(order)
+    assert "".join(one.text for one in events if isinstance(one, SummaryPiece)) == finished.hypotheses[0].text
+    kept = [one for one in events if isinstance(one, Selected)]
+    assert [one.layer for one in kept] == [0, 1] and kept[0].tokens >= kept[1].tokens > 0
+    assert all(text in DOCUMENT for one in kept for text in one.texts(DOCUMENT))
+    assert len(finished.timing.layers) == 3 and finished.timing.total_ns > 0
+
+    async def ask() -> str:
+        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+            async with weir.summarize_stream(DOCUMENT) as stream:
+                return "".join([one.text async for one in stream if isinstance(one, SummaryPiece)])
+
+    assert asyncio.run(ask()) == finished.hypotheses[0].text
+
+
+def test_options_and_a_document_again(reader: local.Server) -> None:
+    with Client(reader.address, timeout=local.SOON) as weir:
+        first = weir.summarize(DOCUMENT, beam_size=3, hypotheses=3, min_tokens=4, max_tokens=6)
+        assert len(first.hypotheses) == 3 and 5 <= len(first.hypotheses[0].ids) <= 7
+        assert first.document_id is not None
+        again = weir.summarize(document_id=first.document_id, beam_size=3, min_tokens=4, max_tokens=6)
+        assert again.text == first.text and again.usage.cached_tokens == first.usage.document_tokens
+        drawn = [weir.summarize(DOCUMENT, beam_size=1, seed=seed, temperature=1.0).text for seed in (1, 1, 2)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        cut = weir.summarize(DOCUMENT * 50, cut=True)
+        assert cut.usage.cut and cut.usage.document_tokens == 256
+
+
+def test_what_is_wrong_is_told(reader: local.Server, tmp_path: Path) -> None:
+    def broken() -> Iterator[str]:
+        yield "the beginning "
+        raise RuntimeError("no more")
+
+    with Client(reader.address, timeout=local.SOON) as weir:
+        for document, options, reason in [
+            (DOCUMENT, {"max_tokens": 0}, "BAD_OPTION"),
+            (DOCUMENT * 50, {}, "TOO_LONG"),
+            ("", {}, "BAD_OPTION"),
+            (None, {"document_id": "nobody's"}, "UNKNOWN_DOCUMENT"),
+        ]:
+            with pytest.raises(WeirError) as error:
+                weir.summarize(document, **options)  # type: ignore[arg-type]
+            assert error.value.reason == reason
+        for given in [{}, {"document": DOCUMENT, "document_id": "a"}]:
+            with pytest.raises(ValueError, match="give a document, or the document_id"):
+                weir.summarize(**given)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="'beam' is no option; there are beam_size"):
+            weir.summarize(DOCUMENT, beam=3)  # type: ignore[call-arg]
+        # whatever keeps the document from being read is raised as it is
+        with pytest.raises(RuntimeError, match="no more"):
+            weir.summarize(broken())
+        with pytest.raises(FileNotFoundError):
+            weir.summarize(tmp_path / "nothing")
+        with pytest.raises(TypeError, match="a part of it is int"):
+            weir.summarize([1, 2])  # type: ignore[list-item]
+        (tmp_path / "latin").write_bytes(b"caf\xe9 ")
+        with pytest.raises(UnicodeDecodeError):
+            weir.summarize(tmp_path / "latin")
+
+    async def ask(document: Any) -> None:
+        async with AsyncClient(reader.address, timeout=local.SOON) as weir:
+            await weir.summarize(document)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        asyncio.run(ask(broken()))
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(ask(tmp_path / "nothing"))
+
+
+def test_a_model_that_reads_no_documents(weir: Client) -> None:
+    with pytest.raises(WeirError) as error:
+        weir.summarize(DOCUMENT)
+    assert (error.value.code, error.value.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_KIND_OF_MODEL")

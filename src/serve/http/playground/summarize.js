@@ -1,0 +1,100 @@
+/** A document, and what the model's poolings have kept of it. */
+class Reading {
+  constructor(text) {
+    this.bytes = new TextEncoder().encode(text);
+    this.layers = [];
+    at("layers").replaceChildren(make("legend", "", "kept by the pooling behind"));
+    this.render();
+  }
+
+  select({ layer, spans, tokens }) {
+    this.layers.push({ layer, spans, tokens });
+    const depth = this.layers.length;
+    const label = make("label");
+    const radio = Object.assign(make("input"), { type: "radio", name: "layer", value: depth, checked: true });
+    radio.addEventListener("change", () => this.render(depth));
+    label.append(radio, `layer ${layer}: ${tokens} tokens`);
+    at("layers").append(label);
+    this.render(depth);
+  }
+
+  /** Shows what that many poolings have kept, the deeper the stronger. */
+  render(shown = 0) {
+    const kept = this.layers.slice(0, shown);
+    const edges = new Set([0, this.bytes.length]);
+    for (const { spans } of kept) for (const span of spans) edges.add(span.byte_start).add(span.byte_end);
+    const places = [...edges].sort((a, b) => a - b);
+    const depths = places.map(() => 0);
+    for (const { spans } of kept) {
+      let place = 0;
+      for (const span of spans) {
+        while (places[place] < span.byte_start) place += 1;
+        for (; places[place] < span.byte_end; place += 1) depths[place] += 1;
+      }
+    }
+    const decoder = new TextDecoder();
+    const parts = places.slice(0, -1).map((start, index) => {
+      const text = decoder.decode(this.bytes.subarray(start, places[index + 1]));
+      const depth = depths[index];
+      if (depth === shown && shown) return make("mark", `k${Math.min(shown, 4)}`, text);
+      return make("span", shown ? "faded" : "", text);
+    });
+    at("read").replaceChildren(...parts);
+  }
+}
+
+const SUMMARY_OPTIONS = { "beam": "beam_size", "min-tokens": "min_tokens", "max-tokens": "max_tokens" };
+
+async function summarize(signal) {
+  if (!at("summary-model").value) await models();
+  const text = at("document").value;
+  const reading = new Reading(text);
+  const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
+  for (const [id, name] of Object.entries(SUMMARY_OPTIONS)) if (at(id).value) body[name] = Number(at(id).value);
+  at("summary").textContent = "";
+  at("summary-figures").replaceChildren();
+  at("progress").removeAttribute("value");
+  at("results").hidden = false;
+  summary.say("The document is being sent …");
+  await events("/v1/summaries", body, signal, ({ progress, selected, piece, finished }) => {
+    if (progress) {
+      if (progress.blocks_total) at("progress").value = progress.blocks_encoded / progress.blocks_total;
+      const layer = progress.layer === null ? progress.stage : `layer ${progress.layer}`;
+      summary.say(`${progress.tokens_read} tokens read, ${progress.blocks_encoded} blocks encoded; next: ${layer}`);
+    }
+    if (selected) {
+      at("progress").value = 1;
+      reading.select(selected);
+    }
+    if (piece) {
+      at("progress").value = 1;
+      summary.say("The model writes …");
+      at("summary").append(piece.text);
+    }
+    if (finished) tell(finished);
+  });
+  summary.say("Done.");
+}
+
+function tell({ reason, usage, timing }) {
+  at("progress").value = 1;
+  const seconds = (nanoseconds) => `${shown(nanoseconds / 1e9)} s`;
+  at("summary-figures").replaceChildren(...figures([
+    ["tokens of the document", `${usage.document_tokens}${usage.cut ? ", cut" : ""}`],
+    ["tokens written", String(usage.summary_tokens)],
+    ["ended by", reason],
+    ["vectors attended to", String(usage.vectors)],
+    ["their memory, of that without pooling", `${shown((100 * usage.cross_attention_bytes) / usage.unpooled_cross_attention_bytes, 1)} %`],
+    ["encoded after", seconds(timing.upload_ns + timing.encode_rest_ns)],
+    ["first token after", seconds(timing.time_to_first_token_ns)],
+    ["in all", seconds(timing.total_ns)],
+  ]));
+}
+
+const summary = new Task("summary-form", "summary-go", "summary-stop", "summary-status", summarize);
+
+at("file").addEventListener("change", async () => {
+  const [file] = at("file").files;
+  if (file) at("document").value = await file.text();
+});
+

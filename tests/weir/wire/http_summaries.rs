@@ -1,0 +1,133 @@
+//! Summaries over HTTP and JSON, beside what gRPC says of the same.
+
+use super::{eventually, http::exchange, plain};
+use crate::reader::Librarian;
+use serde_json::{Value, json};
+use std::{net::SocketAddr, sync::Arc};
+use tokio::{net::TcpListener, task::JoinHandle};
+use weir::{
+    config::Wire,
+    decode::contract::Model,
+    engine::handle::{Handle, Limits},
+    error::Result,
+    serve::{Engines, Offer, run},
+};
+use weir_proto::v1::{
+    self, SummarizeOptions, SummarizeRequest, summarization_client::SummarizationClient, summarize_request::Part,
+    summarize_response::Event,
+};
+
+const DOCUMENT: &str = "a document of some length, which is read before a word is written about it";
+
+struct Server {
+    model: Arc<Librarian>,
+    engine: Handle,
+    port: SocketAddr,
+    grpc: SocketAddr,
+    task: JoinHandle<Result<()>>,
+}
+
+impl Server {
+    async fn new() -> Self {
+        let model = Librarian::new();
+        let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
+        let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
+        let (grpc, http) =
+            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let (address, port) = (grpc.local_addr().unwrap(), http.local_addr().unwrap());
+        let offer = Offer { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let task = tokio::spawn(run(grpc, offer, std::future::pending(), Wire::default()));
+        Self { model, engine, port, grpc: address, task }
+    }
+
+    async fn post(&self, body: &Value) -> super::http::Reply {
+        exchange(self.port, "POST", "/v1/summaries", &[], &body.to_string()).await
+    }
+
+    /// What gRPC says: the text, and what was kept.
+    async fn told(&self) -> (String, Vec<v1::Selected>) {
+        let mut client = SummarizationClient::new(plain(self.grpc).connect().await.unwrap());
+        let parts = [
+            Part::Options(SummarizeOptions { max_tokens: Some(9), ..Default::default() }),
+            Part::Chunk(v1::DocumentChunk { text: DOCUMENT.into() }),
+        ];
+        let parts = parts.map(|part| SummarizeRequest { part: Some(part) });
+        let mut answer = client.summarize(tokio_stream::iter(parts)).await.unwrap().into_inner();
+        let (mut text, mut kept) = (String::new(), Vec::new());
+        while let Some(message) = answer.message().await.unwrap() {
+            match message.event {
+                Some(Event::Piece(piece)) => text.push_str(&piece.text),
+                Some(Event::Selected(selected)) => kept.push(selected),
+                _ => {}
+            }
+        }
+        (text, kept)
+    }
+
+    async fn at_rest(&self) {
+        eventually("everything is given back", || {
+            let load = self.engine.load();
+            (load.queued, load.running, load.bytes) == (0, 0, 0)
+        })
+        .await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.model.release();
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_summary_is_what_grpc_says() {
+    let server = Server::new().await;
+    let (text, kept) = server.told().await;
+    assert!(!text.is_empty() && !kept.is_empty());
+    let answer = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9 })).await.json();
+    assert_eq!((&answer["text"], &answer["object"]), (&json!(text), &json!("summary")));
+    assert_eq!(answer["hypotheses"][0]["text"], json!(text));
+    let selected = answer["selected"].as_array().unwrap();
+    assert_eq!(selected.len(), kept.len());
+    for (told, kept) in selected.iter().zip(&kept) {
+        assert_eq!((&told["layer"], &told["tokens"]), (&json!(kept.layer), &json!(kept.tokens)));
+        assert_eq!(told["spans"].as_array().unwrap().len(), kept.spans.len());
+        assert_eq!(told["spans"][0]["byte_end"], kept.spans[0].byte_end);
+    }
+    // the same as it is made, and in that order
+    let events = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9, "stream": true })).await.events();
+    let names: Vec<&str> = events.iter().map(|event| event.as_object().unwrap().keys().next().unwrap().as_str()).collect();
+    let order = ["started", "progress", "selected", "piece", "finished"];
+    let places: Vec<_> = names.iter().map(|name| order.iter().position(|one| one == name).unwrap()).collect();
+    assert!(places.is_sorted() && names.first() == Some(&"started") && names.last() == Some(&"finished"), "{names:?}");
+    let pieces: String = events.iter().filter_map(|event| event["piece"]["text"].as_str()).collect();
+    assert_eq!(pieces, text);
+    // the same document again, by its name
+    let id = answer["document_id"].as_str().unwrap();
+    let again = server.post(&json!({ "document_id": id, "max_tokens": 9 })).await.json();
+    assert_eq!((&again["text"], &again["usage"]["cached_tokens"]), (&answer["text"], &answer["usage"]["document_tokens"]));
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_named() {
+    let server = Server::new().await;
+    let invalid = "invalid_request_error";
+    for (body, status, kind, field) in [
+        (json!({ "document": "" }), 400, invalid, "document"),
+        (json!({ "document": DOCUMENT, "max_tokens": 0 }), 400, invalid, "max_tokens"),
+        (json!({ "document": DOCUMENT, "beam_size": 1000 }), 400, invalid, "beam_size"),
+        (json!({ "document": DOCUMENT, "beam": 2 }), 400, invalid, ""),
+        (json!({ "document": 7 }), 400, invalid, "document"),
+        (json!({ "document": "a".repeat(1 << 20) }), 400, invalid, "document"),
+        (json!({ "document_id": "nobody's" }), 404, "not_found_error", ""),
+        (json!({ "document": DOCUMENT, "model": "nobody" }), 404, "not_found_error", ""),
+    ] {
+        let refused = server.post(&body).await.refused();
+        let body = body.to_string();
+        assert_eq!(refused, (status, kind.into(), field.into()), "{}", &body[..body.len().min(99)]);
+    }
+    let models = exchange(server.port, "GET", "/v1/models", &[], "").await.json();
+    assert!(models["data"][0]["documents"]["max_tokens"].as_u64().unwrap() > 0);
+    server.at_rest().await;
+}

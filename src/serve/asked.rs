@@ -35,12 +35,15 @@ const NAMES: [(&str, &str); 15] = [
 ];
 /// Stop strings are numbered.
 const STOP: &str = "stopping.stop";
+/// What stands before the options of a summary.
+const OPTIONS: &str = "options.";
 
 /// What a field of `Generate` is called here.
 pub(super) fn named(field: &str) -> &str {
     if field.starts_with(STOP) {
         return "stop";
     }
+    let field = field.strip_prefix(OPTIONS).unwrap_or(field);
     NAMES.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| theirs)
 }
 

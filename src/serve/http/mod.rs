@@ -7,6 +7,7 @@
 
 mod completions;
 mod models;
+mod patience;
 mod playground;
 mod refusal;
 mod reply;
@@ -27,6 +28,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use patience::Patient;
 use refusal::Refusal;
 use std::{
     pin::pin,
@@ -68,6 +70,7 @@ pub(super) async fn serve(
 ) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let room = Arc::new(Semaphore::new((wire.request_memory / PLACE).min(Semaphore::MAX_PERMITS)));
+    let engines = monitor.engines().clone();
     let door = Door { services, monitor, room, longest: wire.message_bytes, upload: wire.upload, since };
     let router = router(door);
     let mut connections = JoinSet::new();
@@ -79,6 +82,9 @@ pub(super) async fn serve(
         };
         let Some(Ok(connection)) = connection else { break };
         let router = router.clone().layer(Extension(connection.connect_info()));
+        // as long as the engines wait for readers
+        let stall = engines.all().iter().map(|engine| engine.limits().stall).max().unwrap_or(Duration::MAX);
+        let connection = Patient::new(connection, stall);
         connections.spawn(converse(connection, router, wire.handshake, closing.clone()));
     }
     drop(incoming);
@@ -86,7 +92,7 @@ pub(super) async fn serve(
 }
 
 /// All requests of one connection.
-async fn converse(connection: Connection, router: Router, patience: Duration, mut closing: watch::Receiver<bool>) {
+async fn converse(connection: Patient<Connection>, router: Router, patience: Duration, mut closing: watch::Receiver<bool>) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(patience);
     let service = TowerToHyperService::new(router);

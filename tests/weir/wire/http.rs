@@ -319,6 +319,24 @@ async fn a_body_that_does_not_come_in_whole_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_connection_whose_client_does_not_read_is_closed() {
+    let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
+    let server = Both::with(limits, Wire::default()).await;
+    // far more than the system keeps for a connection
+    let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 64, "logprobs": 8, "stream": true }).to_string();
+    let mut client = connected(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("it runs", || server.engine.load().running > 0).await;
+    server.at_rest().await;
+    // longer than the connection may wait for its client
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let mut bytes = Vec::new();
+    // it may be reset
+    let _ = client.read_to_end(&mut bytes).await;
+    let answer = String::from_utf8_lossy(&bytes);
+    assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("[DONE]"), "{} bytes", bytes.len());
+}
+
+#[tokio::test]
 async fn a_full_queue_tells_when_to_come_again() {
     let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
     let server = Both::with(limits, Wire::default()).await;

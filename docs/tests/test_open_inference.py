@@ -1,0 +1,194 @@
+"""Triton's own client, as PyPI has it, with a server of ours: `docs/open-inference.md`'s example, whole answers, streams of
+several requests, questions about models, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import re
+import subprocess
+import sys
+from functools import partial
+from typing import Any, AsyncIterator, Dict, Iterator, List, Tuple
+
+import local
+import numpy
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.utils import InferenceServerException
+
+from weir_client import Client
+
+MODEL = local.MODEL.name
+PROMPT = "the history of "
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[local.Server]:
+    """A server with the shipped model."""
+    if local.weir_program() is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    with local.Server("--threads", "1") as server:
+        yield server
+
+
+def tensor(kind: Any, name: str, value: Any) -> Any:
+    """An input of one element, as either of Triton's clients sends it."""
+    flag = isinstance(value, bool)
+    given = kind.InferInput(name, [1], "BOOL" if flag else "BYTES")
+    given.set_data_from_numpy(numpy.array([value if flag else value.encode()], dtype=bool if flag else numpy.object_))
+    return given
+
+
+def inputs(kind: Any, prompt: str, stream: bool, **sampling: Any) -> List[Any]:
+    """A request's."""
+    told = json.dumps(sampling)
+    return [tensor(kind, "text_input", prompt), tensor(kind, "stream", stream), tensor(kind, "sampling_parameters", told)]
+
+
+def said(result: Any) -> str:
+    """The text of a message."""
+    text: str = result.as_numpy("text_output")[0].decode()
+    return text
+
+
+def is_last(result: Any) -> bool:
+    """Whether a message is its request's last."""
+    last: bool = result.get_response().parameters["triton_final_response"].bool_param
+    return last
+
+
+def test_the_guides_example(server: local.Server) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", (local.ROOT / "docs/open-inference.md").read_text(), re.M | re.S)
+    example = example.replace("127.0.0.1:50051", server.address)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=local.SOON)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"{PROMPT}[a-z ]{{40}}\n", done.stdout), done.stdout
+
+
+def test_a_whole_answer_is_our_own_clients(server: local.Server) -> None:
+    with Client(server.address, timeout=local.SOON) as weir:
+        told = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
+    with triton.InferenceServerClient(server.address) as client:
+        result = client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3), request_id="7")
+        assert (said(result), result.get_response().id) == (PROMPT + told.text, "7")
+        asked = inputs(triton, PROMPT, False, max_tokens="40", seed="3") + [
+            tensor(triton, name, True)
+            for name in [
+                "exclude_input_in_output",
+                "return_finish_reason",
+                "return_cumulative_logprob",
+                "return_logprobs",
+                "return_num_input_tokens",
+                "return_num_output_tokens",
+            ]
+        ]
+        result = client.infer(MODEL, asked)
+    assert said(result) == told.text
+    assert result.as_numpy("finish_reason")[0] == b"length"
+    counts = [int(result.as_numpy(f"num_{way}_tokens")[0]) for way in ("input", "output")]
+    assert counts == [len(PROMPT), 40]
+    logprobs = [next(iter(one.values())) for one in json.loads(result.as_numpy("logprobs")[0])]
+    assert [one["decoded_token"] for one in logprobs] == list(told.text)
+    assert result.as_numpy("cumulative_logprob")[0] == pytest.approx(sum(one["logprob"] for one in logprobs), abs=1e-3)
+
+
+def test_requests_of_one_stream(server: local.Server) -> None:
+    """Triton's way with streams: a callback that fills a queue, requests told apart by their ids."""
+    answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
+    with Client(server.address, timeout=local.SOON) as weir:
+        whole = {str(seed): weir.generate(PROMPT, max_chars=60, seed=seed).text for seed in range(4)}
+    with triton.InferenceServerClient(server.address) as client:
+        client.start_stream(callback=partial(lambda to, result, error: to.put((result, error)), answers))
+        for seed in range(4):
+            asked = inputs(triton, PROMPT, True, max_tokens=60, seed=seed)
+            outputs = [triton.InferRequestedOutput("text_output")]
+            client.async_stream_infer(
+                MODEL, asked, request_id=str(seed), outputs=outputs, enable_empty_final_response=seed % 2 == 1
+            )
+        # among them one that is wrong, which ends nothing
+        client.async_stream_infer(MODEL, [tensor(triton, "image", "x")], request_id="wrong")
+        told: Dict[str, str] = dict.fromkeys(whole, "")
+        ended, empty, errors = set(), set(), []
+        while len(ended) < 4 or not errors:
+            result, error = answers.get(timeout=local.SOON)
+            if error is not None:
+                errors.append(error)
+                continue
+            name = result.get_response().id
+            assert name not in ended
+            if result.get_response().outputs:
+                told[name] += said(result)
+            else:
+                empty.add(name)
+            if is_last(result):
+                ended.add(name)
+        client.stop_stream()
+    assert told == whole
+    assert empty == {"1", "3"}
+    assert len(errors) == 1 and errors[0].message().startswith('inputs: "image" is out of bounds: one of text_input')
+
+
+def test_the_asynchronous_client(server: local.Server) -> None:
+    """As the text example of Triton's vLLM backend does it: sampling parameters as texts, in a tensor and as parameters."""
+    prompts = ["the history of ", "a river ", "in the city "]
+
+    async def ask() -> Dict[str, List[str]]:
+        told: Dict[str, List[str]] = {str(number): [] for number in range(len(prompts))}
+        sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "30"}
+
+        async def requests() -> AsyncIterator[Dict[str, Any]]:
+            for number, prompt in enumerate(prompts):
+                yield {
+                    "model_name": MODEL,
+                    "inputs": inputs(triton_aio, prompt, True, **sampling),
+                    "outputs": [triton_aio.InferRequestedOutput("text_output")],
+                    "request_id": str(number),
+                    "parameters": sampling,
+                }
+
+        async with triton_aio.InferenceServerClient(server.address) as client:
+            async for result, error in client.stream_infer(requests()):
+                assert error is None
+                told[result.get_response().id].append(said(result))
+        return told
+
+    for parts in asyncio.run(ask()).values():
+        assert len("".join(parts)) == 30
+
+
+def test_questions_about_the_server(server: local.Server) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.is_server_live() and client.is_server_ready()
+        assert client.is_model_ready(MODEL) and client.is_model_ready(MODEL, "1")
+        assert not client.is_model_ready("nobody")
+        assert client.get_server_metadata().name == "weir"
+        metadata = client.get_model_metadata(MODEL, as_json=True)
+        assert metadata["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": ["1"]}
+        config = client.get_model_config(MODEL).config
+        assert config.model_transaction_policy.decoupled and config.parameters["token"].string_value == "character"
+        index = client.get_model_repository_index()
+        assert [(one.name, one.state) for one in index.models] == [(MODEL, "READY")]
+        before = client.get_inference_statistics(MODEL).model_stats[0]
+        client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=5))
+        after = client.get_inference_statistics(MODEL).model_stats[0]
+        assert after.inference_count == before.inference_count + 1
+        assert after.inference_stats.success.ns > before.inference_stats.success.ns
+        with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+            client.load_model(MODEL)
+
+
+def test_what_is_refused(server: local.Server) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        for asked, told in [
+            (inputs(triton, PROMPT, False, max_tokens=0), "INVALID_ARGUMENT.*max_tokens: 0 is out of bounds"),
+            (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
+            (inputs(triton, PROMPT, False, temperature="hot"), "INVALID_ARGUMENT.*sampling_parameters: invalid type"),
+            (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
+        ]:
+            with pytest.raises(InferenceServerException, match=told):
+                client.infer(MODEL, asked)
+        with pytest.raises(InferenceServerException, match='NOT_FOUND.*unknown model "nobody"'):
+            client.infer("nobody", inputs(triton, PROMPT, False))

@@ -9,7 +9,6 @@ mod totals;
 
 use crate::{decode::options::Reason, engine::handle::Handle, error::Code};
 pub use meter::Meter;
-pub use totals::{Requests, Times};
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -21,6 +20,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 use totals::Totals;
+pub use totals::{Requests, Times};
 
 /// A name, with what all names begin with.
 macro_rules! weir {

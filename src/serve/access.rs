@@ -149,7 +149,13 @@ mod tests {
             assert!(caller(true, open, None, peer(None)).await.is_some(), "{open}");
             assert_eq!(caller(true, &format!("{open}s"), None, peer(None)).await, None);
         }
-        for path in ["/inference.GRPCInferenceService/ModelReady", "/weir.v1.Models/ListModels", "/weir.v1.Nothing/Never", "/", "//grpc.health.v1.Health/Check"] {
+        for path in [
+            "/inference.GRPCInferenceService/ModelReady",
+            "/weir.v1.Models/ListModels",
+            "/weir.v1.Nothing/Never",
+            "/",
+            "//grpc.health.v1.Health/Check",
+        ] {
             assert_eq!(caller(true, path, None, peer(None)).await, None, "{path}");
         }
     }

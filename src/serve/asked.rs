@@ -224,8 +224,9 @@ impl Asked {
 
     /// Biases by id.
     fn biases(&self) -> Result<Vec<v1::LogitBias>> {
-        let refuse =
-            |key: &str| wrong("logit_bias", format!("{:?}", clip(key, VALUE_BYTES)), "the id of a symbol, and a number");
+        let refuse = |key: &str| {
+            wrong("logit_bias", format!("{:?}", clip(key, VALUE_BYTES)), "the id of a symbol, and a number")
+        };
         let given = self.logit_bias.iter().flatten();
         given
             .map(|(key, value)| {

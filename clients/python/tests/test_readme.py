@@ -70,7 +70,7 @@ def test_an_example(
     else:
         example = example.replace('"127.0.0.1:50051"', "")
         (folder / "document.txt").write_text(DOCUMENT, encoding="utf-8")
-        address = (reader if "summar" in example else server).address
+        address = (reader if "summarize" in example else server).address
         example = re.sub(r"Client\((?:, )?", f'Client("{address}", ', example)
     out = run(example, folder)
     assert re.fullmatch(printed, out.strip("\n"), re.DOTALL), out

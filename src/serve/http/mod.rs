@@ -92,7 +92,12 @@ pub(super) async fn serve(
 }
 
 /// All requests of one connection.
-async fn converse(connection: Patient<Connection>, router: Router, patience: Duration, mut closing: watch::Receiver<bool>) {
+async fn converse(
+    connection: Patient<Connection>,
+    router: Router,
+    patience: Duration,
+    mut closing: watch::Receiver<bool>,
+) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(patience);
     let service = TowerToHyperService::new(router);

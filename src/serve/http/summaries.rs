@@ -155,13 +155,15 @@ fn told(event: &Event) -> Value {
         Event::Started(v1::SummaryStarted { request_id, model, cached_tokens }) => {
             json!({ "started": { "request_id": request_id, "model": model, "cached_tokens": cached_tokens } })
         }
-        Event::Progress(v1::Progress { stage, layer, tokens_read, blocks_encoded, blocks_total }) => json!({ "progress": {
+        Event::Progress(v1::Progress { stage, layer, tokens_read, blocks_encoded, blocks_total }) => {
+            json!({ "progress": {
             "stage": stage,
             "layer": layer,
             "tokens_read": tokens_read,
             "blocks_encoded": blocks_encoded,
             "blocks_total": blocks_total,
-        } }),
+        } })
+        }
         Event::Selected(kept) => json!({ "selected": selected(kept) }),
         Event::Piece(v1::SummaryPiece { text }) => json!({ "piece": { "text": text } }),
         Event::Finished(end) => json!({ "finished": finished(end) }),
@@ -169,9 +171,7 @@ fn told(event: &Event) -> Value {
 }
 
 fn selected(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value {
-    let span = |v1::Span { byte_start, byte_end, score }: &v1::Span| {
-        json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score })
-    };
+    let span = |v1::Span { byte_start, byte_end, score }: &v1::Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
     json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span).collect::<Vec<_>>() })
 }
 
@@ -182,9 +182,7 @@ fn finished(finished: &v1::SummaryFinished) -> Map<String, Value> {
     };
     let usage = finished.usage.unwrap_or_default();
     let timing = finished.timing.clone().unwrap_or_default();
-    let hypothesis = |one: &v1::Hypothesis| {
-        json!({ "text": one.text, "ids": one.ids, "score": one.score, "logprobs": one.logprobs })
-    };
+    let hypothesis = |one: &v1::Hypothesis| json!({ "text": one.text, "ids": one.ids, "score": one.score, "logprobs": one.logprobs });
     let layer = |one: &v1::EncoderLayer| json!({ "length": one.length, "ns": one.ns });
     let mut told = Map::new();
     told.insert("reason".into(), reason.into());

@@ -41,7 +41,12 @@ pub(super) struct Exchange {
 
 impl Exchange {
     /// Of requests by that caller, so many at a time.
-    pub(super) fn new(services: Services, caller: Caller, request: tonic::Request<Streaming<Heard>>, most: usize) -> Self {
+    pub(super) fn new(
+        services: Services,
+        caller: Caller,
+        request: tonic::Request<Streaming<Heard>>,
+        most: usize,
+    ) -> Self {
         let received = request.extensions().get().cloned();
         let incoming = Some(request.into_inner());
         Self { services, caller, incoming, received, count: 0, talks: StreamMap::new(), most, failure: None }

@@ -72,7 +72,10 @@ fn refused<T>(request: &Request<T>) -> impl Fn(Error) -> Status + use<T> {
 impl GrpcInferenceService for Inference {
     type ModelStreamInferStream = tokio_stream::Empty<Result<oip::ModelStreamInferResponse, Status>>;
 
-    async fn server_live(&self, _: Request<oip::ServerLiveRequest>) -> Result<Response<oip::ServerLiveResponse>, Status> {
+    async fn server_live(
+        &self,
+        _: Request<oip::ServerLiveRequest>,
+    ) -> Result<Response<oip::ServerLiveResponse>, Status> {
         Ok(Response::new(oip::ServerLiveResponse { live: self.monitor.alive().is_ok() }))
     }
 
@@ -95,7 +98,8 @@ impl GrpcInferenceService for Inference {
         request: Request<oip::ModelReadyRequest>,
     ) -> Result<Response<oip::ModelReadyResponse>, Status> {
         let oip::ModelReadyRequest { name, version } = request.get_ref();
-        let ready = models::find(self.monitor.engines(), name, version).is_ok_and(|engine| models::unready(&engine).is_none());
+        let ready =
+            models::find(self.monitor.engines(), name, version).is_ok_and(|engine| models::unready(&engine).is_none());
         Ok(Response::new(oip::ModelReadyResponse { ready: ready && self.monitor.ready().is_ok() }))
     }
 

@@ -68,8 +68,10 @@ pub(super) fn unready(engine: &Lease) -> Option<&'static str> {
 
 /// Its tensors.
 pub(super) fn metadata(engine: &Lease) -> ModelMetadataResponse {
-    let tensor = |&(name, kind): &(&str, Kind)| {
-        TensorMetadata { name: name.into(), datatype: kind.name().into(), shape: vec![1] }
+    let tensor = |&(name, kind): &(&str, Kind)| TensorMetadata {
+        name: name.into(),
+        datatype: kind.name().into(),
+        shape: vec![1],
     };
     ModelMetadataResponse {
         name: engine.card().name.clone(),
@@ -89,8 +91,10 @@ pub(super) fn config(engine: &Lease) -> ModelConfig {
         dims: vec![1],
         optional: name != TEXT_INPUT,
     };
-    let output = |&(name, kind): &(&str, Kind)| {
-        ModelOutput { name: name.into(), data_type: kind.configured().into(), dims: vec![1] }
+    let output = |&(name, kind): &(&str, Kind)| ModelOutput {
+        name: name.into(),
+        data_type: kind.configured().into(),
+        dims: vec![1],
     };
     let parameters = [
         ("family", card.family.to_owned()),

@@ -2,9 +2,7 @@
 
 use super::{
     super::asked::Asked,
-    tensors::{
-        EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown, wrong,
-    },
+    tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown, wrong},
 };
 use crate::error::{Error, Result, clip};
 use serde_json::{Map, Value};
@@ -245,14 +243,18 @@ mod tests {
         let (drawn, stopping) = (all.sampling.unwrap(), all.stopping.unwrap());
         assert_eq!((drawn.temperature, stopping.max_chars, stopping.ignore_eos), (Some(0.5), Some(7), Some(true)));
         assert_eq!(stopping.stop, ["1"]);
-        let alone = [("max_tokens", ParameterChoice::StringParam("9".into())), ("temperature", ParameterChoice::DoubleParam(0.0))];
+        let alone = [
+            ("max_tokens", ParameterChoice::StringParam("9".into())),
+            ("temperature", ParameterChoice::DoubleParam(0.0)),
+        ];
         let all = with(&alone, None).unwrap().generate;
         assert_eq!((all.sampling.unwrap().temperature, all.stopping.unwrap().max_chars), (Some(0.0), Some(9)));
     }
 
     #[test]
     fn priorities_and_times_are_tritons() {
-        let priority = |level| with(&[("priority", ParameterChoice::Uint64Param(level))], None).map(|one| one.generate.priority);
+        let priority =
+            |level| with(&[("priority", ParameterChoice::Uint64Param(level))], None).map(|one| one.generate.priority);
         assert_eq!((priority(0).unwrap(), priority(1).unwrap(), priority(16).unwrap()), (None, Some(7), Some(-8)));
         assert_eq!(priority(DEFAULT_LEVEL).unwrap(), Some(0));
         assert!(priority(17).unwrap_err().to_string().contains("0 to 16"));

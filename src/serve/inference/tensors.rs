@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result, clip};
 use weir_proto::inference::{
-    DataType, InferTensorContents, ModelInferRequest, ModelInferResponse,
-    model_infer_request::InferInputTensor, model_infer_response::InferOutputTensor,
+    DataType, InferTensorContents, ModelInferRequest, ModelInferResponse, model_infer_request::InferInputTensor,
+    model_infer_response::InferOutputTensor,
 };
 
 /// Bytes of a caller's own words that a message repeats.
@@ -217,9 +217,7 @@ pub(super) fn put(response: &mut ModelInferResponse, output: &str, element: Valu
             let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
             (Kind::Bytes, [&length.to_le_bytes()[..], text.as_bytes()].concat())
         }
-        Value::Count(count) => {
-            (Kind::Uint32, u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes().to_vec())
-        }
+        Value::Count(count) => (Kind::Uint32, u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes().to_vec()),
         Value::Number(number) => (Kind::Fp32, (number as f32).to_le_bytes().to_vec()),
     };
     let (name, datatype) = (output.to_owned(), kind.name().to_owned());
@@ -270,11 +268,23 @@ mod tests {
     fn what_is_wrong_is_named_with_its_bound() {
         let text = || tensor("text_input", "BYTES", &[1]);
         for (inputs, contents, told) in [
-            (vec![tensor("image", "BYTES", &[1])], &[&b""[..]][..], "inputs: \"image\" is out of bounds: one of text_input"),
+            (
+                vec![tensor("image", "BYTES", &[1])],
+                &[&b""[..]][..],
+                "inputs: \"image\" is out of bounds: one of text_input",
+            ),
             (vec![text()], &[b"", b""], "raw_input_contents: 2 entries is out of bounds: 1, one for each"),
             (vec![text(), text()], &[b"\0\0\0\0", b""], "text_input: a second tensor"),
-            (vec![tensor("text_input", "INT32", &[1])], &[b""], "text_input: the datatype \"INT32\" is out of bounds: BYTES"),
-            (vec![tensor("text_input", "BYTES", &[2])], &[b""], "text_input: the shape [2] is out of bounds: [1] or [1, 1]"),
+            (
+                vec![tensor("text_input", "INT32", &[1])],
+                &[b""],
+                "text_input: the datatype \"INT32\" is out of bounds: BYTES",
+            ),
+            (
+                vec![tensor("text_input", "BYTES", &[2])],
+                &[b""],
+                "text_input: the shape [2] is out of bounds: [1] or [1, 1]",
+            ),
             (vec![tensor("text_input", "BYTES", &[])], &[b""], "text_input: the shape [] is"),
             (vec![tensor("text_input", "BYTES", &[-1])], &[b""], "text_input: the shape [-1] is"),
             (vec![text()], &[b"\x01\0"], "text_input: 2 bytes of raw contents"),

@@ -308,7 +308,8 @@ async fn what_is_wrong_is_named() {
 async fn a_body_that_does_not_come_in_whole_is_given_up() {
     let server = Both::with(Limits::default(), Wire { upload: Duration::from_millis(200), ..Wire::default() }).await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"prompt\":";
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"prompt\":";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

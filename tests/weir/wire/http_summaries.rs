@@ -97,7 +97,8 @@ async fn a_summary_is_what_grpc_says() {
     }
     // the same as it is made, and in that order
     let events = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9, "stream": true })).await.events();
-    let names: Vec<&str> = events.iter().map(|event| event.as_object().unwrap().keys().next().unwrap().as_str()).collect();
+    let names: Vec<&str> =
+        events.iter().map(|event| event.as_object().unwrap().keys().next().unwrap().as_str()).collect();
     let order = ["started", "progress", "selected", "piece", "finished"];
     let places: Vec<_> = names.iter().map(|name| order.iter().position(|one| one == name).unwrap()).collect();
     assert!(places.is_sorted() && names.first() == Some(&"started") && names.last() == Some(&"finished"), "{names:?}");
@@ -106,7 +107,10 @@ async fn a_summary_is_what_grpc_says() {
     // the same document again, by its name
     let id = answer["document_id"].as_str().unwrap();
     let again = server.post(&json!({ "document_id": id, "max_tokens": 9 })).await.json();
-    assert_eq!((&again["text"], &again["usage"]["cached_tokens"]), (&answer["text"], &answer["usage"]["document_tokens"]));
+    assert_eq!(
+        (&again["text"], &again["usage"]["cached_tokens"]),
+        (&answer["text"], &answer["usage"]["document_tokens"])
+    );
 }
 
 #[tokio::test]

@@ -24,7 +24,8 @@ use weir::{
 };
 use weir_proto::inference::{
     self as oip, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
-    grpc_inference_service_client::GrpcInferenceServiceClient, infer_parameter::ParameterChoice,
+    grpc_inference_service_client::GrpcInferenceServiceClient,
+    infer_parameter::ParameterChoice,
     model_infer_request::{InferInputTensor, InferRequestedOutputTensor},
 };
 
@@ -138,7 +139,8 @@ async fn a_whole_answer_is_what_our_own_api_says() {
     let sum: f64 = logprobs.iter().map(|one| one.values().next().unwrap()["logprob"].as_f64().unwrap()).sum();
     let cumulative = f32::from_le_bytes(output(&answer, "cumulative_logprob").unwrap().try_into().unwrap());
     assert!(logprobs.len() == 40 && (sum - f64::from(cumulative)).abs() < 1e-3, "{sum} {cumulative}");
-    let spoken: String = logprobs.iter().map(|one| one.values().next().unwrap()["decoded_token"].as_str().unwrap()).collect();
+    let spoken: String =
+        logprobs.iter().map(|one| one.values().next().unwrap()["decoded_token"].as_str().unwrap()).collect();
     assert_eq!(spoken, told.text());
     // what is listed is all that comes
     let mut listed = request("", &[text("text_input", "ab c")]);
@@ -434,13 +436,15 @@ async fn a_stream_may_be_silent_and_a_request_may_not_be_slow() {
 
 #[tokio::test]
 async fn questions_about_server_and_models_are_answered() {
-    let server = Server::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)]).await;
+    let server =
+        Server::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)]).await;
     let mut client = client(&server);
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live);
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
     let told = client.server_metadata(oip::ServerMetadataRequest {}).await.unwrap().into_inner();
     assert_eq!((told.name.as_str(), told.version.as_str()), ("weir", env!("CARGO_PKG_VERSION")));
-    for (name, version, ready) in [("fake", "", true), ("fake", "1", true), ("fake", "2", false), ("nobody", "", false)] {
+    for (name, version, ready) in [("fake", "", true), ("fake", "1", true), ("fake", "2", false), ("nobody", "", false)]
+    {
         let asked = oip::ModelReadyRequest { name: name.into(), version: version.into() };
         assert_eq!(client.model_ready(asked).await.unwrap().into_inner().ready, ready, "{name} {version}");
     }

@@ -5,7 +5,13 @@ use prost::Message;
 use tokio_stream::StreamExt;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-const SERVICES: [&str; 4] = ["grpc.health.v1.Health", "weir.v1.Generation", "weir.v1.Models", "weir.v1.Summarization"];
+const SERVICES: [&str; 5] = [
+    "grpc.health.v1.Health",
+    "inference.GRPCInferenceService",
+    "weir.v1.Generation",
+    "weir.v1.Models",
+    "weir.v1.Summarization",
+];
 
 /// As much of a file's descriptor as is looked at.
 #[derive(Message)]
@@ -30,6 +36,7 @@ macro_rules! reflects {
                 symbol("weir.v1.Generation"),
                 symbol("weir.v1.Model"),
                 symbol("weir.v1.SummarizeRequest"),
+                symbol("inference.ModelInferRequest"),
                 symbol("grpc.health.v1.HealthCheckRequest"),
                 symbol("google.rpc.BadRequest"),
                 symbol("weir.v1.Nothing"),
@@ -44,8 +51,14 @@ macro_rules! reflects {
             for service in SERVICES {
                 assert!(names.iter().any(|name| name == service), "{service} is not in {names:?}");
             }
-            let files =
-                ["generation.proto", "models.proto", "summarization.proto", "health.proto", "error_details.proto"];
+            let files = [
+                "generation.proto",
+                "models.proto",
+                "summarization.proto",
+                "inference.proto",
+                "health.proto",
+                "error_details.proto",
+            ];
             for file in files {
                 let MessageResponse::FileDescriptorResponse(found) = next().await.unwrap() else { panic!("no {file}") };
                 let found = File::decode(&found.file_descriptor_proto[0][..]).unwrap();
@@ -63,8 +76,8 @@ reflects!(version_1_alpha, v1alpha);
 async fn every_service_is_healthy() {
     let server = Server::new().await;
     let mut health = HealthClient::new(server.channel.clone());
-    for service in ["", "weir.v1.Generation", "weir.v1.Models", "weir.v1.Summarization"] {
-        let request = HealthCheckRequest { service: service.into() };
+    for service in SERVICES[1..].iter().chain(&[""]) {
+        let request = HealthCheckRequest { service: (*service).into() };
         assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving, "{service:?}");
     }
     let request = HealthCheckRequest { service: "weir.v1.Nothing".into() };

@@ -36,7 +36,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("http_body", &["serve"]),
     ("tower", &["serve"]),
     ("weir_proto", &["serve"]),
-    ("prost", &["family"]),
+    // Of checkpoints; of messages that may be none.
+    ("prost", &["family", "serve"]),
     ("tokio_stream", &["serve"]),
     // The engine's channels and their wakers; the command line's runtime and signals.
     ("tokio", &["serve", "engine", "cli"]),

@@ -121,7 +121,7 @@ async fn what_is_wrong_is_named() {
         (json!({ "document": "" }), 400, invalid, "document"),
         (json!({ "document": DOCUMENT, "max_tokens": 0 }), 400, invalid, "max_tokens"),
         (json!({ "document": DOCUMENT, "beam_size": 1000 }), 400, invalid, "beam_size"),
-        (json!({ "document": DOCUMENT, "beam": 2 }), 400, invalid, ""),
+        (json!({ "document": DOCUMENT, "beam": 2 }), 400, invalid, "beam"),
         (json!({ "document": 7 }), 400, invalid, "document"),
         (json!({ "document": "a".repeat(1 << 20) }), 400, invalid, "document"),
         (json!({ "document_id": "nobody's" }), 404, "not_found_error", ""),

@@ -1,7 +1,7 @@
 //! How requests of a stream are read: one that is not protobuf is an item like others, so that it ends itself and not the stream.
 
 use super::{super::intake::STREAM, Inference};
-use prost::Message;
+use prost::{Message, bytes::Buf};
 use std::task::{Context, Poll};
 use tonic::{
     Status,
@@ -26,7 +26,10 @@ impl Decoder for Lenient {
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<Heard>, Status> {
-        Ok(Some(ModelInferRequest::decode(bytes).map_err(|error| error.to_string())))
+        let heard = ModelInferRequest::decode(&mut *bytes).map_err(|error| error.to_string());
+        // what was not read of one must not be taken for the beginning of the next
+        bytes.advance(bytes.remaining());
+        Ok(Some(heard))
     }
 }
 

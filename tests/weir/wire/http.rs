@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::oneshot,
     task::JoinHandle,
 };
@@ -108,7 +108,11 @@ impl Reply {
 }
 
 async fn connected(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(port).await.unwrap();
+    asked(TcpStream::connect(port).await.unwrap(), method, path, headers, body).await
+}
+
+/// Sends a request on a connection.
+async fn asked(mut stream: TcpStream, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
     let length = body.len();
     let head = format!(
@@ -323,9 +327,12 @@ async fn a_body_that_does_not_come_in_whole_is_given_up() {
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
     let server = Both::with(limits, Wire::default()).await;
-    // far more than the system keeps for a connection
-    let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 64, "logprobs": 8, "stream": true }).to_string();
-    let mut client = connected(server.port, "POST", "/v1/completions", &[], &body).await;
+    // more than the system keeps for a connection whose client has little room
+    let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 16, "logprobs": 8, "stream": true }).to_string();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8192).unwrap();
+    let client = socket.connect(server.port).await.unwrap();
+    let mut client = asked(client, "POST", "/v1/completions", &[], &body).await;
     eventually("it runs", || server.engine.load().running > 0).await;
     server.at_rest().await;
     // longer than the connection may wait for its client

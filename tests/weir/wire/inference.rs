@@ -18,7 +18,6 @@ use tonic::{
 use tonic_types::StatusExt;
 use weir::{
     config::{Access, Keys, Wire},
-    decode::contract::Model,
     engine::handle::Limits,
     serve::Engines,
 };
@@ -477,8 +476,10 @@ async fn questions_about_server_and_models_are_answered() {
 async fn statistics_count_what_became_of_requests() {
     let engines = Engines::default();
     let model = Fake::new("fake", Kind::Pooled);
-    let fresh = engines.launch(Arc::clone(&model) as Arc<dyn Model>, Limits::default(), None).unwrap();
-    engines.add(fresh).unwrap();
+    let own = engines.clone();
+    // it runs its first steps, and waits for them
+    let launched = tokio::task::spawn_blocking(move || own.add(own.launch(model, Limits::default(), None).unwrap()));
+    launched.await.unwrap().unwrap();
     let running = super::Running::offering(engines, Wire::default()).await;
     let mut client = Client::new(running.channel.clone());
     let mut asked = async || {

@@ -9,6 +9,7 @@
 //! being read, `encode` the reading and `padding` what is read once for all, [`document`] what comes of it. Rows are the decoder family's: the same stack, with a
 //! memory.
 
+pub mod attention;
 pub mod config;
 pub mod document;
 mod encode;

@@ -41,15 +41,26 @@ struct Model {
     normalizer: Option<Normalizer>,
 }
 
-/// The field's default and only kind of model that is read.
+/// The field's default.
 const UNIGRAM: i32 = 1;
+const BPE: i32 = 2;
 /// A piece of text; others are marks, the unknown one's, and bytes.
 const NORMAL: i32 = 1;
 const USER_DEFINED: i32 = 4;
 
-/// A unigram model.
-pub(super) struct Unigram {
-    /// Pieces of text with their log-probabilities, in order of the model's ids.
+/// How text is cut into pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// So that the sum of their scores is the largest.
+    Unigram,
+    /// By merging neighbours from characters on, whichever make the piece with the largest score.
+    Bpe,
+}
+
+/// A model.
+pub(super) struct SentencePiece {
+    pub(super) kind: Kind,
+    /// Pieces of text with their scores, in order of the model's ids.
     pub(super) pieces: Vec<(String, f32)>,
     /// What the text's characters are replaced by, in SentencePiece's own form; none for nothing.
     pub(super) charsmap: Option<Vec<u8>>,
@@ -63,12 +74,18 @@ pub(super) struct Unigram {
 ///
 /// # Errors
 /// What is no such model, or of another kind.
-pub(super) fn read(bytes: &[u8], file: &Path) -> Result<Unigram> {
+pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
     let model = Model::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
-    let kind = model.trainer.and_then(|trainer| trainer.model_type).unwrap_or(UNIGRAM);
-    if kind != UNIGRAM {
-        return Err(wrong("a unigram model of SentencePiece", format!("model_type {kind}")));
+    let kind = match model.trainer.and_then(|trainer| trainer.model_type).unwrap_or(UNIGRAM) {
+        UNIGRAM => Kind::Unigram,
+        BPE => Kind::Bpe,
+        other => return Err(wrong("a unigram or BPE model of SentencePiece", format!("model_type {other}"))),
+    };
+    let own = model.pieces.iter().find(|piece| piece.kind == Some(USER_DEFINED));
+    if let (Kind::Bpe, Some(piece)) = (kind, own) {
+        let found = format!("{:?}, which is", piece.piece.as_deref().unwrap_or_default());
+        return Err(wrong("no pieces of a BPE model that are defined by its user", found));
     }
     let is_text = |piece: &Piece| [NORMAL, USER_DEFINED].contains(&piece.kind.unwrap_or(NORMAL));
     let pieces: Vec<_> = model.pieces.into_iter().filter(is_text).collect();
@@ -76,7 +93,8 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<Unigram> {
         return Err(wrong("a SentencePiece model", "no pieces".into()));
     }
     let normalizer = model.normalizer.unwrap_or_default();
-    Ok(Unigram {
+    Ok(SentencePiece {
+        kind,
         pieces: pieces.into_iter().map(|piece| (piece.piece.unwrap_or_default(), piece.score.unwrap_or(0.0))).collect(),
         charsmap: normalizer.precompiled_charsmap.filter(|map| !map.is_empty()),
         prefix: normalizer.add_dummy_prefix.unwrap_or(true),

@@ -56,6 +56,12 @@ impl Encoder {
         Dense { heads: self.heads, head_dim: self.head_dim, room }
     }
 
+    /// Multiply-adds of one row in a layer's matrix products.
+    pub fn products(&self, layer: usize) -> usize {
+        let Layer { qkv, output, up, down, .. } = &self.layers[layer];
+        [qkv, output, up, down].iter().map(|matrix| matrix.inputs() * matrix.outputs()).sum()
+    }
+
     /// Takes `x`, (rows, D), through a layer, in place: each run of `block` rows is a block, the last of which may be shorter.
     pub fn blocks(&self, compute: &Compute, layer: usize, x: &mut [f32], block: usize, work: &mut EncoderWork) {
         let (inner, layout) = (self.heads * self.head_dim, self.store(block));

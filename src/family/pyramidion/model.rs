@@ -304,6 +304,10 @@ impl Reader for Pyramidion {
         most
     }
 
+    fn multiply_adds(&self, tokens: usize) -> usize {
+        self.reading(tokens)
+    }
+
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {
         self.read(encoding_mut(encoding)?, blocks, Work::of(scratch)?)
     }

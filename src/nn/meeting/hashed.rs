@@ -35,6 +35,11 @@ impl Hashing {
         2 * room * (dim + self.rounds)
     }
 
+    /// Multiply-adds of one head of one of `count` vectors: rotations, scores, values.
+    pub(super) fn multiply_adds(&self, count: usize, dim: usize) -> usize {
+        self.rounds * dim * (self.buckets / 2 + 2 * count.min(2 * self.chunk))
+    }
+
     /// A vector, (head_dim), which is query and key, and its value.
     pub(super) fn write(
         &self,

@@ -82,6 +82,17 @@ impl Meeting<'_> {
         self.blocks() * local.numbers() + kept
     }
 
+    /// Multiply-adds of `count` vectors that meet as many.
+    pub fn multiply_adds(&self, count: usize) -> usize {
+        let (local, dim) = (self.local(), self.head_dim);
+        let rest = match self.attending {
+            Attending::All => 0,
+            Attending::Mixed { rest: Rest::Efficient, .. } => 2 * dim * dim,
+            Attending::Mixed { rest: Rest::Hashed(hashing), .. } => hashing.multiply_adds(count, dim),
+        };
+        count * (2 * local.heads * local.room.min(count) * dim + (self.heads - local.heads) * rest)
+    }
+
     /// What a block's keys and values look like, of the heads that attend to those.
     fn local(&self) -> Dense {
         let (heads, room) = match *self.attending {

@@ -62,6 +62,9 @@ pub struct Architecture {
     pub pooling: Pooling,
     /// Whether the decoder's input has positions.
     pub decoder_positions: bool,
+    /// Whether embeddings are multiplied by √D before positions are added to them.
+    #[serde(default = "always")]
+    pub scale_embedding: bool,
     /// Whether short documents are padded: then padding is part of the model, and every document has the same length.
     #[serde(default = "always")]
     pub padded: bool,

@@ -48,12 +48,12 @@ impl<'a> Loader<'a> {
         if self.architecture().pre_norm { Order::Pre } else { Order::Post }
     }
 
-    /// (V, D), scaled by √D, and the head made of it.
+    /// (V, D), scaled by √D where the model does that, and the head made of it.
     pub(super) fn embedding(&mut self) -> Result<(Vec<f32>, Linear)> {
         let dim = self.architecture().dim;
         let mut table = self.weights.take("encoder.embed_tokens.weight")?;
         let head = Linear::pack(&self.store, &table, &[], self.blueprint.symbols, dim)?;
-        let scale = (dim as f64).sqrt() as f32;
+        let scale = if self.architecture().scale_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
         table.iter_mut().for_each(|x| *x *= scale);
         Ok((table, head))
     }

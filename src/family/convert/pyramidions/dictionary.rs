@@ -8,7 +8,7 @@ use super::sentencepiece::{self, Kind, SentencePiece};
 use crate::{
     error::{Error, Result},
     family::checkpoint::json::read_limited,
-    text::Subwords,
+    text::{Subwords, subwords::BLANK},
 };
 use serde_json::{Value as Json, json};
 use std::{
@@ -41,7 +41,7 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<Subwords>>> {
     let json = match (lines, model) {
         (lines, Some(file)) => {
             let model = sentencepiece::read(&read_limited(&file, MAX_BYTES)?, &file)?;
-            let lines = lines.unwrap_or_else(|| model.pieces.iter().map(|(piece, _)| piece.clone()).collect());
+            let lines = lines.unwrap_or_else(|| model.all.clone());
             pieces(&lines, &model, &file)?
         }
         (Some(lines), None) if lines.iter().all(|line| is_character(line)) => characters(&lines),
@@ -134,13 +134,11 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
     if let Some(map) = &model.charsmap {
         steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": base64(map) }));
     }
-    if model.trims {
-        // a space in front is the prefix that the text would get
-        steps.push(json!({ "type": "Strip", "strip_left": !model.prefix, "strip_right": true }));
-        steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
-    }
-    let normalizer = if steps.is_empty() { Json::Null } else { json!({ "type": "Sequence", "normalizers": steps }) };
-    let metaspace = metaspace(if model.prefix { "always" } else { "never" });
+    // a space in front is the prefix that the text would get
+    steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
+    steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+    let normalizer = json!({ "type": "Sequence", "normalizers": steps });
+    let metaspace = metaspace("always");
     let model = match model.kind {
         Kind::Unigram => unigram(lines, &known),
         Kind::Bpe => bpe(vocabulary(lines), merges(lines, model, &known, file)?),
@@ -196,7 +194,9 @@ fn bpe(vocab: serde_json::Map<String, Json>, merges: Vec<(String, String)>) -> J
 fn characters(lines: &[String]) -> Json {
     let spaces = json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " });
     let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
-    tokenizer(Json::Null, metaspace("never"), decoder, bpe(vocabulary(lines), Vec::new()))
+    // fairseq cuts lines at whitespace, of which the space alone has been written otherwise by then
+    let blank = json!({ "type": "Replace", "pattern": { "Regex": BLANK }, "content": "" });
+    tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), Vec::new()))
 }
 
 /// The usual alphabet, with padding.
@@ -237,6 +237,7 @@ mod tests {
         let subwords = read(dir.path(), 9).unwrap().unwrap();
         assert_eq!(ids(&subwords, "ab  xyb"), [5, 6, 4, 4, 3, 3, 6]);
         assert_eq!(subwords.decode(&[5, 6, 4, 4, 6, 2]), "ab  b");
+        assert_eq!(ids(&subwords, "a\tb\u{a0} \r\nb\n"), [5, 6, 4, 6]);
         let places: Vec<_> = subwords.encode("a bé b").unwrap().iter().map(|piece| (piece.start, piece.end)).collect();
         assert_eq!(places, [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7)]);
         let error = read(dir.path(), 7).unwrap_err().to_string();

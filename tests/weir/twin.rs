@@ -85,6 +85,7 @@ fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
         let whitespace = json!({"kind": "whitespace", "symbol": " "});
+        let learned = json!({"kind": "learned", "hidden": 17, "threshold": 0.4});
         let last = ("pooling", json!("last"));
         let xpos = || ("position", json!({"xpos": {"scale_base": 40}}));
         let blocks = |length: usize| ("window", json!({"blockwise": {"length": length}}));
@@ -93,13 +94,17 @@ fn folders() -> &'static [(String, PathBuf)] {
             ("odd-shape", config(three(), whitespace.clone(), &[])),
             ("relu", config(three(), json!({"kind": "fixed", "every": 5}), &[("activation", json!("relu"))])),
             ("last", config(three(), whitespace.clone(), std::slice::from_ref(&last))),
-            ("learned", config(three(), json!({"kind": "learned", "hidden": 17, "threshold": 0.4}), &[])),
+            ("learned", config(three(), learned.clone(), &[])),
             ("every-symbol", config(three(), json!({"kind": "fixed", "every": 1}), &[])),
             ("plain", config(json!({"pre": 3}), json!({"kind": "none"}), &[])),
             ("windows", config(three(), whitespace.clone(), &[blocks(22), middle(json!({"sliding": {"keys": 6}}))])),
             ("xpos-windows", config(three(), whitespace.clone(), &[xpos(), blocks(64), middle(blocks(8).1)])),
             ("xpos-last", config(three(), whitespace, &[xpos(), blocks(32), middle(blocks(64).1), last])),
             ("plain-windows", config(json!({"pre": 3}), json!({"kind": "none"}), &[xpos(), blocks(64)])),
+            (
+                "learned-windows",
+                config(three(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]),
+            ),
         ];
         let mut folders: Vec<_> = Vec::new();
         for (seed, (name, config)) in list.into_iter().enumerate() {
@@ -352,8 +357,10 @@ fn shapes_that_the_fixtures_lack() {
     for windows in ["windows", "xpos-windows", "xpos-last"] {
         agree(windows, &twin(windows), &|text, t, _| text[t] == 3);
     }
-    let learned = twin("learned");
-    agree("learned", &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
+    for name in ["learned", "learned-windows"] {
+        let learned = twin(name);
+        agree(name, &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
+    }
 }
 
 #[test]

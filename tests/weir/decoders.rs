@@ -68,16 +68,20 @@ fn list() -> Vec<(String, Value)> {
     for (position_name, position) in &positions {
         for (window_name, window) in &windows {
             let mut marked = config(position, window, &[]);
-            marked["vocabulary"]["specials"] = MARKS.clone();
+            marked["vocabulary"] = MARKED.clone();
             all.push((format!("marked {position_name}, {window_name}"), marked));
         }
     }
     all
 }
 
-/// A vocabulary's marks, between its other symbols.
-static MARKS: LazyLock<Value> =
-    LazyLock::new(|| json!({"start": 2, "end": 7, "segment_start": 4, "segment_end": 9, "unknown": 11}));
+/// The same symbols, with marks between them.
+static MARKED: LazyLock<Value> = LazyLock::new(|| {
+    json!({
+        "symbols": [" ", "a", "<BoS>", "b", "<bos>", "é", "語", "<eos>", "e", "<nxt>", "\n", "<oov>"],
+        "specials": {"start": 2, "end": 7, "segment_start": 4, "segment_end": 9, "unknown": 11},
+    })
+});
 
 fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {

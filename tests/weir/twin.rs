@@ -101,15 +101,14 @@ fn folders() -> &'static [(String, PathBuf)] {
             ("xpos-windows", config(three(), whitespace.clone(), &[xpos(), blocks(64), middle(blocks(8).1)])),
             ("xpos-last", config(three(), whitespace, &[xpos(), blocks(32), middle(blocks(64).1), last])),
             ("plain-windows", config(json!({"pre": 3}), json!({"kind": "none"}), &[xpos(), blocks(64)])),
-            (
-                "learned-windows",
-                config(three(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]),
-            ),
         ];
         let mut folders: Vec<_> = Vec::new();
         for (seed, (name, config)) in list.into_iter().enumerate() {
             folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
         }
+        // weights whose predictor closes now and then
+        let windows = config(three(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
+        folders.push(("learned-windows".to_string(), write(root.path(), "learned-windows", &windows, 4)));
         let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
         folders.push(("spikes".to_string(), spikes(root.path(), &flat)));
         (root, folders)

@@ -82,6 +82,7 @@ fn anew(model: &dyn Model, session: &mut Session) -> Row {
 
 #[test]
 fn a_text_is_held_as_far_as_another_row_needs_it() {
+    let mut pooled_hits = 0;
     for (name, model) in models() {
         let model = &*model;
         let request = request(model, 5, CHARS);
@@ -104,7 +105,8 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
         let mut hits = 0;
         let (mut said, _) = run(model, &request, |session, row, at| {
             (at >= LATE && dice.below(200) == 0).then(|| {
-                assert!(cache.keep(&key, session.text(), &*row.state).unwrap(), "{name}");
+                // not if no segment ended lately
+                cache.keep(&key, session.text(), &*row.state).unwrap();
                 let mut other = anew(model, session);
                 if let Some(hit) = cache.find(&key, session.text().to(session.cacheable_prefix())).unwrap() {
                     session.start_at(hit.len, hit.state.segments()).unwrap();
@@ -115,10 +117,12 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
         });
         said.usage.cached_chars = 0;
         assert_eq!(said, expected, "{name}, from the cache");
-        assert!(hits > 0, "{name}");
+        assert!(hits > 0 || model.card().pooled, "{name}");
+        pooled_hits += if model.card().pooled { hits } else { 0 };
         drop(cache);
         assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
     }
+    assert!(pooled_hits > 0, "of no segments' model anything was found");
 }
 
 /// Reads until so many characters were told.
@@ -160,7 +164,7 @@ fn a_long_generation_makes_way_and_goes_on() {
             };
             assert_eq!(said, expected, "{name}, {cache_bytes} bytes of cache");
             // far less was fed again than had been said by then
-            let again = engine.counters().prefill_chars as usize - prefilled;
+            let again = (engine.counters().prefill_chars as usize).saturating_sub(prefilled);
             let most = if cache_bytes == 0 { 2 * 1500 } else { 2 * 64 };
             assert!(again <= most && (again > 0 || cache_bytes > 0), "{name}: {again} symbols were fed again");
             drop(engine);

@@ -410,6 +410,7 @@ fn a_state_is_built_again_from_its_origin() {
         };
         let mut main = configuration.alone();
         let (mut at, mut built, mut before) = (0, 0, 0);
+        let mut last = None;
         while at + 110 < text.len() {
             let size = 1 + dice.below(60);
             main.feed(&text[at..at + size]);
@@ -419,6 +420,7 @@ fn a_state_is_built_again_from_its_origin() {
             assert!((before..=origin.sound).contains(&origin.symbol) && origin.cut() <= origin.symbol, "{name}");
             assert_eq!(origin.sound, state.earliest(), "{name}");
             before = origin.symbol;
+            last = Some(origin);
             built += 1;
             // there are many: a few of them, and the last one
             if dice.below(6) > 0 && at + 110 < text.len() {
@@ -444,6 +446,12 @@ fn a_state_is_built_again_from_its_origin() {
             equal(&mut third, 0..60);
         }
         assert_eq!(built > 0, windowed, "{name}: {built} origins");
+        // and one that is too late shows
+        if let Some(origin) = last.filter(|origin| origin.passed.is_none()) {
+            let late = Origin { symbol: origin.sound - 1, ..origin };
+            let got = taken_up(configuration, (&text, origin.sound), late, dice).feed(&text[origin.sound..][..1]);
+            assert!(difference(&got.0, &whole.0[origin.sound * symbols..][..symbols]) > COMPANY, "{name}");
+        }
     });
 }
 

@@ -1,7 +1,7 @@
 //! The segment cache: states of texts that were computed before, found by the symbols they share with a new one.
 //!
 //! A radix tree for each [`Key`], over the symbols that a state depends on: all of its text, or where windows have moved on the
-//! end of it, in a tree of its own for each place where texts are cut ([`stem`]). What is below one key is never seen under another. An entry is a fork, so its pages are
+//! end of it, in a tree of its own for each place where texts are cut. What is below one key is never seen under another. An entry is a fork, so its pages are
 //! shared with the row it came from and with every row that goes on from it, until one of them writes. Entries end where a
 //! segment does (for a model without segments: where they were kept), and a hit is rolled back to the end of the last
 //! segment that lies wholly within what is shared: an entry serves every text that begins as it does, whatever comes after.

@@ -1,11 +1,12 @@
 //! The segment cache: states of texts that were computed before, found by the symbols they share with a new one.
 //!
-//! A radix tree for each [`Key`], over the symbols that a state depends on: all of its text, or where windows have moved on the
-//! end of it, in a tree of its own for each place where texts are cut. What is below one key is never seen under another. An entry is a fork, so its pages are
-//! shared with the row it came from and with every row that goes on from it, until one of them writes. Entries end where a
-//! segment does (for a model without segments: where they were kept), and a hit is rolled back to the end of the last
-//! segment that lies wholly within what is shared: an entry serves every text that begins as it does, whatever comes after.
-//! Nothing is told apart by where it came from: a row that starts from a hit has the numbers of one that starts cold.
+//! A radix tree for each [`Key`], over the symbols that a state depends on: all of its text, or where windows have moved on
+//! the end of it, in a tree of its own for each place where texts are cut. What is below one key is never seen under another.
+//! An entry is a fork, so its pages are shared with the row it came from and with every row that goes on from it, until one of
+//! them writes. Entries end where a segment does (for a model without segments: where they were kept), and a hit is rolled
+//! back to the end of the last segment that lies wholly within what is shared: an entry serves every text that begins as it
+//! does, whatever comes after. Nothing is told apart by where it came from: a row that starts from a hit has the numbers of
+//! one that starts cold.
 //!
 //! A pure type, without clock, threads or channels. Its memory is that of the distinct pages its entries refer to, and
 //! roughly that of the tree itself; beyond the limit the leaf that was used least recently goes.

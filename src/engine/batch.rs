@@ -100,7 +100,9 @@ impl Batch {
             Life::Text(session) => {
                 let Common { model, store, .. } = &*self.common;
                 let Some(hit) = store.find(task.key.as_ref(), session) else {
-                    return Ok(vec![model.begin(session.boundaries().clone())?]);
+                    let mut state = model.begin(session.boundaries().clone())?;
+                    session.resume(&mut *state)?;
+                    return Ok(vec![state]);
                 };
                 session.start_at(hit.len, hit.state.segments())?;
                 Ok(vec![hit.state])

@@ -2,6 +2,10 @@
 
 use super::{
     cache,
+    calibration::{
+        Calibrated,
+        timing::{self, Missing},
+    },
     handle::{Arriving, Events, Job, Limits, Load, Phase, Source, Terms, Upload},
     heartbeat::Heartbeat,
     observer::Observer,
@@ -27,7 +31,8 @@ use crate::{
     error::{Error, Result, clip},
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ops::ControlFlow,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -57,6 +62,8 @@ pub(super) struct Common {
     pub(super) observer: Arc<dyn Observer>,
     pub(super) tally: Tally,
     pub(super) heartbeat: Heartbeat,
+    /// What the model's steps take, once that was timed.
+    pub(super) calibration: OnceLock<Calibrated>,
     pub(super) signal: Arc<Signal>,
     /// Whether the worker broke: for those who wait for it.
     broken: watch::Sender<bool>,
@@ -88,6 +95,7 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Obs
         observer,
         tally: Tally::default(),
         heartbeat: Heartbeat::new(),
+        calibration: OnceLock::new(),
         signal: Arc::default(),
         broken: watch::Sender::new(false),
     });
@@ -122,6 +130,23 @@ impl Shared {
         let mut task = Task::new(Life::Text(session), outlet, arrived);
         task.key = key;
         self.take(task, known, terms).map(|()| events)
+    }
+
+    /// Times the model's steps, in the caller's thread.
+    pub(super) fn calibrate(&self, budget: Duration, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Calibrated> {
+        let Common { model, limits, calibration, .. } = &*self.common;
+        if let Some(known) = calibration.get() {
+            return Ok(known.clone());
+        }
+        let calibrated = timing::measure(&**model, limits.rows, budget, go_on)?;
+        Ok(match calibrated {
+            Err(Missing::Stopped) => Err(Missing::Stopped),
+            last => calibration.get_or_init(|| last.map(Arc::new)).clone(),
+        })
+    }
+
+    pub(super) fn calibration(&self) -> Option<&Calibrated> {
+        self.common.calibration.get()
     }
 
     pub(super) fn upload(&self) -> (Upload, Arriving) {

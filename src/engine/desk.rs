@@ -32,6 +32,7 @@ use crate::{
 };
 use std::{
     ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -133,16 +134,26 @@ impl Shared {
     }
 
     /// Times the model's steps, in the caller's thread.
-    pub(super) fn calibrate(&self, budget: Duration, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Calibrated> {
+    pub(super) fn calibrate(&self, budget: Duration, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Calibrated {
         let Common { model, limits, calibration, .. } = &*self.common;
         if let Some(known) = calibration.get() {
-            return Ok(known.clone());
+            return known.clone();
         }
-        let calibrated = timing::measure(&**model, limits.rows, budget, go_on)?;
-        Ok(match calibrated {
-            Err(Missing::Stopped) => Err(Missing::Stopped),
-            last => calibration.get_or_init(|| last.map(Arc::new)).clone(),
-        })
+        // a panic in a step is no reason not to serve
+        let measured = catch_unwind(AssertUnwindSafe(|| timing::measure(&**model, limits.rows, budget, go_on)));
+        let calibrated = match measured {
+            Ok(Ok(Err(Missing::Stopped))) => return Err(Missing::Stopped),
+            Ok(Ok(calibrated)) => calibrated.map(Arc::new),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a step that was timed failed");
+                Err(Missing::Failed)
+            }
+            Err(_) => {
+                tracing::error!("a step that was timed panicked");
+                Err(Missing::Failed)
+            }
+        };
+        calibration.get_or_init(|| calibrated).clone()
     }
 
     pub(super) fn calibration(&self) -> Option<&Calibrated> {

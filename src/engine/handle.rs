@@ -249,10 +249,7 @@ impl Handle {
     /// Times the model's steps for at most about so long, unless they are known already, so that the gain can be estimated of the
     /// jobs that begin from then on. Blocks; `go_on` is asked after each step, and stops it by `Break`: it may be tried again
     /// then. What is timed while anything else runs is worth nothing: the caller sees to that.
-    ///
-    /// # Errors
-    /// What the model's steps say.
-    pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Result<Calibrated> {
+    pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
         self.0.calibrate(budget, &mut go_on)
     }
 

@@ -14,9 +14,8 @@ impl Engines {
     pub(super) fn calibrate(&self, engine: &Handle) {
         let name = &engine.card().name;
         match engine.calibrate(engine.limits().calibration, || self.go_on()) {
-            Ok(Ok(table)) => tracing::info!(model = name, took = ?table.took, "calibrated"),
-            Ok(Err(missing)) => tracing::debug!(model = name, why = missing.why(), "not calibrated"),
-            Err(error) => tracing::warn!(model = name, %error, "could not be calibrated"),
+            Ok(table) => tracing::info!(model = name, took = ?table.took, "calibrated"),
+            Err(missing) => tracing::debug!(model = name, why = missing.why(), "not calibrated"),
         }
     }
 

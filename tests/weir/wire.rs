@@ -9,6 +9,7 @@ mod frames;
 mod hostile;
 mod http;
 mod late;
+mod latency;
 mod latent;
 mod life;
 mod limits;

@@ -32,6 +32,8 @@ const CHUNKS: [usize; 2] = [32, 128];
 const PLACES: usize = 64;
 /// Symbols that are tried at each.
 const TRIED: usize = 64;
+/// How many different symbols rows begin with; which ones does not matter.
+const BEGINNING: usize = 4;
 /// How often each step is timed, if there is time.
 const PASSES: usize = 15;
 
@@ -48,6 +50,8 @@ pub enum Missing {
     NoTime,
     /// There was no key-value memory for it.
     NoMemory,
+    /// A step failed.
+    Failed,
 }
 
 impl Missing {
@@ -58,6 +62,7 @@ impl Missing {
             Self::NoBoundary => "no symbol that was tried ended a segment",
             Self::Stopped => "not calibrated yet: other requests have run ever since",
             Self::NoTime => "not calibrated: the time for it is 0",
+            Self::Failed => "not calibrated: a step failed; the log tells why",
             Self::NoMemory => "not calibrated: there was no key-value memory for it",
         }
     }
@@ -180,7 +185,7 @@ impl<'a> Timer<'a> {
                 timer.closer = closer;
                 return Ok(Some(timer));
             }
-            let next = letters[place % letters.len()];
+            let next = letters[place % letters.len().min(BEGINNING)];
             timer.beginning.push(if marks { trace::item(next, false) } else { next });
             let fed = timer.beginning.len() - 1;
             timer.feed(0, &timer.beginning[fed..].to_vec())?;

@@ -5,7 +5,8 @@ use prost::Message;
 use tokio_stream::StreamExt;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-const SERVICES: [&str; 4] = ["grpc.health.v1.Health", "weir.v1.Generation", "weir.v1.Models", "weir.v1.Summarization"];
+const SERVICES: [&str; 5] =
+    ["grpc.health.v1.Health", "weir.v1.Generation", "weir.v1.Latency", "weir.v1.Models", "weir.v1.Summarization"];
 
 /// As much of a file's descriptor as is looked at.
 #[derive(Message)]
@@ -63,7 +64,7 @@ reflects!(version_1_alpha, v1alpha);
 async fn every_service_is_healthy() {
     let server = Server::new().await;
     let mut health = HealthClient::new(server.channel.clone());
-    for service in ["", "weir.v1.Generation", "weir.v1.Models", "weir.v1.Summarization"] {
+    for service in ["", "weir.v1.Generation", "weir.v1.Latency", "weir.v1.Models", "weir.v1.Summarization"] {
         let request = HealthCheckRequest { service: service.into() };
         assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving, "{service:?}");
     }

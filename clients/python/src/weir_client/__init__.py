@@ -10,6 +10,19 @@ from ._types import Alternative, Character, Timing, Usage
 from .client import AsyncClient, Client
 from .generate import AsyncStream, Finished, FinishReason, Generated, GenerateOptions, Piece, Started, Stream
 from .models import Documents, Limits, Model, PoolingStep, Vocabulary
+from .report import (
+    CacheEffect,
+    CalibratedStep,
+    Calibration,
+    EncoderLayerReport,
+    EstimatedGain,
+    LatencyBar,
+    LatencyHistogram,
+    MeasuredSummaries,
+    MeasuredTexts,
+    ModelReport,
+    ReportWindow,
+)
 from .score import AsyncScoreStream, Score, ScoreOptions, ScoreStream, ScoreSummary
 from .segment import Segment, Segmentation, SegmentOptions
 
@@ -18,18 +31,29 @@ __all__ = [
     "AsyncClient",
     "AsyncScoreStream",
     "AsyncStream",
+    "CacheEffect",
+    "CalibratedStep",
+    "Calibration",
     "Character",
     "Client",
     "Documents",
+    "EncoderLayerReport",
+    "EstimatedGain",
     "FieldViolation",
     "FinishReason",
     "Finished",
     "GenerateOptions",
     "Generated",
+    "LatencyBar",
+    "LatencyHistogram",
     "Limits",
+    "MeasuredSummaries",
+    "MeasuredTexts",
     "Model",
+    "ModelReport",
     "Piece",
     "PoolingStep",
+    "ReportWindow",
     "Retry",
     "Score",
     "ScoreOptions",

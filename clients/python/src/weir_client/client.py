@@ -11,11 +11,12 @@ from ._settings import Settings, Tls
 from .generate import AsyncGenerateCalls, GenerateCalls
 from .health import AsyncHealthCalls, HealthCalls
 from .models import AsyncModelCalls, ModelCalls
+from .report import AsyncReportCalls, ReportCalls
 from .score import AsyncScoreCalls, ScoreCalls
 from .segment import AsyncSegmentCalls, SegmentCalls
 
 
-class Client(GenerateCalls, ScoreCalls, SegmentCalls, ModelCalls, HealthCalls):
+class Client(GenerateCalls, ScoreCalls, SegmentCalls, ModelCalls, ReportCalls, HealthCalls):
     """A weir server, or several behind one address. May be used by many threads at once. Connects with the first call.
 
     `address`: "host:port", "http://host:port", "https://host:port" (encrypted), or any other target of gRPC's, such as
@@ -42,7 +43,9 @@ class Client(GenerateCalls, ScoreCalls, SegmentCalls, ModelCalls, HealthCalls):
         )
 
 
-class AsyncClient(AsyncGenerateCalls, AsyncScoreCalls, AsyncSegmentCalls, AsyncModelCalls, AsyncHealthCalls):
+class AsyncClient(
+    AsyncGenerateCalls, AsyncScoreCalls, AsyncSegmentCalls, AsyncModelCalls, AsyncReportCalls, AsyncHealthCalls
+):
     """The same for asyncio: the same calls, to be awaited, and streams for `async for`.
 
     Everything that `Client` takes. Belongs to the event loop of its first call.

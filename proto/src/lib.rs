@@ -20,7 +20,6 @@ mod window {
 
     const PREFIX: &str = "REPORT_WINDOW_";
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
     pub(crate) fn serialize<S: Serializer>(window: &i32, to: S) -> Result<S::Ok, S::Error> {
         let name = ReportWindow::try_from(*window).unwrap_or_default().as_str_name();
         to.serialize_str(&name.trim_start_matches(PREFIX).to_lowercase())

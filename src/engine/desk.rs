@@ -2,10 +2,7 @@
 
 use super::{
     cache,
-    calibration::{
-        Calibrated,
-        timing::{self, Missing},
-    },
+    calibration::{Calibrated, Missing, timing},
     handle::{Arriving, Events, Job, Limits, Load, Phase, Source, Terms, Upload},
     heartbeat::Heartbeat,
     observer::Observer,

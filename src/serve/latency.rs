@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     engine::{
-        calibration::{Calibrated, Cell, Table, timing::Missing},
+        calibration::{Calibrated, Cell, Missing, Table},
         handle::Handle,
     },
     error::{Error, Result},

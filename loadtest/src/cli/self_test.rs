@@ -89,6 +89,8 @@ async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
     let spec = Spec {
         name: "self-test".into(),
         kind: "generate".into(),
+        model: None,
+        pools: false,
         weight: 1.0,
         files: Vec::new(),
         prompts: Prompts::Parts(Length::Fixed(16)),
@@ -96,6 +98,8 @@ async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
         shared_prefix: 0,
         prefixes: 1,
         temperature: None,
+        chunk_chars: 1,
+        beam: None,
         most_symbols: 1 << 20,
         seed: 1,
     };

@@ -24,6 +24,7 @@ pub struct About {
     /// Whether it pools.
     pub pooled: bool,
     /// Whether it reads documents and summarizes them.
+    #[serde(default)]
     pub summarizes: bool,
     /// The type of the weights' numbers.
     pub dtype: String,

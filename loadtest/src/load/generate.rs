@@ -1,7 +1,6 @@
 //! The workload `generate`: prompts from text, continued.
 
 use super::{
-    length::Length,
     text::Text,
     workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
 };

@@ -1,7 +1,6 @@
 //! The workload `summarize`: documents, sent in chunks, and summaries of them.
 
 use super::{
-    length::Length,
     text::Text,
     workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
 };

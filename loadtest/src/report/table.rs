@@ -231,9 +231,21 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         ]);
     }
     aligned(out, &lines)?;
+    remarks(out, comparison)
+}
+
+/// What the table has no room for.
+fn remarks(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
     for side in &comparison.models {
         for (what, share) in side.disagreement() {
-            writeln!(out, "{}: {what}: ESTIMATED gain {:+.1} % from the measured one", side.model, share * 100.0)?;
+            writeln!(
+                out,
+                "{}: {what}: the ESTIMATED gain is {:+.1} % from the measured one (both are about the same thing only if {} is it \
+                 without pooling)",
+                side.model,
+                share * 100.0,
+                comparison.baseline
+            )?;
         }
         if let Some(why) = &side.score_refused {
             writeln!(out, "{}: no bits per character: {why}", side.model)?;

@@ -50,7 +50,6 @@ impl Papers {
     }
 }
 
-#[expect(clippy::result_large_err, reason = "an interceptor's type")]
 fn with_key(request: Request<()>) -> Result<Request<()>, Status> {
     let shown = request.metadata().get("authorization").map(|value| value.as_bytes().to_vec());
     match shown {

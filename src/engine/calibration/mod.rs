@@ -7,6 +7,7 @@
 //!
 //! No tensors, no clock: [`Table::ratio`] is a function of numbers.
 
+mod samples;
 pub mod timing;
 
 use crate::decode::cost::Cost;
@@ -16,7 +17,43 @@ use std::{
 };
 
 /// What is known of a model's steps, or why nothing is.
-pub type Calibrated = Result<Arc<Table>, timing::Missing>;
+pub type Calibrated = Result<Arc<Table>, Missing>;
+
+/// Why there is no table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// The model does not pool, or reads documents.
+    NothingToSkip,
+    /// The model writes its segments' ends itself: one without them would be another model.
+    NoTwin,
+    /// No symbol that was tried ended a segment.
+    NoBoundary,
+    /// It was stopped.
+    Stopped,
+    /// There was no time for it.
+    NoTime,
+    /// There was no key-value memory for it.
+    NoMemory,
+    /// A step failed.
+    Failed,
+}
+
+impl Missing {
+    /// For people.
+    pub fn why(self) -> &'static str {
+        match self {
+            Self::NothingToSkip => "the model does not pool text",
+            Self::NoTwin => {
+                "the model's segments are a part of what it writes: there is none without them to compare it with"
+            }
+            Self::NoBoundary => "no symbol that was tried ended a segment",
+            Self::Stopped => "not calibrated yet: other requests have run ever since",
+            Self::NoTime => "not calibrated: the time for it is 0",
+            Self::Failed => "not calibrated: a step failed; the log tells why",
+            Self::NoMemory => "not calibrated: there was no key-value memory for it",
+        }
+    }
+}
 
 /// One kind of step, as it was timed. Times are medians.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,12 +7,12 @@
 //! It uses key-value memory like anybody else, and gives it back. What it measures is only worth something while nothing else
 //! runs: the caller sees to that, and can stop it after any step.
 
-use super::{Cell, Table};
+use super::{
+    Cell, Missing, Table,
+    samples::{Samples, cell, timed_step},
+};
 use crate::{
-    decode::{
-        contract::{BoundaryOptions, Model, Row, Scratch, Status, Want},
-        trace,
-    },
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Row, Scratch, Status, Want},
     error::{Error, Result},
 };
 use std::{
@@ -37,37 +37,6 @@ const BEGINNING: usize = 4;
 /// How often each step is timed, if there is time.
 const PASSES: usize = 15;
 
-/// Why there is no table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
-    /// The model does not pool, or reads documents.
-    NothingToSkip,
-    /// No symbol that was tried ended a segment.
-    NoBoundary,
-    /// It was stopped.
-    Stopped,
-    /// There was no time for it.
-    NoTime,
-    /// There was no key-value memory for it.
-    NoMemory,
-    /// A step failed.
-    Failed,
-}
-
-impl Missing {
-    /// For people.
-    pub fn why(self) -> &'static str {
-        match self {
-            Self::NothingToSkip => "the model does not pool text",
-            Self::NoBoundary => "no symbol that was tried ended a segment",
-            Self::Stopped => "not calibrated yet: other requests have run ever since",
-            Self::NoTime => "not calibrated: the time for it is 0",
-            Self::Failed => "not calibrated: a step failed; the log tells why",
-            Self::NoMemory => "not calibrated: there was no key-value memory for it",
-        }
-    }
-}
-
 /// Where a row can be fed a symbol that ends a segment, or one that ends none.
 #[derive(Debug, Clone, Copy)]
 struct Poised {
@@ -86,9 +55,6 @@ struct Timer<'a> {
     all: Vec<usize>,
 }
 
-/// What one cell's samples are, in nanoseconds: symbol, middle and finish step, and symbol and finish without a middle.
-type Samples = [Vec<u64>; 5];
-
 /// Times the model for at most about so long; `go_on` is asked after each step, and stops it by `Break`. `most_rows` is what the
 /// engine steps together at most.
 ///
@@ -105,6 +71,9 @@ pub fn measure(
     }
     if !model.card().pooled || model.reader().is_some() {
         return Ok(Err(Missing::NothingToSkip));
+    }
+    if model.card().boundary_modes.contains(&BoundaryMode::Nxt) {
+        return Ok(Err(Missing::NoTwin));
     }
     let began = Instant::now();
     let mut timer = match Timer::find(model) {
@@ -152,22 +121,19 @@ impl<'a> Timer<'a> {
             rows: Vec::new(),
             all: Vec::new(),
         };
-        let marks = model.card().vocabulary.specials().is_some();
         let letters: Vec<u32> = model.card().vocabulary.text_ids().take(TRIED.max(256)).collect();
-        let Some(&first) = letters.first() else { return Ok(None) };
+        if letters.is_empty() {
+            return Ok(None);
+        }
         let places = PLACES.min(model.card().max_symbols.saturating_sub(SHORT + 1));
         let start = SHORT.min(model.card().max_symbols.saturating_sub(2) / 2);
         timer.grow(1)?;
         let mut closer = None;
         for place in 0..start + places {
             if place >= start {
-                // where the model writes marks, whoever feeds says where segments end
-                let tried = if marks {
-                    vec![trace::item(first, true), trace::item(first, false)]
-                } else {
-                    // every symbol of a small vocabulary; of a large one others at each place
-                    letters.iter().copied().cycle().skip(place * TRIED % letters.len()).take(TRIED).collect()
-                };
+                // every symbol of a small vocabulary; of a large one others at each place
+                let start = place * TRIED % letters.len();
+                let tried: Vec<u32> = letters.iter().copied().cycle().skip(start).take(TRIED).collect();
                 for symbol in tried {
                     let poised = Poised { len: place, symbol };
                     let closes = timer.closes(poised)?;
@@ -186,7 +152,7 @@ impl<'a> Timer<'a> {
                 return Ok(Some(timer));
             }
             let next = letters[place % letters.len().min(BEGINNING)];
-            timer.beginning.push(if marks { trace::item(next, false) } else { next });
+            timer.beginning.push(next);
             let fed = timer.beginning.len() - 1;
             timer.feed(0, &timer.beginning[fed..].to_vec())?;
         }
@@ -386,38 +352,4 @@ impl<'a> Timer<'a> {
         }
         Ok(())
     }
-}
-
-fn timed_step(step: impl FnOnce() -> Result<()>) -> Result<u64> {
-    let began = Instant::now();
-    step()?;
-    Ok(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX))
-}
-
-fn cell(
-    (rows, symbols): (usize, usize),
-    (context, context_segments): (usize, usize),
-    closed: usize,
-    samples: &mut Samples,
-) -> Cell {
-    let count = samples[0].len();
-    let [symbol, middle, finish, plain_symbol, plain_finish] = samples.each_mut().map(|samples| median(samples));
-    let plain = plain_symbol.zip(plain_finish);
-    Cell {
-        rows,
-        symbols,
-        context,
-        context_segments,
-        closed,
-        samples: count,
-        symbol: symbol.unwrap_or_default(),
-        middle: middle.unwrap_or_default(),
-        finish: finish.unwrap_or_default(),
-        plain,
-    }
-}
-
-fn median(samples: &mut [u64]) -> Option<Duration> {
-    samples.sort_unstable();
-    samples.get(samples.len() / 2).map(|&nanoseconds| Duration::from_nanos(nanoseconds))
 }

@@ -86,7 +86,9 @@ fn told(address: &str, flags: &[&str], key: Option<&str>) -> Result<String, Stri
     for name in ["WEIR_API_KEY", "WEIR_API_KEY_FILE", "WEIR_TLS_CA", "WEIR_TLS_CLIENT_CERT", "WEIR_TLS_CLIENT_KEY"] {
         command.env_remove(name);
     }
-    key.into_iter().for_each(|key| drop(command.env("WEIR_API_KEY", key)));
+    if let Some(key) = key {
+        command.env("WEIR_API_KEY", key);
+    }
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }

@@ -195,9 +195,7 @@ class ModelReport:
 
 
 def _request(model: Optional[str], window: ReportWindow) -> pb.GetReportRequest:
-    request = pb.GetReportRequest(model=model)
-    request.window = window.value
-    return request
+    return pb.GetReportRequest(model=model, window=f"REPORT_WINDOW_{window.name}")
 
 
 class ReportCalls(Caller):

@@ -316,11 +316,11 @@ mod tests {
         start + Duration::from_secs(seconds)
     }
 
-    /// Requests, and the median of their gaps in milliseconds.
+    /// Requests, the median of their gaps in milliseconds, to the nearest (a bar tells its upper end), and seconds.
     fn told(ledger: &Ledger, window: Window, now: Instant) -> (u64, u64, u64) {
         let (slice, length) = ledger.read(window, now);
         let gaps = slice.times(Time::PlainGap);
-        let median = gaps.map_or(0, |gaps| gaps.value_at_quantile(0.5).div_ceil(1_000_000));
+        let median = gaps.map_or(0, |gaps| (gaps.value_at_quantile(0.5) + 500_000) / 1_000_000);
         (slice.sums.requests, median, length.as_secs())
     }
 

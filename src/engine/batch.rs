@@ -273,9 +273,7 @@ impl Batch {
             return;
         }
         gather::count_step(&mut self.seats.rows);
-        let began = Instant::now();
         let outcome = guarded(|| self.common.model.symbol_step(&mut self.seats.rows, &self.fed, &mut self.scratch));
-        self.course.model += began.elapsed();
         for &seat in &self.fed {
             let task = &mut self.tasks[self.seats.owner(seat)];
             // once for all rows of a job
@@ -297,7 +295,6 @@ impl Batch {
         let began = Instant::now();
         let outcome = guarded(|| self.common.model.segment_step(&mut self.seats.rows, &self.due, &mut self.scratch));
         let took = began.elapsed();
-        self.course.model += took;
         for &seat in &self.due {
             self.tasks[self.seats.owner(seat)].watch.segment_step(took);
         }
@@ -313,10 +310,8 @@ impl Batch {
             return;
         }
         self.note_unfinished();
-        let began = Instant::now();
         let (rows, unfinished) = (&mut self.seats.rows, &self.unfinished);
         let outcome = guarded(|| self.common.model.finish_step(rows, unfinished, &mut self.scratch));
-        self.course.model += began.elapsed();
         if let Err(error) = outcome {
             self.lose(&error, Lost::Unfinished);
         }

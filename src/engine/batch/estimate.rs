@@ -3,13 +3,11 @@
 
 use super::Batch;
 use crate::engine::calibration::Round;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What is known of a step while it runs.
 #[derive(Debug, Default)]
 pub(super) struct Course {
-    /// The model's part of it.
-    pub(super) model: Duration,
     /// Segments that its segment step closed.
     closed: usize,
     /// Symbols that its finish step finished.
@@ -28,7 +26,7 @@ impl Batch {
         course.waiting.extend((0..tasks.len()).filter(|&index| tasks[index].in_flight));
         let states = fed.iter().map(|&seat| &seats.rows[seat].state);
         course.context = states.fold((0, 0), |sum, state| (sum.0 + state.len(), sum.1 + state.segments()));
-        (course.model, course.closed, course.finished) = (Duration::ZERO, 0, 0);
+        (course.closed, course.finished) = (0, 0);
     }
 
     /// Notes what the segment step is about to close.
@@ -65,7 +63,7 @@ impl Batch {
             context: mean(course.context.0) + mean(symbols) / 2.0,
             segments: mean(course.context.1),
         };
-        let more = course.model.as_nanos() as f64 * (table.ratio(&round) - 1.0);
+        let more = table.more(&round);
         for &seat in fed.iter() {
             tasks[seats.owner(seat)].watch.estimate(more as i64);
         }

@@ -5,7 +5,7 @@
 //! there are, and of what they attend to, by the bytes of keys and values that the model says it reads. Weights of the full
 //! resolution are slower to read after the middle layers have passed through the caches, so both cases are timed.
 //!
-//! No tensors, no clock: [`Table::ratio`] is a function of numbers.
+//! No tensors, no clock: [`Table::more`] is a function of numbers.
 
 mod samples;
 pub mod timing;
@@ -133,9 +133,9 @@ impl Table {
         Some(Self { cells, made: SystemTime::now(), took, steps, chunks, symbol_bytes, segment_bytes })
     }
 
-    /// What the round would have taken without pooling, by what it should have taken: the middle layers run for each symbol, over
-    /// as many positions as there are symbols, and nobody waits at a boundary.
-    pub fn ratio(&self, round: &Round) -> f64 {
+    /// How many nanoseconds more the round should have taken without pooling than as it was: the middle layers run for each symbol,
+    /// over as many positions as there are symbols, and nobody waits at a boundary.
+    pub fn more(&self, round: &Round) -> f64 {
         let curves = if round.chunk { &self.chunks } else { &self.steps };
         let bytes = self.symbol_bytes.at(round.context);
         let full = |part: &Part, positions: usize, cold: bool| part.at(positions, bytes, cold);
@@ -147,7 +147,7 @@ impl Table {
         let unpooled = full(&curves.symbol, positions, true)
             + full(&curves.finish, positions, true)
             + curves.middle.at(positions, self.segment_bytes.at(round.context), true);
-        if pooled > 0.0 && positions > 0 { unpooled / pooled } else { 1.0 }
+        unpooled - pooled
     }
 }
 

@@ -276,11 +276,11 @@ impl<'a> Timer<'a> {
         let mut deep = Samples::default();
         let mut at = (0, 0);
         let began = Instant::now();
-        for pass in 0..PASSES {
-            if pass > 0 && began.elapsed() > budget {
-                break;
-            }
+        'passes: for pass in 0..PASSES {
             for (index, &(context, length)) in places.iter().enumerate() {
+                if pass + index > 0 && began.elapsed() > budget {
+                    break 'passes;
+                }
                 self.rows[0].state.restart(0);
                 self.fill(context)?;
                 let before = self.rows[0].state.segments();

@@ -18,7 +18,7 @@ use crate::{
     },
     engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source},
     error::{Error, Result},
-    report::rouge::{Rouge, rouge},
+    report::rouge::rouge,
     text::TextStream,
 };
 use input::Document;
@@ -138,6 +138,9 @@ pub fn run(args: Args) -> Result<()> {
         return table::run(&writer, file, (args.cut, args.json));
     }
     let document = args.given.document(&*model, &writer.limits, args.cut)?;
+    // before the work that it is compared with
+    let read = |file: &PathBuf| std::fs::read_to_string(file).map_err(Error::io(file));
+    let reference = args.reference.as_ref().map(read).transpose()?;
     let mut stream = TextStream::new(model.card().vocabulary.clone());
     // what is shown before the summary is not known before the document is read
     let mut told = |event: Told<'_>| match event {
@@ -148,17 +151,12 @@ pub fn run(args: Args) -> Result<()> {
     };
     let (encoded, summary) = writer.write(&document, &mut told)?;
     let text = writer.text(&summary);
-    let compared = args.reference.as_ref().map(|file| compare(file, &text)).transpose()?;
+    let compared = reference.map(|reference| rouge(&reference, &text));
     if args.json {
         return output::json(&show::json(&*model, &encoded, &summary, compared));
     }
     output::write(&format!("{}\n", stream.finish()))?;
     compared.map_or(Ok(()), |rouge| output::write(&show::rouge(&rouge)))
-}
-
-fn compare(file: &PathBuf, text: &str) -> Result<Rouge> {
-    let reference = std::fs::read_to_string(file).map_err(Error::io(file))?;
-    Ok(rouge(&reference, text))
 }
 
 impl Given {

@@ -13,6 +13,7 @@
 use super::{
     cost::Cost,
     document::Reader,
+    origin::Origin,
     random::{Purpose, uniform},
     trace,
 };
@@ -110,6 +111,21 @@ pub trait State: Any + Send + Sync {
     /// Forgets all symbols, those in flight too: the state is then as [`Model::begin`] gave it, but that the first symbol to
     /// come stands at `offset` in its stream.
     fn restart(&mut self, offset: usize);
+
+    /// From where on its text must be fed to build it again; none if all of it must. For every length that it can be
+    /// [rolled back to](Self::earliest) the same. A row that is not ready has none.
+    fn origin(&self) -> Option<Origin> {
+        None
+    }
+
+    /// Goes on from an [`origin`](Self::origin) of another state of the same model: counts the symbols before it as fed. Until
+    /// it is as long as the origin says, its numbers are nothing to rely on, and it can only be rolled back to 0.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if it has seen something, or never has such an origin.
+    fn resume(&mut self, origin: Origin) -> Result<()> {
+        Err(Error::Internal(format!("a state that needs its whole text was to go on from {origin:?}")))
+    }
 
     /// How long the longest beginning is, of at most `len` symbols, that ends where a segment does and that it can be rolled back
     /// to; 0 if none. Where there are no segments every symbol is such an end.

@@ -31,6 +31,9 @@ pub trait Reader: Send + Sync {
     /// included; rows of the document are not (see [`Model::bytes_for`](super::contract::Model::bytes_for)).
     fn bytes_for(&self, tokens: usize) -> usize;
 
+    /// Multiply-adds of encoding a document of so many tokens: matrix products and attention.
+    fn multiply_adds(&self, tokens: usize) -> usize;
+
     /// Runs at most `blocks` of what can run now; returns how many ran. None ran if the encoding [waits](Stage::Waiting) or is
     /// [done](Stage::Done).
     ///

@@ -13,15 +13,17 @@ use super::{
     evaluate::{Window, window},
     logprobs::{Telling, Told},
     options::{Character, Windows},
+    tail::{Tail, Text},
     trace,
 };
 use crate::error::{Error, Result};
+use std::ops::Range;
 
 /// Symbols on their way into the model.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
-    /// The given symbols, then those sampled.
-    symbols: Vec<u32>,
+    /// The given symbols, then those sampled, as far back as they may be fed again.
+    symbols: Tail,
     /// How many were given.
     given: usize,
     /// How many of the first need no boundary beside them: the predictor says the same.
@@ -77,6 +79,7 @@ impl Known {
         let given = symbols.len();
         let span = Span { start: 0, tell_from: 0, end: given };
         let (windows, next) = (windows.map(|windows| (windows, 0)), Told::default());
+        let symbols = Tail::new(symbols);
         let mut known = Self { symbols, given, agreed: 0, windows, span, fed: 0, settled: 0, tell, next };
         // a single symbol has no windows, and is fed for its own sake
         known.span = known.window(0).unwrap_or(span);
@@ -99,9 +102,25 @@ impl Known {
         self.windows.map_or(self.given, |(windows, _)| windows.length.min(self.given))
     }
 
-    /// All symbols, sampled ones included.
-    pub(super) fn symbols(&self) -> &[u32] {
-        &self.symbols
+    /// All symbols, sampled ones included, as far as they are held.
+    pub(super) fn text(&self) -> Text<'_> {
+        self.symbols.text()
+    }
+
+    /// Of these, those at some positions.
+    pub(super) fn get(&self, positions: Range<usize>) -> &[u32] {
+        // a feed that lacks them is refused
+        self.symbols.get(positions).unwrap_or_default()
+    }
+
+    /// How many are held.
+    pub(super) fn held(&self) -> usize {
+        self.symbols.held()
+    }
+
+    /// Drops those before a position: none of them will be fed again.
+    pub(super) fn drop_before(&mut self, position: usize) {
+        self.symbols.drop_before(position);
     }
 
     /// Whether they are fed in windows.
@@ -148,7 +167,7 @@ impl Known {
     /// Notes that the first `agreed` have the boundaries that the predictor gives them: they are then plain symbols, as they
     /// would be in a text that is given.
     pub(super) fn agree(&mut self, agreed: usize) {
-        let more = self.agreed..agreed.min(self.symbols.len());
+        let more = self.agreed..agreed.min(self.symbols.len()).max(self.agreed);
         if let Some(items) = self.symbols.get_mut(more.clone()) {
             items.iter_mut().for_each(|item| *item = trace::symbol(*item));
             self.agreed = more.end;
@@ -160,10 +179,14 @@ impl Known {
     /// # Errors
     /// Logits that are no distribution.
     pub(super) fn begin(&mut self, logits: &[f32]) -> Result<()> {
-        if let Some(&first) = self.symbols.first().filter(|_| self.tell.symbols && !self.is_windowed()) {
+        if let Some(first) = self.at(0).filter(|_| self.tell.symbols && !self.is_windowed()) {
             self.next = self.tell.logprobs.of(first, logits)?;
         }
         Ok(())
+    }
+
+    fn at(&self, position: usize) -> Option<u32> {
+        self.get(position..position + 1).first().copied()
     }
 
     /// How many symbols may pass unfed, their state being known from elsewhere: all but the last if nothing that a step
@@ -184,7 +207,7 @@ impl Known {
         (self.fed, self.settled) = (skipped.end, skipped.end);
         if self.tell.symbols {
             let character = |&symbol| Character { symbol, logprob: None, mark: None, top: Vec::new() };
-            told.extend(self.symbols[skipped].iter().map(character));
+            told.extend(self.get(skipped).iter().map(character));
         }
     }
 
@@ -202,13 +225,13 @@ impl Known {
         } else {
             Want::Nothing
         };
-        row.set(&self.symbols[self.fed..end], want);
+        row.set(self.get(self.fed..end), want);
     }
 
     /// Takes what the step made of the chunk; adds to `told` what is told of it. The row's shapes were checked.
     pub(super) fn absorb(&mut self, row: &Row, told: &mut Vec<Character>) -> Result<Absorbed> {
         let chunk = self.fed..self.fed + row.feed.len();
-        let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| **symbols == row.feed) else {
+        let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == row.feed) else {
             return Err(Error::Internal(format!("symbols {chunk:?} were to be fed, others were")));
         };
         let context = chunk.end <= self.span.tell_from;
@@ -223,8 +246,8 @@ impl Known {
             for (index, (&symbol, &mark)) in symbols.iter().zip(&row.marks).enumerate() {
                 let Told { logprob, top } = std::mem::take(&mut self.next);
                 told.push(Character { symbol, logprob, mark: self.tell.marks.then_some(mark), top });
-                let following = self.symbols.get(chunk.start + index + 1);
-                if let (Some(vocabulary), Some(&following)) = (vocabulary, following) {
+                let following = self.at(chunk.start + index + 1);
+                if let (Some(vocabulary), Some(following)) = (vocabulary, following) {
                     let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
                     self.next = self.tell.logprobs.of(following, logits)?;
                 }
@@ -242,7 +265,7 @@ impl Known {
             (self.windows, self.span, self.fed) = (Some((windows, index + 1)), span, span.start);
             return true;
         }
-        if let Some(&symbol) = self.symbols.get(self.span.end) {
+        if let Some(symbol) = self.at(self.span.end) {
             let Told { logprob, top } = std::mem::take(&mut self.next);
             told.push(Character { symbol, logprob, mark: None, top });
         }

@@ -4,7 +4,8 @@
 //! [`document`], what one that reads documents is), [`gather`] (which rows of a
 //! batch run their middle stack together), [`options`] (what a request may ask for), [`session`] (one request from prompt to
 //! last character), which is made of given symbols (`known`) and sampled ones (`generation`), and these of [`sampler`],
-//! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries. For summaries: [`summary`]
+//! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries, [`tail`] what is kept of a
+//! text, and [`origin`] how far back a state needs it. For summaries: [`summary`]
 //! (what may be asked for), [`beam`] (which texts are followed) and [`spans`] (what a pooling has kept).
 
 pub mod beam;
@@ -17,10 +18,12 @@ mod generation;
 mod known;
 pub mod logprobs;
 pub mod options;
+pub mod origin;
 pub mod random;
 pub mod sampler;
 pub mod session;
 pub mod spans;
 pub mod stops;
 pub mod summary;
+pub mod tail;
 pub mod trace;

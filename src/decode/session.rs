@@ -6,17 +6,24 @@
 //!
 //! A session can lose its row and go on with another one, from its first symbol ([`rewind`](Session::rewind)) or from a state
 //! that has seen some of its symbols ([`start_at`](Session::start_at)). What it has fed before is then fed again in silence:
-//! what came of it is known, and nothing is told, sampled or counted twice.
+//! what came of it is known, and nothing is told, sampled or counted twice. Where a state depends on its last symbols only, a
+//! session that generates keeps no more of its text than another row would have to be fed, and goes on from there
+//! ([`resume`](Session::resume)): however long the text, it takes no more memory.
 
 use super::{
-    contract::{BoundaryOptions, Card, Model, Row, Status, Want, advance},
+    contract::{BoundaryOptions, Card, Model, Row, State, Status, Want, advance},
     generation::{Generation, Marks},
     known::{Absorbed, Known, Tell},
     logprobs::Telling,
     options::{Character, Generate, Reason, Score, Usage},
+    origin::Origin,
+    tail::Text,
     trace,
 };
 use crate::error::{Error, Result};
+
+/// Symbols that are always held: below that it is not worth a look.
+const HELD: usize = 1024;
 
 /// One job from its first symbol to its last.
 #[derive(Debug, Clone)]
@@ -33,6 +40,10 @@ pub struct Session {
     at: usize,
     /// Whether it has lost a row.
     rewound: bool,
+    /// From where on another row would be fed, if that is not the beginning.
+    origin: Option<Origin>,
+    /// How many symbols are held when it is time to see whether some can be dropped.
+    full: usize,
     /// Symbols of the vocabulary: logits of one position.
     vocabulary: usize,
     /// The most symbols that the sequence will have.
@@ -89,8 +100,8 @@ impl Session {
         boundaries: BoundaryOptions,
         (vocabulary, most_symbols): (usize, usize),
     ) -> Self {
-        let (told, usage, at, rewound) = (Vec::new(), Usage::default(), 0, false);
-        Self { known, generation, boundaries, told, usage, at, rewound, vocabulary, most_symbols }
+        let (told, usage, at, rewound, origin, full) = (Vec::new(), Usage::default(), 0, false, None, HELD);
+        Self { known, generation, boundaries, told, usage, at, rewound, origin, full, vocabulary, most_symbols }
     }
 
     /// How the present sequence's boundaries are decided: for [`Model::begin`].
@@ -105,7 +116,17 @@ impl Session {
 
     /// Given symbols, and those sampled since.
     pub fn text_symbols(&self) -> usize {
-        self.known.symbols().len()
+        self.known.text().len()
+    }
+
+    /// Of these, those that no row will be fed again.
+    pub fn settled_symbols(&self) -> usize {
+        self.origin.map_or(0, |origin| origin.symbol)
+    }
+
+    /// Of these, those that it holds in memory.
+    pub fn held_symbols(&self) -> usize {
+        self.known.held()
     }
 
     /// The most symbols that a sequence of it will have.
@@ -123,13 +144,13 @@ impl Session {
         self.sequence_symbols().saturating_sub(self.at)
     }
 
-    /// The text as far as it is known: given symbols, then sampled ones. What the row has seen is its beginning. Of a text that
-    /// is scored in windows, nothing: its row has mostly not seen its beginning.
-    pub fn symbols(&self) -> &[u32] {
-        if self.known.is_windowed() { &[] } else { self.known.symbols() }
+    /// The text as far as it is known and held: given symbols, then sampled ones. What the row has seen is its beginning. Of a
+    /// text that is scored in windows, nothing: its row has mostly not seen its beginning.
+    pub fn text(&self) -> Text<'_> {
+        if self.known.is_windowed() { Text::from(&[]) } else { self.known.text() }
     }
 
-    /// How many of the first [`symbols`](Self::symbols) need not be fed if there is a state that has seen them. Symbols that are
+    /// How many of the first symbols of [`text`](Self::text) need not be fed if there is a state that has seen them. Symbols that are
     /// told with what the model says of them must be fed, once; so must the last one before an answer.
     pub fn cacheable_prefix(&self) -> usize {
         if self.generation.is_some() && self.known.is_done() { self.seen() } else { self.known.skippable() }
@@ -159,7 +180,15 @@ impl Session {
 
     /// Goes on with a fresh row: the one before it was lost, fed or not. What is told stays as it would have been.
     pub fn rewind(&mut self) {
-        (self.at, self.rewound) = (0, true);
+        (self.at, self.rewound) = (self.settled_symbols(), true);
+    }
+
+    /// Makes a fresh row's state the one that it is to be fed to: it need not see the text from its beginning.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if another model made it.
+    pub fn resume(&self, state: &mut dyn State) -> Result<()> {
+        self.origin.map_or(Ok(()), |origin| state.resume(origin))
     }
 
     /// Whether the next feed is a chunk: of given symbols, or of symbols that another row has seen.
@@ -171,7 +200,7 @@ impl Session {
     fn seen(&self) -> usize {
         match &self.generation {
             Some(generation) if self.known.is_done() => {
-                self.known.symbols().len() - usize::from(generation.latest().is_some())
+                self.known.text().len() - usize::from(generation.latest().is_some())
             }
             _ => self.known.fed() - self.known.start(),
         }
@@ -203,7 +232,7 @@ impl Session {
         if self.is_refeeding() {
             let start = self.known.start();
             let end = self.seen().min(self.at + chunk.max(1));
-            return row.set(&self.known.symbols()[start + self.at..start + end], Want::Nothing);
+            return row.set(self.known.get(start + self.at..start + end), Want::Nothing);
         }
         match &self.generation {
             Some(generation) if self.known.is_done() => generation.feed(row),
@@ -248,8 +277,21 @@ impl Session {
             if let Some(reason) = generation.absorb(mark, self.usage.generated_segments, &mut self.told) {
                 return Ok(Progress::Finished(reason));
             }
+            self.shed(&*row.state);
         }
         self.sample(row)
+    }
+
+    /// Drops what no row will be fed again, now and then.
+    fn shed(&mut self, state: &dyn State) {
+        if self.known.held() < self.full {
+            return;
+        }
+        if let Some(origin) = state.origin() {
+            self.known.drop_before(origin.cut());
+            self.origin = Some(origin);
+        }
+        self.full = HELD + self.known.held();
     }
 
     /// The symbols to tell since the last call, in order.

@@ -29,7 +29,8 @@ pub fn spans(choice: &Choice, encoded: &Encoded) -> (Vec<Span>, usize) {
         let follows = before.is_some_and(|before| token == before + 1);
         before = Some(token);
         let Some(&(start, end)) = encoded.places.get(token).filter(|(start, end)| start < end) else { continue };
-        match spans.last_mut().filter(|(span, _)| follows && start <= span.end) {
+        // tokens that a normaliser made of one character share its place
+        match spans.last_mut().filter(|(span, _)| start < span.end || (follows && start <= span.end)) {
             Some((span, count)) => {
                 span.score = (span.score * *count as f32 + score) / (*count + 1) as f32;
                 (span.end, *count) = (span.end.max(end), *count + 1);
@@ -73,5 +74,8 @@ mod tests {
         let (found, _) = spans(&kept(&[(2, 0.5), (3, 0.25), (4, 0.75)]));
         assert_eq!(found, [(5, 6, 0.5), (7, 10, 0.5)]);
         assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
+        let encoded = Encoded { places: vec![(0, 3), (0, 3), (0, 3), (3, 4)], tokens: 4, ..encoded.clone() };
+        let (found, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &encoded);
+        assert_eq!((found, tokens), (vec![Span { start: 0, end: 3, score: 0.5 }], 2));
     }
 }

@@ -109,7 +109,9 @@ impl Batch {
                     observer.looked_up(session.cacheable_prefix(), found, bytes);
                 }
                 let Some(hit) = hit else {
-                    return Ok(vec![model.begin(session.boundaries().clone())?]);
+                    let mut state = model.begin(session.boundaries().clone())?;
+                    session.resume(&mut *state)?;
+                    return Ok(vec![state]);
                 };
                 session.start_at(hit.len, hit.state.segments())?;
                 Ok(vec![hit.state])

@@ -24,13 +24,13 @@ impl Store {
     /// How many of a session's symbols need not be fed, as things stand.
     pub(super) fn known(&self, key: Option<&Key>, session: &Session) -> usize {
         let (Some(cache), Some(key)) = (self.open(), key) else { return 0 };
-        cache.known(key, &session.symbols()[..session.cacheable_prefix()])
+        cache.known(key, session.text().to(session.cacheable_prefix()))
     }
 
     /// A state for a session to go on from.
     pub(super) fn find(&self, key: Option<&Key>, session: &Session) -> Option<Hit> {
         let mut cache = self.open()?;
-        let found = cache.find(key?, &session.symbols()[..session.cacheable_prefix()]);
+        let found = cache.find(key?, session.text().to(session.cacheable_prefix()));
         found.unwrap_or_else(|error| {
             tracing::error!(%error, "a cached state was lost");
             None
@@ -40,7 +40,7 @@ impl Store {
     /// Keeps what a session's state knows.
     pub(super) fn keep(&self, key: Option<&Key>, session: &Session, state: &dyn State) {
         let (Some(mut cache), Some(key)) = (self.open(), key) else { return };
-        if let Err(error) = cache.keep(key, session.symbols(), state) {
+        if let Err(error) = cache.keep(key, session.text(), state) {
             tracing::error!(%error, "a state could not be cached");
         }
     }

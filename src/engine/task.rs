@@ -90,6 +90,7 @@ impl Task {
             Life::Text(session) => {
                 let symbols = session.text_symbols();
                 let bytes = model.bytes_for(needed(session));
+                let known = known.max(session.settled_symbols());
                 Ask { tenant, symbols, unknown: symbols.saturating_sub(known), bytes, rows: 1 }
             }
             Life::Document(summary) => {

@@ -1,8 +1,9 @@
 //! Keys and values of one stack for one sequence, in pages; beside them, if wanted, the stack's output at each position.
 //!
 //! State is its pages and a length, nothing else: a fork clones references, a rollback shortens, and what is written next
-//! into a shared page goes into a copy. What a window has left behind is forgotten in whole pages, from the front. Kept outputs are what pooling reads (full resolution) and what upsampling reads
-//! (segments), so neither needs running sums that a rollback would have to restore.
+//! into a shared page goes into a copy. What a window has left behind is forgotten in whole pages, from the front; so a cache
+//! can also begin at any position, as if all before it had been forgotten. Kept outputs are what pooling reads (full
+//! resolution) and what upsampling reads (segments), so neither needs running sums that a rollback would have to restore.
 
 use crate::{
     error::{Error, Result},
@@ -24,6 +25,8 @@ pub struct Cache {
     pages: Vec<Page>,
     /// Pages forgotten before the first of these.
     forgotten: usize,
+    /// The first position ever written: what comes before it was never there.
+    first: usize,
     len: usize,
 }
 
@@ -32,14 +35,21 @@ impl Clone for Cache {
         // with the same room as a new one, which a derived clone would not have
         let mut pages = Vec::with_capacity(self.pages.len().max(ROOM));
         pages.extend_from_slice(&self.pages);
-        Self { layout: self.layout, pool: self.pool.clone(), pages, forgotten: self.forgotten, len: self.len }
+        let Self { layout, forgotten, first, len, .. } = *self;
+        Self { layout, pool: self.pool.clone(), pages, forgotten, first, len }
     }
 }
 
 impl Cache {
     /// An empty one.
     pub fn new(layout: Layout, pool: Arc<PagePool>) -> Self {
-        Self { layout, pool, pages: Vec::with_capacity(ROOM), forgotten: 0, len: 0 }
+        Self { layout, pool, pages: Vec::with_capacity(ROOM), forgotten: 0, first: 0, len: 0 }
+    }
+
+    /// An empty one like this whose next position is that one: none before it is held, nor attended to.
+    pub fn from_position(&self, position: usize) -> Self {
+        let empty = Self::new(self.layout, self.pool.clone());
+        Self { forgotten: position / POSITIONS, first: position, len: position, ..empty }
     }
 
     /// Positions written, forgotten ones included.
@@ -65,6 +75,11 @@ impl Cache {
     /// The first position held: a multiple of a page's positions.
     pub fn start(&self) -> usize {
         self.forgotten * POSITIONS
+    }
+
+    /// The first position that may be attended to.
+    pub fn first(&self) -> usize {
+        self.first.max(self.start())
     }
 
     /// Bytes of its pages, shared ones included.
@@ -98,7 +113,8 @@ impl Cache {
     /// [`Error::OutOfPages`]; the cache is as it was.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let have = self.pages.len();
-        if more > 0 && !self.len.is_multiple_of(POSITIONS) {
+        let begun = self.forgotten + have > self.len / POSITIONS;
+        if more > 0 && begun && !self.len.is_multiple_of(POSITIONS) {
             // a shared page is copied now
             self.page_mut(self.len)?;
         }
@@ -189,7 +205,7 @@ impl Cache {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         if self.len == 0 {
-            self.forgotten = 0;
+            (self.forgotten, self.first) = (0, 0);
         }
         self.pages.truncate(self.len.div_ceil(POSITIONS).saturating_sub(self.forgotten));
     }

@@ -1,12 +1,14 @@
 //! Layers of an encoder: vectors attend to all vectors of their block, or to all there are, before and behind them.
 //!
-//! A run of whole blocks goes through a layer at once, in place ([`Encoder::blocks`]). Where every vector attends to all, a
-//! layer has two halves: the first ([`Encoder::project`]) leaves queries, keys and values of some vectors; once all have left
+//! A run of whole blocks goes through a layer at once, in place ([`Encoder::blocks`]). Where vectors attend to the whole document
+//! ([`meeting`](super::meeting) says how), a layer has two halves: the first ([`Encoder::project`]) leaves queries, keys and values of some vectors; once all have left
 //! theirs, the second ([`Encoder::finish`]) takes the same vectors through the rest. In both a vector's numbers depend on the
 //! keys that it meets and on nothing else.
 
 use super::{
-    Activation, sized,
+    Activation,
+    meeting::Attending,
+    sized,
     stack::{Layer, Order},
 };
 use crate::kernels::{
@@ -28,6 +30,8 @@ pub struct Encoder {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// How vectors attend to each other where a layer has two halves.
+    pub attending: Attending,
 }
 
 /// Buffers of a pass, kept between passes.
@@ -35,7 +39,7 @@ pub struct Encoder {
 pub struct EncoderWork {
     /// The products'.
     pub quantized: Quantized,
-    /// (rows, I), scaled: what [`Encoder::project`] left.
+    /// (rows, I), scaled where they meet a softmax over keys: what [`Encoder::project`] left.
     pub queries: Vec<f32>,
     /// (rows, I): what [`Encoder::finish`] takes.
     pub mixed: Vec<f32>,
@@ -50,6 +54,12 @@ impl Encoder {
     /// A store of so many keys.
     pub fn store(&self, room: usize) -> Dense {
         Dense { heads: self.heads, head_dim: self.head_dim, room }
+    }
+
+    /// Multiply-adds of one row in a layer's matrix products.
+    pub fn products(&self, layer: usize) -> usize {
+        let Layer { qkv, output, up, down, .. } = &self.layers[layer];
+        [qkv, output, up, down].iter().map(|matrix| matrix.inputs() * matrix.outputs()).sum()
     }
 
     /// Takes `x`, (rows, D), through a layer, in place: each run of `block` rows is a block, the last of which may be shorter.
@@ -96,7 +106,7 @@ impl Encoder {
         }
     }
 
-    /// Leaves the scaled queries of `x`, (rows, D), in `work`, and hands keys and values, (I) each, to `write`, with the row.
+    /// Leaves the queries of `x`, (rows, D), in `work`, scaled where they meet a softmax over keys, and hands keys and values, (I) each, to `write`, with the row.
     pub fn project(
         &self,
         compute: &Compute,
@@ -114,11 +124,12 @@ impl Encoder {
         let rows = x.len() / layer.qkv.inputs();
         let qkv = sized(qkv, rows * 3 * inner);
         layer.qkv.apply(compute, x, Then::Nothing, quantized, qkv); // (rows, 3·I)
-        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        let (scale, scaled) = (1.0 / (self.head_dim as f32).sqrt(), self.attending.scaled(self.heads) * self.head_dim);
         let queries = sized(queries, rows * inner);
         for (row, (qkv, query)) in qkv.chunks_exact(3 * inner).zip(queries.chunks_exact_mut(inner)).enumerate() {
             let (own, rest) = qkv.split_at(inner);
-            query.iter_mut().zip(own).for_each(|(query, x)| *query = x * scale);
+            query.copy_from_slice(own);
+            query[..scaled].iter_mut().for_each(|x| *x *= scale);
             let (keys, values) = rest.split_at(inner);
             write(row, keys, values);
         }

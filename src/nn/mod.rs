@@ -1,13 +1,14 @@
 //! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
 //!
 //! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers; [`memory`], what
-//! they may attend to beside their own past), [`encoder`] (layers that look both ways; [`topk`], fewer vectors), [`position`], [`window`], [`boundary`],
-//! [`pooling`]; [`t5`] (another kind of layers); [`resolution`] measures what a scheme achieves.
+//! they may attend to beside their own past), [`encoder`] (layers that look both ways; [`meeting`], across a whole document;
+//! [`topk`], fewer vectors), [`position`], [`window`], [`boundary`], [`pooling`]; [`t5`] (another kind of layers); [`resolution`] measures what a scheme achieves.
 //! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
 
 pub mod boundary;
 pub mod cache;
 pub mod encoder;
+pub mod meeting;
 pub mod memory;
 pub mod pooling;
 pub mod position;

@@ -246,16 +246,20 @@ impl Stack {
             for (to, at) in queries_at.iter_mut().zip(first..).take(outs.len()) {
                 *to = row(at, head);
             }
-            let mut rest = (first, &queries_at[..outs.len()], outs);
+            let mut rest = (first, &mut queries_at[..outs.len()], outs);
             while let (first, [_, ..], _) = rest {
                 let run = run_of(&places[first..first + rest.1.len()]);
-                let (rows, later_rows) = rest.1.split_at(run);
+                let (rows, later_rows) = rest.1.split_at_mut(run);
                 let (outs, later_outs) = rest.2.split_at_mut(run);
                 let sequence = places[first].sequence;
                 // the rows before, in a chunk of the same sequence, have just read the same pages
                 let near = first > 0 && places[first - 1].sequence == sequence;
                 match caches.cache(sequence) {
-                    Ok(cache) => attend(compute.isa, &self.source(cache, (layer, head), distances, near), rows, outs),
+                    Ok(cache) => {
+                        // of a sequence that was taken up in its middle there is nothing further back
+                        rows.iter_mut().for_each(|row| row.low = row.low.max(cache.first()));
+                        attend(compute.isa, &self.source(cache, (layer, head), distances, near), rows, outs);
+                    }
                     // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
                     Err(_) => outs.iter_mut().for_each(|out| out.fill(f32::NAN)),
                 }
@@ -271,7 +275,9 @@ impl Stack {
             let mut found = Vec::new();
             for (at, head) in (0..rows).flat_map(|at| (0..heads).map(move |head| (at, head))) {
                 let cache = caches.cache(places[at].sequence)?;
-                scores(compute.isa, &self.source(cache, (layer, head), distances, false), &row(at, head), &mut found);
+                let mut row = row(at, head);
+                row.low = row.low.max(cache.first());
+                scores(compute.isa, &self.source(cache, (layer, head), distances, false), &row, &mut found);
                 noted.add(layer, &found);
             }
         }

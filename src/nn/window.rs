@@ -61,6 +61,11 @@ impl Window {
         }
     }
 
+    /// The first position that `position` depends on through so many layers, each of which attends like this.
+    pub fn low_through(self, position: usize, layers: usize) -> usize {
+        (0..layers).fold(position, |position, _| self.low(position))
+    }
+
     /// The most keys that a position attends to, if there is a bound.
     pub fn reach(self) -> Option<usize> {
         match self {

@@ -62,8 +62,16 @@ pub struct Entry {
     pub layers: Vec<Layer>,
     /// Nanoseconds of one document's keys and values for the decoder; of the same.
     pub memory_ns: u64,
+    /// Multiply-adds of f32 a second while a document is encoded, in units of 2 · 10⁹: GFLOP/s.
+    pub encode_gflops: f64,
+    /// What the same threads do in registers alone.
+    pub peak_gflops: f64,
     /// Nanoseconds of a step, which writes a token about each document: the median of all steps.
     pub decode_ns_per_token: f64,
+    /// Bytes that such a step has to read: weights, and the keys and values of all documents and of half the text.
+    pub decode_bytes_per_step: usize,
+    /// Bytes a second that the same threads read when they go through as many again and again.
+    pub ceiling_bytes_per_second: f64,
     /// Nanoseconds of the whole: all documents, all tokens.
     pub request_ns: f64,
     /// Vectors that the decoder attends to.
@@ -153,26 +161,34 @@ pub fn compare(
     };
     let (decode_ratio, request_ratio) = (ratio(Run::step_p50)?, ratio(Run::request_ns)?);
     let [of_a, of_b] = &runs;
-    let (a, b) = (entry(Head::new(a.card(), machine), of_a), entry(Head::new(b.card(), machine), of_b));
+    let (a, b) = (entry(a, plan, machine, of_a)?, entry(b, plan, machine, of_b)?);
     let Plan { batch, source, tokens, pairs } = plan;
     Ok(Comparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio })
 }
 
-fn entry(head: Head, runs: &[Run]) -> Entry {
+/// What a model's runs found, beside the machine's ceilings, which are measured now.
+fn entry(model: &dyn Model, plan: Plan, machine: &Machine, runs: &[Run]) -> Result<Entry> {
     let documents = || runs.iter().flat_map(|run| &run.encode);
     let last = runs.last();
     let layers = last.into_iter().flat_map(|run| &run.layers);
-    Entry {
-        head,
-        encode_ns: median(documents().map(|(all, _)| *all).collect()),
+    let encode_ns = median(documents().map(|(all, _)| *all).collect());
+    let cost = model.cost(plan.tokens / 2, 0);
+    let bytes = cost.symbol.shared_bytes + cost.logits.shared_bytes + plan.batch * cost.symbol.own_bytes;
+    Ok(Entry {
+        head: Head::new(model.card(), machine),
+        encode_ns,
         encode_share_after_upload: median(documents().map(|(all, rest)| rest / all.max(1.0)).collect()),
         layers: layers.map(|&LayerTime { length, ns }| Layer { length, ns }).collect(),
         memory_ns: last.map_or(0, |run| run.memory_ns),
+        encode_gflops: 2.0 * reader(model)?.multiply_adds(plan.source) as f64 / encode_ns.max(1.0),
+        peak_gflops: 2.0 * machine.multiply_adds_per_second() / 1e9,
         decode_ns_per_token: median(runs.iter().flat_map(|run| run.step_ns.iter().copied()).collect()),
+        decode_bytes_per_step: bytes,
+        ceiling_bytes_per_second: machine.read_bytes_per_second(bytes)?,
         request_ns: median(runs.iter().map(Run::request_ns).collect()),
         vectors: last.map_or(0, |run| run.vectors),
         cross_attention_bytes: last.map_or(0, |run| run.bytes),
-    }
+    })
 }
 
 fn median(numbers: Vec<f64>) -> f64 {

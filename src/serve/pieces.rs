@@ -13,10 +13,14 @@ use weir_proto::v1;
 
 /// Characters that are sent together at most, unless the request asks for more.
 const MOST_TOGETHER: usize = 256;
+/// Characters of one segment that are sent together at most: a segment need not ever end.
+const MOST_OF_SEGMENT: usize = 4096;
 
 /// Characters on their way into pieces.
 pub(super) struct Pieces {
     waiting: VecDeque<Character>,
+    /// How many of the first of these end no segment.
+    open: usize,
     /// Characters of the prompt that are still to be sent.
     echo: usize,
     cut: Cut,
@@ -30,7 +34,7 @@ impl Pieces {
     pub(super) fn new(plan: &Plan, vocabulary: Arc<Vocabulary>) -> Self {
         let echo = if plan.echo { plan.prompt_chars } else { 0 };
         let text = TextStream::new(Arc::clone(&vocabulary));
-        Self { waiting: VecDeque::new(), echo, cut: plan.cut, tell: plan.tell, text, vocabulary }
+        Self { waiting: VecDeque::new(), open: 0, echo, cut: plan.cut, tell: plan.tell, text, vocabulary }
     }
 
     /// Takes the next characters.
@@ -64,16 +68,21 @@ impl Pieces {
     fn most(&self) -> usize {
         match self.cut {
             Cut::Characters(least) => least.max(MOST_TOGETHER),
-            Cut::Segment => usize::MAX,
+            Cut::Segment => MOST_OF_SEGMENT,
         }
     }
 
     /// How many characters the next piece has, if it is complete.
-    fn complete(&self) -> Option<usize> {
-        let waiting = self.waiting.len();
+    fn complete(&mut self) -> Option<usize> {
+        let (waiting, most) = (self.waiting.len(), self.most());
         let count = match self.cut {
-            Cut::Characters(least) => (waiting >= least).then(|| waiting.min(self.most())),
-            Cut::Segment => self.waiting.iter().position(ends_segment).map(|last| last + 1),
+            Cut::Characters(least) => (waiting >= least).then(|| waiting.min(most)),
+            Cut::Segment => {
+                let further = self.waiting.iter().take(most).skip(self.open).position(ends_segment);
+                let last = further.map(|further| self.open + further);
+                self.open = last.unwrap_or(waiting.min(most));
+                last.map(|last| last + 1).or((waiting >= most).then_some(most))
+            }
         };
         // Prompt and answer are never in one piece.
         match self.echo {
@@ -86,6 +95,7 @@ impl Pieces {
     fn piece(&mut self, count: usize) -> v1::Piece {
         let mut piece = v1::Piece { prompt: self.echo > 0, ..Default::default() };
         self.echo = self.echo.saturating_sub(count);
+        self.open = self.open.saturating_sub(count);
         for character in self.waiting.drain(..count) {
             piece.text.push_str(self.text.push(character.symbol));
             if self.tell.characters {
@@ -167,6 +177,25 @@ mod tests {
     fn segments_are_sent_one_by_one() {
         assert_eq!(sent(pieces(Cut::Segment, 0, false), "ab c  de", 100), ["ab ", "c ", " ", "de"]);
         assert_eq!(sent(pieces(Cut::Segment, 0, false), "ab c  de", 1), ["ab ", "c ", " ", "de"]);
+    }
+
+    #[test]
+    fn a_segment_without_end_is_sent_in_parts() {
+        let text = ["a".repeat(2 * MOST_OF_SEGMENT + 5), " b".into()].concat();
+        for step in [1, 1000] {
+            let mut pieces = pieces(Cut::Segment, 0, false);
+            let mut most = 0;
+            let mut lengths = Vec::new();
+            for run in bytes(&text).chunks(step) {
+                assert!(!pieces.is_full());
+                pieces.push(run.to_vec());
+                lengths.extend(std::iter::from_fn(|| pieces.next()).map(|piece| piece.text.len()));
+                most = most.max(pieces.waiting.len());
+            }
+            lengths.extend(std::iter::from_fn(|| pieces.rest()).map(|piece| piece.text.len()));
+            assert_eq!(lengths, [MOST_OF_SEGMENT, MOST_OF_SEGMENT, 6, 1]);
+            assert!(most < MOST_OF_SEGMENT, "{most} characters waited");
+        }
     }
 
     #[test]

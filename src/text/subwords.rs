@@ -13,6 +13,9 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The largest such file.
 pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
+/// Whitespace other than the space, as Python counts it.
+pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
+
 /// A tokenizer.
 pub struct Subwords {
     tokenizer: Tokenizer,

@@ -2,7 +2,7 @@
 //! ([`reading`](super::reading)): those whose pre-tokenizer splits before or at every space, whose merges are not drawn by lot,
 //! and whose normaliser rewrites characters where they stand.
 
-use super::VocabularyError;
+use super::{VocabularyError, subwords::BLANK};
 use serde_json::Value;
 
 /// Pre-tokenizers that split at every space, by their `type`.
@@ -60,11 +60,14 @@ fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<()
     let pattern = &value["pattern"];
     let known = match (pattern["String"].as_str(), pattern["Regex"].as_str()) {
         (Some(text), _) => text == " " || !text.contains(' '),
-        (_, Some(regex)) => regex == " {2,}",
+        (_, Some(regex)) => regex == " {2,}" || regex == BLANK,
         (None, None) => true,
     };
     if !known {
-        return refused("replacement of a string without spaces, of one space, or of \" {2,}\"", pattern);
+        return refused(
+            &format!("replacement of a string without spaces, of one space, of \" {{2,}}\" or of {BLANK:?}"),
+            pattern,
+        );
     }
     // the beginning of what is cut off is a space that counts
     if value["strip_left"] == Value::Bool(true) {

@@ -46,8 +46,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tracing_subscriber", &["cli"]),
     ("safetensors", &["cli"]),
     ("zip", &["family"]),
-    // Of checkpoints; of API keys; of certificates.
-    ("sha2", &["family", "config", "serve"]),
+    // Of checkpoints; of API keys; of certificates; of texts' beginnings.
+    ("sha2", &["family", "config", "serve", "decode"]),
     ("subtle", &["config"]),
     ("toml", &["config"]),
     ("tokio_rustls", &["config", "serve"]),

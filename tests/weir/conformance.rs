@@ -2,6 +2,8 @@
 //!
 //! To put a new configuration under the suite, add a line to [`configurations`]; a family without one fails.
 
+mod origins;
+
 use super::support::{
     Alone, CASES, COMPANY, Dice, LSLM_CASES, difference, fixture_in, full, lslm_in, settings, storms,
 };

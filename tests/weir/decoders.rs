@@ -2,7 +2,7 @@
 //! lack: every position scheme with every window, GPT-2's, windows of whole pages and of none, odd widths.
 
 use super::{
-    support::{Dice, full, settings},
+    support::{Dice, full, of_text, settings},
     twin::{sees, turned, write},
 };
 use safetensors::SafeTensors;
@@ -64,8 +64,24 @@ fn list() -> Vec<(String, Value)> {
     all.push(("gpt-2".into(), config(&learned, &json!("full"), &gpt2)));
     let scaled = [("scale_embedding", json!(true)), ("activation", json!("relu"))];
     all.push(("scaled".into(), config(&json!("rotary"), &json!({"sliding": {"keys": 3}}), &scaled)));
+    // texts that begin with a mark, which takes the first position and is left behind like any other
+    for (position_name, position) in &positions {
+        for (window_name, window) in &windows {
+            let mut marked = config(position, window, &[]);
+            marked["vocabulary"] = MARKED.clone();
+            all.push((format!("marked {position_name}, {window_name}"), marked));
+        }
+    }
     all
 }
+
+/// The same symbols, with marks between them.
+static MARKED: LazyLock<Value> = LazyLock::new(|| {
+    json!({
+        "symbols": [" ", "a", "<BoS>", "b", "<bos>", "é", "語", "<eos>", "e", "<nxt>", "\n", "<oov>"],
+        "specials": {"start": 2, "end": 7, "segment_start": 4, "segment_end": 9, "unknown": 11},
+    })
+});
 
 fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
@@ -96,6 +112,8 @@ type Matrix = Vec<Vec<f64>>;
 struct Twin {
     tensors: HashMap<String, Vec<f64>>,
     architecture: Value,
+    /// What each text begins with.
+    start: Option<u32>,
 }
 
 impl Twin {
@@ -107,7 +125,8 @@ impl Twin {
         };
         let tensors = file.tensors().into_iter().map(|(name, view)| (name, numbers(view.data())));
         let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
-        Self { tensors: tensors.collect(), architecture: config["architecture"].clone() }
+        let start = config["vocabulary"]["specials"]["start"].as_u64().map(|id| id as u32);
+        Self { tensors: tensors.collect(), architecture: config["architecture"].clone(), start }
     }
 
     fn get(&self, name: &str) -> &[f64] {
@@ -269,8 +288,10 @@ impl Twin {
         symbols.iter().enumerate().map(embed).collect()
     }
 
+    /// The logits after each symbol; before them those after the mark that the text begins with, if there is one.
     fn forward(&self, symbols: &[u32]) -> Matrix {
-        let mut x = self.embedded(symbols);
+        let symbols: Vec<u32> = self.start.into_iter().chain(symbols.iter().copied()).collect();
+        let mut x = self.embedded(&symbols);
         for index in 0..self.size("layers") {
             x = self.layer(&format!("layers.{index}"), &x);
         }
@@ -284,7 +305,13 @@ fn every_scheme_with_every_window() {
     for ((name, folder), (_, model)) in folders().iter().zip(shapes()) {
         let twin = Twin::read(folder);
         let text = Dice::new(5).text(100, SYMBOLS.len());
-        let want = twin.forward(&text);
+        let text = of_text(&*model, &text);
+        let mut want = twin.forward(&text);
+        assert_eq!(model.card().first_logits.is_some(), twin.start.is_some(), "{name}");
+        if let Some(first) = &model.card().first_logits {
+            let want = want.remove(0);
+            assert!(first.iter().zip(&want).all(|(got, want)| (f64::from(*got) - want).abs() < 2e-5), "{name}: first");
+        }
         let (got, _) = full(&*model, &text, &BoundaryOptions::default());
         let spread = want.iter().flatten().fold(0f64, |top, x| top.max(x.abs()));
         assert!(spread > 0.5, "{name}: logits too small to show a mistake");
@@ -315,7 +342,8 @@ fn schemes_and_windows_differ() {
 #[test]
 fn attention_resolution_is_that_of_the_definition() {
     let text = Dice::new(6).text(90, SYMBOLS.len());
-    for ((name, folder), (_, model)) in folders().iter().zip(shapes()) {
+    let unmarked = |name: &str| !name.starts_with("marked");
+    for ((name, folder), (_, model)) in folders().iter().zip(shapes()).filter(|((name, _), _)| unmarked(name)) {
         let (twin, found) = (Twin::read(folder), measure(&*model, &text).unwrap());
         let (mut x, mut layers) = (twin.embedded(&text), Vec::new());
         for index in 0..twin.size("layers") {

@@ -4,6 +4,7 @@ mod caching;
 mod company;
 mod ends;
 mod gather;
+mod horizon;
 mod jobs;
 mod limits;
 mod making_way;

@@ -3,6 +3,7 @@
 pub(super) mod bound;
 mod conversion;
 mod documents;
+mod far;
 mod golden;
 mod operator;
 mod shapes;

@@ -303,6 +303,10 @@ impl Reader for Librarian {
         2 * tokens.next_multiple_of(BLOCK) * BYTES
     }
 
+    fn multiply_adds(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {
         let opening = encoding_mut::<Opening>(encoding)?;
         let clean = scratch.0.downcast_mut::<bool>().unwrap();

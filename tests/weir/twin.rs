@@ -85,6 +85,7 @@ fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
         let whitespace = json!({"kind": "whitespace", "symbol": " "});
+        let learned = json!({"kind": "learned", "hidden": 17, "threshold": 0.4});
         let last = ("pooling", json!("last"));
         let xpos = || ("position", json!({"xpos": {"scale_base": 40}}));
         let blocks = |length: usize| ("window", json!({"blockwise": {"length": length}}));
@@ -93,7 +94,7 @@ fn folders() -> &'static [(String, PathBuf)] {
             ("odd-shape", config(three(), whitespace.clone(), &[])),
             ("relu", config(three(), json!({"kind": "fixed", "every": 5}), &[("activation", json!("relu"))])),
             ("last", config(three(), whitespace.clone(), std::slice::from_ref(&last))),
-            ("learned", config(three(), json!({"kind": "learned", "hidden": 17, "threshold": 0.4}), &[])),
+            ("learned", config(three(), learned.clone(), &[])),
             ("every-symbol", config(three(), json!({"kind": "fixed", "every": 1}), &[])),
             ("plain", config(json!({"pre": 3}), json!({"kind": "none"}), &[])),
             ("windows", config(three(), whitespace.clone(), &[blocks(22), middle(json!({"sliding": {"keys": 6}}))])),
@@ -105,6 +106,9 @@ fn folders() -> &'static [(String, PathBuf)] {
         for (seed, (name, config)) in list.into_iter().enumerate() {
             folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
         }
+        // weights whose predictor closes now and then
+        let windows = config(three(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
+        folders.push(("learned-windows".to_string(), write(root.path(), "learned-windows", &windows, 4)));
         let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
         folders.push(("spikes".to_string(), spikes(root.path(), &flat)));
         (root, folders)
@@ -352,8 +356,10 @@ fn shapes_that_the_fixtures_lack() {
     for windows in ["windows", "xpos-windows", "xpos-last"] {
         agree(windows, &twin(windows), &|text, t, _| text[t] == 3);
     }
-    let learned = twin("learned");
-    agree("learned", &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
+    for name in ["learned", "learned-windows"] {
+        let learned = twin(name);
+        agree(name, &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
+    }
 }
 
 #[test]

@@ -168,8 +168,10 @@ pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
         "threads",
         "batch",
         "encode ms",
+        "GFLOP/s of peak",
         "left after upload",
         "decode ms/token",
+        "GB/s of ceiling",
         "request s",
         "vectors",
     ];
@@ -177,8 +179,13 @@ pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
         let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned()];
         cells.extend([entry.head.threads, batch].map(|count| count.to_string()));
         cells.push(format!("{:.1}", entry.encode_ns / 1e6));
+        let share =
+            |found: f64, most: f64| format!("{found:.1} of {most:.1} ({:.0} %)", 100.0 * found / most.max(1e-9));
+        cells.push(share(entry.encode_gflops, entry.peak_gflops));
         cells.push(format!("{:.1} %", entry.encode_share_after_upload * 100.0));
         cells.push(format!("{:.3}", entry.decode_ns_per_token / 1e6));
+        let rate = entry.decode_bytes_per_step as f64 / entry.decode_ns_per_token.max(1.0);
+        cells.push(share(rate, entry.ceiling_bytes_per_second / 1e9));
         cells.push(format!("{:.2}", entry.request_ns / 1e9));
         cells.push(entry.vectors.to_string());
         cells

@@ -5,6 +5,7 @@ use crate::{
         beam::Hypothesis,
         contract::Model,
         document::Choice,
+        options::Reason,
         spans::{Span, spans},
         summary::{Encoded, Summarized},
     },
@@ -68,7 +69,8 @@ pub(super) fn json(model: &dyn Model, encoded: &Encoded, summary: &Summarized, c
         "ids": best("ids"),
         "score": best("score"),
         "text": best("text"),
-        "reason": reason.name(),
+        // what is written are tokens, not characters
+        "reason": if *reason == Reason::MaxChars { "max_tokens" } else { reason.name() },
         "hypotheses": hypotheses,
         "poolings": encoded.choices.iter().map(|choice| pooling(choice, encoded)).collect::<Vec<_>>(),
         "usage": {

@@ -1,21 +1,27 @@
 //! The segment cache: states of texts that were computed before, found by the symbols they share with a new one.
 //!
-//! A radix tree for each [`Key`]; what is below one key is never seen under another. An entry is a fork, so its pages are
-//! shared with the row it came from and with every row that goes on from it, until one of them writes. Entries end where a
-//! segment does (for a model without segments: where they were kept), and a hit is rolled back to the end of the last
-//! segment that lies wholly within what is shared: an entry serves every text that begins as it does, whatever comes after.
-//! Nothing is told apart by where it came from: a row that starts from a hit has the numbers of one that starts cold.
+//! A radix tree for each [`Key`], over the symbols that a state depends on: all of its text, or where windows have moved on
+//! the end of it, in a tree of its own for each place where texts are cut. What is below one key is never seen under another.
+//! An entry is a fork, so its pages are shared with the row it came from and with every row that goes on from it, until one of
+//! them writes. Entries end where a segment does (for a model without segments: where they were kept), and a hit is rolled
+//! back to the end of the last segment that lies wholly within what is shared: an entry serves every text that begins as it
+//! does, whatever comes after. Nothing is told apart by where it came from: a row that starts from a hit has the numbers of
+//! one that starts cold.
 //!
 //! A pure type, without clock, threads or channels. Its memory is that of the distinct pages its entries refer to, and
 //! roughly that of the tree itself; beyond the limit the leaf that was used least recently goes.
 
 mod ledger;
+mod stem;
 #[cfg(test)]
 mod tests;
 mod tree;
 
 use crate::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Card, Noise, State},
+    decode::{
+        contract::{BoundaryMode, BoundaryOptions, Card, Noise, State},
+        tail::Text,
+    },
     error::Result,
 };
 use ledger::Ledger;
@@ -23,6 +29,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
+use stem::{Stem, Stems};
 use tree::{NodeId, Tree};
 
 /// What must be equal for a text's state to be another's: who asks, and how boundaries are decided. A model's generation has
@@ -103,15 +110,23 @@ pub struct Hit {
 /// The cache.
 pub struct SegmentCache {
     capacity: Capacity,
-    trees: HashMap<Key, Tree<Box<dyn State>>>,
+    trees: HashMap<Key, Stems<Box<dyn State>>>,
     /// The leaves by when they were used last.
-    order: BTreeMap<u64, (Key, NodeId)>,
+    order: BTreeMap<u64, Leaf>,
     pages: Ledger,
     /// Bytes of entries and trees beside pages.
     own_bytes: usize,
     /// Uses so far.
     now: u64,
     counts: Usage,
+}
+
+/// Where an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Leaf {
+    key: Key,
+    stem: Stem,
+    node: NodeId,
 }
 
 /// Bytes that a node and its place in the tree take, roughly.
@@ -141,26 +156,22 @@ impl SegmentCache {
     ///
     /// # Errors
     /// An entry that cannot be rolled back; it is gone.
-    pub fn find(&mut self, key: &Key, symbols: &[u32]) -> Result<Option<Hit>> {
-        if symbols.is_empty() {
+    pub fn find<'a>(&mut self, key: &Key, text: impl Into<Text<'a>>) -> Result<Option<Hit>> {
+        let text = text.into();
+        if text.is_empty() {
             return Ok(None);
         }
-        self.counts.lookup_symbols += symbols.len() as u64;
-        let found = self.trees.get(key).and_then(|tree| {
-            let (shared, leaf) = tree.longest(symbols)?;
-            let (state, _) = tree.leaf(leaf)?;
-            let len = state.boundary_before(shared);
-            (len > 0).then(|| (leaf, len, state.fork()))
-        });
+        self.counts.lookup_symbols += text.len() as u64;
+        let found = self.longest(key, text).map(|(leaf, len, state)| (leaf, len, state.fork()));
         let Some((leaf, len, mut state)) = found else {
             self.counts.misses += 1;
             return Ok(None);
         };
         if let Err(error) = state.rollback(len) {
-            self.drop_leaf(key, leaf);
+            self.drop_leaf(&leaf);
             return Err(error);
         }
-        self.touch(key, leaf);
+        self.touch(&leaf);
         self.counts.hits += 1;
         self.counts.hit_symbols += len as u64;
         self.counts.hit_bytes += state.bytes() as u64;
@@ -168,13 +179,22 @@ impl SegmentCache {
     }
 
     /// How many of these symbols a [`find`](Self::find) would spare feeding. Counts for no use.
-    pub fn known(&self, key: &Key, symbols: &[u32]) -> usize {
-        let tree = self.trees.get(key);
-        let found = tree.and_then(|tree| {
-            let (shared, leaf) = tree.longest(symbols)?;
-            tree.leaf(leaf).map(|(state, _)| state.boundary_before(shared))
+    pub fn known<'a>(&self, key: &Key, text: impl Into<Text<'a>>) -> usize {
+        self.longest(key, text.into()).map_or(0, |(_, len, _)| len)
+    }
+
+    /// The entry that knows most of a text, how much, and its state.
+    fn longest(&self, key: &Key, text: Text<'_>) -> Option<(Leaf, usize, &dyn State)> {
+        let stems = self.trees.get(key)?;
+        let found = stem::of(stems, text).filter_map(|(stem, tree, rest)| {
+            let (shared, node) = tree.longest(rest)?;
+            let (state, _) = tree.leaf(node)?;
+            let len = state.boundary_before(stem.from + shared);
+            // what lies before its own part of the text is not for it to tell
+            (len > stem.from).then_some((stem, node, len, &**state))
         });
-        found.unwrap_or(0)
+        let (stem, node, len, state) = found.max_by_key(|&(_, _, len, _)| len)?;
+        Some((Leaf { key: key.clone(), stem: *stem, node }, len, state))
     }
 
     /// Keeps what a state knows of these symbols, the first of which it has been fed, up to the last segment's end. Tells
@@ -183,27 +203,30 @@ impl SegmentCache {
     ///
     /// # Errors
     /// A state that cannot be rolled back; nothing is kept.
-    pub fn keep(&mut self, key: &Key, symbols: &[u32], state: &dyn State) -> Result<bool> {
+    pub fn keep<'a>(&mut self, key: &Key, text: impl Into<Text<'a>>, state: &dyn State) -> Result<bool> {
+        let text = text.into();
         // a fork forgets a symbol that is on its way
         let mut state = state.fork();
-        let len = state.boundary_before(state.len().min(symbols.len()));
-        let text = &symbols[..len];
-        if len == 0 {
-            return Ok(false);
-        }
-        let known = self.trees.get(key).and_then(|tree| tree.longest(text)).filter(|&(shared, _)| shared == len);
-        if let Some((_, leaf)) = known {
-            self.touch(key, leaf);
+        let len = state.boundary_before(state.len().min(text.len()));
+        let text = text.to(len);
+        // nothing is left of what it depends on, if its text was cut behind that
+        let Some((stem, rest)) = Stem::of(&*state, text).filter(|_| len > 0) else { return Ok(false) };
+        let at = |node| Leaf { key: key.clone(), stem, node };
+        let tree = self.trees.get(key).and_then(|stems| stems.get(&stem));
+        let known = tree.and_then(|tree| tree.longest(rest)).filter(|&(shared, _)| shared == rest.len());
+        if let Some((_, node)) = known {
+            self.touch(&at(node));
             return Ok(true);
         }
+        let extended = tree.and_then(|tree| tree.extended(rest));
         state.rollback(len)?;
-        if self.least_bytes(key, text, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
+        if self.least_bytes(key, rest, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
             return Ok(false);
         }
-        if let Some(leaf) = self.trees.get(key).and_then(|tree| tree.extended(text)) {
-            self.drop_leaf(key, leaf);
+        if let Some(node) = extended {
+            self.drop_leaf(&at(node));
         }
-        self.insert(key, text, state);
+        self.insert(key, (stem, rest), state);
         while self.usage().bytes > self.capacity.bytes || self.order.len() > self.capacity.entries {
             self.evict();
         }
@@ -213,14 +236,15 @@ impl SegmentCache {
     /// Evicts the entry that was used least recently; tells how many bytes of pages that gave back, none if there was none. A
     /// page that a running row shares is not given back by dropping an entry, and not counted.
     pub fn evict(&mut self) -> Option<usize> {
-        let (key, leaf) = self.order.first_key_value().map(|(_, entry)| entry.clone())?;
+        let leaf = self.order.first_key_value().map(|(_, leaf)| leaf.clone())?;
         self.counts.evictions += 1;
-        Some(self.drop_leaf(&key, leaf))
+        Some(self.drop_leaf(&leaf))
     }
 
     /// Bytes of the pages that nobody but entries refers to: what evicting all of them would give back.
     pub fn spare(&self) -> usize {
-        let entries = self.trees.values().flat_map(|tree| tree.leaves().filter_map(|leaf| tree.leaf(leaf)));
+        let trees = self.trees.values().flat_map(Stems::values);
+        let entries = trees.flat_map(|tree| tree.leaves().filter_map(|leaf| tree.leaf(leaf)));
         self.pages.spare(entries.map(|(state, _)| &**state))
     }
 
@@ -244,29 +268,30 @@ impl SegmentCache {
     }
 
     /// Adds an entry that neither extends another nor is extended.
-    fn insert(&mut self, key: &Key, text: &[u32], state: Box<dyn State>) {
+    fn insert(&mut self, key: &Key, (stem, text): (Stem, &[u32]), state: Box<dyn State>) {
         if !self.trees.contains_key(key) {
             if self.trees.len() >= self.capacity.keys.max(1) {
                 self.evict_key();
             }
-            self.own_bytes += key_bytes(key) + tree_bytes(1, 0);
+            self.own_bytes += key_bytes(key);
         }
         self.pages.add(&*state);
         self.own_bytes += entry_bytes(&*state);
         self.now += 1;
-        let tree = self.trees.entry(key.clone()).or_insert_with(Tree::new);
-        let before = tree.size();
-        let leaf = tree.insert(text, state, self.now);
+        let stems = self.trees.entry(key.clone()).or_default();
+        let before = stems.get(&stem).map_or((0, 0), Tree::size);
+        let tree = stems.entry(stem).or_insert_with(Tree::new);
+        let node = tree.insert(text, state, self.now);
         let after = tree.size();
         self.own_bytes += tree_bytes(after.0, after.1) - tree_bytes(before.0, before.1);
-        self.order.insert(self.now, (key.clone(), leaf));
+        self.order.insert(self.now, Leaf { key: key.clone(), stem, node });
     }
 
-    fn touch(&mut self, key: &Key, leaf: NodeId) {
-        let Some(tree) = self.trees.get_mut(key) else { return };
-        let Some((_, before)) = tree.leaf(leaf) else { return };
+    fn touch(&mut self, Leaf { key, stem, node }: &Leaf) {
+        let Some(tree) = self.trees.get_mut(key).and_then(|stems| stems.get_mut(stem)) else { return };
+        let Some((_, before)) = tree.leaf(*node) else { return };
         self.now += 1;
-        tree.touch(leaf, self.now);
+        tree.touch(*node, self.now);
         if let Some(entry) = self.order.remove(&before) {
             self.order.insert(self.now, entry);
         }
@@ -274,24 +299,31 @@ impl SegmentCache {
 
     /// Drops the entries of the key used least recently.
     fn evict_key(&mut self) {
-        let Some((key, tree)) = self.trees.iter().min_by_key(|(_, tree)| tree.latest()) else { return };
-        let (key, leaves) = (key.clone(), tree.leaves().collect::<Vec<_>>());
-        for leaf in leaves {
+        let latest = |stems: &Stems<_>| stems.values().map(Tree::latest).max();
+        let Some((key, stems)) = self.trees.iter().min_by_key(|(_, stems)| latest(stems)) else { return };
+        let leaf = |stem: &Stem, node| Leaf { key: key.clone(), stem: *stem, node };
+        let leaves = stems.iter().flat_map(|(stem, tree)| tree.leaves().map(move |node| leaf(stem, node)));
+        for leaf in leaves.collect::<Vec<_>>() {
             self.counts.evictions += 1;
-            self.drop_leaf(&key, leaf);
+            self.drop_leaf(&leaf);
         }
     }
 
-    /// Drops an entry, and its tree if that is empty then; returns the bytes of pages that this gave back.
-    fn drop_leaf(&mut self, key: &Key, leaf: NodeId) -> usize {
-        let Some(tree) = self.trees.get_mut(key) else { return 0 };
-        let (before, used) = (tree.size(), tree.leaf(leaf).map(|(_, used)| used));
-        let Some(state) = tree.remove(leaf) else { return 0 };
-        let after = tree.size();
+    /// Drops an entry, its tree if that is empty then, and its key if that has no tree then; returns the bytes of pages that
+    /// this gave back.
+    fn drop_leaf(&mut self, Leaf { key, stem, node }: &Leaf) -> usize {
+        let Some(stems) = self.trees.get_mut(key) else { return 0 };
+        let Some(tree) = stems.get_mut(stem) else { return 0 };
+        let (before, used) = (tree.size(), tree.leaf(*node).map(|(_, used)| used));
+        let Some(state) = tree.remove(*node) else { return 0 };
+        let after = if tree.is_empty() { (0, 0) } else { tree.size() };
         self.own_bytes -= tree_bytes(before.0, before.1) - tree_bytes(after.0, after.1);
-        if tree.is_empty() {
+        if after.0 == 0 {
+            stems.remove(stem);
+        }
+        if stems.is_empty() {
             self.trees.remove(key);
-            self.own_bytes -= key_bytes(key) + tree_bytes(1, 0);
+            self.own_bytes -= key_bytes(key);
         }
         if let Some(used) = used {
             self.order.remove(&used);

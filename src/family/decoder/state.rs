@@ -1,7 +1,10 @@
 //! What a sequence remembers: the keys and values that its window still shows, and how far it has come.
 
 use crate::{
-    decode::contract::{PageUse, State},
+    decode::{
+        contract::{PageUse, State},
+        origin::Origin,
+    },
     error::{Error, Result},
     nn::{cache::Cache, window::Window},
 };
@@ -21,12 +24,14 @@ pub struct DecoderState {
     pub hidden: Vec<f32>,
     /// What it attends to beside its own past, where that is something: never written, shared with whoever else reads it.
     pub memory: Option<Cache>,
+    /// Where it was taken up, if that was not at the text's beginning.
+    pub resumed: Option<Origin>,
 }
 
 impl DecoderState {
     /// One that has seen no symbol.
     pub fn new(begun: Arc<Cache>, window: Window, memory: Option<Cache>) -> Self {
-        Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new(), memory }
+        Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new(), memory, resumed: None }
     }
 
     /// Whether no symbol is in flight.
@@ -35,9 +40,10 @@ impl DecoderState {
     }
 
     fn truncate(&mut self, len: usize) {
-        if len == 0 && self.cache.start() > 0 && !self.begun.is_empty() {
-            // the window has left the start's mark behind
+        if len == 0 && self.cache.first() > 0 {
+            // the window has left the start's mark behind, or it was passed over
             self.cache = (*self.begun).clone();
+            self.resumed = None;
         }
         self.cache.truncate(self.begun.len() + len);
         self.finished = self.finished.min(len);
@@ -54,9 +60,9 @@ impl State for DecoderState {
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let Self { window, finished, .. } = *self;
+        let Self { window, finished, resumed, .. } = *self;
         let (cache, begun, memory) = (self.cache.clone(), self.begun.clone(), self.memory.clone());
-        let mut fork = Self { cache, begun, window, finished, hidden: Vec::new(), memory };
+        let mut fork = Self { cache, begun, window, finished, hidden: Vec::new(), memory, resumed };
         // where the window has moved on too far since, there is no way back to before the feed
         fork.truncate(if finished < self.earliest() { 0 } else { finished });
         Box::new(fork)
@@ -80,7 +86,26 @@ impl State for DecoderState {
     }
 
     fn earliest(&self) -> usize {
-        self.window.earliest(self.cache.start()).saturating_sub(self.begun.len())
+        let held = self.window.earliest(self.cache.start()).saturating_sub(self.begun.len());
+        held.max(self.resumed.map_or(0, |origin| origin.sound))
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        let (sound, lead) = (self.earliest(), self.begun.len());
+        let known = self.memory.is_none() && self.is_ready() && (1..=self.len()).contains(&sound);
+        // the last layer's keys for the next symbol, the one's before for those, and so on down to the symbols
+        let low = self.window.low_through(lead + sound, self.cache.layout().layers);
+        let symbol = low.checked_sub(lead).filter(|&symbol| known && symbol > 0)?;
+        Some(Origin { symbol, sound, passed: None })
+    }
+
+    fn resume(&mut self, origin: Origin) -> Result<()> {
+        if !(self.is_empty() && self.memory.is_none() && origin.passed.is_none()) {
+            return Err(Error::Internal(format!("a sequence of {} was to go on from {origin:?}", self.len())));
+        }
+        self.cache = self.cache.from_position(self.begun.len() + origin.symbol);
+        (self.finished, self.resumed) = (origin.symbol, Some(origin));
+        Ok(())
     }
 
     fn restart(&mut self, _: usize) {

@@ -137,7 +137,8 @@ impl Model for Hourglass {
             None => None,
         };
         let (pre, window, offset) = (cache(self.pre.layout), self.pre.window, boundaries.offset);
-        Ok(Box::new(HourglassState { pre, window, pooled, finished: 0, hidden: Vec::new(), noise, offset, companion }))
+        let (finished, hidden, resumed) = (0, Vec::new(), None);
+        Ok(Box::new(HourglassState { pre, window, pooled, finished, hidden, noise, offset, companion, resumed }))
     }
 
     fn scratch(&self) -> Scratch {

@@ -6,7 +6,10 @@
 
 use super::ends::Ends;
 use crate::{
-    decode::contract::{Noise, PageUse, Row, State},
+    decode::{
+        contract::{Noise, PageUse, Row, State},
+        origin::{Origin, Passed},
+    },
     error::{Error, Result},
     nn::{cache::Cache, window::Window},
 };
@@ -31,6 +34,8 @@ pub struct HourglassState {
     pub offset: usize,
     /// The companion's sequence and its entropies.
     pub companion: Option<CompanionState>,
+    /// Where it was taken up, if that was not at the text's beginning.
+    pub resumed: Option<Origin>,
 }
 
 /// Symbols that a sequence has room to list numbers of from the start, so that no step of a usual one has to make room.
@@ -83,6 +88,7 @@ impl HourglassState {
             pooled.above.clear();
             pooled.closed.clear();
             match len {
+                // its null group may be gone, as may all that the other two began with
                 0 => pooled.middle = pooled.null.clone(),
                 _ => pooled.middle.truncate(pooled.ends.len() + 1),
             }
@@ -93,6 +99,7 @@ impl HourglassState {
         }
         self.pre.truncate(len);
         self.finished = self.finished.min(len);
+        self.resumed = self.resumed.filter(|_| len > 0);
     }
 
     /// The caches of all stacks.
@@ -153,6 +160,30 @@ impl PooledState {
             None => self.middle.output(position),
         }
     }
+
+    /// The segments that a state of `sound` symbols or more does not depend on; none if it depends on all.
+    pub fn passed(&self, window: Window, sound: usize) -> Option<Passed> {
+        // The post stack's last layer has keys from its window on, the first layer's symbols see segments from that one on; and
+        // these depend, through the middle stack, on some before.
+        let seen = self.ends.before(window.low_through(sound, self.post.layout().layers.max(1)) + 1);
+        let count = self.middle_window.low_through(seen, self.middle.layout().layers).checked_sub(1)?;
+        let (opens, closes) = (self.ends.start(count)?, self.ends.get(count)?);
+        (opens > 0).then_some(Passed { count, opens, closes })
+    }
+
+    /// Forgets where segments ended, as far as nothing will ask for it.
+    pub fn forget_ends(&mut self, window: Window, sound: usize) {
+        if window == Window::Full || !self.ends.is_full() {
+            return;
+        }
+        let needed = match self.middle_window {
+            // there is no going on from anywhere but the beginning
+            Window::Full => self.ends.before(sound),
+            _ => self.passed(window, sound).map_or(0, |passed| passed.count),
+        };
+        // the last one that ended before is where the next one starts
+        self.ends.forget_before(needed.saturating_sub(2));
+    }
 }
 
 impl State for HourglassState {
@@ -177,8 +208,8 @@ impl State for HourglassState {
             CompanionState { row: companion.row.as_ref().and_then(shorter), entropies }
         });
         let (pre, window, pooled, noise) = (self.pre.clone(), self.window, self.pooled.clone(), self.noise.clone());
-        let (finished, hidden, offset) = (self.finished, Vec::new(), self.offset);
-        let mut fork = Self { pre, window, pooled, finished, hidden, noise, offset, companion };
+        let (finished, hidden, offset, resumed) = (self.finished, Vec::new(), self.offset, self.resumed);
+        let mut fork = Self { pre, window, pooled, finished, hidden, noise, offset, companion, resumed };
         fork.truncate(target);
         Box::new(fork)
     }
@@ -205,13 +236,44 @@ impl State for HourglassState {
 
     fn earliest(&self) -> usize {
         let companion = self.companion_state().map_or(0, State::earliest);
-        let own = companion.max(self.window.earliest(self.pre.start()));
+        let resumed = self.resumed.map_or(0, |origin| origin.sound);
+        let own = companion.max(self.window.earliest(self.pre.start())).max(resumed);
         let Some(pooled) = &self.pooled else { return own };
         let own = own.max(self.window.earliest(pooled.post.start()));
         // the middle stack goes back by segments; its position 0 is the null group; ends are forgotten later than keys
         let middle = pooled.middle_window.earliest(pooled.middle.start());
         let closed = middle.checked_sub(2).map_or(0, |last| pooled.ends.get(last).map_or(0, |end| end + 1));
         own.max(closed)
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        let sound = self.earliest();
+        // what a companion needs is its own affair
+        if self.companion.is_some() || !self.is_ready() || !(1..=self.len()).contains(&sound) {
+            return None;
+        }
+        let passed = match &self.pooled {
+            Some(pooled) => Some(pooled.passed(self.window, sound)?),
+            None => None,
+        };
+        // of segments the pre stack's outputs are needed from the first one's start on, for whole vectors
+        let from = passed.map_or(sound, |passed| passed.opens);
+        let symbol = self.window.low_through(from, self.pre.layout().layers);
+        (symbol > 0).then_some(Origin { symbol, sound, passed })
+    }
+
+    fn resume(&mut self, origin: Origin) -> Result<()> {
+        if !(self.is_empty() && self.companion.is_none() && self.pooled.is_some() == origin.passed.is_some()) {
+            return Err(Error::Internal(format!("a sequence of {} was to go on from {origin:?}", self.len())));
+        }
+        if let Some((pooled, passed)) = self.pooled.as_mut().zip(origin.passed) {
+            pooled.ends = Ends::from_segment(passed.count, passed.opens);
+            pooled.middle = pooled.middle.from_position(passed.count + 1);
+            pooled.post = pooled.post.from_position(passed.closes);
+        }
+        self.pre = self.pre.from_position(origin.symbol);
+        (self.finished, self.resumed) = (origin.symbol, Some(origin));
+        Ok(())
     }
 
     fn restart(&mut self, offset: usize) {

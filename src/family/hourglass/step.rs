@@ -7,7 +7,7 @@
 
 use super::{model::Hourglass, state::HourglassState};
 use crate::{
-    decode::contract::{Mark, Row, Scratch, Status, Want, advance, state_mut, state_ref},
+    decode::contract::{Mark, Row, Scratch, State, Status, Want, advance, state_mut, state_ref},
     error::{Error, Result},
     kernels::{linear::Then, rowwise::entropy},
     nn::{
@@ -17,7 +17,6 @@ use crate::{
         pooling::{Pooling, mean},
         sized,
         stack::{Caches, StackWork},
-        window::Window,
     },
 };
 use std::ops::RangeInclusive;
@@ -172,7 +171,7 @@ impl Hourglass {
 
     fn check(&self, row: &mut Row) -> Result<()> {
         let state: &mut HourglassState = state_mut(&mut *row.state)?;
-        let (len, more) = (state.pre.len(), row.feed.len());
+        let (len, more, sound) = (state.pre.len(), row.feed.len(), state.earliest());
         if row.status != Status::Ready || !state.is_ready() || more == 0 {
             return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
         }
@@ -186,10 +185,7 @@ impl Hourglass {
         if let Some(pooled) = &mut state.pooled {
             pooled.above.clear();
             pooled.closed.clear();
-            if state.window != Window::Full {
-                // the last one is where the open segment starts
-                pooled.ends.forget_before(state.window.keep_from(len), 1);
-            }
+            pooled.forget_ends(state.window, sound);
         }
         Ok(())
     }
@@ -264,7 +260,8 @@ impl Hourglass {
         let dim = work.x.len() / work.places.len();
         for ((place, verdict), x) in work.places.iter().zip(&work.verdicts).zip(work.x.chunks_exact(dim)) {
             let row = &mut rows[place.sequence];
-            row.marks.push(Mark { boundary: verdict.closes, probability: verdict.probability, end_logprob: None });
+            let (boundary, probability) = (verdict.closes, verdict.probability);
+            row.marks.push(Mark { boundary, probability, end_logprob: None });
             // wanted logits are those of the last symbols
             let wanted = row.marks.len() + row.wanted() > row.feed.len();
             let state: &mut HourglassState = state_mut(&mut *row.state)?;
@@ -273,7 +270,12 @@ impl Hourglass {
                 state.hidden.extend_from_slice(x);
             }
             if let (Some(pooled), Some(model)) = (&mut state.pooled, &self.pooled) {
-                let start = pooled.ends.last().map_or(0, |end| end + 1);
+                let start = pooled.ends.open();
+                if place.position < start {
+                    // of a segment that was passed over, in a sequence taken up in its middle: nothing ends there
+                    row.marks.iter_mut().next_back().into_iter().for_each(|mark| mark.boundary = false);
+                    continue;
+                }
                 if model.pooling.sums() {
                     state.pre.add_output(place.position, x, place.position > start)?;
                 } else {

@@ -23,7 +23,12 @@ impl Hourglass {
             // symbols in flight before the first of these ends see the segment before
             *above_from = middle.len() - 1;
             above.clear();
-            above.extend_from_slice(middle.output(*above_from));
+            if *above_from < middle.first() {
+                // nobody looks at the last segment of those that were passed over
+                above.resize(middle.layout().output, 0.0);
+            } else {
+                above.extend_from_slice(middle.output(*above_from));
+            }
         }
         loop {
             work.places.clear();
@@ -72,7 +77,9 @@ impl Hourglass {
     /// what the head is to take is then in `work.picked`.
     pub(super) fn upper(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         work.fed.clear();
-        work.fed.resize(which.len(), 0);
+        for &index in which {
+            work.fed.push(settled(rows, index)?);
+        }
         loop {
             work.places.clear();
             for (&index, &fed) in which.iter().zip(&work.fed) {
@@ -112,9 +119,16 @@ impl Hourglass {
             state.pooled_mut()?.post.advance(1);
         }
         for (&index, fed) in which.iter().zip(&mut work.fed) {
-            let state = state(rows, index)?;
-            *fed = state.pooled()?.post.len() - state.finished;
+            *fed = settled(rows, index)?;
         }
         Ok(())
     }
+}
+
+/// How many of the symbols in flight the post stack is through with: all before its end, where a sequence was taken up in its
+/// middle.
+fn settled(rows: &mut [Row], index: usize) -> Result<usize> {
+    let fed = rows[index].marks.len();
+    let state = state(rows, index)?;
+    Ok((state.pooled()?.post.len() - state.finished).min(fed))
 }

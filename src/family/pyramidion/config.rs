@@ -1,6 +1,7 @@
 //! The `architecture` of an encoder-decoder that pools its document: read, bounded, and turned into the list of its tensors.
 
 use super::{
+    attention::{self, Attention},
     model::Pyramidion,
     plan::{Plan, PlanError},
 };
@@ -52,12 +53,18 @@ pub struct Architecture {
     pub source_length: usize,
     /// The most tokens that are written, the one that writing starts from included.
     pub target_length: usize,
-    /// Vectors that attend to each other in the encoder; none if all do.
+    /// How the encoder's vectors attend to each other.
+    #[serde(default)]
+    pub attention: Attention,
+    /// Vectors that attend to each other in the encoder, or in its local heads; none if all do.
     pub block: Option<usize>,
     /// What makes fewer vectors of them between layers.
     pub pooling: Pooling,
     /// Whether the decoder's input has positions.
     pub decoder_positions: bool,
+    /// Whether embeddings are multiplied by √D before positions are added to them.
+    #[serde(default = "always")]
+    pub scale_embedding: bool,
     /// Whether short documents are padded: then padding is part of the model, and every document has the same length.
     #[serde(default = "always")]
     pub padded: bool,
@@ -234,6 +241,7 @@ fn check(a: &Architecture, symbols: usize) -> Result<(), PlanError> {
     if !(a.layer_norm_eps > 0.0 && a.layer_norm_eps < 1.0) {
         return Err(PlanError::new("layer_norm_eps", "above 0, below 1", a.layer_norm_eps));
     }
+    attention::check(a)?;
     match a.pooling.scorer() {
         Some(Scorer::Embedding { dimension }) if dimension >= a.dim => {
             let key = "pooling.scorer.embedding.dimension";
@@ -261,7 +269,7 @@ fn check(a: &Architecture, symbols: usize) -> Result<(), PlanError> {
 fn parameters(a: &Architecture, symbols: usize) -> Option<usize> {
     // a decoder's layer has two attentions, a pooled encoder's a scorer of up to one matrix
     let rows = a.dim.checked_mul(10)?.checked_add(a.feed_forward.checked_mul(2)?)?;
-    let layer = rows.checked_mul(a.dim.checked_add(2)?)?;
+    let layer = rows.checked_mul(a.dim.checked_add(2)?)?.checked_add(a.attention.rotations(a.dim)?)?;
     layer.checked_mul(a.encoder_layers + a.decoder_layers)?.checked_add(symbols.checked_mul(a.dim)?)
 }
 
@@ -291,7 +299,12 @@ fn check_generation(config: &Config, a: &Architecture, file: &Path) -> Result<()
 impl PyramidionBlueprint {
     fn layer(&self, out: &mut Vec<TensorSpec>, prefix: &str, cross: bool) {
         let Architecture { dim, feed_forward, .. } = self.architecture;
-        for attention in ["self_attn", "encoder_attn"].into_iter().take(1 + usize::from(cross)) {
+        if !cross {
+            attention::tensors(&self.architecture, out, prefix);
+            linear(out, &format!("{prefix}.self_attn.out_proj"), dim, dim);
+            norm(out, &format!("{prefix}.self_attn_layer_norm"), dim);
+        }
+        for attention in ["self_attn", "encoder_attn"].into_iter().take(2 * usize::from(cross)) {
             for part in ["q_proj", "k_proj", "v_proj", "out_proj"] {
                 linear(out, &format!("{prefix}.{attention}.{part}"), dim, dim);
             }
@@ -333,6 +346,11 @@ impl Blueprint for PyramidionBlueprint {
         let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
         let block = a.block.map_or("full attention".into(), |block| format!("blocks of {block}"));
         let lengths: Vec<String> = self.plan.lengths().iter().map(ToString::to_string).collect();
+        let block = match (a.attention.name(), a.block) {
+            (None, _) => block,
+            (Some(name), None) => format!("{name} attention"),
+            (Some(name), Some(_)) => format!("{name} attention beside {block}"),
+        };
         format!("{stacks}, {block}, {} vectors", lengths.join(" → "))
     }
 

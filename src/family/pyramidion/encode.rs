@@ -17,7 +17,6 @@ use crate::{
     decode::document::{Choice, Document, Kept},
     error::{Error, Result},
     kernels::{
-        attention::attend_dense,
         memory::{cast, cast_mut},
         rowwise::norm,
     },
@@ -105,11 +104,12 @@ impl Pyramidion {
         };
         if asking {
             let met = e.met.as_ref().ok_or_else(|| Error::Internal("queries without keys".into()))?;
-            let layout = self.encoder.store(self.keys(e));
-            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..layout.numbers()]);
+            let meeting = self.encoder.meeting(segment.first + layer, self.keys(e));
+            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..meeting.numbers()]);
             let mixed = sized(&mut work.encoder.mixed, queries.len());
-            attend_dense(compute, (layout, store, met.count), queries, mixed);
+            meeting.attend(compute, (store, met.count), (page * segment.span(), queries), mixed);
             if self.weighs(segment, layer) {
+                let layout = self.encoder.store(self.keys(e));
                 e.mass.resize(met.count, 0.0);
                 // what is alike asks from many places, and comes last
                 let last =
@@ -128,6 +128,9 @@ impl Pyramidion {
                 self.take_up(e, upto.min((page + 1) * segment.span()), work)?;
             }
             self.meet(e, segment.first + layer, work)?;
+            if page + 1 == pages {
+                self.close(e, segment.first + layer)?;
+            }
         }
         e.timings[segment.first + layer].ns += elapsed(started);
         e.cursor = match (page + 1 == pages, asking) {
@@ -151,16 +154,17 @@ impl Pyramidion {
     fn meet(&self, e: &mut PyramidionEncoding, layer: usize, work: &mut Work) -> Result<()> {
         let (page, alike, own) = (e.cursor.page, self.alike(e), e.own_rows());
         let (keys, first_segment) = (self.keys(e), e.segment == 0);
-        let layout = self.encoder.store(keys);
+        let (meeting, inner) = (self.encoder.meeting(layer, keys), self.encoder.heads * self.encoder.head_dim);
         let per_page = e.rows.per_page();
         if e.met.is_none() {
-            let store = self.decoder.pages.take(layout.numbers() * size_of::<f32>())?;
-            let queries = Rows::new(self.decoder.pages.clone(), layout.heads * layout.head_dim, per_page);
+            let mut store = self.decoder.pages.take(meeting.numbers() * size_of::<f32>())?;
+            meeting.open(&mut cast_mut(store.bytes_mut()?)[..meeting.numbers()]);
+            let queries = Rows::new(self.decoder.pages.clone(), inner, per_page);
             e.met = Some(Met { store, count: 0, queries });
         }
         let met = e.met.as_mut().ok_or_else(|| Error::Internal("no room for keys".into()))?;
         let (x, hidden, count) = (e.rows.page(page), e.plan.hides_padding, &mut met.count);
-        let store = cast_mut(&mut met.store.bytes_mut()?[..layout.numbers() * size_of::<f32>()]);
+        let store = &mut cast_mut(met.store.bytes_mut()?)[..meeting.numbers()];
         self.encoder.project(&self.decoder.compute, layer, x, &mut work.encoder, |row, keys, values| {
             // what is alike stands at many places, and is met at each
             let copies = match first_segment && page * per_page + row == own {
@@ -169,13 +173,23 @@ impl Pyramidion {
                 false => 1,
             };
             for _ in 0..copies {
-                layout.write(store, *count, keys, values);
+                meeting.write(store, *count, keys, values);
                 *count += 1;
             }
         });
         let queries = &work.encoder.queries;
-        met.queries.extend(queries.len() / (layout.heads * layout.head_dim))?;
+        met.queries.extend(queries.len() / inner)?;
         met.queries.page_mut(page)?.copy_from_slice(queries);
+        Ok(())
+    }
+
+    /// All have left their keys.
+    fn close(&self, e: &mut PyramidionEncoding, layer: usize) -> Result<()> {
+        let meeting = self.encoder.meeting(layer, self.keys(e));
+        if let Some(met) = &mut e.met {
+            let store = &mut cast_mut(met.store.bytes_mut()?)[..meeting.numbers()];
+            meeting.close(&self.decoder.compute, store, met.count);
+        }
         Ok(())
     }
 

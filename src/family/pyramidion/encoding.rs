@@ -164,6 +164,16 @@ impl Encoding for PyramidionEncoding {
             let found = format!("id {} (the vocabulary has {} symbols)", tokens[offset], self.symbols);
             return Err(Error::UnknownSymbol { field: "document", found, offset: self.tokens.len() + offset });
         }
+        if self.plan.needs_tokens
+            && let Some(offset) = tokens.iter().position(|&token| token == PAD)
+        {
+            let found = format!("padding (id {PAD}) at token {}", self.tokens.len() + offset);
+            return Err(Error::BadOption {
+                field: "document",
+                found,
+                bound: "any other: this model knows none".into(),
+            });
+        }
         self.tokens.extend_from_slice(tokens);
         Ok(())
     }

@@ -40,7 +40,7 @@ impl<'a> Loader<'a> {
         Self { blueprint, weights, store: Store::new(dtype) }
     }
 
-    fn architecture(&self) -> &'a Architecture {
+    pub(super) fn architecture(&self) -> &'a Architecture {
         &self.blueprint.architecture
     }
 
@@ -48,12 +48,12 @@ impl<'a> Loader<'a> {
         if self.architecture().pre_norm { Order::Pre } else { Order::Post }
     }
 
-    /// (V, D), scaled by √D, and the head made of it.
+    /// (V, D), scaled by √D where the model does that, and the head made of it.
     pub(super) fn embedding(&mut self) -> Result<(Vec<f32>, Linear)> {
         let dim = self.architecture().dim;
         let mut table = self.weights.take("encoder.embed_tokens.weight")?;
         let head = Linear::pack(&self.store, &table, &[], self.blueprint.symbols, dim)?;
-        let scale = (dim as f64).sqrt() as f32;
+        let scale = if self.architecture().scale_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
         table.iter_mut().for_each(|x| *x *= scale);
         Ok((table, head))
     }
@@ -62,10 +62,12 @@ impl<'a> Loader<'a> {
         let a = self.architecture();
         let mut layers = Vec::with_capacity(a.encoder_layers);
         for index in 0..a.encoder_layers {
-            layers.push(self.layer(&format!("encoder.layers.{index}"), None)?);
+            let prefix = format!("encoder.layers.{index}");
+            let projections = self.projections(&prefix)?;
+            layers.push(self.layer(&prefix, projections, None)?);
         }
-        let (heads, head_dim) = (a.heads, a.dim / a.heads);
-        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads, head_dim })
+        let (heads, head_dim, attending) = (a.heads, a.dim / a.heads, self.attending()?);
+        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads, head_dim, attending })
     }
 
     pub(super) fn decoder(&mut self) -> Result<Stack> {
@@ -73,8 +75,10 @@ impl<'a> Loader<'a> {
         let mut layers = Vec::with_capacity(a.decoder_layers);
         for index in 0..a.decoder_layers {
             let prefix = format!("decoder.layers.{index}");
+            let projections =
+                self.joined(&["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}")))?;
             let cross = Some(self.cross(&prefix)?);
-            layers.push(self.layer(&prefix, cross)?);
+            layers.push(self.layer(&prefix, projections, cross)?);
         }
         let position = match a.decoder_positions {
             true => Position::Absolute(Absolute::Sinusoidal { frequencies: frequencies(a.dim), first: FIRST_SINUSOID }),
@@ -120,10 +124,10 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn layer(&mut self, prefix: &str, cross: Option<Cross>) -> Result<Layer> {
+    fn layer(&mut self, prefix: &str, qkv: Linear, cross: Option<Cross>) -> Result<Layer> {
         let at = |name: &str| format!("{prefix}.{name}");
         Ok(Layer {
-            qkv: self.joined(&["q_proj", "k_proj", "v_proj"].map(|part| at(&format!("self_attn.{part}"))))?,
+            qkv,
             output: self.joined(&[at("self_attn.out_proj")])?,
             attention_norm: self.norm(&at("self_attn_layer_norm"))?,
             mixed_norm: None,
@@ -146,14 +150,22 @@ impl<'a> Loader<'a> {
     }
 
     /// Matrices of the same inputs as one: their outputs one behind the other.
-    fn joined(&mut self, names: &[String]) -> Result<Linear> {
+    pub(super) fn joined(&mut self, names: &[String]) -> Result<Linear> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
         for name in names {
-            weight.extend(self.weights.take(&format!("{name}.weight"))?);
-            bias.extend(self.weights.take(&format!("{name}.bias"))?);
+            weight.extend(self.take(&format!("{name}.weight"))?);
+            bias.extend(self.take(&format!("{name}.bias"))?);
         }
-        let outputs = bias.len();
-        Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
+        self.pack(&weight, &bias)
+    }
+
+    /// A matrix, (outputs, inputs), and its bias.
+    pub(super) fn pack(&self, weight: &[f32], bias: &[f32]) -> Result<Linear> {
+        Linear::pack(&self.store, weight, bias, bias.len(), weight.len() / bias.len())
+    }
+
+    pub(super) fn take(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.weights.take(name)
     }
 
     fn norm(&mut self, name: &str) -> Result<Norm> {

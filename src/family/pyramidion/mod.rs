@@ -5,11 +5,13 @@
 //! decoder attends to what is left. Padding is part of the model: every document is as long as the longest. What is all padding
 //! is the same in every document, so it is computed once a model; what is alike in one document, once a document.
 //!
-//! [`config`] is the blueprint and `plan` what it means layer by layer, [`model`] the weights, [`encoding`] a document that is
-//! being read, `encode` the reading and `padding` what is read once for all, [`document`] what comes of it. Rows are the decoder family's: the same stack, with a
-//! memory.
+//! [`config`] and [`attention`] are the blueprint and `plan` what it means layer by layer, [`model`] the weights, [`encoding`] a
+//! document that is being read, `encode` the reading, `cost` what it costs, `padding` what is read once for all, [`document`] what
+//! comes of it. Rows are the decoder family's: the same stack, with a memory.
 
+pub mod attention;
 pub mod config;
+mod cost;
 pub mod document;
 mod encode;
 pub mod encoding;

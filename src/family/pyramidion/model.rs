@@ -281,7 +281,7 @@ impl Reader for Pyramidion {
             // one row more for what is alike
             let rows = Rows::bytes_for(length + 1, dim, segment.span());
             let met = match segment.block {
-                None => self.encoder.store(length).numbers() * size_of::<f32>() + rows,
+                None => self.encoder.meeting(segment.first, length).numbers() * size_of::<f32>() + rows,
                 Some(_) => 0,
             };
             let mut pooled = 0;
@@ -302,6 +302,10 @@ impl Reader for Pyramidion {
             }
         }
         most
+    }
+
+    fn multiply_adds(&self, tokens: usize) -> usize {
+        self.reading(tokens)
     }
 
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize> {

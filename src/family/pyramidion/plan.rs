@@ -1,6 +1,9 @@
 //! What an encoder does with a document, layer by layer: lengths, blocks, poolings.
 
-use super::config::{Architecture, Pooling};
+use super::{
+    attention::Attention,
+    config::{Architecture, Pooling},
+};
 
 /// The most vectors of one block of work, unless a block of attention has more.
 pub(super) const UNIT: usize = 512;
@@ -28,6 +31,8 @@ pub(super) struct Plan {
     pub(super) padded: bool,
     /// Whether what pads a document is hidden from what does not: where nothing blocks or pools.
     pub(super) hides_padding: bool,
+    /// Whether there must be no padding within a document.
+    pub(super) needs_tokens: bool,
     /// Whether the decoder attends to as many vectors as came in, whatever was pooled.
     pub(super) upsamples: bool,
 }
@@ -51,6 +56,8 @@ impl Plan {
     /// The length that no rule leads to, with the rule.
     pub(super) fn of(a: &Architecture) -> Result<Self, PlanError> {
         let (mut segments, mut first, mut length) = (Vec::new(), 0, a.source_length);
+        // where only some heads attend to blocks, a layer needs the whole document
+        let block = a.block.filter(|_| a.attention == Attention::Softmax);
         for (layer, kept) in lengths(a)? {
             let key = || format!("pooling.lengths.{layer}");
             if kept == length {
@@ -59,15 +66,16 @@ impl Plan {
             if let Some(kind) = a.pooling.kind() {
                 kind.of(length, kept).map_err(|rule| PlanError::new(key(), rule, kept))?;
             }
-            segments.push(Segment { first, end: layer + 1, length, block: a.block, factor: Some(length / kept) });
+            segments.push(Segment { first, end: layer + 1, length, block, factor: Some(length / kept) });
             (first, length) = (layer + 1, kept);
         }
-        segments.push(Segment { first, end: a.encoder_layers, length, block: a.block, factor: None });
+        segments.push(Segment { first, end: a.encoder_layers, length, block, factor: None });
         let upsamples = matches!(a.pooling, Pooling::Funnel { .. });
         let plan = Self {
             segments,
             padded: a.padded,
-            hides_padding: a.block.is_none() && a.pooling == Pooling::None {},
+            hides_padding: block.is_none() && a.pooling == Pooling::None {},
+            needs_tokens: a.attention != Attention::Softmax,
             upsamples,
         };
         // where what is dropped would be missed: behind the last layer, or wherever each place is to get its window's vector
@@ -79,7 +87,7 @@ impl Plan {
         match plan.segments.iter().find(missed) {
             Some(segment) => {
                 let expected = format!("a divisor of {}: what whole blocks leave over is dropped", segment.length);
-                Err(PlanError::new("block", expected, a.block.unwrap_or(0)))
+                Err(PlanError::new("block", expected, block.unwrap_or(0)))
             }
             None => Ok(plan),
         }

@@ -13,6 +13,7 @@
 
 mod bias;
 mod bytes;
+mod chosen;
 mod dense;
 mod distance;
 mod floats;
@@ -22,6 +23,7 @@ mod softmax;
 mod stored;
 
 pub use bias::Bias;
+pub use chosen::{Loose, attend_chosen};
 pub use dense::{Dense, attend_all as attend_dense};
 pub use distance::DistanceTable;
 pub use layout::Layout;

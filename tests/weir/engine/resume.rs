@@ -53,7 +53,7 @@ fn begin(model: &dyn Model, session: &Session) -> Row {
 fn state_after(model: &dyn Model, session: &Session, len: usize) -> Box<dyn State> {
     let mut rows = [begin(model, session)];
     if len > 0 {
-        rows[0].set(&session.symbols()[..len], Want::Nothing);
+        rows[0].set(&session.text().after(0).unwrap()[..len], Want::Nothing);
         advance(model, &mut rows, &[0], &mut model.scratch()).unwrap();
     }
     let [row] = rows;
@@ -73,8 +73,8 @@ fn lose(model: &dyn Model, session: &mut Session, row: &Row, anew: Anew) -> Row 
             let Some(key) = Key::of(&"".into(), session.boundaries(), model.card()) else {
                 return begin(model, session);
             };
-            cache.keep(&key, session.symbols(), &*row.state).unwrap();
-            let Some(hit) = cache.find(&key, &session.symbols()[..most]).unwrap() else { return begin(model, session) };
+            cache.keep(&key, session.text(), &*row.state).unwrap();
+            let Some(hit) = cache.find(&key, session.text().to(most)).unwrap() else { return begin(model, session) };
             hit.state
         }
     };
@@ -106,8 +106,8 @@ fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [Row; 1], loss: Op
         characters.extend(session.take());
         assert_eq!(progress == Progress::Prefilling, session.is_prefilling());
         if let Progress::Finished(reason) = progress {
-            let windowed = session.symbols().is_empty();
-            assert!(windowed || rows[0].state.len() == session.symbols().len(), "every symbol was fed");
+            let windowed = session.text().is_empty();
+            assert!(windowed || rows[0].state.len() == session.text().len(), "every symbol was fed");
             return (Said { characters, reason, usage: session.usage() }, step);
         }
     }
@@ -207,7 +207,7 @@ fn only_what_is_not_told_of_may_be_skipped() {
     }
     let mut session = Session::generate(request, toy.card()).unwrap();
     assert!(session.start_at(5, 0).is_err());
-    assert_eq!(session.symbols(), [1, 2, 0, 1, 2]);
+    assert_eq!(session.text().after(0), Some(&[1, 2, 0, 1, 2][..]));
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn a_trace_gives_the_state_again() {
         for seed in 0..4 {
             let prompt = if seed == 0 { Vec::new() } else { prompt(&case) };
             let (session, row) = write(&case, &prompt, seed, &mut |_, _| {});
-            let items = session.symbols().to_vec();
+            let items = session.text().after(0).unwrap().to_vec();
             assert_eq!(items.len(), row.state.len());
             let (segments, expected) = (row.state.segments(), next(&case, row, any));
             for size in [1, 7, items.len()] {
@@ -93,10 +93,10 @@ fn the_predictor_cuts_generated_text_anew() {
             let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
             let key = Key::of(&"".into(), &MODE, case.model.card()).unwrap();
             let (session, row) = write(&case, &prompt(&case), seed, &mut |session, row| {
-                let plain = &session.symbols()[..row.state.agreed()];
+                let plain = &session.text().after(0).unwrap()[..row.state.agreed()];
                 assert!(plain.iter().all(|&item| trace::ends_segment(item).is_none()), "{}", case.name);
             });
-            let items = session.symbols();
+            let items = session.text().after(0).unwrap();
             cache.keep(&key, items, &*row.state).unwrap();
             let text: Vec<u32> = items.iter().map(|&item| trace::symbol(item)).collect();
             let (cold, marks) = full(&*case.model, &text, &MODE);

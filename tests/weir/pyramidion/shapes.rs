@@ -34,6 +34,17 @@ const MAX: &str = r#"{"kind": "max", "lengths": {"1": 5}}"#;
 const POWER: &str = r#"{"kind": "hard-top-k", "lengths": {"0": 4, "1": 8}, "sort_back": true, "scorer": "attention"}"#;
 const FUNNEL: &str = r#"{"kind": "funnel", "lengths": {"0": 4, "1": 8}}"#;
 
+const NONE: &str = r#"{"kind": "none"}"#;
+
+/// Kinds of attention that are none of [`SHAPES`]', where `block` is for one local head: name, attention, block, pooling, norms first.
+const FAR: [(&str, &str, &str, &str, bool); 5] = [
+    ("efficient", r#"{"efficient": {"local_heads": 1}}"#, "40", NONE, false),
+    ("efficient alone", r#"{"efficient": {"local_heads": 0}}"#, "null", HALVING, true),
+    ("lsh", r#"{"lsh": {"local_heads": 1, "chunk": 16, "hashes": 3, "buckets": 8}}"#, "600", NONE, true),
+    ("lsh alone", r#"{"lsh": {"local_heads": 0, "chunk": 7, "hashes": 1, "buckets": 130}}"#, "null", NONE, false),
+    ("pooled lsh", r#"{"lsh": {"local_heads": 1, "chunk": 64, "hashes": 2, "buckets": 4}}"#, "33", HALVING, false),
+];
+
 /// Name, block, pooling, norms first, decoder positions, padded.
 const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
     ("pyramidion", "40", HALVING, false, false, true),
@@ -68,7 +79,13 @@ impl Shape {
 
     /// For documents of up to so many.
     pub(super) fn of_length(source: usize) -> impl Iterator<Item = Self> {
-        SHAPES.into_iter().map(move |(name, block, pooling, pre_norm, positions, padded)| {
+        let softmax = SHAPES.into_iter().map(|(name, block, pooling, pre_norm, positions, padded)| {
+            (name, r#""softmax""#, block, pooling, pre_norm, (positions, padded))
+        });
+        let far = FAR.into_iter().map(|(name, attention, block, pooling, pre_norm)| {
+            (name, attention, block, pooling, pre_norm, (false, false))
+        });
+        softmax.chain(far).map(move |(name, attention, block, pooling, pre_norm, (positions, padded))| {
             let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
             let mut pooling = parsed(pooling);
             let lengths = pooling.get_mut("lengths").and_then(|lengths| lengths.as_object_mut());
@@ -81,7 +98,7 @@ impl Shape {
                 "architecture": {
                     "encoder_layers": 3, "decoder_layers": 2, "dim": 22, "heads": 2, "feed_forward": 37, "activation": "relu",
                     "layer_norm_eps": 1e-5, "pre_norm": pre_norm, "source_length": source, "target_length": 400,
-                    "block": parsed(block), "pooling": pooling, "decoder_positions": positions, "padded": padded,
+                    "attention": parsed(attention), "block": parsed(block), "pooling": pooling, "decoder_positions": positions, "padded": padded,
                 },
             });
             let dir = TempDir::new().unwrap();

@@ -2,6 +2,7 @@
 
 use super::{
     super::support::*,
+    far,
     shapes::{Shape, tokens},
     *,
 };
@@ -105,6 +106,35 @@ impl Twin {
         queries.iter().enumerate().map(&mut one).collect()
     }
 
+    /// An encoder's attention that is no softmax over a block or over all: the first heads meet those of their block of `size`.
+    fn mixed(&self, name: &str, x: &[Vector], size: usize) -> Vec<Vector> {
+        let (attention, width) = (&self.config["attention"], self.dim / self.heads);
+        let (kind, options) = attention.as_object().unwrap().iter().next().unwrap();
+        let local = options["local_heads"].as_u64().unwrap() as usize;
+        let project =
+            |part: &str| -> Vec<Vector> { x.iter().map(|x| self.linear(&format!("{name}.{part}_proj"), x)).collect() };
+        let (queries, values) = (project("q"), project("v"));
+        let keys = if kind == "lsh" && local == 0 { vec![Vec::new(); x.len()] } else { project("k") };
+        let rotations = if kind == "lsh" { self.get(&format!("{name}.rotations")) } else { Vec::new() };
+        let mut out = vec![vec![0.0; self.dim]; x.len()];
+        for head in 0..self.heads {
+            let own = head * width..(head + 1) * width;
+            let part = |all: &[Vector]| -> Vec<Vector> {
+                all.iter().map(|x| x.get(own.clone()).map_or(Vec::new(), <[f64]>::to_vec)).collect()
+            };
+            let (q, k, v) = (part(&queries), part(&keys), part(&values));
+            let got = match head.checked_sub(local) {
+                None => far::blocks(size, &q, &k, &v),
+                Some(other) => {
+                    let length = rotations.len() / (self.heads - local);
+                    far::head(attention, &q, &k, &v, &rotations[other * length..][..length])
+                }
+            };
+            out.iter_mut().zip(got).for_each(|(out, got)| out[own.clone()].copy_from_slice(&got));
+        }
+        out.iter().map(|x| self.linear(&format!("{name}.out_proj"), x)).collect()
+    }
+
     /// A residual around something, the norm before or behind it.
     fn around(&self, norm: &str, x: &mut [Vector], change: &dyn Fn(&[Vector]) -> Vec<Vector>) {
         let normed: Vec<Vector> =
@@ -164,8 +194,11 @@ impl Twin {
             }
             let prefix = format!("encoder.layers.{layer}");
             let sees = |from: usize, to: usize| from / size == to / size && (!hides || to < document.len());
-            self.around(&format!("{prefix}.self_attn_layer_norm"), &mut x, &|x| {
-                self.attention(&format!("{prefix}.self_attn"), x, x, &sees)
+            self.around(&format!("{prefix}.self_attn_layer_norm"), &mut x, &|x| match self.config["attention"]
+                == "softmax"
+            {
+                true => self.attention(&format!("{prefix}.self_attn"), x, x, &sees),
+                false => self.mixed(&format!("{prefix}.self_attn"), x, size),
             });
             self.feed_forward(&prefix, &mut x);
             match lengths.get(&layer) {

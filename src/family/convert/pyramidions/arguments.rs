@@ -33,14 +33,21 @@ pub(super) struct Arguments {
     encoder_pooling: String,
     encoder_pooling_arch: Option<String>,
     chunk_size: usize,
-    /// A Python dict such as `{0: 2048, 1: 512}`: the length after a layer.
-    enc_layers_and_token_width: String,
-    flip_right: Flag,
-    sort_back: Flag,
+    /// A dict such as `{0: 2048, 1: 512}`, as Python writes it or as JSON: the length after a layer.
+    enc_layers_and_token_width: Json,
+    /// The official parser's defaults: 1 and 0.
+    flip_right: Option<Flag>,
+    sort_back: Option<Flag>,
     use_sparse_attn: String,
     activation_fn: Option<String>,
     decoder_positional_embeddings: Option<Flag>,
     no_token_positional_embeddings: Option<Flag>,
+    no_scale_embedding: Option<Flag>,
+    cross_self_attention: Option<Flag>,
+    no_cross_attention: Option<Flag>,
+    layernorm_embedding: Option<Flag>,
+    encoder_learned_pos: Option<Flag>,
+    decoder_learned_pos: Option<Flag>,
     #[serde(alias = "encoder_normalize_before")]
     normalize_before: Option<Flag>,
     decoder_normalize_before: Option<Flag>,
@@ -89,6 +96,7 @@ impl Arguments {
             "block": block,
             "pooling": pooling,
             "decoder_positions": positions,
+            "scale_embedding": !self.no_scale_embedding.is_some_and(Flag::is_set),
         });
         let tokenizer = subwords.as_ref().map(|_| TOKENIZER_FILE.to_owned());
         let vocabulary = (VocabularyConfig::Pieces(self.vocab_size, tokenizer), Normaliser::None);
@@ -112,8 +120,16 @@ impl Arguments {
         if self.decoder_normalize_before.is_some_and(|flag| flag.is_set() != before) {
             return wrong("decoder_normalize_before", format!("{before}, as in the encoder"), (!before).to_string());
         }
-        if self.no_token_positional_embeddings.is_some_and(Flag::is_set) {
-            return wrong("no_token_positional_embeddings", "false: an encoder has positions".into(), "true".into());
+        let not_there = [
+            ("no_token_positional_embeddings", self.no_token_positional_embeddings, "an encoder has positions"),
+            ("cross_self_attention", self.cross_self_attention, "a decoder attends to both apart"),
+            ("no_cross_attention", self.no_cross_attention, "a decoder attends to the document"),
+            ("layernorm_embedding", self.layernorm_embedding, "embeddings have no norm"),
+            ("encoder_learned_pos", self.encoder_learned_pos, "positions are sinusoids"),
+            ("decoder_learned_pos", self.decoder_learned_pos, "positions are sinusoids"),
+        ];
+        if let Some((key, _, why)) = not_there.into_iter().find(|(_, flag, _)| flag.is_some_and(Flag::is_set)) {
+            return wrong(key, format!("false: {why}"), "true".into());
         }
         match self.encoder_pooling_arch.as_deref() {
             None | Some("linear") => Ok(()),
@@ -140,8 +156,8 @@ impl Arguments {
                 return wrong("use_sparse_attn", "pooler, only_blockwise or pooler_no_block", format!("{found:?}"));
             }
         };
-        let Some(plan) = plan(&self.enc_layers_and_token_width) else {
-            let found = format!("{:?}", self.enc_layers_and_token_width);
+        let Some(plan) = lengths(&self.enc_layers_and_token_width) else {
+            let found = self.enc_layers_and_token_width.to_string();
             return wrong("enc_layers_and_token_width", "lengths after layers, like {0: 2048, 1: 512}", found);
         };
         let (mut lengths, mut current) = (serde_json::Map::new(), self.max_source_positions);
@@ -156,11 +172,12 @@ impl Arguments {
                 Some(_) => Ok((block, json!({ "kind": "none" }))),
                 None => {
                     let expected = "a length that shrinks, where there are no blocks: full attention that sees padding is not to be had without pooling";
-                    wrong("enc_layers_and_token_width", expected, self.enc_layers_and_token_width.clone())
+                    wrong("enc_layers_and_token_width", expected, self.enc_layers_and_token_width.to_string())
                 }
             };
         }
-        let (flip_right, sort_back) = (self.flip_right.is_set(), self.sort_back.is_set());
+        let flip_right = self.flip_right.is_none_or(Flag::is_set);
+        let sort_back = self.sort_back.is_some_and(Flag::is_set);
         Ok((
             block,
             json!({ "kind": "successive-halving", "lengths": lengths, "flip_right": flip_right, "sort_back": sort_back }),
@@ -197,6 +214,15 @@ impl Arguments {
             max_tokens: settings.max_len_b.min(self.max_target_positions.saturating_sub(1)),
             no_repeat_ngram: settings.no_repeat_ngram_size,
         })
+    }
+}
+
+/// Lengths after layers, as Python writes a dict or as JSON.
+fn lengths(value: &Json) -> Option<BTreeMap<usize, usize>> {
+    match value {
+        Json::String(text) => plan(text),
+        Json::Object(_) => serde_json::from_value(value.clone()).ok(),
+        _ => None,
     }
 }
 
@@ -245,7 +271,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plans_are_python_dicts() {
+    fn plans_are_python_dicts_or_objects() {
+        assert_eq!(lengths(&json!({"0": 2048, "1": 512})), plan("{0: 2048, 1: 512}"));
+        assert_eq!((lengths(&json!({"a": 1})), lengths(&json!([1]))), (None, None));
         let pairs = |text| plan(text).map(|plan| plan.into_iter().collect::<Vec<_>>());
         assert_eq!(pairs("{0: 2048, 1: 512}"), Some(vec![(0, 2048), (1, 512)]));
         assert_eq!(pairs(" {2:16,} "), Some(vec![(2, 16)]));

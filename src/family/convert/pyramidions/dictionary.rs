@@ -4,14 +4,19 @@
 //! for the four. A dictionary of single characters needs no model: it is what fairseq makes of `--bpe characters`, where a space
 //! is written `▁`.
 
-use super::sentencepiece::{self, Unigram};
+use super::sentencepiece::{self, Kind, SentencePiece};
 use crate::{
     error::{Error, Result},
     family::checkpoint::json::read_limited,
-    text::Subwords,
+    text::{Subwords, subwords::BLANK},
 };
 use serde_json::{Value as Json, json};
-use std::{collections::HashMap, fs, path::Path, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    path::Path,
+    sync::Arc,
+};
 
 const DICTIONARY_FILE: &str = "dict.txt";
 const MAX_BYTES: u64 = 64 << 20;
@@ -36,8 +41,8 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<Subwords>>> {
     let json = match (lines, model) {
         (lines, Some(file)) => {
             let model = sentencepiece::read(&read_limited(&file, MAX_BYTES)?, &file)?;
-            let lines = lines.unwrap_or_else(|| model.pieces.iter().map(|(piece, _)| piece.clone()).collect());
-            unigram(&lines, &model, &file)?
+            let lines = lines.unwrap_or_else(|| model.all.clone());
+            pieces(&lines, &model, &file)?
         }
         (Some(lines), None) if lines.iter().all(|line| is_character(line)) => characters(&lines),
         // pieces, and nobody to say how text is cut into them
@@ -119,40 +124,79 @@ fn metaspace(prefix: &str) -> Json {
     json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": prefix, "split": true })
 }
 
-/// Pieces of the dictionary with the model's log-probabilities.
-fn unigram(lines: &[String], model: &Unigram, file: &Path) -> Result<Json> {
+/// Pieces of the dictionary as the model cuts text into them.
+fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> {
     let known: HashMap<&str, f32> = model.pieces.iter().map(|(piece, score)| (piece.as_str(), *score)).collect();
-    let rarest = known.values().copied().fold(0.0, f32::min);
-    let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
-    vocab.extend(lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - UNHEARD)])));
-    if vocab.len() == MARKS.len() || !lines.iter().any(|line| known.contains_key(line.as_str())) {
+    if !lines.iter().any(|line| known.contains_key(line.as_str())) {
         return Err(Error::checkpoint(file, "the file", "the pieces of the dictionary beside it", "others"));
     }
     let mut steps = Vec::new();
     if let Some(map) = &model.charsmap {
         steps.push(json!({ "type": "Precompiled", "precompiled_charsmap": base64(map) }));
     }
-    if model.trims {
-        // a space in front is the prefix that the text would get
-        steps.push(json!({ "type": "Strip", "strip_left": !model.prefix, "strip_right": true }));
-        steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
-    }
-    let normalizer = if steps.is_empty() { Json::Null } else { json!({ "type": "Sequence", "normalizers": steps }) };
-    let metaspace = metaspace(if model.prefix { "always" } else { "never" });
-    let model = json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false });
+    // a space in front is the prefix that the text would get
+    steps.push(json!({ "type": "Strip", "strip_left": false, "strip_right": true }));
+    steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+    let normalizer = json!({ "type": "Sequence", "normalizers": steps });
+    let metaspace = metaspace("always");
+    let model = match model.kind {
+        Kind::Unigram => unigram(lines, &known),
+        Kind::Bpe => bpe(vocabulary(lines), merges(lines, model, &known, file)?),
+    };
     Ok(tokenizer(normalizer, metaspace.clone(), metaspace, model))
+}
+
+/// The model's log-probabilities.
+fn unigram(lines: &[String], known: &HashMap<&str, f32>) -> Json {
+    let rarest = known.values().copied().fold(0.0, f32::min);
+    let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
+    vocab.extend(lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - UNHEARD)])));
+    json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false })
+}
+
+/// Which neighbours become one piece, the first choice first: SentencePiece knows scores of pieces only, and merges whatever makes one.
+/// Where three neighbours make the same piece by two ways, it takes the left one, this the one with the longer beginning.
+fn merges(
+    lines: &[String],
+    model: &SentencePiece,
+    known: &HashMap<&str, f32>,
+    file: &Path,
+) -> Result<Vec<(String, String)>> {
+    let listed: HashSet<&str> = lines.iter().map(String::as_str).collect();
+    if let Some((piece, _)) = model.pieces.iter().find(|(piece, _)| !listed.contains(piece.as_str())) {
+        let expected =
+            "pieces that are all in the dictionary beside it: a BPE model needs each on the way to longer ones";
+        return Err(Error::checkpoint(file, "the file", expected, format!("{piece:?}")));
+    }
+    let mut sorted: Vec<_> = model.pieces.iter().collect();
+    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let ways = |piece: &str| -> Vec<(String, String)> {
+        let cuts = piece.char_indices().rev().filter(|(at, _)| *at > 0).map(|(at, _)| piece.split_at(at));
+        let both = cuts.filter(|(left, right)| known.contains_key(left) && known.contains_key(right));
+        both.map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
+    };
+    Ok(sorted.into_iter().flat_map(|(piece, _)| ways(piece)).collect())
+}
+
+fn vocabulary(lines: &[String]) -> serde_json::Map<String, Json> {
+    let all = MARKS.iter().copied().chain(lines.iter().map(String::as_str));
+    all.zip(0..).map(|(symbol, id): (&str, usize)| (symbol.to_owned(), id.into())).collect()
+}
+
+fn bpe(vocab: serde_json::Map<String, Json>, merges: Vec<(String, String)>) -> Json {
+    let fuse = !merges.is_empty();
+    json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": fuse, "byte_fallback": false, "ignore_merges": false, "vocab": vocab,
+        "merges": merges })
 }
 
 /// Single characters: pairs are never merged.
 fn characters(lines: &[String]) -> Json {
-    let all = MARKS.iter().copied().chain(lines.iter().map(String::as_str));
-    let vocab: serde_json::Map<String, Json> =
-        all.zip(0..).map(|(symbol, id): (&str, usize)| (symbol.to_owned(), id.into())).collect();
-    let model = json!({ "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": [] });
     let spaces = json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " });
     let decoder = json!({ "type": "Sequence", "decoders": [spaces, { "type": "Fuse" }] });
-    tokenizer(Json::Null, metaspace("never"), decoder, model)
+    // fairseq cuts lines at whitespace, of which the space alone has been written otherwise by then
+    let blank = json!({ "type": "Replace", "pattern": { "Regex": BLANK }, "content": "" });
+    tokenizer(blank, metaspace("never"), decoder, bpe(vocabulary(lines), Vec::new()))
 }
 
 /// The usual alphabet, with padding.
@@ -193,6 +237,7 @@ mod tests {
         let subwords = read(dir.path(), 9).unwrap().unwrap();
         assert_eq!(ids(&subwords, "ab  xyb"), [5, 6, 4, 4, 3, 3, 6]);
         assert_eq!(subwords.decode(&[5, 6, 4, 4, 6, 2]), "ab  b");
+        assert_eq!(ids(&subwords, "a\tb\u{a0} \r\nb\n"), [5, 6, 4, 6]);
         let places: Vec<_> = subwords.encode("a bé b").unwrap().iter().map(|piece| (piece.start, piece.end)).collect();
         assert_eq!(places, [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7)]);
         let error = read(dir.path(), 7).unwrap_err().to_string();
@@ -226,6 +271,27 @@ mod tests {
     }
 
     #[test]
+    fn bpe_cuts_as_sentencepiece_does() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/sentencepiece");
+        let dir = TempDir::new().unwrap();
+        fs::copy(golden.join("bpe.model"), dir.path().join("bpe.model")).unwrap();
+        let subwords = read(dir.path(), 401).unwrap().unwrap();
+        let cases: Json = serde_json::from_slice(&fs::read(golden.join("bpe.json")).unwrap()).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let own = |id: &Json| match id.as_u64().unwrap() as u32 {
+                0 => UNKNOWN as u32,
+                id => id + 1,
+            };
+            let want: Vec<u32> = case["ids"].as_array().unwrap().iter().map(own).collect();
+            assert_eq!(ids(&subwords, text), want, "{text}");
+        }
+        fs::write(dir.path().join("dict.txt"), "▁t 9\nt 8\n").unwrap();
+        let error = read(dir.path(), 401).unwrap_err().to_string();
+        assert!(error.contains("pieces that are all in the dictionary beside it"), "{error}");
+    }
+
+    #[test]
     fn what_is_no_vocabulary_is_told() {
         for (text, expected) in [
             ("a", "line 1: expected a symbol, a space and its count, found \"a\""),
@@ -237,9 +303,13 @@ mod tests {
             let error = read(dir.path(), 9).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        for (bytes, expected) in
-            [(vec![0xff; 9], "a SentencePiece model"), (sentencepiece::written(&[("a", 0.0, 1)], 2), "a unigram model")]
-        {
+        for (bytes, expected) in [
+            (vec![0xff; 9], "a SentencePiece model"),
+            (
+                sentencepiece::written(&[("a", 0.0, 1)], 3),
+                "a unigram or BPE model of SentencePiece, found model_type 3",
+            ),
+        ] {
             let dir = TempDir::new().unwrap();
             fs::write(dir.path().join("m.model"), bytes).unwrap();
             let error = read(dir.path(), 9).unwrap_err().to_string();

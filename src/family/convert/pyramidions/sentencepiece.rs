@@ -19,6 +19,12 @@ pub(super) struct Piece {
 struct Trainer {
     #[prost(int32, optional, tag = "3")]
     model_type: Option<i32>,
+    #[prost(bool, optional, tag = "22")]
+    split_by_whitespace: Option<bool>,
+    #[prost(bool, optional, tag = "24")]
+    treat_whitespace_as_suffix: Option<bool>,
+    #[prost(bool, optional, tag = "35")]
+    byte_fallback: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -41,46 +47,86 @@ struct Model {
     normalizer: Option<Normalizer>,
 }
 
-/// The field's default and only kind of model that is read.
+/// The field's default.
 const UNIGRAM: i32 = 1;
+const BPE: i32 = 2;
 /// A piece of text; others are marks, the unknown one's, and bytes.
 const NORMAL: i32 = 1;
+/// The mark of what there is no piece for.
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+/// Marks that every model has, at ids of its own.
+const MARKS: [&str; 3] = ["<s>", "</s>", "<pad>"];
 const USER_DEFINED: i32 = 4;
 
-/// A unigram model.
-pub(super) struct Unigram {
-    /// Pieces of text with their log-probabilities, in order of the model's ids.
+/// How text is cut into pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// So that the sum of their scores is the largest.
+    Unigram,
+    /// By merging neighbours from characters on, whichever make the piece with the largest score.
+    Bpe,
+}
+
+/// A model.
+pub(super) struct SentencePiece {
+    pub(super) kind: Kind,
+    /// Pieces of text with their scores, in order of the model's ids.
     pub(super) pieces: Vec<(String, f32)>,
+    /// Pieces in order of the model's ids, but for the usual marks: some are no text.
+    pub(super) all: Vec<String>,
     /// What the text's characters are replaced by, in SentencePiece's own form; none for nothing.
     pub(super) charsmap: Option<Vec<u8>>,
-    /// Whether a text gets a space in front.
-    pub(super) prefix: bool,
-    /// Whether spaces in a row count as one, and those at the end as none.
-    pub(super) trims: bool,
 }
 
 /// Reads a model.
 ///
 /// # Errors
 /// What is no such model, or of another kind.
-pub(super) fn read(bytes: &[u8], file: &Path) -> Result<Unigram> {
+pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
     let model = Model::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
-    let kind = model.trainer.and_then(|trainer| trainer.model_type).unwrap_or(UNIGRAM);
-    if kind != UNIGRAM {
-        return Err(wrong("a unigram model of SentencePiece", format!("model_type {kind}")));
+    let (trainer, normalizer) = (model.trainer.unwrap_or_default(), model.normalizer.unwrap_or_default());
+    // what cuts text in ways that tokenizer.json has no words for, or not at spaces
+    let settings = [
+        ("trainer_spec.treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, false),
+        ("trainer_spec.split_by_whitespace", trainer.split_by_whitespace, true),
+        ("trainer_spec.byte_fallback", trainer.byte_fallback, false),
+        ("normalizer_spec.add_dummy_prefix", normalizer.add_dummy_prefix, true),
+        ("normalizer_spec.remove_extra_whitespaces", normalizer.remove_extra_whitespaces, true),
+    ];
+    if let Some((key, _, want)) =
+        settings.into_iter().find(|(_, found, want)| found.is_some_and(|found| found != *want))
+    {
+        return Err(Error::checkpoint(file, key, want.to_string(), (!want).to_string()));
+    }
+    let kind = match trainer.model_type.unwrap_or(UNIGRAM) {
+        UNIGRAM => Kind::Unigram,
+        BPE => Kind::Bpe,
+        other => return Err(wrong("a unigram or BPE model of SentencePiece", format!("model_type {other}"))),
+    };
+    let own = model.pieces.iter().find(|piece| piece.kind == Some(USER_DEFINED));
+    if let (Kind::Bpe, Some(piece)) = (kind, own) {
+        let found = format!("{:?}, which is", piece.piece.as_deref().unwrap_or_default());
+        return Err(wrong("no pieces of a BPE model that are defined by its user", found));
     }
     let is_text = |piece: &Piece| [NORMAL, USER_DEFINED].contains(&piece.kind.unwrap_or(NORMAL));
+    let usual = |piece: &Piece| match piece.kind.unwrap_or(NORMAL) {
+        UNKNOWN => true,
+        CONTROL => piece.piece.as_deref().is_some_and(|piece| MARKS.contains(&piece)),
+        _ => false,
+    };
+    let others = model.pieces.iter().filter(|piece| !usual(piece));
+    let all = others.map(|piece| piece.piece.clone().unwrap_or_default()).collect();
     let pieces: Vec<_> = model.pieces.into_iter().filter(is_text).collect();
     if pieces.is_empty() {
         return Err(wrong("a SentencePiece model", "no pieces".into()));
     }
-    let normalizer = model.normalizer.unwrap_or_default();
-    Ok(Unigram {
+    Ok(SentencePiece {
+        kind,
         pieces: pieces.into_iter().map(|piece| (piece.piece.unwrap_or_default(), piece.score.unwrap_or(0.0))).collect(),
+        all,
         charsmap: normalizer.precompiled_charsmap.filter(|map| !map.is_empty()),
-        prefix: normalizer.add_dummy_prefix.unwrap_or(true),
-        trims: normalizer.remove_extra_whitespaces.unwrap_or(true),
     })
 }
 
@@ -92,5 +138,41 @@ pub(super) fn written(pieces: &[(&str, f32, i32)], model_type: i32) -> Vec<u8> {
         kind: Some(kind),
     };
     let (pieces, normalizer) = (pieces.iter().map(piece).collect(), None);
-    Model { pieces, trainer: Some(Trainer { model_type: Some(model_type) }), normalizer }.encode_to_vec()
+    Model { pieces, trainer: Some(Trainer { model_type: Some(model_type), ..Trainer::default() }), normalizer }
+        .encode_to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_cut_text_otherwise_are_named() {
+        let trainers = [
+            ("treat_whitespace_as_suffix", Trainer { treat_whitespace_as_suffix: Some(true), ..Trainer::default() }),
+            ("split_by_whitespace", Trainer { split_by_whitespace: Some(false), ..Trainer::default() }),
+            ("byte_fallback", Trainer { byte_fallback: Some(true), ..Trainer::default() }),
+        ];
+        let normalizers = [
+            ("add_dummy_prefix", Normalizer { add_dummy_prefix: Some(false), ..Normalizer::default() }),
+            ("remove_extra_whitespaces", Normalizer { remove_extra_whitespaces: Some(false), ..Normalizer::default() }),
+        ];
+        let pieces = vec![Piece { piece: Some("a".into()), ..Piece::default() }];
+        let model = |trainer, normalizer| Model { pieces: pieces.clone(), trainer, normalizer }.encode_to_vec();
+        let all = trainers.into_iter().map(|(key, trainer)| (key, model(Some(trainer), None)));
+        let all = all.chain(normalizers.into_iter().map(|(key, normalizer)| (key, model(None, Some(normalizer)))));
+        for (key, bytes) in all {
+            let Err(error) = read(&bytes, Path::new("spm.model")) else { panic!("{key} was taken") };
+            assert!(error.to_string().contains(key), "{error}");
+        }
+        assert!(read(&model(None, None), Path::new("spm.model")).is_ok());
+    }
+
+    #[test]
+    fn pieces_that_are_no_text_keep_their_ids() {
+        let pieces =
+            [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<mask>", 0.0, 3), ("a", -1.0, 1), ("b", -2.0, 5)];
+        let model = read(&written(&pieces, 1), Path::new("spm.model")).unwrap();
+        assert_eq!((model.all, model.pieces.len()), (vec!["<mask>".into(), "a".into(), "b".into()], 1));
+    }
 }

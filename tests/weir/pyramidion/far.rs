@@ -1,0 +1,93 @@
+//! The naive twin of attention across a whole document that is no softmax over all: in f64, all pairs looked at.
+
+use serde_json::Value;
+
+type Vector = Vec<f64>;
+
+/// One head's queries, keys and values, for each place; `rotations` (rounds, width, buckets / 2).
+pub(super) fn head(
+    attention: &Value,
+    queries: &[Vector],
+    keys: &[Vector],
+    values: &[Vector],
+    rotations: &[f64],
+) -> Vec<Vector> {
+    match attention.get("lsh") {
+        None => efficient(queries, keys, values),
+        Some(lsh) => hashed(lsh, queries, values, rotations),
+    }
+}
+
+fn softmax(scores: &[f64]) -> Vector {
+    let top = scores.iter().copied().fold(f64::MIN, f64::max);
+    let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
+    scores.iter().map(|score| (score - top).exp() / total).collect()
+}
+
+/// One head's softmax within blocks of `size`.
+pub(super) fn blocks(size: usize, queries: &[Vector], keys: &[Vector], values: &[Vector]) -> Vec<Vector> {
+    let one = |(at, query): (usize, &Vector)| -> Vector {
+        let from = at / size * size;
+        let (keys, values) = (keys.iter().skip(from).take(size), values.iter().skip(from).take(size));
+        let dot = |key: &Vector| key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>() / (query.len() as f64).sqrt();
+        let weights = softmax(&keys.map(dot).collect::<Vector>());
+        let mut out = vec![0.0; query.len()];
+        for (weight, value) in weights.iter().zip(values) {
+            out.iter_mut().zip(value).for_each(|(out, x)| *out += weight * x);
+        }
+        out
+    };
+    queries.iter().enumerate().map(one).collect()
+}
+
+/// ρ_q(Q) (ρ_k(K)ᵀ V)
+fn efficient(queries: &[Vector], keys: &[Vector], values: &[Vector]) -> Vec<Vector> {
+    let width = queries[0].len();
+    let columns: Vec<Vector> =
+        (0..width).map(|at| softmax(&keys.iter().map(|key| key[at]).collect::<Vector>())).collect();
+    let context =
+        |from: usize, to: usize| -> f64 { columns[from].iter().zip(values).map(|(w, value)| w * value[to]).sum() };
+    let context: Vec<Vector> = (0..width).map(|from| (0..width).map(|to| context(from, to)).collect()).collect();
+    let one = |query: &Vector| -> Vector {
+        let weights = softmax(query);
+        (0..width).map(|to| weights.iter().zip(&context).map(|(w, row)| w * row[to]).sum()).collect()
+    };
+    queries.iter().map(one).collect()
+}
+
+fn hashed(lsh: &Value, vectors: &[Vector], values: &[Vector], rotations: &[f64]) -> Vec<Vector> {
+    let number = |key: &str| lsh[key].as_u64().unwrap() as usize;
+    let (chunk, half, width) = (number("chunk"), number("buckets") / 2, vectors[0].len());
+    let dot = |a: &Vector, b: &Vector| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let unit = |x: &Vector| -> Vector {
+        let scale = 1.0 / ((dot(x, x) / width as f64 + 1e-6).sqrt() * (width as f64).sqrt());
+        x.iter().map(|x| x * scale).collect()
+    };
+    let keys: Vec<Vector> = vectors.iter().map(unit).collect();
+    let mut met: Vec<Vec<usize>> = vec![Vec::new(); vectors.len()];
+    for rotation in rotations.chunks(width * half) {
+        let bucket = |x: &Vector| -> usize {
+            let turned = |at: usize| -> f64 { (0..width).map(|from| x[from] * rotation[from * half + at]).sum() };
+            let all: Vector = (0..2 * half).map(|at| if at < half { turned(at) } else { -turned(at - half) }).collect();
+            (0..all.len()).rev().max_by(|&a, &b| all[a].total_cmp(&all[b])).unwrap()
+        };
+        let mut order: Vec<(usize, usize)> = vectors.iter().map(bucket).zip(0..).collect();
+        order.sort_unstable();
+        let chunks: Vec<Vec<usize>> =
+            order.chunks(chunk).map(|part| part.iter().map(|entry| entry.1).collect()).collect();
+        for (at, own) in chunks.iter().enumerate() {
+            for &place in own {
+                if chunks.len() > 1 {
+                    met[place].extend(&chunks[(at + chunks.len() - 1) % chunks.len()]);
+                }
+                met[place].extend(own);
+            }
+        }
+    }
+    let one = |(place, met): (usize, &Vec<usize>)| -> Vector {
+        let score = |&key: &usize| if key == place { -1e5 } else { dot(&vectors[place], &keys[key]) };
+        let weights = softmax(&met.iter().map(score).collect::<Vector>());
+        (0..width).map(|at| met.iter().zip(&weights).map(|(&key, weight)| weight * values[key][at]).sum()).collect()
+    };
+    met.iter().enumerate().map(one).collect()
+}

@@ -112,7 +112,7 @@ impl Stub {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Serves on these connections until `end`.
+    /// Serves on these connections until `end`. They should send at once: what waits for company reaches a reader late.
     ///
     /// # Errors
     /// The connections' own.
@@ -121,8 +121,7 @@ impl Stub {
         I: Stream<Item = io::Result<C>>,
         C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
-        let server = Server::builder().tcp_nodelay(true).max_concurrent_streams(1 << 16);
-        let mut server = server;
+        let mut server = Server::builder().max_concurrent_streams(1 << 16);
         let routes = server.add_service(generation_server::GenerationServer::new(self.clone()));
         let routes = routes.add_service(summarization_server::SummarizationServer::new(self.clone()));
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await

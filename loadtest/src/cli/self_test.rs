@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 use tokio::{net::TcpListener, sync::watch, time::Instant};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 
 /// Characters of each answer.
 const CHARS: u64 = 2000;
@@ -163,7 +163,7 @@ fn serve(gap: Duration) -> Result<()> {
             let _ = ended.await;
         };
         let served = Stub::new(vec![Script { plain: gap, boundary: gap, ..Script::instant("stub") }])
-            .serve(TcpListenerStream::new(listener), end);
+            .serve(TcpIncoming::from(listener).with_nodelay(Some(true)), end);
         served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))
     })
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, runtime::Runtime};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 use weir_loadtest::stub::{Script, Stub};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ fn serve(scripts: Vec<Script>) -> Served {
     let stub = Stub::new(scripts);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    runtime.spawn(stub.clone().serve(TcpListenerStream::new(listener), pending()));
+    runtime.spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
     Served { address, stub, _runtime: runtime }
 }
 
@@ -256,13 +256,14 @@ fn a_mix_asks_several_models_for_several_things() {
 
 #[test]
 fn an_estimate_is_held_against_the_measured_gain() {
-    let plain = Script { segment: 0, plain: ms(6), boundary: ms(6), first: ms(6), ..script("plain") };
-    let pooled = |gain| Script { plain: ms(2), boundary: ms(2), first: ms(2), gain: Some(gain), ..script("pooled") };
+    let plain = Script { segment: 0, plain: ms(15), boundary: ms(15), first: ms(15), ..script("plain") };
+    let pooled = |gain| Script { plain: ms(5), boundary: ms(5), first: ms(5), gain: Some(gain), ..script("pooled") };
     for (gain, agrees) in [(3.0, true), (6.0, false)] {
         let served = serve(vec![plain.clone(), pooled(gain)]);
         let arguments = ["--rounds", "10", "--output-chars", "20", "--agree-within", "40"];
         let output = run(&[&["compare", &served.address, "--models", "plain,pooled"][..], &arguments].concat());
-        assert_eq!(output.status.success(), agrees, "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), agrees, "{said}{}", String::from_utf8_lossy(&output.stdout));
         assert!(String::from_utf8(output.stdout).unwrap().contains("ESTIMATED"));
     }
     let served = serve(vec![plain, script("silent")]);

@@ -5,7 +5,7 @@ use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, 
 use std::{future::pending, path::PathBuf};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, runtime::Runtime};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::{
     Request, Status,
     transport::{Certificate, Identity, Server, ServerTlsConfig},
@@ -75,7 +75,7 @@ fn serve(papers: &Papers) -> (u16, Runtime) {
     let routes = server
         .add_service(GenerationServer::with_interceptor(stub.clone(), with_key))
         .add_service(ModelsServer::with_interceptor(stub, with_key));
-    runtime.spawn(routes.serve_with_incoming_shutdown(TcpListenerStream::new(listener), pending()));
+    runtime.spawn(routes.serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
     (port, runtime)
 }
 

@@ -3,10 +3,29 @@
 use prost::Message;
 use std::{error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 4] =
-    ["weir/v1/admin.proto", "weir/v1/generation.proto", "weir/v1/models.proto", "weir/v1/summarization.proto"];
+const FILES: [&str; 5] = [
+    "weir/v1/admin.proto",
+    "weir/v1/generation.proto",
+    "weir/v1/latency.proto",
+    "weir/v1/models.proto",
+    "weir/v1/summarization.proto",
+];
 /// A protocol of others.
 const INFERENCE: [&str; 1] = ["inference/inference.proto"];
+
+/// The messages of which a report of latency is made.
+const REPORTED: [&str; 10] = [
+    "ModelReport",
+    "MeasuredTexts",
+    "LatencyHistogram",
+    "LatencyBar",
+    "EstimatedGain",
+    "Calibration",
+    "CalibratedStep",
+    "CacheEffect",
+    "MeasuredSummaries",
+    "EncoderLayerReport",
+];
 
 #[expect(clippy::disallowed_methods, reason = "Cargo tells build scripts where to write in the environment")]
 fn main() -> Result<(), Box<dyn Error>> {
@@ -18,7 +37,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile(files, ["."])?;
         // Reflection serves this file, comments and all.
         fs::write(into.join(name), descriptors.encode_to_vec())?;
-        tonic_prost_build::configure().compile_fds(descriptors)?;
+        // Reports are written as JSON, and kept beside measurements.
+        let mut builder = tonic_prost_build::configure();
+        for message in REPORTED {
+            builder = builder.type_attribute(message, "#[derive(serde::Serialize, serde::Deserialize)]");
+        }
+        builder.field_attribute("ModelReport.window", "#[serde(with = \"crate::window\")]").compile_fds(descriptors)?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! tells: its series are looked up when the model is loaded, so that nothing is looked up or allocated while it steps.
 //! What an engine counts by itself is read when somebody asks ([`Metrics::render`]).
 
+pub mod ledger;
 mod meter;
 mod totals;
 

@@ -1,5 +1,7 @@
 //! A server that makes delays instead of text: what it is told to take is what the tester must find.
 
+mod summaries;
+
 use crate::units::ns;
 use std::{
     future::Future,
@@ -19,9 +21,10 @@ use tonic::{
     transport::server::{Connected, Server},
 };
 use weir_proto::v1::{
-    self, Character, Finished, GenerateRequest, GenerateResponse, GetModelRequest, Limits, ListModelsRequest,
-    ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest, SegmentResponse,
-    Started, Timing, Usage, generate_response, generation_server, models_server, score_response,
+    self, Character, Documents, Finished, GenerateRequest, GenerateResponse, GetModelRequest, Limits,
+    ListModelsRequest, ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest,
+    SegmentResponse, Started, Timing, Usage, generate_response, generation_server, models_server, score_response,
+    summarization_server,
 };
 
 /// Messages that may wait for the connection.
@@ -50,6 +53,10 @@ pub struct Script {
     pub refuse: u64,
     /// What it says a text costs.
     pub bits_per_char: f64,
+    /// How many times as long it says that requests would have taken without pooling, if it says that.
+    pub gain: Option<f64>,
+    /// Whether it says that it reads documents.
+    pub summarizes: bool,
 }
 
 impl Script {
@@ -66,6 +73,8 @@ impl Script {
             pause: None,
             refuse: 0,
             bits_per_char: 2.0,
+            gain: None,
+            summarizes: false,
         }
     }
 }
@@ -103,7 +112,7 @@ impl Stub {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Serves on these connections until `end`.
+    /// Serves on these connections until `end`. They should send at once: what waits for company reaches a reader late.
     ///
     /// # Errors
     /// The connections' own.
@@ -112,9 +121,9 @@ impl Stub {
         I: Stream<Item = io::Result<C>>,
         C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
-        let server = Server::builder().tcp_nodelay(true).max_concurrent_streams(1 << 16);
-        let mut server = server;
+        let mut server = Server::builder().max_concurrent_streams(1 << 16);
         let routes = server.add_service(generation_server::GenerationServer::new(self.clone()));
+        let routes = routes.add_service(summarization_server::SummarizationServer::new(self.clone()));
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await
     }
 
@@ -207,9 +216,16 @@ impl Job {
             generated_segments: segments,
             ..Default::default()
         };
+        let (prefill_ns, decode_ns) = (ns(self.script.first), first.map_or(0, |first| ns(first.elapsed())));
+        let estimate = |took: u64| self.script.gain.map(|gain| (took as f64 * gain) as u64);
         let timing = Timing {
             queue_ns: ns(queue),
-            prefill_ns: ns(self.script.first),
+            prefill_ns,
+            decode_ns,
+            unpooled_estimate_ns: estimate(prefill_ns + decode_ns),
+            gain_estimate: self.script.gain,
+            unpooled_prefill_estimate_ns: estimate(prefill_ns),
+            unpooled_decode_estimate_ns: estimate(decode_ns),
             time_to_first_char_ns: first.map_or(0, |first| ns(first - came)),
             total_ns: ns(came.elapsed()),
             ..Default::default()
@@ -286,6 +302,7 @@ fn described(script: &Script) -> Model {
         shape: "delays instead of text".into(),
         pooled: script.segment > 0,
         dtype: "none".into(),
+        documents: script.summarizes.then(Documents::default),
         limits: Some(Limits { max_symbols: 1 << 20, rows, concurrent_streams: 1 << 16, ..Default::default() }),
         ..Default::default()
     }

@@ -22,3 +22,22 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "
 
 /// The same of the Open Inference Protocol.
 pub const INFERENCE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));
+
+/// A report's window by its name, in JSON.
+mod window {
+    use crate::v1::ReportWindow;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    const PREFIX: &str = "REPORT_WINDOW_";
+
+    pub(crate) fn serialize<S: Serializer>(window: &i32, to: S) -> Result<S::Ok, S::Error> {
+        let name = ReportWindow::try_from(*window).unwrap_or_default().as_str_name();
+        to.serialize_str(&name.trim_start_matches(PREFIX).to_lowercase())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
+        let name = String::deserialize(from)?;
+        let window = ReportWindow::from_str_name(&format!("{PREFIX}{}", name.to_uppercase()));
+        window.map(i32::from).ok_or_else(|| D::Error::custom(format!("no window is called {name:?}")))
+    }
+}

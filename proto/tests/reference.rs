@@ -15,8 +15,13 @@ use prost_types::{
 use std::{collections::HashMap, fmt::Write, fs, path::Path};
 
 /// In the order of the page.
-const FILES: [&str; 4] =
-    ["weir/v1/generation.proto", "weir/v1/summarization.proto", "weir/v1/models.proto", "weir/v1/admin.proto"];
+const FILES: [&str; 5] = [
+    "weir/v1/generation.proto",
+    "weir/v1/summarization.proto",
+    "weir/v1/models.proto",
+    "weir/v1/latency.proto",
+    "weir/v1/admin.proto",
+];
 
 const HEAD: &str = "\
 # API reference

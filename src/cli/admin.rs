@@ -38,6 +38,14 @@ enum Order {
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Begin the window `reset` of `weir report` anew.
+    ResetReport {
+        #[command(flatten)]
+        server: Server,
+        /// The model's name; all models if not given.
+        #[arg(value_name = "NAME")]
+        name: Option<String>,
+    },
     /// List what is in memory.
     List {
         #[command(flatten)]
@@ -95,6 +103,13 @@ pub fn run(args: Args) -> Result<()> {
                     return output::json(&json!({ "name": name, "draining": number }));
                 }
                 output::write(&format!("{name}: generation {number} drains\n"))
+            }
+            Order::ResetReport { server, name } => {
+                let models = server.connect().await?.reset_report(name).await?;
+                if server.json {
+                    return output::json(&json!({ "models": models }));
+                }
+                output::write(&format!("begins anew: {}\n", models.join(", ")))
             }
             Order::List { server } => {
                 let all = server.connect().await?.list().await?;

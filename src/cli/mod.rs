@@ -11,6 +11,7 @@ pub mod model;
 pub mod output;
 pub mod progress;
 mod reach;
+pub mod report;
 pub mod score;
 pub mod segment;
 pub mod serve;
@@ -38,6 +39,8 @@ enum Command {
     Admin(admin::Args),
     /// Ask whether a server serves.
     Health(health::Args),
+    /// Tell what a running server's models took, and what pooling spared.
+    Report(report::Args),
     /// Generate text from a prompt.
     Generate(generate::Args),
     /// Summarize a document.
@@ -71,6 +74,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve(args) => serve::run(args, sources),
         Command::Admin(args) => admin::run(args),
         Command::Health(args) => health::run(args),
+        Command::Report(args) => report::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Summarize(args) => summarize::run(args),
         Command::Score(args) => score::run(args),

@@ -7,6 +7,7 @@
 //! its segment step takes is [`Batch::due`]'s, by [`gather`]'s rule. A step encodes first: [`documents`].
 
 mod documents;
+mod estimate;
 mod outcome;
 
 use super::{
@@ -50,6 +51,8 @@ pub(super) struct Batch {
     unfinished: Vec<usize>,
     /// Symbols of the latest step, and how long it took.
     latest: Option<(usize, Duration)>,
+    /// What is known of the current step, for what it would have taken without pooling.
+    course: estimate::Course,
 }
 
 impl Batch {
@@ -66,6 +69,7 @@ impl Batch {
             due: Vec::new(),
             unfinished: Vec::new(),
             latest: None,
+            course: estimate::Course::default(),
         }
     }
 
@@ -98,8 +102,13 @@ impl Batch {
     fn begin(&self, task: &mut Task, now: Instant) -> Result<Vec<Box<dyn State>>> {
         match &mut task.life {
             Life::Text(session) => {
-                let Common { model, store, .. } = &*self.common;
-                let Some(hit) = store.find(task.key.as_ref(), session) else {
+                let Common { model, store, observer, .. } = &*self.common;
+                let hit = store.find(task.key.as_ref(), session);
+                if task.key.is_some() {
+                    let (found, bytes) = hit.as_ref().map_or((0, 0), |hit| (hit.len, hit.state.bytes()));
+                    observer.looked_up(session.cacheable_prefix(), found, bytes);
+                }
+                let Some(hit) = hit else {
                     let mut state = model.begin(session.boundaries().clone())?;
                     session.resume(&mut *state)?;
                     return Ok(vec![state]);
@@ -211,10 +220,12 @@ impl Batch {
         self.feed();
         let fed = self.fed.iter().map(|&seat| self.seats.rows[seat].places()).sum();
         let encoded = self.encode();
+        self.note_course();
         self.symbol_step();
         self.due();
         self.segment_step();
         self.finish_step();
+        self.estimate(began);
         self.absorb();
         self.count_step(began, fed, encoded);
         // without a row to feed every waiting one is due: the worker never goes to sleep on them
@@ -282,6 +293,7 @@ impl Batch {
         if self.due.is_empty() {
             return;
         }
+        self.note_due();
         let began = Instant::now();
         let outcome = guarded(|| self.common.model.segment_step(&mut self.seats.rows, &self.due, &mut self.scratch));
         let took = began.elapsed();
@@ -299,6 +311,7 @@ impl Batch {
         if self.unfinished.is_empty() {
             return;
         }
+        self.note_unfinished();
         let (rows, unfinished) = (&mut self.seats.rows, &self.unfinished);
         let outcome = guarded(|| self.common.model.finish_step(rows, unfinished, &mut self.scratch));
         if let Err(error) = outcome {

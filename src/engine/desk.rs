@@ -2,6 +2,7 @@
 
 use super::{
     cache,
+    calibration::{Calibrated, Missing, timing},
     handle::{Arriving, Events, Job, Limits, Load, Phase, Source, Terms, Upload},
     heartbeat::Heartbeat,
     observer::Observer,
@@ -27,7 +28,9 @@ use crate::{
     error::{Error, Result, clip},
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -57,6 +60,8 @@ pub(super) struct Common {
     pub(super) observer: Arc<dyn Observer>,
     pub(super) tally: Tally,
     pub(super) heartbeat: Heartbeat,
+    /// What the model's steps take, once that was timed.
+    pub(super) calibration: OnceLock<Calibrated>,
     pub(super) signal: Arc<Signal>,
     /// Whether the worker broke: for those who wait for it.
     broken: watch::Sender<bool>,
@@ -88,6 +93,7 @@ pub(super) fn start(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Obs
         observer,
         tally: Tally::default(),
         heartbeat: Heartbeat::new(),
+        calibration: OnceLock::new(),
         signal: Arc::default(),
         broken: watch::Sender::new(false),
     });
@@ -122,6 +128,33 @@ impl Shared {
         let mut task = Task::new(Life::Text(session), outlet, arrived);
         task.key = key;
         self.take(task, known, terms).map(|()| events)
+    }
+
+    /// Times the model's steps, in the caller's thread.
+    pub(super) fn calibrate(&self, budget: Duration, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Calibrated {
+        let Common { model, limits, calibration, .. } = &*self.common;
+        if let Some(known) = calibration.get() {
+            return known.clone();
+        }
+        // a panic in a step is no reason not to serve
+        let measured = catch_unwind(AssertUnwindSafe(|| timing::measure(&**model, limits.rows, budget, go_on)));
+        let calibrated = match measured {
+            Ok(Ok(Err(Missing::Stopped))) => return Err(Missing::Stopped),
+            Ok(Ok(calibrated)) => calibrated.map(Arc::new),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a step that was timed failed");
+                Err(Missing::Failed)
+            }
+            Err(_) => {
+                tracing::error!("a step that was timed panicked");
+                Err(Missing::Failed)
+            }
+        };
+        calibration.get_or_init(|| calibrated).clone()
+    }
+
+    pub(super) fn calibration(&self) -> Option<&Calibrated> {
+        self.common.calibration.get()
     }
 
     pub(super) fn upload(&self) -> (Upload, Arriving) {

@@ -1,6 +1,6 @@
 //! The engine as others see it: submit a job, read its events, drop the receiver to cancel.
 
-use super::{cache, observer::Observer, shelf, tally::Counters};
+use super::{cache, calibration::Calibrated, observer::Observer, shelf, tally::Counters};
 use crate::{
     decode::{
         contract::{Card, Memory, Model},
@@ -12,6 +12,7 @@ use crate::{
     error::Result,
 };
 use std::{
+    ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -48,6 +49,8 @@ pub struct Limits {
     pub document_bytes: usize,
     /// How long a document is kept that no job asks for.
     pub document_keep: Duration,
+    /// How long the model's steps may be timed when it is launched, so that the gain can be estimated; zero: they are not.
+    pub calibration: Duration,
 }
 
 impl Default for Limits {
@@ -64,6 +67,7 @@ impl Default for Limits {
             cache_bytes: 0,
             document_bytes: 0,
             document_keep: Duration::from_secs(600),
+            calibration: Duration::from_secs(2),
         }
     }
 }
@@ -240,6 +244,18 @@ impl Handle {
     /// What the segment cache holds and what became of it.
     pub fn cache(&self) -> cache::Usage {
         self.0.cache()
+    }
+
+    /// Times the model's steps for at most about so long, unless they are known already, so that the gain can be estimated of the
+    /// jobs that begin from then on. Blocks; `go_on` is asked after each step, and stops it by `Break`: it may be tried again
+    /// then. What is timed while anything else runs is worth nothing: the caller sees to that.
+    pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
+        self.0.calibrate(budget, &mut go_on)
+    }
+
+    /// What the model's steps take, or why that is not known; none while it is not decided.
+    pub fn calibration(&self) -> Option<&Calibrated> {
+        self.0.calibration()
     }
 
     /// How long the worker has been at its present round; none while it sleeps. A round is a step at most: one that takes

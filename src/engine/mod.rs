@@ -4,11 +4,13 @@
 //! loop), `desk` (where jobs are left, and by which rules they are taken), `scheduler` (who runs, who waits, what a step
 //! feeds), [`cache`] (states of texts that were computed before), `batch` (the running rows and one step of them), `outlet`
 //! (the way back to the reader). A job is about a text, or about a document: `summary` (its life), `upload` (how it arrives),
-//! [`shelf`] (documents that were encoded before), `seats` (whose rows are whose, since one may have several). And what they measure and sleep with: `pace`, `stopwatch`, `heartbeat`, `signal`. Who wants
+//! [`shelf`] (documents that were encoded before), `seats` (whose rows are whose, since one may have several). And what they measure and sleep with: `pace`, `stopwatch`, `heartbeat`, `signal`. [`calibration`]
+//! tells what steps would have taken without pooling. Who wants
 //! to measure the engine gives it an [`observer`], and reads its [`tally`].
 
 mod batch;
 pub mod cache;
+pub mod calibration;
 mod desk;
 pub mod handle;
 mod heartbeat;

@@ -4,7 +4,10 @@
 //! not allocate.
 
 use crate::{
-    decode::options::{Reason, Timing, Usage},
+    decode::{
+        options::{Reason, Timing, Usage},
+        summary::{Encoded, Summarized},
+    },
     error::Error,
 };
 use std::time::Duration;
@@ -30,6 +33,26 @@ pub trait Observer: Send + Sync {
     /// ended a segment, so that this one had to wait for the middle layers.
     fn gap(&self, gap: Duration, boundary: bool) {
         let _ = (gap, boundary);
+    }
+
+    /// The first symbol of a segment that is generated was there so long after the first one of the segment before it.
+    fn segment(&self, took: Duration) {
+        let _ = took;
+    }
+
+    /// A row's symbols are through: the middle layers ran so often for them, and were skipped so often.
+    fn middle(&self, run: usize, skipped: usize) {
+        let _ = (run, skipped);
+    }
+
+    /// A summary came to its end; of a document that was encoded now, unless `again` tells that it had been before.
+    fn summarized(&self, summary: &Summarized, document: &Encoded, again: bool) {
+        let _ = (summary, document, again);
+    }
+
+    /// Of a job's text so many symbols were looked up in the segment cache, and so many found, whose pages have so many bytes.
+    fn looked_up(&self, symbols: usize, found: usize, bytes: usize) {
+        let _ = (symbols, found, bytes);
     }
 
     /// A job is over, wherever it was: in the queue, or running.

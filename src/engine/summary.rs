@@ -354,6 +354,16 @@ impl Summary {
         }
     }
 
+    /// What is told of its document, once that is encoded.
+    pub(super) fn encoded(&self) -> Option<Arc<Encoded>> {
+        self.encoded.clone()
+    }
+
+    /// Whether its document had been encoded for an earlier job.
+    pub(super) fn is_cached(&self) -> bool {
+        self.cached
+    }
+
     /// The whole, at the end.
     pub(super) fn outcome(self, reason: Reason, timing: Timing) -> Summarized {
         let usage = self.usage();

@@ -60,17 +60,18 @@ impl Count {
 
 impl Tally {
     /// A row is ready after it was fed. The feed is of given symbols, or of one sampled.
-    pub(super) fn took(&self, row: &Row, given: bool, pooled: bool) {
+    /// Returns how often the middle layers ran for it, and how often pooling saved that.
+    pub(super) fn took(&self, row: &Row, given: bool, pooled: bool) -> (usize, usize) {
         if given {
             self.prefill_chars.add(row.places());
         } else {
             self.generated_chars.add(row.places());
         }
         let closed = row.marks.iter().filter(|mark| mark.boundary).count();
+        let skipped = if pooled { skipped(row).saturating_sub(closed) } else { 0 };
         self.middle_run.add(closed);
-        if pooled {
-            self.middle_skipped.add(skipped(row).saturating_sub(closed));
-        }
+        self.middle_skipped.add(skipped);
+        (closed, skipped)
     }
 
     /// The totals, with what runs and waits now.

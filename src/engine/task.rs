@@ -323,7 +323,12 @@ impl Task {
         self.outlet.finish(verdict.map(|reason| match self.life {
             Life::Text(_) => Event::Finished { reason, usage, timing },
             Life::Document(summary) => {
-                Event::Document(DocumentEvent::Summarized(Box::new(summary.outcome(reason, timing))))
+                let (encoded, cached) = (summary.encoded(), summary.is_cached());
+                let outcome = summary.outcome(reason, timing);
+                if let Some(encoded) = encoded {
+                    observer.summarized(&outcome, &encoded, cached);
+                }
+                Event::Document(DocumentEvent::Summarized(Box::new(outcome)))
             }
         }));
     }

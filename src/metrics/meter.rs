@@ -1,9 +1,16 @@
 //! What one engine tells. Its series were looked up when its model was loaded: what is done here once a character or a step
 //! allocates nothing.
 
-use super::{CODES, REASONS, Series, lock};
+use super::{
+    CODES, REASONS, Series,
+    ledger::{Layer, Ledger, Slice, Time, Window},
+    lock,
+};
 use crate::{
-    decode::options::{self, Reason, Timing},
+    decode::{
+        options::{self, Reason, Timing},
+        summary::{Encoded, Summarized},
+    },
     engine::{cache::Usage, handle::Handle, observer::Observer, shelf, tally::Counters},
     error::Error,
 };
@@ -12,7 +19,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What one engine tells, and what of its own count has been read.
@@ -21,6 +28,8 @@ pub struct Meter {
     /// Off while the engine warms up.
     counts: AtomicBool,
     read: Mutex<Counted>,
+    /// What latency reports are made of.
+    ledger: Ledger,
 }
 
 /// What an engine counts by itself.
@@ -39,7 +48,7 @@ impl Counted {
 
 impl Meter {
     pub(super) fn new(series: Arc<Series>) -> Self {
-        Self { series, counts: AtomicBool::new(false), read: Mutex::default() }
+        Self { series, counts: AtomicBool::new(false), read: Mutex::default(), ledger: Ledger::new(Instant::now()) }
     }
 
     /// Whether it tells of that model.
@@ -50,7 +59,18 @@ impl Meter {
     /// From now on what the engine does counts.
     pub fn begin(&self, engine: &Handle) {
         *lock(&self.read) = Counted::by(engine);
+        self.ledger.begin(Instant::now());
         self.counts.store(true, Relaxed);
+    }
+
+    /// What a latency report of this engine is made of, and how long its window was.
+    pub fn report(&self, window: Window) -> (Slice, Duration) {
+        self.ledger.read(window, Instant::now())
+    }
+
+    /// From now on counts what reports tell since the last reset.
+    pub fn reset(&self) {
+        self.ledger.reset(Instant::now());
     }
 
     /// Adds what the engine has counted since it was last read.
@@ -94,23 +114,66 @@ impl Observer for Meter {
         if middle > 0 {
             self.series.middle_rows[0].observe(middle as f64);
         }
+        self.ledger.note_at(Instant::now(), |slice| {
+            slice.sums.steps += u64::from(rows > 0);
+            slice.sums.rows += rows as u64;
+            slice.sums.middle_steps += u64::from(middle > 0);
+            slice.sums.middle_rows += middle as u64;
+        });
     }
 
     fn queued(&self, waited: Duration) {
         if self.counts.load(Relaxed) {
             self.series.queue[0].observe(waited.as_secs_f64());
+            self.ledger.note(|slice| slice.note(Time::Queue, waited));
         }
     }
 
     fn first_char(&self, after: Duration) {
         if self.counts.load(Relaxed) {
             self.series.first_char[0].observe(after.as_secs_f64());
+            self.ledger.note(|slice| slice.note(Time::First, after));
         }
     }
 
     fn gap(&self, gap: Duration, boundary: bool) {
         if self.counts.load(Relaxed) {
             self.series.gap[usize::from(boundary)].observe(gap.as_secs_f64());
+            let time = if boundary { Time::BoundaryGap } else { Time::PlainGap };
+            self.ledger.note(|slice| slice.note(time, gap));
+        }
+    }
+
+    fn segment(&self, took: Duration) {
+        if self.counts.load(Relaxed) {
+            self.ledger.note(|slice| slice.note(Time::Segment, took));
+        }
+    }
+
+    fn middle(&self, run: usize, skipped: usize) {
+        if self.counts.load(Relaxed) {
+            self.ledger.note(|slice| {
+                slice.sums.middle_run += run as u64;
+                slice.sums.middle_skipped += skipped as u64;
+            });
+        }
+    }
+
+    fn looked_up(&self, symbols: usize, found: usize, bytes: usize) {
+        if self.counts.load(Relaxed) {
+            self.ledger.note(|slice| {
+                let sums = &mut slice.sums;
+                *(if found > 0 { &mut sums.hits } else { &mut sums.misses }) += 1;
+                sums.looked_up += symbols as u64;
+                sums.found += found as u64;
+                sums.shared_bytes += bytes as u64;
+            });
+        }
+    }
+
+    fn summarized(&self, summary: &Summarized, document: &Encoded, again: bool) {
+        if self.counts.load(Relaxed) {
+            self.ledger.note(|slice| summarized(slice, summary, document, again));
         }
     }
 
@@ -121,6 +184,7 @@ impl Observer for Meter {
         let series = &*self.series;
         series.totals.finished(outcome.is_ok(), timing);
         let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
+        self.ledger.note_at(Instant::now(), |slice| finished(slice, outcome, usage, timing));
         series.total[0].observe(seconds(timing.total_ns));
         if timing.steps > 0 {
             series.inference[0].observe(seconds(timing.total_ns.saturating_sub(timing.queue_ns)));
@@ -142,6 +206,51 @@ impl Observer for Meter {
                 }
             }
         }
+    }
+}
+
+/// Notes a request's end for latency reports.
+fn finished(slice: &mut Slice, outcome: Result<&Reason, &Error>, usage: &options::Usage, timing: &Timing) {
+    if outcome.is_err() {
+        slice.sums.failed += 1;
+        return;
+    }
+    let sums = &mut slice.sums;
+    sums.requests += 1;
+    sums.prompt_chars += usage.prompt_chars as u64;
+    sums.cached_chars += usage.cached_chars as u64;
+    sums.generated_chars += usage.generated_chars as u64;
+    sums.prefill_ns += timing.prefill_ns;
+    if let Some(unpooled) = timing.unpooled {
+        sums.estimated += 1;
+        sums.measured_prefill_ns += timing.prefill_ns;
+        sums.unpooled_prefill_ns += unpooled.prefill_ns;
+        sums.measured_decode_ns += timing.decode_ns;
+        sums.unpooled_decode_ns += unpooled.decode_ns;
+    }
+    slice.note(Time::Prefill, Duration::from_nanos(timing.prefill_ns));
+    slice.note(Time::Total, Duration::from_nanos(timing.total_ns));
+    if usage.generated_chars > 0 {
+        slice.note(Time::Decode, Duration::from_nanos(timing.decode_ns));
+    }
+}
+
+/// Notes what a summary has beside that.
+fn summarized(slice: &mut Slice, summary: &Summarized, document: &Encoded, again: bool) {
+    let Summarized { usage, timing, waits, .. } = summary;
+    if again {
+        slice.sums.cached_documents += 1;
+    } else {
+        slice.note(Time::Upload, Duration::from_nanos(waits.arrival_ns));
+        let layers = document.layers.iter().map(|layer| Layer { vectors: layer.length as u64, took_ns: layer.ns });
+        let encode: u64 = layers.clone().map(|layer| layer.took_ns).sum();
+        slice.note(Time::Encode, Duration::from_nanos(encode.saturating_add(document.memory_ns)));
+        slice.encoded(layers);
+    }
+    slice.sums.memory_bytes += document.bytes as u64;
+    slice.sums.unpooled_memory_bytes += document.unpooled_bytes as u64;
+    if let Some(each) = timing.decode_ns.checked_div((usage.generated_chars as u64).saturating_sub(1)) {
+        slice.note(Time::TokenDecode, Duration::from_nanos(each));
     }
 }
 

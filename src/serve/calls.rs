@@ -25,11 +25,12 @@ use tonic::{
 use tower::ServiceExt;
 
 /// The services and methods that are counted by name; all others are `other`, or clients could make up series.
-const METHODS: [(&str, &[&str]); 8] = [
+const METHODS: [(&str, &[&str]); 9] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
     ("weir.v1.Summarization", &["Summarize"]),
     ("weir.v1.Models", &["ListModels", "GetModel"]),
-    ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations"]),
+    ("weir.v1.Admin", &["LoadModel", "UnloadModel", "ListGenerations", "ResetReport"]),
+    ("weir.v1.Latency", &["GetReport"]),
     (
         "inference.GRPCInferenceService",
         &[

@@ -11,9 +11,11 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+pub use weir_proto::v1::{Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport};
 use weir_proto::v1::{
-    ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
-    admin_client::AdminClient, model_generation::State,
+    GetReportRequest, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, ReportWindow,
+    ResetReportRequest, UnloadModelRequest, admin_client::AdminClient, latency_client::LatencyClient,
+    model_generation::State,
 };
 
 /// How a server is reached.
@@ -30,6 +32,9 @@ pub struct Reach {
 /// How long a connection may take to come about, and the answer about health.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Bytes of a report: of many models, each with its distributions.
+const REPORT_BYTES: usize = 64 << 20;
+
 /// Whether a server says that it serves, or that a service of it does; `""` is the server as a whole.
 ///
 /// # Errors
@@ -40,6 +45,46 @@ pub async fn is_serving(server: &Reach, service: &str) -> Result<bool> {
     let mut client = HealthClient::new(connect(server).await?);
     let answer = client.check(request).await.map_err(|status| refused(&server.address, &status))?;
     Ok(answer.into_inner().status() == ServingStatus::Serving)
+}
+
+/// Of which time a report is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Window {
+    /// All since the model was loaded.
+    Load,
+    /// All since an operator last reset that.
+    Reset,
+    /// The last minute, about.
+    Minute,
+}
+
+/// What a server's models took: of the one of that name, or of all.
+///
+/// # Errors
+/// It is not there, refuses, or does not answer in five seconds; a key that no header can hold.
+pub async fn report(
+    server: &Reach,
+    key: Option<&str>,
+    model: Option<String>,
+    window: Window,
+) -> Result<Vec<ModelReport>> {
+    let window = match window {
+        Window::Load => ReportWindow::SinceLoad,
+        Window::Reset => ReportWindow::SinceReset,
+        Window::Minute => ReportWindow::LastMinute,
+    };
+    let mut request = Request::new(GetReportRequest { model, window: Some(window.into()) });
+    request.set_timeout(PATIENCE);
+    if let Some(key) = key {
+        let header = MetadataValue::try_from(format!("Bearer {key}"));
+        let mut header =
+            header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
+        header.set_sensitive(true);
+        request.metadata_mut().insert("authorization", header);
+    }
+    let mut client = LatencyClient::new(connect(server).await?).max_decoding_message_size(REPORT_BYTES);
+    let answer = client.get_report(request).await.map_err(|status| refused(&server.address, &status))?;
+    Ok(answer.into_inner().models)
 }
 
 /// Whoever has the token of a server's admin service.
@@ -111,6 +156,16 @@ impl Operator {
         let request = self.request(ListGenerationsRequest {});
         let answer = self.client.list_generations(request).await.map_err(|status| refused(&self.server, &status))?;
         Ok(answer.into_inner().generations.into_iter().map(Loaded::from).collect())
+    }
+
+    /// Begins the report since the last reset of a model anew, or of all; returns their names.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn reset_report(&mut self, model: Option<String>) -> Result<Vec<String>> {
+        let request = self.request(ResetReportRequest { model });
+        let answer = self.client.reset_report(request).await.map_err(|status| refused(&self.server, &status))?;
+        Ok(answer.into_inner().models)
     }
 
     fn request<T>(&self, message: T) -> Request<T> {

@@ -103,6 +103,11 @@ impl Lease {
         self.generation.number
     }
 
+    /// What measures it.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.generation.meter
+    }
+
     /// The folder that it was loaded from, if it was from one.
     pub fn folder(&self) -> Option<&Path> {
         self.generation.folder.as_deref()
@@ -148,6 +153,7 @@ impl Engines {
             }
             other => other,
         })?;
+        self.calibrate(&engine);
         meter.begin(&engine);
         Ok(Fresh { engine, meter, folder, launching: Some(launching) })
     }

@@ -11,6 +11,7 @@ mod acks;
 mod admin;
 mod answer;
 mod asked;
+mod calibrating;
 mod calls;
 pub mod client;
 mod connections;
@@ -21,6 +22,7 @@ mod generation;
 mod http;
 mod inference;
 mod intake;
+mod latency;
 mod layers;
 mod models;
 mod monitor;
@@ -57,6 +59,7 @@ use calls::counted;
 use connections::Speech;
 use generation::Generation;
 use intake::metered;
+use latency::Latency;
 use layers::{Around, Next, guarded, named, said_in_http, timed, traced};
 use models::Models;
 use shutdown::Gate;
@@ -74,8 +77,8 @@ use tonic_health::{
 };
 use tower::Layer;
 use weir_proto::v1::{
-    admin_server::AdminServer, generation_server::GenerationServer, models_server::ModelsServer,
-    summarization_server::SummarizationServer,
+    admin_server::AdminServer, generation_server::GenerationServer, latency_server::LatencyServer,
+    models_server::ModelsServer, summarization_server::SummarizationServer,
 };
 
 /// How long connections get at least to close once no call runs any more.
@@ -85,11 +88,12 @@ const LINGER: Duration = Duration::from_secs(1);
 const HANG: Duration = Duration::from_secs(60);
 
 /// The services that are always there.
-const SERVICES: [&str; 4] = [
+const SERVICES: [&str; 5] = [
     <GenerationServer<Generation> as NamedService>::NAME,
     <SummarizationServer<Summarization> as NamedService>::NAME,
     <ModelsServer<Models> as NamedService>::NAME,
     <inference::Served as NamedService>::NAME,
+    <LatencyServer<Latency> as NamedService>::NAME,
 ];
 /// The service that gives orders.
 const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
@@ -138,6 +142,7 @@ pub async fn run(
     let summarization = SummarizationServer::new(summarization).max_decoding_message_size(wire.message_bytes);
     let models = Models::new(engines.clone(), wire.clone());
     let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
+    let latency = LatencyServer::new(Latency::new(engines.clone())).max_decoding_message_size(wire.message_bytes);
     let (v1, v1alpha) = (reflection(&services), reflection(&services));
     let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
     let (close, closing) = watch::channel(false);
@@ -148,7 +153,8 @@ pub async fn run(
         .add_service(v1alpha.build_v1alpha().map_err(broken)?)
         .add_service(generation)
         .add_service(summarization)
-        .add_service(models);
+        .add_service(models)
+        .add_service(latency);
     if let Some(admin) = admin {
         routes = routes.add_service(admin);
     }
@@ -178,6 +184,7 @@ pub async fn run(
     let served = tokio::select! {
         (served, ()) = async { tokio::join!(server, told) } => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
+        () = calibrating::when_idle(engines.clone()) => Ok(()),
     };
     if let Some(traces) = traces {
         traces.close().await;

@@ -18,6 +18,8 @@ pub(super) fn usage(usage: Usage) -> v1::Usage {
 
 /// Where the time went.
 pub(super) fn timing(timing: Timing) -> v1::Timing {
+    let unpooled = timing.unpooled.map(|unpooled| unpooled.prefill_ns.saturating_add(unpooled.decode_ns));
+    let took = timing.prefill_ns.saturating_add(timing.decode_ns);
     v1::Timing {
         queue_ns: timing.queue_ns,
         prefill_ns: timing.prefill_ns,
@@ -28,6 +30,10 @@ pub(super) fn timing(timing: Timing) -> v1::Timing {
         wait_steps: timing.wait_steps,
         middle_steps: timing.middle_steps,
         middle_ns: timing.middle_ns,
+        unpooled_estimate_ns: unpooled,
+        gain_estimate: unpooled.filter(|_| took > 0).map(|unpooled| unpooled as f64 / took as f64),
+        unpooled_prefill_estimate_ns: timing.unpooled.map(|unpooled| unpooled.prefill_ns),
+        unpooled_decode_estimate_ns: timing.unpooled.map(|unpooled| unpooled.decode_ns),
     }
 }
 

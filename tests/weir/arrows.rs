@@ -23,6 +23,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("axum", &["serve"]),
     ("base64", &["serve"]),
     ("http_body", &["serve"]),
+    ("hdrhistogram", &["metrics"]),
     ("hyper", &["serve"]),
     ("hyper_util", &["serve"]),
     ("opentelemetry", &["serve"]),

@@ -142,3 +142,26 @@ fn the_document_lists_the_metrics() {
         stale.join("\n")
     );
 }
+
+/// What the program reports of a server, for people and for programs.
+#[test]
+fn a_report_tells_what_is_measured_from_what_is_estimated() {
+    let (models, secrets) = (models(&[("first", "whitespaces")]), TempDir::new().unwrap());
+    let token = secrets.path().join("token");
+    fs::write(&token, TOKEN).unwrap();
+    let folder = models.path().to_str().unwrap();
+    let flags = ["--models", folder, "--kv-memory", "64MiB", "--admin-token-file", token.to_str().unwrap()];
+    let server = Server::start(&flags);
+    let address = server.address.to_string();
+    let told: serde_json::Value = serde_json::from_str(&weir(&["report", &address, "--json"]).unwrap()).unwrap();
+    let model = &told["models"][0];
+    assert_eq!((&model["model"], &model["window"]), (&"first".into(), &"since_load".into()));
+    assert_eq!(model["texts"]["requests"], 0, "the warm-up and the calibration do not count");
+    let steps = model["estimated_gain"]["calibration"]["steps"].as_array().unwrap();
+    assert!(!steps.is_empty() && steps.iter().all(|step| step["middle_ns"].as_u64().unwrap() > 0), "{steps:?}");
+    let table = weir(&["report", &address, "--name", "first", "--window", "reset"]).unwrap();
+    assert!(table.starts_with("first (hourglass, ") && table.contains("ESTIMATED gain of"), "{table}");
+    assert!(weir(&["report", &address, "--name", "none"]).unwrap_err().contains("NotFound"));
+    assert_eq!(weir(&["admin", "reset-report", &address]).unwrap(), "begins anew: first\n");
+    assert!(weir(&["admin", "reset-report", &address, "none"]).unwrap_err().contains("NotFound"));
+}

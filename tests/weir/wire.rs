@@ -11,6 +11,7 @@ mod http;
 mod http_summaries;
 mod inference;
 mod late;
+mod latency;
 mod latent;
 mod life;
 mod limits;

@@ -10,7 +10,7 @@ import grpc
 import local
 import pytest
 
-from weir_client import AsyncClient, Client, FinishReason, WeirError
+from weir_client import AsyncClient, Client, FinishReason, ReportWindow, WeirError
 
 PROMPT = "the history of the city"
 
@@ -195,3 +195,30 @@ def test_closing_an_asynchronous_stream_cancels_it(server: local.Server) -> None
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(ask(), local.SOON))
+
+
+def test_a_report_tells_measured_from_estimated(weir: Client, server: local.Server) -> None:
+    answer = weir.generate(PROMPT, max_chars=30, seed=5)
+    (report,) = weir.report()
+    assert report.model == "hourglass-whitespace-english"
+    assert (report.window, report.pooled, report.summaries) == (ReportWindow.SINCE_LOAD, True, None)
+    texts, gain = report.texts, report.estimated_gain
+    assert texts is not None and texts.requests > 0 and texts.generated_chars >= 30
+    first = texts.time_to_first_char
+    assert first.min_ns <= first.p50_ns <= first.max_ns and sum(bar.count for bar in first.bars) == first.count
+    assert gain is not None and gain.requests > 0 and gain.calibration.steps
+    timing = answer.timing
+    assert timing.unpooled_estimate_ns is not None and timing.gain_estimate is not None
+    took = timing.prefill_ns + timing.decode_ns
+    assert math.isclose(timing.gain_estimate, timing.unpooled_estimate_ns / took)
+
+    async def asynchronously() -> int:
+        async with AsyncClient(server.address, timeout=local.SOON) as client:
+            (report,) = await client.report(report_model, ReportWindow.LAST_MINUTE)
+            return report.texts.requests if report.texts else 0
+
+    report_model = report.model
+    assert 0 < asyncio.run(asynchronously())
+    with pytest.raises(WeirError) as caught:
+        weir.report("nothing")
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 import weir_client
-from weir_client._proto import generation_pb2, models_pb2, summarization_pb2
+from weir_client._proto import generation_pb2, latency_pb2, models_pb2, summarization_pb2
 from weir_client.generate import _PLACES, GenerateOptions
 from weir_client.score import ScoreOptions
 from weir_client.segment import SegmentOptions
@@ -64,6 +64,16 @@ def test_checked_in_files_are_what_protoc_makes(tmp_path: Path) -> None:
         (weir_client.SummaryUsage, summarization_pb2.SummaryUsage),
         (weir_client.SummaryTiming, summarization_pb2.SummaryTiming),
         (weir_client.EncoderLayer, summarization_pb2.EncoderLayer),
+        (weir_client.CacheEffect, latency_pb2.CacheEffect),
+        (weir_client.CalibratedStep, latency_pb2.CalibratedStep),
+        (weir_client.Calibration, latency_pb2.Calibration),
+        (weir_client.EncoderLayerReport, latency_pb2.EncoderLayerReport),
+        (weir_client.EstimatedGain, latency_pb2.EstimatedGain),
+        (weir_client.LatencyBar, latency_pb2.LatencyBar),
+        (weir_client.LatencyHistogram, latency_pb2.LatencyHistogram),
+        (weir_client.MeasuredSummaries, latency_pb2.MeasuredSummaries),
+        (weir_client.MeasuredTexts, latency_pb2.MeasuredTexts),
+        (weir_client.ModelReport, latency_pb2.ModelReport),
     ],
 )
 def test_a_class_has_the_fields_of_its_message(ours: Any, message: Any) -> None:
@@ -93,6 +103,12 @@ def test_every_field_of_a_summary_is_an_option() -> None:
     sampling = generation_pb2.Sampling.DESCRIPTOR
     names = (set(options.fields_by_name) - {"sampling"}) | set(sampling.fields_by_name)
     assert set(weir_client.SummarizeOptions.__annotations__) - {"timeout", "affinity", "metadata"} == names
+
+
+def test_windows_are_the_servers() -> None:
+    theirs = {name.replace("REPORT_WINDOW_", ""): number for name, number in latency_pb2.ReportWindow.items()}
+    assert {window.name: window.value for window in weir_client.ReportWindow} == theirs
+    assert weir_client.ReportWindow(77) is weir_client.ReportWindow.UNSPECIFIED
 
 
 def test_every_field_of_a_request_is_an_option() -> None:

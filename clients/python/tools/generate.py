@@ -16,7 +16,12 @@ from grpc_tools import protoc
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[2] / "proto"
 INTO = HERE.parent / "src/weir_client/_proto"
-FILES = ["weir/v1/generation.proto", "weir/v1/models.proto", "weir/v1/summarization.proto"]
+FILES = [
+    "weir/v1/generation.proto",
+    "weir/v1/latency.proto",
+    "weir/v1/models.proto",
+    "weir/v1/summarization.proto",
+]
 
 
 def generate(into: Path) -> None:

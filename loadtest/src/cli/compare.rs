@@ -28,6 +28,10 @@ pub(super) struct Args {
     models: Vec<String>,
     #[command(flatten)]
     rounds: Rounds,
+    /// Fail if the server's estimate of a pooled model's gain, of the total or of a character, is so many percent above or below the
+    /// measured one. The baseline must be the same model without pooling.
+    #[arg(long, value_name = "PERCENT")]
+    agree_within: Option<f64>,
 }
 
 /// How much is compared.
@@ -59,15 +63,43 @@ impl Rounds {
 }
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
-    let Args { server, work, output, models, rounds } = args;
+    let Args { server, work, output, models, rounds, agree_within } = args;
     rounds.check()?;
     output.check()?;
+    if let Some(percent) = agree_within.filter(|percent| !(0.0..=1000.0).contains(percent)) {
+        return Err(Error::option("--agree-within", percent, "from 0 to 1000 percent"));
+    }
     let document = runtime(server.threads)?.block_on(async {
         let session = Session::open(server, work, &models, true, command).await?;
         let comparison = compare(&session, &rounds).await?;
         Ok::<_, Error>(session.document(vec![Part::Compare { comparison }], false))
     })?;
-    output.tell(&[document])
+    output.tell(std::slice::from_ref(&document))?;
+    match (agree_within, &document.parts[..]) {
+        (Some(percent), [Part::Compare { comparison }]) => agree(comparison, percent),
+        _ => Ok(()),
+    }
+}
+
+/// Holds the server's estimates against what was measured.
+fn agree(comparison: &Comparison, percent: f64) -> Result<()> {
+    let mut known = 0;
+    for side in &comparison.models {
+        for (what, share) in side.disagreement() {
+            known += 1;
+            if (share * 100.0).abs() > percent {
+                let told = format!("{:+.1} % from the measured one", share * 100.0);
+                return Err(Error::Setting(format!(
+                    "{}, {what}: the estimated gain is {told}, more than {percent} %",
+                    side.model
+                )));
+            }
+        }
+    }
+    if known == 0 {
+        return Err(Error::Setting("--agree-within: the server told no estimate of any model but the baseline".into()));
+    }
+    Ok(())
 }
 
 /// Compares the session's models.

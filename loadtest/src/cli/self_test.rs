@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 use tokio::{net::TcpListener, sync::watch, time::Instant};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 
 /// Characters of each answer.
 const CHARS: u64 = 2000;
@@ -89,6 +89,8 @@ async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
     let spec = Spec {
         name: "self-test".into(),
         kind: "generate".into(),
+        model: None,
+        pools: false,
         weight: 1.0,
         files: Vec::new(),
         prompts: Prompts::Parts(Length::Fixed(16)),
@@ -96,6 +98,8 @@ async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
         shared_prefix: 0,
         prefixes: 1,
         temperature: None,
+        chunk_chars: 1,
+        beam: None,
         most_symbols: 1 << 20,
         seed: 1,
     };
@@ -159,7 +163,7 @@ fn serve(gap: Duration) -> Result<()> {
             let _ = ended.await;
         };
         let served = Stub::new(vec![Script { plain: gap, boundary: gap, ..Script::instant("stub") }])
-            .serve(TcpListenerStream::new(listener), end);
+            .serve(TcpIncoming::from(listener).with_nodelay(Some(true)), end);
         served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))
     })
 }

@@ -1,13 +1,19 @@
 //! How the server is reached.
 
 use crate::{
-    client::connection::{MAX_CONNECTIONS, Reach},
+    client::connection::{Connection, MAX_CONNECTIONS, Reach},
     error::{Error, Result},
+    units,
 };
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
+use tokio::time::{Instant, sleep};
+
+/// How soon a server is tried again that is not there.
+const AGAIN: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Server {
@@ -29,6 +35,9 @@ pub(super) struct Server {
     /// Its key: a PEM file.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY", requires = "tls_client_cert")]
     tls_client_key: Option<PathBuf>,
+    /// How long the server may take to be there, as after it was started.
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::span)]
+    wait: Duration,
     /// Connections among which requests go round; if not given, one, and more where the server allows fewer calls on one
     /// than are to be in flight.
     #[arg(long, value_name = "N")]
@@ -56,6 +65,17 @@ impl Server {
         };
         let authorities = self.tls_ca.as_deref().map(read).transpose()?;
         Ok(Reach { address: self.address.clone(), key, authorities, identity })
+    }
+
+    /// The first connection, once the server is there.
+    pub(super) async fn first(&self, reach: &Reach) -> Result<Connection> {
+        let begun = Instant::now();
+        loop {
+            match reach.connect().await {
+                Err(Error::Remote { .. }) if begun.elapsed() < self.wait => sleep(AGAIN).await,
+                connected => return connected,
+            }
+        }
     }
 
     /// Connections for so many calls at a time, of which one carries `streams`.

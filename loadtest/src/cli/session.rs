@@ -41,6 +41,8 @@ pub(super) struct Session {
     pub(super) work: Work,
     /// The models that are asked.
     pub(super) models: Vec<About>,
+    /// All models of the server.
+    known: Vec<About>,
     workloads: Vec<Described>,
     begun: u64,
     command: String,
@@ -55,19 +57,20 @@ impl Session {
     pub(super) async fn open(server: Server, work: Work, names: &[String], all: bool, command: String) -> Result<Self> {
         let reach = server.reach()?;
         let stop = interruptible()?;
-        let known = models::list(&reach.address, &reach.connect().await?).await?;
-        let models = if all && names.is_empty() { known } else { models::choose(names, &known)? };
+        let known = models::list(&reach.address, &server.first(&reach).await?).await?;
+        let models = if all && names.is_empty() { known.clone() } else { models::choose(names, &known)? };
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
         }
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks them, and reads their files, before anything is measured
-        let workloads = work.mix(&models, 0.0, work.seed)?.described();
+        let workloads = work.mix(&models, &known, 0.0, work.seed)?.described();
         Ok(Self {
             server,
             reach,
             work,
             models,
+            known,
             workloads,
             begun,
             command,
@@ -101,7 +104,7 @@ impl Session {
     /// The next measurement's requests.
     pub(super) fn mix(&self) -> Result<Mix> {
         let number = self.measured.fetch_add(1, Relaxed);
-        self.work.mix(&self.models, self.cancel, self.work.seed.wrapping_add(number.wrapping_mul(APART)))
+        self.work.mix(&self.models, &self.known, self.cancel, self.work.seed.wrapping_add(number.wrapping_mul(APART)))
     }
 
     /// Measures a load.

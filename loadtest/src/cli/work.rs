@@ -5,7 +5,7 @@ use crate::{
     error::{Error, Result},
     load::{
         length::Length,
-        workload::{Mix, Prompts, Spec},
+        workload::{Mix, Prompts, SUMMARIZE, Spec},
     },
     measure::objective::Objectives,
     units,
@@ -14,14 +14,15 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Work {
-    /// Text files that prompts are cut from; if not given, 16 KB of bundled English.
+    /// Text files that prompts, or documents, are from; if not given, 16 KB of bundled English.
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     prompts: Vec<PathBuf>,
     /// Length of prompts in characters: N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, exponential:MEAN; or
-    /// `lines`: each line of the files is a prompt.
+    /// `lines`: each line of the files is a prompt; or `documents`: each file is one, and of a file named `.jsonl` each line's
+    /// `text`, `document` or `article`.
     #[arg(long, value_name = "LENGTH", default_value = "64..256", value_parser = prompts)]
     prompt_chars: Prompts,
-    /// Characters that each request generates: a length as in --prompt-chars.
+    /// Characters that each request generates, or tokens of each summary: a length as in --prompt-chars.
     #[arg(long, value_name = "LENGTH", default_value = "128")]
     output_chars: Length,
     /// Characters that all prompts have in common before their own.
@@ -33,8 +34,15 @@ pub(super) struct Work {
     /// Temperature of sampling; if not given, the server's default.
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// One workload of a mix, as key=value pairs with commas between them: name, kind (generate), weight, prompts, prompt-chars,
-    /// output-chars, shared-prefix, prefixes, temperature. What is not given is as the flags say. May be given several times.
+    /// Characters of each message in which a document is sent to be summarized.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    chunk_chars: u64,
+    /// Hypotheses that a summary is searched with; if not given, the model's default.
+    #[arg(long, value_name = "N")]
+    beam: Option<u32>,
+    /// One workload of a mix, as key=value pairs with commas between them: name, kind (generate, summarize), model, weight, prompts,
+    /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. What is not given is as the flags say.
+    /// May be given several times.
     #[arg(long = "workload", value_name = "SPEC")]
     workloads: Vec<String>,
     /// Seed of everything that is drawn: contents, lengths, arrivals, and the server's sampling.
@@ -65,7 +73,11 @@ pub(super) enum Boundaries {
 }
 
 fn prompts(text: &str) -> std::result::Result<Prompts, String> {
-    if text == "lines" { Ok(Prompts::Lines) } else { text.parse().map(Prompts::Parts) }
+    match text {
+        "lines" => Ok(Prompts::Lines),
+        "documents" => Ok(Prompts::Documents),
+        length => length.parse().map(Prompts::Parts),
+    }
 }
 
 impl Work {
@@ -75,14 +87,20 @@ impl Work {
     }
 
     /// The workloads, for models of which the smallest decides what is too long; of so large a share the client goes away.
-    pub(super) fn mix(&self, models: &[About], cancel: f64, seed: u64) -> Result<Mix> {
+    /// Workloads may name others of the `known`.
+    pub(super) fn mix(&self, models: &[About], known: &[About], cancel: f64, seed: u64) -> Result<Mix> {
         if !(0.0..=1.0).contains(&cancel) {
             return Err(Error::option("--cancel-share", cancel, "from 0 to 1"));
         }
         let most_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
+        // models that read documents are asked for nothing else
+        let reads = !models.is_empty() && models.iter().all(|model| model.summarizes);
+        let kind = if reads { SUMMARIZE } else { "generate" };
         let plain = Spec {
-            name: "generate".into(),
-            kind: "generate".into(),
+            name: kind.into(),
+            kind: kind.into(),
+            model: None,
+            pools: false,
             weight: 1.0,
             files: self.prompts.clone(),
             prompts: self.prompt_chars,
@@ -90,6 +108,8 @@ impl Work {
             shared_prefix: self.shared_prefix,
             prefixes: self.prefixes,
             temperature: self.temperature,
+            chunk_chars: self.chunk_chars,
+            beam: self.beam,
             most_symbols,
             seed,
         };
@@ -99,7 +119,8 @@ impl Work {
             let numbered = self.workloads.iter().enumerate();
             let read = |(number, text): (usize, &String)| {
                 let plain = Spec { name: format!("workload {}", number + 1), ..plain.clone() };
-                spec(plain, text).map_err(|why| Error::Setting(format!("--workload {text}: {why}")))
+                let told = |why| Error::Setting(format!("--workload {text}: {why}"));
+                spec(plain, text).and_then(|spec| of_model(spec, known)).map_err(told)
             };
             numbered.map(read).collect::<Result<_>>()?
         };
@@ -115,6 +136,17 @@ impl Work {
     }
 }
 
+/// A workload with the limits of the model that it names, if it names one.
+fn of_model(mut spec: Spec, known: &[About]) -> std::result::Result<Spec, String> {
+    let Some(name) = &spec.model else { return Ok(spec) };
+    let Some(model) = known.iter().find(|model| model.name == *name) else {
+        let names: Vec<_> = known.iter().map(|model| model.name.as_str()).collect();
+        return Err(format!("model={name}: one of {}", names.join(", ")));
+    };
+    (spec.most_symbols, spec.pools) = (model.max_symbols, model.pooled);
+    Ok(spec)
+}
+
 /// A workload's own values over those of the flags.
 fn spec(mut spec: Spec, text: &str) -> std::result::Result<Spec, String> {
     fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
@@ -126,6 +158,9 @@ fn spec(mut spec: Spec, text: &str) -> std::result::Result<Spec, String> {
         match key {
             "name" => spec.name = value.into(),
             "kind" => spec.kind = value.into(),
+            "model" => spec.model = Some(value.into()),
+            "chunk-chars" => spec.chunk_chars = number(key, value)?,
+            "beam" => spec.beam = Some(number(key, value)?),
             "weight" => spec.weight = number(key, value)?,
             "prompts" => spec.files = vec![value.into()],
             "prompt-chars" => spec.prompts = prompts(value).map_err(|why| format!("{key}: {why}"))?,

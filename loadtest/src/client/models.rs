@@ -23,6 +23,9 @@ pub struct About {
     pub parameters: u64,
     /// Whether it pools.
     pub pooled: bool,
+    /// Whether it reads documents and summarizes them.
+    #[serde(default)]
+    pub summarizes: bool,
     /// The type of the weights' numbers.
     pub dtype: String,
     /// Of the weights' file.
@@ -54,6 +57,7 @@ impl From<Model> for About {
             shape: model.shape,
             parameters: model.parameters,
             pooled: model.pooled,
+            summarizes: model.documents.is_some(),
             dtype: model.dtype,
             sha256: model.sha256,
             max_symbols: limits.max_symbols,

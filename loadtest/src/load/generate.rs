@@ -1,13 +1,12 @@
 //! The workload `generate`: prompts from text, continued.
 
 use super::{
-    length::Length,
     text::Text,
     workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
 };
 use crate::{
     error::{Error, Result},
-    measure::watch::{Arrived, Told, Watch},
+    measure::watch::{Arrived, Told, Unpooled, Watch},
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -33,8 +32,15 @@ struct Generate {
 /// An option out of bounds, or a file that cannot be used.
 pub(super) fn build(spec: &Spec) -> Result<Box<dyn Workload>> {
     spec.check()?;
-    let text = Text::read(&spec.files)?;
-    let lines = if spec.prompts == Prompts::Lines { text.lines()? } else { Vec::new() };
+    let (text, lines) = match spec.prompts {
+        Prompts::Documents => Text::documents(&spec.files)?,
+        Prompts::Lines => {
+            let text = Text::read(&spec.files)?;
+            let lines = text.lines()?;
+            (text, lines)
+        }
+        Prompts::Parts(_) => (Text::read(&spec.files)?, Vec::new()),
+    };
     Ok(Box::new(Generate { spec: spec.clone(), text, lines }))
 }
 
@@ -54,7 +60,7 @@ impl Generate {
                 let length = length.draw(rng, most_symbols.saturating_sub(shared_prefix + answer))?;
                 prompt.push_str(&self.text.window(rng, length));
             }
-            Prompts::Lines => {
+            Prompts::Lines | Prompts::Documents => {
                 let line = self.lines.get(rng.random_range(0..self.lines.len().max(1)));
                 prompt.push_str(line.ok_or_else(|| Error::Internal("no lines".into()))?);
             }
@@ -69,16 +75,16 @@ impl Workload for Generate {
         Described {
             name: name.clone(),
             kind: kind.clone(),
+            model: self.spec.model.clone(),
             weight: *weight,
             text: self.text.name.clone(),
-            prompt_chars: match prompts {
-                Prompts::Parts(length) => Length::to_string(length),
-                Prompts::Lines => "lines".into(),
-            },
+            prompt_chars: prompts.to_string(),
             shared_prefix_chars: *shared_prefix,
             prefixes: if *shared_prefix > 0 { *prefixes } else { 0 },
             output_chars: output.to_string(),
             temperature: *temperature,
+            chunk_chars: None,
+            beam: None,
         }
     }
 
@@ -86,7 +92,9 @@ impl Workload for Generate {
         let prompt = self.prompt(rng)?;
         let left = self.spec.most_symbols.saturating_sub(prompt.chars().count() as u64);
         let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
-        Ok(Box::new(Asked { prompt, chars, seed: rng.random(), temperature: self.spec.temperature }))
+        let Spec { temperature, model, pools, .. } = &self.spec;
+        let model = model.clone().map(|model| (model, *pools));
+        Ok(Box::new(Asked { prompt, chars, seed: rng.random(), temperature: *temperature, model }))
     }
 }
 
@@ -96,6 +104,8 @@ struct Asked {
     chars: u32,
     seed: u64,
     temperature: Option<f32>,
+    /// The model, where it is not the one that is measured, and whether it pools.
+    model: Option<(String, bool)>,
 }
 
 impl Asked {
@@ -105,11 +115,12 @@ impl Asked {
         let (max_chars, min_chars) = (Some(self.chars), Some(self.chars));
         let stopping = Stopping { max_chars, min_chars, ignore_eos: Some(true), ..Default::default() };
         GenerateRequest {
-            model: Some(target.model.clone()),
+            model: Some(self.model.as_ref().map_or_else(|| target.model.clone(), |(model, _)| model.clone())),
             prompt: self.prompt.clone(),
             sampling: Some(sampling),
             stopping: Some(stopping),
-            details: target.boundaries.then(|| Details { boundaries: Some(true), ..Default::default() }),
+            details: (target.boundaries && self.model.as_ref().is_none_or(|(_, pools)| *pools))
+                .then(|| Details { boundaries: Some(true), ..Default::default() }),
             ..Default::default()
         }
     }
@@ -164,7 +175,15 @@ fn arrived(piece: &Piece) -> Arrived {
 }
 
 fn told(finished: &Finished, cached_chars: u64) -> Told {
-    let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, .. } = finished.timing.unwrap_or_default();
+    let timing = finished.timing.unwrap_or_default();
+    let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, decode_ns, .. } = timing;
+    let estimates = timing.unpooled_prefill_estimate_ns.zip(timing.unpooled_decode_estimate_ns);
+    let unpooled = estimates.map(|(prefill, decode)| Unpooled {
+        prefill: Duration::from_nanos(prefill_ns),
+        prefill_estimate: Duration::from_nanos(prefill),
+        decode: Duration::from_nanos(decode_ns),
+        decode_estimate: Duration::from_nanos(decode),
+    });
     let usage = finished.usage.unwrap_or_default();
     Told {
         queue: Duration::from_nanos(queue_ns),
@@ -175,5 +194,7 @@ fn told(finished: &Finished, cached_chars: u64) -> Told {
         cached_chars,
         generated_chars: usage.generated_chars,
         segments: usage.prompt_segments + usage.generated_segments,
+        unpooled,
+        summary: None,
     }
 }

@@ -6,5 +6,6 @@ pub mod generate;
 pub mod length;
 pub mod pacer;
 pub mod plan;
+mod summarize;
 pub mod text;
 pub mod workload;

@@ -46,6 +46,41 @@ impl Text {
         Ok(Self { name: names.join(", "), letters })
     }
 
+    /// Documents, and what they are called together: each line of a file whose name ends in `.jsonl` is an object whose key
+    /// `text`, `document` or `article` has one; every other file is one.
+    ///
+    /// # Errors
+    /// No file, or one that is not there, empty, too large, or not what it should be.
+    pub fn documents(files: &[PathBuf]) -> Result<(Self, Vec<String>)> {
+        if files.is_empty() {
+            return Err(Error::option("--prompts", "no file", "files, where documents are asked for"));
+        }
+        let name = Self::read(files)?.name;
+        let mut documents = Vec::new();
+        for file in files {
+            let text = content(file)?;
+            if file.extension().is_some_and(|extension| extension == "jsonl") {
+                let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+                for (number, line) in lines {
+                    let place = || {
+                        Error::option(
+                            format!("--prompts {}", file.display()),
+                            format!("line {}", number + 1),
+                            "an object of JSON with a text as `text`, `document` or `article`",
+                        )
+                    };
+                    let object: serde_json::Value = serde_json::from_str(line).map_err(|_| place())?;
+                    let found = ["text", "document", "article"].iter().find_map(|key| object.get(key)?.as_str());
+                    let document = found.filter(|document| !document.trim().is_empty()).ok_or_else(place)?;
+                    documents.push(document.to_owned());
+                }
+            } else {
+                documents.push(text);
+            }
+        }
+        Ok((Self { name, letters: Vec::new() }, documents))
+    }
+
     /// The lines that are not blank.
     ///
     /// # Errors
@@ -115,6 +150,27 @@ mod tests {
         found.dedup();
         assert_eq!(found, ["three", "two t"]);
         assert_eq!(text.window(&mut rng, 40).chars().count(), 40);
+    }
+
+    #[test]
+    fn documents_are_files_or_lines_of_json() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let lines = file("set.jsonl", "{\"text\": \"one\", \"id\": 1}\n\n{\"article\": \"two\\nlines\"}\n");
+        let (text, documents) = Text::documents(&[lines, file("a.txt", "three\n\nfour")]).unwrap();
+        assert_eq!((text.name.as_str(), documents.len()), ("set.jsonl, a.txt", 3));
+        assert_eq!(documents, ["one", "two\nlines", "three\n\nfour"]);
+        for (wrong, line) in
+            [("{\"text\": 3}", "line 1"), ("{\"text\": \"x\"}\nno", "line 2"), ("{\"text\": \" \"}", "line 1")]
+        {
+            let told = Text::documents(&[file("w.jsonl", wrong)]).unwrap_err().to_string();
+            assert!(told.contains("w.jsonl") && told.contains(line), "{told}");
+        }
+        assert!(Text::documents(&[]).unwrap_err().to_string().contains("no file"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use super::{
     generate,
     length::{Length, MAX_LENGTH},
+    summarize,
 };
 use crate::{
     client::connection::Pool,
@@ -22,7 +23,10 @@ use tonic::Status;
 pub const MAX_WORKLOADS: usize = 16;
 
 /// The kinds there are: a line for each.
-const KINDS: [Kind; 1] = [Kind { name: "generate", build: generate::build }];
+const KINDS: [Kind; 2] =
+    [Kind { name: "generate", build: generate::build }, Kind { name: "summarize", build: summarize::build }];
+/// The kind of workloads for models that read documents.
+pub const SUMMARIZE: &str = "summarize";
 
 struct Kind {
     name: &'static str,
@@ -36,6 +40,18 @@ pub enum Prompts {
     Parts(Length),
     /// Its lines.
     Lines,
+    /// Each file, or each line of a file of JSON lines.
+    Documents,
+}
+
+impl std::fmt::Display for Prompts {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Parts(length) => length.fmt(out),
+            Self::Lines => out.write_str("lines"),
+            Self::Documents => out.write_str("documents"),
+        }
+    }
 }
 
 /// A workload, as it is asked for.
@@ -45,6 +61,10 @@ pub struct Spec {
     pub name: String,
     /// One of the kinds.
     pub kind: String,
+    /// The model, where it is not the one that is measured.
+    pub model: Option<String>,
+    /// Whether that model pools; nothing is known of none.
+    pub pools: bool,
     /// Its share of the requests, in units of all weights together.
     pub weight: f64,
     /// Files of text.
@@ -59,6 +79,10 @@ pub struct Spec {
     pub prefixes: u64,
     /// Of sampling.
     pub temperature: Option<f32>,
+    /// Characters of a message in which a document is sent.
+    pub chunk_chars: u64,
+    /// Hypotheses of a summary; the model's default if none.
+    pub beam: Option<u32>,
     /// The most characters of prompt and answer that the model takes.
     pub most_symbols: u64,
     /// Of all draws.
@@ -73,6 +97,8 @@ pub struct Described {
     pub name: String,
     /// One of the kinds.
     pub kind: String,
+    /// The model, where it is not the one that is measured.
+    pub model: Option<String>,
     /// Its share of the requests, in units of all weights together.
     pub weight: f64,
     /// Where its text is from.
@@ -87,6 +113,10 @@ pub struct Described {
     pub output_chars: String,
     /// Of sampling; absent: the server's default.
     pub temperature: Option<f32>,
+    /// Characters of a message in which a document is sent; absent where there are none.
+    pub chunk_chars: Option<u64>,
+    /// Hypotheses of a summary; absent: the model's default.
+    pub beam: Option<u32>,
 }
 
 /// Whom requests go to.
@@ -213,8 +243,15 @@ impl Spec {
         }
         let prompt = match self.prompts {
             Prompts::Parts(length) => length.longest().unwrap_or(1),
-            Prompts::Lines => 1,
+            Prompts::Lines | Prompts::Documents => 1,
         };
+        if !(1..=MAX_LENGTH).contains(&self.chunk_chars) {
+            return Err(Error::option("--chunk-chars", self.chunk_chars, format!("from 1 to {MAX_LENGTH}")));
+        }
+        // what fits into a model that reads documents is counted in its tokens, which only the server knows
+        if self.kind == SUMMARIZE {
+            return Ok(());
+        }
         let longest = shared_prefix.saturating_add(prompt).saturating_add(self.output.longest().unwrap_or(1));
         if longest > *most_symbols {
             return Err(Error::option(

@@ -5,5 +5,6 @@ pub mod meter;
 pub mod objective;
 pub mod record;
 pub mod spread;
+pub mod summaries;
 pub mod tester;
 pub mod watch;

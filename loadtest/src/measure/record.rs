@@ -2,6 +2,7 @@
 
 use super::{
     spread::{Bar, Numbers, Spread},
+    summaries::{Summaries, SummaryFigures},
     watch::{Told, Watch},
 };
 use crate::error::Result;
@@ -51,6 +52,7 @@ pub struct Tally {
     prefill: Numbers,
     server_first: Numbers,
     server_total: Numbers,
+    summaries: Summaries,
 }
 
 /// Sums of what the server told.
@@ -140,6 +142,8 @@ pub struct Figures {
     pub plain_gap_bars: Vec<Bar>,
     /// The distribution of `boundary_gap_ns`.
     pub boundary_gap_bars: Vec<Bar>,
+    /// Of summaries, if there were any; characters of prompts are then tokens of documents.
+    pub summaries: Option<SummaryFigures>,
 }
 
 impl Tally {
@@ -172,6 +176,7 @@ impl Tally {
             prefill: Numbers::new()?,
             server_first: Numbers::new()?,
             server_total: Numbers::new()?,
+            summaries: Summaries::new()?,
         })
     }
 
@@ -228,6 +233,7 @@ impl Tally {
         self.sums.cached += told.cached_chars;
         self.sums.generated += told.generated_chars;
         self.sums.segments += told.segments;
+        told.summary.iter().for_each(|summary| self.summaries.take(summary));
     }
 
     /// Takes all that another took.
@@ -249,6 +255,7 @@ impl Tally {
         self.sums.cached += cached;
         self.sums.generated += generated;
         self.sums.segments += segments;
+        self.summaries.add(&other.summaries)?;
         self.numbers_mut().into_iter().zip(other.numbers()).try_for_each(|(sum, part)| sum.add(part))
     }
 
@@ -327,6 +334,7 @@ impl Tally {
             time_to_first_char_bars: self.first.bars(),
             plain_gap_bars: self.plain.bars(),
             boundary_gap_bars: self.boundary.bars(),
+            summaries: self.summaries.figures(),
         })
     }
 

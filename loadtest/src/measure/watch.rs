@@ -6,7 +6,7 @@
 //! has it; where the model writes a mark instead, the character is told when the mark is chosen and the middle layers run after
 //! that, so that the gap *after* it has it.
 
-use super::meter::Meter;
+use super::{meter::Meter, summaries::Summary};
 use std::{
     ops::ControlFlow,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -47,6 +47,23 @@ pub struct Told {
     pub generated_chars: u64,
     /// Segments closed, prompt included.
     pub segments: u64,
+    /// What it took and, estimated, would have taken without pooling.
+    pub unpooled: Option<Unpooled>,
+    /// Of a summary.
+    pub summary: Option<Summary>,
+}
+
+/// A request's time on its row by the server's word: measured, and estimated without pooling.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unpooled {
+    /// Of the prompt: what it took.
+    pub prefill: Duration,
+    /// And would have taken.
+    pub prefill_estimate: Duration,
+    /// Of the answer from its first character on: what it took.
+    pub decode: Duration,
+    /// And would have taken.
+    pub decode_estimate: Duration,
 }
 
 /// A gap between two messages.

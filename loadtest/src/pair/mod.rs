@@ -15,7 +15,7 @@ use crate::{
     measure::{
         meter::Meter,
         record::{End, Figures, Tally},
-        watch::Watch,
+        watch::{Unpooled, Watch},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,9 @@ pub struct Side {
     pub figures: Figures,
     /// How many times as fast as the baseline it is, by the medians of complete rounds. None for the baseline itself.
     pub gains: Option<Gains>,
+    /// Estimated, not measured: how many times as fast as the same model without pooling the server says that it is, by the medians
+    /// of the same rounds. None where the server tells no estimate.
+    pub estimated: Option<Gains>,
 }
 
 /// Measured gains: the baseline's median by this model's, over complete rounds.
@@ -84,6 +87,21 @@ pub struct Gains {
     pub time_to_first_char: Option<Gain>,
     /// Of the mean time of a character after the first.
     pub char: Option<Gain>,
+    /// Of what encoding a document took, by the server's word.
+    pub encode: Option<Gain>,
+    /// Of a token of a summary after its first, by the server's word.
+    pub decode_token: Option<Gain>,
+}
+
+impl Side {
+    /// How much higher, as a share, the estimated gain is than the measured one: of the total and of a character. They are about the
+    /// same thing only where the baseline is the model without its pooling.
+    pub fn disagreement(&self) -> Vec<(&'static str, f64)> {
+        let (Some(gains), Some(estimated)) = (&self.gains, &self.estimated) else { return Vec::new() };
+        let pairs = [("total", gains.total, estimated.total), ("per character", gains.char, estimated.char)];
+        let known = pairs.into_iter().filter_map(|(name, measured, told)| Some((name, measured?, told?)));
+        known.map(|(name, measured, told)| (name, told.ratio / measured.ratio - 1.0)).collect()
+    }
 }
 
 /// What is compared.
@@ -102,8 +120,16 @@ pub struct Match {
     pub seed: u64,
 }
 
-/// A model's figures in a round: the time to the end, to the first character, and of a character.
-type Timed = Option<[Option<Duration>; 3]>;
+/// A model's figures in a round that ended well.
+#[derive(Debug, Clone, Copy)]
+struct Figured {
+    /// The time to the end, to the first character, of a character; of a document's encoding, and of a token of its summary.
+    times: [Option<Duration>; 5],
+    /// What the server says it took, and would have taken without pooling.
+    unpooled: Option<Unpooled>,
+}
+
+type Timed = Option<Figured>;
 
 struct Shared {
     plan: Match,
@@ -156,7 +182,13 @@ async fn round(shared: &Shared, number: u64) -> Result<()> {
         let which = (turn + number as usize) % targets.len();
         let (watch, end, total) = ask(shared, &*drawn.exchange, &targets[which]).await;
         if end == End::Well {
-            times[which] = Some([Some(total), watch.first_sent(), watch.per_char()]);
+            let summary = watch.told.and_then(|told| told.summary);
+            let encode = summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode);
+            let token = summary.and_then(|summary| summary.per_token());
+            times[which] = Some(Figured {
+                times: [Some(total), watch.first_sent(), watch.per_char(), encode, token],
+                unpooled: watch.told.and_then(|told| told.unpooled),
+            });
         }
         done.push((which, watch, end, total));
         if *shared.stop.borrow() {
@@ -194,25 +226,47 @@ async fn ask(shared: &Shared, exchange: &dyn Exchange, target: &Target) -> (Watc
     (watch, end, total)
 }
 
+/// The server's estimates of the same requests, as gains.
+fn estimated(told: &[Unpooled], seed: u64) -> Option<Gains> {
+    let of = |times: fn(&Unpooled) -> (Duration, Duration)| {
+        let pairs = told.iter().map(times).filter(|(_, took)| !took.is_zero());
+        gain(&pairs.map(|(would, took)| (would.as_secs_f64(), took.as_secs_f64())).collect::<Vec<_>>(), seed)
+    };
+    (!told.is_empty()).then(|| Gains {
+        total: of(|told| (told.prefill_estimate + told.decode_estimate, told.prefill + told.decode)),
+        time_to_first_char: of(|told| (told.prefill_estimate, told.prefill)),
+        char: of(|told| (told.decode_estimate, told.decode)),
+        encode: None,
+        decode_token: None,
+    })
+}
+
 fn told(shared: &Shared) -> Result<Comparison> {
     let Match { targets, warm_up, concurrency, seed, .. } = &shared.plan;
     let played = shared.played.lock().unwrap_or_else(PoisonError::into_inner);
     let complete: Vec<&Vec<Timed>> = played.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
     let gain_of = |which: usize, figure: usize| {
-        let of = |round: &[Timed], which: usize| Some(round.get(which)?.as_ref()?[figure]?.as_secs_f64());
+        let of = |round: &[Timed], which: usize| Some(round.get(which)?.as_ref()?.times[figure]?.as_secs_f64());
         let pairs: Vec<_> = complete.iter().filter_map(|round| of(round, 0).zip(of(round, which))).collect();
         gain(&pairs, *seed)
     };
     let side = |(which, target): (usize, &Target)| {
         let tally = played.tallies.get(which).ok_or_else(|| Error::Internal("a model without figures".into()))?;
-        let gains =
-            || Gains { total: gain_of(which, 0), time_to_first_char: gain_of(which, 1), char: gain_of(which, 2) };
+        let gains = || Gains {
+            total: gain_of(which, 0),
+            time_to_first_char: gain_of(which, 1),
+            char: gain_of(which, 2),
+            encode: gain_of(which, 3),
+            decode_token: gain_of(which, 4),
+        };
+        let told: Vec<Unpooled> = complete.iter().filter_map(|round| round.get(which)?.as_ref()?.unpooled).collect();
         Ok(Side {
             model: target.model.clone(),
             bits_per_char: None,
             score_refused: None,
             figures: tally.figures()?,
             gains: (which > 0).then(gains),
+            estimated: estimated(&told, *seed),
         })
     };
     Ok(Comparison {

@@ -190,12 +190,15 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
             "Request by request: " (complete) " rounds (of " (rounds) ", after " (warm_up) " that were not measured) in which every model "
             "answered the same prompt with the same seed and length, one after the other in changing order; " (concurrency)
             " round(s) at a time. A gain is the baseline's median by the model's, both from sending; in brackets its 95 % "
-            "bootstrap interval over rounds. Measured, not estimated."
+            "bootstrap interval over rounds. Measured, not estimated. Columns that say ESTIMATED are the server's own word of the same "
+            "requests: what each would have taken by the server's calibration had the model run its middle layers at every character, "
+            "by what it took. Where the baseline is that model, both are about the same thing."
         }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
         div.scroll { table {
             thead { tr {
-                @for cell in ["model", "gain: total", "gain: first character", "gain: per character", "total p50", "first character p50",
+                @for cell in ["model", "gain: total", "gain: first character", "gain: per character", "ESTIMATED gain: total", "ESTIMATED gain: per character", "gain: encode",
+                    "gain: per token of a summary", "total p50", "first character p50",
                     "per character p50", "shortening factor (characters per segment)", "bits per character", "well"] { th { (cell) } }
             } }
             tbody { @for side in models { (side_row(side)) } }
@@ -218,6 +221,10 @@ fn side_row(side: &Side) -> Markup {
             td { (gain(gains, |gains| gains.total)) }
             td { (gain(gains, |gains| gains.time_to_first_char)) }
             td { (gain(gains, |gains| gains.char)) }
+            td { (gain_words(side.estimated.as_ref().and_then(|gains| gains.total))) }
+            td { (gain_words(side.estimated.as_ref().and_then(|gains| gains.char))) }
+            td { (gain_words(gains.and_then(|gains| gains.encode))) }
+            td { (gain_words(gains.and_then(|gains| gains.decode_token))) }
             td { (told(figures.total_from_send_ns.p50)) }
             td { (told(figures.time_to_first_char_from_send_ns.p50)) }
             td { (told(figures.char_ns.p50)) }
@@ -283,11 +290,14 @@ fn workloads(workloads: &[Described]) -> Markup {
     html! {
         div.scroll { table {
             thead { tr { @for cell in ["workload", "kind", "weight", "text", "prompt (characters)", "shared beginning (characters)",
-                "different beginnings", "answer (characters)", "temperature"] { th { (cell) } } } }
+                "different beginnings", "answer (characters)", "temperature", "model", "chunk (characters)", "beam"] { th { (cell) } } } }
             tbody { @for workload in workloads { tr {
                 td { (workload.name) } td { (workload.kind) } td { (digits(workload.weight)) } td { (workload.text) }
                 td { (workload.prompt_chars) } td { (workload.shared_prefix_chars) } td { (workload.prefixes) } td { (workload.output_chars) }
                 td { (workload.temperature.map_or("server's default".to_owned(), |warmth| warmth.to_string())) }
+                td { (workload.model.as_deref().unwrap_or("the measured one")) }
+                td { (workload.chunk_chars.map_or("–".to_owned(), |chars| chars.to_string())) }
+                td { (workload.beam.map_or("model's default".to_owned(), |beam| beam.to_string())) }
             } } }
         } }
     }

@@ -68,6 +68,17 @@ pub(super) fn rows(figures: &Figures) -> Vec<Row> {
         Row::time("first character (server's word)", "from arrival", server.time_to_first_char_ns),
         Row::time("start lag (tester's own)", "from the intended start to sending", figures.start_lag_ns),
     ]);
+    if let Some(told) = &figures.summaries {
+        rows.extend([
+            Row::time("upload", "from sending to the document's end", told.upload_ns),
+            Row::time("encode (server's word)", "all layers and the decoder's keys and values", told.encode_ns),
+            Row::time("… after the upload", "from the document's end to its encoding's", told.encode_rest_ns),
+            Row::time("decode (server's word)", "from the first step to the last", told.decode_ns),
+            Row::time("… per token", "the mean of these steps", told.decode_token_ns),
+        ]);
+        let (what, spread) = ("tokens a second of a summary, after its first", told.tokens_per_second);
+        rows.push(Row { name: "tokens (server's word)", what, unit: Unit::Speed, spread });
+    }
     rows.retain(|row| row.spread.count > 0);
     rows
 }

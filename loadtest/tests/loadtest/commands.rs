@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{net::TcpListener, runtime::Runtime};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 use weir_loadtest::stub::{Script, Stub};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,11 +25,11 @@ fn serve(scripts: Vec<Script>) -> Served {
     let stub = Stub::new(scripts);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    runtime.spawn(stub.clone().serve(TcpListenerStream::new(listener), pending()));
+    runtime.spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
     Served { address, stub, _runtime: runtime }
 }
 
-fn command(arguments: &[&str]) -> Command {
+pub(super) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir-loadtest"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -49,7 +49,7 @@ fn ms(span: u64) -> Duration {
     Duration::from_millis(span)
 }
 
-fn script(name: &str) -> Script {
+pub(super) fn script(name: &str) -> Script {
     Script { first: ms(20), plain: ms(2), boundary: ms(4), segment: 4, rows: 4, ..Script::instant(name) }
 }
 
@@ -228,4 +228,46 @@ fn the_self_test_tells_a_rate_and_holds_it_against_what_is_asked() {
     let output = run(&[&short[..], &["--gap", "50us", "--at-least", "1e15"]].concat());
     assert!(!output.status.success());
     assert!(String::from_utf8(output.stderr).unwrap().contains("fewer than --at-least"));
+}
+
+#[test]
+fn a_mix_asks_several_models_for_several_things() {
+    let reader = Script { summarizes: true, ..script("reader") };
+    let served = serve(vec![script("writer"), reader]);
+    let folder = tempfile::tempdir().unwrap();
+    let documents = folder.path().join("set.jsonl");
+    fs::write(&documents, "{\"text\": \"one document\"}\n{\"article\": \"and another\"}\n").unwrap();
+    let summaries = format!(
+        "name=summaries,kind=summarize,model=reader,prompts={},prompt-chars=documents,output-chars=4,chunk-chars=5",
+        documents.display()
+    );
+    let arguments = ["--requests", "30", "--warm-up", "0", "--output-chars", "6", "--json", "-", "--concurrency", "3"];
+    let mix = ["--model", "writer", "--workload", "name=texts,weight=2", "--workload", &summaries];
+    let told = json(&run(&[&["run", &served.address][..], &mix, &arguments].concat()));
+    let parts = told[0]["parts"][0]["point"]["workloads"].as_array().unwrap();
+    let well: Vec<_> = parts.iter().map(|part| part["requests"]["well"].as_u64().unwrap()).collect();
+    assert!(well.iter().sum::<u64>() == 30 && well[1] > 0, "{well:?}");
+    assert!(parts[0]["summaries"].is_null());
+    assert_eq!(parts[1]["summaries"]["count"], well[1]);
+    assert_eq!(parts[1]["summaries"]["summary_tokens"], 4 * well[1]);
+    let unknown = run(&["run", &served.address, "--model", "writer", "--workload", "model=nobody"]);
+    assert!(String::from_utf8(unknown.stderr).unwrap().contains("one of writer, reader"));
+}
+
+#[test]
+fn an_estimate_is_held_against_the_measured_gain() {
+    let plain = Script { segment: 0, plain: ms(15), boundary: ms(15), first: ms(15), ..script("plain") };
+    let pooled = |gain| Script { plain: ms(5), boundary: ms(5), first: ms(5), gain: Some(gain), ..script("pooled") };
+    for (gain, agrees) in [(3.0, true), (6.0, false)] {
+        let served = serve(vec![plain.clone(), pooled(gain)]);
+        let arguments = ["--rounds", "10", "--output-chars", "20", "--agree-within", "40"];
+        let output = run(&[&["compare", &served.address, "--models", "plain,pooled"][..], &arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), agrees, "{said}{}", String::from_utf8_lossy(&output.stdout));
+        assert!(String::from_utf8(output.stdout).unwrap().contains("ESTIMATED"));
+    }
+    let served = serve(vec![plain, script("silent")]);
+    let output =
+        run(&["compare", &served.address, "--models", "plain,silent", "--rounds", "2", "--agree-within", "10"]);
+    assert!(String::from_utf8(output.stderr).unwrap().contains("no estimate"));
 }

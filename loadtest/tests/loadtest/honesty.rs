@@ -4,7 +4,7 @@
 use super::support::{Test, ms};
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 use weir_loadtest::{
     client::connection::Reach,
     load::{
@@ -162,7 +162,7 @@ async fn over_a_socket_it_finds_what_the_stub_noted() {
         Stub::new(vec![Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") }]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(stub.clone().serve(TcpListenerStream::new(listener), pending()));
+    tokio::spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
     let pool = Reach { address, ..Reach::default() }.pool(2).await.unwrap();
     let target = Target { pool, model: String::new(), boundaries: true, timeout: Duration::from_secs(60) };
     let mix = Mix::new(&[super::support::spec(9)], 1, 0.0).unwrap();

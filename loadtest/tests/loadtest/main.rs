@@ -6,4 +6,5 @@ mod commands;
 mod honesty;
 mod pairs;
 mod report;
+mod secured;
 mod support;

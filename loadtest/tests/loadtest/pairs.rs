@@ -3,7 +3,7 @@
 use super::support::{ms, spec, target};
 use tokio::sync::watch;
 use weir_loadtest::{
-    load::workload::Mix,
+    load::workload::{Mix, Spec},
     pair::{Comparison, Match, play, score},
     stub::{Script, Stub},
 };
@@ -17,6 +17,7 @@ fn scripts() -> Vec<Script> {
         boundary: ms(18),
         segment: 5,
         bits_per_char: 2.1,
+        gain: Some(2.75),
         ..Script::instant("fast")
     };
     vec![slow, fast]
@@ -44,6 +45,38 @@ async fn a_known_gain_is_found() {
         assert_eq!(gain.pairs, 20);
     }
     assert_eq!(told.models[1].figures.shortening_factor, Some(41.0 / 8.0));
+    // what the server estimates stands beside it, of the same rounds, and is told as what it is
+    assert_eq!(told.models[0].estimated, None);
+    let estimated = told.models[1].estimated.clone().unwrap();
+    for gain in [estimated.total, estimated.time_to_first_char, estimated.char] {
+        assert!((gain.unwrap().ratio / 2.75 - 1.0).abs() < 0.01, "{gain:?}");
+    }
+    let [(_, total), (_, char)] = told.models[1].disagreement()[..] else { panic!("two figures are compared") };
+    assert!((total - (2.75 / 2.8 - 1.0)).abs() < 0.03 && (char - (2.75 / 3.0 - 1.0)).abs() < 0.03, "{total} {char}");
+}
+
+/// Summarizers: one whose documents take 80 ms to encode and tokens 6 ms, and one that is four and twice as fast.
+#[tokio::test(start_paused = true)]
+async fn a_known_gain_of_summaries_is_found() {
+    let slow = Script { first: ms(80), plain: ms(6), summarizes: true, ..Script::instant("slow") };
+    let fast = Script { first: ms(20), plain: ms(3), segment: 4, ..Script { name: "fast".into(), ..slow.clone() } };
+    let stub = Stub::new(vec![slow, fast]);
+    let targets = vec![target(&stub, "slow", false).await, target(&stub, "fast", false).await];
+    let mix = Mix::new(&[Spec { kind: "summarize".into(), ..spec(11) }], 1, 0.0).unwrap();
+    let (_never, stop) = watch::channel(false);
+    let plan = Match { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1 };
+    let told = play(plan, stop, |_| {}).await.unwrap();
+    assert_eq!(told.complete, 10);
+    let gains = told.models[1].gains.clone().unwrap();
+    for (gain, expected) in [(gains.encode, 4.0), (gains.decode_token, 2.0), (gains.total, 140.0 / 50.0)] {
+        assert!((gain.unwrap().ratio / expected - 1.0).abs() < 0.02, "{gain:?} {expected}");
+    }
+    let figures = told.models[1].figures.summaries.clone().unwrap();
+    // documents of 20 characters, in three chunks
+    assert_eq!((figures.count, figures.document_tokens, figures.summary_tokens), (10, 200, 110));
+    assert_eq!(figures.unpooled_cross_attention_bytes, 4 * figures.cross_attention_bytes);
+    let speed = figures.tokens_per_second.p50.unwrap();
+    assert!((speed / (1000.0 / 3.0) - 1.0).abs() < 0.02, "{speed}");
 }
 
 #[tokio::test(start_paused = true)]

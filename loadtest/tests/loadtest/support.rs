@@ -48,6 +48,8 @@ pub(super) fn spec(output: u64) -> Spec {
     Spec {
         name: "test".into(),
         kind: "generate".into(),
+        model: None,
+        pools: false,
         weight: 1.0,
         files: Vec::new(),
         prompts: Prompts::Parts(Length::Fixed(20)),
@@ -55,6 +57,8 @@ pub(super) fn spec(output: u64) -> Spec {
         shared_prefix: 0,
         prefixes: 1,
         temperature: None,
+        chunk_chars: 7,
+        beam: None,
         most_symbols: 1 << 20,
         seed: 1,
     }

@@ -47,6 +47,10 @@ pub(super) struct EngineArgs {
     /// How long a document is kept that no request asks for; at least 1.
     #[arg(long, value_name = "N", env = "WEIR_DOCUMENT_SECONDS", default_value_t = Limits::default().document_keep.as_secs().to_string())]
     document_seconds: String,
+    /// How long the steps of each model may be timed when it is loaded, so that reports can estimate what pooling gains; 0: they
+    /// are not. Whatever it is, nothing is timed while requests run.
+    #[arg(long, value_name = "N", env = "WEIR_CALIBRATION_MILLISECONDS", default_value_t = Limits::default().calibration.as_millis().to_string())]
+    calibration_milliseconds: String,
 }
 
 impl EngineArgs {
@@ -68,6 +72,11 @@ impl EngineArgs {
             cache_bytes: cache.map_or(memory / 4, |size| checks.bytes("--cache-memory", size, 0..=memory)),
             document_bytes: documents.map_or(memory / 4, |size| checks.bytes("--document-memory", size, 0..=memory)),
             document_keep: Duration::from_secs(keep as u64),
+            calibration: Duration::from_millis(checks.number(
+                "--calibration-milliseconds",
+                &self.calibration_milliseconds,
+                0..=600_000,
+            ) as u64),
         }
     }
 }

@@ -45,13 +45,14 @@ impl Batch {
     }
 
     fn absorb_text(&mut self, index: usize, given: bool) -> Result<()> {
-        let Common { model, store, tally, .. } = &*self.common;
+        let Common { model, store, tally, observer, .. } = &*self.common;
         let task = &mut self.tasks[index];
         let (Life::Text(session), Some(&seat)) = (&mut task.life, task.seats.first()) else { return Ok(()) };
         let row = &mut self.seats.rows[seat];
         task.watch.waited(row.waited);
         let progress = session.absorb(row);
-        tally.took(row, given, model.card().pooled);
+        let (run, skipped) = tally.took(row, given, model.card().pooled);
+        observer.middle(run, skipped);
         match progress? {
             Progress::Finished(reason) => task.verdict = Some(Ok(reason)),
             Progress::Prefilling => {}
@@ -74,7 +75,12 @@ impl Batch {
         match news.filter(|_| task.is_generating()) {
             None => {}
             Some(News::First(after)) => observer.first_char(after),
-            Some(News::Further(gap)) => observer.gap(gap, boundary),
+            Some(News::Further(gap)) => {
+                observer.gap(gap, boundary);
+                if boundary && let Some(took) = task.watch.segment(now) {
+                    observer.segment(took);
+                }
+            }
         }
     }
 

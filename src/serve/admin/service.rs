@@ -183,6 +183,16 @@ impl admin_server::Admin for Orders {
     ) -> Result<Response<v1::ListGenerationsResponse>, Status> {
         Ok(Response::new(self.list()))
     }
+
+    async fn reset_report(
+        &self,
+        request: Request<v1::ResetReportRequest>,
+    ) -> Result<Response<v1::ResetReportResponse>, Status> {
+        let call = Call::of(&request);
+        let models = self.engines.reset_reports(request.get_ref().model.as_deref());
+        let models = models.map_err(|error| refused(&error, &call))?;
+        Ok(Response::new(v1::ResetReportResponse { models }))
+    }
 }
 
 fn refused(error: &Error, call: &Call) -> Status {

@@ -5,10 +5,11 @@ use prost::Message;
 use tokio_stream::StreamExt;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     "grpc.health.v1.Health",
     "inference.GRPCInferenceService",
     "weir.v1.Generation",
+    "weir.v1.Latency",
     "weir.v1.Models",
     "weir.v1.Summarization",
 ];

@@ -10,6 +10,19 @@ from ._types import Alternative, Character, Timing, Usage
 from .client import AsyncClient, Client
 from .generate import AsyncStream, Finished, FinishReason, Generated, GenerateOptions, Piece, Started, Stream
 from .models import Documents, Limits, Model, PoolingStep, Vocabulary
+from .report import (
+    CacheEffect,
+    CalibratedStep,
+    Calibration,
+    EncoderLayerReport,
+    EstimatedGain,
+    LatencyBar,
+    LatencyHistogram,
+    MeasuredSummaries,
+    MeasuredTexts,
+    ModelReport,
+    ReportWindow,
+)
 from .score import AsyncScoreStream, Score, ScoreOptions, ScoreStream, ScoreSummary
 from .segment import Segment, Segmentation, SegmentOptions
 from .summarize import (
@@ -36,21 +49,32 @@ __all__ = [
     "AsyncScoreStream",
     "AsyncStream",
     "AsyncSummaryStream",
+    "CacheEffect",
+    "CalibratedStep",
+    "Calibration",
     "Character",
     "Client",
     "Documents",
     "EncoderLayer",
+    "EncoderLayerReport",
+    "EstimatedGain",
     "FieldViolation",
     "FinishReason",
     "Finished",
     "GenerateOptions",
     "Generated",
     "Hypothesis",
+    "LatencyBar",
+    "LatencyHistogram",
     "Limits",
+    "MeasuredSummaries",
+    "MeasuredTexts",
     "Model",
+    "ModelReport",
     "Piece",
     "PoolingStep",
     "Progress",
+    "ReportWindow",
     "Retry",
     "Score",
     "ScoreOptions",

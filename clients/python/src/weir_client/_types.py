@@ -63,3 +63,9 @@ class Timing:
     middle_steps: int
     middle_ns: int
     wait_steps: int
+    #: Estimated, not measured: prefill and decoding without pooling; None where the server has no estimate.
+    unpooled_estimate_ns: Optional[int]
+    #: Estimated: that, by what they did take.
+    gain_estimate: Optional[float]
+    unpooled_prefill_estimate_ns: Optional[int]
+    unpooled_decode_estimate_ns: Optional[int]

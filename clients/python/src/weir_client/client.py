@@ -11,12 +11,13 @@ from ._settings import Settings, Tls
 from .generate import AsyncGenerateCalls, GenerateCalls
 from .health import AsyncHealthCalls, HealthCalls
 from .models import AsyncModelCalls, ModelCalls
+from .report import AsyncReportCalls, ReportCalls
 from .score import AsyncScoreCalls, ScoreCalls
 from .segment import AsyncSegmentCalls, SegmentCalls
 from .summarize import AsyncSummarizeCalls, SummarizeCalls
 
 
-class Client(GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, ModelCalls, HealthCalls):
+class Client(GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, ModelCalls, ReportCalls, HealthCalls):
     """A weir server, or several behind one address. May be used by many threads at once. Connects with the first call.
 
     `address`: "host:port", "http://host:port", "https://host:port" (encrypted), or any other target of gRPC's, such as
@@ -44,7 +45,13 @@ class Client(GenerateCalls, ScoreCalls, SegmentCalls, SummarizeCalls, ModelCalls
 
 
 class AsyncClient(
-    AsyncGenerateCalls, AsyncScoreCalls, AsyncSegmentCalls, AsyncSummarizeCalls, AsyncModelCalls, AsyncHealthCalls
+    AsyncGenerateCalls,
+    AsyncScoreCalls,
+    AsyncSegmentCalls,
+    AsyncSummarizeCalls,
+    AsyncModelCalls,
+    AsyncReportCalls,
+    AsyncHealthCalls,
 ):
     """The same for asyncio: the same calls, to be awaited, and streams for `async for`.
 

@@ -199,7 +199,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_chars: _Optional[int] = ..., cached_chars: _Optional[int] = ..., generated_chars: _Optional[int] = ..., prompt_segments: _Optional[int] = ..., generated_segments: _Optional[int] = ..., shortening_factor: _Optional[float] = ..., nxt_steps: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps")
+    __slots__ = ("queue_ns", "prefill_ns", "time_to_first_char_ns", "decode_ns", "total_ns", "steps", "middle_steps", "middle_ns", "wait_steps", "unpooled_estimate_ns", "gain_estimate", "unpooled_prefill_estimate_ns", "unpooled_decode_estimate_ns")
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_CHAR_NS_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,10 @@ class Timing(_message.Message):
     MIDDLE_STEPS_FIELD_NUMBER: _ClassVar[int]
     MIDDLE_NS_FIELD_NUMBER: _ClassVar[int]
     WAIT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNPOOLED_ESTIMATE_NS_FIELD_NUMBER: _ClassVar[int]
+    GAIN_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    UNPOOLED_PREFILL_ESTIMATE_NS_FIELD_NUMBER: _ClassVar[int]
+    UNPOOLED_DECODE_ESTIMATE_NS_FIELD_NUMBER: _ClassVar[int]
     queue_ns: int
     prefill_ns: int
     time_to_first_char_ns: int
@@ -218,7 +222,11 @@ class Timing(_message.Message):
     middle_steps: int
     middle_ns: int
     wait_steps: int
-    def __init__(self, queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_char_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., steps: _Optional[int] = ..., middle_steps: _Optional[int] = ..., middle_ns: _Optional[int] = ..., wait_steps: _Optional[int] = ...) -> None: ...
+    unpooled_estimate_ns: int
+    gain_estimate: float
+    unpooled_prefill_estimate_ns: int
+    unpooled_decode_estimate_ns: int
+    def __init__(self, queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., time_to_first_char_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., steps: _Optional[int] = ..., middle_steps: _Optional[int] = ..., middle_ns: _Optional[int] = ..., wait_steps: _Optional[int] = ..., unpooled_estimate_ns: _Optional[int] = ..., gain_estimate: _Optional[float] = ..., unpooled_prefill_estimate_ns: _Optional[int] = ..., unpooled_decode_estimate_ns: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "text", "top_logprobs", "boundary_mode", "seed", "priority", "windows")

@@ -1,0 +1,226 @@
+"""`report`: what the server's models took, measured, and what they would have taken without pooling, estimated."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from typing_extensions import Unpack
+
+from ._call import Caller, Method
+from ._call_aio import AsyncCaller
+from ._convert import convert
+from ._proto import latency_pb2 as pb
+from ._settings import CallOptions
+
+METHOD = Method("/weir.v1.Latency/GetReport", pb.GetReportRequest, pb.GetReportResponse)
+
+
+class ReportWindow(enum.Enum):
+    """Of which time a report is."""
+
+    UNSPECIFIED = 0
+    #: All since the model was loaded.
+    SINCE_LOAD = 1
+    #: All since an operator last reset that.
+    SINCE_RESET = 2
+    #: The last 60 to 70 seconds.
+    LAST_MINUTE = 3
+
+    @classmethod
+    def _missing_(cls, value: object) -> ReportWindow:
+        return cls.UNSPECIFIED
+
+
+@dataclass(frozen=True)
+class LatencyBar:
+    """A part of a distribution."""
+
+    from_ns: int
+    #: Not in it.
+    below_ns: int
+    count: int
+
+
+@dataclass(frozen=True)
+class LatencyHistogram:
+    """A distribution of measured times; two digits of each are kept."""
+
+    count: int
+    mean_ns: int
+    min_ns: int
+    p50_ns: int
+    p90_ns: int
+    p99_ns: int
+    p999_ns: int
+    max_ns: int
+    #: Those that are not empty.
+    bars: Tuple[LatencyBar, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredTexts:
+    """What was measured of texts; `latency.proto` describes each."""
+
+    requests: int
+    failed: int
+    prompt_chars: int
+    cached_chars: int
+    generated_chars: int
+    #: One for each segment that closed.
+    middle_steps_run: int
+    #: Characters that closed none.
+    middle_steps_skipped: int
+    shortening_factor: Optional[float]
+    steps: int
+    rows_per_step: Optional[float]
+    rows_per_middle_step: Optional[float]
+    time_to_first_char: LatencyHistogram
+    plain_gap: LatencyHistogram
+    boundary_gap: LatencyHistogram
+    segment: LatencyHistogram
+    queue: LatencyHistogram
+    prefill: LatencyHistogram
+    total: LatencyHistogram
+
+
+@dataclass(frozen=True)
+class CalibratedStep:
+    """A step of so many rows, each fed so many characters. Times are medians."""
+
+    rows: int
+    chars: int
+    context: int
+    context_segments: int
+    segments: int
+    samples: int
+    symbol_ns: int
+    middle_ns: int
+    finish_ns: int
+    #: The parts before and after the middle layers in a step that skips them, if that was timed.
+    plain_symbol_ns: Optional[int]
+    plain_finish_ns: Optional[int]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The model's own steps, timed while nothing else ran."""
+
+    made_unix_s: int
+    took_ns: int
+    steps: Tuple[CalibratedStep, ...]
+
+
+@dataclass(frozen=True)
+class EstimatedGain:
+    """An estimate, not a measurement: fields with `measured` in their names are what was measured beside it."""
+
+    requests: int
+    measured_prefill_ns: int
+    unpooled_prefill_estimate_ns: int
+    measured_decode_ns: int
+    unpooled_decode_estimate_ns: int
+    prefill_gain_estimate: Optional[float]
+    decode_gain_estimate: Optional[float]
+    gain_estimate: Optional[float]
+    #: Where the estimate comes from.
+    calibration: Calibration
+
+
+@dataclass(frozen=True)
+class CacheEffect:
+    """What the segment cache spared."""
+
+    hits: int
+    misses: int
+    looked_up_chars: int
+    found_chars: int
+    shared_bytes: int
+    #: Estimated: computing the cached characters at the pace of those that were computed.
+    prefill_spared_estimate_ns: Optional[int]
+
+
+@dataclass(frozen=True)
+class EncoderLayerReport:
+    """What a layer of an encoder was given, and took."""
+
+    vectors: int
+    took_ns: int
+
+
+@dataclass(frozen=True)
+class MeasuredSummaries:
+    """What was measured of summaries; `latency.proto` describes each."""
+
+    requests: int
+    failed: int
+    cached_documents: int
+    document_tokens: int
+    summary_tokens: int
+    queue: LatencyHistogram
+    upload: LatencyHistogram
+    encode: LatencyHistogram
+    time_to_first_token: LatencyHistogram
+    decode: LatencyHistogram
+    decode_per_token: LatencyHistogram
+    total: LatencyHistogram
+    layers: Tuple[EncoderLayerReport, ...]
+    cross_attention_bytes: int
+    #: Not measured: what the same documents would have taken without pooling, from the model's shape.
+    unpooled_cross_attention_bytes: int
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What a model took."""
+
+    model: str
+    family: str
+    shape: str
+    dtype: str
+    sha256: str
+    generation: int
+    pooled: bool
+    window: ReportWindow
+    window_ns: int
+    #: None for a model that summarizes documents.
+    texts: Optional[MeasuredTexts]
+    #: None where there is no estimate; `estimate_missing` tells why.
+    estimated_gain: Optional[EstimatedGain]
+    estimate_missing: Optional[str]
+    cache: Optional[CacheEffect]
+    #: None for a model that goes on from a prompt.
+    summaries: Optional[MeasuredSummaries]
+
+
+def _request(model: Optional[str], window: ReportWindow) -> pb.GetReportRequest:
+    return pb.GetReportRequest(model=model, window=f"REPORT_WINDOW_{window.name}")
+
+
+class ReportCalls(Caller):
+    """The calls of this file."""
+
+    def report(
+        self,
+        model: Optional[str] = None,
+        window: ReportWindow = ReportWindow.SINCE_LOAD,
+        **options: Unpack[CallOptions],
+    ) -> Tuple[ModelReport, ...]:
+        """A report of each model, or of one, by name. Raises `WeirError`."""
+        answer = self._unary(METHOD, _request(model, window), None, options)
+        return tuple(convert(ModelReport, one) for one in answer.models)
+
+
+class AsyncReportCalls(AsyncCaller):
+    """The calls of this file, for asyncio."""
+
+    async def report(
+        self,
+        model: Optional[str] = None,
+        window: ReportWindow = ReportWindow.SINCE_LOAD,
+        **options: Unpack[CallOptions],
+    ) -> Tuple[ModelReport, ...]:
+        """A report of each model, or of one, by name. Raises `WeirError`."""
+        answer = await self._unary(METHOD, _request(model, window), None, options)
+        return tuple(convert(ModelReport, one) for one in answer.models)

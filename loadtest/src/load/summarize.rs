@@ -1,0 +1,228 @@
+//! The workload `summarize`: documents, sent in chunks, and summaries of them.
+
+use super::{
+    text::Text,
+    workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
+};
+use crate::{
+    error::{Error, Result},
+    measure::{
+        summaries::Summary,
+        watch::{Arrived, Told, Watch},
+    },
+};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tokio::time::Instant;
+use tonic::Status;
+use weir_proto::v1::{
+    DocumentChunk, SummarizeOptions, SummarizeRequest, SummaryFinished, summarization_client::SummarizationClient,
+    summarize_request::Part, summarize_response::Event,
+};
+
+struct Summarize {
+    spec: Spec,
+    text: Text,
+    /// Whole documents; none if they are parts of the text.
+    documents: Vec<Arc<str>>,
+}
+
+/// Makes the workload.
+///
+/// # Errors
+/// An option out of bounds, or a file that cannot be used.
+pub(super) fn build(spec: &Spec) -> Result<Box<dyn Workload>> {
+    spec.check()?;
+    let (text, documents) = match spec.prompts {
+        Prompts::Parts(_) => (Text::read(&spec.files)?, Vec::new()),
+        Prompts::Lines => {
+            let text = Text::read(&spec.files)?;
+            let lines = text.lines()?;
+            (text, lines)
+        }
+        Prompts::Documents => Text::documents(&spec.files)?,
+    };
+    let documents = documents.into_iter().map(Arc::from).collect();
+    Ok(Box::new(Summarize { spec: spec.clone(), text, documents }))
+}
+
+impl Workload for Summarize {
+    fn described(&self) -> Described {
+        let Spec { name, kind, weight, prompts, output, chunk_chars, beam, .. } = &self.spec;
+        Described {
+            name: name.clone(),
+            kind: kind.clone(),
+            model: self.spec.model.clone(),
+            weight: *weight,
+            text: match self.documents.len() {
+                0 => self.text.name.clone(),
+                count => format!("{count} documents of {}", self.text.name),
+            },
+            prompt_chars: prompts.to_string(),
+            shared_prefix_chars: 0,
+            prefixes: 0,
+            output_chars: format!("{output} tokens"),
+            temperature: None,
+            chunk_chars: Some(*chunk_chars),
+            beam: *beam,
+        }
+    }
+
+    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn Exchange>> {
+        let document = match self.spec.prompts {
+            Prompts::Parts(length) => {
+                let length = length.draw(rng, super::length::MAX_LENGTH)?;
+                Arc::from(self.text.window(rng, length))
+            }
+            _ => {
+                let document = self.documents.get(rng.random_range(0..self.documents.len().max(1)));
+                Arc::clone(document.ok_or_else(|| Error::Internal("no documents".into()))?)
+            }
+        };
+        let tokens = u32::try_from(self.spec.output.draw(rng, super::length::MAX_LENGTH)?).unwrap_or(u32::MAX);
+        let Spec { model, chunk_chars, beam, .. } = &self.spec;
+        Ok(Box::new(Asked { document, tokens, chunk: *chunk_chars as usize, beam: *beam, model: model.clone() }))
+    }
+}
+
+/// A request.
+struct Asked {
+    document: Arc<str>,
+    tokens: u32,
+    chunk: usize,
+    beam: Option<u32>,
+    model: Option<String>,
+}
+
+impl Asked {
+    /// The document in chunks of so many characters, behind what is asked for. `sent` is set once all of it was taken.
+    fn messages(
+        &self,
+        target: &Target,
+        sent: Arc<OnceLock<Instant>>,
+    ) -> impl Iterator<Item = SummarizeRequest> + Send + 'static {
+        // as many tokens as asked for: no summary ends by itself
+        let options = SummarizeOptions {
+            model: Some(self.model.clone().unwrap_or_else(|| target.model.clone())),
+            min_tokens: Some(self.tokens),
+            max_tokens: Some(self.tokens),
+            beam_size: self.beam,
+            cut: Some(true),
+            ..Default::default()
+        };
+        let (document, size) = (Arc::clone(&self.document), self.chunk.max(1));
+        let mut at = 0;
+        let chunks = std::iter::from_fn(move || {
+            let rest = document.get(at..)?;
+            if rest.is_empty() {
+                sent.get_or_init(Instant::now);
+                return None;
+            }
+            let end = rest.char_indices().nth(size).map_or(rest.len(), |(end, _)| end);
+            let text = rest.get(..end)?.to_owned();
+            at += end;
+            Some(SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text })) })
+        });
+        std::iter::once(SummarizeRequest { part: Some(Part::Options(options)) }).chain(chunks)
+    }
+}
+
+impl Exchange for Asked {
+    fn run<'a>(&'a self, target: &'a Target, watch: &'a mut Watch) -> Answer<'a> {
+        Box::pin(async move {
+            let connection = target.pool.next()?;
+            let sent = Arc::new(OnceLock::new());
+            let messages = tokio_stream::iter(self.messages(target, Arc::clone(&sent)));
+            let request = connection.request(messages, target.timeout);
+            let mut client = SummarizationClient::new(connection.channel());
+            watch.sends();
+            let begun = Instant::now();
+            let mut stream = client.summarize(request).await?.into_inner();
+            while let Some(message) = stream.message().await? {
+                match message.event {
+                    Some(Event::Piece(piece)) => {
+                        let characters = piece.text.chars().count() as u64;
+                        if let ControlFlow::Break(()) = watch.arrived(Arrived { characters, ends: 0, marked: 0 }) {
+                            return Ok(());
+                        }
+                    }
+                    Some(Event::Finished(finished)) => {
+                        let upload = sent.get().map_or_else(Duration::default, |sent| *sent - begun);
+                        watch.told = Some(told(&finished, upload));
+                        return Ok(());
+                    }
+                    Some(Event::Started(_) | Event::Progress(_) | Event::Selected(_)) | None => {}
+                }
+            }
+            Err(Status::unknown("the stream ended without `finished`"))
+        })
+    }
+
+    fn most_chars(&self) -> u64 {
+        self.tokens.into()
+    }
+}
+
+fn told(finished: &SummaryFinished, upload: Duration) -> Told {
+    let (timing, usage) = (finished.timing.clone().unwrap_or_default(), finished.usage.unwrap_or_default());
+    let encode = timing.layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns;
+    let summary = Summary {
+        upload,
+        encode: Duration::from_nanos(encode),
+        encode_rest: Duration::from_nanos(timing.encode_rest_ns),
+        decode: Duration::from_nanos(timing.decode_ns),
+        document_tokens: usage.document_tokens,
+        cached_tokens: usage.cached_tokens,
+        summary_tokens: usage.summary_tokens,
+        cross_attention_bytes: usage.cross_attention_bytes,
+        unpooled_cross_attention_bytes: usage.unpooled_cross_attention_bytes,
+    };
+    Told {
+        queue: Duration::from_nanos(timing.queue_ns),
+        prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
+        first: Duration::from_nanos(timing.time_to_first_token_ns),
+        total: Duration::from_nanos(timing.total_ns),
+        prompt_chars: usage.document_tokens,
+        cached_chars: usage.cached_tokens,
+        generated_chars: usage.summary_tokens,
+        segments: 0,
+        unpooled: None,
+        summary: Some(summary),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::connection::Pool;
+
+    #[test]
+    fn chunks_are_the_document_in_order_and_tell_when_it_is_gone() {
+        let target = Target {
+            pool: Pool::of(Vec::new()),
+            model: "all".into(),
+            boundaries: false,
+            timeout: Duration::from_secs(1),
+        };
+        let asked = Asked { document: "aé🦀bcd".into(), tokens: 7, chunk: 2, beam: Some(3), model: None };
+        let sent = Arc::new(OnceLock::new());
+        let mut messages = asked.messages(&target, Arc::clone(&sent));
+        let Some(Part::Options(options)) = messages.next().and_then(|message| message.part) else { panic!("options") };
+        assert_eq!(
+            (options.model(), options.min_tokens(), options.max_tokens(), options.beam_size()),
+            ("all", 7, 7, 3)
+        );
+        let mut chunks = Vec::new();
+        for message in messages.by_ref() {
+            let Some(Part::Chunk(chunk)) = message.part else { panic!("a chunk") };
+            chunks.push(chunk.text);
+        }
+        assert_eq!(chunks, ["aé", "🦀b", "cd"]);
+        assert!(sent.get().is_some());
+    }
+}

@@ -1,0 +1,103 @@
+//! The stub's summaries: it takes a document as fast as it comes, and so long to encode it as its script says.
+
+use super::{Script, Stub, WAITING};
+use crate::units::ns;
+use std::{pin::Pin, time::Duration};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+use weir_proto::v1::{
+    EncoderLayer, SummarizeOptions, SummarizeRequest, SummarizeResponse, SummaryFinished, SummaryPiece, SummaryStarted,
+    SummaryTiming, SummaryUsage, summarization_server, summarize_request::Part, summarize_response::Event,
+};
+
+/// Bytes of keys and values that a token's vector would have.
+const BYTES: u64 = 64;
+
+/// What a document comes to.
+struct Read {
+    script: Script,
+    options: SummarizeOptions,
+    /// Characters, each of which is a token.
+    tokens: u64,
+    /// What its arrival took.
+    upload: Duration,
+    out: mpsc::Sender<Result<SummarizeResponse, Status>>,
+}
+
+impl Read {
+    /// Answers; ends early if nobody reads.
+    async fn run(self) -> Option<()> {
+        let came = Instant::now();
+        let started = SummaryStarted { model: self.script.name.clone(), ..Default::default() };
+        self.send(Event::Started(started)).await?;
+        sleep(self.script.first).await;
+        let encoded = Instant::now();
+        let count = u64::from(self.options.max_tokens());
+        for number in 0..count {
+            if number > 0 {
+                sleep(self.script.plain).await;
+            }
+            self.send(Event::Piece(SummaryPiece { text: "x".into() })).await?;
+        }
+        self.send(Event::Finished(self.finished(came, encoded, count))).await
+    }
+
+    fn finished(&self, came: Instant, encoded: Instant, tokens: u64) -> SummaryFinished {
+        let first = ns(self.script.first);
+        let decode = ns(encoded.elapsed());
+        let kept = self.tokens.checked_div(self.script.segment).unwrap_or(self.tokens);
+        let usage = SummaryUsage {
+            document_tokens: self.tokens,
+            summary_tokens: tokens,
+            vectors: kept,
+            cross_attention_bytes: kept * BYTES,
+            unpooled_cross_attention_bytes: self.tokens * BYTES,
+            ..Default::default()
+        };
+        let timing = SummaryTiming {
+            upload_ns: ns(self.upload),
+            encode_rest_ns: first,
+            layers: vec![EncoderLayer { length: self.tokens, ns: first - first / 4 }],
+            memory_ns: first / 4,
+            time_to_first_token_ns: first,
+            decode_ns: decode,
+            decode_ns_per_token: decode.checked_div(tokens.saturating_sub(1)),
+            total_ns: ns(came.elapsed()),
+            ..Default::default()
+        };
+        SummaryFinished { usage: Some(usage), timing: Some(timing), ..Default::default() }
+    }
+
+    async fn send(&self, event: Event) -> Option<()> {
+        self.out.send(Ok(SummarizeResponse { event: Some(event) })).await.ok()
+    }
+}
+
+#[tonic::async_trait]
+impl summarization_server::Summarization for Stub {
+    type SummarizeStream = Pin<Box<dyn Stream<Item = Result<SummarizeResponse, Status>> + Send>>;
+
+    async fn summarize(
+        &self,
+        request: Request<Streaming<SummarizeRequest>>,
+    ) -> Result<Response<Self::SummarizeStream>, Status> {
+        let (came, mut parts) = (Instant::now(), request.into_inner());
+        let Some(Part::Options(options)) = parts.message().await?.and_then(|message| message.part) else {
+            return Err(Status::invalid_argument("the first message has no options"));
+        };
+        let (script, _) = self.model(options.model())?.clone();
+        let mut tokens = 0;
+        while let Some(message) = parts.next().await {
+            if let Some(Part::Chunk(chunk)) = message?.part {
+                tokens += chunk.text.chars().count() as u64;
+            }
+        }
+        let (out, answers) = mpsc::channel(WAITING);
+        tokio::spawn(Read { script, options, tokens, upload: came.elapsed(), out }.run());
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+    }
+}

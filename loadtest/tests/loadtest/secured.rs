@@ -1,0 +1,125 @@
+//! The program against a server that wants certificates and a key.
+
+use super::commands::{command, script};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use std::{future::pending, path::PathBuf};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, runtime::Runtime};
+use tonic::transport::server::TcpIncoming;
+use tonic::{
+    Request, Status,
+    transport::{Certificate, Identity, Server, ServerTlsConfig},
+};
+use weir_loadtest::stub::Stub;
+use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsServer};
+
+const KEY: &str = "a-key-that-alice-has";
+
+/// An authority, and what it has signed: a server's certificate and a client's.
+struct Papers {
+    folder: TempDir,
+}
+
+impl Papers {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = KeyPair::generate().unwrap();
+        std::fs::write(folder.path().join("ca.pem"), params.self_signed(&authority).unwrap().pem()).unwrap();
+        let issuer = Issuer::new(params, authority);
+        for (name, purpose) in
+            [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
+        {
+            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            params.extended_key_usages = vec![purpose];
+            let key = KeyPair::generate().unwrap();
+            let signed = params.signed_by(&key, &issuer).unwrap();
+            std::fs::write(folder.path().join(format!("{name}.pem")), signed.pem()).unwrap();
+            std::fs::write(folder.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
+        }
+        Self { folder }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn pem(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.file(name)).unwrap()
+    }
+}
+
+fn with_key(request: Request<()>) -> Result<Request<()>, Status> {
+    let shown = request.metadata().get("authorization").map(|value| value.as_bytes().to_vec());
+    match shown {
+        Some(shown) if shown == format!("Bearer {KEY}").as_bytes() => Ok(request),
+        _ => Err(Status::unauthenticated("send one header `authorization: Bearer KEY`")),
+    }
+}
+
+/// Serves a stub over TLS to clients that have a certificate and the key; its port, and what keeps it running.
+fn serve(papers: &Papers) -> (u16, Runtime) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let stub = Stub::new(vec![script("stub")]);
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let tls = ServerTlsConfig::new()
+        .identity(Identity::from_pem(papers.pem("server.pem"), papers.pem("server.key")))
+        .client_ca_root(Certificate::from_pem(papers.pem("ca.pem")));
+    let server = {
+        let _within = runtime.enter();
+        Server::builder().tls_config(tls).unwrap()
+    };
+    let mut server = server;
+    let routes = server
+        .add_service(GenerationServer::with_interceptor(stub.clone(), with_key))
+        .add_service(ModelsServer::with_interceptor(stub, with_key));
+    runtime.spawn(routes.serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
+    (port, runtime)
+}
+
+/// What a run with these flags and this key says: to stdout if it went well, to stderr if not.
+fn told(address: &str, flags: &[&str], key: Option<&str>) -> Result<String, String> {
+    let fixed = ["--requests", "6", "--warm-up", "0s", "--output-chars", "4", "--json", "-", "--concurrency", "2"];
+    let mut command = command(&[&["run", address][..], &fixed, flags].concat());
+    for name in ["WEIR_API_KEY", "WEIR_API_KEY_FILE", "WEIR_TLS_CA", "WEIR_TLS_CLIENT_CERT", "WEIR_TLS_CLIENT_KEY"] {
+        command.env_remove(name);
+    }
+    if let Some(key) = key {
+        command.env("WEIR_API_KEY", key);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+#[test]
+fn servers_that_want_certificates_and_a_key_are_measured_too() {
+    let papers = Papers::new();
+    let (port, _running) = serve(&papers);
+    let address = format!("https://localhost:{port}");
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(|name| papers.file(name).display().to_string());
+    let all = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
+    let said = told(&address, &all, Some(KEY)).unwrap();
+    let figures: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(figures[0]["parts"][0]["point"]["figures"]["requests"]["well"], 6);
+    assert!(!said.contains(KEY), "the key is in the report");
+    // from a file, and from the command line, where the report leaves it out
+    let file = papers.file("key");
+    std::fs::write(&file, format!("{KEY}\n")).unwrap();
+    let path = file.display().to_string();
+    told(&address, &[&all[..], &["--api-key-file", &path]].concat(), None).unwrap();
+    let said = told(&address, &[&all[..], &["--api-key", KEY]].concat(), None).unwrap();
+    assert!(!said.contains(KEY), "the key is in the report");
+
+    assert!(told(&address, &all, None).unwrap_err().contains("UNAUTHENTICATED"));
+    assert!(told(&address, &all, Some("another-key-altogether")).unwrap_err().contains("UNAUTHENTICATED"));
+    told(&address, &["--tls-ca", &ca], Some(KEY)).expect_err("no certificate");
+    assert!(told(&address, &[], Some(KEY)).unwrap_err().contains("--tls-ca"));
+    told(&format!("http://localhost:{port}"), &[], Some(KEY)).expect_err("it is encrypted");
+    let others = Papers::new().file("ca.pem");
+    let stranger = ["--tls-ca", others.to_str().unwrap(), "--tls-client-cert", &cert, "--tls-client-key", &key];
+    told(&address, &stranger, Some(KEY)).expect_err("another authority");
+    assert!(told(&address, &["--tls-ca", "/none/there"], None).unwrap_err().contains("/none/there"));
+}

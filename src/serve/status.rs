@@ -67,12 +67,8 @@ impl About {
             Error::BadOption { field, found, bound } => {
                 self.field(field, error).tell("value", found).tell("bound", bound).named("BAD_OPTION")
             }
-            Error::Unreadable { field, .. } => {
-                if let Some(field) = field {
-                    self.field(field, error);
-                }
-                "UNREADABLE"
-            }
+            Error::Unreadable { field: Some(field), .. } => self.field(field, error).named("UNREADABLE"),
+            Error::Unreadable { field: None, .. } => "UNREADABLE",
             Error::Exclusive { first, second } => {
                 self.field(first, error).field(second, error).named("EXCLUSIVE_OPTIONS")
             }

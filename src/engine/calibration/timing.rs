@@ -153,8 +153,7 @@ impl<'a> Timer<'a> {
             }
             let next = letters[place % letters.len().min(BEGINNING)];
             timer.beginning.push(next);
-            let fed = timer.beginning.len() - 1;
-            timer.feed(0, &timer.beginning[fed..].to_vec())?;
+            timer.feed(0, &[next])?;
         }
         Ok(None)
     }

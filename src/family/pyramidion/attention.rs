@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     family::{Init, TensorSpec, parts::specs::linear},
     kernels::linear::Linear,
-    nn::meeting::{Attending, Hashing, Rest},
+    nn::meeting::{Attending, Rest, hashed::Hashing},
 };
 use serde::Deserialize;
 

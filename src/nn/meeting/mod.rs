@@ -5,15 +5,15 @@
 //! document's order; once all have, the meeting is closed, and then any query may come, in any order: its outcome depends on what
 //! was left and on nothing else.
 
-mod efficient;
-mod hashed;
+pub mod efficient;
+pub mod hashed;
 
 use super::encoder::Encoder;
 use crate::kernels::{
     Compute,
     attention::{Dense, attend_dense},
 };
-pub use hashed::Hashing;
+use hashed::Hashing;
 
 /// Queries that one task takes.
 const GROUP: usize = 16;

@@ -113,7 +113,7 @@ impl Writing {
             no_repeat_ngram: self.no_repeat_ngram,
             sampling: self.temperature.map(drawn),
             hypotheses: self.hypotheses,
-            hard: self.hard_topk,
+            hard: Some(self.hard_topk),
         }
     }
 }

@@ -23,8 +23,9 @@ pub struct Summarize {
     pub no_repeat_ngram: Option<usize>,
     /// Draw tokens instead of searching for the best: `beam` texts.
     pub sampling: Option<super::options::Sampling>,
-    /// Take each vector that a pooling keeps as it is, where the model would mix others into it.
-    pub hard: bool,
+    /// Take each vector that a pooling keeps as it is, where the model would mix others into it; none: as a document that is kept
+    /// was read, and not otherwise.
+    pub hard: Option<bool>,
     /// Hypotheses to tell, at most as many as the beam; 1 if not given.
     pub hypotheses: Option<usize>,
 }
@@ -49,8 +50,8 @@ pub struct Plan {
     pub rules: Rules,
     /// Hypotheses that are told.
     pub hypotheses: usize,
-    /// Whether vectors are kept as they are.
-    pub hard: bool,
+    /// Whether vectors are kept as they are, if that was asked for either way.
+    pub hard: Option<bool>,
 }
 
 impl Summarize {

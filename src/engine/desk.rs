@@ -169,17 +169,21 @@ impl Shared {
             return Err(Error::WrongKind { call: "Summarize", model, wanted: "reads documents", found });
         };
         let (card, read) = (model.card(), reader.limits());
-        let plan = request.plan(card, read, limits.rows)?;
-        if plan.hard {
+        let mut plan = request.plan(card, read, limits.rows)?;
+        if plan.hard == Some(true) {
             // whether it can
             reader.open_hard()?;
         }
         let document = match source {
             Source::Arriving(Arriving(inbox)) => (inbox, None),
             Source::Kept(id) => {
-                let Some(Kept { ids, encoded, .. }) = shelf.find(&terms.tenant, &id, arrived) else {
+                let Some(Kept { ids, encoded, hard, .. }) = shelf.find(&terms.tenant, &id, arrived) else {
                     return Err(Error::UnknownDocument { id: clip(&id, ID_BYTES) });
                 };
+                if let Some(found) = plan.hard.replace(hard).filter(|found| *found != hard) {
+                    let (found, bound) = (found.to_string(), format!("{hard}, as the document was read"));
+                    return Err(Error::BadOption { field: "options.hard_topk", found, bound });
+                }
                 (Arc::new(Inbox::whole(ids.to_vec(), encoded.places.clone(), encoded.cut)), Some(id))
             }
         };

@@ -16,6 +16,8 @@ pub(super) struct Kept {
     pub(super) encoded: Arc<Encoded>,
     /// Its tokens: a job that had to make way may have to encode it anew.
     pub(super) ids: Arc<[u32]>,
+    /// Whether vectors were kept as they are.
+    pub(super) hard: bool,
 }
 
 /// What a shelf holds and what became of it.
@@ -200,7 +202,7 @@ mod tests {
     fn kept(bytes: usize) -> Kept {
         let document: Arc<dyn Document> = Arc::new(Fake(bytes));
         let encoded = Arc::new(Encoded::of(&*document, Vec::new(), false));
-        Kept { document, encoded, ids: Arc::from([]) }
+        Kept { document, encoded, ids: Arc::from([]), hard: false }
     }
 
     fn tenant(name: &str) -> Arc<str> {

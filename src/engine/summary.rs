@@ -79,7 +79,7 @@ impl Summary {
             cached: id.is_some(),
             id,
             limits: limits.clone(),
-            hard,
+            hard: hard.unwrap_or(false),
             hypotheses,
             search: Search::new(rules, limits.marks, vocabulary),
             most_rows,
@@ -232,7 +232,7 @@ impl Summary {
             self.waits.rest_ns = between(self.ended, now);
             self.waits.blocks = progress.blocks;
         }
-        let kept = Kept { document, encoded, ids: ids.into() };
+        let kept = Kept { document, encoded, ids: ids.into(), hard: self.hard };
         self.id = keep(&kept);
         self.read(kept);
         self.encoded.clone()

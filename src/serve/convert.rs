@@ -129,7 +129,7 @@ pub(super) fn summarize(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summ
         no_repeat_ngram: wire.no_repeat_ngram.map(size),
         sampling: drawn,
         hypotheses: wire.hypotheses.map(size),
-        hard: wire.hard_topk.unwrap_or(false),
+        hard: wire.hard_topk,
     })
 }
 

@@ -57,7 +57,12 @@ impl Summarization {
         let (request, terms) = (convert::summarize(&options, engine.card())?, terms(&call, options.priority));
         let wording = Summarized::new(engine.card(), &call.id);
         let (events, receiving) = match options.document_id {
-            Some(id) => (engine.summarize(&request, handle::Source::Kept(id), terms)?, None),
+            Some(id) => {
+                if parts.message().await.map_err(incomplete)?.is_some() {
+                    return Err(wrong("chunk", "another part", "none behind options with a document_id"));
+                }
+                (engine.summarize(&request, handle::Source::Kept(id), terms)?, None)
+            }
             None => {
                 let (upload, arriving) = engine.upload();
                 let events = submit(&engine, &request, arriving, terms)?;
@@ -138,7 +143,7 @@ impl Document {
 
     fn close(self, cut: bool) {
         if self.upload.is_empty() {
-            return self.upload.fail(wrong(TEXT, "\"\"", "at least one character"));
+            return self.upload.fail(wrong(TEXT, "no tokens", "text of at least one"));
         }
         let end = self.reading.bytes();
         self.upload.push(&[self.end], &[(end, end)]);

@@ -197,6 +197,7 @@ fn measured(finished: &v1::Finished) -> Value {
         "prompt_segments": usage.prompt_segments,
         "generated_segments": usage.generated_segments,
         "shortening_factor": usage.shortening_factor,
+        "nxt_steps": usage.nxt_steps,
         "queue_ns": timing.queue_ns,
         "prefill_ns": timing.prefill_ns,
         "time_to_first_char_ns": timing.time_to_first_char_ns,

@@ -113,8 +113,14 @@ fn an_entry_of_a_long_text_stands_for_its_end() {
         text.chunks(50).for_each(|chunk| drop(main.feed(chunk)));
         let key = Key::of(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
         let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-        assert!(cache.keep(&key, &text, &*main.rows[0].state).unwrap());
+        // a last segment that is longer than what the windows hold leaves no end of a segment to go back to
+        let state = &*main.rows[0].state;
+        let ends = state.boundary_before(state.len()) > 0;
+        assert_eq!(cache.keep(&key, &text, state).unwrap(), ends, "{name}");
         drop(main);
+        if !ends {
+            return;
+        }
         let mut other = text.clone();
         other[..300].iter_mut().for_each(|symbol| *symbol = (*symbol + 1) % symbols as u32);
         for (mut text, same) in [(text.clone(), true), (other, false)] {

@@ -195,9 +195,22 @@ async fn another_request_finds_the_document() {
     assert_eq!(second.finished.hypotheses[0].ids, best(&text, &request, &server.model).0);
     assert_eq!((second.finished.hypotheses.len(), second.started.cached_tokens), (3, text.len() as u64 + 1));
     assert_eq!((second.selected, second.finished.document_id), (first.selected, document_id));
+    let refused = async |given: SummarizeOptions, chunks: &[&str]| {
+        let status = server.answer(given, chunks).await.unwrap_err();
+        (status.code(), details(&status).bad_request().unwrap().field_violations[0].field.clone())
+    };
+    let hard = SummarizeOptions { hard_topk: Some(true), ..other.clone() };
+    assert_eq!(refused(hard, &[]).await, (Code::InvalidArgument, "options.hard_topk".into()), "it was read otherwise");
+    assert_eq!(refused(other.clone(), &["more"]).await, (Code::InvalidArgument, "chunk".into()));
     let unknown = SummarizeOptions { document_id: Some("f".repeat(500)), ..Default::default() };
     let status = server.answer(unknown, &[]).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
+    let hard = SummarizeOptions { hard_topk: Some(true), ..Default::default() };
+    let read_hard = server.answer(hard, &[&text]).await.unwrap();
+    let again = SummarizeOptions { document_id: read_hard.finished.document_id.clone(), ..Default::default() };
+    let again = server.answer(again, &[]).await.unwrap();
+    assert_eq!(again.finished.hypotheses, read_hard.finished.hypotheses, "as the document was read");
+    assert_ne!(again.finished.hypotheses, first.finished.hypotheses);
     // it expires
     eventually("nothing is kept", || server.model.alive() == 0).await;
     let status = server.answer(other, &[]).await.unwrap_err();

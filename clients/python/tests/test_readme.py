@@ -29,6 +29,7 @@ PRINTED = [
     r"(Progress\n)*(Selected\n){2}(SummaryPiece\n)*SummaryPiece",
     r"hourglass-whitespace-english .* text8 8192",
     r"True",
+    r"hourglass-whitespace-english (\d+|None)(\nestimated, not measured: \d+\.\d+)?",
     r"[a-z ]{80}",
     r"[a-z ]{80}",
     r"StatusCode.INVALID_ARGUMENT BAD_OPTION \(FieldViolation\(field='sampling.top_p', .*\),\) None [0-9a-f]{16}",

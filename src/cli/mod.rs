@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod bench;
 pub mod convert;
+mod flags;
 pub mod generate;
 pub mod health;
 pub mod init;
@@ -90,7 +91,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             // names of files and models are others' words; the lines are ours
-            let told = error.to_string().lines().map(printable).collect::<Vec<_>>().join("\n");
+            let told = flags::named(error).to_string().lines().map(printable).collect::<Vec<_>>().join("\n");
             eprintln!("weir: {told}");
             ExitCode::FAILURE
         }

@@ -13,7 +13,7 @@ use crate::{
         arrivals::Shape,
         plan::{Extent, Load},
     },
-    report::document::Part,
+    report::document::{Document, Part},
 };
 
 /// The share of the knee at which the run for gaps and timeline is made.
@@ -27,7 +27,8 @@ const LOWEST: f64 = 0.1;
 pub(super) struct Args {
     #[command(flatten)]
     common: Common,
-    /// The models, the baseline first; if not given, all that the server has.
+    /// The models, the baseline first; if not given, all that the server has. Those that read documents are compared with each
+    /// other, and so are the others.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
     /// Closed loops of the batch-size curve, by requests at a time.
@@ -48,21 +49,36 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     let limits = (extent.extent()?, extent.max_in_flight);
     output.check()?;
     let documents = runtime(server.threads)?.block_on(async {
-        let mut session = Session::open(server, work, &models, true, command).await?;
-        session.cancel = extent.cancel_share;
         let mut documents = Vec::new();
-        if session.models.len() > 1 {
-            let comparison = compare(&session, &rounds).await?;
-            documents.push(session.document(vec![Part::Compare { comparison }], false));
+        for mut session in Session::by_kind(server, work, &models, command).await? {
+            session.cancel = extent.cancel_share;
+            documents.extend(one_kind(&session, &rounds, limits, (&concurrency, &search)).await?);
         }
-        let mut parts = Vec::new();
-        for model in &session.models {
-            parts.extend(all_of(&session, model, limits, (&concurrency, &search)).await?);
-        }
-        documents.push(session.document(parts, true));
         Ok::<_, Error>(documents)
     })?;
     output.tell(&documents)
+}
+
+/// Everything of models that are asked for the same.
+async fn one_kind(
+    session: &Session,
+    rounds: &Rounds,
+    limits: (Extent, usize),
+    curves: (&[usize], &Search),
+) -> Result<Vec<Document>> {
+    let mut documents = Vec::new();
+    if session.models.len() > 1 && !session.is_over() {
+        let comparison = compare(session, rounds).await?;
+        documents.push(session.document(vec![Part::Compare { comparison }], false));
+    }
+    let mut parts = Vec::new();
+    for model in &session.models {
+        parts.extend(all_of(session, model, limits, curves).await?);
+    }
+    if !parts.is_empty() {
+        documents.push(session.document(parts, true));
+    }
+    Ok(documents)
 }
 
 /// Everything of one model, until the user has had enough.

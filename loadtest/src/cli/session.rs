@@ -55,13 +55,33 @@ pub(super) struct Session {
 impl Session {
     /// Connects, and finds the models; of no names the only one there is, or, if `all`, every one.
     pub(super) async fn open(server: Server, work: Work, names: &[String], all: bool, command: String) -> Result<Self> {
-        let reach = server.reach()?;
-        let stop = interruptible()?;
-        let known = models::list(&reach.address, &server.first(&reach).await?).await?;
-        let models = if all && names.is_empty() { known.clone() } else { models::choose(names, &known)? };
-        if models.is_empty() {
-            return Err(Error::Setting("the server has no model".into()));
+        let found = Found::look(&server, names, all).await?;
+        let models = found.models.clone();
+        Self::of(found, models, (server, work, command), interruptible()?)
+    }
+
+    /// The same, a session for those that write texts and one for those that read documents, which are asked for other things; the
+    /// kind of the first model is first.
+    pub(super) async fn by_kind(server: Server, work: Work, names: &[String], command: String) -> Result<Vec<Self>> {
+        let (found, stop) = (Found::look(&server, names, true).await?, interruptible()?);
+        let first = found.models.first().is_some_and(|model| model.summarizes);
+        let mut sessions = Vec::new();
+        for reads in [first, !first] {
+            let models: Vec<About> = found.models.iter().filter(|model| model.summarizes == reads).cloned().collect();
+            if !models.is_empty() {
+                let of = (server.clone(), work.only(reads)?, command.clone());
+                sessions.push(Self::of(found.clone(), models, of, stop.clone())?);
+            }
         }
+        Ok(sessions)
+    }
+
+    fn of(
+        Found { reach, known, .. }: Found,
+        models: Vec<About>,
+        (server, work, command): (Server, Work, String),
+        stop: Stop,
+    ) -> Result<Self> {
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks them, and reads their files, before anything is measured
         let workloads = work.mix(&models, &known, 0.0, work.seed)?.described();
@@ -157,6 +177,26 @@ impl Session {
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
         Document { format: FORMAT.into(), conditions, parts }
+    }
+}
+
+/// A server, and which of its models are meant.
+#[derive(Clone)]
+struct Found {
+    reach: Reach,
+    known: Vec<About>,
+    models: Vec<About>,
+}
+
+impl Found {
+    async fn look(server: &Server, names: &[String], all: bool) -> Result<Self> {
+        let reach = server.reach()?;
+        let known = models::list(&reach.address, &server.first(&reach).await?).await?;
+        let models = if all && names.is_empty() { known.clone() } else { models::choose(names, &known)? };
+        if models.is_empty() {
+            return Err(Error::Setting("the server has no model".into()));
+        }
+        Ok(Self { reach, known, models })
     }
 }
 

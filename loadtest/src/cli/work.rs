@@ -86,6 +86,19 @@ impl Work {
         self.objective.clone().unwrap_or_default()
     }
 
+    /// The same for models of one kind alone: without workloads that say they are of the other, unless they say of which model.
+    pub(super) fn only(&self, reads: bool) -> Result<Self> {
+        let own = kind(reads);
+        let mut workloads = Vec::new();
+        for text in &self.workloads {
+            let spec = spec(self.plain(own, 0, self.seed), text).map_err(|why| refused(text, why))?;
+            if spec.kind == own || spec.model.is_some() {
+                workloads.push(text.clone());
+            }
+        }
+        Ok(Self { workloads, ..self.clone() })
+    }
+
     /// The workloads, for models of which the smallest decides what is too long; of so large a share the client goes away.
     /// Workloads may name others of the `known`.
     pub(super) fn mix(&self, models: &[About], known: &[About], cancel: f64, seed: u64) -> Result<Mix> {
@@ -94,9 +107,24 @@ impl Work {
         }
         let most_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
         // models that read documents are asked for nothing else
-        let reads = !models.is_empty() && models.iter().all(|model| model.summarizes);
-        let kind = if reads { SUMMARIZE } else { "generate" };
-        let plain = Spec {
+        let plain =
+            self.plain(kind(!models.is_empty() && models.iter().all(|model| model.summarizes)), most_symbols, seed);
+        let specs = if self.workloads.is_empty() {
+            vec![plain]
+        } else {
+            let numbered = self.workloads.iter().enumerate();
+            let read = |(number, text): (usize, &String)| {
+                let plain = Spec { name: format!("workload {}", number + 1), ..plain.clone() };
+                spec(plain, text).and_then(|spec| of_model(spec, known)).map_err(|why| refused(text, why))
+            };
+            numbered.map(read).collect::<Result<_>>()?
+        };
+        Mix::new(&specs, seed, cancel)
+    }
+
+    /// What the flags ask for.
+    fn plain(&self, kind: &str, most_symbols: u64, seed: u64) -> Spec {
+        Spec {
             name: kind.into(),
             kind: kind.into(),
             model: None,
@@ -112,19 +140,7 @@ impl Work {
             beam: self.beam,
             most_symbols,
             seed,
-        };
-        let specs = if self.workloads.is_empty() {
-            vec![plain]
-        } else {
-            let numbered = self.workloads.iter().enumerate();
-            let read = |(number, text): (usize, &String)| {
-                let plain = Spec { name: format!("workload {}", number + 1), ..plain.clone() };
-                let told = |why| Error::Setting(format!("--workload {text}: {why}"));
-                spec(plain, text).and_then(|spec| of_model(spec, known)).map_err(told)
-            };
-            numbered.map(read).collect::<Result<_>>()?
-        };
-        Mix::new(&specs, seed, cancel)
+        }
     }
 
     /// The text whose bits per character are told, and what it is.
@@ -134,6 +150,15 @@ impl Work {
         let count = chars.min(text.len()).min(usize::try_from(most).unwrap_or(usize::MAX));
         Ok((text.head(count), format!("the first {count} characters of {}", text.name)))
     }
+}
+
+/// The kind of workload for models of this kind.
+fn kind(reads: bool) -> &'static str {
+    if reads { SUMMARIZE } else { "generate" }
+}
+
+fn refused(text: &str, why: String) -> Error {
+    Error::Setting(format!("--workload {text}: {why}"))
 }
 
 /// A workload with the limits of the model that it names, if it names one.

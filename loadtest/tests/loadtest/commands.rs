@@ -116,34 +116,35 @@ fn a_sweep_finds_the_knee_between_what_holds_and_what_does_not() {
     assert_eq!((&knee["rate"], &knee["broken_at"]), (&10.0.into(), &300.0.into()), "{knee}");
 }
 
+/// Everything as short as it can be.
+const SHORT: [&str; 17] = [
+    "--duration",
+    "1s",
+    "--warm-up",
+    "0",
+    "--output-chars",
+    "4",
+    "--rounds",
+    "8",
+    "--warm-up-rounds",
+    "0",
+    "--concurrency",
+    "1,2",
+    "--from",
+    "4",
+    "--to",
+    "8",
+    "--refine=0",
+];
+
 #[test]
 fn a_comparison_and_all_in_one_report_are_written_and_drawn_again() {
     let slow = Script { first: ms(60), ..script("slow") };
     let served = serve(vec![slow, script("fast")]);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let short = [
-        "--duration",
-        "1s",
-        "--warm-up",
-        "0",
-        "--output-chars",
-        "4",
-        "--rounds",
-        "8",
-        "--warm-up-rounds",
-        "0",
-        "--concurrency",
-        "1,2",
-        "--from",
-        "4",
-        "--to",
-        "8",
-        "--refine",
-        "0",
-    ];
     let output =
-        run(&[&["report", &served.address, "--json", &file("a.json"), "--html", &file("a.html")][..], &short[..]]
+        run(&[&["report", &served.address, "--json", &file("a.json"), "--html", &file("a.html")][..], &SHORT[..]]
             .concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let told: Value = serde_json::from_str(&fs::read_to_string(file("a.json")).unwrap()).unwrap();
@@ -157,6 +158,29 @@ fn a_comparison_and_all_in_one_report_are_written_and_drawn_again() {
     let again = run(&["draw", &file("a.json"), "--html", &file("b.html")]);
     assert!(again.status.success() && String::from_utf8(again.stdout).unwrap().contains("measured gain over slow"));
     assert_eq!(fs::read_to_string(file("a.html")).unwrap(), fs::read_to_string(file("b.html")).unwrap());
+}
+
+#[test]
+fn a_report_compares_each_kind_of_models_within_itself() {
+    let reader = |name| Script { summarizes: true, ..script(name) };
+    let served = serve(vec![script("a"), reader("long"), script("b"), reader("short")]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("all.json").to_str().unwrap().to_owned();
+    let mix = ["--workload", "kind=generate,name=texts", "--workload", "kind=summarize,name=documents,prompt-chars=40"];
+    let output = run(&[&["report", &served.address, "--json", &file][..], &SHORT, &mix].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Vec<Value> = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let names = |list: &Value, key: &str| {
+        list.as_array().unwrap().iter().map(|one| one[key].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(told.len(), 4);
+    for (at, of, asked) in [(0, ["a", "b"], "texts"), (2, ["long", "short"], "documents")] {
+        let compared = &told[at]["parts"][0]["comparison"];
+        assert_eq!((&compared["baseline"], &compared["complete"]), (&Value::from(of[0]), &Value::from(8)));
+        assert_eq!(names(&compared["models"], "model"), of);
+        assert_eq!(names(&told[at]["conditions"]["workloads"], "name"), [asked]);
+        assert_eq!(names(&told[at + 1]["parts"], "model"), [[of[0]; 3], [of[1]; 3]].concat());
+    }
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn from(source: &mut dyn Read, file: &Path, (model, limits, cut): (&dyn Model, &
         }
     };
     if room == Room::Over && !cut {
-        return Err(Error::LongerThan { field: "--file", limit, unit: "tokens: --cut summarizes the beginning" });
+        return Err(Error::LongerThan { field: "--file", limit, unit: "tokens (--cut summarizes the beginning)" });
     }
     if tokens.is_empty() {
         return Err(Error::BadOption { field: "--file", found: "\"\"".into(), bound: "at least one character".into() });

@@ -2,12 +2,16 @@
 //! [`Table`](crate::engine::calibration::Table), once a step.
 
 use super::Batch;
-use crate::engine::calibration::Round;
+use crate::engine::calibration::{Round, pace::Pace};
 use std::time::Instant;
 
 /// What is known of a step while it runs.
 #[derive(Debug, Default)]
 pub(super) struct Course {
+    /// How fast late steps were.
+    pace: Pace,
+    /// When its symbol step began.
+    began: Option<Instant>,
     /// Segments that its segment step closed.
     closed: usize,
     /// Symbols that its finish step finished.
@@ -27,6 +31,7 @@ impl Batch {
         let states = fed.iter().map(|&seat| &seats.rows[seat].state);
         course.context = states.fold((0, 0), |sum, state| (sum.0 + state.len(), sum.1 + state.segments()));
         (course.closed, course.finished) = (0, 0);
+        course.began = Some(Instant::now());
     }
 
     /// Notes what the segment step is about to close.
@@ -63,7 +68,8 @@ impl Batch {
             context: mean(course.context.0) + mean(symbols) / 2.0,
             segments: mean(course.context.1),
         };
-        let more = table.more(&round);
+        let took = course.began.map_or(0.0, |began| began.elapsed().as_nanos() as f64);
+        let more = course.pace.more(table, &round, took);
         for &seat in fed.iter() {
             tasks[seats.owner(seat)].watch.estimate(more as i64);
         }

@@ -6,7 +6,7 @@ use crate::{
     engine::{desk::Common, stopwatch::News, task::Life},
     error::Result,
 };
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 impl Batch {
     /// Takes the outcome of every job whose rows are ready.
@@ -29,13 +29,12 @@ impl Batch {
         self.tasks[index].in_flight = false;
         let places: usize = self.tasks[index].seats.iter().map(|&seat| self.seats.rows[seat].places()).sum();
         self.tasks[index].works(places);
-        let common = Arc::clone(&self.common);
         let outcome = match &self.tasks[index].life {
             Life::Text(_) => guarded(|| self.absorb_text(index, given)),
             Life::Document(_) => {
                 let counted = self.tasks[index].answered();
                 let outcome = guarded(|| self.absorb_summary(index));
-                common.tally.generated_chars.add(self.tasks[index].answered() - counted);
+                self.common.tally.generated_chars.add(self.tasks[index].answered() - counted);
                 outcome
             }
         };

@@ -5,8 +5,11 @@
 //! there are, and of what they attend to, by the bytes of keys and values that the model says it reads. Weights of the full
 //! resolution are slower to read after the middle layers have passed through the caches, so both cases are timed.
 //!
-//! No tensors, no clock: [`Table::more`] is a function of numbers.
+//! What follows for a round as it ran is [`pace`]'s: the table and what late rounds took beside it.
+//!
+//! No tensors, no clock: [`Table::reckon`] is a function of numbers.
 
+pub mod pace;
 mod samples;
 pub mod timing;
 
@@ -133,9 +136,9 @@ impl Table {
         Some(Self { cells, made: SystemTime::now(), took, steps, chunks, symbol_bytes, segment_bytes })
     }
 
-    /// How many nanoseconds more the round should have taken without pooling than as it was: the middle layers run for each symbol,
-    /// over as many positions as there are symbols, and nobody waits at a boundary.
-    pub fn more(&self, round: &Round) -> f64 {
+    /// Nanoseconds of the round without pooling, the middle layers run for each symbol, over as many positions as there are symbols,
+    /// and nobody waiting at a boundary; and as it was.
+    pub fn reckon(&self, round: &Round) -> (f64, f64) {
         let curves = if round.chunk { &self.chunks } else { &self.steps };
         let bytes = self.symbol_bytes.at(round.context);
         let full = |part: &Part, positions: usize, cold: bool| part.at(positions, bytes, cold);
@@ -147,7 +150,7 @@ impl Table {
         let unpooled = full(&curves.symbol, positions, true)
             + full(&curves.finish, positions, true)
             + curves.middle.at(positions, self.segment_bytes.at(round.context), true);
-        unpooled - pooled
+        (unpooled, pooled)
     }
 }
 

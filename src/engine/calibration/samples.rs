@@ -1,40 +1,59 @@
 //! Samples of one kind of step, and what they come to.
 
 use super::Cell;
-use crate::error::Result;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// What one cell's samples are, in nanoseconds: symbol, middle and finish step, and symbol and finish without a middle.
-pub(super) type Samples = [Vec<u64>; 5];
+/// Nanoseconds that a round's symbol, segment and finish step took.
+pub(super) type Took = [u64; 3];
 
-/// Nanoseconds of a step.
-pub(super) fn timed_step(step: impl FnOnce() -> Result<()>) -> Result<u64> {
-    let began = Instant::now();
-    step()?;
-    Ok(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+/// What one kind of step took each time.
+#[derive(Debug, Default)]
+pub(super) struct Samples {
+    /// Rounds with a segment step: its three parts.
+    closing: [Vec<u64>; 3],
+    /// Rounds without: the symbol and the finish step.
+    plain: [Vec<u64>; 2],
 }
 
-/// What the samples of one kind of step come to.
-pub(super) fn cell(
-    (rows, symbols): (usize, usize),
-    (context, context_segments): (usize, usize),
-    closed: usize,
-    samples: &mut Samples,
-) -> Cell {
-    let count = samples[0].len();
-    let [symbol, middle, finish, plain_symbol, plain_finish] = samples.each_mut().map(|samples| median(samples));
-    let plain = plain_symbol.zip(plain_finish);
-    Cell {
-        rows,
-        symbols,
-        context,
-        context_segments,
-        closed,
-        samples: count,
-        symbol: symbol.unwrap_or_default(),
-        middle: middle.unwrap_or_default(),
-        finish: finish.unwrap_or_default(),
-        plain,
+impl Samples {
+    pub(super) fn push(&mut self, [symbol, middle, finish]: Took, closing: bool) {
+        if closing {
+            self.closing.iter_mut().zip([symbol, middle, finish]).for_each(|(all, one)| all.push(one));
+        } else {
+            self.plain.iter_mut().zip([symbol, finish]).for_each(|(all, one)| all.push(one));
+        }
+    }
+}
+
+/// Where in the table a kind of step belongs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// Rows, and symbols that each was fed.
+    pub(super) size: (usize, usize),
+    /// Symbols and segments that each had before.
+    pub(super) context: (usize, usize),
+    /// Segments that they closed together.
+    pub(super) closed: usize,
+}
+
+impl Place {
+    /// The cell of these samples; none if no round closed a segment.
+    pub(super) fn cell(self, mut samples: Samples) -> Option<Cell> {
+        let count = samples.closing[0].len();
+        let [symbol, middle, finish] = samples.closing.each_mut().map(|samples| median(samples));
+        let [plain_symbol, plain_finish] = samples.plain.each_mut().map(|samples| median(samples));
+        Some(Cell {
+            rows: self.size.0,
+            symbols: self.size.1,
+            context: self.context.0,
+            context_segments: self.context.1,
+            closed: self.closed,
+            samples: count,
+            symbol: symbol?,
+            middle: middle?,
+            finish: finish?,
+            plain: plain_symbol.zip(plain_finish),
+        })
     }
 }
 

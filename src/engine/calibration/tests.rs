@@ -33,7 +33,7 @@ fn timed(rows: usize, symbols: usize, context: usize, segments: usize, closed: u
     }
 }
 
-fn table() -> Table {
+pub(super) fn table() -> Table {
     let mut cells: Vec<Cell> = [1, 2, 4, 8].map(|rows| timed(rows, 1, 16, 16, rows)).into();
     cells.extend([timed(1, 128, 0, 0, 128), timed(1, 128, 256, 256, 128), timed(1, 1, 384, 384, 1)]);
     Table::new(cells, 4096, cost, Duration::ZERO).unwrap()
@@ -52,6 +52,13 @@ fn expected(round: &Round) -> (f64, f64) {
     let all = round.fed + round.waiting;
     let unpooled = 2.0 * full(40_000.0, all) + middle(all, round.context);
     (unpooled, pooled)
+}
+
+impl Table {
+    pub(super) fn more(&self, round: &Round) -> f64 {
+        let (unpooled, pooled) = self.reckon(round);
+        unpooled - pooled
+    }
 }
 
 #[track_caller]

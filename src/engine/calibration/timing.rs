@@ -4,12 +4,15 @@
 //! so many rows at once, which all wait; after their segment and finish step they are rolled back to where they were. So each
 //! step is timed again and again at the same place, whatever it is in the model that decides where segments end.
 //!
+//! Kinds of steps are timed in turns, as what follows from the table are their proportions: a machine that is slow for a while
+//! is so for all of them.
+//!
 //! It uses key-value memory like anybody else, and gives it back. What it measures is only worth something while nothing else
 //! runs: the caller sees to that, and can stop it after any step.
 
 use super::{
-    Cell, Missing, Table,
-    samples::{Samples, cell, timed_step},
+    Missing, Table,
+    samples::{Place, Samples, Took},
 };
 use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Row, Scratch, Status, Want},
@@ -22,6 +25,8 @@ use std::{
 
 /// Rows that are fed one symbol each.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Of these, so many are few.
+const FEW: usize = 3;
 /// Symbols that they have before that, at least.
 const SHORT: usize = 16;
 /// Symbols that a row has for the step at a long context.
@@ -35,7 +40,7 @@ const TRIED: usize = 64;
 /// How many different symbols rows begin with; which ones does not matter.
 const BEGINNING: usize = 4;
 /// How often each step is timed, if there is time.
-const PASSES: usize = 15;
+const PASSES: usize = 31;
 
 /// Where a row can be fed a symbol that ends a segment, or one that ends none.
 #[derive(Debug, Clone, Copy)]
@@ -51,8 +56,11 @@ struct Timer<'a> {
     beginning: Vec<u32>,
     closer: Poised,
     opener: Option<Poised>,
+    /// Those at the beginning, and their indices.
     rows: Vec<Row>,
     all: Vec<usize>,
+    /// The one with a long text, once there is one.
+    long: Vec<Row>,
 }
 
 /// Times the model for at most about so long; `go_on` is asked after each step, and stops it by `Break`. `most_rows` is what the
@@ -82,31 +90,66 @@ pub fn measure(
         Err(Error::OutOfPages { .. }) => return Ok(Err(Missing::NoMemory)),
         Err(error) => return Err(error),
     };
-    let mut cells = Vec::new();
-    // first what costs least and tells most: the last parts are left out when there is no time for them
-    let left = |began: Instant| budget.saturating_sub(began.elapsed());
-    for rows in ROWS.into_iter().filter(|&rows| rows <= most_rows.max(1)) {
-        // a quarter is for chunks and the long context
-        let enough = left(began) > budget / 4;
-        if !(enough || cells.is_empty()) {
-            break;
-        }
-        let share = left(began).mul_f64(0.3);
-        match timer.rows(rows, share, go_on) {
-            Ok(ControlFlow::Continue(cell)) => cells.push(cell),
-            Ok(ControlFlow::Break(())) => return Ok(Err(Missing::Stopped)),
-            Err(Error::OutOfPages { .. }) if !cells.is_empty() => break,
-            Err(error) => return Err(error),
+    let mut kinds: Vec<(Kind, Option<Place>, Samples)> =
+        timer.kinds(most_rows).into_iter().map(|kind| (kind, None, Samples::default())).collect();
+    for pass in 0..PASSES {
+        let mut index = 0;
+        while let Some((kind, place, samples)) = kinds.get_mut(index) {
+            // without a single one there would be no table
+            if began.elapsed() > budget && pass + index > 0 {
+                return Ok(table(model, kinds, began));
+            }
+            match timer.time(*kind, samples) {
+                Ok(of) => *place = Some(of),
+                // what there is no memory for is left out, and so is what needs more
+                Err(Error::OutOfPages { .. }) if pass + index > 0 => {
+                    let without = *kind;
+                    kinds.retain(|(kind, ..)| !kind.needs(without));
+                    continue;
+                }
+                Err(Error::OutOfPages { .. }) => return Ok(Err(Missing::NoMemory)),
+                Err(error) => return Err(error),
+            }
+            if go_on().is_break() {
+                return Ok(Err(Missing::Stopped));
+            }
+            index += 1;
         }
     }
-    match timer.long(left(began), go_on) {
-        Ok(ControlFlow::Continue(more)) => cells.extend(more),
-        Ok(ControlFlow::Break(())) => return Ok(Err(Missing::Stopped)),
-        Err(Error::OutOfPages { .. }) => {}
-        Err(error) => return Err(error),
+    Ok(table(model, kinds, began))
+}
+
+fn table(
+    model: &dyn Model,
+    kinds: Vec<(Kind, Option<Place>, Samples)>,
+    began: Instant,
+) -> std::result::Result<Table, Missing> {
+    let cells = kinds.into_iter().filter_map(|(_, place, samples)| place?.cell(samples)).collect();
+    Table::new(cells, model.card().max_symbols, |symbols, segments| model.cost(symbols, segments), began.elapsed())
+        .ok_or(Missing::NoBoundary)
+}
+
+/// A kind of step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// So many rows are fed a symbol each.
+    Rows(usize),
+    /// A row of so many symbols is fed so many.
+    Chunk { context: usize, length: usize },
+    /// The row of the last chunk is fed a symbol.
+    Long,
+}
+
+impl Kind {
+    /// Whether it takes at least the memory of the other.
+    fn needs(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Rows(rows), Self::Rows(others)) => rows >= others,
+            (Self::Rows(_), _) | (_, Self::Rows(_)) => false,
+            (_, Self::Long) | (Self::Long, _) => true,
+            (Self::Chunk { context: a, length: b }, Self::Chunk { context: c, length: d }) => a + b >= c + d,
+        }
     }
-    Ok(Table::new(cells, model.card().max_symbols, |symbols, segments| model.cost(symbols, segments), began.elapsed())
-        .ok_or(Missing::NoBoundary))
 }
 
 impl<'a> Timer<'a> {
@@ -120,6 +163,7 @@ impl<'a> Timer<'a> {
             opener: None,
             rows: Vec::new(),
             all: Vec::new(),
+            long: Vec::new(),
         };
         let letters: Vec<u32> = model.card().vocabulary.text_ids().take(TRIED.max(256)).collect();
         if letters.is_empty() {
@@ -153,7 +197,7 @@ impl<'a> Timer<'a> {
             }
             let next = letters[place % letters.len().min(BEGINNING)];
             timer.beginning.push(next);
-            timer.feed(0, &[next])?;
+            timer.feed(0, next)?;
         }
         Ok(None)
     }
@@ -161,28 +205,18 @@ impl<'a> Timer<'a> {
     /// Whether that symbol would end a segment there, where the first row is.
     fn closes(&mut self, Poised { len, symbol }: Poised) -> Result<bool> {
         self.rows[0].set(&[symbol], Want::Last);
-        self.model.symbol_step(&mut self.rows, &self.all[..1], &mut self.scratch)?;
-        let closes = self.rows[0].status == Status::Waiting;
-        self.settle(1)?;
+        let (_, closes) = self.round(Which::Short(1))?;
         self.rows[0].state.rollback(len)?;
         Ok(closes)
     }
 
-    /// Brings rows that were fed to where they are ready.
-    fn settle(&mut self, rows: usize) -> Result<()> {
-        self.model.segment_step(&mut self.rows, &self.all[..rows], &mut self.scratch)?;
-        self.model.finish_step(&mut self.rows, &self.all[..rows], &mut self.scratch)
-    }
-
-    /// Feeds a row, untimed.
-    fn feed(&mut self, row: usize, symbols: &[u32]) -> Result<()> {
-        if symbols.is_empty() {
-            return Ok(());
-        }
-        self.rows[row].set(symbols, Want::Nothing);
-        self.model.symbol_step(&mut self.rows, &[row], &mut self.scratch)?;
-        self.model.segment_step(&mut self.rows, &[row], &mut self.scratch)?;
-        self.model.finish_step(&mut self.rows, &[row], &mut self.scratch)
+    /// Feeds a row at the beginning.
+    fn feed(&mut self, row: usize, symbol: u32) -> Result<()> {
+        self.rows[row].set(&[symbol], Want::Nothing);
+        let (model, rows) = (self.model, &mut self.rows);
+        model.symbol_step(rows, &[row], &mut self.scratch)?;
+        model.segment_step(rows, &[row], &mut self.scratch)?;
+        model.finish_step(rows, &[row], &mut self.scratch)
     }
 
     /// Sees to it that there are so many rows, each with the beginning.
@@ -193,162 +227,134 @@ impl<'a> Timer<'a> {
             let beginning = self.beginning.clone();
             // one by one: so it was found, and windows roll back no further than a few symbols
             for symbol in &beginning {
-                self.feed(self.rows.len() - 1, std::slice::from_ref(symbol))?;
+                self.feed(self.rows.len() - 1, *symbol)?;
             }
         }
         Ok(())
     }
 
-    /// Times so many rows that are fed one symbol each.
-    fn rows(
-        &mut self,
-        rows: usize,
-        budget: Duration,
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<ControlFlow<(), Cell>> {
-        self.grow(rows)?;
-        let began = Instant::now();
-        let mut samples = Samples::default();
-        for pass in 0..PASSES {
-            if pass > 0 && began.elapsed() > budget {
-                break;
-            }
-            for closing in [true, false] {
-                self.pass(rows, closing, &mut samples)?;
-                if go_on().is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-            }
-        }
-        let segments = self.rows[0].state.segments();
-        let size = (rows, 1);
-        Ok(ControlFlow::Continue(cell(size, (self.closer.len, segments), rows, &mut samples)))
+    /// What is timed, the most telling first: of few rows, at a long context, of many rows.
+    fn kinds(&self, most_rows: usize) -> Vec<Kind> {
+        let rows = |range: &[usize]| {
+            let some = range.iter().filter(|&&rows| rows <= most_rows.max(1));
+            some.map(|&rows| Kind::Rows(rows)).collect::<Vec<_>>()
+        };
+        let most = LONG.min(self.model.card().max_symbols.saturating_sub(1));
+        let lengths = CHUNKS.into_iter().filter(|&length| length <= most);
+        let chunks = lengths.clone().map(|length| Kind::Chunk { context: 0, length });
+        let deepest = lengths.max().map(|length| Kind::Chunk { context: most - length, length });
+        let long = chunks.chain(deepest.into_iter().flat_map(|chunk| [chunk, Kind::Long]));
+        rows(&ROWS[..FEW]).into_iter().chain(long).chain(rows(&ROWS[FEW..])).collect()
     }
 
-    /// Times one round of rows that all end a segment, or that all end none: then the second of two, so that nothing of the middle
-    /// layers is in between.
+    /// Times one kind of step once; tells its place in the table.
+    fn time(&mut self, kind: Kind, samples: &mut Samples) -> Result<Place> {
+        match kind {
+            Kind::Rows(rows) => {
+                self.grow(rows)?;
+                for closing in [true, false] {
+                    self.pass(rows, closing, samples)?;
+                }
+                let context = (self.closer.len, self.rows[0].state.segments());
+                Ok(Place { size: (rows, 1), context, closed: rows })
+            }
+            Kind::Chunk { context, length } => {
+                if self.long.is_empty() {
+                    self.long.push(Row::new(self.model.begin(BoundaryOptions::default())?));
+                }
+                self.long[0].state.restart(0);
+                self.fill(context)?;
+                let before = self.long[0].state.segments();
+                self.long[0].set(&vec![self.closer.symbol; length], Want::Last);
+                let (took, _) = self.round(Which::Long)?;
+                samples.push(took, true);
+                let closed = self.long[0].marks.iter().filter(|mark| mark.boundary).count();
+                Ok(Place { size: (1, length), context: (context, before), closed })
+            }
+            Kind::Long => self.single(samples),
+        }
+    }
+
+    /// Times one round of rows that all end a segment, or that all end none: the second of two, so that caches are as in a row of such
+    /// rounds.
     fn pass(&mut self, rows: usize, closing: bool, samples: &mut Samples) -> Result<()> {
         let poised = if closing { Some(self.closer) } else { self.opener };
         let Some(poised) = poised else { return Ok(()) };
-        for timed in [false, true].into_iter().skip(usize::from(closing)) {
+        for timed in [false, true] {
             for row in &mut self.rows[..rows] {
                 row.state.rollback(poised.len)?;
                 row.set(&[poised.symbol], Want::Last);
             }
-            let all = &self.all[..rows];
-            let symbol = timed_step(|| self.model.symbol_step(&mut self.rows, all, &mut self.scratch))?;
-            if closing {
-                samples[1].push(timed_step(|| self.model.segment_step(&mut self.rows, all, &mut self.scratch))?);
-            }
-            let finish = timed_step(|| self.model.finish_step(&mut self.rows, all, &mut self.scratch))?;
+            let (took, _) = self.round(Which::Short(rows))?;
             if timed {
-                samples[if closing { 0 } else { 3 }].push(symbol);
-                samples[if closing { 2 } else { 4 }].push(finish);
+                samples.push(took, closing);
             }
             let beginning = self.beginning.get(poised.len..).unwrap_or_default().to_vec();
             for row in 0..rows {
                 self.rows[row].state.rollback(poised.len)?;
                 for symbol in &beginning {
-                    self.feed(row, std::slice::from_ref(symbol))?;
+                    self.feed(row, *symbol)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Times chunks from the start of a text, and at a long context, and there single symbols, too: on one row.
-    fn long(
-        &mut self,
-        budget: Duration,
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<ControlFlow<(), Vec<Cell>>> {
-        self.rows.truncate(1);
-        self.all.truncate(1);
-        let most = LONG.min(self.model.card().max_symbols.saturating_sub(1));
-        let lengths = CHUNKS.into_iter().filter(|&length| length <= most);
-        let places: Vec<(usize, usize)> = lengths
-            .clone()
-            .map(|length| (0, length))
-            .chain(lengths.max().map(|length| (most - length, length)))
-            .collect();
-        let mut cells: Vec<(Cell, Samples)> = Vec::new();
-        let mut deep = Samples::default();
-        let mut at = (0, 0);
-        let began = Instant::now();
-        'passes: for pass in 0..PASSES {
-            for (index, &(context, length)) in places.iter().enumerate() {
-                if pass + index > 0 && began.elapsed() > budget {
-                    break 'passes;
-                }
-                self.rows[0].state.restart(0);
-                self.fill(context)?;
-                let before = self.rows[0].state.segments();
-                let mut samples = Samples::default();
-                let closed = self.chunk(length, &mut samples)?;
-                if pass == 0 {
-                    cells
-                        .push((cell((1, length), (context, before), closed, &mut samples.clone()), Samples::default()));
-                }
-                for (all, one) in cells[index].1.iter_mut().zip(&samples) {
-                    all.extend(one);
-                }
-                if go_on().is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-            }
-            // what the last chunk left is a long context, if it ends where the closer ends a segment again
-            at = (self.rows[0].state.len(), self.rows[0].state.segments());
-            self.single(&mut deep)?;
-        }
-        let mut cells: Vec<Cell> = cells
-            .into_iter()
-            .map(|(of, mut samples)| cell((1, of.symbols), (of.context, of.context_segments), of.closed, &mut samples))
-            .collect();
-        if !deep[1].is_empty() {
-            cells.push(cell((1, 1), at, 1, &mut deep));
-        }
-        Ok(ControlFlow::Continue(cells))
-    }
-
-    /// Feeds the row so many symbols that end segments, wherever the model lets them.
+    /// Feeds the long row so many symbols that end segments, wherever the model lets them.
     fn fill(&mut self, symbols: usize) -> Result<()> {
         let most = CHUNKS[1];
         let mut left = symbols;
         while left > 0 {
             let now = left.min(most);
-            self.feed(0, &vec![self.closer.symbol; now])?;
+            self.long[0].set(&vec![self.closer.symbol; now], Want::Nothing);
+            self.round(Which::Long)?;
             left -= now;
         }
         Ok(())
     }
 
-    /// Times one chunk; returns how many segments it closed.
-    fn chunk(&mut self, length: usize, samples: &mut Samples) -> Result<usize> {
-        self.rows[0].set(&vec![self.closer.symbol; length], Want::Last);
-        samples[0].push(timed_step(|| self.model.symbol_step(&mut self.rows, &[0], &mut self.scratch))?);
-        let closed = self.rows[0].marks.iter().filter(|mark| mark.boundary).count();
-        samples[1].push(timed_step(|| self.model.segment_step(&mut self.rows, &[0], &mut self.scratch))?);
-        samples[2].push(timed_step(|| self.model.finish_step(&mut self.rows, &[0], &mut self.scratch))?);
-        Ok(closed)
-    }
-
-    /// Times a single symbol where the row is, if it ends a segment there, a few times.
-    fn single(&mut self, samples: &mut Samples) -> Result<()> {
-        let len = self.rows[0].state.len().saturating_sub(1);
-        for _ in 0..3 {
+    /// Times a single symbol where the long row is, if it ends a segment there, a few times, after one that finds the caches as the
+    /// chunk left them.
+    fn single(&mut self, samples: &mut Samples) -> Result<Place> {
+        let len = self.long[0].state.len().saturating_sub(1);
+        let mut context = (len, 0);
+        for timed in [false, true, true, true] {
             // back by one, so that there is room for it in any case
-            self.rows[0].state.rollback(len)?;
-            self.rows[0].set(&[self.closer.symbol], Want::Last);
-            let symbol = timed_step(|| self.model.symbol_step(&mut self.rows, &[0], &mut self.scratch))?;
-            let closes = self.rows[0].status == Status::Waiting;
-            let middle = timed_step(|| self.model.segment_step(&mut self.rows, &[0], &mut self.scratch))?;
-            let finish = timed_step(|| self.model.finish_step(&mut self.rows, &[0], &mut self.scratch))?;
-            if closes {
-                samples[0].push(symbol);
-                samples[1].push(middle);
-                samples[2].push(finish);
+            self.long[0].state.rollback(len)?;
+            context.1 = self.long[0].state.segments();
+            self.long[0].set(&[self.closer.symbol], Want::Last);
+            let (took, closes) = self.round(Which::Long)?;
+            if timed && closes {
+                samples.push(took, true);
             }
         }
-        Ok(())
+        Ok(Place { size: (1, 1), context, closed: 1 })
     }
+
+    /// Runs a round of rows that were given their symbols; tells what it took, and whether the first row waited for its segment step.
+    fn round(&mut self, which: Which) -> Result<(Took, bool)> {
+        let (rows, all) = match which {
+            Which::Short(count) => (&mut self.rows, &self.all[..count]),
+            Which::Long => (&mut self.long, &self.all[..1]),
+        };
+        let (model, scratch) = (self.model, &mut self.scratch);
+        let began = Instant::now();
+        model.symbol_step(rows, all, scratch)?;
+        let fed = Instant::now();
+        let closes = rows[0].status == Status::Waiting;
+        model.segment_step(rows, all, scratch)?;
+        let closed = Instant::now();
+        model.finish_step(rows, all, scratch)?;
+        let nanos = |from: Instant, to: Instant| u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX);
+        Ok(([nanos(began, fed), nanos(fed, closed), nanos(closed, Instant::now())], closes))
+    }
+}
+
+/// Rows of a round.
+#[derive(Debug, Clone, Copy)]
+enum Which {
+    /// So many of those at the beginning.
+    Short(usize),
+    /// The one with a long text.
+    Long,
 }

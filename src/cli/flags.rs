@@ -1,0 +1,63 @@
+//! Fields of a request under the names of the flags that fill them: who types a command is told of what was typed.
+
+use crate::error::Error;
+
+/// Fields of requests, dotted as on the wire, and the flags behind them.
+const FLAGS: [(&str, &str); 17] = [
+    ("boundary_mode", "--boundary-mode"),
+    ("options.beam_size", "--beam"),
+    ("options.hard_topk", "--hard-topk"),
+    ("options.hypotheses", "--hypotheses"),
+    ("options.length_penalty", "--length-penalty"),
+    ("options.max_tokens", "--max-len"),
+    ("options.min_tokens", "--min-len"),
+    ("options.no_repeat_ngram", "--no-repeat-ngram"),
+    ("sampling.min_p", "--min-p"),
+    ("sampling.repetition_penalty", "--repetition-penalty"),
+    ("sampling.temperature", "--temperature"),
+    ("sampling.top_p", "--top-p"),
+    ("stopping.max_chars", "--max-chars"),
+    ("stopping.max_segments", "--max-segments"),
+    ("stopping.min_chars", "--min-chars"),
+    ("windows.length", "--windowed"),
+    ("windows.stride", "--windowed"),
+];
+
+/// The error, naming flags.
+pub(super) fn named(mut error: Error) -> Error {
+    let field = match &mut error {
+        Error::BadOption { field, .. }
+        | Error::UnknownSymbol { field, .. }
+        | Error::TooLong { field, .. }
+        | Error::LongerThan { field, .. } => field,
+        _ => return error,
+    };
+    if let Some((_, flag)) = FLAGS.iter().find(|(name, _)| name == field) {
+        *field = flag;
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Cli, FLAGS, named};
+    use crate::error::Error;
+    use clap::CommandFactory;
+
+    #[test]
+    fn each_is_a_flag_of_some_command() {
+        let command = Cli::command();
+        let flags: Vec<&str> =
+            command.get_subcommands().flat_map(|of| of.get_arguments()).filter_map(|flag| flag.get_long()).collect();
+        for (field, flag) in FLAGS {
+            assert!(flags.contains(&flag.trim_start_matches("--")), "{field}: no command has {flag}");
+        }
+    }
+
+    #[test]
+    fn a_field_is_told_as_its_flag() {
+        let told = |field| named(Error::BadOption { field, found: "65".into(), bound: "1 to 64".into() }).to_string();
+        assert_eq!(told("options.beam_size"), "--beam: 65 is out of bounds: 1 to 64");
+        assert_eq!(told("--windowed"), "--windowed: 65 is out of bounds: 1 to 64");
+    }
+}

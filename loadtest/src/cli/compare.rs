@@ -113,7 +113,9 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
         targets.push(session.target(model, rounds.rounds_at_a_time, false).await?);
     }
     let mut scores = Vec::new();
-    let scored = if rounds.score_chars > 0 { Some(session.work.scored(rounds.score_chars, models)?) } else { None };
+    // models that summarize go on from no text
+    let scores_texts = rounds.score_chars > 0 && !models.iter().any(|model| model.summarizes);
+    let scored = if scores_texts { Some(session.work.scored(rounds.score_chars, models)?) } else { None };
     if let Some((text, _)) = &scored {
         let mut stop = session.stop.clone();
         for target in &targets {

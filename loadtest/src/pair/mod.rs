@@ -185,8 +185,10 @@ async fn round(shared: &Shared, number: u64) -> Result<()> {
             let summary = watch.told.and_then(|told| told.summary);
             let encode = summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode);
             let token = summary.and_then(|summary| summary.per_token());
+            // of summaries so many tokens are asked for, which are more characters in one model's words than in another's
+            let char = watch.per_char().filter(|_| summary.is_none());
             times[which] = Some(Figured {
-                times: [Some(total), watch.first_sent(), watch.per_char(), encode, token],
+                times: [Some(total), watch.first_sent(), char, encode, token],
                 unpooled: watch.told.and_then(|told| told.unpooled),
             });
         }

@@ -131,9 +131,9 @@ const SHORT: [&str; 17] = [
     "--concurrency",
     "1,2",
     "--from",
-    "4",
+    "40",
     "--to",
-    "8",
+    "80",
     "--refine=0",
 ];
 

@@ -71,6 +71,7 @@ async fn a_known_gain_of_summaries_is_found() {
     for (gain, expected) in [(gains.encode, 4.0), (gains.decode_token, 2.0), (gains.total, 140.0 / 50.0)] {
         assert!((gain.unwrap().ratio / expected - 1.0).abs() < 0.02, "{gain:?} {expected}");
     }
+    assert_eq!(gains.char, None, "characters of other texts");
     let figures = told.models[1].figures.summaries.clone().unwrap();
     // documents of 20 characters, in three chunks
     assert_eq!((figures.count, figures.document_tokens, figures.summary_tokens), (10, 200, 110));

@@ -12,12 +12,14 @@ import sys
 from functools import partial
 from typing import Any, AsyncIterator, Dict, Iterator, List, Tuple
 
+import grpc
 import local
 import numpy
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor, triton_to_np_dtype
 
 from weir_client import Client
 
@@ -39,6 +41,13 @@ def tensor(kind: Any, name: str, value: Any) -> Any:
     flag = isinstance(value, bool)
     given = kind.InferInput(name, [1], "BOOL" if flag else "BYTES")
     given.set_data_from_numpy(numpy.array([value if flag else value.encode()], dtype=bool if flag else numpy.object_))
+    return given
+
+
+def array(name: str, datatype: str, values: List[Any]) -> Any:
+    """An input of several elements."""
+    given = triton.InferInput(name, [len(values)], datatype)
+    given.set_data_from_numpy(numpy.array(values, dtype=triton_to_np_dtype(datatype)))
     return given
 
 
@@ -159,6 +168,53 @@ def test_the_asynchronous_client(server: local.Server) -> None:
         assert len("".join(parts)) == 30
 
 
+def test_channels_as_examples_open_them(server: local.Server) -> None:
+    """Pings, limits and names of channels, headers, shapes of a batch, tensors used again, answers by a callback: one request
+    says the same whichever way it comes."""
+    pings = triton.KeepAliveOptions(2**31 - 1, 20000, False, 2)
+    limits = [("grpc.max_send_message_length", 2**20), ("grpc.max_receive_message_length", 2**20)]
+    arguments = [*limits, ("grpc.keepalive_time_ms", 2**31 - 1), ("grpc.http2.max_pings_without_data", 2)]
+    asked = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
+    batch = triton.InferInput("text_input", [1, 1], "BYTES")
+    batch.set_data_from_numpy(numpy.array([[PROMPT.encode()]], dtype=numpy.object_))
+    outputs, headers = [triton.InferRequestedOutput("text_output")], {"test": "1", "dummy": "2"}
+    with triton.InferenceServerClient(server.address, keepalive_options=pings) as client:
+        assert client.is_server_live(headers=headers)
+        told = {said(client.infer(MODEL, given, outputs=outputs, headers=headers)) for given in (asked, [batch, *asked[1:]], asked)}
+        assert len(told) == 1
+    with triton.InferenceServerClient(server.address, channel_args=[*arguments, ("grpc.dns_enable_srv_queries", 1)]) as client:
+        answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
+        for _ in range(4):
+            client.async_infer(MODEL, asked, lambda result, error: answers.put((result, error)), outputs=outputs)
+        for _ in range(4):
+            result, error = answers.get(timeout=local.SOON)
+            assert error is None and said(result) in told
+        # who cancels is told so, and nobody else
+        endless = inputs(triton, PROMPT, False, max_tokens=8000)
+        call = client.async_infer(MODEL, endless, lambda result, error: answers.put((result, error)))
+        call.cancel()
+        assert "cancelled" in str(answers.get(timeout=local.SOON)[1])
+        with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+            client.infer(MODEL, endless, client_timeout=0.2)
+        assert said(client.infer(MODEL, asked)) in told
+
+
+def test_messages_without_the_clients_help(server: local.Server) -> None:
+    """Typed contents instead of bytes, by the stubs that Triton's package has, as its explicit examples do it."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL, id="my request id")
+    given = request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
+    given.contents.bytes_contents.append(PROMPT.encode())
+    request.outputs.add(name="text_output")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
+        assert stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL, version="")).ready
+        answer = stub.ModelInfer(request, timeout=local.SOON)
+    assert (answer.id, answer.model_name, len(answer.outputs), len(answer.raw_output_contents)) == ("my request id", MODEL, 1, 1)
+    (told,) = deserialize_bytes_tensor(answer.raw_output_contents[0])
+    assert re.fullmatch(PROMPT + "[a-z ]{16}", told.decode())
+
+
 def test_questions_about_the_server(server: local.Server) -> None:
     with triton.InferenceServerClient(server.address) as client:
         assert client.is_server_live() and client.is_server_ready()
@@ -176,8 +232,15 @@ def test_questions_about_the_server(server: local.Server) -> None:
         after = client.get_inference_statistics(MODEL).model_stats[0]
         assert after.inference_count == before.inference_count + 1
         assert after.inference_stats.success.ns > before.inference_stats.success.ns
-        with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
-            client.load_model(MODEL)
+        for call in (
+            partial(client.load_model, MODEL),
+            partial(client.unload_model, MODEL),
+            client.unregister_system_shared_memory,
+            client.get_cuda_shared_memory_status,
+            client.get_trace_settings,
+        ):
+            with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+                call()
 
 
 def test_what_is_refused(server: local.Server) -> None:
@@ -187,6 +250,11 @@ def test_what_is_refused(server: local.Server) -> None:
             (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
             (inputs(triton, PROMPT, False, temperature="hot"), "INVALID_ARGUMENT.*sampling_parameters: invalid type"),
             (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
+            ([], "INVALID_ARGUMENT.*inputs: no text_input"),
+            ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: a second tensor"),
+            ([array("text_input", "BYTES", [b"a", b"b"])], r"INVALID_ARGUMENT.*text_input: the shape \[2\]"),
+            ([array("text_input", "INT32", [1])], 'INVALID_ARGUMENT.*text_input: the datatype "INT32"'),
+            ([array("INPUT0", "INT32", [1] * 16)], 'INVALID_ARGUMENT.*inputs: "INPUT0" is out of bounds: one of text_input'),
         ]:
             with pytest.raises(InferenceServerException, match=told):
                 client.infer(MODEL, asked)

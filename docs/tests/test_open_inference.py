@@ -1,9 +1,10 @@
-"""Triton's own client, as PyPI has it, with a server of ours: `docs/open-inference.md`'s example, whole answers, streams of
-several requests, questions about models, and what is refused."""
+"""Triton's and KServe's own clients, as PyPI has them, with a server of ours: `docs/open-inference.md`'s example, whole answers,
+streams of several requests, questions about models, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import queue
 import re
@@ -180,9 +181,14 @@ def test_channels_as_examples_open_them(server: local.Server) -> None:
     outputs, headers = [triton.InferRequestedOutput("text_output")], {"test": "1", "dummy": "2"}
     with triton.InferenceServerClient(server.address, keepalive_options=pings) as client:
         assert client.is_server_live(headers=headers)
-        told = {said(client.infer(MODEL, given, outputs=outputs, headers=headers)) for given in (asked, [batch, *asked[1:]], asked)}
+        told = {
+            said(client.infer(MODEL, given, outputs=outputs, headers=headers))
+            for given in (asked, [batch, *asked[1:]], asked)
+        }
         assert len(told) == 1
-    with triton.InferenceServerClient(server.address, channel_args=[*arguments, ("grpc.dns_enable_srv_queries", 1)]) as client:
+    with triton.InferenceServerClient(
+        server.address, channel_args=[*arguments, ("grpc.dns_enable_srv_queries", 1)]
+    ) as client:
         answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
         for _ in range(4):
             client.async_infer(MODEL, asked, lambda result, error: answers.put((result, error)), outputs=outputs)
@@ -210,9 +216,49 @@ def test_messages_without_the_clients_help(server: local.Server) -> None:
         assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
         assert stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL, version="")).ready
         answer = stub.ModelInfer(request, timeout=local.SOON)
-    assert (answer.id, answer.model_name, len(answer.outputs), len(answer.raw_output_contents)) == ("my request id", MODEL, 1, 1)
+    assert (answer.id, answer.model_name, len(answer.outputs), len(answer.raw_output_contents)) == (
+        "my request id",
+        MODEL,
+        1,
+        1,
+    )
     (told,) = deserialize_bytes_tensor(answer.raw_output_contents[0])
     assert re.fullmatch(PROMPT + "[a-z ]{16}", told.decode())
+
+
+# In a process of its own: KServe's messages have the names of Triton's, and one process has room for one of them.
+KSERVE = f"""
+import asyncio, grpc, sys
+from kserve import InferInput, InferRequest, InferenceGRPCClient
+async def ask():
+    client = InferenceGRPCClient(sys.argv[1], timeout={local.SOON})
+    assert await client.is_server_live() and await client.is_server_ready() and await client.is_model_ready("{MODEL}")
+    given = [InferInput(name="text_input", shape=[1], datatype="BYTES", data=["{PROMPT}"])]
+    request = InferRequest("{MODEL}", given, request_id="7", parameters={{"max_tokens": 40, "seed": 3}})
+    answer = await client.infer(request)
+    try:
+        await client.infer(InferRequest("nobody", given))
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.NOT_FOUND
+    else:
+        raise AssertionError("nobody answers")
+    await client.close()
+    print(answer.id, answer.outputs[0].as_numpy()[0].decode(), sep=":")
+asyncio.run(ask())
+"""
+
+
+def test_kserves_client(server: local.Server) -> None:
+    """It sends typed contents, and reads raw ones."""
+    if importlib.util.find_spec("kserve") is None:
+        pytest.skip("kserve is not installed: it needs Python 3.10")
+    done = subprocess.run(
+        [sys.executable, "-c", KSERVE, server.address], capture_output=True, text=True, timeout=2 * local.SOON
+    )
+    assert done.returncode == 0, done.stderr
+    with triton.InferenceServerClient(server.address) as client:
+        whole = said(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
+    assert done.stdout == f"7:{whole}\n"
 
 
 def test_questions_about_the_server(server: local.Server) -> None:
@@ -254,7 +300,10 @@ def test_what_is_refused(server: local.Server) -> None:
             ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: a second tensor"),
             ([array("text_input", "BYTES", [b"a", b"b"])], r"INVALID_ARGUMENT.*text_input: the shape \[2\]"),
             ([array("text_input", "INT32", [1])], 'INVALID_ARGUMENT.*text_input: the datatype "INT32"'),
-            ([array("INPUT0", "INT32", [1] * 16)], 'INVALID_ARGUMENT.*inputs: "INPUT0" is out of bounds: one of text_input'),
+            (
+                [array("INPUT0", "INT32", [1] * 16)],
+                'INVALID_ARGUMENT.*inputs: "INPUT0" is out of bounds: one of text_input',
+            ),
         ]:
             with pytest.raises(InferenceServerException, match=told):
                 client.infer(MODEL, asked)

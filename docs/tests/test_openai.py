@@ -188,7 +188,9 @@ def test_streams_side_by_side(server: Server, client: Any) -> None:
 
             await asyncio.gather(*map(one, range(4)), leaves(), wrong())
         # none was told whole before another began
-        assert all(order.index(seed) < len(order) - 1 - order[::-1].index(other) for seed in range(4) for other in range(4))
+        assert all(
+            order.index(seed) < len(order) - 1 - order[::-1].index(other) for seed in range(4) for other in range(4)
+        )
         return told
 
     assert asyncio.run(all_of_them()) == alone

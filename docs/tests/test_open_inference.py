@@ -70,14 +70,6 @@ def is_last(result: Any) -> bool:
     return last
 
 
-def test_the_guides_example(server: local.Server) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", (local.ROOT / "docs/open-inference.md").read_text(), re.M | re.S)
-    example = example.replace("127.0.0.1:50051", server.address)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=local.SOON)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"{PROMPT}[a-z ]{{40}}\n", done.stdout), done.stdout
-
-
 def test_a_whole_answer_is_our_own_clients(server: local.Server) -> None:
     with Client(server.address, timeout=local.SOON) as weir:
         told = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)

@@ -64,11 +64,6 @@ def run(example: str, server: Server) -> str:
     return done.stdout
 
 
-def test_the_guides_example(server: Server) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", (local.ROOT / "docs/http.md").read_text(), re.M | re.S)
-    assert re.fullmatch(r"[a-z ]{40}\n", run(example.replace("http://127.0.0.1:8000/v1", server.url), server))
-
-
 def test_a_program_with_another_address(tmp_path: Path) -> None:
     """As OpenAI's examples of completions go: models by names of theirs, deterministic, streamed, in turn and asynchronously. A
     checkpoint's name is its folder's, so that only the address is another one."""

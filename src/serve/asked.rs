@@ -139,6 +139,11 @@ impl Asked {
         self.logprobs.is_some() || self.tells_boundaries()
     }
 
+    /// How many answers each prompt is to have.
+    pub(super) fn answers(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
     /// One request for each answer, in their order: the first prompt's, then the next one's.
     ///
     /// # Errors
@@ -147,7 +152,7 @@ impl Asked {
         self.refuse_what_is_not_there()?;
         let prompts = texts("prompt", &self.prompt)?;
         let prompts = if prompts.is_empty() { vec![String::new()] } else { prompts };
-        let n = self.n.unwrap_or(1);
+        let n = self.answers();
         if n == 0 || n.saturating_mul(prompts.len()) > MOST_CHOICES {
             let found = format!("{n} for {} prompts", prompts.len());
             return Err(wrong("n", found, &format!("1 to {MOST_CHOICES} answers in all")));
@@ -252,7 +257,11 @@ fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Er
     let field = error.path().to_string();
     // what is no JSON at all has no fields
     let field = Some(field).filter(|field| field.starts_with(|first: char| first.is_ascii_alphabetic()));
-    Error::Unreadable { field, why: format!("{whole}: {}", error.inner()) }
+    let why = match &field {
+        Some(field) => format!("{whole}: {field}: {}", error.inner()),
+        None => format!("{whole}: {}", error.inner()),
+    };
+    Error::Unreadable { field, why }
 }
 
 fn wrong(field: &'static str, found: String, bound: &str) -> Error {
@@ -325,6 +334,7 @@ mod tests {
         ] {
             let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
             assert_eq!(self::field(&refusal), field, "{body}");
+            assert!(field.is_none_or(|field| refusal.to_string().contains(field)), "{refusal}");
         }
     }
 }

@@ -230,6 +230,13 @@ def test_an_unknown_model(client: Any) -> None:
     assert refused.value.code == "unknown_model"
 
 
+def test_a_body_that_is_too_long(client: Any) -> None:
+    with pytest.raises(openai.APIStatusError, match="the body: more than 4194304 bytes") as refused:
+        ask(client, "a" * (5 << 20))
+    assert refused.value.status_code == 413
+    assert len(ask(client).choices[0].text) == 40
+
+
 def test_what_nobody_offers(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="nothing at this path"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": PROMPT}])

@@ -57,6 +57,7 @@ pub(super) fn ended(reason: v1::FinishReason) -> &'static str {
 
 /// The fields of a body.
 #[derive(Deserialize, Default)]
+#[serde(expecting = "an object")]
 pub(super) struct Asked {
     model: Option<String>,
     #[serde(default)]
@@ -91,6 +92,7 @@ pub(super) struct Asked {
 
 /// What a stream tells beside its text.
 #[derive(Deserialize, Default, Clone, Copy)]
+#[serde(expecting = "an object")]
 pub(super) struct StreamOptions {
     #[serde(default, deserialize_with = "or_null")]
     pub(super) include_usage: bool,
@@ -334,6 +336,7 @@ mod tests {
         ] {
             let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
             assert_eq!(self::field(&refusal), field, "{body}");
+            assert!(!refusal.to_string().contains("struct"), "{refusal}");
             assert!(field.is_none_or(|field| refusal.to_string().contains(field)), "{refusal}");
         }
     }

@@ -303,6 +303,14 @@ async fn what_is_wrong_is_named() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    // neither a length nor chunks
+    let mut stream = TcpStream::connect(server.port).await.unwrap();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("the body: not whole"), "{answer}");
     for (method, path, status) in
         [("GET", "/v1/completions", 405), ("GET", "/v1/nothing", 404), ("POST", "/health", 405)]
     {

@@ -22,7 +22,7 @@ class Runs:
     swaps: Swaps = ()
     #: A file that it writes, and what is in it.
     writes: Tuple[str, str] = ("", "")
-    #: A program of gigabytes: what needs it is run where it is installed, and is not installed for tests.
+    #: A package: where it is not installed, the command is not run. Tests install none of gigabytes.
     needs: str = ""
 
 
@@ -140,7 +140,7 @@ PAGES: Dict[str, List[Step]] = {
             """-d '{"prompt": "the history of ", "max_tokens": 40, "seed": 1}'""",
             r'\{.*"completion_tokens":40,.*\}',
         ),
-        Runs("from openai import OpenAI", r"[a-z ]{40}\n"),
+        Runs("from openai import OpenAI", r"[a-z ]{40}\n", needs="openai"),
         Runs("from tokenizers import Tokenizer, decoders, models, pre_tokenizers", needs="guidellm"),
         Runs(
             "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,request_format=/v1/completions "

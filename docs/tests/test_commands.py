@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -28,6 +29,11 @@ LISTENS = {
     "127.0.0.1:8000": r"completions over HTTP on (\S+)",
 }
 FLAGS = {"127.0.0.1:9090": "--admin-listen", "127.0.0.1:8000": "--http-listen"}
+
+
+def installed(name: str) -> str:
+    """What is beside the Python that has this package: this one, or one whose program of that name is found."""
+    return sys.executable if importlib.util.find_spec(name) else shutil.which(name) or ""
 
 
 def text(page: str) -> str:
@@ -79,8 +85,10 @@ def test_every_command_is_listed(page: str) -> None:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what pages take for granted: programs, models, documents, a certificate, a token."""
     program = local.weir_program()
-    if program is None:
-        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    if program is None or not program.with_name("weir-loadtest").is_file():
+        pytest.skip("no weir to test with, or no weir-loadtest beside it: set WEIR_BIN, or run `cargo build --workspace`")
+    if shutil.which("curl") is None or shutil.which("bash") is None:
+        pytest.skip("curl or bash is not installed")
     folder = tmp_path_factory.mktemp("stage")
     (folder / "bin").mkdir()
     for built in (program, program.with_name("weir-loadtest")):
@@ -116,7 +124,7 @@ class Run:
         for kept in stage.iterdir():
             (folder / kept.name).symlink_to(kept)
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
-        self._environment["PATH"] = f"{folder}/bin:{self._environment['PATH']}"
+        self._environment["PATH"] = f"{folder}/bin:{self._environment['PATH']}:{Path(sys.executable).parent}"
         self._environment["WEIR_ADMIN_TOKEN"] = TOKEN
         self._addresses: Dict[str, str] = {}
         self._servers: List[local.Program] = []
@@ -134,10 +142,10 @@ class Run:
                 self._addresses[named] = server.says(pattern)
 
     def run(self, command: str, is_python: bool, beside: str) -> str:
-        """What it prints. Python is that of the program `beside` which it needs, if it needs one."""
+        """What it prints. Python is the one `beside` what it needs, if it needs something."""
         for named, ours in self._addresses.items():
             command = command.replace(named, ours)
-        python = str(Path(shutil.which(beside) or "").with_name("python")) if beside else sys.executable
+        python = str(Path(installed(beside)).with_name("python")) if beside else sys.executable
         shell = [python, "-c"] if is_python else ["bash", "-euo", "pipefail", "-c"]
         done = subprocess.run(
             [*shell, command],
@@ -180,7 +188,7 @@ def test_every_command_is_run(page: str, run: Run) -> None:
             command = command.replace(old, new)
         if isinstance(step, Serves):
             run.serve(command)
-        elif step.needs and shutil.which(step.needs) is None:
+        elif step.needs and not installed(step.needs):
             warnings.warn(f"{step.needs} is not installed: not run: {step.command}")
         else:
             told = run.run(command, is_python, step.needs)

@@ -286,7 +286,10 @@ def test_what_is_refused(server: local.Server) -> None:
         for asked, told in [
             (inputs(triton, PROMPT, False, max_tokens=0), "INVALID_ARGUMENT.*max_tokens: 0 is out of bounds"),
             (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
-            (inputs(triton, PROMPT, False, temperature="hot"), "INVALID_ARGUMENT.*sampling_parameters: temperature: invalid type"),
+            (
+                inputs(triton, PROMPT, False, temperature="hot"),
+                "INVALID_ARGUMENT.*sampling_parameters: temperature: invalid type",
+            ),
             (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
             ([], "INVALID_ARGUMENT.*inputs: no text_input"),
             ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: a second tensor"),

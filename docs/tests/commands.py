@@ -60,6 +60,8 @@ SHIPPED = "models/hourglass-whitespace-english"
 SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
 INSTALL = "pip install ./clients/python"
 TOKEN = "a-token-of-sixteen-or-more"
+# A shape of the same kind whose matrices are small.
+SMALL = (("models/shapes/", "small/"),)
 # What a measurement is cut down to, so that it takes seconds.
 PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
 SHORT = f"--warm-up 0s --duration 1s --concurrency 1 --from 5 --to 5 {PAIRS}"
@@ -71,6 +73,13 @@ def bench(command: str, *swaps: Tuple[str, str]) -> Runs:
     models = (("DIR_A", SHIPPED), ("DIR_B", "POOLED"), ("DIR", SHIPPED))
     filled = [swap for swap in models if re.search(rf"\b{swap[0]}\b", command) and swap[0] not in dict(swaps)]
     return Runs(command, r".+", (*((bracket, "") for bracket in "[]" if bracket in command), *swaps, *filled))
+
+
+def converts(command: str, source: str) -> Runs:
+    """A conversion of a checkpoint that this repository has."""
+    named = command.split()[-2]
+    path = f"golden/{source}/{named}" if named.endswith(".pt") else f"golden/{source}"
+    return Runs(command, rf".*\b{command.split()[-1]}: .*", ((named, path),))
 
 
 PAGES: Dict[str, List[Step]] = {
@@ -109,6 +118,39 @@ PAGES: Dict[str, List[Step]] = {
     "docs/access.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),
         Serves("weir serve --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem"),
+    ],
+    "docs/benchmarking.md": [
+        bench(
+            f"weir bench decode --model {SHIPPED} --batch 1,8 --context 512", ("--context 512", "--context 32 --steps 4")
+        ),
+        Runs("weir init --config models/shapes/hourglass-41m.json pooled", ".*pooled.*", SMALL),
+        Runs("weir init --config models/shapes/vanilla-41m.json vanilla", ".*vanilla.*", SMALL),
+        bench(
+            "weir bench compare pooled vanilla --batch 1,8 --context 512",
+            ("--context 512", "--context 32 --steps 4 --pairs 2"),
+        ),
+        Serves("weir serve --model pooled --model vanilla &"),
+        Runs(
+            "weir-loadtest run 127.0.0.1:50051 --model pooled --concurrency 8",
+            ".*pooled.*",
+            (("--concurrency 8", "--concurrency 2 --warm-up 0s --duration 1s --output-chars 8"),),
+        ),
+        Runs(
+            "weir-loadtest compare 127.0.0.1:50051 --models vanilla,pooled",
+            ".*vanilla.*pooled.*",
+            (("--models", f"{PAIRS} --models"),),
+        ),
+        Runs("weir report 127.0.0.1:50051", ".*pooled.*vanilla.*"),
+    ],
+    "docs/checkpoints.md": [
+        converts("weir convert --from dynamic-pooling checkpoint_last.pt english", "dynamic-pooling-pt/plain"),
+        converts("weir convert --from torchscale checkpoint_last.pt lex", "torchscale-pt/rope_bca"),
+        converts("weir convert --from gpt2 SOURCE gpt2", "lslm/gpt2"),
+        converts("weir convert --from lslm SOURCE segments", "lslm/dp"),
+        converts("weir convert --from pyramidions checkpoint_best.pt summarizer", "pyramidion-pt/arguments"),
+        Runs("weir inspect english", "checkpoint .*family +hourglass\n.*"),
+        Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
+        Serves("weir serve --model random"),
     ],
     "docs/getting-started.md": [
         Elsewhere("cargo build --release", BUILT),

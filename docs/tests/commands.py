@@ -6,6 +6,7 @@ A command is a line of a block of shell without its remark, or a block of Python
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Dict, List, Tuple, Union
 
@@ -60,6 +61,8 @@ SHIPPED = "models/hourglass-whitespace-english"
 SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
 INSTALL = "pip install ./clients/python"
 TOKEN = "a-token-of-sixteen-or-more"
+# With what this Python has, and a server of ours.
+EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
 # A shape of the same kind whose matrices are small.
 SMALL = (("models/shapes/", "small/"),)
 # What a measurement is cut down to, so that it takes seconds.
@@ -315,6 +318,19 @@ PAGES: Dict[str, List[Step]] = {
         ),
         Runs("weir summarize --model DIR --table papers.jsonl", ".+", (("DIR", "SUMMARIZER"),)),
         Serves("weir serve --model DIR", (("DIR", "SUMMARIZER"),)),
+    ],
+    "examples/stream.py": [
+        Serves("weir serve &"),
+        Runs(
+            'python3 examples/stream.py "the history of the city" --max-chars 200 --temperature 0.7',
+            r"the history of the city[a-z ]{200}",
+            EXAMPLE,
+            needs="grpc_reflection",
+        ),
+    ],
+    "examples/summarize.py": [
+        Serves("weir serve --model DIR &", (("DIR", "SUMMARIZER"),)),
+        Runs("python3 examples/summarize.py article.txt --beam 4", ".+", EXAMPLE, needs="grpc_reflection"),
     ],
     "models/training/README.md": [Elsewhere("pip install -r training/requirements.txt", TORCH)],
 }

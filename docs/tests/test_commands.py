@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -46,7 +47,10 @@ def blocks(page: str, languages: str) -> List[Tuple[str, str]]:
 
 
 def named(page: str) -> List[Tuple[str, str]]:
-    """The commands of a page, by their names in the table, and as they stand."""
+    """The commands of a page, by their names in the table, and as they stand; those of a program are in its description."""
+    if page.endswith(".py"):
+        description = ast.get_docstring(ast.parse(text(page))) or ""
+        return [(command, command) for command in re.findall(r"^    (\S.*)$", description, re.MULTILINE)]
     found = []
     for language, block in blocks(page, "sh|console|python"):
         if language == "python":
@@ -65,6 +69,7 @@ def test_every_page_is_listed() -> None:
     }
     pages |= {"README.md", "CONTRIBUTING.md", "clients/python/README.md"}
     pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "models").rglob("README.md")}
+    pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "examples").glob("*.py")}
     # those of the client's README are run by its own tests
     assert {page for page in pages if named(page)} == set(PAGES)
 
@@ -93,7 +98,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bin").mkdir()
     for built in (program, program.with_name("weir-loadtest")):
         (folder / "bin" / built.name).symlink_to(built.resolve())
-    (folder / "models").symlink_to(local.ROOT / "models")
+    for name in ("models", "examples"):
+        (folder / name).symlink_to(local.ROOT / name)
     for name in ("POOLED", "VANILLA"):
         (folder / name).symlink_to(local.MODEL)
     (folder / "served").mkdir()

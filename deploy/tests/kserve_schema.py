@@ -1,7 +1,7 @@
 """Checks KServe's kinds by the classes of its SDK, which its maintainers generate from its OpenAPI document.
 
 The SDK's own reader takes what it does not know; here an unknown field is an error, as it is to an API server that validates
-strictly. The classes are read and not imported, as importing them takes all that KServe's servers need. What KServe takes over
+strictly. The classes are read as text: importing them means importing what all of KServe's servers need. What KServe takes over
 from Kubernetes, such as containers, is checked by the schemas that kubernetes-validate brings.
 """
 

@@ -1,9 +1,10 @@
-"""Triton's own client, as PyPI has it, with a server of ours: `docs/open-inference.md`'s example, whole answers, streams of
-several requests, questions about models, and what is refused."""
+"""Triton's and KServe's own clients, as PyPI has them, with a server of ours: `docs/open-inference.md`'s example, whole answers,
+streams of several requests, questions about models, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import queue
 import re
@@ -12,12 +13,14 @@ import sys
 from functools import partial
 from typing import Any, AsyncIterator, Dict, Iterator, List, Tuple
 
+import grpc
 import local
 import numpy
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException, deserialize_bytes_tensor, triton_to_np_dtype
 
 from weir_client import Client
 
@@ -42,6 +45,13 @@ def tensor(kind: Any, name: str, value: Any) -> Any:
     return given
 
 
+def array(name: str, datatype: str, values: List[Any]) -> Any:
+    """An input of several elements."""
+    given = triton.InferInput(name, [len(values)], datatype)
+    given.set_data_from_numpy(numpy.array(values, dtype=triton_to_np_dtype(datatype)))
+    return given
+
+
 def inputs(kind: Any, prompt: str, stream: bool, **sampling: Any) -> List[Any]:
     """A request's."""
     told = json.dumps(sampling)
@@ -58,14 +68,6 @@ def is_last(result: Any) -> bool:
     """Whether a message is its request's last."""
     last: bool = result.get_response().parameters["triton_final_response"].bool_param
     return last
-
-
-def test_the_guides_example(server: local.Server) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", (local.ROOT / "docs/open-inference.md").read_text(), re.M | re.S)
-    example = example.replace("127.0.0.1:50051", server.address)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=local.SOON)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"{PROMPT}[a-z ]{{40}}\n", done.stdout), done.stdout
 
 
 def test_a_whole_answer_is_our_own_clients(server: local.Server) -> None:
@@ -159,6 +161,98 @@ def test_the_asynchronous_client(server: local.Server) -> None:
         assert len("".join(parts)) == 30
 
 
+def test_channels_as_examples_open_them(server: local.Server) -> None:
+    """Pings, limits and names of channels, headers, shapes of a batch, tensors used again, answers by a callback: one request
+    says the same whichever way it comes."""
+    pings = triton.KeepAliveOptions(2**31 - 1, 20000, False, 2)
+    limits = [("grpc.max_send_message_length", 2**20), ("grpc.max_receive_message_length", 2**20)]
+    arguments = [*limits, ("grpc.keepalive_time_ms", 2**31 - 1), ("grpc.http2.max_pings_without_data", 2)]
+    asked = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
+    batch = triton.InferInput("text_input", [1, 1], "BYTES")
+    batch.set_data_from_numpy(numpy.array([[PROMPT.encode()]], dtype=numpy.object_))
+    outputs, headers = [triton.InferRequestedOutput("text_output")], {"test": "1", "dummy": "2"}
+    with triton.InferenceServerClient(server.address, keepalive_options=pings) as client:
+        assert client.is_server_live(headers=headers)
+        told = {
+            said(client.infer(MODEL, given, outputs=outputs, headers=headers))
+            for given in (asked, [batch, *asked[1:]], asked)
+        }
+        assert len(told) == 1
+    with triton.InferenceServerClient(
+        server.address, channel_args=[*arguments, ("grpc.dns_enable_srv_queries", 1)]
+    ) as client:
+        answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
+        for _ in range(4):
+            client.async_infer(MODEL, asked, lambda result, error: answers.put((result, error)), outputs=outputs)
+        for _ in range(4):
+            result, error = answers.get(timeout=local.SOON)
+            assert error is None and said(result) in told
+        # who cancels is told so, and nobody else
+        endless = inputs(triton, PROMPT, False, max_tokens=8000)
+        call = client.async_infer(MODEL, endless, lambda result, error: answers.put((result, error)))
+        call.cancel()
+        assert "cancelled" in str(answers.get(timeout=local.SOON)[1])
+        with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
+            client.infer(MODEL, endless, client_timeout=0.2)
+        assert said(client.infer(MODEL, asked)) in told
+
+
+def test_messages_without_the_clients_help(server: local.Server) -> None:
+    """Typed contents instead of bytes, by the stubs that Triton's package has, as its explicit examples do it."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL, id="my request id")
+    given = request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
+    given.contents.bytes_contents.append(PROMPT.encode())
+    request.outputs.add(name="text_output")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
+        assert stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL, version="")).ready
+        answer = stub.ModelInfer(request, timeout=local.SOON)
+    assert (answer.id, answer.model_name, len(answer.outputs), len(answer.raw_output_contents)) == (
+        "my request id",
+        MODEL,
+        1,
+        1,
+    )
+    (told,) = deserialize_bytes_tensor(answer.raw_output_contents[0])
+    assert re.fullmatch(PROMPT + "[a-z ]{16}", told.decode())
+
+
+# In a process of its own: KServe's messages have the names of Triton's, and one process has room for one of them.
+KSERVE = f"""
+import asyncio, grpc, sys
+from kserve import InferInput, InferRequest, InferenceGRPCClient
+async def ask():
+    client = InferenceGRPCClient(sys.argv[1], timeout={local.SOON})
+    assert await client.is_server_live() and await client.is_server_ready() and await client.is_model_ready("{MODEL}")
+    given = [InferInput(name="text_input", shape=[1], datatype="BYTES", data=["{PROMPT}"])]
+    request = InferRequest("{MODEL}", given, request_id="7", parameters={{"max_tokens": 40, "seed": 3}})
+    answer = await client.infer(request)
+    try:
+        await client.infer(InferRequest("nobody", given))
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.NOT_FOUND
+    else:
+        raise AssertionError("nobody answers")
+    await client.close()
+    print(answer.id, answer.outputs[0].as_numpy()[0].decode(), sep=":")
+asyncio.run(ask())
+"""
+
+
+def test_kserves_client(server: local.Server) -> None:
+    """It sends typed contents, and reads raw ones."""
+    if importlib.util.find_spec("kserve") is None:
+        pytest.skip("kserve is not installed: it needs Python 3.10")
+    done = subprocess.run(
+        [sys.executable, "-c", KSERVE, server.address], capture_output=True, text=True, timeout=2 * local.SOON
+    )
+    assert done.returncode == 0, done.stderr
+    with triton.InferenceServerClient(server.address) as client:
+        whole = said(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
+    assert done.stdout == f"7:{whole}\n"
+
+
 def test_questions_about_the_server(server: local.Server) -> None:
     with triton.InferenceServerClient(server.address) as client:
         assert client.is_server_live() and client.is_server_ready()
@@ -176,8 +270,15 @@ def test_questions_about_the_server(server: local.Server) -> None:
         after = client.get_inference_statistics(MODEL).model_stats[0]
         assert after.inference_count == before.inference_count + 1
         assert after.inference_stats.success.ns > before.inference_stats.success.ns
-        with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
-            client.load_model(MODEL)
+        for call in (
+            partial(client.load_model, MODEL),
+            partial(client.unload_model, MODEL),
+            client.unregister_system_shared_memory,
+            client.get_cuda_shared_memory_status,
+            client.get_trace_settings,
+        ):
+            with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+                call()
 
 
 def test_what_is_refused(server: local.Server) -> None:
@@ -185,8 +286,19 @@ def test_what_is_refused(server: local.Server) -> None:
         for asked, told in [
             (inputs(triton, PROMPT, False, max_tokens=0), "INVALID_ARGUMENT.*max_tokens: 0 is out of bounds"),
             (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
-            (inputs(triton, PROMPT, False, temperature="hot"), "INVALID_ARGUMENT.*sampling_parameters: invalid type"),
+            (
+                inputs(triton, PROMPT, False, temperature="hot"),
+                "INVALID_ARGUMENT.*sampling_parameters: temperature: invalid type",
+            ),
             (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
+            ([], "INVALID_ARGUMENT.*inputs: no text_input"),
+            ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: a second tensor"),
+            ([array("text_input", "BYTES", [b"a", b"b"])], r"INVALID_ARGUMENT.*text_input: the shape \[2\]"),
+            ([array("text_input", "INT32", [1])], 'INVALID_ARGUMENT.*text_input: the datatype "INT32"'),
+            (
+                [array("INPUT0", "INT32", [1] * 16)],
+                'INVALID_ARGUMENT.*inputs: "INPUT0" is out of bounds: one of text_input',
+            ),
         ]:
             with pytest.raises(InferenceServerException, match=told):
                 client.infer(MODEL, asked)

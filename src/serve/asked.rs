@@ -57,6 +57,7 @@ pub(super) fn ended(reason: v1::FinishReason) -> &'static str {
 
 /// The fields of a body.
 #[derive(Deserialize, Default)]
+#[serde(expecting = "an object")]
 pub(super) struct Asked {
     model: Option<String>,
     #[serde(default)]
@@ -91,6 +92,7 @@ pub(super) struct Asked {
 
 /// What a stream tells beside its text.
 #[derive(Deserialize, Default, Clone, Copy)]
+#[serde(expecting = "an object")]
 pub(super) struct StreamOptions {
     #[serde(default, deserialize_with = "or_null")]
     pub(super) include_usage: bool,
@@ -139,6 +141,11 @@ impl Asked {
         self.logprobs.is_some() || self.tells_boundaries()
     }
 
+    /// How many answers each prompt is to have.
+    pub(super) fn answers(&self) -> usize {
+        self.n.unwrap_or(1)
+    }
+
     /// One request for each answer, in their order: the first prompt's, then the next one's.
     ///
     /// # Errors
@@ -147,7 +154,7 @@ impl Asked {
         self.refuse_what_is_not_there()?;
         let prompts = texts("prompt", &self.prompt)?;
         let prompts = if prompts.is_empty() { vec![String::new()] } else { prompts };
-        let n = self.n.unwrap_or(1);
+        let n = self.answers();
         if n == 0 || n.saturating_mul(prompts.len()) > MOST_CHOICES {
             let found = format!("{n} for {} prompts", prompts.len());
             return Err(wrong("n", found, &format!("1 to {MOST_CHOICES} answers in all")));
@@ -252,7 +259,11 @@ fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Er
     let field = error.path().to_string();
     // what is no JSON at all has no fields
     let field = Some(field).filter(|field| field.starts_with(|first: char| first.is_ascii_alphabetic()));
-    Error::Unreadable { field, why: format!("{whole}: {}", error.inner()) }
+    let why = match &field {
+        Some(field) => format!("{whole}: {field}: {}", error.inner()),
+        None => format!("{whole}: {}", error.inner()),
+    };
+    Error::Unreadable { field, why }
 }
 
 fn wrong(field: &'static str, found: String, bound: &str) -> Error {
@@ -325,6 +336,8 @@ mod tests {
         ] {
             let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
             assert_eq!(self::field(&refusal), field, "{body}");
+            assert!(!refusal.to_string().contains("struct"), "{refusal}");
+            assert!(field.is_none_or(|field| refusal.to_string().contains(field)), "{refusal}");
         }
     }
 }

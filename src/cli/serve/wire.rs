@@ -13,8 +13,8 @@ pub(super) struct WireArgs {
     /// The address to listen on; port 0 takes any free one.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_LISTEN", default_value = "127.0.0.1:50051")]
     listen: String,
-    /// Where completions and models are offered over HTTP and JSON, as OpenAI's clients ask for them, with the same keys,
-    /// certificates and limits. Nowhere if not given.
+    /// Where completions, as OpenAI's clients ask for them, summaries and a playground are offered over HTTP and JSON, with
+    /// the same keys, certificates and limits. Nowhere if not given.
     #[arg(long, value_name = "ADDRESS", env = "WEIR_HTTP_LISTEN")]
     http_listen: Option<String>,
     /// How long running requests may go on once the server is shutting down.

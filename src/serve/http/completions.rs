@@ -55,6 +55,8 @@ async fn answered(door: Door, caller: &Caller, request: Request) -> Result<Respo
 struct Answers {
     head: Head,
     choices: Vec<Choice>,
+    /// How many choices each prompt has, one after the other.
+    each: usize,
     /// By the index of the choice.
     streams: StreamMap<usize, Streaming<GenerateResponse>>,
 }
@@ -68,7 +70,7 @@ impl Answers {
             streams.insert(index, answer.into_inner());
             choices.push(Choice::new(index, asked.tells_characters()));
         }
-        Ok(Self { head: Head::new(caller.id()), choices, streams })
+        Ok(Self { head: Head::new(caller.id()), choices, each: asked.answers(), streams })
     }
 
     /// The next choice that has something to tell.
@@ -107,8 +109,13 @@ impl Answers {
         Ok(Json(self.head.message(choices, Some(usage))))
     }
 
+    /// Of all choices. A prompt counts once, however many answers it has.
     fn counts(&self) -> Counts {
-        self.choices.iter().map(Choice::counts).fold(Counts::default(), Counts::and)
+        let counts = self.choices.iter().enumerate().map(|(index, choice)| {
+            let counts = choice.counts();
+            if index % self.each == 0 { counts } else { counts.without_prompt() }
+        });
+        counts.fold(Counts::default(), Counts::and)
     }
 }
 

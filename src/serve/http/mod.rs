@@ -159,11 +159,19 @@ impl Door {
             let message = "there is no room for this request while others are coming in".into();
             return Err(refuse(StatusCode::TOO_MANY_REQUESTS, message).after(1));
         };
-        let body = axum::body::to_bytes(request.into_body(), self.longest);
-        match tokio::time::timeout(self.upload, body).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(_)) => Err(long()),
-            Err(_) => Err(refuse(StatusCode::REQUEST_TIMEOUT, "the body did not come in whole in time".into())),
-        }
+        let body = async {
+            let (mut parts, mut whole) = (request.into_body().into_data_stream(), Vec::new());
+            while let Some(part) = parts.next().await {
+                let broken = |_| refuse(StatusCode::BAD_REQUEST, "the body: not whole, or not as HTTP has it".into());
+                let part = part.map_err(broken)?;
+                if part.len() > self.longest - whole.len() {
+                    return Err(long());
+                }
+                whole.extend_from_slice(&part);
+            }
+            Ok(Bytes::from(whole))
+        };
+        let late = |_| Err(refuse(StatusCode::REQUEST_TIMEOUT, "the body did not come in whole in time".into()));
+        tokio::time::timeout(self.upload, body).await.unwrap_or_else(late)
     }
 }

@@ -73,6 +73,11 @@ impl Counts {
         }
     }
 
+    /// Of one more answer to a prompt that has been counted.
+    pub(super) fn without_prompt(self) -> Self {
+        Self { prompt: 0, cached: 0, ..self }
+    }
+
     /// OpenAI's form.
     pub(super) fn usage(self) -> Value {
         json!({
@@ -169,7 +174,11 @@ impl Characters {
 
     fn push(&mut self, character: v1::Character, offset: usize) {
         self.token_logprobs.push(character.logprob.into());
-        let top: Map<_, _> = character.top.into_iter().map(|one| (one.text, one.logprob.into())).collect();
+        let mut top: Map<_, _> = character.top.into_iter().map(|one| (one.text, one.logprob.into())).collect();
+        // the one taken is told among them in any case, as OpenAI has it
+        if let Some(logprob) = character.logprob {
+            top.entry(character.text.clone()).or_insert_with(|| logprob.into());
+        }
         self.top_logprobs.push(if top.is_empty() { Value::Null } else { top.into() });
         self.text_offset.push(offset.into());
         self.boundaries.push(character.boundary.into());
@@ -231,7 +240,7 @@ mod tests {
         assert_eq!(told["logprobs"]["tokens"], json!(["a", " "]));
         assert_eq!(told["logprobs"]["text_offset"], json!([0, 1]));
         assert_eq!(told["logprobs"]["boundaries"], json!([false, true]));
-        assert_eq!(told["logprobs"]["top_logprobs"][0], json!({ "x": -0.5 }));
+        assert_eq!(told["logprobs"]["top_logprobs"][0], json!({ "x": -0.5, "a": -1.0 }));
         assert!(!choice.has_news());
         choice.push(v1::Piece { text: "b".into(), characters: vec![character("b", -1.0)], prompt: false });
         let usage = Some(v1::Usage { generated_chars: 3, ..Default::default() });
@@ -243,6 +252,8 @@ mod tests {
         let usage = choice.counts().and(choice.counts()).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["total_tokens"]), (&json!(14), &json!(20)));
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
+        let usage = choice.counts().and(choice.counts().without_prompt()).usage();
+        assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
     }
 
     #[test]

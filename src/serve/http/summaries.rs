@@ -33,7 +33,7 @@ const PIECE: usize = 64 << 10;
 
 /// The fields of a body.
 #[derive(Deserialize, Default)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "an object")]
 struct Asked {
     model: Option<String>,
     document: Option<String>,

@@ -269,7 +269,7 @@ mod tests {
             ("{", "sampling_parameters: expected an object of JSON"),
             ("[1]", "sampling_parameters: expected an object of JSON"),
             (r#"{"n": 2}"#, "n: 2 is out of bounds: 1"),
-            (r#"{"temperature": "hot"}"#, "sampling_parameters: invalid type"),
+            (r#"{"temperature": "hot"}"#, "sampling_parameters: temperature: invalid type"),
             (r#"{"frequency_penalty": 1}"#, "frequency_penalty: "),
         ] {
             let refused = with(&[], Some(sampling)).err().unwrap().to_string();

@@ -22,6 +22,8 @@ Response = TypeVar("Response", bound=Message)
 Item = TypeVar("Item")
 Taken = TypeVar("Taken", contravariant=True)
 Given = TypeVar("Given", covariant=True)
+Begin = TypeVar("Begin")
+End = TypeVar("End")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,41 @@ class Events(Protocol[Taken, Given]):
 
     def take(self, response: Taken) -> Optional[Given]:
         """What a message gives to the reader; None if nothing."""
+
+
+#: What reads the messages of one answer.
+Reader = TypeVar("Reader", bound=Events[Any, Any])
+
+
+class Told(Generic[Begin, End]):
+    """How an answer begins and ends, as far as its messages have told."""
+
+    def __init__(self) -> None:
+        self.started: Optional[Begin] = None
+        self.finished: Optional[End] = None
+
+    @property
+    def complete(self) -> bool:
+        return self.finished is not None
+
+
+class Framed(Generic[Begin, End]):
+    """A stream, of either kind, whose answer tells how it begins and ends."""
+
+    # A `Told[Begin, End]`: the stream's reader, whose type its other base knows.
+    _events: Any
+
+    @property
+    def started(self) -> Optional[Begin]:
+        """There from the first of what is iterated over."""
+        started: Optional[Begin] = self._events.started
+        return started
+
+    @property
+    def finished(self) -> Optional[End]:
+        """There once all of it has come."""
+        finished: Optional[End] = self._events.finished
+        return finished
 
 
 def broken_off() -> WeirError:
@@ -188,12 +225,12 @@ class Open(Generic[Response]):
             self._call.cancel()
 
 
-class EventStream(Generic[Response, Item]):
+class EventStream(Generic[Response, Item, Reader]):
     """An iterator over what the messages of an answer give. Closing it, or dropping it, cancels the call."""
 
-    def __init__(self, answer: Open[Response], events: Events[Response, Item]) -> None:
+    def __init__(self, answer: Open[Response], events: Reader) -> None:
         self._answer = answer
-        self._reader = events
+        self._events = events
         self._begun = False
         self._closed = False
 
@@ -202,11 +239,11 @@ class EventStream(Generic[Response, Item]):
 
     def __next__(self) -> Item:
         while (response := self._answer.next(self._begun)) is not None:
-            item = self._reader.take(response)
-            self._begun = self._begun or item is not None or self._reader.complete
+            item: Optional[Item] = self._events.take(response)
+            self._begun = self._begun or item is not None or self._events.complete
             if item is not None:
                 return item
-        if not self._reader.complete and not self._closed:
+        if not self._events.complete and not self._closed:
             self.close()
             raise broken_off()
         raise StopIteration

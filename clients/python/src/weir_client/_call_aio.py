@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Dict, Generic, O
 import grpc
 import grpc.aio
 
-from ._call import Events, Item, Method, Request, Response, Upload, broken_off
+from ._call import Item, Method, Reader, Request, Response, Upload, broken_off
 from ._errors import WeirError
 from ._retry import Attempts, Retry
 from ._settings import CallOptions, Metadata, Settings
@@ -161,12 +161,12 @@ class AsyncOpen(Generic[Response]):
             self._call.cancel()
 
 
-class AsyncEventStream(Generic[Response, Item]):
+class AsyncEventStream(Generic[Response, Item, Reader]):
     """An asynchronous iterator over what the messages of an answer give. Closing it, or dropping it, cancels the call."""
 
-    def __init__(self, answer: AsyncOpen[Response], events: Events[Response, Item]) -> None:
+    def __init__(self, answer: AsyncOpen[Response], events: Reader) -> None:
         self._answer = answer
-        self._reader = events
+        self._events = events
         self._begun = False
         self._closed = False
 
@@ -175,11 +175,11 @@ class AsyncEventStream(Generic[Response, Item]):
 
     async def __anext__(self) -> Item:
         while (response := await self._answer.next(self._begun)) is not None:
-            item = self._reader.take(response)
-            self._begun = self._begun or item is not None or self._reader.complete
+            item: Optional[Item] = self._events.take(response)
+            self._begun = self._begun or item is not None or self._events.complete
             if item is not None:
                 return item
-        if not self._reader.complete and not self._closed:
+        if not self._events.complete and not self._closed:
             await self.aclose()
             raise broken_off()
         raise StopAsyncIteration

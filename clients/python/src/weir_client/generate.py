@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, c
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Method, Open, broken_off
-from ._call_aio import AsyncCaller, AsyncEventStream, AsyncOpen
+from ._call import Caller, EventStream, Framed, Method, Told, broken_off
+from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
 from ._request import fill, fill_biases
@@ -144,16 +144,8 @@ class Generated:
     timing: Timing
 
 
-class _Events:
+class _Events(Told[Started, Finished]):
     """What the messages of one answer have told."""
-
-    def __init__(self) -> None:
-        self.started: Optional[Started] = None
-        self.finished: Optional[Finished] = None
-
-    @property
-    def complete(self) -> bool:
-        return self.finished is not None
 
     def take(self, response: pb.GenerateResponse) -> Optional[Piece]:
         event = response.WhichOneof("event")
@@ -185,40 +177,12 @@ class _Events:
         )
 
 
-class Stream(EventStream[pb.GenerateResponse, Piece]):
+class Stream(EventStream[pb.GenerateResponse, Piece, _Events], Framed[Started, Finished]):
     """A text as it is made: iterate over its pieces. Closing it, or leaving its `with`, cancels the call."""
 
-    def __init__(self, answer: Open[pb.GenerateResponse]) -> None:
-        self._events = _Events()
-        super().__init__(answer, self._events)
 
-    @property
-    def started(self) -> Optional[Started]:
-        """There from the first piece on."""
-        return self._events.started
-
-    @property
-    def finished(self) -> Optional[Finished]:
-        """There once all pieces have come."""
-        return self._events.finished
-
-
-class AsyncStream(AsyncEventStream[pb.GenerateResponse, Piece]):
+class AsyncStream(AsyncEventStream[pb.GenerateResponse, Piece, _Events], Framed[Started, Finished]):
     """A text as it is made: iterate over its pieces. Closing it, or leaving its `async with`, cancels the call."""
-
-    def __init__(self, answer: AsyncOpen[pb.GenerateResponse]) -> None:
-        self._events = _Events()
-        super().__init__(answer, self._events)
-
-    @property
-    def started(self) -> Optional[Started]:
-        """There from the first piece on."""
-        return self._events.started
-
-    @property
-    def finished(self) -> Optional[Finished]:
-        """There once all pieces have come."""
-        return self._events.finished
 
 
 class GenerateCalls(Caller):
@@ -231,7 +195,7 @@ class GenerateCalls(Caller):
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> Stream:
         """The text piece by piece. The call begins when the first piece is asked for; iterating raises `WeirError`."""
-        return Stream(self._start(METHOD, _request(prompt, options), prompt, options))
+        return Stream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
 
 
 class AsyncGenerateCalls(AsyncCaller):
@@ -244,7 +208,7 @@ class AsyncGenerateCalls(AsyncCaller):
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """The text piece by piece. The call begins when the first piece is asked for; iterating raises `WeirError`."""
-        return AsyncStream(self._start(METHOD, _request(prompt, options), prompt, options))
+        return AsyncStream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
 
 
 def _for_whole_text(options: GenerateOptions) -> GenerateOptions:

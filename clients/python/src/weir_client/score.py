@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Method, Open, broken_off
-from ._call_aio import AsyncCaller, AsyncEventStream, AsyncOpen
+from ._call import Caller, EventStream, Method, broken_off
+from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
 from ._request import fill
@@ -91,12 +91,8 @@ class _Events:
         return Score(characters=tuple(one for chunk in chunks for one in chunk), **vars(self.summary))
 
 
-class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...]]):
+class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...], _Events]):
     """A text's characters in chunks. Closing it, or leaving its `with`, cancels the call."""
-
-    def __init__(self, answer: Open[pb.ScoreResponse]) -> None:
-        self._events = _Events()
-        super().__init__(answer, self._events)
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
@@ -104,12 +100,8 @@ class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...]]):
         return self._events.summary
 
 
-class AsyncScoreStream(AsyncEventStream[pb.ScoreResponse, Tuple[Character, ...]]):
+class AsyncScoreStream(AsyncEventStream[pb.ScoreResponse, Tuple[Character, ...], _Events]):
     """A text's characters in chunks. Closing it, or leaving its `async with`, cancels the call."""
-
-    def __init__(self, answer: AsyncOpen[pb.ScoreResponse]) -> None:
-        self._events = _Events()
-        super().__init__(answer, self._events)
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
@@ -127,7 +119,7 @@ class ScoreCalls(Caller):
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> ScoreStream:
         """The same in chunks of at most 512 characters, for texts whose characters should not all be kept."""
-        return ScoreStream(self._start(METHOD, _request(text, options), text, options))
+        return ScoreStream(self._start(METHOD, _request(text, options), text, options), _Events())
 
 
 class AsyncScoreCalls(AsyncCaller):
@@ -140,7 +132,7 @@ class AsyncScoreCalls(AsyncCaller):
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> AsyncScoreStream:
         """The same in chunks of at most 512 characters, for texts whose characters should not all be kept."""
-        return AsyncScoreStream(self._start(METHOD, _request(text, options), text, options))
+        return AsyncScoreStream(self._start(METHOD, _request(text, options), text, options), _Events())
 
 
 def _request(text: str, options: ScoreOptions) -> pb.ScoreRequest:

@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Method, Open, broken_off
-from ._call_aio import AsyncCaller, AsyncEventStream, AsyncOpen
+from ._call import Caller, EventStream, Framed, Method, Told, broken_off
+from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._document import AsyncDocument, AsyncSending, Document, Sending
 from ._proto import summarization_pb2 as pb
@@ -210,16 +210,8 @@ class Summary:
 SummaryEvent = Union[Progress, Selected, SummaryPiece]
 
 
-class _Events:
+class _Events(Told[SummaryStarted, SummaryFinished]):
     """What the messages of one answer have told."""
-
-    def __init__(self) -> None:
-        self.started: Optional[SummaryStarted] = None
-        self.finished: Optional[SummaryFinished] = None
-
-    @property
-    def complete(self) -> bool:
-        return self.finished is not None
 
     def take(self, response: pb.SummarizeResponse) -> Optional[SummaryEvent]:
         event = response.WhichOneof("event")
@@ -247,40 +239,14 @@ class _Events:
         )
 
 
-class SummaryStream(EventStream[pb.SummarizeResponse, SummaryEvent]):
+class SummaryStream(EventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]):
     """A summary as it is made: `Progress` while the document is read, then what was `Selected`, then pieces of text."""
 
-    def __init__(self, answer: Open[pb.SummarizeResponse]) -> None:
-        self._events = _Events()
-        super().__init__(answer, self._events)
 
-    @property
-    def started(self) -> Optional[SummaryStarted]:
-        """There from the first event on."""
-        return self._events.started
-
-    @property
-    def finished(self) -> Optional[SummaryFinished]:
-        """There once all events have come."""
-        return self._events.finished
-
-
-class AsyncSummaryStream(AsyncEventStream[pb.SummarizeResponse, SummaryEvent]):
+class AsyncSummaryStream(
+    AsyncEventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]
+):
     """A summary as it is made: `Progress` while the document is read, then what was `Selected`, then pieces of text."""
-
-    def __init__(self, answer: AsyncOpen[pb.SummarizeResponse]) -> None:
-        self._events = _Events()
-        super().__init__(answer, self._events)
-
-    @property
-    def started(self) -> Optional[SummaryStarted]:
-        """There from the first event on."""
-        return self._events.started
-
-    @property
-    def finished(self) -> Optional[SummaryFinished]:
-        """There once all events have come."""
-        return self._events.finished
 
 
 class SummarizeCalls(Caller):
@@ -299,7 +265,7 @@ class SummarizeCalls(Caller):
     ) -> SummaryStream:
         """The same as it is made. The call begins when the first event is asked for; iterating raises `WeirError`."""
         upload = Sending(_request(document, options), document)
-        return SummaryStream(self._start_upload(METHOD, upload, options))
+        return SummaryStream(self._start_upload(METHOD, upload, options), _Events())
 
 
 class AsyncSummarizeCalls(AsyncCaller):
@@ -320,7 +286,7 @@ class AsyncSummarizeCalls(AsyncCaller):
     ) -> AsyncSummaryStream:
         """The same as it is made. The call begins when the first event is asked for; iterating raises `WeirError`."""
         upload = AsyncSending(_request(document, options), document)
-        return AsyncSummaryStream(self._start_upload(METHOD, upload, options))
+        return AsyncSummaryStream(self._start_upload(METHOD, upload, options), _Events())
 
 
 def _request(document: Optional[object], options: SummarizeOptions) -> pb.SummarizeOptions:

@@ -47,7 +47,9 @@ class Panel {
     if (character.logprob !== null) parts.push(`log-probability ${shown(character.logprob)} (p = ${shown(Math.exp(character.logprob), 3)})`);
     if (character.boundary !== null) parts.push(character.boundary ? "ends a segment" : "within a segment");
     if (character.probability !== null) parts.push(`boundary probability ${shown(character.probability, 3)}`);
-    const top = Object.entries(character.top || {}).map(([text, logprob]) => `${JSON.stringify(text)} ${shown(Math.exp(logprob), 3)}`);
+    // the character itself is told in any case, even if it is none of the likeliest
+    const likeliest = Object.entries(character.top || {}).sort(([, one], [, other]) => other - one).slice(0, 3);
+    const top = likeliest.map(([text, logprob]) => `${JSON.stringify(text)} ${shown(Math.exp(logprob), 3)}`);
     if (top.length) parts.push(`likeliest: ${top.join(", ")}`);
     this.about.textContent = parts.join(" · ");
   }

@@ -1,0 +1,341 @@
+"""What becomes of every command in the pages for people when tests run: most are run as they stand, in the order of their page.
+
+A command is a line of a block of shell without its remark, or a block of Python, which goes by its first line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Dict, List, Tuple, Union
+
+# What stands in a command, and what is put in its place: what a reader fills in, and what makes it short.
+Swaps = Tuple[Tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """It ends well, and prints this."""
+
+    command: str
+    printed: str = r".*"
+    swaps: Swaps = ()
+    #: A file that it writes, and what is in it.
+    writes: Tuple[str, str] = ("", "")
+    #: A package: where it is not installed, the command is not run. Tests install none of gigabytes.
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Serves:
+    """A server, which the commands after it call instead of the address that they name. It listens on free ports."""
+
+    command: str
+    swaps: Swaps = ()
+    #: Not a command of the page: what the page takes for granted.
+    granted: bool = False
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """It is not run here, and why that is right."""
+
+    command: str
+    why: str
+
+
+Step = Union[Runs, Serves, Elsewhere]
+
+BUILT = "whoever runs this has built it"
+CI = "it is what runs this, .ci"
+DOCKER = "there is no Docker in tests; the image's settings are read by tests/weir/operations.rs"
+CLUSTER = "there is no cluster in tests; deploy/tests checks the manifests by their schemas"
+PROXIES = "tests/weir/deploy.rs runs it, between replicas of its own"
+TORCH = "it needs PyTorch, and hours"
+
+TEXT = r"[a-z ]+"
+NUMBER = r"\d+(?:\.\d+)?"
+SEGMENTS = re.escape("a │weir │pools │a │stream…\n21 symbols, 4 closed segments, shortening factor 5.250\n")
+SHIPPED = "models/hourglass-whitespace-english"
+SEGMENT = f'weir segment --model {SHIPPED} --text "a weir pools a stream"'
+INSTALL = "pip install ./clients/python"
+TOKEN = "a-token-of-sixteen-or-more"
+# With what this Python has, and a server of ours.
+EXAMPLE = (("python3", sys.executable), (".py ", ".py --address 127.0.0.1:50051 "))
+# A shape of the same kind whose matrices are small.
+SMALL = (("models/shapes/", "small/"),)
+# What a measurement is cut down to, so that it takes seconds.
+PAIRS = "--rounds 4 --warm-up-rounds 1 --output-chars 8 --score-chars 64"
+SHORT = f"--warm-up 0s --duration 1s --concurrency 1 --from 5 --to 5 {PAIRS}"
+TWO = "weir serve --model POOLED --model VANILLA"
+
+
+def bench(command: str, *swaps: Tuple[str, str]) -> Runs:
+    """A benchmark with all of its options, short."""
+    models = (("DIR_A", SHIPPED), ("DIR_B", "POOLED"), ("DIR", SHIPPED))
+    filled = [swap for swap in models if re.search(rf"\b{swap[0]}\b", command) and swap[0] not in dict(swaps)]
+    return Runs(command, r".+", (*((bracket, "") for bracket in "[]" if bracket in command), *swaps, *filled))
+
+
+def converts(command: str, source: str) -> Runs:
+    """A conversion of a checkpoint that this repository has."""
+    named = command.split()[-2]
+    path = f"golden/{source}/{named}" if named.endswith(".pt") else f"golden/{source}"
+    return Runs(command, rf".*\b{command.split()[-1]}: .*", ((named, path),))
+
+
+PAGES: Dict[str, List[Step]] = {
+    "README.md": [
+        Serves("cargo run --release -- serve"),
+        Runs(f'cargo run --release -- generate --model {SHIPPED} --prompt "the history of the city"', rf"{TEXT}\n.*"),
+        Elsewhere("cargo test --workspace", CI),
+        Elsewhere("cargo build --release --workspace", BUILT),
+        Serves("target/release/weir serve &"),
+        Runs(
+            'target/release/weir-loadtest report --wait 60s --duration 10s --note "my machine" --html latency-report.html',
+            ".*hourglass-whitespace-english.*",
+            (("report --wait", "report 127.0.0.1:50051 --wait"), ("--duration 10s", SHORT)),
+            ("latency-report.html", ".*my machine.*hourglass-whitespace-english.*</html>"),
+        ),
+        Runs(f"$ {SEGMENT}", SEGMENTS),
+    ],
+    "CONTRIBUTING.md": [
+        Elsewhere("cargo test", CI),
+        Elsewhere(".ci/run", CI),
+        Elsewhere(".ci/sanitize", CI),
+        Elsewhere(".ci/python", CI),
+    ],
+    "clients/python/README.md": [
+        Elsewhere(INSTALL, CI),
+        Elsewhere("pip install -e './clients/python[test]'", CI),
+        Elsewhere("cd clients/python && mypy && python -m pytest", CI),
+        Elsewhere("python tools/generate.py", "clients/python/tests/test_messages.py makes the same, and compares"),
+    ],
+    "deploy/README.md": [
+        Serves("weir serve --late-headers --listen 127.0.0.1:50051 --admin-listen 127.0.0.1:9091 &"),
+        Serves("weir serve --late-headers --listen 127.0.0.1:50052 --admin-listen 127.0.0.1:9092 &"),
+        Elsewhere("nginx -p /tmp -c \"$PWD/deploy/nginx.conf\" -g 'daemon off;'", PROXIES),
+        Elsewhere("haproxy -db -f deploy/haproxy.cfg", PROXIES),
+    ],
+    "docs/access.md": [
+        Serves("weir serve --tls-cert server.pem --tls-key server.key"),
+        Serves("weir serve --tls-cert server.pem --tls-key server.key --tls-client-ca clients.pem"),
+    ],
+    "docs/benchmarking.md": [
+        bench(
+            f"weir bench decode --model {SHIPPED} --batch 1,8 --context 512", ("--context 512", "--context 32 --steps 4")
+        ),
+        Runs("weir init --config models/shapes/hourglass-41m.json pooled", ".*pooled.*", SMALL),
+        Runs("weir init --config models/shapes/vanilla-41m.json vanilla", ".*vanilla.*", SMALL),
+        bench(
+            "weir bench compare pooled vanilla --batch 1,8 --context 512",
+            ("--context 512", "--context 32 --steps 4 --pairs 2"),
+        ),
+        Serves("weir serve --model pooled --model vanilla &"),
+        Runs(
+            "weir-loadtest run 127.0.0.1:50051 --model pooled --concurrency 8",
+            ".*pooled.*",
+            (("--concurrency 8", "--concurrency 2 --warm-up 0s --duration 1s --output-chars 8"),),
+        ),
+        Runs(
+            "weir-loadtest compare 127.0.0.1:50051 --models vanilla,pooled",
+            ".*vanilla.*pooled.*",
+            (("--models", f"{PAIRS} --models"),),
+        ),
+        Runs("weir report 127.0.0.1:50051", ".*pooled.*vanilla.*"),
+    ],
+    "docs/checkpoints.md": [
+        converts("weir convert --from dynamic-pooling checkpoint_last.pt english", "dynamic-pooling-pt/plain"),
+        converts("weir convert --from torchscale checkpoint_last.pt lex", "torchscale-pt/rope_bca"),
+        converts("weir convert --from gpt2 SOURCE gpt2", "lslm/gpt2"),
+        converts("weir convert --from lslm SOURCE segments", "lslm/dp"),
+        converts("weir convert --from pyramidions checkpoint_best.pt summarizer", "pyramidion-pt/arguments"),
+        Runs("weir inspect english", "checkpoint .*family +hourglass\n.*"),
+        Runs("weir init --config models/shapes/hourglass-41m.json random", ".*random.*", SMALL),
+        Serves("weir serve --model random"),
+    ],
+    "docs/getting-started.md": [
+        Elsewhere("cargo build --release", BUILT),
+        Elsewhere('export PATH="$PWD/target/release:$PATH"', BUILT),
+        Runs(f"weir inspect {SHIPPED}", r"checkpoint .*family +hourglass\n.*head\.bias .*"),
+        Runs(SEGMENT, SEGMENTS),
+        Runs('echo "the river runs past the mill and under the old stone bridge" > text.txt', ""),
+        Runs(
+            f"weir score --model {SHIPPED} --file text.txt",
+            rf"60 symbols, {NUMBER} bits per character, shortening factor {NUMBER}\n",
+        ),
+        Runs(
+            f'weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 200 --seed 1',
+            r"[a-z ]{200}\n.*",
+        ),
+        Serves("weir serve --admin-listen 127.0.0.1:9090"),
+        Runs("weir health 127.0.0.1:50051 --service weir.v1.Generation", ""),
+        Elsewhere(INSTALL, CI),
+        Runs("from weir_client import Client", "[a-z ]{200}"),
+        Runs(
+            'curl -s http://127.0.0.1:9090/metrics | grep "^weir:generation_tokens_total"',
+            r'weir:generation_tokens_total\{model_name="hourglass-whitespace-english"\} 200\n',
+        ),
+    ],
+    "docs/http.md": [
+        Serves("weir serve --http-listen 127.0.0.1:8000", granted=True),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+            """-d '{"prompt": "the history of ", "max_tokens": 40, "seed": 1}'""",
+            r'\{.*"completion_tokens":40,.*\}',
+        ),
+        Runs("from openai import OpenAI", r"[a-z ]{40}\n", needs="openai"),
+        Runs("from tokenizers import Tokenizer, decoders, models, pre_tokenizers", needs="guidellm"),
+        Runs(
+            "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,request_format=/v1/completions "
+            "--tokenizer kind=huggingface_auto,model=characters "
+            "--data kind=synthetic_text,prompt_tokens=256,output_tokens=128 --profile kind=concurrent,streams=4 "
+            "--constraint kind=max_requests,count=200 --disable-progress",
+            r".*Benchmarking complete, generated 1 benchmark.*",
+            (("count=200", "count=8"),),
+            needs="guidellm",
+        ),
+        Runs(
+            "aiperf profile --url http://127.0.0.1:8000 --model hourglass-whitespace-english --endpoint-type completions "
+            "--streaming --tokenizer characters --use-server-token-count --isl 256 --osl 128 "
+            "--extra-inputs ignore_eos:true --concurrency 4 --request-count 200 --ui none",
+            r".*Output Sequence Length \(tokens\) │ +128\.00.*Request Error Rate \(%\) │ +0\.00.*",
+            (("--request-count 200", "--request-count 8"),),
+            needs="aiperf",
+        ),
+        Serves("weir serve --model SUMMARIZER --http-listen 127.0.0.1:8000", granted=True),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/summaries -H 'content-type: application/json' "
+            """-d '{"document": "A weir pools a stream and lets it flow on.", "max_tokens": 20}'""",
+            r'\{.*"document_id":.*\}',
+        ),
+    ],
+    "docs/latency.md": [
+        Serves("weir serve --admin-token-file token", granted=True),
+        Runs("weir report 127.0.0.1:50051", ".*hourglass-whitespace-english.*"),
+        Runs(
+            "weir admin reset-report 127.0.0.1:50051",
+            swaps=(("reset-report", "reset-report --admin-token-file token"),),
+        ),
+        Serves(TWO, granted=True),
+        Runs(
+            "weir-loadtest compare --models VANILLA,POOLED --agree-within 10",
+            ".*VANILLA.*POOLED.*",
+            # so few pairs of requests say little of how large a gain is
+            (
+                ("compare", "compare 127.0.0.1:50051 --rounds 12 --output-chars 32 --score-chars 64"),
+                ("--agree-within 10", "--agree-within 1000"),
+            ),
+        ),
+    ],
+    "docs/loadtest.md": [
+        Elsewhere("cargo build --release -p weir-loadtest", BUILT),
+        Serves(f"{TWO} &"),
+        Runs(
+            "weir-loadtest report --models VANILLA,POOLED --html latency-report.html --json latency-report.json",
+            ".*VANILLA.*POOLED.*",
+            (("report --models", f"report 127.0.0.1:50051 {SHORT} --models"),),
+            ("latency-report.json", r"\[.*VANILLA.*\]\s*"),
+        ),
+    ],
+    "docs/open-inference.md": [
+        Serves("weir serve", granted=True),
+        Runs("import json, numpy, tritonclient.grpc as triton", r"the history of [a-z ]{40}\n"),
+    ],
+    "docs/operations.md": [
+        Serves("weir serve --models served --admin-token-file token", granted=True),
+        Elsewhere("export WEIR_ADMIN_TOKEN=…", "it is in the environment"),
+        Runs("weir admin load 127.0.0.1:50051 new-model --name english", ".*english.*"),
+        Runs("weir admin load 127.0.0.1:50051 --name english", ".*english.*"),
+        Runs("weir admin list 127.0.0.1:50051", ".*english.*"),
+        Runs("weir admin unload 127.0.0.1:50051 english"),
+        Elsewhere("docker build -t weir .", DOCKER),
+        Elsewhere("docker run --read-only -p 50051:50051 -p 127.0.0.1:9090:9090 weir", DOCKER),
+        Elsewhere("docker run --read-only -p 50051:50051 -v /my/models:/models:ro weir", DOCKER),
+    ],
+    "docs/performance.md": [
+        bench(
+            "weir bench decode --model DIR --batch 1,8 --context 512 [--steps 256] [--boundary-wait 0,2]",
+            ("--steps 256", "--steps 4"),
+            ("--context 512", "--context 32"),
+            ("--boundary-wait 0,2", "--boundary-wait 0,2 --json | tee FILE.json"),
+        ),
+        bench(
+            "weir bench prefill --model DIR --symbols 512,2048 [--chunk 512] [--runs 11]",
+            ("512,2048", "32,64"),
+            ("--runs 11", "--runs 1"),
+        ),
+        bench(
+            "weir bench compare DIR_A DIR_B --batch 1,8 --context 512 [--pairs 10] [--steps 256] [--boundary-wait 0,2]",
+            ("--context 512", "--context 32"),
+            ("--pairs 10", "--pairs 2"),
+            ("--steps 256", "--steps 4"),
+        ),
+        bench(
+            "weir bench resume --model DIR --context 512,2048,8000 [--more 32] [--chunk 256] [--runs 11]",
+            ("512,2048,8000", "64,96"),
+            ("--runs 11", "--runs 2"),
+        ),
+        bench(
+            "weir bench endless --model DIR [--symbols 1000000] [--parts 10]",
+            ("--symbols 1000000", "--symbols 4000"),
+            ("DIR", "ENDLESS"),
+        ),
+        bench(
+            "weir bench stream --model DIR --batch 1,16 [--context 64] [--chars 512] [--pairs 11]",
+            ("--chars 512", "--chars 16"),
+            ("--pairs 11", "--pairs 2"),
+            ("1,16", "1,2"),
+        ),
+        bench("weir bench kernels [--seconds 0.2] [--megabytes 160]", ("0.2", "0.01"), ("160", "16")),
+        Runs("weir bench plot FILE.json… --out FILE.svg", "", (("FILE.json…", "FILE.json"),), ("FILE.svg", "<svg.*")),
+    ],
+    "docs/scale-out.md": [
+        Elsewhere('Client("dns:///weir:50051", balance="round_robin")', "deploy/tests/test_guide.py runs it"),
+        Elsewhere(
+            "docker build -t registry.example.org/weir:latest . && docker push registry.example.org/weir:latest", DOCKER
+        ),
+        Elsewhere("kubectl apply -k deploy/kubernetes", CLUSTER),
+        Elsewhere(
+            "helm upgrade --install prometheus-adapter prometheus-community/prometheus-adapter "
+            "-f deploy/kubernetes/prometheus-adapter.yaml",
+            CLUSTER,
+        ),
+    ],
+    "docs/serving.md": [
+        Serves("weir serve"),
+        Serves("weir serve --model DIR --listen 0.0.0.0:0", (("DIR", SHIPPED),)),
+    ],
+    "docs/summarization.md": [
+        Runs("weir summarize --model DIR --file article.txt --highlights", ".+", (("DIR", "SUMMARIZER"),)),
+        Runs(
+            "cat article.txt | weir summarize --model DIR --file - --beam 4 --min-len 40 --max-len 200 --json",
+            r"\{.*\}\n",
+            (("DIR", "SUMMARIZER"), ("--min-len 40 --max-len 200", "--min-len 4 --max-len 20")),
+        ),
+        Runs(
+            "weir summarize --model DIR --file article.txt --reference abstract.txt",
+            ".*ROUGE.*",
+            (("DIR", "SUMMARIZER"),),
+        ),
+        Runs("weir summarize --model DIR --table papers.jsonl", ".+", (("DIR", "SUMMARIZER"),)),
+        Serves("weir serve --model DIR", (("DIR", "SUMMARIZER"),)),
+    ],
+    "examples/stream.py": [
+        Serves("weir serve &"),
+        Runs(
+            'python3 examples/stream.py "the history of the city" --max-chars 200 --temperature 0.7',
+            r"the history of the city[a-z ]{200}",
+            EXAMPLE,
+            needs="grpc_reflection",
+        ),
+    ],
+    "examples/summarize.py": [
+        Serves("weir serve --model DIR &", (("DIR", "SUMMARIZER"),)),
+        Runs("python3 examples/summarize.py article.txt --beam 4", ".+", EXAMPLE, needs="grpc_reflection"),
+    ],
+    "models/training/README.md": [Elsewhere("pip install -r training/requirements.txt", TORCH)],
+}
+# Pages whose other commands are all of one kind.
+TRAINING = "models/training/README.md"

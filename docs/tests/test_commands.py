@@ -1,0 +1,238 @@
+"""Every command of every page for people: run as `commands.py` tells, or named there with the reason why it is not."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Dict, Iterator, List, Set, Tuple
+
+import commands
+import local
+import pytest
+import summarizer
+import trustme
+from commands import PAGES, TOKEN, Elsewhere, Serves
+
+DOCUMENT = "the river is pooling, the rest is going on and on, and so it is with the stone bridge. "
+# What is said of where a server listens, by the address that pages name.
+LISTENS = {
+    "127.0.0.1:50051": r"listening on (\S+)",
+    "127.0.0.1:9090": r"admin port on (\S+)",
+    "127.0.0.1:8000": r"completions over HTTP on (\S+)",
+}
+FLAGS = {"127.0.0.1:9090": "--admin-listen", "127.0.0.1:8000": "--http-listen"}
+
+
+def installed(name: str) -> str:
+    """What is beside the Python that has this package: this one, or one whose program of that name is found."""
+    return sys.executable if importlib.util.find_spec(name) else shutil.which(name) or ""
+
+
+def text(page: str) -> str:
+    return (local.ROOT / page).read_text()
+
+
+def blocks(page: str, languages: str) -> List[Tuple[str, str]]:
+    """Its blocks in one of these languages."""
+    return re.findall(rf"^```({languages})\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+
+
+def named(page: str) -> List[Tuple[str, str]]:
+    """The commands of a page, by their names in the table, and as they stand; those of a program are in its description."""
+    if page.endswith(".py"):
+        description = ast.get_docstring(ast.parse(text(page))) or ""
+        return [(command, command) for command in re.findall(r"^    (\S.*)$", description, re.MULTILINE)]
+    found = []
+    for language, block in blocks(page, "sh|console|python"):
+        if language == "python":
+            found.append((block.splitlines()[0], block))
+            continue
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            command = re.sub(r"\s+# .*|\s+#$", "", line)
+            if command and not command.startswith("#") and (language == "sh" or command.startswith("$ ")):
+                found.append((re.sub(r"(?<=\S) {2,}(?=\S)", " ", command).strip(), command))
+    return found
+
+
+def test_every_page_is_listed() -> None:
+    pages = {
+        str(path.relative_to(local.ROOT)) for folder in ("docs", "deploy") for path in (local.ROOT / folder).rglob("*.md")
+    }
+    pages |= {"README.md", "CONTRIBUTING.md", "clients/python/README.md"}
+    pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "models").rglob("README.md")}
+    pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "examples").glob("*.py")}
+    # those of the client's README are run by its own tests
+    assert {page for page in pages if named(page)} == set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_listed(page: str) -> None:
+    listed = [step.command for step in PAGES[page] if not (isinstance(step, Serves) and step.granted)]
+    told = [name for name, _ in named(page)]
+    if page == "clients/python/README.md":
+        told = [name for name in told if not name.startswith(("import ", "from ", "with "))]
+    assert told[: len(listed)] == listed
+    # how models are trained: all alike
+    assert told[len(listed) :] == [] or page == commands.TRAINING
+    assert all(name.startswith("python -m training.") or "unittest" in name for name in told[len(listed) :])
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what pages take for granted: programs, models, documents, a certificate, a token."""
+    program = local.weir_program()
+    if program is None or not program.with_name("weir-loadtest").is_file():
+        pytest.skip("no weir to test with, or no weir-loadtest beside it: set WEIR_BIN, or run `cargo build --workspace`")
+    if shutil.which("curl") is None or shutil.which("bash") is None:
+        pytest.skip("curl or bash is not installed")
+    folder = tmp_path_factory.mktemp("stage")
+    (folder / "bin").mkdir()
+    for built in (program, program.with_name("weir-loadtest")):
+        (folder / "bin" / built.name).symlink_to(built.resolve())
+    for name in ("models", "examples"):
+        (folder / name).symlink_to(local.ROOT / name)
+    for name in ("POOLED", "VANILLA"):
+        (folder / name).symlink_to(local.MODEL)
+    (folder / "served").mkdir()
+    shutil.copytree(local.MODEL, folder / "served/new-model")
+    summarizer.make(folder).rename(folder / "SUMMARIZER")
+    (folder / "golden").symlink_to(local.ROOT / "tests/golden")
+    (folder / "small").mkdir()
+    for name in ("hourglass-41m", "vanilla-41m", "decoder-xpos-41m"):
+        shape = json.loads((local.ROOT / f"models/shapes/{name}.json").read_text())
+        small = {"dim": 64, "heads": 2, "head_dim": 32, "feed_forward": 128}
+        shape["architecture"].update({key: value for key, value in small.items() if key in shape["architecture"]})
+        (folder / f"small/{name}.json").write_text(json.dumps(shape))
+    shape = str(folder / "small/decoder-xpos-41m.json")
+    subprocess.run([str(program), "init", "--config", shape, str(folder / "ENDLESS")], check=True)
+    (folder / "article.txt").write_text(DOCUMENT)
+    (folder / "abstract.txt").write_text("a river and a bridge")
+    paper = {"source": "a river", "document": DOCUMENT, "summary": "a river and a bridge"}
+    (folder / "papers.jsonl").write_text(json.dumps(paper) + "\n")
+    (folder / "token").write_text(TOKEN)
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    certificate.private_key_pem.write_to_path(folder / "server.key")
+    authority.cert_pem.write_to_path(folder / "clients.pem")
+    return folder
+
+
+class Run:
+    """The commands of one page, in their order."""
+
+    def __init__(self, stage: Path, folder: Path) -> None:
+        self.folder = folder
+        for kept in stage.iterdir():
+            (folder / kept.name).symlink_to(kept)
+        self._environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
+        self._environment["PATH"] = f"{folder}/bin:{self._environment['PATH']}:{Path(sys.executable).parent}"
+        self._environment["WEIR_ADMIN_TOKEN"] = TOKEN
+        self._addresses: Dict[str, str] = {}
+        self._servers: List[local.Program] = []
+
+    def serve(self, command: str) -> None:
+        """Starts it on free ports, in place of what served before."""
+        self.stop()
+        line = re.sub(r"(?<=\s)[\d.]+:\d+", "127.0.0.1:0", command.removesuffix("&"))
+        if "--listen" not in line.split():
+            line += " --listen 127.0.0.1:0"
+        server = local.Program([str(self.folder / "bin/weir"), *shlex.split(line)[1:]], folder=self.folder)
+        self._servers = [server]
+        for named, pattern in LISTENS.items():
+            if named not in FLAGS or FLAGS[named] in line:
+                self._addresses[named] = server.says(pattern)
+
+    def run(self, command: str, is_python: bool, beside: str) -> str:
+        """What it prints. Python is the one `beside` what it needs, if it needs something."""
+        for named, ours in self._addresses.items():
+            command = command.replace(named, ours)
+        python = str(Path(installed(beside)).with_name("python")) if beside else sys.executable
+        shell = [python, "-c"] if is_python else ["bash", "-euo", "pipefail", "-c"]
+        done = subprocess.run(
+            [*shell, command],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=4 * local.SOON,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.stop()
+
+
+@pytest.fixture()
+def run(stage: Path, tmp_path: Path) -> Iterator[Run]:
+    started = Run(stage, tmp_path)
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize(
+    "page", [page for page, steps in PAGES.items() if not all(isinstance(step, Elsewhere) for step in steps)]
+)
+def test_every_command_is_run(page: str, run: Run) -> None:
+    wholes = dict(named(page))
+    for step in PAGES[page]:
+        if isinstance(step, Elsewhere):
+            continue
+        whole = wholes.get(step.command, step.command)
+        is_python = "\n" in whole
+        command = whole if is_python else step.command.removeprefix("$ ")
+        command = command.replace("cargo run --release --", "weir").replace("target/release/", "")
+        for old, new in step.swaps:
+            assert old in command, f"{old} is not in {command}"
+            command = command.replace(old, new)
+        if isinstance(step, Serves):
+            run.serve(command)
+        elif step.needs and not installed(step.needs):
+            warnings.warn(f"{step.needs} is not installed: not run: {step.command}")
+        else:
+            told = run.run(command, is_python, step.needs)
+            assert re.fullmatch(step.printed, told, re.DOTALL), f"{command}\n{told}"
+            file, written = step.writes
+            assert not file or re.fullmatch(written, (run.folder / file).read_text(), re.DOTALL), file
+
+
+# Flags that are not ours.
+OTHERS = {"--health-cmd", "--stop-timeout", "--streaming-mode", "--use-server-token-count"}
+
+
+def flags(program: Path, *command: str) -> Set[str]:
+    """Those of a program, and of all of its commands."""
+    done = subprocess.run(
+        [str(program), *command, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=local.SOON
+    )
+    found = set(re.findall(r"^ +(?:-\w, )?(--[a-z][a-z0-9-]*)", done.stdout, re.MULTILINE))
+    _, _, listed = done.stdout.partition("Commands:\n")
+    for name in re.findall(r"^  ([a-z-]+)", listed.partition("\n\n")[0], re.MULTILINE):
+        if name != "help":
+            found |= flags(program, *command, name)
+    return found
+
+
+def test_flags_within_text() -> None:
+    """What pages say of flags, they say of some that there are."""
+    program = local.weir_program()
+    if program is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    there = flags(program) | flags(program.with_name("weir-loadtest")) | OTHERS
+    for page in (local.ROOT / "docs").rglob("*.md"):
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for span in re.findall(r"`([^`\n]+)`", prose):
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span):
+                assert flag in there, f"{page.name}: {span}"

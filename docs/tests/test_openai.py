@@ -1,0 +1,290 @@
+"""OpenAI's own client, as PyPI has it, with a server of ours: `docs/http.md`'s example, whole answers and streams, whole and
+asynchronous, what is counted, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import local
+import pytest
+
+from weir_client import Client
+
+openai = pytest.importorskip("openai", reason="openai is not installed: it needs Python 3.10")
+MODEL = local.MODEL.name
+PROMPT = "the history of "
+COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+class Server(local.Server):
+    """One that listens for HTTP, too."""
+
+    def __init__(self, *flags: str, model: Path = local.MODEL) -> None:
+        super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0", *flags, model=model)
+        self.url = "http://{}/v1".format(self.says(r"completions over HTTP on (\S+)"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server with the shipped model."""
+    if local.weir_program() is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Any]:
+    """OpenAI's client. Unlike its default it asks once: what is refused is to be seen."""
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.SOON) as client:
+        yield client
+
+
+def ask(client: Any, prompt: Any = PROMPT, **more: Any) -> Any:
+    """A completion of the shipped model."""
+    return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 40, "seed": 3, **more})
+
+
+def run(example: str, server: Server) -> str:
+    """What a program prints that is told the address, and nothing else."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
+    environment.update(OPENAI_BASE_URL=server.url, OPENAI_API_KEY="none")
+    done = subprocess.run(
+        [sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=local.SOON
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_program_with_another_address(tmp_path: Path) -> None:
+    """As OpenAI's examples of completions go: models by names of theirs, deterministic, streamed, in turn and asynchronously. A
+    checkpoint's name is its folder's, so that only the address is another one."""
+    if local.weir_program() is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    model = tmp_path / "gpt-3.5-turbo-instruct"
+    model.symlink_to(local.MODEL)
+    program = f"""
+import asyncio, openai
+asked = dict(model="{model.name}", prompt="1,2,3,", max_tokens=5, temperature=0)
+whole = openai.OpenAI().completions.create(**asked).choices[0].text
+pieces = openai.OpenAI().completions.create(stream=True, **asked)
+first = next(pieces).choices[0].text
+assert first + "".join(piece.choices[0].text for piece in pieces) == whole
+async def again():
+    pieces = await openai.AsyncOpenAI().completions.create(stream=True, **asked)
+    return "".join([piece.choices[0].text async for piece in pieces])
+assert asyncio.run(again()) == whole
+print(whole)
+"""
+    with Server(model=model) as server:
+        assert re.fullmatch(r"[a-z ]{5}\n", run(program, server))
+
+
+def test_an_answer_is_our_own_clients(server: Server, client: Any) -> None:
+    with Client(server.address, timeout=local.SOON) as weir:
+        told = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
+    answer = ask(client, logprobs=0)
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason, answer.model) == (told.text, "length", MODEL)
+    assert "".join(choice.logprobs.tokens) == told.text
+    # a seed is a text; of the same request it is the same, and of another one it is not
+    assert choice.text == ask(client).choices[0].text != ask(client, seed=4).choices[0].text
+    assert ask(client, temperature=0, seed=1).choices[0].text == ask(client, temperature=0, seed=2).choices[0].text
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (len(PROMPT), 40, len(PROMPT) + 40)
+
+
+def test_a_stream_is_the_same_text(client: Any) -> None:
+    whole = ask(client)
+    pieces = list(ask(client, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert len({piece.id for piece in pieces}) == 1 and all(piece.usage is None for piece in pieces)
+
+
+def test_usage_of_streams(client: Any) -> None:
+    *pieces, last = ask(client, stream=True, stream_options={"include_usage": True})
+    assert all(piece.usage is None for piece in pieces)
+    assert last.choices == [] and last.usage == ask(client).usage.model_copy(
+        update={"prompt_tokens_details": last.usage.prompt_tokens_details}
+    )
+    # counted with each message: what came before it is in it
+    text = 0
+    *pieces, last = ask(client, stream=True, extra_body=COUNTED)
+    for piece in pieces:
+        text += len(piece.choices[0].text)
+        assert (piece.usage.prompt_tokens, piece.usage.completion_tokens) == (len(PROMPT), text)
+    assert last.choices == [] and last.usage.completion_tokens == text == 40
+
+
+def test_characters_and_their_probabilities(client: Any) -> None:
+    (choice,) = ask(client, echo=True, logprobs=2, max_tokens=20).choices
+    told = choice.logprobs
+    assert choice.text == PROMPT + ask(client, max_tokens=20).choices[0].text
+    assert "".join(told.tokens) == choice.text and told.text_offset == list(range(len(PROMPT) + 20))
+    # nothing stands before the first one
+    assert told.token_logprobs[0] is None and all(one < 0 for one in told.token_logprobs[1:])
+    for token, logprob, top in list(zip(told.tokens, told.token_logprobs, told.top_logprobs))[1:]:
+        assert len(top) >= 2
+        assert top.get(token, logprob) == logprob <= max(top.values())
+    (echoed,) = ask(client, echo=True, max_tokens=1, logprobs=0).choices
+    assert echoed.text.startswith(PROMPT)
+
+
+def test_stops(client: Any) -> None:
+    whole = ask(client).choices[0].text
+    for stop in (" ", [whole[10:13], "qqq"]):
+        first = stop if isinstance(stop, str) else stop[0]
+        (choice,) = ask(client, stop=stop).choices
+        assert (choice.text, choice.finish_reason) == (whole[: whole.index(first)], "stop")
+    assert ask(client, extra_body={"ignore_eos": True}).choices[0].finish_reason == "length"
+
+
+def test_several_answers(client: Any) -> None:
+    prompts = [PROMPT, "a river "]
+    choices = ask(client, prompts, n=2, best_of=2, user="me").choices
+    alone = [ask(client, prompt, seed=seed).choices[0].text for prompt in prompts for seed in (3, 4)]
+    assert [choice.text for choice in choices] == alone
+    streamed: Dict[int, str] = dict.fromkeys(range(4), "")
+    for piece in ask(client, prompts, n=2, stream=True):
+        streamed[piece.choices[0].index] += piece.choices[0].text
+    assert list(streamed.values()) == alone
+
+
+def test_streams_side_by_side(server: Server, client: Any) -> None:
+    """An asynchronous client's streams come interleaved, one that breaks off and one that is wrong among them."""
+    alone = [ask(client, seed=seed, max_tokens=200).choices[0].text for seed in range(4)]
+
+    async def all_of_them() -> List[str]:
+        told, order = [""] * 4, []
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as others:
+
+            async def one(seed: int) -> None:
+                async for piece in await ask(others, seed=seed, max_tokens=200, stream=True):
+                    told[seed] += piece.choices[0].text
+                    order.append(seed)
+
+            async def leaves() -> None:
+                stream = await ask(others, max_tokens=5000, stream=True)
+                await stream.__anext__()
+                await stream.close()
+
+            async def wrong() -> None:
+                with pytest.raises(openai.BadRequestError):
+                    await ask(others, temperature=-1, stream=True)
+
+            await asyncio.gather(*map(one, range(4)), leaves(), wrong())
+        # none was told whole before another began
+        assert all(
+            order.index(seed) < len(order) - 1 - order[::-1].index(other) for seed in range(4) for other in range(4)
+        )
+        return told
+
+    assert asyncio.run(all_of_them()) == alone
+
+
+def test_models(client: Any) -> None:
+    (listed,) = client.models.list().data
+    assert (listed.id, listed.object, listed.token) == (MODEL, "model", "character")
+    assert client.models.retrieve(MODEL) == listed
+    with pytest.raises(openai.NotFoundError, match='unknown model "nobody"'):
+        client.models.retrieve("nobody")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 7}, "top_p"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"logprobs": 1000}, "logprobs"),
+        ({"logit_bias": {"none": 1}}, "logit_bias"),
+        ({"n": 1000}, "n"),
+        ({"suffix": "and so on"}, "suffix"),
+        ({"prompt": [1, 2, 3]}, "prompt"),
+        ({"prompt": "a" * 9000}, "prompt"),
+        ({"extra_body": {"ignore_eos": "perhaps"}}, "ignore_eos"),
+        ({"extra_body": {"stream_options": {"include_usage": 3}}}, "stream_options.include_usage"),
+    ],
+)
+def test_what_is_refused(client: Any, wrong: Dict[str, Any], field: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(client, **{"stream": stream, **wrong})
+        assert (refused.value.status_code, refused.value.param) == (400, field)
+        assert refused.value.type == "invalid_request_error" and refused.value.code
+
+
+def test_an_unknown_model(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match=f'unknown model "nobody"; known: {MODEL}') as refused:
+        ask(client, model="nobody")
+    assert refused.value.code == "unknown_model"
+
+
+def test_a_body_that_is_too_long(client: Any) -> None:
+    with pytest.raises(openai.APIStatusError, match="the body: more than 4194304 bytes") as refused:
+        ask(client, "a" * (5 << 20))
+    assert refused.value.status_code == 413
+    assert len(ask(client).choices[0].text) == 40
+
+
+def test_what_nobody_offers(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="nothing at this path"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": PROMPT}])
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    """One runs and one waits: the third is told so, and the client's own way to try again, after as long as it was told,
+    brings it through once there is room."""
+    if local.weir_program() is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    statuses: List[int] = []
+    with Server("--rows", "1", "--queue", "1") as server:
+        with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.SOON) as client:
+            running = ask(client, max_tokens=8000, stream=True)
+            next(running)
+            waiting = threading.Thread(target=lambda: ask(client, max_tokens=1))
+            waiting.start()
+            deadline = time.monotonic() + local.SOON
+            while not server.metric("num_requests_waiting"):
+                assert time.monotonic() < deadline
+            with pytest.raises(openai.RateLimitError) as refused:
+                ask(client, max_tokens=1)
+            assert 1 <= int(refused.value.response.headers["retry-after"]) <= 3600
+            assert (refused.value.status_code, refused.value.code) == (429, "queue_full")
+
+            def heard(response: Any) -> None:
+                statuses.append(response.status_code)
+                running.close()
+
+            patient = client.with_options(
+                max_retries=5, http_client=openai.DefaultHttpxClient(event_hooks={"response": [heard]})
+            )
+            assert ask(patient, max_tokens=1).choices[0].finish_reason == "length"
+            waiting.join(local.SOON)
+            assert not waiting.is_alive()
+    assert statuses[0] == 429 and statuses[-1] == 200
+
+
+def test_keys(tmp_path: Path) -> None:
+    if local.weir_program() is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    keys = tmp_path / "keys"
+    keys.write_text("alice:a-key-of-sixteen-or-more\n")
+    keys.chmod(0o600)
+    with Server("--api-keys", str(keys)) as server:
+        with openai.OpenAI(base_url=server.url, api_key="a-key-of-sixteen-or-more", max_retries=0) as client:
+            assert len(ask(client).choices[0].text) == 40
+            stranger = client.with_options(api_key="another-key-of-that-length")
+            for call in (lambda: ask(stranger), lambda: stranger.models.list()):
+                with pytest.raises(openai.AuthenticationError):
+                    call()

@@ -200,8 +200,8 @@ impl SegmentCache {
     }
 
     /// Keeps what a state knows of these symbols, the first of which it has been fed, up to the last segment's end. Tells
-    /// whether it is held now: not if no segment ended yet, or if it is larger than the whole cache may be. An entry that
-    /// begins so and can still be rolled back so far already serves both.
+    /// whether it is held now: not if no segment ended yet, or if it is larger than the whole cache may be. Of two entries one of
+    /// which begins as the other does, the longer one serves both if it can be rolled back as far.
     ///
     /// # Errors
     /// A state that cannot be rolled back; nothing is kept.
@@ -218,7 +218,7 @@ impl SegmentCache {
         let tree = self.trees.get(key).and_then(|stems| stems.get(&stem));
         let known = tree.and_then(|tree| {
             let (_, node) = tree.sharing(rest).next().filter(|&(shared, _)| shared == rest.len())?;
-            tree.value(node).is_some_and(|(held, _)| replaces(&**held, &*state)).then_some(node)
+            tree.value(node).is_some_and(|(held, _)| held.earliest() <= state.earliest()).then_some(node)
         });
         if let Some(node) = known {
             self.touch(&at(node));
@@ -226,7 +226,9 @@ impl SegmentCache {
         }
         let replaced: Vec<NodeId> = tree.map_or_else(Vec::new, |tree| {
             let shorter = tree.beginnings(rest).map(|(_, node)| node);
-            shorter.filter(|&node| tree.value(node).is_some_and(|(held, _)| replaces(&*state, &**held))).collect()
+            shorter
+                .filter(|&node| tree.value(node).is_some_and(|(held, _)| state.earliest() <= held.earliest()))
+                .collect()
         });
         if self.least_bytes(key, rest, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
             return Ok(false);
@@ -340,14 +342,6 @@ impl SegmentCache {
         self.own_bytes -= entry_bytes(&*state);
         self.pages.remove(&*state)
     }
-}
-
-/// Whether of two states of texts of which one begins with the other, the one of the longer text serves all that the other
-/// does: its whole text, and the same text asked for again, whose last symbol has to be fed.
-fn replaces(longer: &dyn State, shorter: &dyn State) -> bool {
-    let len = shorter.len();
-    let serves = |len| longer.boundary_before(len) >= shorter.boundary_before(len);
-    serves(len) && serves(len.saturating_sub(1))
 }
 
 fn tree_bytes(nodes: usize, symbols: usize) -> usize {

@@ -26,10 +26,9 @@ impl Kept {
         if end < self.earliest { 0 } else { end }
     }
 
-    /// Whether it serves what another one does, whose text it begins with, or again all of that but the last symbol.
+    /// Whether it serves what another one does, whose text it begins with.
     fn replaces(&self, other: &Kept) -> bool {
-        let len = other.text.len();
-        self.text.starts_with(&other.text) && (len - 1..=len).all(|len| self.serves(len) >= other.serves(len))
+        self.text.starts_with(&other.text) && self.earliest <= other.earliest
     }
 }
 

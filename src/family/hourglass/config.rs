@@ -91,6 +91,7 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     }
     let blueprint = HourglassBlueprint { architecture, symbols: config.vocabulary(file)?.len() };
     blueprint.validate(config, file)?;
+    blueprint.has_room(file)?;
     specs::trained_within(blueprint.architecture.position, config, file)?;
     Ok(Box::new(blueprint))
 }
@@ -130,13 +131,6 @@ impl HourglassBlueprint {
                 return wrong(key, expected, found);
             }
         }
-        let lead = a.layers.middle.map_or(0, |_| NULL);
-        if let PositionKind::Learned { positions } = a.position
-            && positions <= lead
-        {
-            let expected = format!("room for {} positions: the null group's and a symbol's", lead + 1);
-            return wrong("position", expected, positions.to_string());
-        }
         if !(a.layer_norm_eps > 0.0 && a.layer_norm_eps < 1.0) {
             return wrong("layer_norm_eps", "above 0, below 1".into(), a.layer_norm_eps.to_string());
         }
@@ -161,6 +155,18 @@ impl HourglassBlueprint {
                 let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
                 wrong("dim", format!("at most {MAX_PARAMETERS} numbers in all tensors"), found)
             }
+        }
+    }
+
+    /// Whether the middle stack has a position for a segment.
+    fn has_room(&self, file: &Path) -> Result<()> {
+        let lead = self.architecture.layers.middle.map_or(0, |_| NULL);
+        match self.architecture.position {
+            PositionKind::Learned { positions } if positions <= lead => {
+                let expected = format!("room for {} positions: the null group's and a symbol's", lead + 1);
+                Err(Error::checkpoint(file, "architecture.position", expected, positions.to_string()))
+            }
+            _ => Ok(()),
         }
     }
 

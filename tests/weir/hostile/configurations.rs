@@ -57,13 +57,6 @@ fn configurations_made_to_harm() {
         ),
         (configured(|config| config["training_length"] = 0.into()), "training_length: expected 1 to"),
         (
-            configured(|config| {
-                config["architecture"]["position"] = json!({"learned": {"positions": 3}});
-                config["training_length"] = 4.into();
-            }),
-            "training_length: expected at most 3 (position.learned.positions): no more positions were learned, found 4",
-        ),
-        (
             configured(|config| drop(config.as_object_mut().unwrap().remove("normaliser"))),
             "normaliser: expected a value, found nothing",
         ),
@@ -105,6 +98,17 @@ fn a_training_length_makes_no_tables_of_its_size() {
     assert_eq!(most(None), 1 << 24);
     assert_eq!(most(Some(usize::MAX)), 1 << 24);
     assert_eq!(most(Some(100)), 100);
+}
+
+#[test]
+fn no_window_of_training_is_longer_than_what_was_learned() {
+    let told = configured(|config| {
+        config["architecture"]["position"] = json!({"learned": {"positions": 3}});
+        config["training_length"] = 4.into();
+    });
+    let expected =
+        "training_length: expected at most 3 (position.learned.positions): no more positions were learned, found 4";
+    all_say(&[(told, expected)]);
 }
 
 #[test]

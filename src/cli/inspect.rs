@@ -24,7 +24,8 @@ use std::{
 pub struct Args {
     /// The checkpoint's folder.
     dir: PathBuf,
-    /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text: a file in UTF-8, or the text itself.
+    /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text: a file in UTF-8, or the text itself. Told are the
+    /// figure of the scores averaged over all layers by distance, the distances that were met, and each layer's own figure.
     #[arg(long, value_name = "TEXT", conflicts_with = "resolution_ids")]
     resolution: Option<String>,
     /// The same on symbols given by their ids, separated by commas.

@@ -18,14 +18,14 @@ pub fn norm(norm: &Norm) -> StepCost {
 }
 
 /// A T5 stack, for a row that attends to so many keys of its own in each layer, and in a decoder to so many of its memory.
-pub fn t5_stack(stack: &t5::stack::Stack, keys: usize, memory: usize) -> StepCost {
+pub fn t5_stack(stack: &t5::Stack, keys: usize, memory: usize) -> StepCost {
     let Layout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim; // of one key in all layers
     let mut cost = StepCost {
-        shared_bytes: stack.bias.bytes_for(keys) + size_of_val(&*stack.norm.weight),
+        shared_bytes: stack.position.bytes_for(&stack.layout, keys) + size_of_val(&*stack.norm.weight),
         own_bytes: (keys + memory) * stack.layout.bytes_for_key(),
-        // queries with keys and with distances, weights with values; a memory has no distances
-        multiply_adds: (3 * keys + 2 * memory) * numbers,
+        // queries with keys, weights with values
+        multiply_adds: 2 * (keys + memory) * numbers,
     };
     for layer in &stack.layers {
         let cross = layer.cross.iter().flat_map(|cross| [&cross.query, &cross.output]);

@@ -5,6 +5,7 @@
 
 use super::{
     cache::Cache,
+    mix::WORTH_SHARING,
     sized,
     stack::{Caches, Layer, Pass},
 };
@@ -29,9 +30,6 @@ pub struct Cross {
     /// (D, I)
     pub output: Linear,
 }
-
-/// Multiply-adds of attention below which waking other threads costs more than it brings.
-const WORTH_SHARING: usize = 1 << 15;
 
 /// Hands the keys and values, (I) each, that each of the layers has for the vectors of a memory, (rows, C), to `write`, with the
 /// layer and the row.

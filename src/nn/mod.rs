@@ -10,6 +10,7 @@ pub mod cache;
 pub mod encoder;
 pub mod meeting;
 pub mod memory;
+mod mix;
 pub mod pooling;
 pub mod position;
 pub mod resolution;

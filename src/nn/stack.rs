@@ -9,6 +9,7 @@ use super::{
     Activation, Place,
     cache::Cache,
     memory::{Cross, recall},
+    mix::{Mixing, mix},
     position::{Position, Queries},
     resolution::Scores,
     sized,
@@ -18,7 +19,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout, POSITIONS, Probes, Row, Source, TOGETHER, attend, scores},
+        attention::{DistanceTable, Layout, POSITIONS, Probes, Row, Source, TOGETHER, scores},
         linear::{Linear, Quantized, Then},
         rowwise::{Norm, add_norm, norm},
     },
@@ -124,9 +125,6 @@ pub(super) struct Pass<'a, C> {
     pub(super) work: &'a mut StackWork,
 }
 
-/// Multiply-adds of attention below which waking other threads costs more than it brings.
-const WORTH_SHARING: usize = 1 << 15;
-
 impl Stack {
     /// Runs rows `x`, (rows, D), at `places` through all layers, in place; their keys and values go into the caches, whose
     /// positions must be reserved. Rows of one sequence come in rising position, none left out since the cache's end.
@@ -230,7 +228,7 @@ impl Stack {
     fn mix(&self, layer: usize, pass: &mut Pass<'_, impl Caches>) -> Result<()> {
         let Pass { compute, places, caches, work } = pass;
         let (layout, rows) = (&self.layout, places.len());
-        let Layout { heads, head_dim, .. } = *layout;
+        let heads = layout.heads;
         let low = |place: &Place| self.window.low(place.position);
         // whole pages of keys are met, and those of the row before
         let beside = self.window.reach().map_or(0, |_| TOGETHER);
@@ -241,36 +239,10 @@ impl Stack {
             let (content, distance) = (queries.content(at, head, heads), queries.distance(at, head, heads));
             Row { low: low(&places[at]), position: places[at].position, content, distance }
         };
-        let some = |(first, head): (usize, usize), outs: &mut [&mut [f32]]| {
-            let mut queries_at = [Row::default(); TOGETHER];
-            for (to, at) in queries_at.iter_mut().zip(first..).take(outs.len()) {
-                *to = row(at, head);
-            }
-            let mut rest = (first, &mut queries_at[..outs.len()], outs);
-            while let (first, [_, ..], _) = rest {
-                let run = run_of(&places[first..first + rest.1.len()]);
-                let (rows, later_rows) = rest.1.split_at_mut(run);
-                let (outs, later_outs) = rest.2.split_at_mut(run);
-                let sequence = places[first].sequence;
-                // the rows before, in a chunk of the same sequence, have just read the same pages
-                let near = first > 0 && places[first - 1].sequence == sequence;
-                match caches.cache(sequence) {
-                    Ok(cache) => {
-                        // of a sequence that was taken up in its middle there is nothing further back
-                        rows.iter_mut().for_each(|row| row.low = row.low.max(cache.first()));
-                        attend(compute.isa, &self.source(cache, (layer, head), distances, near), rows, outs);
-                    }
-                    // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
-                    Err(_) => outs.iter_mut().for_each(|out| out.fill(f32::NAN)),
-                }
-                rest = (first + run, later_rows, later_outs);
-            }
-        };
-        let keys: usize = places.iter().map(|place| place.position + 1 - low(place)).sum();
-        let share = keys * heads * head_dim >= WORTH_SHARING;
-        let mixed = sized(&mut work.mixed, rows * heads * head_dim);
-        // a head's rows come one after the other: they read the same distances
-        compute.pool.columns::<TOGETHER>(mixed, (rows, heads), share, &some);
+        let source = |cache, head, near| self.source(cache, (layer, head), distances, near);
+        let keys = places.iter().map(|place| place.position + 1 - low(place)).sum();
+        let mixing = Mixing { compute, layout, places, keys };
+        mix(&mixing, &|sequence| caches.cache(sequence), &row, &source, &mut work.mixed);
         if let Some(noted) = &mut work.scores {
             let mut found = Vec::new();
             for (at, head) in (0..rows).flat_map(|at| (0..heads).map(move |head| (at, head))) {
@@ -323,10 +295,4 @@ fn add(x: &mut [f32], change: &[f32]) {
     for (x, change) in x.iter_mut().zip(change) {
         *x += change;
     }
-}
-
-/// How many rows from the first on are neighbours in one sequence.
-fn run_of(places: &[Place]) -> usize {
-    let follows = |pair: &&[Place]| pair[0].sequence == pair[1].sequence && pair[0].position + 1 == pair[1].position;
-    1 + places.windows(2).take_while(follows).count()
 }

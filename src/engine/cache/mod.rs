@@ -5,11 +5,12 @@
 //! An entry is a fork, so its pages are shared with the row it came from and with every row that goes on from it, until one of
 //! them writes. Entries end where a segment does (for a model without segments: where they were kept), and a hit is rolled
 //! back to the end of the last segment that lies wholly within what is shared: an entry serves every text that begins as it
-//! does, whatever comes after. Nothing is told apart by where it came from: a row that starts from a hit has the numbers of
-//! one that starts cold.
+//! does, whatever comes after. One whose windows have moved on cannot be rolled back far: shorter entries stay beside it, and
+//! share what pages they have in common. Nothing is told apart by where it came from: a row that starts from a hit has the
+//! numbers of one that starts cold.
 //!
 //! A pure type, without clock, threads or channels. Its memory is that of the distinct pages its entries refer to, and
-//! roughly that of the tree itself; beyond the limit the leaf that was used least recently goes.
+//! roughly that of the tree itself; beyond the limit the entry that was used least recently goes.
 
 mod ledger;
 mod stem;
@@ -111,8 +112,8 @@ pub struct Hit {
 pub struct SegmentCache {
     capacity: Capacity,
     trees: HashMap<Key, Stems<Box<dyn State>>>,
-    /// The leaves by when they were used last.
-    order: BTreeMap<u64, Leaf>,
+    /// The entries by when they were used last.
+    order: BTreeMap<u64, Entry>,
     pages: Ledger,
     /// Bytes of entries and trees beside pages.
     own_bytes: usize,
@@ -123,7 +124,7 @@ pub struct SegmentCache {
 
 /// Where an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Leaf {
+struct Entry {
     key: Key,
     stem: Stem,
     node: NodeId,
@@ -162,16 +163,16 @@ impl SegmentCache {
             return Ok(None);
         }
         self.counts.lookup_symbols += text.len() as u64;
-        let found = self.longest(key, text).map(|(leaf, len, state)| (leaf, len, state.fork()));
-        let Some((leaf, len, mut state)) = found else {
+        let found = self.longest(key, text).map(|(entry, len, state)| (entry, len, state.fork()));
+        let Some((entry, len, mut state)) = found else {
             self.counts.misses += 1;
             return Ok(None);
         };
         if let Err(error) = state.rollback(len) {
-            self.drop_leaf(&leaf);
+            self.drop_entry(&entry);
             return Err(error);
         }
-        self.touch(&leaf);
+        self.touch(&entry);
         self.counts.hits += 1;
         self.counts.hit_symbols += len as u64;
         self.counts.hit_bytes += state.bytes() as u64;
@@ -184,22 +185,23 @@ impl SegmentCache {
     }
 
     /// The entry that knows most of a text, how much, and its state.
-    fn longest(&self, key: &Key, text: Text<'_>) -> Option<(Leaf, usize, &dyn State)> {
+    fn longest(&self, key: &Key, text: Text<'_>) -> Option<(Entry, usize, &dyn State)> {
         let stems = self.trees.get(key)?;
         let found = stem::of(stems, text).filter_map(|(stem, tree, rest)| {
-            let (shared, node) = tree.longest(rest)?;
-            let (state, _) = tree.leaf(node)?;
-            let len = state.boundary_before(stem.from + shared);
-            // what lies before its own part of the text is not for it to tell
-            (len > stem.from).then_some((stem, node, len, &**state))
+            tree.sharing(rest).find_map(|(shared, node)| {
+                let (state, _) = tree.value(node)?;
+                let len = state.boundary_before(stem.from + shared);
+                // what lies before its own part of the text is not for it to tell
+                (len > stem.from).then_some((stem, node, len, &**state))
+            })
         });
         let (stem, node, len, state) = found.max_by_key(|&(_, _, len, _)| len)?;
-        Some((Leaf { key: key.clone(), stem: *stem, node }, len, state))
+        Some((Entry { key: key.clone(), stem: *stem, node }, len, state))
     }
 
     /// Keeps what a state knows of these symbols, the first of which it has been fed, up to the last segment's end. Tells
-    /// whether it is held now: not if no segment ended yet, or if it is larger than the whole cache may be. An entry that
-    /// begins so already serves both.
+    /// whether it is held now: not if no segment ended yet, or if it is larger than the whole cache may be. Of two entries one of
+    /// which begins as the other does, the longer one serves both if it can be rolled back as far.
     ///
     /// # Errors
     /// A state that cannot be rolled back; nothing is kept.
@@ -211,21 +213,29 @@ impl SegmentCache {
         let text = text.to(len);
         // nothing is left of what it depends on, if its text was cut behind that
         let Some((stem, rest)) = Stem::of(&*state, text).filter(|_| len > 0) else { return Ok(false) };
-        let at = |node| Leaf { key: key.clone(), stem, node };
+        state.rollback(len)?;
+        let at = |node| Entry { key: key.clone(), stem, node };
         let tree = self.trees.get(key).and_then(|stems| stems.get(&stem));
-        let known = tree.and_then(|tree| tree.longest(rest)).filter(|&(shared, _)| shared == rest.len());
-        if let Some((_, node)) = known {
+        let known = tree.and_then(|tree| {
+            let (_, node) = tree.sharing(rest).next().filter(|&(shared, _)| shared == rest.len())?;
+            tree.value(node).is_some_and(|(held, _)| held.earliest() <= state.earliest()).then_some(node)
+        });
+        if let Some(node) = known {
             self.touch(&at(node));
             return Ok(true);
         }
-        let extended = tree.and_then(|tree| tree.extended(rest));
-        state.rollback(len)?;
+        let replaced: Vec<NodeId> = tree.map_or_else(Vec::new, |tree| {
+            let shorter = tree.beginnings(rest).map(|(_, node)| node);
+            shorter
+                .filter(|&node| tree.value(node).is_some_and(|(held, _)| state.earliest() <= held.earliest()))
+                .collect()
+        });
         if self.least_bytes(key, rest, &*state) > self.capacity.bytes || self.capacity.entries == 0 {
             return Ok(false);
         }
-        if let Some(node) = extended {
-            self.drop_leaf(&at(node));
-        }
+        replaced.into_iter().for_each(|node| {
+            self.drop_entry(&at(node));
+        });
         self.insert(key, (stem, rest), state);
         while self.usage().bytes > self.capacity.bytes || self.order.len() > self.capacity.entries {
             self.evict();
@@ -236,15 +246,15 @@ impl SegmentCache {
     /// Evicts the entry that was used least recently; tells how many bytes of pages that gave back, none if there was none. A
     /// page that a running row shares is not given back by dropping an entry, and not counted.
     pub fn evict(&mut self) -> Option<usize> {
-        let leaf = self.order.first_key_value().map(|(_, leaf)| leaf.clone())?;
+        let entry = self.order.first_key_value().map(|(_, entry)| entry.clone())?;
         self.counts.evictions += 1;
-        Some(self.drop_leaf(&leaf))
+        Some(self.drop_entry(&entry))
     }
 
     /// Bytes of the pages that nobody but entries refers to: what evicting all of them would give back.
     pub fn spare(&self) -> usize {
         let trees = self.trees.values().flat_map(Stems::values);
-        let entries = trees.flat_map(|tree| tree.leaves().filter_map(|leaf| tree.leaf(leaf)));
+        let entries = trees.flat_map(|tree| tree.values().filter_map(|node| tree.value(node)));
         self.pages.spare(entries.map(|(state, _)| &**state))
     }
 
@@ -263,11 +273,11 @@ impl SegmentCache {
 
     /// What the cache would hold with this entry alone.
     fn least_bytes(&self, key: &Key, text: &[u32], state: &dyn State) -> usize {
-        // the root and the leaf
+        // the root and the entry's
         state.bytes() + entry_bytes(state) + key_bytes(key) + tree_bytes(2, text.len())
     }
 
-    /// Adds an entry that neither extends another nor is extended.
+    /// Adds an entry. No other one stands at its text.
     fn insert(&mut self, key: &Key, (stem, text): (Stem, &[u32]), state: Box<dyn State>) {
         if !self.trees.contains_key(key) {
             if self.trees.len() >= self.capacity.keys.max(1) {
@@ -281,15 +291,16 @@ impl SegmentCache {
         let stems = self.trees.entry(key.clone()).or_default();
         let before = stems.get(&stem).map_or((0, 0), Tree::size);
         let tree = stems.entry(stem).or_insert_with(Tree::new);
-        let node = tree.insert(text, state, self.now);
+        let least = state.earliest().saturating_sub(stem.from);
+        let node = tree.insert(text, state, least, self.now);
         let after = tree.size();
         self.own_bytes += tree_bytes(after.0, after.1) - tree_bytes(before.0, before.1);
-        self.order.insert(self.now, Leaf { key: key.clone(), stem, node });
+        self.order.insert(self.now, Entry { key: key.clone(), stem, node });
     }
 
-    fn touch(&mut self, Leaf { key, stem, node }: &Leaf) {
+    fn touch(&mut self, Entry { key, stem, node }: &Entry) {
         let Some(tree) = self.trees.get_mut(key).and_then(|stems| stems.get_mut(stem)) else { return };
-        let Some((_, before)) = tree.leaf(*node) else { return };
+        let Some((_, before)) = tree.value(*node) else { return };
         self.now += 1;
         tree.touch(*node, self.now);
         if let Some(entry) = self.order.remove(&before) {
@@ -301,20 +312,20 @@ impl SegmentCache {
     fn evict_key(&mut self) {
         let latest = |stems: &Stems<_>| stems.values().map(Tree::latest).max();
         let Some((key, stems)) = self.trees.iter().min_by_key(|(_, stems)| latest(stems)) else { return };
-        let leaf = |stem: &Stem, node| Leaf { key: key.clone(), stem: *stem, node };
-        let leaves = stems.iter().flat_map(|(stem, tree)| tree.leaves().map(move |node| leaf(stem, node)));
-        for leaf in leaves.collect::<Vec<_>>() {
+        let entry = |stem: &Stem, node| Entry { key: key.clone(), stem: *stem, node };
+        let entries = stems.iter().flat_map(|(stem, tree)| tree.values().map(move |node| entry(stem, node)));
+        for entry in entries.collect::<Vec<_>>() {
             self.counts.evictions += 1;
-            self.drop_leaf(&leaf);
+            self.drop_entry(&entry);
         }
     }
 
     /// Drops an entry, its tree if that is empty then, and its key if that has no tree then; returns the bytes of pages that
     /// this gave back.
-    fn drop_leaf(&mut self, Leaf { key, stem, node }: &Leaf) -> usize {
+    fn drop_entry(&mut self, Entry { key, stem, node }: &Entry) -> usize {
         let Some(stems) = self.trees.get_mut(key) else { return 0 };
         let Some(tree) = stems.get_mut(stem) else { return 0 };
-        let (before, used) = (tree.size(), tree.leaf(*node).map(|(_, used)| used));
+        let (before, used) = (tree.size(), tree.value(*node).map(|(_, used)| used));
         let Some(state) = tree.remove(*node) else { return 0 };
         let after = if tree.is_empty() { (0, 0) } else { tree.size() };
         self.own_bytes -= tree_bytes(before.0, before.1) - tree_bytes(after.0, after.1);

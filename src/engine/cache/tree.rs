@@ -1,8 +1,11 @@
-//! A radix tree over symbols whose leaves hold values: each edge is a run of symbols, and no two edges that leave a node begin
-//! alike.
+//! A radix tree over symbols that holds values: each edge is a run of symbols, and no two edges that leave a node begin alike.
 //!
-//! Every leaf holds a value and no inner node does, so a text that another one extends is not kept beside it. A node has no
-//! lone child but for the root's; what removal leaves behind is merged. Each node knows when a leaf below it was used last.
+//! A value stands where its text ends, and serves the beginnings of its text down to a length of its own: one whose windows have
+//! moved on knows no shorter ones. Every leaf holds a value; an inner node may hold one beside those below, which serve less of
+//! its text. One that holds none has no lone child, but for the root; what removal leaves behind is merged. Each node knows when
+//! a value at or below it was used last, and the shortest beginning that any of these serves.
+
+use std::cmp::Reverse;
 
 /// A node's place; it stays the same as long as the node is there.
 pub(super) type NodeId = usize;
@@ -26,10 +29,39 @@ struct Node<T> {
     parent: NodeId,
     /// By their edges' first symbols, which rise.
     children: Vec<(u32, NodeId)>,
-    /// When a leaf below was used last.
+    /// Of the values here and below.
+    reach: Reach,
+    /// The one whose text ends here.
+    held: Option<Held<T>>,
+}
+
+#[derive(Debug)]
+struct Held<T> {
+    value: T,
+    reach: Reach,
+}
+
+/// What values are good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reach {
+    /// The shortest beginning that one of them serves, and when the one that does was used last.
+    least: (Reverse<usize>, u64),
+    /// When any was used last.
     latest: u64,
-    /// A leaf's.
-    value: Option<T>,
+}
+
+impl Reach {
+    /// Of no value.
+    const NONE: Self = Self { least: (Reverse(usize::MAX), 0), latest: 0 };
+
+    /// Of one that serves the beginnings from a length on.
+    fn of(least: usize, latest: u64) -> Self {
+        Self { least: (Reverse(least), latest), latest }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { least: self.least.max(other.least), latest: self.latest.max(other.latest) }
+    }
 }
 
 /// Where a text leaves the tree.
@@ -46,7 +78,7 @@ struct Place {
 impl<T> Tree<T> {
     /// An empty one.
     pub(super) fn new() -> Self {
-        let root = Node { edge: Vec::new(), parent: ROOT, children: Vec::new(), latest: 0, value: None };
+        let root = Node { edge: Vec::new(), parent: ROOT, children: Vec::new(), reach: Reach::NONE, held: None };
         Self { nodes: vec![Some(root)], free: Vec::new(), symbols: 0 }
     }
 
@@ -60,70 +92,115 @@ impl<T> Tree<T> {
         (self.nodes.len() - self.free.len(), self.symbols)
     }
 
-    /// When a leaf was used last.
+    /// When a value was used last.
     pub(super) fn latest(&self) -> u64 {
-        self.node(ROOT).map_or(0, |root| root.latest)
+        self.node(ROOT).map_or(0, |root| root.reach.latest)
     }
 
-    /// A leaf's value, and when it was used last.
-    pub(super) fn leaf(&self, leaf: NodeId) -> Option<(&T, u64)> {
-        let node = self.node(leaf)?;
-        Some((node.value.as_ref()?, node.latest))
+    /// A node's value, and when it was used last.
+    pub(super) fn value(&self, node: NodeId) -> Option<(&T, u64)> {
+        let held = self.node(node)?.held.as_ref()?;
+        Some((&held.value, held.reach.latest))
     }
 
-    /// How many symbols of this text the tree knows, and of the leaves that share them the one used last.
-    pub(super) fn longest(&self, text: &[u32]) -> Option<(usize, NodeId)> {
-        let place = self.walk(text);
-        (!self.is_empty()).then(|| (place.depth, self.latest_leaf(place.node)))
+    /// Of the values whose texts share as much with this one as any, the one that serves the shortest beginning (the one used
+    /// last of equals), with how many symbols that is; then of those that share less, and so on.
+    pub(super) fn sharing(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
+        self.upwards(self.walk(text)).map(|Place { node, depth, .. }| (depth, self.furthest_reaching(node)))
     }
 
-    /// The leaf whose text this one extends.
-    pub(super) fn extended(&self, text: &[u32]) -> Option<NodeId> {
-        let place = self.walk(text);
-        let whole = self.node(place.node)?.edge.len() == place.on_edge && place.depth < text.len();
-        (whole && self.leaf(place.node).is_some()).then_some(place.node)
+    /// The values whose texts this one begins with, its own included: the longest first, with their lengths.
+    pub(super) fn beginnings(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
+        let ends = |place: &Place| self.node(place.node).is_some_and(|node| node.edge.len() == place.on_edge);
+        let places = self.upwards(self.walk(text)).filter(ends).map(|place| (place.depth, place.node));
+        places.filter(|&(_, node)| self.value(node).is_some())
     }
 
-    /// All leaves, in no particular order.
-    pub(super) fn leaves(&self) -> impl Iterator<Item = NodeId> {
-        (0..self.nodes.len()).filter(|&id| self.leaf(id).is_some())
+    /// All nodes that hold a value, in no particular order.
+    pub(super) fn values(&self) -> impl Iterator<Item = NodeId> {
+        (0..self.nodes.len()).filter(|&id| self.value(id).is_some())
     }
 
-    /// Notes that a leaf was used, later than any before.
-    pub(super) fn touch(&mut self, leaf: NodeId, now: u64) {
-        let mut at = leaf;
+    /// Notes that a value was used, later than any before.
+    pub(super) fn touch(&mut self, node: NodeId, now: u64) {
+        let Some(held) = self.nodes[node].as_mut().and_then(|node| node.held.as_mut()) else { return };
+        held.reach = Reach::of(held.reach.least.0.0, now);
+        let reach = held.reach;
+        self.note(node, reach);
+    }
+
+    /// Adds a value, used now, that serves the beginnings of a text from a length on. None stands at that text yet.
+    pub(super) fn insert(&mut self, text: &[u32], value: T, least: usize, now: u64) -> NodeId {
+        let Place { node, on_edge, depth } = self.walk(text);
+        let parent = self.split(node, on_edge);
+        let (edge, reach) = (text[depth..].to_vec(), Reach::of(least, now));
+        let held = Some(Held { value, reach });
+        let id = if edge.is_empty() {
+            // others go on from here
+            if let Some(node) = self.nodes[parent].as_mut() {
+                node.held = held;
+            }
+            parent
+        } else {
+            self.symbols += edge.len();
+            let leaf = self.add(Node { edge, parent, children: Vec::new(), reach, held });
+            self.link(parent, leaf);
+            leaf
+        };
+        self.note(id, reach);
+        id
+    }
+
+    /// Removes a node's value, and what only led to it.
+    pub(super) fn remove(&mut self, id: NodeId) -> Option<T> {
+        let node = self.nodes.get_mut(id)?.as_mut()?;
+        let Held { value, .. } = node.held.take()?;
+        let above = node.parent;
+        if node.children.is_empty() {
+            let Node { edge, .. } = self.take(id)?;
+            self.symbols -= edge.len();
+            self.nodes[above].as_mut()?.children.retain(|&(_, child)| child != id);
+            self.settle(above);
+        } else {
+            self.settle(id);
+        }
+        Some(value)
+    }
+
+    /// Brings a node and those above it up to date, after something went that stood at or below it.
+    fn settle(&mut self, id: NodeId) {
+        let Some(node) = self.node(id) else { return };
+        let mut at = match &node.children[..] {
+            &[(_, only)] if id != ROOT && node.held.is_none() => {
+                self.merge(id, only);
+                only
+            }
+            _ => id,
+        };
+        while let Some(node) = self.node(at) {
+            let own = node.held.as_ref().map_or(Reach::NONE, |held| held.reach);
+            let below = node.children.iter().filter_map(|&(_, child)| Some(self.node(child)?.reach));
+            let (reach, parent) = (below.fold(own, Reach::and), node.parent);
+            if let Some(node) = self.nodes[at].as_mut() {
+                node.reach = reach;
+            }
+            if at == ROOT {
+                break;
+            }
+            at = parent;
+        }
+    }
+
+    /// Tells a node and those above it of what a value at the node is good for.
+    fn note(&mut self, id: NodeId, reach: Reach) {
+        let mut at = id;
         while let Some(node) = self.nodes[at].as_mut() {
-            node.latest = now;
+            node.reach = node.reach.and(reach);
             if at == ROOT {
                 break;
             }
             at = node.parent;
         }
-    }
-
-    /// Adds a text that no other one extends and that extends none, used now.
-    pub(super) fn insert(&mut self, text: &[u32], value: T, now: u64) -> NodeId {
-        let Place { node, on_edge, depth } = self.walk(text);
-        let parent = self.split(node, on_edge);
-        let edge = text[depth..].to_vec();
-        self.symbols += edge.len();
-        let leaf = self.add(Node { edge, parent, children: Vec::new(), latest: now, value: Some(value) });
-        self.link(parent, leaf);
-        self.touch(leaf, now);
-        leaf
-    }
-
-    /// Removes a leaf, and what only led to it.
-    pub(super) fn remove(&mut self, leaf: NodeId) -> Option<T> {
-        self.leaf(leaf)?;
-        let Node { edge, parent, value, .. } = self.take(leaf)?;
-        self.symbols -= edge.len();
-        let above = self.nodes[parent].as_mut()?;
-        above.children.retain(|&(_, child)| child != leaf);
-        if let (&[(_, only)], true) = (&above.children[..], parent != ROOT) {
-            self.merge(parent, only);
-        }
-        value
     }
 
     fn node(&self, id: NodeId) -> Option<&Node<T>> {
@@ -174,15 +251,22 @@ impl<T> Tree<T> {
         place
     }
 
-    /// The leaf below, or at, a node that was used last.
-    fn latest_leaf(&self, node: NodeId) -> NodeId {
+    /// A place, and the ends of the edges above it, up to the first symbol's.
+    fn upwards(&self, place: Place) -> impl Iterator<Item = Place> {
+        let above = |place: &Place| {
+            let (edge, node) = (place.on_edge, self.node(place.node)?.parent);
+            Some(Place { node, on_edge: self.node(node)?.edge.len(), depth: place.depth - edge })
+        };
+        std::iter::successors(Some(place), above).take_while(|place| place.depth > 0)
+    }
+
+    /// At or below a node, the value that serves the shortest beginning; the one used last of equals.
+    fn furthest_reaching(&self, node: NodeId) -> NodeId {
         let mut at = node;
         while let Some(node) = self.node(at) {
-            let children = node.children.iter().map(|&(_, child)| child);
-            let Some(next) = children.max_by_key(|&child| self.node(child).map_or(0, |child| child.latest)) else {
-                break;
-            };
-            at = next;
+            let here = |id: NodeId| self.node(id).is_some_and(|below| below.reach.least == node.reach.least);
+            let Some(&(_, child)) = node.children.iter().find(|&&(_, child)| here(child)) else { break };
+            at = child;
         }
         at
     }
@@ -192,8 +276,8 @@ impl<T> Tree<T> {
         let Some(node) = self.nodes[id].as_mut().filter(|node| on_edge < node.edge.len()) else { return id };
         let below = node.edge.split_off(on_edge);
         let edge = std::mem::replace(&mut node.edge, below);
-        let (parent, latest) = (node.parent, node.latest);
-        let upper = self.add(Node { edge, parent, children: Vec::new(), latest, value: None });
+        let (parent, reach) = (node.parent, node.reach);
+        let upper = self.add(Node { edge, parent, children: Vec::new(), reach, held: None });
         self.link(parent, upper);
         if let Some(node) = self.nodes[id].as_mut() {
             node.parent = upper;
@@ -225,18 +309,17 @@ impl<T> Tree<T> {
             (nodes, symbols) = (nodes + 1, symbols + node.edge.len());
             let text = [&text[..], &node.edge].concat();
             assert_eq!(node.edge.is_empty(), id == ROOT);
-            assert_eq!(node.value.is_some(), id != ROOT && node.children.is_empty());
-            assert!(id == ROOT || node.children.len() != 1, "a lone child");
+            assert!(id == ROOT || node.held.is_some() || node.children.len() > 1, "leads to nothing, or to one only");
             assert!(node.children.is_sorted_by(|a, b| a.0 < b.0));
-            let mut latest = None;
+            let mut reach = node.held.as_ref().map_or(Reach::NONE, |held| held.reach);
             for &(first, child) in &node.children {
                 let below = self.node(child).unwrap();
                 assert_eq!((below.parent, below.edge[0]), (id, first));
-                latest = latest.max(Some(below.latest));
+                reach = reach.and(below.reach);
                 open.push((child, text.clone()));
             }
-            assert!(latest.is_none_or(|latest| latest == node.latest), "of the leaf used last");
-            if node.value.is_some() {
+            assert_eq!(reach, node.reach);
+            if node.held.is_some() {
                 found.push((text, id));
             }
         }

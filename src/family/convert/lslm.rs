@@ -11,13 +11,14 @@ use crate::{
     family::{
         checkpoint::{
             CONFIG_FILE, Dtype, Tensor, Weights,
-            json::{parse, read_limited},
+            json::{UniqueMap, parse, read_limited},
             read_weights_telling,
         },
         load::blueprint,
     },
 };
 use arguments::Arguments;
+use serde::de::IgnoredAny;
 use std::path::Path;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -33,6 +34,8 @@ pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted>
     if gpt2::is_meant(&text) {
         return gpt2::read(dir, progress);
     }
+    let UniqueMap(keys): UniqueMap<IgnoredAny> = parse(&text, &file, "")?;
+    arguments::check_keys(keys.keys().map(String::as_str), &file)?;
     let (arguments, vocabulary): (Arguments, Marked) = (parse(&text, &file, "")?, parse(&text, &file, "")?);
     let config = arguments.config(&vocabulary, &file)?;
     let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();

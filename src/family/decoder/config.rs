@@ -74,6 +74,7 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let (symbols, marked) = (vocabulary.len(), vocabulary.specials().is_some());
     let blueprint = DecoderBlueprint { architecture, symbols, marked };
     blueprint.validate(file)?;
+    specs::trained_within(blueprint.architecture.position, config, file)?;
     Ok(Box::new(blueprint))
 }
 

@@ -10,6 +10,7 @@ use crate::{
         trace,
     },
     error::{Error, Result},
+    family::parts::step::{Stepping, hand_out, stepping},
     kernels::{linear::Then, rowwise::norm},
     nn::{
         Place,
@@ -26,6 +27,8 @@ pub struct Work {
     places: Vec<Place>,
     /// For each of `which` how many of its symbols were fed.
     fed: Vec<usize>,
+    /// The rows among those asked for that this step is for.
+    stepping: Vec<usize>,
     /// (rows, D)
     x: Vec<f32>,
     /// (wanted, D)
@@ -46,6 +49,12 @@ impl Work {
     /// Has every layer's intermediate results shown from now on.
     pub fn watch(&mut self, watcher: Watcher) {
         self.stack.watcher = Some(watcher);
+    }
+}
+
+impl Stepping for Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.stepping
     }
 }
 
@@ -155,36 +164,24 @@ impl Decoder {
     /// # Errors
     /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
     pub fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        let (dim, symbols) = (self.head.inputs(), self.head.outputs());
+        stepping(Status::Unfinished, rows, which, work, |rows, unfinished, work| self.logits(rows, unfinished, work))
+    }
+
+    /// The wanted logits of the rows `which`, which are then ready.
+    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         work.picked.clear();
         for &index in which {
-            if rows[index].status != Status::Unfinished {
-                continue;
-            }
-            let wanted = rows[index].wanted();
-            let hidden = &mut state(rows, index)?.hidden;
-            if hidden.len() != wanted * dim {
-                return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
-            }
-            work.picked.append(hidden);
+            work.picked.append(&mut state(rows, index)?.hidden);
         }
         if let Some(parameters) = &self.norm {
             norm(&self.compute, &mut work.picked, parameters); // (wanted, D)
         }
-        let logits = sized(&mut work.logits, work.picked.len() / dim * symbols);
+        let vectors = work.picked.len() / self.head.inputs();
+        let logits = sized(&mut work.logits, vectors * self.head.outputs());
         self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
-        let mut rest = &*logits;
+        hand_out(rows, which, logits, self.head.outputs())?;
         for &index in which {
-            let row = &mut rows[index];
-            if row.status != Status::Unfinished {
-                continue;
-            }
-            let (own, others) = rest.split_at(row.wanted() * symbols);
-            row.logits.clear();
-            row.logits.extend_from_slice(own);
-            rest = others;
-            row.status = Status::Ready;
-            let state: &mut DecoderState = state_mut(&mut *row.state)?;
+            let state = state(rows, index)?;
             state.finished = state.len();
         }
         Ok(())

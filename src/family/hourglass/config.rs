@@ -91,8 +91,13 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     }
     let blueprint = HourglassBlueprint { architecture, symbols: config.vocabulary(file)?.len() };
     blueprint.validate(config, file)?;
+    blueprint.has_room(file)?;
+    specs::trained_within(blueprint.architecture.position, config, file)?;
     Ok(Box::new(blueprint))
 }
+
+/// Positions of the middle stack before the first segment's: the null group's.
+const NULL: usize = 1;
 
 impl HourglassBlueprint {
     fn validate(&self, config: &Config, file: &Path) -> Result<()> {
@@ -108,7 +113,8 @@ impl HourglassBlueprint {
             }
         }
         if a.layers.middle.is_some() != a.layers.post.is_some() {
-            return wrong("layers", "pre alone, or pre, middle and post".into(), format!("{:?}", a.layers));
+            let found = if a.layers.middle.is_some() { "middle without post" } else { "post without middle" };
+            return wrong("layers", "pre alone, or pre, middle and post".into(), found.into());
         }
         let dims = [("dim", a.dim), ("heads", a.heads), ("head_dim", a.head_dim), ("feed_forward", a.feed_forward)];
         for (key, value) in dims {
@@ -137,8 +143,8 @@ impl HourglassBlueprint {
             return wrong("middle_window", "nothing: there is no middle stack".into(), a.middle_window.describe());
         }
         if a.pooling.is_some() != pooled {
-            let expected = if pooled { "mean or last" } else { "nothing: there is no middle stack" };
-            return wrong("pooling", expected.into(), format!("{:?}", a.pooling));
+            let expected = if pooled { "mean, last or hops" } else { "nothing: there is no middle stack" };
+            return wrong("pooling", expected.into(), if pooled { "nothing" } else { "a pooling" }.into());
         }
         if let Err((key, expected, found)) = a.boundaries.validate(&|character| vocabulary.id_of(character)) {
             return wrong(&format!("boundaries.{key}"), expected, found);
@@ -149,6 +155,18 @@ impl HourglassBlueprint {
                 let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
                 wrong("dim", format!("at most {MAX_PARAMETERS} numbers in all tensors"), found)
             }
+        }
+    }
+
+    /// Whether the middle stack has a position for a segment.
+    fn has_room(&self, file: &Path) -> Result<()> {
+        let lead = self.architecture.layers.middle.map_or(0, |_| NULL);
+        match self.architecture.position {
+            PositionKind::Learned { positions } if positions <= lead => {
+                let expected = format!("room for {} positions: the null group's and a symbol's", lead + 1);
+                Err(Error::checkpoint(file, "architecture.position", expected, positions.to_string()))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -218,11 +236,17 @@ impl Blueprint for HourglassBlueprint {
 
     fn bounds(&self) -> Bounds {
         let a = &self.architecture;
-        let windows = || [Some(a.window), a.layers.middle.map(|_| a.middle_window)].into_iter().flatten();
-        let longest =
-            windows().filter_map(|window| a.position.longest(a.head_dim, window)).min_by_key(|(most, _)| *most);
+        let middle = a.layers.middle.map(|_| a.middle_window);
+        let longest = |window, lead| {
+            let (most, why) = a.position.longest(a.head_dim, window)?;
+            Some((most - lead, why))
+        };
+        // of the middle stack, where every symbol may end a segment, the null group takes the first position
+        let stacks = [longest(a.window, 0), middle.and_then(|window| longest(window, NULL))];
+        let longest = stacks.into_iter().flatten().min_by_key(|(most, _)| *most);
+        let mut windows = std::iter::once(a.window).chain(middle);
         // a companion remembers every symbol's entropy
-        let endless = windows().all(|window| window.reach().is_some()) && a.boundaries.companion().is_none();
+        let endless = windows.all(|window| window.reach().is_some()) && a.boundaries.companion().is_none();
         Bounds { longest, endless }
     }
 

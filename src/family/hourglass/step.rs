@@ -9,6 +9,7 @@ use super::{model::Hourglass, state::HourglassState};
 use crate::{
     decode::contract::{Mark, Row, Scratch, State, Status, Want, advance, state_mut, state_ref},
     error::{Error, Result},
+    family::parts::step::{Stepping, hand_out, stepping},
     kernels::{linear::Then, rowwise::entropy},
     nn::{
         Place,
@@ -83,6 +84,12 @@ impl Work {
         for (place, row) in self.places.iter().zip(self.x.chunks_exact(width.max(1))) {
             watcher(stage, *place, row);
         }
+    }
+}
+
+impl Stepping for Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.stepping
     }
 }
 
@@ -299,42 +306,16 @@ impl Hourglass {
     /// The wanted logits of the rows `which`, for which `work.picked` holds hidden vectors, (wanted, D), row after row; the
     /// rows are then ready.
     fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        let (dim, symbols) = (self.head.inputs(), self.head.outputs());
-        let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
-        if wanted * dim != work.picked.len() {
-            return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
-        }
-        let logits = sized(&mut work.logits, wanted * symbols);
+        let vectors = work.picked.len() / self.head.inputs();
+        let logits = sized(&mut work.logits, vectors * self.head.outputs());
         self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
-        let mut rest = &*logits;
+        hand_out(rows, which, logits, self.head.outputs())?;
         for &index in which {
-            let row = &mut rows[index];
-            let (own, others) = rest.split_at(row.wanted() * symbols);
-            row.logits.clear();
-            row.logits.extend_from_slice(own);
-            rest = others;
-            row.status = Status::Ready;
             let state = state(rows, index)?;
             state.finished = state.pre.len();
         }
         Ok(())
     }
-}
-
-/// Runs a step for the rows among `which` that have that status, if there are any.
-fn stepping(
-    status: Status,
-    rows: &mut [Row],
-    which: &[usize],
-    work: &mut Work,
-    step: impl FnOnce(&mut [Row], &[usize], &mut Work) -> Result<()>,
-) -> Result<()> {
-    let mut chosen = std::mem::take(&mut work.stepping);
-    chosen.clear();
-    chosen.extend(which.iter().filter(|&&index| rows[index].status == status));
-    let result = if chosen.is_empty() { Ok(()) } else { step(rows, &chosen, work) };
-    work.stepping = chosen;
-    result
 }
 
 /// `out` (D) = the vector of a segment that consists of these symbols, from what the pre stack's cache keeps of them.

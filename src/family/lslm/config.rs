@@ -8,7 +8,7 @@ use crate::{
         Blueprint, Init, Parts, TensorSpec,
         checkpoint::{self, Config},
     },
-    nn::{pooling::Pooling, t5::bias::Buckets},
+    nn::{pooling::Pooling, position::buckets::Buckets},
 };
 use serde::Deserialize;
 use std::{path::Path, sync::Arc};
@@ -97,6 +97,17 @@ pub enum Widths {
     Projection,
     /// The first layer's attention takes one and gives the other, without a residual around it.
     FirstLayer,
+}
+
+impl Widths {
+    /// As a checkpoint names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Projection => "projection",
+            Self::FirstLayer => "first-layer",
+        }
+    }
 }
 
 /// What ends segments of generated text.
@@ -209,12 +220,15 @@ impl LslmBlueprint {
         }
         let (token, context, decoder) = (a.token.dim, a.context.dim, a.decoder.dim);
         if (a.widths == Widths::Equal) != (token == context) {
-            let expected =
-                if token == context { "equal: both widths are" } else { "projection or first-layer: widths differ" };
+            let expected = if token == context {
+                "equal, as both widths are"
+            } else {
+                "projection or first-layer, as widths differ"
+            };
             return wrong(
                 "widths",
-                format!("{expected} (token {token}, context {context})"),
-                format!("{:?}", a.widths),
+                format!("{expected} (token encoder {token}, context encoder {context})"),
+                a.widths.name().into(),
             );
         }
         if a.shared_embedding && token != decoder {

@@ -12,10 +12,8 @@ use crate::{
     },
     nn::{
         boundary::summed::Summed,
-        t5::{
-            bias::Bias,
-            stack::{Cross, Layer, Stack},
-        },
+        position::Position,
+        t5::{Cross, Layer, Stack},
     },
 };
 use std::sync::Arc;
@@ -25,17 +23,11 @@ pub(super) struct Loader<'a> {
     blueprint: &'a LslmBlueprint,
     weights: &'a mut Weights,
     store: Store,
-    max_symbols: usize,
 }
 
 impl<'a> Loader<'a> {
-    pub(super) fn new(
-        blueprint: &'a LslmBlueprint,
-        weights: &'a mut Weights,
-        dtype: Dtype,
-        max_symbols: usize,
-    ) -> Self {
-        Self { blueprint, weights, store: Store::new(dtype), max_symbols }
+    pub(super) fn new(blueprint: &'a LslmBlueprint, weights: &'a mut Weights, dtype: Dtype) -> Self {
+        Self { blueprint, weights, store: Store::new(dtype) }
     }
 
     /// The token encoder's and the decoder's: (V, D) each.
@@ -65,9 +57,8 @@ impl<'a> Loader<'a> {
             layers.push(self.layer(name, &shape, index)?);
         }
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
-        // one more than there are symbols: a text begins with a mark, a segment too
-        let bias = Bias::new(shape.buckets(), table, &layout, self.max_symbols + 2);
-        Ok(Stack { layers, bias, layout, norm: self.norm(&format!("{name}.norm"))? })
+        let position = Position::Buckets(shape.buckets().tables(&table));
+        Ok(Stack { layers, position, layout, norm: self.norm(&format!("{name}.norm"))? })
     }
 
     fn layer(&mut self, stack: &str, shape: &StackShape, index: usize) -> Result<Layer> {

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     family::{Blueprint, Parts, cost},
     kernels::{Compute, Pool, attention::Layout, linear::Linear, pages::PagePool},
-    nn::{boundary::summed::Summed, cache::Cache, pooling::Pooling, t5::stack::Stack},
+    nn::{boundary::summed::Summed, cache::Cache, pooling::Pooling, t5::Stack},
     text::Specials,
 };
 use std::{path::Path, sync::Arc};
@@ -62,7 +62,7 @@ impl Lslm {
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
         let specials = vocabulary.specials().ok_or_else(|| Error::Internal("a vocabulary without marks".into()))?;
-        let mut loader = Loader::new(blueprint, &mut weights, settings.dtype, max_symbols);
+        let mut loader = Loader::new(blueprint, &mut weights, settings.dtype);
         let [token_embedding, decoder_embedding] = loader.embeddings()?;
         let [token, context, decoder] = [loader.stack("token")?, loader.stack("context")?, loader.stack("decoder")?];
         let (head, head_scale) = loader.head(&decoder_embedding)?;

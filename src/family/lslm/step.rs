@@ -12,8 +12,9 @@ use crate::{
         trace,
     },
     error::{Error, Result},
+    family::parts::step::{Stepping, stepping},
     kernels::{attention::Layout, linear::Then, pages::PagePool, rowwise::sigmoid},
-    nn::{Place, boundary::summed, cache::Cache, sized, stack::Caches, t5::stack::StackWork},
+    nn::{Place, boundary::summed, cache::Cache, sized, stack::Caches, t5::StackWork},
 };
 use std::sync::Arc;
 
@@ -116,6 +117,12 @@ impl Work {
         for (place, row) in self.places.iter().zip(numbers.chunks_exact(width.max(1))) {
             watcher(stage, *place, row);
         }
+    }
+}
+
+impl Stepping for Work {
+    fn chosen(&mut self) -> &mut Vec<usize> {
+        &mut self.stepping
     }
 }
 
@@ -346,20 +353,4 @@ impl Lslm {
         }
         Ok(())
     }
-}
-
-/// Runs a step for the rows among `which` that have that status, if there are any.
-pub(super) fn stepping(
-    status: Status,
-    rows: &mut [Row],
-    which: &[usize],
-    work: &mut Work,
-    step: impl FnOnce(&mut [Row], &[usize], &mut Work) -> Result<()>,
-) -> Result<()> {
-    let mut chosen = std::mem::take(&mut work.stepping);
-    chosen.clear();
-    chosen.extend(which.iter().filter(|&&index| rows[index].status == status));
-    let result = if chosen.is_empty() { Ok(()) } else { step(rows, &chosen, work) };
-    work.stepping = chosen;
-    result
 }

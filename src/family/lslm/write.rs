@@ -8,7 +8,7 @@
 use super::{
     model::Lslm,
     state::LslmState,
-    step::{Work, state, stepping},
+    step::{Work, state},
 };
 use crate::{
     decode::{
@@ -16,9 +16,10 @@ use crate::{
         logprobs::log_probability,
         trace,
     },
-    error::{Error, Result},
+    error::Result,
+    family::parts::step::{hand_out, stepping},
     kernels::linear::Then,
-    nn::{Place, cache::Cache, sized, stack::Caches, t5::stack::Memory},
+    nn::{Place, cache::Cache, sized, stack::Caches, t5::Memory},
 };
 
 /// Rows of closed segments that are run at a time.
@@ -193,18 +194,8 @@ impl Lslm {
     /// The wanted logits of the rows `which`, which are then ready.
     fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         self.head(work, false);
-        let mut rest = &work.logits[..];
+        hand_out(rows, which, &work.logits, self.head.outputs())?;
         for &index in which {
-            let row = &mut rows[index];
-            let wanted = row.wanted() * self.head.outputs();
-            if wanted > rest.len() {
-                return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
-            }
-            let (own, others) = rest.split_at(wanted);
-            row.logits.clear();
-            row.logits.extend_from_slice(own);
-            rest = others;
-            row.status = Status::Ready;
             let state = state(rows, index)?;
             (state.finished, state.finished_ends) = (state.symbols.len(), state.ends.len());
             state.in_flight = false;

@@ -14,7 +14,7 @@ use crate::{
         position::{
             Position, PositionKind,
             absolute::Absolute,
-            buckets,
+            buckets::Buckets,
             rotary::Rotary,
             transformer_xl::{SharedTerms, TransformerXl},
         },
@@ -84,7 +84,8 @@ impl<'a> Loader<'a> {
             PositionKind::Xpos { scale_base } => SharedPosition::Turned(Some(scale_base)),
             PositionKind::Alibi => SharedPosition::Slopes(take("slopes")?),
             PositionKind::Buckets { count, max_distance } => {
-                SharedPosition::Buckets(buckets::tables(&take("bias")?, count, max_distance))
+                let buckets = Buckets { count, max_distance, bidirectional: false };
+                SharedPosition::Buckets(buckets.tables(&take("bias")?))
             }
             PositionKind::Sinusoidal => SharedPosition::Sinusoidal(take("frequency")?),
             PositionKind::Learned { .. } => SharedPosition::Learned(take("table")?.into()),

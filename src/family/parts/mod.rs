@@ -1,10 +1,11 @@
 //! What several families have in their checkpoints: the tensors of layers and position schemes, and their loading.
 //!
 //! A blueprint lists its tensors with [`specs`]; a model takes them out of the checkpoint with a [`Loader`](loader::Loader),
-//! by the same names.
+//! by the same names. [`step`] is of steps.
 
 pub mod loader;
 pub mod specs;
+pub mod step;
 
 use crate::nn::{Activation, position::PositionKind};
 

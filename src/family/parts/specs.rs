@@ -3,9 +3,11 @@
 
 use super::StackShape;
 use crate::{
-    family::{Init, TensorSpec},
+    error::{Error, Result},
+    family::{Init, TensorSpec, checkpoint::Config},
     nn::position::{PositionKind, absolute, alibi, transformer_xl},
 };
+use std::path::Path;
 
 /// A matrix, or a table of vectors.
 pub fn matrix(name: String, shape: Vec<usize>) -> TensorSpec {
@@ -30,6 +32,20 @@ pub fn norm(out: &mut Vec<TensorSpec>, name: &str, dim: usize) {
 fn given(name: &str, values: Vec<f32>) -> TensorSpec {
     let (name, shape) = (name.to_owned(), vec![values.len()]);
     TensorSpec { name, shape, init: Init::Values(values), trained: false }
+}
+
+/// Refuses a training window with more symbols than positions were learned for.
+///
+/// # Errors
+/// `training_length`, with the bound.
+pub fn trained_within(position: PositionKind, config: &Config, file: &Path) -> Result<()> {
+    match position {
+        PositionKind::Learned { positions } if config.training_length > positions => {
+            let expected = format!("at most {positions} (position.learned.positions): no more positions were learned");
+            Err(Error::checkpoint(file, "training_length", expected, config.training_length.to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What all stacks share of a position scheme.

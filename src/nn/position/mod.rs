@@ -146,7 +146,7 @@ pub enum Position {
     Rotary(Rotary),
     /// ALiBi: each head's slope.
     Alibi(Vec<f32>),
-    /// T5: each head's number for each distance, see [`buckets::tables`].
+    /// T5: each head's number for each distance, see [`buckets::Buckets::tables`].
     Buckets(Vec<Vec<f32>>),
     /// See [`Absolute`].
     Absolute(Absolute),

@@ -92,6 +92,7 @@ fn prefixes_and_buffers_may_be_anywhere() {
 fn a_learned_table_begins_behind_the_padding() {
     let learned = changed("xpos_short", |config, tensors| {
         (config["position"], config["max_positions"]) = (json!("learned"), json!(3));
+        config["train_length"] = json!(3);
         tensors.remove("self_attn_xpos.scale");
         let rows: Vec<u8> = (0..5 * 32).flat_map(|n| (n as f32).to_le_bytes()).collect();
         tensors.insert("embed_positions.weight".into(), (vec![5, 32], rows));
@@ -182,6 +183,7 @@ fn the_codes_own_names_say_the_same() {
     // what fairseq does not say the tensors do
     let learned = in_own_names("xpos_short", |config, tensors| {
         (config["xpos_rel_pos"], config["no_token_positional_embeddings"]) = (false.into(), Value::Null);
+        config["tokens_per_sample"] = 7.into();
         tensors.remove("self_attn_xpos.scale");
         tensors.insert("embed_positions.weight".into(), (vec![9, 32], vec![0; 9 * 32 * 4]));
     });

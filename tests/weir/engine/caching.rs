@@ -46,7 +46,7 @@ fn submit(engine: &Handle, request: &Generate) -> Events {
 }
 
 /// What it says, and how many symbols of it came from the cache.
-fn ask(engine: &Handle, request: &Generate) -> (Said, usize) {
+pub(super) fn ask(engine: &Handle, request: &Generate) -> (Said, usize) {
     let mut said = read(submit(engine, request)).unwrap();
     let cached = std::mem::take(&mut said.usage.cached_chars);
     (said, cached)

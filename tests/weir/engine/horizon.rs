@@ -1,7 +1,7 @@
 //! Generations without end on models whose every layer has a window: what is kept of their text is bounded, and a row that is
 //! lost goes on from there as if nothing had happened.
 
-use super::jobs::*;
+use super::{caching::ask, jobs::*};
 use crate::{
     decoders,
     support::{Dice, of_text},
@@ -170,5 +170,53 @@ fn a_long_generation_makes_way_and_goes_on() {
             drop(engine);
             assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
         }
+    }
+}
+
+#[test]
+fn a_prompt_is_found_beside_what_was_generated_from_it() {
+    for (name, model) in models() {
+        let start = |cache_bytes| {
+            let limits = Limits { cache_bytes, chunk: 48, events: 4096, ..Limits::default() };
+            Handle::start(model.clone(), limits).unwrap()
+        };
+        let (cold, warm) = (start(0), start(64 << 20));
+        let first = request(&*model, 5, 600);
+        let said: Vec<u32> = ask(&cold, &first).0.characters.iter().map(|character| character.symbol).collect();
+        let after = |parts: [&[u32]; 2]| Generate { prompt: parts.concat(), ..first.clone() };
+        let more = of_text(&*model, &[1, 2, 3, 0, 4]);
+        let [again, branch] = [after([&first.prompt, &[]]), after([&first.prompt, &more])];
+        let talk = after([&first.prompt, &said]);
+        let next = after([&talk.prompt, &more]);
+        // each after one that went on far beyond it
+        for (request, least) in [(&first, 0), (&again, 60), (&branch, 60), (&next, 600), (&talk, 600), (&again, 60)] {
+            let (expected, _) = ask(&cold, request);
+            let (said, cached) = ask(&warm, request);
+            assert_eq!(said, expected, "{name}, {} symbols", request.prompt.len());
+            let whole = request.prompt.len();
+            assert!((least..whole).contains(&cached), "{name}: {cached} of {whole}, at least {least} expected");
+        }
+        let held = warm.cache();
+        assert!(held.page_bytes == model.memory().in_use - warm.load().bytes && held.misses == 1, "{name}: {held:?}");
+        drop(warm);
+        // what is asked for again and again stays, where there is room for a few requests, with two entries each
+        let measure = start(64 << 20);
+        ask(&measure, &first);
+        let limit = 4 * measure.cache().bytes;
+        drop(measure);
+        let tight = start(limit);
+        for round in 0..16 {
+            let numbers: Vec<u32> =
+                (0..40).map(|at| if at % 6 == 5 { 3 } else { (at * (round + 2) + round) % 7 }).collect();
+            let other = Generate { prompt: of_text(&*model, &numbers), ..request(&*model, round.into(), 300) };
+            for (request, least) in [(&other, 0), (&again, if round == 0 { 0 } else { 60 })] {
+                let (said, cached) = ask(&tight, request);
+                assert_eq!(said, ask(&cold, request).0, "{name}");
+                assert!(cached >= least && tight.cache().bytes <= limit, "{name}: {cached}, {:?}", tight.cache());
+            }
+        }
+        assert!(tight.cache().evictions > 0, "{name}");
+        drop((cold, tight));
+        assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
     }
 }

@@ -5,10 +5,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 use tempfile::TempDir;
-use weir::family::{
-    checkpoint::Config,
-    init::init,
-    load::{Settings, blueprint, load},
+use weir::{
+    decode::contract::{BoundaryOptions, Row, Want, advance},
+    family::{
+        checkpoint::Config,
+        init::init,
+        load::{Settings, blueprint, load},
+    },
 };
 
 #[test]
@@ -95,6 +98,48 @@ fn a_training_length_makes_no_tables_of_its_size() {
     assert_eq!(most(None), 1 << 24);
     assert_eq!(most(Some(usize::MAX)), 1 << 24);
     assert_eq!(most(Some(100)), 100);
+}
+
+#[test]
+fn no_window_of_training_is_longer_than_what_was_learned() {
+    let told = configured(|config| {
+        config["architecture"]["position"] = json!({"learned": {"positions": 3}});
+        config["training_length"] = 4.into();
+    });
+    let expected =
+        "training_length: expected at most 3 (position.learned.positions): no more positions were learned, found 4";
+    all_say(&[(told, expected)]);
+}
+
+#[test]
+fn every_segment_has_a_position() {
+    let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
+    config["training_length"] = json!(2);
+    config["architecture"].as_object_mut().unwrap().extend([
+        ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
+        ("pooling".to_owned(), json!("mean")),
+        ("boundaries".to_owned(), json!({"kind": "fixed", "every": 1})),
+        ("position".to_owned(), json!({"learned": {"positions": 9}})),
+    ]);
+    let file = dir.path().join("shape.json");
+    fs::write(&file, config.to_string()).unwrap();
+    init(&file, &dest.path().join("model"), 0, false).unwrap();
+    let model = load(&dest.path().join("model"), &Settings { threads: 1, ..Settings::default() }).unwrap();
+    // the null group has the first one
+    assert_eq!(model.card().max_symbols, 8);
+    let mut rows = [Row::new(model.begin(BoundaryOptions::default()).unwrap())];
+    rows[0].set(&[0; 8], Want::Last);
+    advance(&*model, &mut rows, &[0], &mut model.scratch()).unwrap();
+    assert_eq!(rows[0].state.segments(), 8);
+    config["architecture"]["position"]["learned"]["positions"] = json!(1);
+    config["training_length"] = json!(1);
+    fs::write(&file, config.to_string()).unwrap();
+    let told = init(&file, &dest.path().join("none"), 0, false).unwrap_err().to_string();
+    all_say(&[(
+        told,
+        "architecture.position: expected room for 2 positions: the null group's and a symbol's, found 1",
+    )]);
 }
 
 #[test]

@@ -36,11 +36,11 @@ fn sources_that_are_something_else_are_refused_by_key() {
         ("dp", &|c| c["unk_token_id"] = json!(28), "unk_token_id: expected an id below 28"),
         ("dp", &|c| c["vocab"] = json!(null), "vocab: expected a list of symbols"),
         ("dp", &|c| c["pooling"] = json!({"type": "max"}), "pooling"),
-        ("dp", &|c| c["width_matching"] = json!("projection"), "width_matching: expected equal"),
+        ("dp", &|c| c["width_matching"] = json!("projection"), "width_matching: expected none, as both widths are"),
         (
             "small_encoder",
             &|c| c["width_matching"] = json!("none"),
-            "width_matching: expected projection or first-layer",
+            "width_matching: expected projection or first_layer, as widths differ (token encoder 16, context encoder 32), found none",
         ),
         ("small_encoder", &|c| c["share_embeddings"] = json!(true), "share_embeddings: expected false"),
         ("dp", &|c| c["decoder"]["num_heads"] = json!(0), "decoder.num_heads: expected 1 to"),
@@ -58,6 +58,8 @@ fn sources_that_are_something_else_are_refused_by_key() {
             "boundary_predictor.threshold: expected above 0",
         ),
         ("dp", &|c| c["layer_norm_epsilon"] = json!(0.0), "layer_norm_epsilon: expected above 0"),
+        ("dp", &|c| c["n_hops"] = json!(3), "config.json: n_hops: expected one of model_type, token_encoder"),
+        ("dp", &|c| c["dropout_rate"] = json!(0.1), "converted"),
         ("dp", &|c| c["golden_info"] = json!(null), "converted"),
         // defaults of keys that may be absent: stock T5's, and the paper's
         (
@@ -105,7 +107,7 @@ fn configurations_are_checked_by_key() {
         ),
         (
             &|c| c["architecture"]["context"]["dim"] = json!(256),
-            "architecture.widths: expected projection or first-layer",
+            "architecture.widths: expected projection or first-layer, as widths differ (token encoder 512, context encoder 256), found equal",
         ),
         (&|c| c["architecture"]["decoder"]["buckets"] = json!(1), "architecture.decoder.buckets: expected at least 2"),
         (&|c| c["architecture"]["pooling"] = json!({"hops": -1}), "architecture.pooling"),

@@ -13,8 +13,60 @@ use std::path::Path;
 /// The paper's training window in symbols (English; App. A), which no key tells.
 const TRAINING_LENGTH: usize = 150;
 
-/// What `config.json` says. Keys that Hugging Face adds by itself (`architectures`, `torch_dtype` …) make no difference to what
-/// is computed; of those that do, none may have another value than it can have here.
+/// Keys of `config.json` that make no difference to what is computed: those that Hugging Face adds by itself, those of training,
+/// and where the file came from.
+const IDLE: &[&str] = &[
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dropout_rate",
+    "dtype",
+    "golden_info",
+    "initializer_factor",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+];
+/// Those that [`Arguments`] and [`Marked`] read.
+const READ: &[&str] = &[
+    "model_type",
+    "token_encoder",
+    "context_encoder",
+    "decoder",
+    "feed_forward_proj",
+    "layer_norm_epsilon",
+    "boundary_predictor",
+    "pooling",
+    "width_matching",
+    "share_embeddings",
+    "tie_word_embeddings",
+    "generation_boundary_source",
+    "vocab_type",
+    "vocab_size",
+    "vocab",
+    "byte_offset",
+    "bos_token_id",
+    "eos_token_id",
+    "segment_bos_token_id",
+    "next_token_id",
+    "unk_token_id",
+];
+
+/// Refuses a key that nobody knows: what it asks for would be left out.
+///
+/// # Errors
+/// The key.
+pub(super) fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>, file: &Path) -> Result<()> {
+    match keys.find(|key| !READ.contains(key) && !IDLE.contains(key)) {
+        None => Ok(()),
+        Some(key) => {
+            let expected = format!("one of {}; or, left aside, {}", READ.join(", "), IDLE.join(", "));
+            Err(Error::checkpoint(file, key, expected, "an unknown key"))
+        }
+    }
+}
+
+/// What `config.json` says.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     model_type: String,
@@ -173,6 +225,11 @@ impl StackArguments {
     }
 }
 
+/// Puts the values of `widths` that a message tells in the source's terms.
+fn official_widths(told: &str) -> String {
+    told.replacen("equal", "none", 1).replace("first-layer", "first_layer")
+}
+
 /// Puts an error about a key of weir's configuration in terms of the source's.
 pub(super) fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
@@ -204,6 +261,10 @@ pub(super) fn in_official_terms(error: Error) -> Error {
         Error::Checkpoint { file, key, expected, found: value } => {
             let official = found(KEYS, &key).map(str::to_owned).or_else(|| in_stack(&key));
             let key = official.unwrap_or_else(|| official_key(&key));
+            let (expected, value) = match key.as_str() {
+                "width_matching" => (official_widths(&expected), official_widths(&value)),
+                _ => (expected, value),
+            };
             Error::Checkpoint { file, key, expected, found: value }
         }
         other => other,

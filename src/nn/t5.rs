@@ -1,29 +1,34 @@
-//! Layers of a causal T5 stack over cached keys, with or without attention to a memory.
+//! The stack of T5 (Raffel et al. 2020, v1.0), made causal, over cached keys: norms by the root of the mean square before each
+//! part, no biases, scores without a scale but with a learned number for each bucket of distances, and, in a decoder, attention
+//! to a memory.
 //!
 //! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); after the last layer one
 //! more norm. As in [`nn::stack`](crate::nn::stack) any mixture of rows is one pass, and a row's arithmetic is the same in all.
 
 use super::{
-    attention::{Keys, Queries, mix},
-    bias::Bias,
+    Place,
+    cache::Cache,
+    mix::{Mixing, mix},
+    position::Position,
+    sized,
+    stack::Caches,
 };
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::Layout,
+        attention::{Bias, Forms, Layout, Probes, Row, Source},
         linear::{Linear, Quantized, Then},
         rowwise::{Rms, rms_norm},
     },
-    nn::{Place, cache::Cache, sized, stack::Caches},
 };
 
 /// Layers that share caches.
 pub struct Stack {
     /// Bottom first.
     pub layers: Vec<Layer>,
-    /// Of distances, for all layers.
-    pub bias: Bias,
+    /// What scores owe to their distances, in all layers: buckets, or nothing.
+    pub position: Position,
     /// What the cache of their own keys looks like.
     pub layout: Layout,
     /// After the last layer: (D)
@@ -75,9 +80,7 @@ pub struct StackWork {
     pub quantized: Quantized,
     normed: Vec<f32>,
     qkv: Vec<f32>,
-    queries: Queries,
-    /// Those for a memory, which has no distances.
-    asking: Queries,
+    queries: Probes,
     mixed: Vec<f32>,
     wide: Vec<f32>,
     change: Vec<f32>,
@@ -140,19 +143,16 @@ impl Stack {
         rms_norm(compute, x, &layer.attention_norm, normed);
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
         layer.qkv.apply(compute, normed, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
-        let content = work.queries.content.numbers(rows * inner);
-        for ((place, row), query) in places.iter().zip(qkv.chunks_exact(3 * inner)).zip(content.chunks_exact_mut(inner))
+        let queries = work.queries.numbers(rows * inner);
+        for ((place, row), query) in places.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries.chunks_exact_mut(inner))
         {
             query.copy_from_slice(&row[..inner]);
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
         }
-        self.bias.queries(rows, &mut work.queries.distance);
-        settle(compute, layout, &mut work.queries);
-        let last = places.iter().map(|place| place.position).max().unwrap_or(0);
-        let (caches, distances) = (&**caches, Some(self.bias.distances(last)?));
-        let keys = Keys { layer: index, places, cache: &|sequence| caches.cache(sequence), distances };
-        mix(compute, &keys, &work.queries, &mut work.mixed)?; // (rows, I)
+        let caches = &**caches;
+        let (cache, bias) = (|sequence| caches.cache(sequence), |head| self.position.bias(head));
+        unscaled((compute, layout, index), places, &cache, &bias, &mut work.queries, &mut work.mixed); // (rows, I)
         let change = sized(&mut work.change, rows * layer.output.outputs());
         layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
         Ok(())
@@ -199,12 +199,10 @@ fn recall<C: Caches>(
     let layout = *(memory.cache)(caches, first.sequence)?.layout();
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &cross.norm, normed);
-    let queries = work.asking.content.numbers(memory.places.len() * cross.query.outputs());
+    let queries = work.queries.numbers(memory.places.len() * cross.query.outputs());
     cross.query.apply(compute, normed, Then::Nothing, &mut work.quantized, queries); // (rows, I)
-    settle(compute, &layout, &mut work.asking);
     let cache = |sequence: usize| (memory.cache)(caches, sequence);
-    let keys = Keys { layer, places: memory.places, cache: &cache, distances: None };
-    mix(compute, &keys, &work.asking, &mut work.mixed)?; // (rows, I)
+    unscaled((compute, &layout, layer), memory.places, &cache, &|_| Bias::None, &mut work.queries, &mut work.mixed); // (rows, I)
     let change = sized(&mut work.change, x.len());
     cross.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
     Ok(())
@@ -220,11 +218,29 @@ fn feed_forward(compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWor
     layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
 }
 
-/// Makes queries ready to meet keys.
-fn settle(compute: &Compute, layout: &Layout, queries: &mut Queries) {
-    for probes in [&mut queries.content, &mut queries.distance] {
-        probes.settle(compute, layout.dtype, layout.head_dim);
-    }
+/// `mixed` (rows, I) = each head's values up to each row's place, weighted by the softmax of the queries' unscaled scores.
+fn unscaled<'a>(
+    (compute, layout, layer): (&Compute, &Layout, usize),
+    places: &[Place],
+    cache: &(impl Fn(usize) -> Result<&'a Cache> + Sync),
+    bias: &(impl Fn(usize) -> Bias<'a> + Sync),
+    queries: &mut Probes,
+    mixed: &mut Vec<f32>,
+) {
+    queries.settle(compute, layout.dtype, layout.head_dim);
+    let queries = &*queries;
+    let row = |at: usize, head: usize| {
+        let content = Forms::one(queries, at * layout.heads + head);
+        Row { low: 0, position: places[at].position, content, ..Row::default() }
+    };
+    let source = |cache: &'a Cache, head: usize, near: bool| {
+        let (pages, start, block, layout) = (cache.pages(), cache.start(), usize::MAX, cache.layout());
+        let (distances, bias) = (None, bias(head));
+        Source { pages, start, layout, layer, head, block, distances, bias, scale: 1.0, near }
+    };
+    let keys = places.iter().map(|place| place.position + 1).sum();
+    let mixing = Mixing { compute, layout, places, keys };
+    mix(&mixing, cache, &row, &source, mixed);
 }
 
 /// x ← x + y

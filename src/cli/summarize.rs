@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, env = "WEIR_CUT", value_parser = clap::builder::BoolishValueParser::new())]
     cut: bool,
     /// Show what each pooling of the model has kept of the document, before the summary.
-    #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new())]
+    #[arg(long, env = "WEIR_HIGHLIGHTS", value_parser = clap::builder::BoolishValueParser::new(), conflicts_with = "table")]
     highlights: bool,
     /// A file with a summary to compare with: ROUGE-1, -2 and -L are told.
     #[arg(long, value_name = "FILE", env = "WEIR_REFERENCE", conflicts_with = "table")]
@@ -156,6 +156,9 @@ pub fn run(args: Args) -> Result<()> {
         return output::json(&show::json(&*model, &encoded, &summary, compared));
     }
     output::write(&format!("{}\n", stream.finish()))?;
+    if encoded.cut {
+        eprintln!("weir: --cut: the beginning of the document was summarized, {} tokens", encoded.tokens);
+    }
     compared.map_or(Ok(()), |rouge| output::write(&show::rouge(&rouge)))
 }
 

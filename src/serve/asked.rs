@@ -249,6 +249,11 @@ impl Asked {
 /// # Errors
 /// What is wrong with it, and with which field.
 pub(super) fn read<T: serde::de::DeserializeOwned>(bytes: &[u8], whole: &str) -> Result<T> {
+    // a list would be taken as fields in their order
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        let why = format!("{whole}: expected an object of JSON, not a list");
+        return Err(Error::Unreadable { field: None, why });
+    }
     let mut from = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut from).map_err(|error| unreadable(whole, &error))?;
     from.end().map_err(|error| Error::Unreadable { field: None, why: format!("{whole}: {error}") })?;

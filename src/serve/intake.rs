@@ -41,10 +41,14 @@ const LAST: Duration = Duration::from_secs(1);
 /// The method whose body is a stream of requests, each on its own.
 pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
+/// The method that runs while its request comes in.
+const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
+
 /// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
 /// caller; and what does not come in whole in time.
 ///
-/// A request that has not come in whole soon after the server begins to end is refused.
+/// A request that has not come in whole soon after the server begins to end is refused; but a document that is being read is a
+/// request that runs, which goes on like any other.
 pub(super) fn metered(
     wire: &Wire,
     ending: watch::Receiver<bool>,
@@ -58,6 +62,7 @@ pub(super) fn metered(
         let held = Arc::new(Portion { room: Arc::clone(&room), caller: tenant_of(&call), bytes: Mutex::default() });
         // A stream of requests is none that has to come in whole: each of them is.
         let each = request.uri().path() == STREAM;
+        let runs = (request.uri().path() == UPLOAD).then_some(false);
         if each {
             request.extensions_mut().insert(Received(Arc::clone(&held)));
         }
@@ -67,7 +72,7 @@ pub(super) fn metered(
             let _ = ending.wait_for(|ending| *ending).await;
             sleep(LAST).await;
         });
-        let meter = |body| Metered { body, id, held, each, time, late, ends };
+        let meter = |body| Metered { body, id, held, each, runs, time, late, ends };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
     }
 }
@@ -173,6 +178,8 @@ struct Metered {
     held: Arc<Portion>,
     /// Whether it is a stream of requests.
     each: bool,
+    /// Whether the call runs already, if it does while its request comes in.
+    runs: Option<bool>,
     /// How long one may take to come in.
     time: Duration,
     /// When all of it must be there.
@@ -193,17 +200,20 @@ impl HttpBody for Metered {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            let error = match self.ends.as_mut().poll(cx) {
-                Poll::Ready(()) => draining(),
+            let error = if self.runs != Some(true) && self.ends.as_mut().poll(cx).is_ready() {
+                draining()
+            } else if self.each && self.held.is_empty() {
                 // between two requests of a stream any time may pass
-                Poll::Pending if self.each && self.held.is_empty() => return Poll::Pending,
-                Poll::Pending => {
-                    ready!(self.late.as_mut().poll(cx));
-                    Error::Deadline { stage: "while the request came in" }
-                }
+                return Poll::Pending;
+            } else {
+                ready!(self.late.as_mut().poll(cx));
+                Error::Deadline { stage: "while the request came in" }
             };
             return Poll::Ready(Some(Err(status(&error, &self.id))));
         };
+        if let Some(runs) = &mut self.runs {
+            *runs = true;
+        }
         if let Some(bytes) = frame.as_ref().and_then(|frame| Some(frame.as_ref().ok()?.data_ref()?.len())) {
             match self.held.take(bytes) {
                 Ok(first) if first && self.each => {

@@ -101,7 +101,7 @@ impl Document {
         // the end mark is a token, too
         let (limit, end) =
             engine.reading().map_or((0, 0), |limits| (limits.tokens.saturating_sub(1), limits.marks.end));
-        let reading = Reading::new(Arc::clone(&engine.card().vocabulary), TEXT, limit);
+        let reading = Reading::new(Arc::clone(&engine.card().vocabulary), TEXT, limit).cut(cut);
         Self { reading, upload, cut, limit, end }
     }
 

@@ -5,7 +5,7 @@
 //! digit or a sign of ASCII; what comes after the last of them is held until the next, or the end. What lies on one side of such
 //! a point has no part in what becomes of the other: the tokenizer splits there ([`subwords`](super::subwords)), and no
 //! normaliser joins a space to what stands before it. So what is held is one word and the spaces before it, and that has a
-//! limit, [`WORD_BYTES`].
+//! limit, [`WORD_BYTES`]: a text that exceeds it is refused, or, where its beginning is enough, taken as far as that.
 //!
 //! Of a text that is longer than the limit no more than the limit is ever held.
 
@@ -41,6 +41,8 @@ pub enum Room {
 pub struct Reading {
     vocabulary: Arc<Vocabulary>,
     field: &'static str,
+    /// Whether its beginning is enough, should it not be readable to its end.
+    cut: bool,
     /// Tokens that it may still give.
     left: usize,
     room: Room,
@@ -57,7 +59,12 @@ impl Reading {
     /// Of a text of at most `limit` tokens; `field` is what it is called in messages.
     pub fn new(vocabulary: Arc<Vocabulary>, field: &'static str, limit: usize) -> Self {
         let (bytes, characters, held, after_space) = (0, 0, String::new(), false);
-        Self { vocabulary, field, left: limit, room: Room::Left, bytes, characters, held, after_space }
+        Self { vocabulary, field, cut: false, left: limit, room: Room::Left, bytes, characters, held, after_space }
+    }
+
+    /// The same, cut where a word is too long if its beginning is enough.
+    pub fn cut(self, cut: bool) -> Self {
+        Self { cut, ..self }
     }
 
     /// Bytes of the text so far.
@@ -69,7 +76,7 @@ impl Reading {
     ///
     /// # Errors
     /// [`Error::UnknownSymbol`] for a character that the vocabulary has neither a token nor a mark for, at its place in the whole
-    /// text; [`Error::LongerThan`] for a word that is too long.
+    /// text; [`Error::LongerThan`] for a word that is too long, unless the text may be cut there.
     pub fn push(&mut self, chunk: &str, tokens: &mut Vec<Token>) -> Result<Room> {
         if self.room == Room::Over {
             return Ok(self.room);
@@ -79,9 +86,10 @@ impl Reading {
             return Ok(self.room);
         }
         let mut rest = chunk;
-        // a chunk may be far longer than what there is room for
+        // a chunk may be far longer than what there is room for; so what is too long does not depend on where chunks end
         while self.room == Room::Left && !rest.is_empty() {
-            let (piece, after) = rest.split_at(floor(rest, WORD_BYTES));
+            let free = WORD_BYTES.saturating_sub(self.held.len()) + 1;
+            let (piece, after) = rest.split_at(floor(rest, free));
             rest = after;
             // what was held before has no safe point but where it meets the new piece
             let from = self.held.char_indices().next_back().map_or(0, |(at, _)| at);
@@ -90,6 +98,11 @@ impl Reading {
                 self.words(at, tokens)?;
             }
             if self.held.len() > WORD_BYTES && self.room == Room::Left {
+                if self.cut {
+                    self.words(floor(&self.held, WORD_BYTES), tokens)?;
+                    self.room = Room::Over;
+                    break;
+                }
                 let unit = "bytes without the end of a word";
                 return Err(Error::LongerThan { field: self.field, limit: WORD_BYTES, unit });
             }

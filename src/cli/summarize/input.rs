@@ -29,22 +29,26 @@ impl Document {
 
     /// A text that is there already.
     pub(super) fn of_text(text: &str, model: &dyn Model, limits: &Limits, cut: bool) -> Result<Self> {
-        from(&mut text.as_bytes(), Path::new("a document"), (model, limits, cut))
+        from(&mut text.as_bytes(), (Path::new("a document"), "document"), (model, limits, cut))
     }
 }
 
 /// Reads a file; - is standard input.
 pub(super) fn read(file: &Path, model: &dyn Model, limits: &Limits, cut: bool) -> Result<Document> {
     if file.as_os_str() == "-" {
-        return from(&mut std::io::stdin().lock(), Path::new("standard input"), (model, limits, cut));
+        return from(&mut std::io::stdin().lock(), (Path::new("standard input"), "--file"), (model, limits, cut));
     }
-    from(&mut File::open(file).map_err(Error::io(file))?, file, (model, limits, cut))
+    from(&mut File::open(file).map_err(Error::io(file))?, (file, "--file"), (model, limits, cut))
 }
 
-fn from(source: &mut dyn Read, file: &Path, (model, limits, cut): (&dyn Model, &Limits, bool)) -> Result<Document> {
+fn from(
+    source: &mut dyn Read,
+    (file, field): (&Path, &'static str),
+    (model, limits, cut): (&dyn Model, &Limits, bool),
+) -> Result<Document> {
     // the end mark is a token, too
     let limit = limits.tokens.saturating_sub(1);
-    let mut reading = Reading::new(Arc::clone(&model.card().vocabulary), "--file", limit);
+    let mut reading = Reading::new(Arc::clone(&model.card().vocabulary), field, limit).cut(cut);
     let (mut tokens, mut text, mut pending) = (Vec::new(), String::new(), Vec::new());
     let room = loop {
         let read = source.take(PORTION as u64).read_to_end(&mut pending).map_err(Error::io(file))?;
@@ -66,10 +70,10 @@ fn from(source: &mut dyn Read, file: &Path, (model, limits, cut): (&dyn Model, &
         }
     };
     if room == Room::Over && !cut {
-        return Err(Error::LongerThan { field: "--file", limit, unit: "tokens (--cut summarizes the beginning)" });
+        return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)" });
     }
     if tokens.is_empty() {
-        return Err(Error::BadOption { field: "--file", found: "\"\"".into(), bound: "at least one character".into() });
+        return Err(Error::BadOption { field, found: "\"\"".into(), bound: "at least one character".into() });
     }
     let end = text.len() as u64;
     let (mut ids, mut places): (Vec<u32>, Vec<Place>) =

@@ -3,7 +3,7 @@
 use super::{Document, Writer};
 use crate::{
     cli::{output, progress::Progress},
-    error::{Error, Result},
+    error::{Error, Result, printable},
     report::rouge::{Rouge, rouge},
 };
 use serde::Deserialize;
@@ -45,11 +45,12 @@ pub(super) fn run(writer: &Writer, file: &Path, (cut, as_json): (bool, bool)) ->
     let mut all = Figures::default();
     let lines = lines(file)?;
     let (mut progress, total) = (Progress::measurements(), lines.len() as u64);
-    for (done, Line { source, document, summary: reference }) in lines.into_iter().enumerate() {
-        let document = Document::of_text(&document, &*writer.model, &writer.limits, cut)?;
+    for (done, (number, Line { source, document, summary: reference })) in lines.into_iter().enumerate() {
+        let named = |error: Error| Error::Setting(format!("{}: line {number}: {error}", file.display()));
+        let document = Document::of_text(&document, &*writer.model, &writer.limits, cut).map_err(named)?;
         let (encoded, summary) = writer.write(&document, &mut |_| Ok(()))?;
         let found = rouge(&reference, &writer.text(&summary));
-        for figures in [sources.entry(source).or_default(), &mut all] {
+        for figures in [sources.entry(printable(&source)).or_default(), &mut all] {
             figures.documents += 1;
             figures.cut += usize::from(encoded.cut);
             figures.tokens += encoded.tokens;
@@ -68,7 +69,8 @@ pub(super) fn run(writer: &Writer, file: &Path, (cut, as_json): (bool, bool)) ->
     output::write(&told(&rows))
 }
 
-fn lines(file: &Path) -> Result<Vec<Line>> {
+/// The lines with something in them, by their numbers.
+fn lines(file: &Path) -> Result<Vec<(u64, Line)>> {
     let mut reader = BufReader::new(File::open(file).map_err(Error::io(file))?);
     let (mut lines, mut number) = (Vec::new(), 0);
     loop {
@@ -81,11 +83,16 @@ fn lines(file: &Path) -> Result<Vec<Line>> {
         if line.trim().is_empty() {
             continue;
         }
-        let wrong = |error: serde_json::Error| {
-            let expected = "an object with `document`, `summary` and perhaps `source`";
-            Error::checkpoint(file, format!("line {number}"), expected, error.to_string())
-        };
-        lines.push(serde_json::from_str(&line).map_err(wrong)?);
+        let wrong = |expected: &str, found: String| Error::checkpoint(file, format!("line {number}"), expected, found);
+        let object = "an object with `document`, `summary` and perhaps `source`";
+        if read as u64 == LINE && !line.ends_with('\n') {
+            return Err(wrong(&format!("at most {LINE} bytes"), "more".into()));
+        }
+        // a list would be taken as fields in their order
+        if line.trim_start().starts_with('[') {
+            return Err(wrong(object, "a list".into()));
+        }
+        lines.push((number, serde_json::from_str(&line).map_err(|error| wrong(object, error.to_string()))?));
     }
     match lines.is_empty() {
         true => Err(Error::checkpoint(file, "line 1", "a document", "nothing")),

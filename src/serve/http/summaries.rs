@@ -6,6 +6,7 @@ use super::{
     Door,
     refusal::Refusal,
 };
+use crate::error::Error;
 use axum::{
     Json,
     body::{Body, Bytes},
@@ -115,6 +116,9 @@ async fn answered(door: Door, caller: &Caller, request: Request) -> Result<Respo
     let body = door.read(request).await?;
     let asked: Asked = asked::read(&body, "the body")?;
     drop(body);
+    if asked.document.is_some() && asked.document_id.is_some() {
+        return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
+    }
     let streams = asked.stream.unwrap_or(false);
     let mut client = SummarizationClient::new(door.services.clone()).max_decoding_message_size(usize::MAX);
     let parts = tokio_stream::iter(asked.parts());

@@ -167,6 +167,31 @@ fn no_more_is_held_than_a_word() {
     let mut reading = Reading::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX);
     let refused = (0..5).find_map(|_| reading.push(&word, &mut tokens).err()).unwrap();
     assert!(matches!(refused, Error::LongerThan { field: "chunk.text", limit: WORD_BYTES, .. }), "{refused}");
+    // or cut there, wherever chunks end; a safe point at the very end of what is allowed is one
+    let long = format!("a{}", "ab".repeat(WORD_BYTES));
+    let mut cut = Vec::new();
+    for chunk in [1, 7, WORD_BYTES - 1, long.len()] {
+        let mut reading = Reading::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX).cut(true);
+        let mut tokens = Vec::new();
+        let rooms: Vec<_> = long
+            .as_bytes()
+            .chunks(chunk)
+            .map(|part| reading.push(std::str::from_utf8(part).unwrap(), &mut tokens).unwrap())
+            .collect();
+        assert_eq!(
+            (rooms.last(), reading.finish(&mut tokens).unwrap(), reading.bytes()),
+            (Some(&Room::Over), Room::Over, WORD_BYTES as u64)
+        );
+        cut.push(tokens);
+    }
+    assert!(cut.windows(2).all(|pair| pair[0] == pair[1]) && cut[0].last().unwrap().end == WORD_BYTES as u64);
+    let words = format!("{} {0} {0}", "a".repeat(WORD_BYTES - 1));
+    for chunk in [1000, words.len()] {
+        let mut reading = Reading::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX);
+        for part in words.as_bytes().chunks(chunk) {
+            assert_eq!(reading.push(std::str::from_utf8(part).unwrap(), &mut tokens).unwrap(), Room::Left);
+        }
+    }
     // a text that is too long in words ends with the limit, whatever comes
     let mut reading = Reading::new(vocabulary, "chunk.text", 100);
     tokens.clear();

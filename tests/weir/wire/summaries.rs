@@ -410,6 +410,8 @@ async fn draining_lets_summaries_finish() {
     let stream = server.client().summarize(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     eventually("it is read", || server.model.blocks() >= 2).await;
     server.running.shut_down();
+    // longer than requests that do not run yet are waited for
+    tokio::time::sleep(Duration::from_millis(1300)).await;
     sender.send(chunk("and the second")).await.unwrap();
     drop(sender);
     let answer = read(stream).await.unwrap();

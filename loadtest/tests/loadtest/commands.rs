@@ -161,6 +161,21 @@ fn a_comparison_and_all_in_one_report_are_written_and_drawn_again() {
 }
 
 #[test]
+fn the_report_in_the_documents_is_drawn_from_its_data() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/latency-report");
+    let folder = tempfile::tempdir().unwrap();
+    let drawn = folder.path().join("again.html").to_str().unwrap().to_owned();
+    let title = "What pooling is worth: two pairs of models";
+    let output = run(&["draw", &format!("{docs}.json"), "--html", &drawn, "--title", title]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let same = fs::read_to_string(&drawn).unwrap() == fs::read_to_string(format!("{docs}.html")).unwrap();
+    assert!(
+        same,
+        "`weir-loadtest draw docs/latency-report.json --html docs/latency-report.html --title …` draws another"
+    );
+}
+
+#[test]
 fn a_report_compares_each_kind_of_models_within_itself() {
     let reader = |name| Script { summarizes: true, ..script(name) };
     let served = serve(vec![script("a"), reader("long"), script("b"), reader("short")]);

@@ -253,7 +253,10 @@ impl Ledger {
             Window::SinceLoad => (Some(book.since_load.clone()), book.loaded, Vec::new()),
             Window::SinceReset => (Some(book.since_reset.clone()), book.reset, Vec::new()),
             Window::LastMinute => {
-                let since = book.closed.front().map_or(book.opened, |(began, _)| *began);
+                let first = book.closed.front().map_or(book.opened, |(began, _)| *began);
+                // a minute in which nothing happened is one, too
+                let minute = now.checked_sub(SLICE * KEPT as u32).unwrap_or(first);
+                let since = first.min(minute).max(book.loaded);
                 (None, since, book.closed.iter().map(|(_, slice)| Arc::clone(slice)).collect())
             }
         };
@@ -343,6 +346,7 @@ mod tests {
         assert_eq!(told(&ledger, Window::LastMinute, at(start, 150)).0, 0);
         assert_eq!(told(&ledger, Window::SinceLoad, at(start, 150)), (3, 10, 150));
         assert_eq!(told(&ledger, Window::SinceReset, at(start, 150)), (3, 10, 150));
+        assert_eq!(told(&ledger, Window::LastMinute, at(start, 500)), (0, 0, 60), "nothing, for a minute");
     }
 
     #[test]

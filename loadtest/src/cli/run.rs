@@ -25,22 +25,29 @@ pub(super) struct Args {
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
     /// How arrivals of an open loop follow each other.
-    #[arg(long, value_name = "SHAPE", default_value = "poisson", requires = "rate")]
+    #[arg(long, value_name = "SHAPE", default_value = "poisson", requires = "rate", conflicts_with = "concurrency")]
     arrivals: Shape,
-    /// Requests that come together with --arrivals bursty.
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    burst: u64,
+    /// Requests that come together with --arrivals bursty; 8 if not given.
+    #[arg(long, value_name = "N", requires = "rate")]
+    burst: Option<u64>,
 }
+
+/// Requests that come together, if it is not said how many.
+const BURST: u64 = 8;
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, model, concurrency, rate, arrivals, burst } = args;
     let load = match rate {
         Some(rate) => {
             extent::rate("--rate", rate)?;
+            if let Some(burst) = burst.filter(|_| arrivals != Shape::Bursty) {
+                return Err(Error::option("--burst", burst, "given with --arrivals bursty alone"));
+            }
+            let burst = burst.unwrap_or(if arrivals == Shape::Bursty { BURST } else { 1 });
             if !(1..=extent::MAX_IN_FLIGHT as u64).contains(&burst) {
                 return Err(Error::option("--burst", burst, format!("from 1 to {}", extent::MAX_IN_FLIGHT)));
             }
-            Load::Open { arrivals, rate, burst: if arrivals == Shape::Bursty { burst } else { 1 } }
+            Load::Open { arrivals, rate, burst }
         }
         None => {
             let concurrency = concurrency.unwrap_or(8);

@@ -115,7 +115,10 @@ impl Work {
             let numbered = self.workloads.iter().enumerate();
             let read = |(number, text): (usize, &String)| {
                 let plain = Spec { name: format!("workload {}", number + 1), ..plain.clone() };
-                spec(plain, text).and_then(|spec| of_model(spec, known)).map_err(|why| refused(text, why))
+                spec(plain, text)
+                    .and_then(|spec| of_model(spec, known))
+                    .and_then(|spec| fits(spec, models, known))
+                    .map_err(|why| refused(text, why))
             };
             numbered.map(read).collect::<Result<_>>()?
         };
@@ -170,6 +173,20 @@ fn of_model(mut spec: Spec, known: &[About]) -> std::result::Result<Spec, String
     };
     (spec.most_symbols, spec.pools) = (model.max_symbols, model.pooled);
     Ok(spec)
+}
+
+/// A workload that those it is for can do.
+fn fits(spec: Spec, models: &[About], known: &[About]) -> std::result::Result<Spec, String> {
+    let other = |model: &&About| spec.kind == kind(!model.summarizes);
+    let unfit = match &spec.model {
+        Some(name) => known.iter().filter(|model| model.name == *name).find(other),
+        None => models.iter().find(other),
+    };
+    match unfit {
+        Some(About { name, summarizes: true, .. }) => Err(format!("kind={}: {name} reads documents", spec.kind)),
+        Some(About { name, .. }) => Err(format!("kind={}: {name} does not read documents", spec.kind)),
+        None => Ok(spec),
+    }
 }
 
 /// A workload's own values over those of the flags.

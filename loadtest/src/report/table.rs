@@ -236,6 +236,9 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
 
 /// What the table has no room for.
 fn remarks(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
+    if comparison.interrupted {
+        writeln!(out, "the comparison was interrupted")?;
+    }
     for side in &comparison.models {
         for (what, share) in side.disagreement() {
             writeln!(
@@ -252,7 +255,10 @@ fn remarks(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         }
         if side.figures.requests.well < side.figures.requests.measured {
             let told = &side.figures.requests;
-            writeln!(out, "{}: {} of {} requests ended well: {:?}", side.model, told.well, told.measured, told.errors)?;
+            let why = told.errors.iter().map(|(code, count)| format!("{count} {code}"));
+            let unfinished = (told.unfinished > 0).then(|| format!("{} interrupted", told.unfinished));
+            let why = why.chain(unfinished).collect::<Vec<_>>().join(", ");
+            writeln!(out, "{}: {} of {} requests ended well; {why}", side.model, told.well, told.measured)?;
         }
     }
     Ok(())

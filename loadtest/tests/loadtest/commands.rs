@@ -131,9 +131,9 @@ const SHORT: [&str; 17] = [
     "--concurrency",
     "1,2",
     "--from",
-    "40",
+    "8",
     "--to",
-    "80",
+    "16",
     "--refine=0",
 ];
 

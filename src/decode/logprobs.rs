@@ -1,6 +1,9 @@
 //! Log-probabilities that are told: those of the unmodified distribution, whatever the sampler did to it.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    kernels::distribution::largest_and_excess,
+};
 use std::cmp::Ordering;
 
 /// Which log-probabilities are told of each symbol.
@@ -65,9 +68,8 @@ pub(super) struct Normaliser {
 
 impl Normaliser {
     pub(super) fn of(logits: &[f32]) -> Result<Self> {
-        let peak = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        // The sum carries what is not a number, though the maximum leaves it out.
-        let excess = logits.iter().map(|&logit| (f64::from(logit) - peak).exp()).sum::<f64>().ln();
+        let (peak, excess) = largest_and_excess(logits);
+        let peak = f64::from(peak);
         if peak.is_finite() && excess.is_finite() {
             return Ok(Self { peak, excess });
         }

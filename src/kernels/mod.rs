@@ -12,6 +12,7 @@
 
 pub mod attention;
 pub mod ceiling;
+pub mod distribution;
 mod dtype;
 #[cfg(test)]
 mod exact;

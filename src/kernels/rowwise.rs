@@ -1,4 +1,4 @@
-//! Functions of one row: norms, activations, softmax, entropy. Sums run in sixteen lanes, added up in a fixed order.
+//! Functions of one row: norms, activations. Sums run in sixteen lanes, added up in a fixed order.
 
 use super::{
     Compute, LANES, Pool,
@@ -137,7 +137,8 @@ pub(super) fn add_up(mut lanes: [f32; LANES]) -> f32 {
 #[inline(always)]
 pub(super) fn relu(x: &mut [f32]) {
     for x in x {
-        *x = if *x < 0.0 { 0.0 } else { *x };
+        // by a mask: what is stored only where it changes is stored slowly
+        *x = f32::from_bits(x.to_bits() & if *x < 0.0 { 0 } else { u32::MAX });
     }
 }
 
@@ -231,28 +232,6 @@ fn quantize_body<S: Simd>(_: S, x: &[f32], cells: &mut [[i8; 4]]) -> f32 {
     }
     cells[x.len()..].fill(0);
     scale
-}
-
-/// The logistic function, in double precision: compared with a threshold or with noise, so not a hot path.
-pub fn sigmoid(x: f32) -> f32 {
-    (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
-}
-
-/// The logarithm of the sum of e^x, in double precision.
-fn log_sum_exp(x: &[f32]) -> f64 {
-    let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = x.iter().map(|&x| (f64::from(x) - f64::from(top)).exp()).sum();
-    f64::from(top) + sum.ln()
-}
-
-/// The entropy of softmax(x), in nats, in double precision.
-pub fn entropy(x: &[f32]) -> f64 {
-    let total = log_sum_exp(x);
-    let terms = x.iter().map(|&x| {
-        let log_probability = f64::from(x) - total;
-        -log_probability.exp() * log_probability
-    });
-    terms.sum()
 }
 
 #[cfg(test)]
@@ -381,11 +360,5 @@ mod tests {
         gelu_tanh_all(Isa::detect(), &mut nothing[..1]);
         silu_all(Isa::detect(), &mut nothing[1..]);
         assert!(nothing.iter().all(|x| x.is_nan()));
-    }
-
-    #[test]
-    fn entropy_of_equals_is_the_logarithm_of_their_number() {
-        assert!((entropy(&[3.0; 27]) - 27f64.ln()).abs() < 1e-12);
-        assert!(entropy(&[1000.0, 0.0]) < 1e-12);
     }
 }

@@ -11,7 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("engine", &["decode"]),
     ("report", &["decode", "kernels", "text"]),
     ("family", &["decode", "nn", "text", "kernels"]),
-    ("decode", &["text"]),
+    ("decode", &["kernels", "text"]),
     ("nn", &["kernels"]),
     ("kernels", &[]),
     ("text", &[]),

@@ -10,7 +10,7 @@ use crate::{
     decode::contract::{Mark, Row, Scratch, State, Status, Want, advance, state_mut, state_ref},
     error::{Error, Result},
     family::parts::step::{Stepping, hand_out, stepping},
-    kernels::{linear::Then, rowwise::entropy},
+    kernels::{distribution::entropy, linear::Then},
     nn::{
         Place,
         boundary::{self, Evidence, Verdict},

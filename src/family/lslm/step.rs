@@ -13,7 +13,7 @@ use crate::{
     },
     error::{Error, Result},
     family::parts::step::{Stepping, stepping},
-    kernels::{attention::Layout, linear::Then, pages::PagePool, rowwise::sigmoid},
+    kernels::{attention::Layout, distribution::sigmoid, linear::Then, pages::PagePool},
     nn::{Place, boundary::summed, cache::Cache, sized, stack::Caches, t5::StackWork},
 };
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use crate::{
     decode::random::{Purpose, uniform},
-    kernels::rowwise::sigmoid,
+    kernels::distribution::sigmoid,
     nn::topk::{Input, halving::EPSILON},
 };
 

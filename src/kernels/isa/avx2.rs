@@ -26,6 +26,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const OFFSET: i32 = if VNNI { 128 } else { 0 };
     // without the instruction, intermediate results need registers too
     const BYTE_ROWS: usize = if VNNI { 6 } else { 4 };
+    // AVX-512VL has 32 registers
+    const ACROSS: usize = if VNNI { 2 } else { 1 };
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {

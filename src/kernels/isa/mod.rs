@@ -1,6 +1,6 @@
 //! Which instruction set a kernel runs on: found once, at run time.
 
-/// A proof that the processor has an instruction set. Only [`Isa::all`] makes the wide ones.
+/// A proof that the processor has an instruction set. Only [`Isa::detect`] and [`Isa::all`] make the wide ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Kind);
 
@@ -19,13 +19,7 @@ pub(super) enum Kind {
 impl Isa {
     /// The widest that this processor has.
     pub fn detect() -> Self {
-        Self::all()[0]
-    }
-
-    /// All that this processor has, the widest first. Integers come out the same on each; floats the same on all that have
-    /// fused multiply-adds.
-    pub fn all() -> Vec<Self> {
-        let mut all = Vec::new();
+        // the standard library remembers what it found
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             let [f, bw, vl] = [
@@ -33,13 +27,22 @@ impl Isa {
                 is_x86_feature_detected!("avx512bw"),
                 is_x86_feature_detected!("avx512vl"),
             ];
-            if f && bw && vl && is_x86_feature_detected!("avx512vnni") {
-                all.push(Self(Kind::Vnni));
-            }
-            all.push(Self(Kind::Avx2));
+            let vnni = f && bw && vl && is_x86_feature_detected!("avx512vnni");
+            return Self(if vnni { Kind::Vnni } else { Kind::Avx2 });
         }
-        all.push(Self::portable());
-        all
+        Self::portable()
+    }
+
+    /// All that this processor has, the widest first. Integers come out the same on each; floats the same on all that have
+    /// fused multiply-adds.
+    pub fn all() -> Vec<Self> {
+        match Self::detect().0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Vnni => vec![Self(Kind::Vnni), Self(Kind::Avx2), Self::portable()],
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => vec![Self(Kind::Avx2), Self::portable()],
+            Kind::Portable => vec![Self::portable()],
+        }
     }
 
     /// The build's baseline.
@@ -72,6 +75,8 @@ pub(super) trait Simd: Copy {
     const OFFSET: i32;
     /// Rows of bytes that a product takes side by side.
     const BYTE_ROWS: usize;
+    /// Groups of sixteen outputs that a product of several rows takes side by side.
+    const ACROSS: usize;
     /// Eight floats.
     type V: Copy;
     /// Eight 32-bit integers, or 32 bytes.

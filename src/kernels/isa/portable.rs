@@ -14,6 +14,7 @@ impl Simd for Portable {
     type I = [i32; WIDTH];
     const OFFSET: i32 = 0;
     const BYTE_ROWS: usize = 4;
+    const ACROSS: usize = 1;
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {

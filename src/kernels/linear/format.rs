@@ -15,8 +15,11 @@ pub(super) trait Format<S: Simd>: Copy {
     type Slot: Copy + Default;
     /// Bytes of a group of sixteen outputs.
     const GROUP: usize;
-    /// Rows of the largest register tile: what fills the sixteen vector registers beside what a step needs.
+    /// Rows of the largest register tile, and groups that it takes side by side: what fills the vector registers beside what a
+    /// step needs.
     const TILE: usize;
+    /// See [`TILE`](Self::TILE).
+    const ACROSS: usize;
     /// Groups of a panel: such that a step of it is 128 bytes.
     const GROUPS: usize;
 
@@ -94,6 +97,7 @@ impl<S: Simd, W: Weight> Format<S> for Floats<W> {
     type Slot = f32;
     const GROUP: usize = W::BYTES;
     const TILE: usize = 6;
+    const ACROSS: usize = S::ACROSS;
     const GROUPS: usize = 128 / W::BYTES;
 
     #[inline(always)]
@@ -146,6 +150,7 @@ impl<S: Simd> Format<S> for Bytes {
     type Slot = i32;
     const GROUP: usize = 64;
     const TILE: usize = S::BYTE_ROWS;
+    const ACROSS: usize = S::ACROSS;
     const GROUPS: usize = 2;
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! The product itself: tiles of rows × outputs, each output its own chain over the inputs in order.
 //!
-//! One row reads a panel from its first byte to its last, as one stream of memory. Several rows pass slices of a panel, a
-//! group of sixteen outputs wide and [`SLICE`] steps long, while they are in the nearest cache; what the next slice needs is
-//! asked for meanwhile. Sums rest in memory between slices, unrounded, so slices and tiles change no bit.
+//! One row reads a panel from its first byte to its last, as one stream of memory. Several rows pass slices of a panel, as many
+//! groups of sixteen outputs wide as registers have room for and [`SLICE`] steps long, while they are in the nearest cache; what
+//! the next slice needs is asked for meanwhile. Sums rest in memory between slices, unrounded, so slices and tiles change no bit.
 
 use super::{
     Linear, Then,
@@ -20,8 +20,6 @@ use std::ops::Range;
 const SLICE: usize = 128;
 /// Rows that pass a panel together; their inputs stay in the second level.
 const BLOCK: usize = 96;
-/// The steps in which a tile that is alone asks for as many lines.
-const PACE: usize = 1 << 16;
 /// Outputs of the widest panel.
 const WIDEST: usize = 4 * LANES;
 
@@ -93,27 +91,29 @@ fn finish<S: Simd, F: Format<S>>(
     let Job { matrix, scales, then, out, .. } = job;
     let first = panel * F::GROUPS * LANES;
     let width = (F::GROUPS * LANES).min(matrix.outputs - first);
-    // SAFETY: a panel belongs to one task, and a task finishes each row of it once.
-    let target = unsafe { out.part(row * matrix.outputs + first, width) };
-    let bias = &matrix.bias[first..][..width];
+    let mut numbers = [0f32; WIDEST];
+    let numbers = &mut numbers[..width];
+    let outputs = numbers.iter_mut().zip(sums).zip(&matrix.bias[first..][..width]);
     if let Some(row_scale) = scales.get(row) {
-        let (scales, weights) = (&matrix.scales[first..][..width], &matrix.sums[first..][..width]);
-        for (lane, target) in target.iter_mut().enumerate() {
+        let each = matrix.scales[first..][..width].iter().zip(&matrix.sums[first..][..width]);
+        for (((number, &sum), bias), (scale, &weights)) in outputs.zip(each) {
             // not fused: every instruction set gives the same bits
-            *target = F::value(sums[lane], Some((weights[lane], row_scale * scales[lane]))) + bias[lane];
+            *number = F::value(sum, Some((weights, row_scale * scale))) + bias;
         }
     } else {
-        for (lane, target) in target.iter_mut().enumerate() {
-            *target = F::value(sums[lane], None) + bias[lane];
+        for ((number, &sum), bias) in outputs {
+            *number = F::value(sum, None) + bias;
         }
     }
     match then {
         Then::Nothing => {}
-        Then::Gelu => rowwise::gelu_body(simd, target),
-        Then::GeluTanh => rowwise::gelu_tanh_body(simd, target),
-        Then::Silu => rowwise::silu_body(simd, target),
-        Then::Relu => rowwise::relu(target),
+        Then::Gelu => rowwise::gelu_body(simd, numbers),
+        Then::GeluTanh => rowwise::gelu_tanh_body(simd, numbers),
+        Then::Silu => rowwise::silu_body(simd, numbers),
+        Then::Relu => rowwise::relu(numbers),
     }
+    // SAFETY: a panel belongs to one task, and a task finishes each row of it once.
+    unsafe { out.part(row * matrix.outputs + first, width) }.copy_from_slice(numbers);
 }
 
 /// Some rows and a panel of weights.
@@ -165,9 +165,9 @@ impl<C: Copy> Panel<'_, C> {
     /// Several rows, slice by slice.
     #[inline(always)]
     fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; WIDEST]]) {
-        // Two rows take two groups at a time, for enough chains side by side. Where those are the whole panel, they read it as
+        // Two rows take two groups at a time, for enough chains side by side. Where one tile has the whole panel, it reads it as
         // one stream, which the processor foresees by itself; what is read slice by slice has to be asked for.
-        let wide = if sums.len() == 2 { 2 } else { 1 };
+        let wide = if sums.len() == 2 { 2 } else { F::ACROSS };
         for start in (0..self.steps).step_by(SLICE) {
             let end = self.steps.min(start + SLICE);
             for group in (0..self.groups).step_by(wide) {
@@ -177,7 +177,7 @@ impl<C: Copy> Panel<'_, C> {
                 let both = wide == 2 && group + 1 < self.groups;
                 let (mut row, tiles) = (0, sums.len().div_ceil(F::TILE));
                 for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
-                    let next = (wide < self.groups).then_some(Next { ahead, tile, tiles });
+                    let next = (wide < self.groups || tiles > 1).then_some(Next { ahead, tile, tiles });
                     let slice = Slice { row, group, start, end, next };
                     self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[row..]);
                     row += rows;
@@ -195,13 +195,18 @@ impl<C: Copy> Panel<'_, C> {
         sums: &mut [[F::Slot; WIDEST]],
     ) {
         match shape {
-            (1, _) => self.tile::<S, F, 1, 1>(simd, slice, sums),
+            (1, false) => self.tile::<S, F, 1, 1>(simd, slice, sums),
+            (1, true) => self.tile::<S, F, 1, 2>(simd, slice, sums),
             (2, false) => self.tile::<S, F, 2, 1>(simd, slice, sums),
             (2, true) => self.tile::<S, F, 2, 2>(simd, slice, sums),
-            (3, _) => self.tile::<S, F, 3, 1>(simd, slice, sums),
-            (4, _) => self.tile::<S, F, 4, 1>(simd, slice, sums),
-            (5, _) => self.tile::<S, F, 5, 1>(simd, slice, sums),
-            _ => self.tile::<S, F, 6, 1>(simd, slice, sums),
+            (3, false) => self.tile::<S, F, 3, 1>(simd, slice, sums),
+            (3, true) => self.tile::<S, F, 3, 2>(simd, slice, sums),
+            (4, false) => self.tile::<S, F, 4, 1>(simd, slice, sums),
+            (4, true) => self.tile::<S, F, 4, 2>(simd, slice, sums),
+            (5, false) => self.tile::<S, F, 5, 1>(simd, slice, sums),
+            (5, true) => self.tile::<S, F, 5, 2>(simd, slice, sums),
+            (_, false) => self.tile::<S, F, 6, 1>(simd, slice, sums),
+            (_, true) => self.tile::<S, F, 6, 2>(simd, slice, sums),
         }
     }
 
@@ -228,26 +233,33 @@ impl<C: Copy> Panel<'_, C> {
             }
         }
         let mut at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
-        // the first line of this tile's part of what comes next; a line is asked for again until its turn is over
-        let Next { ahead, tile, tiles } = next.unwrap_or(Next { ahead: 0, tile: 0, tiles: 1 });
-        let part = at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
-        let pace = PACE / tiles;
-        for step in start..end {
-            for g in 0..G {
-                // SAFETY: step < steps and group + g < groups, so the group's bytes lie within the panel, as checked.
-                let weights = unsafe { F::weights(simd, at.wrapping_add(g * F::GROUP)) };
-                if next.is_some() {
-                    simd.prefetch(part.wrapping_add((step - start) * pace / PACE * stride + g * F::GROUP));
+        // of what comes next, each tile asks for its part, and for a step of it in as many steps as there are tiles
+        let Next { ahead, tile, tiles } = next.unwrap_or(Next { ahead: 0, tile: 0, tiles: end - start });
+        let mut part = at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
+        let mut step = start;
+        while step < end {
+            if next.is_some() {
+                for g in 0..G {
+                    simd.prefetch(part.wrapping_add(g * F::GROUP));
                 }
-                for (chains, x) in chains.iter_mut().zip(&xs) {
-                    // SAFETY: every row has `steps` cells.
-                    let x = F::spread(simd, *unsafe { x.get_unchecked(step) });
-                    for (chain, &weights) in chains[g].iter_mut().zip(&weights) {
-                        *chain = F::madd(simd, x, weights, *chain);
+                part = part.wrapping_add(stride);
+            }
+            let stop = end.min(step + tiles);
+            while step < stop {
+                for g in 0..G {
+                    // SAFETY: step < steps and group + g < groups, so the group's bytes lie within the panel, as checked.
+                    let weights = unsafe { F::weights(simd, at.wrapping_add(g * F::GROUP)) };
+                    for (chains, x) in chains.iter_mut().zip(&xs) {
+                        // SAFETY: every row has `steps` cells.
+                        let x = F::spread(simd, *unsafe { x.get_unchecked(step) });
+                        for (chain, &weights) in chains[g].iter_mut().zip(&weights) {
+                            *chain = F::madd(simd, x, weights, *chain);
+                        }
                     }
                 }
+                at = at.wrapping_add(stride);
+                step += 1;
             }
-            at = at.wrapping_add(stride);
         }
         for (chains, slots) in chains.iter().zip(slots) {
             for (index, &chain) in chains.as_flattened().iter().enumerate() {

@@ -8,8 +8,8 @@ use super::{Evidence, Verdict};
 use crate::{
     kernels::{
         Compute,
+        distribution::sigmoid,
         linear::{Linear, Quantized, Then},
-        rowwise::sigmoid,
     },
     nn::{Activation, sized},
 };

@@ -12,6 +12,8 @@ pub enum Code {
     InvalidArgument,
     /// There is no model, or document, of that name.
     NotFound,
+    /// There is no such call.
+    Unimplemented,
     /// The request is well formed, but not for this model.
     FailedPrecondition,
     /// A limit on shared resources is reached; trying again later may work.
@@ -45,6 +47,12 @@ pub enum Error {
         name: String,
         /// The names there are.
         known: Vec<String>,
+    },
+    /// No service here has that method.
+    #[error("unknown method {path:?}: no service here has one of this path")]
+    UnknownMethod {
+        /// The path asked for: `/package.Service/Method`.
+        path: String,
     },
     /// No such document is kept for the caller.
     #[error("unknown document {id:?}: there is none of this id that you have sent, or it is kept no longer")]
@@ -246,6 +254,7 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Self::UnknownModel { .. } | Self::UnknownDocument { .. } => Code::NotFound,
+            Self::UnknownMethod { .. } => Code::Unimplemented,
             Self::UnknownSymbol { .. }
             | Self::BadOption { .. }
             | Self::Unreadable { .. }

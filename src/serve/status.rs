@@ -33,6 +33,7 @@ fn code(code: Code) -> tonic::Code {
     match code {
         Code::InvalidArgument => tonic::Code::InvalidArgument,
         Code::NotFound => tonic::Code::NotFound,
+        Code::Unimplemented => tonic::Code::Unimplemented,
         Code::FailedPrecondition => tonic::Code::FailedPrecondition,
         Code::ResourceExhausted => tonic::Code::ResourceExhausted,
         Code::Unauthenticated => tonic::Code::Unauthenticated,
@@ -58,6 +59,7 @@ impl About {
             Error::UnknownModel { name, known } => {
                 self.tell("model", name).tell("known", &known.join(", ")).named("UNKNOWN_MODEL")
             }
+            Error::UnknownMethod { path } => self.tell("path", path).named("UNKNOWN_METHOD"),
             Error::UnknownDocument { id } => self.tell("document_id", id).named("UNKNOWN_DOCUMENT"),
             Error::UnknownSymbol { field, found, offset } => self
                 .field(field, error)
@@ -167,6 +169,7 @@ mod tests {
         vec![
             (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, tonic::Code::NotFound, "known"),
             (Error::UnknownDocument { id: "x".into() }, tonic::Code::NotFound, "document_id"),
+            (Error::UnknownMethod { path: "/x".into() }, tonic::Code::Unimplemented, "path"),
             (
                 Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 },
                 tonic::Code::InvalidArgument,

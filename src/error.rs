@@ -97,7 +97,7 @@ pub enum Error {
         second: &'static str,
     },
     /// An input that is longer than a limit.
-    #[error("{field}: {length} {unit} is more than the limit of {limit}")]
+    #[error("{field}: {length} {unit} is more than the limit of {limit}{}", reason(*why))]
     TooLong {
         /// The field or input.
         field: &'static str,
@@ -107,9 +107,11 @@ pub enum Error {
         limit: usize,
         /// What is counted: `characters`, `bytes`.
         unit: &'static str,
+        /// Why it is the limit, if it is one of the model's own and not a setting.
+        why: Option<&'static str>,
     },
     /// An input that was not read to its end, because it is longer than a limit already.
-    #[error("{field}: more than {limit} {unit}, which is the limit")]
+    #[error("{field}: more than {limit} {unit}, which is the limit{}", reason(*why))]
     LongerThan {
         /// The field or input.
         field: &'static str,
@@ -117,6 +119,8 @@ pub enum Error {
         limit: usize,
         /// What is counted: `characters`, `bytes`.
         unit: &'static str,
+        /// Why it is the limit, likewise.
+        why: Option<&'static str>,
     },
     /// A call that this kind of model cannot answer.
     #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
@@ -279,6 +283,14 @@ impl Error {
         }
     }
 
+    /// The same with the reason for its limit, if it is about a length.
+    pub fn because(mut self, reason: Option<&'static str>) -> Self {
+        if let Self::TooLong { why, .. } | Self::LongerThan { why, .. } = &mut self {
+            *why = reason;
+        }
+        self
+    }
+
     /// An operating system's refusal, with the path it was about.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
@@ -294,6 +306,11 @@ impl Error {
     ) -> Self {
         Self::Checkpoint { file: file.into(), key: key.into(), expected: expected.into(), found: found.into() }
     }
+}
+
+/// What is said of a limit's reason.
+fn reason(why: Option<&str>) -> String {
+    why.map(|why| format!(": {why}")).unwrap_or_default()
 }
 
 /// A text that does no harm where it is shown: names come from folders and files, and what steers a terminal, or must not be

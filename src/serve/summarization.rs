@@ -135,7 +135,7 @@ impl Document {
             None => self.reading.finish(&mut tokens)?,
         };
         if room == Room::Over && !self.cut {
-            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens" });
+            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
         }
         let (ids, places): (Vec<u32>, Vec<_>) = tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
         if !ids.is_empty() {

@@ -160,7 +160,10 @@ fn contents(path: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     file.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     match bytes.len() as u64 > FILE_BYTES {
-        true => Err(Error::LongerThan { field: "the file", limit: FILE_BYTES as usize, unit: "bytes" }.to_string()),
+        true => {
+            Err(Error::LongerThan { field: "the file", limit: FILE_BYTES as usize, unit: "bytes", why: None }
+                .to_string())
+        }
         false => Ok(bytes),
     }
 }

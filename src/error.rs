@@ -12,6 +12,8 @@ pub enum Code {
     InvalidArgument,
     /// There is no model, or document, of that name.
     NotFound,
+    /// There is no such call.
+    Unimplemented,
     /// The request is well formed, but not for this model.
     FailedPrecondition,
     /// A limit on shared resources is reached; trying again later may work.
@@ -45,6 +47,12 @@ pub enum Error {
         name: String,
         /// The names there are.
         known: Vec<String>,
+    },
+    /// No service here has that method.
+    #[error("unknown method {path:?}: no service here has one of this path")]
+    UnknownMethod {
+        /// The path asked for: `/package.Service/Method`.
+        path: String,
     },
     /// No such document is kept for the caller.
     #[error("unknown document {id:?}: there is none of this id that you have sent, or it is kept no longer")]
@@ -89,7 +97,7 @@ pub enum Error {
         second: &'static str,
     },
     /// An input that is longer than a limit.
-    #[error("{field}: {length} {unit} is more than the limit of {limit}")]
+    #[error("{field}: {length} {unit} is more than the limit of {limit}{}", reason(*why))]
     TooLong {
         /// The field or input.
         field: &'static str,
@@ -99,9 +107,11 @@ pub enum Error {
         limit: usize,
         /// What is counted: `characters`, `bytes`.
         unit: &'static str,
+        /// Why it is the limit, if it is one of the model's own and not a setting.
+        why: Option<&'static str>,
     },
     /// An input that was not read to its end, because it is longer than a limit already.
-    #[error("{field}: more than {limit} {unit}, which is the limit")]
+    #[error("{field}: more than {limit} {unit}, which is the limit{}", reason(*why))]
     LongerThan {
         /// The field or input.
         field: &'static str,
@@ -109,6 +119,8 @@ pub enum Error {
         limit: usize,
         /// What is counted: `characters`, `bytes`.
         unit: &'static str,
+        /// Why it is the limit, likewise.
+        why: Option<&'static str>,
     },
     /// A call that this kind of model cannot answer.
     #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
@@ -246,6 +258,7 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Self::UnknownModel { .. } | Self::UnknownDocument { .. } => Code::NotFound,
+            Self::UnknownMethod { .. } => Code::Unimplemented,
             Self::UnknownSymbol { .. }
             | Self::BadOption { .. }
             | Self::Unreadable { .. }
@@ -270,6 +283,14 @@ impl Error {
         }
     }
 
+    /// The same with the reason for its limit, if it is about a length.
+    pub fn because(mut self, reason: Option<&'static str>) -> Self {
+        if let Self::TooLong { why, .. } | Self::LongerThan { why, .. } = &mut self {
+            *why = reason;
+        }
+        self
+    }
+
     /// An operating system's refusal, with the path it was about.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
@@ -285,6 +306,11 @@ impl Error {
     ) -> Self {
         Self::Checkpoint { file: file.into(), key: key.into(), expected: expected.into(), found: found.into() }
     }
+}
+
+/// What is said of a limit's reason.
+fn reason(why: Option<&str>) -> String {
+    why.map(|why| format!(": {why}")).unwrap_or_default()
 }
 
 /// A text that does no harm where it is shown: names come from folders and files, and what steers a terminal, or must not be

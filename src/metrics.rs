@@ -288,6 +288,7 @@ fn name(code: Code) -> &'static str {
     match code {
         Code::InvalidArgument => "INVALID_ARGUMENT",
         Code::NotFound => "NOT_FOUND",
+        Code::Unimplemented => "UNIMPLEMENTED",
         Code::FailedPrecondition => "FAILED_PRECONDITION",
         Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
         Code::DeadlineExceeded => "DEADLINE_EXCEEDED",

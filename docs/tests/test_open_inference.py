@@ -161,6 +161,25 @@ def test_the_asynchronous_client(server: local.Server) -> None:
         assert len("".join(parts)) == 30
 
 
+@pytest.mark.parametrize("way", ["gzip", "deflate"])
+def test_compressed_requests(server: local.Server, way: str) -> None:
+    """A client that compresses is told the same, whole and in a stream."""
+    asked = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
+    answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
+    with triton.InferenceServerClient(server.address) as client:
+        told = said(client.infer(MODEL, asked))
+        assert said(client.infer(MODEL, asked, compression_algorithm=way)) == told
+        client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=way)
+        client.async_stream_infer(MODEL, inputs(triton, PROMPT, True, max_tokens=20, seed=1))
+        streamed, last = "", False
+        while not last:
+            result, error = answers.get(timeout=local.SOON)
+            assert error is None
+            streamed, last = streamed + said(result), is_last(result)
+        client.stop_stream()
+    assert PROMPT + streamed == told
+
+
 def test_channels_as_examples_open_them(server: local.Server) -> None:
     """Pings, limits and names of channels, headers, shapes of a batch, tensors used again, answers by a callback: one request
     says the same whichever way it comes."""

@@ -29,6 +29,12 @@ pub enum Error {
     /// A combination of settings that makes no sense.
     #[error("{0}")]
     Setting(String),
+    /// A measurement of nothing but failures.
+    #[error("no request ended well: {ends}")]
+    NothingWell {
+        /// How they ended.
+        ends: String,
+    },
     /// The server is not there, or refuses.
     #[error("{server}: {answer}")]
     Remote {

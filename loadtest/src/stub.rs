@@ -1,5 +1,6 @@
 //! A server that makes delays instead of text: what it is told to take is what the tester must find.
 
+mod report;
 mod summaries;
 
 use crate::units::ns;
@@ -23,8 +24,8 @@ use tonic::{
 use weir_proto::v1::{
     self, Character, Documents, Finished, GenerateRequest, GenerateResponse, GetModelRequest, Limits,
     ListModelsRequest, ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest,
-    SegmentResponse, Started, Timing, Usage, generate_response, generation_server, models_server, score_response,
-    summarization_server,
+    SegmentResponse, Started, Timing, Usage, generate_response, generation_server, latency_server, models_server,
+    score_response, summarization_server,
 };
 
 /// Messages that may wait for the connection.
@@ -55,6 +56,8 @@ pub struct Script {
     pub bits_per_char: f64,
     /// How many times as long it says that requests would have taken without pooling, if it says that.
     pub gain: Option<f64>,
+    /// Of what spread it says that the calibration is which that comes from.
+    pub spread: f64,
     /// Whether it says that it reads documents.
     pub summarizes: bool,
 }
@@ -74,6 +77,7 @@ impl Script {
             refuse: 0,
             bits_per_char: 2.0,
             gain: None,
+            spread: 0.02,
             summarizes: false,
         }
     }
@@ -123,6 +127,7 @@ impl Stub {
     {
         let mut server = Server::builder().max_concurrent_streams(1 << 16);
         let routes = server.add_service(generation_server::GenerationServer::new(self.clone()));
+        let routes = routes.add_service(latency_server::LatencyServer::new(self.clone()));
         let routes = routes.add_service(summarization_server::SummarizationServer::new(self.clone()));
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await
     }

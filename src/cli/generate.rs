@@ -96,7 +96,7 @@ impl Args {
             Some(ids) => ids.clone(),
             None => {
                 let text = self.prompt.as_deref().unwrap_or_default();
-                vocabulary.encode("--prompt", text, model.card().max_symbols)?
+                model.card().encode("--prompt", text)?
             }
         };
         let stop = self.stop.iter().map(|text| vocabulary.encode_exactly("--stop", text)).collect::<Result<_>>()?;

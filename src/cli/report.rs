@@ -165,8 +165,30 @@ fn tell_gain(out: &mut String, gain: &EstimatedGain) -> fmt::Result {
 }
 
 fn tell_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result {
-    writeln!(out, "  from this calibration, which took {}:", time(calibration.took_ns))?;
-    let names = ["rows", "chars", "context", "segments", "before", "middle", "after", "plain before", "plain after"];
+    if let Some(doubt) = &calibration.doubt {
+        writeln!(out, "  NOT TO BE TRUSTED: {doubt}")?;
+    }
+    let Calibration { took_ns, fewest_samples, spread, .. } = calibration;
+    writeln!(
+        out,
+        "  from this calibration, which took {}: each step timed at least {fewest_samples} times; spread {} (interquartile range by \
+         median, of whole steps)",
+        time(*took_ns),
+        percent(*spread)
+    )?;
+    let names = [
+        "rows",
+        "chars",
+        "context",
+        "segments",
+        "samples",
+        "spread",
+        "before",
+        "middle",
+        "after",
+        "plain before",
+        "plain after",
+    ];
     cells(out, &names.map(str::to_owned))?;
     for step in &calibration.steps {
         let plain = |took: Option<u64>| took.map_or("-".into(), time);
@@ -177,6 +199,8 @@ fn tell_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result 
                 step.chars.to_string(),
                 step.context.to_string(),
                 step.segments.to_string(),
+                step.samples.to_string(),
+                percent(step.spread),
                 time(step.symbol_ns),
                 time(step.middle_ns),
                 time(step.finish_ns),
@@ -205,6 +229,10 @@ fn row(out: &mut String, name: &str, times: &Option<LatencyHistogram>) -> fmt::R
     let LatencyHistogram { mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *times;
     let told = [mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns].map(time);
     cells(out, &[&[times.count.to_string()], &told[..]].concat())
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 /// Nanoseconds with three digits and a unit.

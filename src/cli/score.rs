@@ -186,7 +186,7 @@ fn find(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Result<F
 fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], of: Windows) -> Result<()> {
     let limit = model.card().max_symbols;
     if of.length > limit {
-        return Err(Error::TooLong { field: "--windowed", length: of.length, limit, unit: "characters" });
+        return Err(Error::TooLong { field: "--windowed", length: of.length, limit, unit: "characters", why: None });
     }
     let all: Vec<_> = windows(symbols.len(), of).collect();
     let (mut sum, mut losses, mut found) = (Windowed::default(), Vec::with_capacity(all.len()), Found::default());

@@ -352,6 +352,8 @@ pub struct Card {
     pub training_length: usize,
     /// The most symbols one sequence may have.
     pub max_symbols: usize,
+    /// Why the model itself can hold no more; none if that is a setting.
+    pub max_symbols_why: Option<&'static str>,
     /// How boundaries can be decided; the first is the default.
     pub boundary_modes: Vec<BoundaryMode>,
     /// (V): the logits before the first symbol of a text, where the model has a mark for its start. An empty prompt can be
@@ -363,6 +365,17 @@ pub struct Card {
     pub dtype: &'static str,
     /// Of `model.safetensors` (of the shards in order, if there are several), hexadecimal.
     pub sha256: String,
+}
+
+impl Card {
+    /// The symbols of a text that is at most as long as a sequence; `field` is what it is called in messages.
+    ///
+    /// # Errors
+    /// As for [`Vocabulary::encode`].
+    pub fn encode(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
+        let encoded = self.vocabulary.encode(field, text, self.max_symbols);
+        encoded.map_err(|error| error.because(self.max_symbols_why))
+    }
 }
 
 /// Feeds every row of `which` and makes it ready, nobody waiting for anybody: the simplest engine.

@@ -265,8 +265,10 @@ impl Score {
     /// # Errors
     /// As for [`Generate::validate`].
     pub fn validate(&self, card: &Card) -> Result<()> {
-        let limit = self.windows.map_or(card.max_symbols, |_| Bounds::WINDOWED_SYMBOLS);
-        check_length_within("text", self.symbols.len(), limit)?;
+        match self.windows {
+            Some(_) => check_length_within("text", self.symbols.len(), Bounds::WINDOWED_SYMBOLS)?,
+            None => check_length("text", self.symbols.len(), card)?,
+        }
         card.vocabulary.check_text("text", &self.symbols)?;
         check_mode(&self.boundaries, card)?;
         self.windows.map_or(Ok(()), |windows| windows.validate(card))?;
@@ -369,7 +371,7 @@ pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
 
 /// Refuses an empty text, and one longer than the longest sequence.
 pub fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
-    check_length_within(field, length, card.max_symbols)
+    check_length_within(field, length, card.max_symbols).map_err(|error| error.because(card.max_symbols_why))
 }
 
 fn check_length_within(field: &'static str, length: usize, limit: usize) -> Result<()> {
@@ -377,7 +379,7 @@ fn check_length_within(field: &'static str, length: usize, limit: usize) -> Resu
         return Err(bad(field, "\"\"", "at least one symbol".into()));
     }
     if length > limit {
-        return Err(Error::TooLong { field, length, limit, unit: "characters" });
+        return Err(Error::TooLong { field, length, limit, unit: "characters", why: None });
     }
     Ok(())
 }

@@ -219,6 +219,7 @@ mod tests {
             vocabulary: Arc::new(Vocabulary::of_symbols(&symbols, Normaliser::None).unwrap()),
             training_length: 8,
             max_symbols: 100,
+            max_symbols_why: None,
             boundary_modes: Vec::new(),
             first_logits: None,
             pooled: true,

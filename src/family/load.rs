@@ -54,18 +54,24 @@ impl Settings {
         self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
     }
 
-    /// The same of a model with such bounds.
+    /// The same of a model with such bounds; and why not more, if that is the model's own bound.
     ///
     /// # Errors
     /// More symbols were asked for than the model can hold.
-    pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<usize> {
+    pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
         match (self.max_symbols, bounds.longest) {
             (Some(asked), Some((limit, why))) if asked > limit => {
                 let bound = format!("at most {limit}: {why}");
                 Err(Error::BadOption { field: "--max-symbols", found: asked.to_string(), bound })
             }
-            (None, None) if bounds.endless => Ok(MAX_SYMBOLS),
-            (_, longest) => Ok(self.max_symbols(training_length).min(longest.map_or(MAX_SYMBOLS, |(limit, _)| limit))),
+            (None, None) if bounds.endless => Ok((MAX_SYMBOLS, None)),
+            (_, longest) => {
+                let wanted = self.max_symbols(training_length);
+                Ok(match longest {
+                    Some((limit, why)) if limit <= wanted => (limit, Some(why)),
+                    _ => (wanted, None),
+                })
+            }
         }
     }
 }
@@ -119,8 +125,8 @@ fn load_checked(dir: &Path, name: String, settings: &Settings) -> Result<Arc<dyn
     let blueprint = blueprint(&config, &file)?;
     let folders = companions(dir, &config, &*blueprint)?;
     // Whatever it was trained on, a companion is fed all that its model is fed.
-    let max_symbols = Some(settings.longest(config.training_length, blueprint.bounds())?);
-    let beside = Settings { max_symbols, ..settings.clone() };
+    let (max_symbols, _) = settings.longest(config.training_length, blueprint.bounds())?;
+    let beside = Settings { max_symbols: Some(max_symbols), ..settings.clone() };
     let load_beside = |dir: &PathBuf| load_checked(dir, name_of(dir), &beside);
     let companions = folders.iter().map(load_beside).collect::<Result<_>>()?;
     let (weights, sha256) = read_weights(dir, &blueprint.tensors())?;

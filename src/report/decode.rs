@@ -57,11 +57,11 @@ impl Plan {
         let (limit, unit) = (card.max_symbols, "characters");
         if self.context >= limit {
             // at least one step has to fit behind it
-            return Err(Error::TooLong { field: "--context", length: self.context, limit: limit - 1, unit });
+            return Err(Error::TooLong { field: "--context", length: self.context, limit: limit - 1, unit, why: None });
         }
         let length = self.context + self.steps;
         if length > limit {
-            return Err(Error::TooLong { field: "--context and --steps together", length, limit, unit });
+            return Err(Error::TooLong { field: "--context and --steps together", length, limit, unit, why: None });
         }
         Ok(())
     }

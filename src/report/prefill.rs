@@ -31,7 +31,7 @@ impl Plan {
     pub fn check(&self, card: &Card) -> Result<()> {
         let (length, limit) = (self.symbols, card.max_symbols);
         if length > limit {
-            return Err(Error::TooLong { field: "--symbols", length, limit, unit: "characters" });
+            return Err(Error::TooLong { field: "--symbols", length, limit, unit: "characters", why: None });
         }
         bounded("--symbols", length, 1, limit)?;
         bounded("--chunk", self.chunk, 1, limit)?;

@@ -43,7 +43,13 @@ impl Plan {
         }
         let length = self.context + self.more;
         if length > limit {
-            return Err(Error::TooLong { field: "--context and --more together", length, limit, unit: "characters" });
+            return Err(Error::TooLong {
+                field: "--context and --more together",
+                length,
+                limit,
+                unit: "characters",
+                why: None,
+            });
         }
         Ok(())
     }

@@ -48,7 +48,13 @@ impl Plan {
         bounded("--pairs", self.pairs, 1, MAX_PAIRS)?;
         let length = self.context + self.chars;
         if length > limit {
-            return Err(Error::TooLong { field: "--context and --chars together", length, limit, unit: "characters" });
+            return Err(Error::TooLong {
+                field: "--context and --chars together",
+                length,
+                limit,
+                unit: "characters",
+                why: None,
+            });
         }
         Ok(())
     }

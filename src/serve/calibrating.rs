@@ -14,7 +14,12 @@ impl Engines {
     pub(super) fn calibrate(&self, engine: &Handle) {
         let name = &engine.card().name;
         match engine.calibrate(engine.limits().calibration, || self.go_on()) {
-            Ok(table) => tracing::info!(model = name, took = ?table.took, "calibrated"),
+            Ok(table) => match table.doubt() {
+                None => tracing::info!(model = name, took = ?table.took, spread = table.spread(), "calibrated"),
+                Some(doubt) => {
+                    tracing::warn!(model = name, took = ?table.took, doubt, "calibrated, but not to be trusted")
+                }
+            },
             Err(missing) => tracing::debug!(model = name, why = missing.why(), "not calibrated"),
         }
     }

@@ -59,7 +59,7 @@ pub(super) struct Tell {
 pub(super) fn generate(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, Plan)> {
     let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
-    let prompt = card.vocabulary.encode("prompt", &request.prompt, card.max_symbols)?;
+    let prompt = card.encode("prompt", &request.prompt)?;
     let cut = cut(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
     let told = options::Details {
@@ -98,8 +98,10 @@ pub(super) fn score(request: &v1::ScoreRequest, card: &Card) -> Result<(options:
     let windows = request.windows.map(|wire| Windows { length: size(wire.length), stride: size(wire.stride) });
     // before the text, which may be long, is looked at
     windows.map_or(Ok(()), |windows| windows.validate(card))?;
-    let limit = windows.map_or(card.max_symbols, |_| Bounds::WINDOWED_SYMBOLS);
-    let symbols = card.vocabulary.encode("text", &request.text, limit)?;
+    let symbols = match windows {
+        Some(_) => card.vocabulary.encode("text", &request.text, Bounds::WINDOWED_SYMBOLS)?,
+        None => card.encode("text", &request.text)?,
+    };
     let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: true, top: size(request.top_logprobs()), boundaries, windows }, seed))
 }
@@ -109,7 +111,7 @@ pub(super) fn score(request: &v1::ScoreRequest, card: &Card) -> Result<(options:
 /// # Errors
 /// What is wrong with a field, by its name.
 pub(super) fn segment(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
-    let symbols = card.vocabulary.encode("text", &request.text, card.max_symbols)?;
+    let symbols = card.encode("text", &request.text)?;
     let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
 }
@@ -234,6 +236,7 @@ mod tests {
             vocabulary: Arc::new(vocabulary),
             training_length: 8,
             max_symbols: 300,
+            max_symbols_why: None,
             boundary_modes: vec![BoundaryMode::Threshold, BoundaryMode::Sampled],
             first_logits: None,
             pooled: true,

@@ -3,6 +3,7 @@
 //! a part; and for the time, so that what never comes whole does not keep its room.
 
 use super::{
+    compression::{GROWTH, is_used},
     layers::{Answering, Call, Next},
     shutdown::draining,
     status::status,
@@ -42,10 +43,10 @@ const LAST: Duration = Duration::from_secs(1);
 pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The method that runs while its request comes in.
-const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
+pub(super) const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
 
 /// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
-/// caller; and what does not come in whole in time.
+/// caller; and what does not come in whole in time. What is compressed counts with what it may become.
 ///
 /// A request that has not come in whole soon after the server begins to end is refused; but a document that is being read is a
 /// request that runs, which goes on like any other.
@@ -55,6 +56,8 @@ pub(super) fn metered(
 ) -> impl Fn(Request<Body>, Next) -> Answering + Clone + Send + Sync + 'static {
     let (most, time) = (wire.request_memory, wire.upload);
     let own = (most - most / KEPT).max(wire.message_bytes);
+    // no message becomes longer; one alone is never too much
+    let grows = wire.message_bytes.min(own - wire.message_bytes);
     let room = Arc::new(Room { most, own, held: Mutex::default() });
     move |mut request, next| {
         let call = Call::in_http(&request);
@@ -72,7 +75,8 @@ pub(super) fn metered(
             let _ = ending.wait_for(|ending| *ending).await;
             sleep(LAST).await;
         });
-        let meter = |body| Metered { body, id, held, each, runs, time, late, ends };
+        let grows = if is_used(request.headers()) { grows } else { 0 };
+        let meter = |body| Metered { body, id, held, grows, grown: 0, each, runs, time, late, ends };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
     }
 }
@@ -176,6 +180,10 @@ struct Metered {
     body: Body,
     id: Arc<str>,
     held: Arc<Portion>,
+    /// Bytes that its messages may grow by when they are read, each of them.
+    grows: usize,
+    /// Of these, bytes that are counted.
+    grown: usize,
     /// Whether it is a stream of requests.
     each: bool,
     /// Whether the call runs already, if it does while its request comes in.
@@ -186,6 +194,18 @@ struct Metered {
     late: Pin<Box<Sleep>>,
     /// Soon after the server begins to end.
     ends: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+}
+
+impl Metered {
+    /// What so many bytes take of the room.
+    fn weight(&mut self, bytes: usize) -> usize {
+        if self.held.is_empty() {
+            self.grown = 0;
+        }
+        let more = bytes.saturating_mul(GROWTH).min(self.grows - self.grown);
+        self.grown += more;
+        bytes + more
+    }
 }
 
 impl Drop for Metered {
@@ -215,7 +235,8 @@ impl HttpBody for Metered {
             *runs = true;
         }
         if let Some(bytes) = frame.as_ref().and_then(|frame| Some(frame.as_ref().ok()?.data_ref()?.len())) {
-            match self.held.take(bytes) {
+            let weight = self.weight(bytes);
+            match self.held.take(weight) {
                 Ok(first) if first && self.each => {
                     let end = Instant::now() + self.time;
                     self.late.as_mut().reset(end);

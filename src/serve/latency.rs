@@ -197,11 +197,15 @@ fn calibrated(table: &Table) -> v1::Calibration {
         finish_ns: nanoseconds(cell.finish),
         plain_symbol_ns: cell.plain.map(|plain| nanoseconds(plain.0)),
         plain_finish_ns: cell.plain.map(|plain| nanoseconds(plain.1)),
+        spread: cell.spread,
     };
     v1::Calibration {
         made_unix_s: table.made.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         took_ns: nanoseconds(table.took),
         steps: table.cells.iter().map(step).collect(),
+        fewest_samples: count(table.fewest_samples()),
+        spread: table.spread(),
+        doubt: table.doubt(),
     }
 }
 

@@ -14,6 +14,7 @@ mod asked;
 mod calibrating;
 mod calls;
 pub mod client;
+mod compression;
 mod connections;
 mod convert;
 mod engines;
@@ -24,6 +25,7 @@ mod inference;
 mod intake;
 mod latency;
 mod layers;
+mod library;
 mod models;
 mod monitor;
 mod pieces;
@@ -56,11 +58,13 @@ use crate::{
 };
 use access::admitted;
 use calls::counted;
+use compression::{compressing, mirrored};
 use connections::Speech;
 use generation::Generation;
 use intake::metered;
 use latency::Latency;
 use layers::{Around, Next, guarded, named, said_in_http, timed, traced};
+use library::worded;
 use models::Models;
 use shutdown::Gate;
 use std::{
@@ -137,20 +141,20 @@ pub async fn run(
     monitor.serve();
     monitor.tell(&health, &services).await;
     let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
-    let generation = GenerationServer::new(generation).max_decoding_message_size(wire.message_bytes);
+    let generation = compressing!(GenerationServer::new(generation), wire.message_bytes);
     let summarization = Summarization::new(engines.clone(), gate.clone(), wire.late_headers);
-    let summarization = SummarizationServer::new(summarization).max_decoding_message_size(wire.message_bytes);
+    let summarization = compressing!(SummarizationServer::new(summarization), wire.message_bytes);
     let models = Models::new(engines.clone(), wire.clone());
-    let models = ModelsServer::new(models).max_decoding_message_size(wire.message_bytes);
-    let latency = LatencyServer::new(Latency::new(engines.clone())).max_decoding_message_size(wire.message_bytes);
+    let models = compressing!(ModelsServer::new(models), wire.message_bytes);
+    let latency = compressing!(LatencyServer::new(Latency::new(engines.clone())), wire.message_bytes);
     let (v1, v1alpha) = (reflection(&services), reflection(&services));
     let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
     let (close, closing) = watch::channel(false);
     let (end, ending) = watch::channel(false);
 
-    let mut routes = Routes::new(health_service)
-        .add_service(v1.build_v1().map_err(broken)?)
-        .add_service(v1alpha.build_v1alpha().map_err(broken)?)
+    let mut routes = Routes::new(compressing!(health_service, wire.message_bytes))
+        .add_service(compressing!(v1.build_v1().map_err(broken)?, wire.message_bytes))
+        .add_service(compressing!(v1alpha.build_v1alpha().map_err(broken)?, wire.message_bytes))
         .add_service(generation)
         .add_service(summarization)
         .add_service(models)
@@ -199,8 +203,12 @@ fn layered(
     (metrics, traces): (&Arc<Metrics>, Option<Traces>),
     ending: watch::Receiver<bool>,
 ) -> Next {
-    // Innermost: only a service's code can panic, and the layers above should see an ordinary failure.
-    let calls = Around(guarded).layer(routes);
+    // Innermost: nobody but the services asks how an answer may be compressed.
+    let calls = Around(mirrored).layer(routes);
+    // Around the services: only their code can panic, and the layers above should see an ordinary failure.
+    let calls = Around(guarded).layer(calls);
+    // Right above the library, whose words it replaces before anyone counts or logs them.
+    let calls = Around(worded).layer(calls);
     // Above the services, whose answers it may have to give up waiting for.
     let calls = Around(timed).layer(calls);
     // Below those who need not let a request in; above the services, which read it.

@@ -33,6 +33,7 @@ fn code(code: Code) -> tonic::Code {
     match code {
         Code::InvalidArgument => tonic::Code::InvalidArgument,
         Code::NotFound => tonic::Code::NotFound,
+        Code::Unimplemented => tonic::Code::Unimplemented,
         Code::FailedPrecondition => tonic::Code::FailedPrecondition,
         Code::ResourceExhausted => tonic::Code::ResourceExhausted,
         Code::Unauthenticated => tonic::Code::Unauthenticated,
@@ -58,6 +59,7 @@ impl About {
             Error::UnknownModel { name, known } => {
                 self.tell("model", name).tell("known", &known.join(", ")).named("UNKNOWN_MODEL")
             }
+            Error::UnknownMethod { path } => self.tell("path", path).named("UNKNOWN_METHOD"),
             Error::UnknownDocument { id } => self.tell("document_id", id).named("UNKNOWN_DOCUMENT"),
             Error::UnknownSymbol { field, found, offset } => self
                 .field(field, error)
@@ -72,15 +74,15 @@ impl About {
             Error::Exclusive { first, second } => {
                 self.field(first, error).field(second, error).named("EXCLUSIVE_OPTIONS")
             }
-            Error::TooLong { field, length, limit, unit } => {
+            Error::TooLong { field, length, limit, unit, why } => {
                 self.field(field, error).tell("unit", unit);
-                self.tell("length", &length.to_string()).tell("limit", &limit.to_string());
+                self.tell("length", &length.to_string()).tell("limit", &limit.to_string()).because(*why);
                 "TOO_LONG"
             }
             // To a program the same rule; how long it is in all is not known.
-            Error::LongerThan { field, limit, unit } => {
+            Error::LongerThan { field, limit, unit, why } => {
                 self.field(field, error).tell("unit", unit);
-                self.tell("length", &format!("more than {limit}")).tell("limit", &limit.to_string());
+                self.tell("length", &format!("more than {limit}")).tell("limit", &limit.to_string()).because(*why);
                 "TOO_LONG"
             }
             Error::WrongKind { call, model, wanted, found } => self
@@ -141,6 +143,12 @@ impl About {
         self
     }
 
+    fn because(&mut self, why: Option<&str>) {
+        if let Some(why) = why {
+            self.tell("why", why);
+        }
+    }
+
     fn field(&mut self, field: &str, error: &Error) -> &mut Self {
         self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
         self.tell("field", field)
@@ -167,6 +175,7 @@ mod tests {
         vec![
             (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, tonic::Code::NotFound, "known"),
             (Error::UnknownDocument { id: "x".into() }, tonic::Code::NotFound, "document_id"),
+            (Error::UnknownMethod { path: "/x".into() }, tonic::Code::Unimplemented, "path"),
             (
                 Error::UnknownSymbol { field: "prompt", found: "'é'".into(), offset: 3 },
                 tonic::Code::InvalidArgument,
@@ -180,7 +189,7 @@ mod tests {
             (Error::Unreadable { field: Some("a".into()), why: "x".into() }, tonic::Code::InvalidArgument, "field"),
             (Error::Exclusive { first: "a", second: "b" }, tonic::Code::InvalidArgument, "field"),
             (
-                Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters" },
+                Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None },
                 tonic::Code::InvalidArgument,
                 "limit",
             ),
@@ -224,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_length_that_is_not_known_breaks_the_same_rule() {
-        let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "characters" }, "r");
+        let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "characters", why: None }, "r");
         let info = status.get_error_details().error_info().unwrap().clone();
         assert_eq!((status.code(), info.reason.as_str()), (tonic::Code::InvalidArgument, "TOO_LONG"));
         assert_eq!((info.metadata["length"].as_str(), info.metadata["limit"].as_str()), ("more than 8", "8"));

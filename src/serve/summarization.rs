@@ -7,6 +7,7 @@ use super::{
     engines::{Engines, Lease},
     generation::terms,
     layers::Call,
+    library,
     shutdown::Gate,
     summarized::Summarized,
 };
@@ -58,10 +59,12 @@ impl Summarization {
         let wording = Summarized::new(engine.card(), &call.id);
         let (events, receiving) = match options.document_id {
             Some(id) => {
+                // first, so that what is wrong with the id is not held back until the request has come to its end
+                let events = engine.summarize(&request, handle::Source::Kept(id), terms)?;
                 if parts.message().await.map_err(incomplete)?.is_some() {
                     return Err(wrong("chunk", "another part", "none behind options with a document_id"));
                 }
-                (engine.summarize(&request, handle::Source::Kept(id), terms)?, None)
+                (events, None)
             }
             None => {
                 let (upload, arriving) = engine.upload();
@@ -132,7 +135,7 @@ impl Document {
             None => self.reading.finish(&mut tokens)?,
         };
         if room == Room::Over && !self.cut {
-            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens" });
+            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
         }
         let (ids, places): (Vec<u32>, Vec<_>) = tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
         if !ids.is_empty() {
@@ -155,8 +158,11 @@ fn wrong(field: &'static str, found: &str, bound: &str) -> Error {
     Error::BadOption { field, found: found.into(), bound: bound.into() }
 }
 
-/// A request that did not come whole, by the status that ended it.
+/// A request that did not come whole, or cannot be read, by the status that ended it.
 fn incomplete(status: Status) -> Error {
+    if let Some(error) = library::meant(&status) {
+        return error;
+    }
     let code = match status.code() {
         tonic::Code::OutOfRange => Code::OutOfRange,
         tonic::Code::ResourceExhausted => Code::ResourceExhausted,

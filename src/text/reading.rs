@@ -104,7 +104,7 @@ impl Reading {
                     break;
                 }
                 let unit = "bytes without the end of a word";
-                return Err(Error::LongerThan { field: self.field, limit: WORD_BYTES, unit });
+                return Err(Error::LongerThan { field: self.field, limit: WORD_BYTES, unit, why: None });
             }
         }
         Ok(self.room)

@@ -237,7 +237,7 @@ impl Vocabulary {
             let pieces = self.pieces(field, text)?;
             return match pieces.len() <= limit {
                 true => Ok(pieces.into_iter().map(|piece| piece.id).collect()),
-                false => Err(Error::TooLong { field, length: pieces.len(), limit, unit: "tokens" }),
+                false => Err(Error::TooLong { field, length: pieces.len(), limit, unit: "tokens", why: None }),
             };
         }
         let mut encoded = Vec::with_capacity(text.len().min(limit));
@@ -262,9 +262,9 @@ impl Vocabulary {
     fn too_long(&self, field: &'static str, text: &str, limit: usize) -> Error {
         let unit = "characters";
         match (self.normaliser, self.is_bytes()) {
-            (Normaliser::None, true) => Error::TooLong { field, length: text.len(), limit, unit },
-            (Normaliser::None, false) => Error::TooLong { field, length: text.chars().count(), limit, unit },
-            (Normaliser::Text8, _) => Error::LongerThan { field, limit, unit },
+            (Normaliser::None, true) => Error::TooLong { field, length: text.len(), limit, unit, why: None },
+            (Normaliser::None, false) => Error::TooLong { field, length: text.chars().count(), limit, unit, why: None },
+            (Normaliser::Text8, _) => Error::LongerThan { field, limit, unit, why: None },
         }
     }
 

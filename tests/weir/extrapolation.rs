@@ -88,7 +88,12 @@ fn a_model_says_how_much_it_can_hold() {
     let learned = decoders::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
     assert_eq!(learned.card().max_symbols, 1000);
     let long = weir(&[], &["score", "--model", &model("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
-    assert!(long.contains("1116 characters is more than the limit of 1115"), "{long}");
+    let told = "1116 characters is more than the limit of 1115: without a window, xpos's scale of keys further off leaves f32's range";
+    assert!(long.contains(told), "{long}");
+    // what was asked for is no bound of the model's
+    let short = weir(&[], &["score", "--model", &model("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
+    let told = short.unwrap_err();
+    assert!(told.contains("10 characters is more than the limit of 9") && !told.contains("limit of 9:"), "{told}");
 }
 
 /// To the last symbol that xPos without a window takes, scores are numbers.

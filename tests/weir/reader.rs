@@ -87,6 +87,7 @@ impl Librarian {
             vocabulary: Arc::new(Vocabulary::of_bytes(Normaliser::None)),
             training_length: TOKENS,
             max_symbols: TARGETS,
+            max_symbols_why: None,
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: true,
@@ -250,7 +251,7 @@ impl Encoding for Opening {
         }
         let length = self.tokens.len() + tokens.len();
         if length > TOKENS {
-            return Err(Error::TooLong { field: "document", length, limit: TOKENS, unit: "tokens" });
+            return Err(Error::TooLong { field: "document", length, limit: TOKENS, unit: "tokens", why: None });
         }
         self.tokens.extend_from_slice(tokens);
         Ok(())

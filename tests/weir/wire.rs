@@ -3,6 +3,7 @@
 mod access;
 mod admin;
 mod calls;
+mod compression;
 mod errors;
 mod fairness;
 mod frames;

@@ -9,6 +9,7 @@ use super::{
     work::Work,
 };
 use crate::{
+    client::models::calibrated,
     error::{Error, Result},
     pair::{self, Comparison, MAX_MODELS, MAX_PAIRS, Match, score},
     report::document::Part,
@@ -74,32 +75,11 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let comparison = compare(&session, &rounds).await?;
         Ok::<_, Error>(session.document(vec![Part::Compare { comparison }], false))
     })?;
-    output.tell(std::slice::from_ref(&document))?;
+    output.tell_measured(std::slice::from_ref(&document))?;
     match (agree_within, &document.parts[..]) {
-        (Some(percent), [Part::Compare { comparison }]) => agree(comparison, percent),
+        (Some(percent), [Part::Compare { comparison }]) => comparison.agrees(percent),
         _ => Ok(()),
     }
-}
-
-/// Holds the server's estimates against what was measured.
-fn agree(comparison: &Comparison, percent: f64) -> Result<()> {
-    let mut known = 0;
-    for side in &comparison.models {
-        for (what, share) in side.disagreement() {
-            known += 1;
-            if (share * 100.0).abs() > percent {
-                let told = format!("{:+.1} % from the measured one", share * 100.0);
-                return Err(Error::Setting(format!(
-                    "{}, {what}: the estimated gain is {told}, more than {percent} %",
-                    side.model
-                )));
-            }
-        }
-    }
-    if known == 0 {
-        return Err(Error::Setting("--agree-within: the server told no estimate of any model but the baseline".into()));
-    }
-    Ok(())
 }
 
 /// Compares the session's models.
@@ -133,6 +113,7 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
         concurrency: rounds.rounds_at_a_time,
         seed: session.work.seed,
     };
+    let connections: Vec<_> = plan.targets.iter().map(|target| target.pool.next().ok().cloned()).collect();
     let bar = Bar::rounds("comparing", plan.rounds + plan.warm_up);
     let told = bar.clone();
     let played = pair::play(plan, session.stop.clone(), move |count| told.set_position(count)).await;
@@ -143,6 +124,11 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
         match score {
             Ok(bits) => side.bits_per_char = Some(bits),
             Err(why) => side.score_refused = Some(why),
+        }
+    }
+    for (side, connection) in comparison.models.iter_mut().zip(connections) {
+        if let Some(connection) = connection.filter(|_| side.estimated.is_some()) {
+            side.calibrated = calibrated(&connection, &side.model).await;
         }
     }
     Ok(comparison)

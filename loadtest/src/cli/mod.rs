@@ -1,5 +1,6 @@
 //! The command line. Data goes to stdout, everything else to stderr.
 
+mod arrivals;
 mod compare;
 mod draw;
 mod extent;

@@ -2,12 +2,18 @@
 
 use crate::{
     error::{Error, Result},
+    measure::record::Ends,
     report::{
         document::{self, Document},
         html, table,
     },
 };
-use std::{ffi::OsString, fs, io::Write, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// Flags whose values are nobody's business.
 const SECRETS: [&str; 1] = ["--api-key"];
@@ -17,7 +23,7 @@ pub(super) struct Output {
     /// Write the measurement as JSON to this file; `-` is stdout, without the table.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Write a page of HTML that needs no other file.
+    /// Write a page of HTML that needs no other file; `-` is stdout, without the table.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// What the page is called.
@@ -28,7 +34,11 @@ pub(super) struct Output {
 impl Output {
     /// Whether files can be written, before anything is measured.
     pub(super) fn check(&self) -> Result<()> {
-        for file in self.json.iter().filter(|file| file.as_os_str() != "-").chain(&self.html) {
+        let files = || self.json.iter().chain(&self.html);
+        if files().filter(|file| is_stdout(file)).count() > 1 {
+            return Err(Error::Setting("--json - and --html -: one of them may go to stdout".into()));
+        }
+        for file in files().filter(|file| !is_stdout(file)) {
             fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::io(file))?;
         }
         Ok(())
@@ -36,19 +46,40 @@ impl Output {
 
     /// Writes measurements.
     pub(super) fn tell(&self, documents: &[Document]) -> Result<()> {
-        let to_stdout = self.json.as_deref().is_some_and(|file| file.as_os_str() == "-");
-        if let Some(file) = &self.html {
-            fs::write(file, html::page(&self.title, documents)).map_err(Error::io(file))?;
-        }
-        if let Some(file) = &self.json {
-            let all = document::json(documents)?;
-            if to_stdout {
-                return write(&(all + "\n"));
+        let page = self.html.as_ref().map(|file| (file, html::page(&self.title, documents)));
+        let data = match &self.json {
+            Some(file) => Some((file, document::json(documents)? + "\n")),
+            None => None,
+        };
+        let mut told = None;
+        for (file, text) in page.into_iter().chain(data) {
+            if is_stdout(file) {
+                told = Some(text);
+            } else {
+                fs::write(file, text).map_err(Error::io(file))?;
             }
-            fs::write(file, all + "\n").map_err(Error::io(file))?;
         }
-        documents.iter().try_for_each(|document| write(&table::table(document)))
+        match told {
+            Some(text) => write(&text),
+            None => documents.iter().try_for_each(|document| write(&table::table(document))),
+        }
     }
+
+    /// Writes what was measured just now, and fails if not one request of it ended as it should have: well, or cancelled on
+    /// purpose.
+    pub(super) fn tell_measured(&self, documents: &[Document]) -> Result<()> {
+        self.tell(documents)?;
+        let mut all = Ends::default();
+        documents.iter().flat_map(Document::ends).for_each(|ends| all.add(ends));
+        match all.well + all.cancelled {
+            0 => Err(Error::NothingWell { ends: all.words() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_stdout(file: &Path) -> bool {
+    file.as_os_str() == "-"
 }
 
 /// Writes to stdout, so that a closed pipe is an error like any other.

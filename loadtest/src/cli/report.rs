@@ -43,7 +43,7 @@ pub(super) struct Args {
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, models, concurrency, search, rounds } = args;
     let Common { server, work, extent, output } = common;
-    search.check()?;
+    search.check(true)?;
     rounds.check()?;
     concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
     let limits = (extent.extent()?, extent.max_in_flight);
@@ -56,7 +56,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         }
         Ok::<_, Error>(documents)
     })?;
-    output.tell(&documents)
+    output.tell_measured(&documents)
 }
 
 /// Everything of models that are asked for the same.

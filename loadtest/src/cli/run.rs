@@ -1,12 +1,13 @@
 //! `weir-loadtest run`: one load.
 
 use super::{
+    arrivals::Arrivals,
     extent, runtime,
     session::{Common, Session},
 };
 use crate::{
     error::{Error, Result},
-    load::{arrivals::Shape, plan::Load},
+    load::plan::Load,
     report::document::Part,
 };
 
@@ -24,30 +25,17 @@ pub(super) struct Args {
     /// An open loop: requests a second, whatever the answers do.
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
-    /// How arrivals of an open loop follow each other.
-    #[arg(long, value_name = "SHAPE", default_value = "poisson", requires = "rate", conflicts_with = "concurrency")]
-    arrivals: Shape,
-    /// Requests that come together with --arrivals bursty; 8 if not given.
-    #[arg(long, value_name = "N", requires = "rate")]
-    burst: Option<u64>,
+    #[command(flatten)]
+    arrivals: Arrivals,
 }
 
-/// Requests that come together, if it is not said how many.
-const BURST: u64 = 8;
-
 pub(super) fn run(args: Args, command: String) -> Result<()> {
-    let Args { common, model, concurrency, rate, arrivals, burst } = args;
+    let Args { common, model, concurrency, rate, arrivals } = args;
+    arrivals.check(rate.is_some(), "--rate")?;
     let load = match rate {
         Some(rate) => {
             extent::rate("--rate", rate)?;
-            if let Some(burst) = burst.filter(|_| arrivals != Shape::Bursty) {
-                return Err(Error::option("--burst", burst, "given with --arrivals bursty alone"));
-            }
-            let burst = burst.unwrap_or(if arrivals == Shape::Bursty { BURST } else { 1 });
-            if !(1..=extent::MAX_IN_FLIGHT as u64).contains(&burst) {
-                return Err(Error::option("--burst", burst, format!("from 1 to {}", extent::MAX_IN_FLIGHT)));
-            }
-            Load::Open { arrivals, rate, burst }
+            arrivals.load(rate)
         }
         None => {
             let concurrency = concurrency.unwrap_or(8);
@@ -65,5 +53,5 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let point = session.point(model, load, limits, most).await?;
         Ok::<_, Error>(session.document(vec![Part::Run { model: model.name.clone(), point }], true))
     })?;
-    output.tell(&[document])
+    output.tell_measured(&[document])
 }

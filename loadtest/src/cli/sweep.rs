@@ -1,6 +1,7 @@
 //! `weir-loadtest sweep`: several loads one after the other.
 
 use super::{
+    arrivals::Arrivals,
     extent, runtime,
     session::{Common, Session},
 };
@@ -8,10 +9,7 @@ use crate::{
     client::models::About,
     error::{Error, Result},
     knee::{self, Tried},
-    load::{
-        arrivals::Shape,
-        plan::{Extent, Load},
-    },
+    load::plan::{Extent, Load},
     report::document::{Part, Point},
 };
 use std::time::Duration;
@@ -52,42 +50,31 @@ pub(super) struct Search {
     /// How often the search halves what lies between the highest sustained rate and the lowest other one.
     #[arg(long, value_name = "N", default_value_t = 3)]
     refine: usize,
-    /// How arrivals of open loops follow each other.
-    #[arg(long, value_name = "SHAPE", default_value = "poisson")]
-    arrivals: Shape,
-    /// Requests that come together with --arrivals bursty.
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    burst: u64,
+    #[command(flatten)]
+    arrivals: Arrivals,
 }
 
 impl Search {
-    pub(super) fn check(&self) -> Result<()> {
+    /// Before anything is measured; `open` is whether there are open loops at all.
+    pub(super) fn check(&self, open: bool) -> Result<()> {
         self.from.into_iter().try_for_each(|from| extent::rate("--from", from))?;
         extent::rate("--to", self.to)?;
         if self.refine > MAX_POINTS / 2 {
             return Err(Error::option("--refine", self.refine, format!("at most {}", MAX_POINTS / 2)));
         }
-        if (1..=extent::MAX_IN_FLIGHT as u64).contains(&self.burst) {
-            return Ok(());
-        }
-        Err(Error::option("--burst", self.burst, format!("from 1 to {}", extent::MAX_IN_FLIGHT)))
+        self.arrivals.check(open, "--rates, or nothing,")
     }
 
     /// The same, begun at this rate unless another was asked for.
     pub(super) fn beginning(&self, least: f64, rate: Option<f64>) -> Self {
         Self { from: self.from.or(rate.map(|rate| rate.max(least).min(self.to))), ..self.clone() }
     }
-
-    fn load(&self, rate: f64) -> Load {
-        let burst = if self.arrivals == Shape::Bursty { self.burst } else { 1 };
-        Load::Open { arrivals: self.arrivals, rate, burst }
-    }
 }
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, model, concurrency, rates, search } = args;
     let Common { server, work, extent, output } = common;
-    search.check()?;
+    search.check(concurrency.is_empty())?;
     rates.iter().try_for_each(|&rate| extent::rate("--rates", rate))?;
     concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
     let points = concurrency.len().max(rates.len());
@@ -107,7 +94,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         };
         Ok::<_, Error>(session.document(vec![part], true))
     })?;
-    output.tell(&[document])
+    output.tell_measured(&[document])
 }
 
 /// The batch-size curve.
@@ -139,7 +126,7 @@ pub(super) async fn by_rate(
             _ => given.next(),
         };
         let Some(rate) = next.filter(|_| !session.is_over() && tried.len() < MAX_POINTS) else { break };
-        let point = session.point(model, search.load(rate), enough(extent, rate), most).await?;
+        let point = session.point(model, search.arrivals.load(rate), enough(extent, rate), most).await?;
         if point.interrupted && point.figures.requests.measured == 0 {
             break;
         }

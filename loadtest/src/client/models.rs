@@ -4,7 +4,9 @@ use super::connection::{Connection, refused};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use weir_proto::v1::{ListModelsRequest, Model, models_client::ModelsClient};
+use weir_proto::v1::{
+    Calibration, GetReportRequest, ListModelsRequest, Model, latency_client::LatencyClient, models_client::ModelsClient,
+};
 
 /// How long the server may take to list them.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -70,6 +72,44 @@ impl From<Model> for About {
             concurrent_streams: limits.concurrent_streams,
         }
     }
+}
+
+/// What the server says of the table that a model's estimates come from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibrated {
+    /// How often the step was timed that was timed least.
+    pub fewest_samples: u32,
+    /// How far the times of one and the same step are apart: the interquartile range by the median.
+    pub spread: f64,
+    /// Why the estimates are not to be trusted, if they are not.
+    pub doubt: Option<String>,
+}
+
+impl Calibrated {
+    /// For people.
+    pub fn words(&self) -> String {
+        let spread = crate::units::digits(self.spread * 100.0);
+        let table = format!(
+            "each step timed at least {} times, spread {spread} % (interquartile range by median)",
+            self.fewest_samples
+        );
+        match &self.doubt {
+            Some(doubt) => format!("NOT TO BE TRUSTED: {doubt}; {table}"),
+            None => table,
+        }
+    }
+}
+
+/// The table that a model's estimates come from; none where the server has none, or does not tell.
+pub async fn calibrated(connection: &Connection, model: &str) -> Option<Calibrated> {
+    let request = GetReportRequest { model: Some(model.to_owned()), window: None };
+    let mut client = LatencyClient::new(connection.channel());
+    let asked = client.get_report(connection.request(request, PATIENCE));
+    let answer = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?.into_inner();
+    let calibration = answer.models.into_iter().next()?.estimated_gain?.calibration?;
+    let Calibration { fewest_samples, spread, doubt, .. } = calibration;
+    Some(Calibrated { fewest_samples, spread, doubt })
 }
 
 /// All models of the server.

@@ -80,6 +80,32 @@ pub struct Ends {
     pub errors: BTreeMap<String, u64>,
 }
 
+impl Ends {
+    /// Counts others, too.
+    pub fn add(&mut self, other: &Self) {
+        self.measured += other.measured;
+        self.well += other.well;
+        self.cancelled += other.cancelled;
+        self.unfinished += other.unfinished;
+        other.errors.iter().for_each(|(code, count)| *self.errors.entry(code.clone()).or_default() += count);
+    }
+
+    /// For people.
+    pub fn words(&self) -> String {
+        let mut line = format!("{} requests: {} well", self.measured, self.well);
+        for (code, count) in &self.errors {
+            line += &format!(", {count} {code}");
+        }
+        if self.cancelled > 0 {
+            line += &format!(", {} cancelled by this client on purpose", self.cancelled);
+        }
+        if self.unfinished > 0 {
+            line += &format!(", {} cut by the interruption", self.unfinished);
+        }
+        line
+    }
+}
+
 /// What the server told of the requests that ended well.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -6,7 +6,7 @@ pub mod score;
 
 use self::bootstrap::{Gain, gain};
 use crate::{
-    client::connection::code,
+    client::{connection::code, models::Calibrated},
     error::{Error, Result},
     load::{
         drive::Stop,
@@ -75,6 +75,9 @@ pub struct Side {
     /// Estimated, not measured: how many times as fast as the same model without pooling the server says that it is, by the medians
     /// of the same rounds. None where the server tells no estimate.
     pub estimated: Option<Gains>,
+    /// The server's word of what that comes from. None where it tells none.
+    #[serde(default)]
+    pub calibrated: Option<Calibrated>,
 }
 
 /// Measured gains: the baseline's median by this model's, over complete rounds.
@@ -101,6 +104,25 @@ impl Side {
         let pairs = [("total", gains.total, estimated.total), ("per character", gains.char, estimated.char)];
         let known = pairs.into_iter().filter_map(|(name, measured, told)| Some((name, measured?, told?)));
         known.map(|(name, measured, told)| (name, told.ratio / measured.ratio - 1.0)).collect()
+    }
+}
+
+impl Comparison {
+    /// Holds the server's estimates against what was measured.
+    ///
+    /// # Errors
+    /// One is more than so many percent above or below, or there is none.
+    pub fn agrees(&self, percent: f64) -> Result<()> {
+        let told = || self.models.iter().flat_map(|side| side.disagreement().into_iter().map(move |told| (side, told)));
+        if told().next().is_none() {
+            let none = "--agree-within: the server told no estimate of any model but the baseline";
+            return Err(Error::Setting(none.into()));
+        }
+        let Some((side, (what, share))) = told().find(|(_, (_, share))| (share * 100.0).abs() > percent) else {
+            return Ok(());
+        };
+        let far = format!("{:+.1} % from the measured one, more than {percent} %", share * 100.0);
+        Err(Error::Setting(format!("{}, {what}: the estimated gain is {far}", side.model)))
     }
 }
 
@@ -269,6 +291,7 @@ fn told(shared: &Shared) -> Result<Comparison> {
             figures: tally.figures()?,
             gains: (which > 0).then(gains),
             estimated: estimated(&told, *seed),
+            calibrated: None,
         })
     };
     Ok(Comparison {

@@ -11,7 +11,7 @@ use crate::{
     },
     measure::{
         meter::Sample,
-        record::{Figures, Tally},
+        record::{Ends, Figures, Tally},
         tester::{Evidence, Tester},
     },
     pair::Comparison,
@@ -35,6 +35,19 @@ pub struct Document {
     pub conditions: Conditions,
     /// What was measured, in order.
     pub parts: Vec<Part>,
+}
+
+impl Document {
+    /// How requests ended, of each load, or of each model of a comparison.
+    pub fn ends(&self) -> impl Iterator<Item = &Ends> {
+        self.parts.iter().flat_map(|part| match part {
+            Part::Run { point, .. } => vec![&point.figures.requests],
+            Part::Batches { points, .. } | Part::Rates { points, .. } => {
+                points.iter().map(|point| &point.figures.requests).collect()
+            }
+            Part::Compare { comparison } => comparison.models.iter().map(|side| &side.figures.requests).collect(),
+        })
+    }
 }
 
 /// Under which conditions all parts were measured.

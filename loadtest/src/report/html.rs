@@ -4,7 +4,7 @@ use super::{
     charts,
     document::{Conditions, Document, Part, Point},
     rows::{COLUMNS, rows},
-    table::{ends, failures, gain_words, knee_words},
+    table::{GOODPUT, ends, failures, gain_words, knee_words},
 };
 use crate::{
     client::models::About,
@@ -112,12 +112,11 @@ fn figures(figures: &Figures) -> Markup {
 }
 
 fn points_table(points: &[Point]) -> Markup {
-    let told = |ns: Option<f64>| ns.map_or("–".to_owned(), time);
     let head = [
         "load",
         "window",
         "characters/s, all requests",
-        "goodput",
+        "goodput (good requests that ended in the window)",
         "first character p50",
         "p90",
         "p99",
@@ -137,7 +136,7 @@ fn points_table(points: &[Point]) -> Markup {
                     td { (point.load.words()) }
                     td { (time(window.window_ns as f64)) }
                     td { (digits(window.chars_per_second)) " /s" }
-                    td { (digits(window.good_per_second)) " requests/s" }
+                    td { (digits(window.good_per_second)) " /s" }
                     td { (told(figures.time_to_first_char_ns.p50)) }
                     td { (told(figures.time_to_first_char_ns.p90)) }
                     td { (told(figures.time_to_first_char_ns.p99)) }
@@ -178,8 +177,17 @@ fn tester(point: &Point) -> Markup {
     }
 }
 
+/// What stands where there is nothing to tell.
+const NONE: &str = "–";
+/// What stands for the gain of the model that others are measured by.
+const BASELINE: &str = "baseline";
+
 fn gain(gains: Option<&Gains>, of: fn(&Gains) -> Option<Gain>) -> String {
-    gains.map_or_else(|| "baseline".into(), |gains| gain_words(of(gains)))
+    gains.map_or_else(|| BASELINE.into(), |gains| gain_words(of(gains)))
+}
+
+fn told(ns: Option<f64>) -> String {
+    ns.map_or(NONE.to_owned(), time)
 }
 
 fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
@@ -195,15 +203,13 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
             "by what it took. Where the baseline is that model, both are about the same thing."
         }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
-        div.scroll { table {
-            thead { tr {
-                @for cell in ["model", "gain: total", "gain: first character", "gain: per character", "ESTIMATED gain: total", "ESTIMATED gain: per character", "gain: encode",
-                    "gain: per token of a summary", "total p50", "first character p50",
-                    "per character p50", "shortening factor (characters per segment)", "bits per character", "well"] { th { (cell) } }
-            } }
-            tbody { @for side in models { (side_row(side)) } }
-        } }
+        (sides(models))
         @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", by the server's Score." } }
+        @for side in models { @if let Some(table) = &side.calibrated {
+            p.(if table.doubt.is_some() { "warn" } else { "note" }) {
+                strong { (side.model) ": ESTIMATED gains by a calibration: " } (table.words()) "."
+            }
+        } }
         @for side in models { @if let Some(why) = &side.score_refused {
             p.note { (side.model) " has no bits per character: " (why) }
         } }
@@ -212,26 +218,45 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
     }
 }
 
-fn side_row(side: &Side) -> Markup {
-    let told = |ns: Option<f64>| ns.map_or("–".to_owned(), time);
-    let (figures, gains) = (&side.figures, side.gains.as_ref());
+/// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
+type Column = (&'static str, fn(&Side) -> String);
+
+const SIDES: [Column; 14] = [
+    ("model", |side| side.model.clone()),
+    ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
+    ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
+    ("gain: per character", |side| gain(side.gains.as_ref(), |gains| gains.char)),
+    ("ESTIMATED gain: total", |side| gain_words(side.estimated.as_ref().and_then(|gains| gains.total))),
+    ("ESTIMATED gain: per character", |side| gain_words(side.estimated.as_ref().and_then(|gains| gains.char))),
+    ("gain: encode", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.encode))),
+    ("gain: per token of a summary", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token))),
+    ("total p50", |side| told(side.figures.total_from_send_ns.p50)),
+    ("first character p50", |side| told(side.figures.time_to_first_char_from_send_ns.p50)),
+    ("per character p50", |side| told(side.figures.char_ns.p50)),
+    ("shortening factor (characters per segment)", |side| {
+        side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
+    }),
+    ("bits per character", |side| side.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
+    ("well", |side| format!("{} of {}", side.figures.requests.well, side.figures.requests.measured)),
+];
+
+/// The models of a comparison, in the columns that say something of any of them: the page is no wider than it must be.
+fn sides(models: &[Side]) -> Markup {
+    let says = |(_, of): &&Column| models.iter().any(|side| ![NONE, BASELINE].contains(&of(side).as_str()));
+    let columns: Vec<_> = SIDES.iter().filter(says).collect();
     html! {
-        tr {
-            td { (side.model) }
-            td { (gain(gains, |gains| gains.total)) }
-            td { (gain(gains, |gains| gains.time_to_first_char)) }
-            td { (gain(gains, |gains| gains.char)) }
-            td { (gain_words(side.estimated.as_ref().and_then(|gains| gains.total))) }
-            td { (gain_words(side.estimated.as_ref().and_then(|gains| gains.char))) }
-            td { (gain_words(gains.and_then(|gains| gains.encode))) }
-            td { (gain_words(gains.and_then(|gains| gains.decode_token))) }
-            td { (told(figures.total_from_send_ns.p50)) }
-            td { (told(figures.time_to_first_char_from_send_ns.p50)) }
-            td { (told(figures.char_ns.p50)) }
-            td { (figures.shortening_factor.map_or("–".to_owned(), |factor| format!("{factor:.3}"))) }
-            td { (side.bits_per_char.map_or("–".to_owned(), |bits| format!("{bits:.4}"))) }
-            td { (figures.requests.well) " of " (figures.requests.measured) }
-        }
+        div.scroll { table {
+            thead { tr { @for (head, _) in &columns { th { (head) } } } }
+            tbody { @for side in models { tr { @for (_, of) in &columns { (cell(&of(side))) } } } }
+        } }
+    }
+}
+
+/// A cell whose words in brackets stand below the others.
+fn cell(words: &str) -> Markup {
+    match words.split_once(" (") {
+        Some((words, more)) => html! { td { (words) small { "(" (more) } } },
+        None => html! { td { (words) } },
     }
 }
 
@@ -252,6 +277,7 @@ fn conditions(conditions: &Conditions) -> Markup {
             }
             @if conditions.cancel_share > 0.0 { dt { "given up by the client" } dd { (digits(conditions.cancel_share * 100.0)) " % of the requests" } }
             dt { "a good request" } dd { "ends well" @if let Some(objectives) = &conditions.objectives { ", with " (objectives) } }
+            dt { "goodput" } dd { (GOODPUT) }
         }
         (models(&conditions.models))
         (workloads(&conditions.workloads))

@@ -29,8 +29,10 @@ pub fn table(document: &Document) -> String {
         };
         out.push('\n');
     }
-    if let Some(objectives) = &document.conditions.objectives {
-        let _ = writeln!(out, "good: {objectives}");
+    if document.parts.iter().any(|part| !matches!(part, Part::Compare { .. })) {
+        let objectives =
+            document.conditions.objectives.as_ref().map(|more| format!(", with {more}")).unwrap_or_default();
+        let _ = writeln!(out, "good: ends well{objectives}; goodput: {GOODPUT}");
     }
     out
 }
@@ -63,19 +65,14 @@ fn run(out: &mut String, point: &Point) -> std::fmt::Result {
     limits(out, point)
 }
 
+/// What goodput counts.
+pub(super) const GOODPUT: &str = "good requests that ended in the measured window, by its length: those count, too, that began in the \
+                                  warm-up; those do not that ended after the window";
+
 /// How requests ended and what the window saw, in a line.
 pub(super) fn ends(point: &Point) -> String {
     let (requests, window) = (&point.figures.requests, &point.window);
-    let mut line = format!("{} requests: {} well", requests.measured, requests.well);
-    for (code, count) in &requests.errors {
-        line += &format!(", {count} {code}");
-    }
-    if requests.cancelled > 0 {
-        line += &format!(", {} cancelled by this client on purpose", requests.cancelled);
-    }
-    if requests.unfinished > 0 {
-        line += &format!(", {} cut by the interruption", requests.unfinished);
-    }
+    let mut line = requests.words();
     let good = 100.0 * point.figures.good as f64 / (requests.measured.max(1)) as f64;
     line += &format!(
         "; good {} ({} %), goodput {} requests/s; {} characters/s in all, over {}",
@@ -249,6 +246,9 @@ fn remarks(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
                 share * 100.0,
                 comparison.baseline
             )?;
+        }
+        if let Some(table) = &side.calibrated {
+            writeln!(out, "{}: ESTIMATED by a calibration: {}", side.model, table.words())?;
         }
         if let Some(why) = &side.score_refused {
             writeln!(out, "{}: no bits per character: {why}", side.model)?;

@@ -26,7 +26,13 @@ pub(super) fn run(
     let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);
     let fed: Vec<u32> = start.into_iter().chain(target.iter().copied()).collect();
     if fed.len() > limits.targets {
-        return Err(Error::TooLong { field: "--target-ids", length: fed.len(), limit: limits.targets, unit: "tokens" });
+        return Err(Error::TooLong {
+            field: "--target-ids",
+            length: fed.len(),
+            limit: limits.targets,
+            unit: "tokens",
+            why: None,
+        });
     }
     let mut encoding = if hard { reader.open_hard()? } else { reader.open() };
     let mut scratch = model.scratch();

@@ -70,7 +70,7 @@ fn from(
         }
     };
     if room == Room::Over && !cut {
-        return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)" });
+        return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)", why: None });
     }
     if tokens.is_empty() {
         return Err(Error::BadOption { field, found: "\"\"".into(), bound: "at least one character".into() });

@@ -19,6 +19,9 @@ use std::{
 /// Bytes of a line: more is a mistake.
 const LINE: u64 = 64 << 20;
 
+/// What the documents are called that have no source, where others have one.
+const NAMELESS: &str = "(no source)";
+
 /// A line of the file.
 #[derive(Deserialize)]
 struct Line {
@@ -61,8 +64,13 @@ pub(super) fn run(writer: &Writer, file: &Path, (cut, as_json): (bool, bool)) ->
         progress.tell(done as u64 + 1, total);
     }
     drop(progress);
+    // where no line names its source, all are told, and once
+    sources.retain(|source, figures| !source.is_empty() || figures.documents < all.documents);
+    fn name(source: &str) -> &str {
+        if source.is_empty() { NAMELESS } else { source }
+    }
     let rows: Vec<(&str, &Figures)> =
-        sources.iter().map(|(source, figures)| (source.as_str(), figures)).chain([("all", &all)]).collect();
+        sources.iter().map(|(source, figures)| (name(source), figures)).chain([("all", &all)]).collect();
     if as_json {
         return output::json(&rows.iter().map(|(source, figures)| figures.json(source)).collect::<Vec<_>>().into());
     }

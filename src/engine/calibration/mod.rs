@@ -58,8 +58,14 @@ impl Missing {
     }
 }
 
+/// The widest spread of a table that is trusted. On a machine that does nothing else it is a few hundredths; where others take turns
+/// on its processors, half of the rounds take as long as the others' turns more.
+const WIDE: f64 = 0.2;
+/// The fewest samples of a step by which it is trusted.
+const FEW: usize = 5;
+
 /// One kind of step, as it was timed. Times are medians.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cell {
     /// Rows.
     pub rows: usize,
@@ -73,6 +79,8 @@ pub struct Cell {
     pub closed: usize,
     /// How often it was timed.
     pub samples: usize,
+    /// How far these times are apart: the interquartile range of whole rounds by their median.
+    pub spread: f64,
     /// The symbol step, where a segment step follows.
     pub symbol: Duration,
     /// The segment step.
@@ -134,6 +142,36 @@ impl Table {
         let steps = Curves::of(&cells, bytes, None, |cell| cell.symbols == 1)?;
         let chunks = Curves::of(&cells, bytes, Some(&steps), |cell| cell.symbols > 1).unwrap_or_else(|| steps.clone());
         Some(Self { cells, made: SystemTime::now(), took, steps, chunks, symbol_bytes, segment_bytes })
+    }
+
+    /// How often the step was timed that was timed least.
+    pub fn fewest_samples(&self) -> usize {
+        self.cells.iter().map(|cell| cell.samples).min().unwrap_or(0)
+    }
+
+    /// How far the times of one and the same step are apart, of the one in the middle of all.
+    pub fn spread(&self) -> f64 {
+        let mut spreads: Vec<f64> = self.cells.iter().map(|cell| cell.spread).collect();
+        spreads.sort_unstable_by(f64::total_cmp);
+        spreads.get(spreads.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    /// Why what follows from it is not to be trusted, if it is not; for people.
+    pub fn doubt(&self) -> Option<String> {
+        let (spread, samples) = (self.spread() * 100.0, self.fewest_samples());
+        if self.spread() > WIDE {
+            let bound = WIDE * 100.0;
+            return Some(format!(
+                "the times of one and the same step are {spread:.0} % of their median apart (interquartile range), more than {bound:.0} %: \
+                 others used the machine while it was calibrated; load the model again when it is quiet"
+            ));
+        }
+        (samples < FEW).then(|| {
+            format!(
+                "a step was timed {samples} times, fewer than {FEW}: --calibration-milliseconds gives it more time, and so does a \
+                 machine that does nothing else"
+            )
+        })
     }
 
     /// Nanoseconds of the round without pooling, the middle layers run for each symbol, over as many positions as there are symbols,

@@ -26,23 +26,27 @@ impl Pace {
     /// How many nanoseconds more a round that took so many should have taken without pooling.
     pub fn more(&mut self, table: &Table, round: &Round, took: f64) -> f64 {
         let (unpooled, pooled) = table.reckon(round);
-        let late = match (round.chunk, round.closed) {
-            (true, _) => &mut self.chunk,
-            (false, 0) => &mut self.plain,
-            (false, _) => &mut self.closing,
-        };
-        if pooled > 0.0 {
-            late.push((took / pooled) as f32);
-        }
-        let (plain, closing, chunk) = (self.plain.median(), self.closing.median(), self.chunk.median());
-        // what is not known yet is as what is
-        let closing_or = closing.or(plain).unwrap_or(1.0);
-        let (all, own) = match (round.chunk, round.closed) {
-            (true, _) => (chunk.unwrap_or(closing_or), chunk.unwrap_or(closing_or)),
-            (false, 0) => (closing_or, plain.unwrap_or(closing_or)),
-            (false, _) => (closing_or, closing_or),
+        let ratio = (pooled > 0.0).then(|| (took / pooled) as f32);
+        // how much slower than the table it would have been without pooling, and how much slower it was
+        let (all, own) = if round.chunk {
+            let chunk = self.chunk.with(ratio).median().unwrap_or_else(|| self.closing());
+            (chunk, chunk)
+        } else if round.closed > 0 {
+            self.closing.with(ratio);
+            let closing = self.closing();
+            (closing, closing)
+        } else {
+            let plain = self.plain.with(ratio).median();
+            // without pooling it would have been one with a segment step
+            let closing = self.closing.median().or(plain).unwrap_or(1.0);
+            (closing, plain.unwrap_or(closing))
         };
         all * unpooled - own * pooled
+    }
+
+    /// Of rounds with a segment step; what is not known yet is as what is.
+    fn closing(&self) -> f64 {
+        self.closing.median().or_else(|| self.plain.median()).unwrap_or(1.0)
     }
 }
 
@@ -60,9 +64,13 @@ impl Default for Late {
 }
 
 impl Late {
-    fn push(&mut self, ratio: f32) {
-        self.ratios[self.seen % REMEMBERED] = ratio;
-        self.seen += 1;
+    /// The same and another one, if there is one.
+    fn with(&mut self, ratio: Option<f32>) -> &Self {
+        if let Some(ratio) = ratio {
+            self.ratios[self.seen % REMEMBERED] = ratio;
+            self.seen += 1;
+        }
+        self
     }
 
     fn median(&self) -> Option<f64> {

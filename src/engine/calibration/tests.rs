@@ -25,7 +25,8 @@ fn timed(rows: usize, symbols: usize, context: usize, segments: usize, closed: u
         context,
         context_segments: segments,
         closed,
-        samples: 3,
+        samples: 5,
+        spread: 0.1,
         symbol: full(40_000.0),
         middle: takes(160_000.0, 8_000.0, 20.0, closed, inner),
         finish: full(40_000.0),
@@ -122,4 +123,22 @@ fn a_line_goes_through_its_points() {
     assert_eq!([1.0, 2.0, 5.0, 8.0, 11.0].map(|place| line.at(place)), [10.0, 10.0, 25.0, 40.0, 55.0]);
     let one = Line::through(vec![(4.0, 20.0)]).unwrap();
     assert_eq!([1.0, 4.0, 8.0].map(|place| one.at(place)), [20.0, 20.0, 40.0]);
+}
+
+#[test]
+fn a_table_of_a_busy_machine_is_doubted() {
+    let told = |change: &dyn Fn(usize, &mut Cell)| {
+        let mut cells = table().cells;
+        cells.iter_mut().enumerate().for_each(|(index, cell)| change(index, cell));
+        Table::new(cells, 4096, cost, Duration::ZERO).unwrap().doubt()
+    };
+    assert_eq!(told(&|_, _| {}), None);
+    // at the bounds
+    assert_eq!(told(&|_, cell| (cell.samples, cell.spread) = (FEW, WIDE)), None);
+    // three of its seven cells are few
+    assert_eq!(told(&|index, cell| cell.spread = if index < 3 { 0.9 } else { 0.05 }), None);
+    let wide = told(&|index, cell| cell.spread = if index < 4 { 0.35 } else { 0.05 }).unwrap();
+    assert!(wide.contains(" 35 % of their median") && wide.contains("more than 20 %"), "{wide}");
+    let few = told(&|index, cell| cell.samples = if index == 6 { 4 } else { 31 }).unwrap();
+    assert!(few.contains("timed 4 times, fewer than 5"), "{few}");
 }

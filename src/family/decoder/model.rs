@@ -60,7 +60,7 @@ impl Decoder {
     pub fn load(blueprint: &DecoderBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, settings, .. } = parts;
         let a = &blueprint.architecture;
-        let max_symbols = settings.longest(config.training_length, blueprint.bounds())?;
+        let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
         let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
         let mut loader = Loader::new(&mut weights, blueprint.stack_shape(), a.layer_norm_eps, settings.dtype)?;
         let (window, order, positions) = (a.window, Order::Pre, max_symbols + blueprint.lead());
@@ -89,6 +89,7 @@ impl Decoder {
             vocabulary: config.vocabulary(Path::new("config.json"))?,
             training_length: config.training_length,
             max_symbols,
+            max_symbols_why,
             boundary_modes: vec![BoundaryMode::Given],
             pooled: false,
             dtype: settings.dtype.name(),

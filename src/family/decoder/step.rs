@@ -122,7 +122,7 @@ impl Decoder {
         if len + more > self.card.max_symbols {
             let (length, limit) = (len + more, self.card.max_symbols);
             let unit = if self.card.vocabulary.is_pieces() { "tokens" } else { "characters" };
-            return Err(Error::TooLong { field: "sequence", length, limit, unit });
+            return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
         }
         state.hidden.clear();
         self.card.vocabulary.check_ids("feed", &row.feed)

@@ -67,7 +67,7 @@ impl Hourglass {
     /// A weight that is missing, which the checkpoint reader has excluded; memory too small for the null group.
     pub fn load(blueprint: &HourglassBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, companions, settings } = parts;
-        let max_symbols = settings.longest(config.training_length, blueprint.bounds())?;
+        let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
         let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
@@ -90,6 +90,7 @@ impl Hourglass {
             vocabulary,
             training_length: config.training_length,
             max_symbols,
+            max_symbols_why,
             boundary_modes: modes(&boundaries),
             first_logits: None,
             pooled: pooled.is_some(),

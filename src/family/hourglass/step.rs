@@ -184,7 +184,7 @@ impl Hourglass {
         }
         if len + more > self.card.max_symbols {
             let (length, limit) = (len + more, self.card.max_symbols);
-            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
+            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters", why: None });
         }
         self.card.vocabulary.check_ids("feed", &row.feed)?;
         state.hidden.clear();

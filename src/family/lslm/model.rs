@@ -80,6 +80,7 @@ impl Lslm {
             vocabulary,
             training_length: config.training_length,
             max_symbols,
+            max_symbols_why: None,
             boundary_modes: blueprint.architecture.driver.modes(),
             first_logits: None,
             pooled: true,

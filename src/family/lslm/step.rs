@@ -180,7 +180,7 @@ impl Lslm {
         }
         if state.symbols.len() + more > self.card.max_symbols {
             let (length, limit) = (state.symbols.len() + more, self.card.max_symbols);
-            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters" });
+            return Err(Error::TooLong { field: "sequence", length, limit, unit: "characters", why: None });
         }
         match feed[..] {
             [trace::END] if state.open_len() == 0 => {

@@ -158,7 +158,7 @@ impl Encoding for PyramidionEncoding {
         let limit = self.plan.segments.first().map_or(0, |first| first.length);
         let length = self.tokens.len().saturating_add(tokens.len());
         if length > limit {
-            return Err(Error::TooLong { field: "document", length, limit, unit: "tokens" });
+            return Err(Error::TooLong { field: "document", length, limit, unit: "tokens", why: None });
         }
         if let Some(offset) = tokens.iter().position(|&token| token as usize >= self.symbols) {
             let found = format!("id {} (the vocabulary has {} symbols)", tokens[offset], self.symbols);

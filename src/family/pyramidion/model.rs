@@ -117,7 +117,7 @@ impl Pyramidion {
     pub fn load(blueprint: &PyramidionBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, settings, .. } = parts;
         let a = &blueprint.architecture;
-        let max_symbols = settings.longest(config.training_length, blueprint.bounds())?;
+        let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
         let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
         let mut loader = Loader::new(blueprint, &mut weights, settings.dtype);
         let (embedding, head) = loader.embedding()?;
@@ -132,6 +132,7 @@ impl Pyramidion {
             vocabulary: config.vocabulary(Path::new("config.json"))?,
             training_length: config.training_length,
             max_symbols,
+            max_symbols_why,
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: false,

@@ -3,6 +3,7 @@
 use super::{
     super::{
         access::bearer,
+        compression::compressing,
         engines::{Engines, Lease},
         layers::Call,
         shutdown::{Gate, Pass},
@@ -61,7 +62,7 @@ pub(in crate::serve) fn guarded(
 ) -> InterceptedService<AdminServer<Orders>, Guard> {
     let guard = Guard(admin.token.clone());
     let orders = Orders { engines, gate, admin: Arc::new(admin), turn: Arc::new(Semaphore::new(1)) };
-    InterceptedService::new(AdminServer::new(orders).max_decoding_message_size(message_bytes), guard)
+    InterceptedService::new(compressing!(AdminServer::new(orders), message_bytes), guard)
 }
 
 impl Interceptor for Guard {

@@ -6,6 +6,7 @@
 //! the two forms' translation: `asked`, which other protocols use, too, and `reply`; `refusal` for errors.
 
 mod completions;
+mod linger;
 mod models;
 mod patience;
 mod playground;
@@ -20,6 +21,7 @@ use axum::{
     body::Bytes,
     extract::{Request, State},
     http::{StatusCode, header},
+    middleware::map_request,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -28,6 +30,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use linger::{Lingering, Unread};
 use patience::Patient;
 use refusal::Refusal;
 use std::{
@@ -81,10 +84,13 @@ pub(super) async fn serve(
             () = said(&mut closing) => break,
         };
         let Some(Ok(connection)) = connection else { break };
-        let router = router.clone().layer(Extension(connection.connect_info()));
+        let unread = Unread::default();
+        let seen = unread.clone();
+        let seen = map_request(move |request| std::future::ready(seen.watch(request)));
+        let router = router.clone().layer(seen).layer(Extension(connection.connect_info()));
         // as long as the engines wait for readers
         let stall = engines.all().iter().map(|engine| engine.limits().stall).max().unwrap_or(Duration::MAX);
-        let connection = Patient::new(connection, stall);
+        let connection = Lingering::new(Patient::new(connection, stall), unread);
         connections.spawn(converse(connection, router, wire.handshake, closing.clone()));
     }
     drop(incoming);
@@ -93,7 +99,7 @@ pub(super) async fn serve(
 
 /// All requests of one connection.
 async fn converse(
-    connection: Patient<Connection>,
+    connection: Lingering<Patient<Connection>>,
     router: Router,
     patience: Duration,
     mut closing: watch::Receiver<bool>,

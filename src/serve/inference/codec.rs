@@ -1,6 +1,9 @@
 //! How requests of a stream are read: one that is not protobuf is an item like others, so that it ends itself and not the stream.
 
-use super::{super::intake::STREAM, Inference};
+use super::{
+    super::{compression::compressing, intake::STREAM},
+    Inference,
+};
 use prost::{Message, bytes::Buf};
 use std::task::{Context, Poll};
 use tonic::{
@@ -67,7 +70,7 @@ pub(in super::super) struct Served {
 
 impl Served {
     pub(super) fn new(inference: Inference, message_bytes: usize) -> Self {
-        let methods = GrpcInferenceServiceServer::new(inference.clone()).max_decoding_message_size(message_bytes);
+        let methods = compressing!(GrpcInferenceServiceServer::new(inference.clone()), message_bytes);
         Self { methods, inference, message_bytes }
     }
 }
@@ -91,7 +94,7 @@ impl Service<http::Request<Body>> for Served {
         }
         let (inference, most) = (self.inference.clone(), self.message_bytes);
         Box::pin(async move {
-            let mut grpc = Grpc::new(Lenient).max_decoding_message_size(most);
+            let mut grpc = compressing!(Grpc::new(Lenient), most);
             let exchange = tower::service_fn(move |request| {
                 let answer = inference.exchange(request);
                 async move { Ok::<_, Status>(answer) }

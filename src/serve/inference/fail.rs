@@ -41,7 +41,7 @@ mod tests {
         assert_eq!(details.bad_request().unwrap().field_violations[0].field, "max_tokens");
         assert_eq!(details.error_info().unwrap().metadata["bound"], "1 to 9");
         assert_eq!(details.request_info().unwrap().request_id, "r");
-        let error = Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters" };
+        let error = Error::TooLong { field: "prompt", length: 9, limit: 8, unit: "characters", why: None };
         assert!(super::renamed(&status(&error, "r")).message().starts_with("text_input: 9 characters"));
     }
 }

@@ -86,6 +86,7 @@ impl Toy {
             vocabulary: Arc::new(vocabulary()),
             training_length: 64,
             max_symbols,
+            max_symbols_why: None,
             boundary_modes: vec![BoundaryMode::Given],
             first_logits: None,
             pooled: true,

@@ -119,8 +119,8 @@ async fn asked(mut stream: TcpStream, method: &str, path: &str, headers: &[&str]
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // a server that refuses by the head alone may have closed by now
-    let _ = stream.write_all(body.as_bytes()).await;
+    // one that is refused by its head is still read
+    stream.write_all(body.as_bytes()).await.unwrap();
     stream
 }
 
@@ -303,6 +303,9 @@ async fn what_is_wrong_is_named() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    // and before most of it has: who reads when all is sent reads the same
+    let refused = exchange(server.port, "POST", "/v1/completions", &[], &"a".repeat(20_000_000)).await;
+    assert_eq!(refused.refused(), (413, invalid.into(), String::new()));
     // neither a length nor chunks
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head =

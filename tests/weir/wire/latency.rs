@@ -145,6 +145,13 @@ async fn an_estimate_is_that_of_the_requests_and_has_its_table() {
     let rows: Vec<_> = steps.map(|step| step.rows).collect();
     assert!(calibration.took_ns > 0 && rows == [1, 2, 4, 8, 16, 32], "{rows:?}");
     assert!(calibration.steps.iter().all(|step| step.samples > 0 && step.segments > 0));
+    let fewest = calibration.steps.iter().map(|step| step.samples).min();
+    assert_eq!(Some(calibration.fewest_samples), fewest);
+    let mut spreads: Vec<_> = calibration.steps.iter().map(|step| step.spread).collect();
+    spreads.sort_by(f64::total_cmp);
+    assert_eq!(calibration.spread, spreads[spreads.len() / 2]);
+    let doubted = calibration.spread > 0.2 || calibration.fewest_samples < 5;
+    assert_eq!(calibration.doubt.is_some(), doubted, "{calibration:?}");
     // a model that skips nothing has nothing to estimate, and says so
     let timing = served.answer("plain", "abc", 10).await.finished.timing.unwrap();
     assert_eq!((timing.unpooled_estimate_ns, timing.gain_estimate), (None, None));

@@ -75,6 +75,7 @@ impl Fake {
             vocabulary: Arc::new(vocabulary),
             training_length: 64,
             max_symbols: MAX_SYMBOLS,
+            max_symbols_why: None,
             boundary_modes: modes,
             first_logits: None,
             pooled: kind != Kind::Vanilla,

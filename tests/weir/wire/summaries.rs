@@ -3,6 +3,7 @@
 use super::{
     Running, details, eventually,
     frames::{self, DATA, RST_STREAM, frame, sent},
+    hostile::answered,
     reason,
 };
 use crate::reader::{BLOCK, Librarian, MARKS, PANIC, TOKENS, logits};
@@ -205,6 +206,14 @@ async fn another_request_finds_the_document() {
     let unknown = SummarizeOptions { document_id: Some("f".repeat(500)), ..Default::default() };
     let status = server.answer(unknown, &[]).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
+    // a caller who has not said yet that this is all is told, too
+    let unknown = SummarizeOptions { document_id: Some("none".into()), ..Default::default() };
+    let (sender, receiver) = mpsc::channel(1);
+    sender.send(options(unknown)).await.unwrap();
+    let mut client = server.client();
+    let told = tokio::time::timeout(Duration::from_secs(10), client.summarize(ReceiverStream::new(receiver)));
+    assert_eq!(told.await.expect("at once").unwrap_err().code(), Code::NotFound);
+    drop(sender);
     let hard = SummarizeOptions { hard_topk: Some(true), ..Default::default() };
     let read_hard = server.answer(hard, &[&text]).await.unwrap();
     let again = SummarizeOptions { document_id: read_hard.finished.document_id.clone(), ..Default::default() };
@@ -314,6 +323,13 @@ async fn what_is_wrong_is_told_with_its_field() {
     assert_eq!(refused(parts(sampling, &["text"])).await, bad("sampling.temperature"));
     let model = SummarizeOptions { model: Some("none".into()), ..plain() };
     assert_eq!(refused(parts(model, &["text"])).await.0, Code::NotFound);
+    let bytes = frames::message(b"\x12\x03\x0a\x01\xff");
+    let first = frames::message(&options(plain()).encode_to_vec());
+    for body in [bytes.clone(), [first, bytes].concat()] {
+        let status = answered(server.running.address, "/weir.v1.Summarization/Summarize", body, &[]).await;
+        let field = details(&status).bad_request().unwrap().field_violations[0].field.clone();
+        assert_eq!((status.code(), reason(&status).as_str(), field), (bad("").0, "UNREADABLE", "chunk.text".into()));
+    }
     let panics = char::from(PANIC as u8).to_string();
     assert_eq!(refused(parts(plain(), &[&panics])).await.0, Code::Internal);
     server.at_rest().await;

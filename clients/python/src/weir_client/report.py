@@ -101,6 +101,8 @@ class CalibratedStep:
     #: The parts before and after the middle layers in a step that skips them, if that was timed.
     plain_symbol_ns: Optional[int]
     plain_finish_ns: Optional[int]
+    #: The interquartile range of what it took as a whole, by the median.
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ class Calibration:
     made_unix_s: int
     took_ns: int
     steps: Tuple[CalibratedStep, ...]
+    #: How often the step was timed that was timed least.
+    fewest_samples: int
+    #: The median of the steps' spreads.
+    spread: float
+    #: Why an estimate by this table is not to be trusted, if it is not.
+    doubt: Optional[str]
 
 
 @dataclass(frozen=True)

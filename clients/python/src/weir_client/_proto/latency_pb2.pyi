@@ -159,17 +159,23 @@ class EstimatedGain(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., measured_prefill_ns: _Optional[int] = ..., unpooled_prefill_estimate_ns: _Optional[int] = ..., measured_decode_ns: _Optional[int] = ..., unpooled_decode_estimate_ns: _Optional[int] = ..., prefill_gain_estimate: _Optional[float] = ..., decode_gain_estimate: _Optional[float] = ..., gain_estimate: _Optional[float] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ...) -> None: ...
 
 class Calibration(_message.Message):
-    __slots__ = ("made_unix_s", "took_ns", "steps")
+    __slots__ = ("made_unix_s", "took_ns", "steps", "fewest_samples", "spread", "doubt")
     MADE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     TOOK_NS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    FEWEST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     made_unix_s: int
     took_ns: int
     steps: _containers.RepeatedCompositeFieldContainer[CalibratedStep]
-    def __init__(self, made_unix_s: _Optional[int] = ..., took_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CalibratedStep, _Mapping]]] = ...) -> None: ...
+    fewest_samples: int
+    spread: float
+    doubt: str
+    def __init__(self, made_unix_s: _Optional[int] = ..., took_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CalibratedStep, _Mapping]]] = ..., fewest_samples: _Optional[int] = ..., spread: _Optional[float] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class CalibratedStep(_message.Message):
-    __slots__ = ("rows", "chars", "context", "context_segments", "segments", "samples", "symbol_ns", "middle_ns", "finish_ns", "plain_symbol_ns", "plain_finish_ns")
+    __slots__ = ("rows", "chars", "context", "context_segments", "segments", "samples", "symbol_ns", "middle_ns", "finish_ns", "plain_symbol_ns", "plain_finish_ns", "spread")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CHARS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +187,7 @@ class CalibratedStep(_message.Message):
     FINISH_NS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_SYMBOL_NS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FINISH_NS_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
     rows: int
     chars: int
     context: int
@@ -192,7 +199,8 @@ class CalibratedStep(_message.Message):
     finish_ns: int
     plain_symbol_ns: int
     plain_finish_ns: int
-    def __init__(self, rows: _Optional[int] = ..., chars: _Optional[int] = ..., context: _Optional[int] = ..., context_segments: _Optional[int] = ..., segments: _Optional[int] = ..., samples: _Optional[int] = ..., symbol_ns: _Optional[int] = ..., middle_ns: _Optional[int] = ..., finish_ns: _Optional[int] = ..., plain_symbol_ns: _Optional[int] = ..., plain_finish_ns: _Optional[int] = ...) -> None: ...
+    spread: float
+    def __init__(self, rows: _Optional[int] = ..., chars: _Optional[int] = ..., context: _Optional[int] = ..., context_segments: _Optional[int] = ..., segments: _Optional[int] = ..., samples: _Optional[int] = ..., symbol_ns: _Optional[int] = ..., middle_ns: _Optional[int] = ..., finish_ns: _Optional[int] = ..., plain_symbol_ns: _Optional[int] = ..., plain_finish_ns: _Optional[int] = ..., spread: _Optional[float] = ...) -> None: ...
 
 class CacheEffect(_message.Message):
     __slots__ = ("hits", "misses", "looked_up_chars", "found_chars", "shared_bytes", "prefill_spared_estimate_ns")

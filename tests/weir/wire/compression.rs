@@ -1,0 +1,149 @@
+//! Clients that compress what they send: it says the same, is held to the same limits, and only they get compressed answers.
+
+use super::{Server, model::Kind, prompt, raw::connect, read, reason};
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::{
+    Code, Status,
+    codec::CompressionEncoding::{self, Deflate, Gzip},
+    codegen::http::Request,
+    metadata::MetadataMap,
+    transport::Channel,
+};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use weir::{config::Wire, engine::handle::Limits};
+use weir_proto::{
+    inference::{ServerLiveRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
+    v1::{self, generation_client::GenerationClient},
+};
+
+/// A client that compresses in this way, and reads either.
+fn compressing(server: &Server, way: CompressionEncoding) -> GenerationClient<Channel> {
+    let client = GenerationClient::new(server.channel.clone()).send_compressed(way);
+    client.accept_compressed(Deflate).accept_compressed(Gzip)
+}
+
+fn text(text: &str) -> v1::SegmentRequest {
+    v1::SegmentRequest { text: text.into(), ..Default::default() }
+}
+
+fn way(answer: &MetadataMap) -> Option<&str> {
+    answer.get("grpc-encoding").map(|way| way.to_str().unwrap())
+}
+
+#[tokio::test]
+async fn it_says_the_same() {
+    let server = Server::new().await;
+    let asked = super::long("ab c", 40);
+    let plain = server.answer(asked.clone()).await.unwrap();
+    let segments = server.generation().segment(text("ab cab")).await.unwrap();
+    assert_eq!(way(segments.metadata()), None);
+    for (sent, name) in [(Gzip, "gzip"), (Deflate, "deflate")] {
+        let stream = compressing(&server, sent).generate(asked.clone()).await.unwrap();
+        assert_eq!(way(stream.metadata()), None, "characters wait for no checksum");
+        assert_eq!(read(stream.into_inner()).await.unwrap().text(), plain.text());
+        let told = compressing(&server, sent).segment(text("ab cab")).await.unwrap();
+        assert_eq!(way(told.metadata()), Some(name), "as it was sent");
+        assert_eq!(told.get_ref().segments, segments.get_ref().segments);
+        // who could not read a compressed answer gets none
+        let mut deaf = GenerationClient::new(server.channel.clone()).send_compressed(sent);
+        assert_eq!(way(deaf.segment(text("ab")).await.unwrap().metadata()), None);
+    }
+    // one that only says that it could read them has not asked for any
+    let mut reads = server.generation().accept_compressed(Gzip);
+    assert_eq!(way(reads.segment(text("ab")).await.unwrap().metadata()), None);
+}
+
+#[tokio::test]
+async fn every_service_reads_it() {
+    let server = Server::new().await;
+    let mut health = HealthClient::new(server.channel.clone()).send_compressed(Gzip);
+    health.check(HealthCheckRequest::default()).await.unwrap();
+    let mut other = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
+    assert!(other.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+}
+
+#[tokio::test]
+async fn it_has_the_limits_of_what_it_becomes() {
+    let wire = Wire { message_bytes: 64 << 10, ..Wire::default() };
+    let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
+    for sent in [Gzip, Deflate] {
+        let mut client = compressing(&server, sent);
+        let refused =
+            async |bytes: usize| client.clone().generate(prompt(&"a".repeat(bytes))).await.map(drop).unwrap_err();
+        // within the limit it is read, and found too long for the model
+        assert_eq!(refused(60 << 10).await.code(), Code::InvalidArgument);
+        // a few kilobytes on the wire
+        for bytes in [64 << 10, 3 << 20] {
+            let status = refused(bytes).await;
+            assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "INCOMPLETE"), "{status:?}");
+            assert!(status.message().contains("limit, of 65536 bytes"), "{status:?}");
+        }
+        client.segment(text("ab")).await.unwrap();
+    }
+    server.at_rest().await;
+}
+
+/// A call whose request begins so and does not end.
+async fn unfinished(
+    server: &Server,
+    encoding: &str,
+    begun: &[u8],
+) -> (h2::SendStream<tonic::codegen::Bytes>, impl Future<Output = Option<Status>>) {
+    let sender = connect(server.running.address, 1 << 16).await;
+    let request = Request::post("http://weir/weir.v1.Generation/Generate").header("te", "trailers");
+    let request = request.header("content-type", "application/grpc").header("grpc-encoding", encoding);
+    let request = request.version(tonic::codegen::http::Version::HTTP_2).body(()).unwrap();
+    let (response, mut sending) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    sending.send_data(begun.to_vec().into(), false).unwrap();
+    let answer = async {
+        let response = timeout(Duration::from_millis(500), response).await.ok()?.unwrap();
+        Status::from_header_map(response.headers())
+    };
+    (sending, answer)
+}
+
+/// A kilobyte that may become a megabyte takes the room of one while it comes in.
+#[tokio::test]
+async fn what_it_may_become_takes_room() {
+    let wire = Wire { message_bytes: 64 << 10, request_memory: 256 << 10, ..Wire::default() };
+    for (encoding, flag, full) in [("gzip", 1, true), ("identity", 0, false)] {
+        let begun = [&[flag][..], &1000_u32.to_be_bytes(), &[0; 100]].concat();
+        let server = Server::with(Limits::default(), wire.clone(), &[("fake", Kind::Pooled)]).await;
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            let (sending, answer) = unfinished(&server, encoding, &begun).await;
+            assert!(answer.await.is_none(), "it is waited for");
+            held.push(sending);
+        }
+        let (_sending, answer) = unfinished(&server, encoding, &begun).await;
+        let told = answer.await.map(|status| (status.code(), reason(&status)));
+        assert_eq!(told, full.then(|| (Code::ResourceExhausted, "QUEUE_FULL".to_owned())), "{encoding}");
+        // there is room again once they are gone
+        drop(held);
+        let again = async {
+            while let (_sending, Some(_)) = {
+                let (sending, answer) = unfinished(&server, encoding, &begun).await;
+                (sending, answer.await)
+            } {}
+        };
+        timeout(Duration::from_secs(20), again).await.expect("the room is given back");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_compressed_as_it_says_is_told() {
+    let server = Server::new().await;
+    let begun = [&[1][..], &4_u32.to_be_bytes(), b"what"].concat();
+    for encoding in ["gzip", "deflate"] {
+        let (_sending, answer) = unfinished(&server, encoding, &begun).await;
+        let status = answer.await.expect("an answer");
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
+        assert!(status.message().starts_with("the message cannot be decompressed: "), "{status:?}");
+    }
+    let (_sending, answer) = unfinished(&server, "zstd", &begun).await;
+    let status = answer.await.expect("an answer");
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().contains("`zstd`"), "{status:?}");
+    server.at_rest().await;
+}

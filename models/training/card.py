@@ -22,7 +22,7 @@ ABOUT = Path(__file__).parent / "cards"
 MODELS = Path(__file__).parents[1]
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
-CHARACTERS = 131_072  # of a split, from its beginning
+CHARACTERS = 65_536  # of a split, from its beginning
 
 
 def main(argv=None):

@@ -25,7 +25,8 @@ def markdown(about, card, config, folder):
 
 
 def table(head, rows):
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows))
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def shape(card, config):
@@ -159,8 +160,8 @@ def recipe(card):
 
 
 def decay(r):
-    kinds = {"linear": f", constant, and linear to zero over the last {r.get('decay_share', 0):.0%}", "cosine": ", then a cosine to zero"}
-    return kinds.get(r["decay"], "")
+    linear = f", constant, and linear to zero over the last {r.get('decay_share', 0):.0%}"
+    return {"linear": linear, "cosine": ", then a cosine to zero"}.get(r["decay"], "")
 
 
 def written(card):

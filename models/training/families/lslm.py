@@ -161,6 +161,7 @@ class Lslm(Family):
         result.update(bpc=joint if self.driver == "nxt" else renormalised)
         return {**result, "scored": chunks.numel(), "boundary_rate": ends / chunks.numel()}
 
+    @torch.no_grad()
     def text_nats(self, ids, count):
         """Of the last `count` symbols of `ids` (n), each given those before it; marks are not counted."""
         steps = self.trace(ids.unsqueeze(0).to(self.head.bias.device), ended=False)

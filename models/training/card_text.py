@@ -42,18 +42,22 @@ def shape(card, config):
 
 
 def hourglass(a):
-    layers = a["layers"]
+    layers = " + ".join(str(a["layers"][part]) for part in ("pre", "middle", "post") if part in a["layers"])
     decided = {"whitespace": "after spaces", "learned": "by a small network, at its threshold of 0.5", "fixed": "at a fixed rate"}
     kind = a["boundaries"]["kind"]
     where = "none: every character is a segment" if kind == "none" else decided.get(kind, kind)
-    yield "layers", f"{layers['pre']} + {layers['middle']} + {layers['post']}, {widths(a)}"
+    yield "layers", f"{layers}, {widths(a)}"
     yield "boundaries", where
 
 
 def decoder(a):
     position = a["position"] if isinstance(a["position"], str) else next(iter(a["position"]))
     yield "layers", f"{a['layers']}, {widths(a)}"
-    yield "position, attention's window", f"{position}, blocks of {a['window']['blockwise']['length']}"
+    window = "all keys"
+    if a["window"] != "full":
+        ((kind, sizes),) = a["window"].items()
+        window = f"{kind} {next(iter(sizes.values()))}"
+    yield "position, attention's window", f"{position}, {window}"
 
 
 def lslm(a):

@@ -12,7 +12,7 @@ import torch
 
 from training import campaign, card, card_text, checkpoint, data, evaluation, report, results, unseen
 from training.families import build
-from training.tests.test_training import OnText, tiny
+from training.tests.test_training import CONFIGS, OnText, tiny
 
 MODELS = Path(__file__).parents[2]
 
@@ -52,6 +52,12 @@ class Shipping(OnText):
             page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
             for told in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
                 self.assertIn(told, page)
+
+    def test_every_configuration_has_a_shape(self):
+        for path in sorted(CONFIGS.glob("*.json")):
+            model = json.loads(path.read_text())["model"]
+            rows = list(card_text.SHAPES[model["family"]](model["architecture"]))
+            self.assertTrue(rows and all(isinstance(cell, str) for row in rows for cell in row), path.stem)
 
     def test_a_card_of_latent_segments(self):
         folder, made = self.shipped("lslm-dp", {"scores": [[64, 64]]})

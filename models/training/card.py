@@ -104,7 +104,7 @@ def measured(model, config, texts, characters):
     for split, stride in [*quarter, ("test", total), ("valid", total)]:
         text = data.read_text(texts, "english", split)[:characters]
         result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total)
-        rows.append({"split": split, "characters": len(text), "stride": stride, "total": total, **result})
+        rows.append({"split": split, "characters_of_split": len(text), "stride": stride, "total": total, **result})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

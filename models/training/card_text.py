@@ -91,7 +91,7 @@ def bits(card):
     rows = []
     for row in card["bpc"]:
         window = f"{row['stride']} of windows of {row['total']}"
-        rows.append((row["split"], f"{row['characters']:,} ({row['scored']:,} scored)", window, f"**{row['bpc']:.3f}**"))
+        rows.append((row["split"], f"{row['characters_of_split']:,} ({row['scored']:,} scored)", window, f"**{row['bpc']:.3f}**"))
     first = card["bpc"][0]
     told = "Measured with the weights as they are here, in f32. Each window is a fresh forward pass, no longer than those trained on."
     if "bpc_paper" in first:

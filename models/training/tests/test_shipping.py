@@ -76,6 +76,16 @@ class Shipping(OnText):
         page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
         self.assertIn(f"{made['rouge']['s']['lead']['rouge1']:.1f}", page)
 
+    def test_a_shipped_run_has_its_card_s_figures(self):
+        _, made = self.shipped("compare-whitespace", {"scores": []})
+        found = results.read(self.root / "none.json")
+        facts = json.loads((self.root / "runs/compare-whitespace-seed1/result.json").read_text())
+        runs = {"compare-whitespace-seed1": self.root / "runs/compare-whitespace-seed1"}
+        with mock.patch.object(results, "complete", lambda _: runs):
+            results.gather(found, [], self.root, {"compare-whitespace": made}, lambda _: None)
+        row = found["comparison"]["compare-whitespace-seed1"]
+        self.assertEqual((row["bpc"], row["characters"]), (made["bpc"][0]["bpc"], facts["characters"]))
+
     def test_runs_are_measured_once(self):
         found, saved = results.read(self.root / "none.json"), []
         keep = lambda state: saved.append(copy.deepcopy(state))  # noqa: E731

@@ -43,3 +43,17 @@ def bits_per_character(model, ids, stride, total, rows=32, progress=None):
             progress(start + count, row_length - 1)
     model.train(training)
     return {"bpc": nats / scored / math.log(2), "scored": scored, "boundary_rate": ends / read if read else 1.0}
+
+
+@torch.no_grad()
+def as_served(model, ids, stride, total):
+    """Bits per character as the server's Score tells them with windows: one row, the first symbol not scored. Of a model that
+    writes marks, these are not counted."""
+    if not hasattr(model, "text_nats"):
+        return bits_per_character(model, ids, stride, total, rows=1)["bpc"]
+    text, nats, last = torch.from_numpy(ids.astype("int64")), 0.0, len(ids) - 1
+    for start in range(0, last, stride):
+        count = min(stride, last - start)
+        first = max(0, start - (total - stride))
+        nats += model.text_nats(text[first : start + count + 1], count)
+    return nats / last / math.log(2)

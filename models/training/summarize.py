@@ -38,6 +38,36 @@ def table(rows):
     return result
 
 
+def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None):
+    """(ROUGE by source, every pair with what the model wrote, the settings) of a checkpoint."""
+    model, config = checkpoint.load(folder)
+    tokens = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    settings = {**config["generation"], **({"beam": beam_size} if beam_size else {})}
+    first = leads(read_pairs(data, corpus, "train"))
+    pairs = read_pairs(data, corpus, split)
+    pairs = pairs[:: max(1, len(pairs) // limit)] if limit else pairs
+    scorer = rouge_scorer.RougeScorer(KINDS, use_stemmer=True)
+    score = lambda pair, text: {k: s.fmeasure for k, s in scorer.score(pair["summary"], text).items()}  # noqa: E731
+    progress, rows, lines = Progress(len(pairs), 0, "pairs"), [], []
+    for index, pair in enumerate(pairs):
+        text = tokens.decode(written(model, config, tokens, pair["document"], settings), skip_special_tokens=True)
+        lead = " ".join(pair["document"].split()[: first.get(pair["source"], 20)])
+        rows.append({"source": pair["source"], "scores": {"model": score(pair, text), "lead": score(pair, lead)}})
+        lines.append({**pair, "document": pair["document"][:400], "written": text})
+        progress.to(index + 1, pair["source"])
+    progress.close()
+    result = table(rows)
+    for source, row in result.items():
+        row["lead_words"] = first.get(source, 20)
+    return result, lines, settings
+
+
+def written(model, config, tokens, document, settings):
+    """The best summary's ids, the end mark included."""
+    (ids,) = encode(tokens, [document], config["architecture"]["source_length"])
+    return beam.search(model, torch.tensor(ids), settings)[0][0]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder of a weir checkpoint")
@@ -48,29 +78,12 @@ def main():
     parser.add_argument("--limit", type=int, help="so many pairs, evenly spaced")
     parser.add_argument("--beam", type=int, help="instead of the checkpoint's")
     arguments = parser.parse_args()
-    model, config = checkpoint.load(arguments.model)
-    tokens = Tokenizer.from_file(str(Path(arguments.model) / "tokenizer.json"))
-    settings = dict(config["generation"])
-    if arguments.beam:
-        settings["beam"] = arguments.beam
-    first = leads(read_pairs(arguments.data, arguments.corpus, "train"))
-    pairs = read_pairs(arguments.data, arguments.corpus, arguments.split)
-    pairs = pairs[:: max(1, len(pairs) // arguments.limit)] if arguments.limit else pairs
-    scorer = rouge_scorer.RougeScorer(KINDS, use_stemmer=True)
-    score = lambda pair, text: {k: s.fmeasure for k, s in scorer.score(pair["summary"], text).items()}  # noqa: E731
-    progress, rows = Progress(len(pairs), 0, "pairs"), []
+    result, lines, settings = evaluate(
+        arguments.model, arguments.data, arguments.split, arguments.corpus, arguments.limit, arguments.beam
+    )
     with open(arguments.out, "w", encoding="utf-8") as file:
-        for index, pair in enumerate(pairs):
-            (ids,) = encode(tokens, [pair["document"]], config["architecture"]["source_length"])
-            best, _ = beam.search(model, torch.tensor(ids), settings)[0]
-            written = tokens.decode(best, skip_special_tokens=True)
-            lead = " ".join(pair["document"].split()[: first.get(pair["source"], 20)])
-            rows.append({"source": pair["source"], "scores": {"model": score(pair, written), "lead": score(pair, lead)}})
-            line = {**pair, "document": pair["document"][:400], "written": written}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            progress.to(index + 1, pair["source"])
-    progress.close()
-    print(json.dumps({"split": arguments.split, "generation": settings, "rouge": table(rows)}, indent=2))
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    print(json.dumps({"split": arguments.split, "generation": settings, "rouge": result}, indent=2))
 
 
 if __name__ == "__main__":

@@ -37,13 +37,19 @@ def summary(results):
     }
 
 
-def markdown(found):
-    rows = ["| configuration | BPC | SF | split | seeds (spread) | parameters | characters read |", "|---|---|---|---|---|---|---|"]
+def markdown(found, speed=None):
+    """`speed`: {configuration: what `weir bench decode` told}; a column only where there is any."""
+    speed = {name: speed[name] for name in found if name in speed} if speed else {}
+    head = ["configuration", "BPC", "SF", "split", "seeds (spread)", "parameters", "characters read"]
+    head += ["characters a second"] if speed else []
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, results in sorted(found.items(), key=lambda item: summary(item[1])["bpc"]):
         s = summary(results)
         spread = f"{s['seeds']} ({s['spread']:.3f})" if s["seeds"] > 1 else "1"
         numbers = f"{s['parameters'] / 1e6:.2f}M | {s['characters'] / 1e6:.1f}M"
         rows.append(f"| {name} | {s['bpc']:.3f} | {s['factor']:.1f}x | {s['split']} | {spread} | {numbers} |")
+        if speed:
+            rows[-1] += f" {speed[name]['chars_per_second']:,.0f} |" if name in speed else " not measured |"
     return "\n".join(rows)
 
 

@@ -22,6 +22,7 @@ mod port;
 mod raw;
 mod real;
 mod schema;
+mod shipped;
 mod summaries;
 mod traces;
 mod windows;

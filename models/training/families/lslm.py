@@ -161,6 +161,14 @@ class Lslm(Family):
         result.update(bpc=joint if self.driver == "nxt" else renormalised)
         return {**result, "scored": chunks.numel(), "boundary_rate": ends / chunks.numel()}
 
+    @torch.no_grad()
+    def text_nats(self, ids, count):
+        """Of the last `count` symbols of `ids` (n), each given those before it; marks are not counted."""
+        steps = self.trace(ids.unsqueeze(0).to(self.head.bias.device), ended=False)
+        text = (steps.targets >= 0) & (steps.targets != self.marks["segment_end"])
+        logits, targets = steps.logits[text].float(), steps.targets[text]  # (n, symbols), (n)
+        return float(F.cross_entropy(logits[-count:], targets[-count:], reduction="sum"))
+
     def bits(self, steps):
         """Of all rows together: text and end; with segment marks; text and end without probability for impossible marks."""
         marks, targets = self.marks, steps.targets

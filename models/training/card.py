@@ -1,0 +1,133 @@
+"""Ship a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the folder NAME beside `training`.
+
+`cards/NAME.json` says what is in no file of the run: which run it is, what the model is for, its limits. The folder gets the
+checkpoint with bf16 matrices, the learning curve, `card.json` with all figures, measured with the weights as exported, and the
+model card, `README.md`, which `--text` writes again from `card.json` alone. Of a folder whose card was written by hand (no `run`
+in `cards/NAME.json`) only `card.json` is written.
+
+`card.json` also holds what the server must answer (`tests/weir/wire/shipped.rs` asks it): of language models the bits per character of
+a short text, of summarizers a summary.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from . import card_text, checkpoint, data, evaluation, generate
+from .export import export
+
+ABOUT = Path(__file__).parent / "cards"
+MODELS = Path(__file__).parents[1]
+REPOSITORY = MODELS.parent
+TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
+CHARACTERS = 65_536  # of a split, from its beginning
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="of a file in training/cards, and of the folder")
+    parser.add_argument("--runs", nargs="+", help="folders of campaigns; the run is looked for in them")
+    parser.add_argument("--data", help="folder of the corpora's files")
+    parser.add_argument("--out", default=MODELS, type=Path, help="folder of the shipped models' folders")
+    parser.add_argument("--characters", type=int, default=CHARACTERS, help="of each split, from its beginning")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--text", action="store_true", help="write README.md again, and nothing else")
+    arguments = parser.parse_args(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    about = json.loads((ABOUT / f"{arguments.name}.json").read_text(encoding="utf-8"))
+    folder = arguments.out / arguments.name
+    if not arguments.text:
+        if not arguments.data or ("run" in about and not arguments.runs):
+            parser.error("--data and, for a run, --runs are needed")
+        card = make(about, folder, arguments)
+        text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
+        (folder / "card.json").write_text(text, encoding="utf-8")
+    if "run" in about:
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "README.md").write_text(card_text.markdown(about, card, config, ABOUT), encoding="utf-8")
+
+
+def make(about, folder, arguments):
+    """All figures of a model; its folder is written first where it comes from a run."""
+    card = {"name": folder.name, "shows": about["shows"]}
+    if "run" in about:
+        card["run"] = trained(find(about["run"], arguments.runs), folder, arguments.data)
+    model, config = checkpoint.load(folder)
+    weights = folder / "model.safetensors"
+    card.update(family=config["family"], bytes=weights.stat().st_size, sha256=checkpoint.sha256(weights))
+    card["parameters"] = sum(tensor.numel() for tensor in model.state_dict().values())
+    if config["family"] == "pyramidion":
+        return {**card, **summaries(model, config, folder, arguments.data)}
+    card["bpc"] = measured(model, config, arguments.data, arguments.characters)
+    text = (REPOSITORY / TEXT).read_text(encoding="utf-8")
+    ids = data.encode(text, config["vocabulary"])
+    served = lambda length, stride: evaluation.as_served(model, ids, stride, length)  # noqa: E731
+    card["served"] = [
+        {"text": TEXT, "length": length, "stride": stride, "bpc": served(length, stride)} for length, stride in about["scores"]
+    ]
+    if "prompt" in about:
+        card["samples"] = samples(model, config, about["prompt"])
+    return card
+
+
+def find(name, folders):
+    for folder in folders:
+        if (Path(folder) / name / "result.json").exists():
+            return Path(folder) / name
+    raise SystemExit(f"no complete run {name} in {' '.join(map(str, folders))}")
+
+
+def trained(run, folder, texts):
+    """Exports a run; what is to be told of how it was trained."""
+    facts = export(run, folder, "bf16")
+    state = torch.load(run / "state.pt", map_location="cpu")
+    recipe = state["config"]["training"]
+    result = {"name": run.name, **{key: facts[key] for key in ("step", "characters", "elapsed", "restored")}, "recipe": recipe}
+    if "best_step" in facts:
+        result["best_step"] = facts["best_step"]
+    if state["config"]["model"]["family"] == "pyramidion":
+        from .summaries import read_pairs
+
+        return {**result, "of": len(read_pairs(texts, recipe["corpus"], "train")), "drawn": state["place"]}
+    return {**result, "of": len(data.read_text(texts, recipe["corpus"], "train"))}
+
+
+def measured(model, config, texts, characters):
+    """Bits per character of windows no longer than trained: scored in their last quarter (arXiv 2211.09761's proportion), where
+    the family has no way of its own, and in all of them."""
+    total, rows = config["training_length"], []
+    quarter = [] if hasattr(model, "measure") else [("test", total // 4)]
+    for split, stride in [*quarter, ("test", total), ("valid", total)]:
+        text = data.read_text(texts, "english", split)[:characters]
+        result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total)
+        rows.append({"split": split, "characters_of_split": len(text), "stride": stride, "total": total, **result})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def samples(model, config, prompt, characters=200):
+    """Unpicked."""
+    write = lambda temperature: generate.continuation(model, config, prompt, characters, temperature, 1)  # noqa: E731
+    return {"prompt": prompt, "greedy": write(0.0), "drawn": write(0.8), "temperature": 0.8, "seed": 1}
+
+
+def summaries(model, config, folder, texts):
+    """ROUGE on the test pairs, the first pair of each source with what was written, and a summary to be served."""
+    from tokenizers import Tokenizer
+
+    from . import summarize
+
+    rouge, lines, settings = summarize.evaluate(folder, texts, "test")
+    shown = {line["source"]: line for line in reversed(lines)}  # each source's first
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = summarize.written(model, config, tokens, (REPOSITORY / DOCUMENT).read_text(encoding="utf-8"), settings)
+    served = [{"document": DOCUMENT, "ids": ids, "text": tokens.decode(ids, skip_special_tokens=True)}]
+    return {"rouge": rouge, "generation": settings, "samples": [shown[source] for source in rouge], "served": served}
+
+
+if __name__ == "__main__":
+    main()

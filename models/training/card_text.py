@@ -1,0 +1,186 @@
+"""The model card as Markdown, from `card.json` and what `cards/` says."""
+
+LICENCE = (
+    "The weights are published under CC BY-SA 4.0, because part of the training text (Wikipedia) is: name weir and Wikipedia's "
+    "authors."
+)
+TEACHING = {
+    "unigram": "a subword tokenizer of {vocabulary} pieces",
+    "entropy": "spikes of the model's own uncertainty within {window} characters",
+    "gumbel": "relaxed samples at temperature {temperature}, with a prior of {prior} boundaries a character",
+}
+
+
+def markdown(about, card, config, folder):
+    """`folder` holds the tables of sources."""
+    corpus = card["run"]["recipe"]["corpus"]
+    parts = [f"# {card['name']}", about["description"], shape(card, config)]
+    parts += rouge(card) if "rouge" in card else bits(card)
+    sources = (folder / f"{corpus}.md").read_text(encoding="utf-8").strip()
+    hardware = (folder / "hardware.md").read_text(encoding="utf-8").strip()
+    parts += ["![learning curve](learning-curve.svg)", curve(card["run"]["recipe"]), "## Training", text_read(card), sources]
+    parts += [recipe(card), f"{hardware} Training steps took {card['run']['elapsed'] / 60:,.0f} minutes."]
+    parts += ["## Use and limits", about["limits"], *written(card), "## Licence", LICENCE]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head, rows):
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def shape(card, config):
+    rows = [*SHAPES[config["family"]](config["architecture"]), ("parameters", f"{card['parameters']:,}")]
+    rows.append(("`model.safetensors`", f"{card['bytes']:,} bytes; matrices bf16, vectors f32"))
+    if "tokenizer" in config["vocabulary"]:
+        rows.append(("vocabulary", f"{config['vocabulary']['size']:,} subwords, `tokenizer.json`"))
+    else:
+        rows.append(("vocabulary", f"26 letters and the space; normaliser `{config['normaliser']}`"))
+        rows.append(("trained on windows of", f"{lengths(card['run']['recipe'])} characters"))
+    rows.append(("sha256 of `model.safetensors`", f"`{card['sha256']}`"))
+    return table(("", ""), rows)
+
+
+def hourglass(a):
+    layers = " + ".join(str(a["layers"][part]) for part in ("pre", "middle", "post") if part in a["layers"])
+    decided = {"whitespace": "after spaces", "learned": "by a small network, at its threshold of 0.5", "fixed": "at a fixed rate"}
+    kind = a["boundaries"]["kind"]
+    where = "none: every character is a segment" if kind == "none" else decided.get(kind, kind)
+    yield "layers", f"{layers}, {widths(a)}"
+    yield "boundaries", where
+
+
+def decoder(a):
+    position = a["position"] if isinstance(a["position"], str) else next(iter(a["position"]))
+    yield "layers", f"{a['layers']}, {widths(a)}"
+    window = "all keys"
+    if a["window"] != "full":
+        ((kind, sizes),) = a["window"].items()
+        window = f"{kind} {next(iter(sizes.values()))}"
+    yield "position, attention's window", f"{position}, {window}"
+
+
+def lslm(a):
+    for stack in ("token", "context", "decoder"):
+        name = stack if stack == "decoder" else f"{stack} encoder"
+        yield f"layers of the {name}", f"{a[stack]['layers']}, {widths(a[stack])}"
+    yield "pooling", "mean" if a["pooling"] == "mean" else f"{a['pooling']['hops']} hops"
+
+
+def pyramidion(a):
+    kept = a["pooling"].get("lengths", {})
+    steps = ", ".join(f"{count} behind layer {int(layer) + 1}" for layer, count in sorted(kept.items()))
+    layers = f"{a['encoder_layers']} + {a['decoder_layers']}"
+    yield "layers", f"{layers}, width {a['dim']}, {a['heads']} heads, feed-forward {a['feed_forward']}"
+    yield "document", f"{a['source_length']} tokens in blocks of {a['block']}"
+    yield "pooling", steps or "none"
+
+
+SHAPES = {"hourglass": hourglass, "decoder": decoder, "lslm": lslm, "pyramidion": pyramidion}
+
+
+def widths(a):
+    return f"width {a['dim']}, {a['heads']} heads × {a['head_dim']}, feed-forward {a['feed_forward']}"
+
+
+def lengths(recipe):
+    return ", then ".join(str(stage["length"]) for stage in recipe["stages"])
+
+
+def bits(card):
+    rows = []
+    for row in card["bpc"]:
+        window = f"{row['stride']} of windows of {row['total']}"
+        rows.append((row["split"], f"{row['characters_of_split']:,} ({row['scored']:,} scored)", window, f"**{row['bpc']:.3f}**"))
+    first = card["bpc"][0]
+    told = "Measured with the weights as they are here, in f32. Each window is a fresh forward pass, no longer than those trained on."
+    if "bpc_paper" in first:
+        told += (
+            f" With the marks of segments, which cost {first['bpc_joint'] - first['bpc_paper']:.3f} of it; the text alone, as "
+            f"the paper counts, {first['bpc_paper']:.3f}."
+        )
+    if first["boundary_rate"] < 1:
+        told += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
+    told += " The test file was read for the final weights only."
+    head = ("split", "characters, from its beginning", "scored per window", "BPC")
+    return ["## Bits per character", table(head, rows), told]
+
+
+def rouge(card):
+    rows = []
+    for source, row in card["rouge"].items():
+        numbers = [f"{row['model'][kind]:.1f} · {row['lead'][kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL")]
+        rows.append((f"`{source}`", row["pairs"], *numbers, row["lead_words"]))
+    head = ("source", "test pairs", "ROUGE-1: model · lead", "ROUGE-2", "ROUGE-L", "words of the lead")
+    settings = card["generation"]
+    told = (
+        "F × 100 by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of the "
+        f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens; weights as they are "
+        "here, in f32. The test pairs were read for the final weights only."
+    )
+    return ["## ROUGE", table(head, rows), told]
+
+
+def curve(recipe):
+    if "valid_pairs" in recipe:
+        return f"The curve's validation points are a sample of {recipe['valid_pairs']} pairs, by bits a token."
+    sample = f"{recipe['valid_characters']:,} characters"
+    return f"The curve's validation points are a sample of {sample}, scored in windows of the training length."
+
+
+def text_read(card):
+    run = card["run"]
+    if "drawn" in run:
+        times = f"{run['drawn']:,} were drawn, each {run['drawn'] / run['of']:.1f} times on average"
+        return f"Of {run['of']:,} pairs {times}; {run['characters']:,} tokens were read."
+    share = run["characters"] / run["of"]
+    times = "each once" if share <= 1 else f"{share:.1f} times over"
+    return f"Text: {run['of'] / 1e6:.1f}M characters of English, of which {run['characters']:,} ({share:.0%}) were read, {times}."
+
+
+def recipe(card):
+    run, r = card["run"], card["run"]["recipe"]
+    name, seed = run["name"].rsplit("-seed", 1)
+    batch = f"{r['batch_characters']:,} characters" if "batch_characters" in r else f"{r['batch_pairs']} pairs"
+    parts = [f"{run['step']:,} updates of {batch}, seed {seed}"]
+    muon = f"Muon ({r['muon']['lr']}) for the matrices, " if "muon" in r else ""
+    parts.append(f"{muon}AdamW ({r['adamw']['lr']}) for {'the rest' if muon else 'all weights'}")
+    parts.append("bf16 matrix products with f32 weights" if r["precision"] == "bf16" else "f32")
+    parts.append(f"learning rate up over {r['warmup_steps']} updates" + decay(r))
+    parts.append(f"gradient clipped at {r['clip']}")
+    parts.append(f"dropout {r['dropout']}" if r.get("dropout") else "no dropout")
+    if "boundaries" in r:
+        parts.append("boundaries taught by " + TEACHING[r["boundaries"]["method"]].format(**r["boundaries"]))
+    if "elbo" in r:
+        turns = f"{r['interleave']} updates of the model for one of the predictor ({r['posterior_lr']})"
+        parts.append(f"prior {r['elbo']['prior']}, β {r['elbo']['beta']}, {turns}")
+    if "best_step" in run:
+        parts.append(f"the weights are those of update {run['best_step']:,}, of the least validation loss")
+    if run["restored"]:
+        parts.append(f"times that the loss more than doubled and the best weights were taken up again: {run['restored']}")
+    budget = int(r["budget"]["characters"])
+    again = f"`python -m training.campaign --data DATA --out RUNS --budget {budget} training/configs/{name}.json@{seed}`"
+    return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. Trained again by {again}, run in `models/`."
+
+
+def decay(r):
+    linear = f", constant, and linear to zero over the last {r.get('decay_share', 0):.0%}"
+    return {"linear": linear, "cosine": ", then a cosine to zero"}.get(r["decay"], "")
+
+
+def written(card):
+    if "rouge" in card:
+        yield "The first test pair of each source, as it came:"
+        for line in card["samples"]:
+            yield f"`{line['source']}`: {quoted(line['document'][:300])} …"
+            yield f"> reference: {quoted(line['summary'][:300])}\n>\n> written: {quoted(line['written'])}"
+    elif "samples" in card:
+        s = card["samples"]
+        yield f"After the prompt `{s['prompt']}`, most likely character each time:"
+        yield f"> {s['greedy']}"
+        yield f"At temperature {s['temperature']} (seed {s['seed']}):"
+        yield f"> {s['drawn']}"
+
+
+def quoted(text):
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

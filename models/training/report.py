@@ -1,0 +1,160 @@
+"""The tables and the plot of `models/README.md`: `python -m training.report --runs RUNS … --data DATA`.
+
+Complete runs that are new are measured and kept in `models/results.json` (`training/results.py`); then what stands in README.md
+between `<!-- NAME -->` and `<!-- /NAME -->` is written anew. Without `--runs` nothing is measured. `--speeds FOLDER` takes what
+`weir bench decode --json` printed into FOLDER/CONFIGURATION.json.
+"""
+
+import argparse
+import re
+from collections import defaultdict
+
+import torch
+
+from . import results, table
+from .card import CHARACTERS, MODELS
+from .card_text import table as rows_of
+
+# Table 1 of arXiv 2211.09761, text8.
+PAPER = {
+    "vanilla": 1.143, "fixed-2": 1.149, "fixed-3": 1.155, "fixed-4": 1.166,
+    "gumbel": 1.136, "entropy": 1.138, "unigram": 1.134, "whitespace": 1.133,
+}  # fmt: skip
+WINDOWS = {"blockwise:256": "blocks of 256 (BCA)", "full": "all keys"}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", nargs="+", default=[], help="folders of campaigns")
+    parser.add_argument("--data", help="folder of the corpora's files")
+    parser.add_argument("--speeds", help="folder of CONFIGURATION.json by `weir bench decode --json`")
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    found, shipped = results.read(), results.cards()
+    if arguments.runs:
+        if not arguments.data:
+            parser.error("--runs needs --data")
+        results.gather(found, arguments.runs, arguments.data, shipped, results.write)
+    if arguments.speeds:
+        results.speeds(found, arguments.speeds)
+    results.write(found)
+    methods = by_method(found)
+    page = MODELS / "README.md"
+    page.write_text(filled(page.read_text(encoding="utf-8"), blocks(found, shipped, methods)), encoding="utf-8")
+    if methods:
+        (MODELS / "pareto.svg").write_text(table.plot(methods), encoding="utf-8")
+
+
+def by_method(found):
+    """{method: [result, …]} as `table` takes them."""
+    methods = defaultdict(list)
+    for name, row in found["comparison"].items():
+        if name.startswith("compare-"):
+            methods[name.removeprefix("compare-").rsplit("-seed", 1)[0]].append(row)
+    return dict(methods)
+
+
+def blocks(found, shipped, methods):
+    return {
+        "shipped": ship(shipped),
+        "comparison": table.markdown(methods, found["speed"]) if methods else "",
+        "order": order(methods),
+        "lengths": lengths(found["lengths"]),
+        "lslm": latent(found["comparison"]),
+        "summaries": summaries(shipped),
+        "unseen": unseen(found["unseen"], shipped),
+    }
+
+
+def filled(page, texts):
+    """The page with each block's text; a block that the page lacks is an error."""
+    for name, text in texts.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not pattern.search(page):
+            raise ValueError(f"README.md has no block {name}")
+        page = pattern.sub(lambda match: match.group(1) + (f"\n{text}\n\n" if text else "") + match.group(2), page)
+    return page
+
+
+def ship(shipped):
+    """A row a model."""
+    rows = []
+    for name, card in shipped.items():
+        if "rouge" in card:
+            pairs = sum(row["pairs"] for row in card["rouge"].values())
+            mean = lambda who: sum(r[who]["rougeL"] * r["pairs"] for r in card["rouge"].values()) / pairs  # noqa: B023, E731
+            figure = f"ROUGE-L {mean('model'):.1f}, lead {mean('lead'):.1f}"
+        else:
+            first = card["bpc"][0]
+            figure = f"{first['bpc']:.3f} ({first['stride']} of {first['total']})"
+        rows.append((f"[`{name}`]({name})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
+    total = sum(card["bytes"] for card in shipped.values()) / 1e6
+    head = ("model", "family", "what it shows", "weights", "test BPC (scored of a window), or ROUGE")
+    return f"{rows_of(head, rows)}\n\nTogether {total:.0f} MB. BPC: the first {CHARACTERS:,} characters of the test text."
+
+
+def order(methods):
+    """The paper's order, pair by pair."""
+    pairs = [(learned, "vanilla") for learned in ("whitespace", "unigram", "gumbel", "entropy")]
+    pairs += [("whitespace", "gumbel"), ("unigram", "gumbel")]
+    pairs += [("vanilla", "fixed-2"), ("fixed-2", "fixed-3"), ("fixed-3", "fixed-4")]
+    rows = []
+    for better, worse in pairs:
+        if better in methods and worse in methods:
+            a, b = (table.summary(methods[name])["bpc"] for name in (better, worse))
+            verdict = "yes" if a < b else "no"
+            rows.append((f"{better} below {worse}", f"{PAPER[better]:.3f} · {PAPER[worse]:.3f}", f"{a:.3f} · {b:.3f}", verdict))
+    return rows_of(("the paper's order", "paper, text8", "here", "reproduced"), rows) if rows else ""
+
+
+def lengths(found):
+    rows = []
+    for name in [name for name in ("lex-xpos", "lex-rope", "lex-alibi", "lex-sinusoidal") if name in found]:
+        for window in dict.fromkeys(row["window"] for row in found[name]):
+            bits = {row["length"]: row["bpc"] for row in found[name] if row["window"] == window}
+            rows.append((f"`{name}`", WINDOWS[window], *(f"{bits[length]:.3f}" for length in results.LENGTHS)))
+    return rows_of(("model", "attention", *(f"{length:,}" for length in results.LENGTHS)), rows) if rows else ""
+
+
+def latent(found):
+    """Latent segments beside the pair, in chunks of 128; nothing while no such run is complete."""
+    mine = {name: row for name, row in found.items() if name.startswith("lslm-")}
+    if not mine:
+        return ""
+    rows = []
+    for name, row in mine.items():
+        joint, read = f"{row['bpc_joint']:.3f}", f"{row['characters'] / 1e6:.1f}M"
+        rows.append((f"`{name}`", f"{row['bpc_paper']:.3f}", joint, f"{1 / row['boundary_rate']:.1f}x", read))
+    for name, row in found.items():
+        if "chunks_bpc" in row:
+            factor = f"{1 / row['boundary_rate']:.1f}x"
+            rows.append((f"`{name}`", f"{row['chunks_bpc']:.3f}", "no marks", factor, f"{row['characters'] / 1e6:.1f}M"))
+    return rows_of(("run", "BPC of the text", "with the marks of segments", "SF", "characters read"), rows)
+
+
+def summaries(shipped):
+    """ROUGE-1 · -2 · -L of the pair beside the lead's; nothing while none is shipped."""
+    pair = {name: card["rouge"] for name, card in shipped.items() if "rouge" in card}
+    if not pair:
+        return ""
+    first = next(iter(pair.values()))
+    three = lambda row: " · ".join(f"{row[kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL"))  # noqa: E731
+    rows = [
+        (f"`{source}`", row["pairs"], three(row["lead"]), *(three(rouge[source]["model"]) for rouge in pair.values()))
+        for source, row in first.items()
+    ]
+    return rows_of(("source", "test pairs", "first words", *(f"`{name}`" for name in pair)), rows)
+
+
+def unseen(found, shipped):
+    rows = []
+    for name, texts in found.items():
+        own = next(row for row in shipped[name]["bpc"] if row["split"] == "test" and row["stride"] == row["total"])
+        rows.append((f"`{name}`", f"{own['bpc']:.3f}", *(f"{texts[text]['bpc']:.3f}" for text in results.TEXTS)))
+    return rows_of(("model", "test text", "novel", "encyclopedia"), rows) if rows else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Figures of complete runs and of shipped models, kept in `models/results.json`: what is there is not measured again.
+
+`comparison`: a run's test figures; a shipped one's are those of its card. `lengths`: decoders by evaluation length and by
+attention's window. `unseen`: shipped models on text from elsewhere (`training.unseen`). `speed`: what `weir bench decode --json`
+told.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from . import checkpoint, data, evaluation
+from .card import CHARACTERS, MODELS
+from .evaluate import by_length, parse_window
+
+FILE = MODELS / "results.json"
+LENGTHS, LENGTHS_CHARACTERS = [256, 512, 1024, 2048, 4096], 131_072
+TEXTS = ("novel", "encyclopedia")
+KINDS = ("comparison", "lengths", "unseen", "speed")
+
+
+def read(path=FILE):
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {kind: found.get(kind, {}) for kind in KINDS}
+
+
+def write(results, path=FILE):
+    ordered = {kind: dict(sorted(results[kind].items())) for kind in KINDS}
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def cards(models=MODELS):
+    """{name: card} of shipped models."""
+    paths = sorted(models.glob("*/card.json"))
+    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def complete(runs):
+    """{name: folder} of all complete runs in these campaigns' folders."""
+    return {path.parent.name: path.parent for folder in runs for path in sorted(Path(folder).glob("*/result.json"))}
+
+
+def gather(results, runs, texts, shipped, save):
+    """Measures what is new; `save` is called after each."""
+    made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card}
+    for name, folder in complete(runs).items():
+        configuration, facts = name.rsplit("-seed", 1)[0], json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        if name.startswith(("compare-", "lslm-")) and name not in results["comparison"]:
+            row = made_from[name]["bpc"][0] if name in made_from else of_checkpoint(folder / "checkpoint", texts)
+            results["comparison"][name] = {**{key: facts[key] for key in ("name", "seed", "parameters", "characters")}, **row}
+        elif name.startswith("lex-") and configuration not in results["lengths"]:
+            results["lengths"][configuration] = of_lengths(folder / "checkpoint", texts)
+        else:
+            continue
+        print(name, flush=True)
+        save(results)
+    if any(name.startswith("lslm-") for name in results["comparison"]):
+        in_chunks(results, complete(runs), texts, save)
+    for name, card in shipped.items():
+        if card["family"] != "pyramidion" and name not in results["unseen"] and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
+            results["unseen"][name] = {text: of_checkpoint(MODELS / name, texts, text, whole=True) for text in TEXTS}
+            print(name, flush=True)
+            save(results)
+
+
+def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
+    """A row as in a card: the test text, windows scored in their last quarter, or, with `whole`, in all of them."""
+    model, config = checkpoint.load(folder)
+    total = length or config["training_length"]
+    stride = total if whole or hasattr(model, "measure") else total // 4
+    text = data.read_text(texts, corpus, "test")[:CHARACTERS]
+    result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total)
+    return {"split": "test", "characters_of_split": len(text), "stride": stride, "total": total, **result}
+
+
+def in_chunks(results, runs, texts, save):
+    """The pair that latent segments are compared with, in windows as short as theirs."""
+    for name in ("compare-vanilla-seed1", "compare-whitespace-seed1"):
+        if name in runs and "chunks_bpc" not in results["comparison"].get(name, {"chunks_bpc": 0}):
+            row = of_checkpoint(runs[name] / "checkpoint", texts, whole=True, length=128)
+            results["comparison"][name]["chunks_bpc"] = row["bpc"]
+            save(results)
+
+
+def of_lengths(folder, texts):
+    """[{window, length, bpc}]: blocks as long as trained, and all keys."""
+    model, config = checkpoint.load(folder)
+    text = data.read_text(texts, "english", "test")[:LENGTHS_CHARACTERS]
+    names = ["full"] if config["architecture"]["position"] == "sinusoidal" else [f"blockwise:{config['training_length']}", "full"]
+    windows = [(name, parse_window(name)) for name in names]
+    rows = by_length(model, data.encode(text, config["vocabulary"]), LENGTHS, windows)
+    return [{key: row[key] for key in ("window", "length", "bpc")} for row in rows]
+
+
+def speeds(results, folder):
+    """Of files NAME.json that `weir bench decode --json` printed, NAME being a configuration without `compare-`."""
+    for path in sorted(Path(folder).glob("*.json")):
+        (entry,) = json.loads(path.read_text(encoding="utf-8"))
+        keys = ("chars_per_second", "dtype", "threads", "batch", "context")
+        results["speed"][path.stem] = {key: entry[key] for key in keys}

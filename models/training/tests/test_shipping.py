@@ -1,0 +1,170 @@
+"""From a run to a shipped model with its card, and from figures to the tables of all of them."""
+
+import copy
+import json
+import unittest
+from argparse import Namespace
+from pathlib import Path
+from unittest import mock
+
+import numpy
+import torch
+
+from training import campaign, card, card_text, checkpoint, data, evaluation, report, results, unseen
+from training.families import build
+from training.tests.test_training import CONFIGS, OnText, tiny
+
+MODELS = Path(__file__).parents[2]
+
+
+class Shipping(OnText):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        for name in ("english.txt", "summaries.jsonl"):
+            stem, kind = name.split(".")
+            (cls.root / f"{stem}.test.{kind}").write_text((cls.root / f"{stem}.valid.{kind}").read_text())
+        for name in ("compare-whitespace", "lex-xpos", "lslm-dp", "summaries-pyramidion"):
+            config = tiny(name)
+            config["training"]["budget"] = {"characters": 20_000}
+            path = cls.root / f"{name}.json"
+            path.write_text(json.dumps(config))
+            campaign.main(["--data", str(cls.root), "--out", str(cls.root / "runs"), "--characters", "4096", str(path)])
+
+    def shipped(self, name, about):
+        """(folder, card) of a run as `training.card` ships it."""
+        folder = self.root / "models" / name
+        arguments = Namespace(runs=[self.root / "runs"], data=self.root, characters=4096)
+        return folder, card.make({"run": f"{name}-seed1", "shows": "a test", **about}, folder, arguments)
+
+    def test_a_card_tells_what_the_exported_weights_do(self):
+        for name in ("compare-whitespace", "lex-xpos"):
+            folder, made = self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "})
+            model, config = checkpoint.load(folder)
+            self.assertEqual(made["sha256"], checkpoint.sha256(folder / "model.safetensors"))
+            self.assertEqual(made["bytes"], (folder / "model.safetensors").stat().st_size)
+            text = (card.REPOSITORY / card.TEXT).read_text()
+            ids = data.encode(text, config["vocabulary"])
+            expected = evaluation.bits_per_character(model, ids, 32, 64, rows=1)["bpc"]
+            self.assertEqual(made["served"], [{"text": card.TEXT, "length": 64, "stride": 32, "bpc": expected}])
+            self.assertEqual([(row["split"], row["stride"]) for row in made["bpc"]], [("test", 16), ("test", 64), ("valid", 64)])
+            self.assertTrue(made["samples"]["greedy"].startswith("to sea "))
+            page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
+            for told in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
+                self.assertIn(told, page)
+
+    def test_every_configuration_has_a_shape(self):
+        for path in sorted(CONFIGS.glob("*.json")):
+            model = json.loads(path.read_text())["model"]
+            rows = list(card_text.SHAPES[model["family"]](model["architecture"]))
+            self.assertTrue(rows and all(isinstance(cell, str) for row in rows for cell in row), path.stem)
+
+    def test_a_card_of_latent_segments(self):
+        folder, made = self.shipped("lslm-dp", {"scores": [[64, 64]]})
+        _, config = checkpoint.load(folder)
+        self.assertEqual([row["split"] for row in made["bpc"]], ["test", "valid"])
+        page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
+        self.assertIn(f"{made['bpc'][0]['bpc_paper']:.3f}", page)
+
+    def test_a_card_of_a_summarizer(self):
+        folder, made = self.shipped("summaries-pyramidion", {})
+        _, config = checkpoint.load(folder)
+        self.assertEqual(set(made["rouge"]), {"s"})
+        self.assertEqual(made["served"][0]["ids"][-1], 2)  # the end mark
+        first = json.loads((self.root / "summaries.test.jsonl").read_text().splitlines()[0])
+        self.assertEqual(made["samples"][0]["summary"], first["summary"])
+        page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
+        self.assertIn(f"{made['rouge']['s']['lead']['rouge1']:.1f}", page)
+
+    def test_a_shipped_run_has_its_card_s_figures(self):
+        _, made = self.shipped("compare-whitespace", {"scores": []})
+        found = results.read(self.root / "none.json")
+        facts = json.loads((self.root / "runs/compare-whitespace-seed1/result.json").read_text())
+        runs = {"compare-whitespace-seed1": self.root / "runs/compare-whitespace-seed1"}
+        with mock.patch.object(results, "complete", lambda _: runs):
+            results.gather(found, [], self.root, {"compare-whitespace": made}, lambda _: None)
+        row = found["comparison"]["compare-whitespace-seed1"]
+        self.assertEqual((row["bpc"], row["characters"]), (made["bpc"][0]["bpc"], facts["characters"]))
+
+    def test_runs_are_measured_once(self):
+        found, saved = results.read(self.root / "none.json"), []
+        keep = lambda state: saved.append(copy.deepcopy(state))  # noqa: E731
+        with mock.patch.object(results, "LENGTHS", [32, 64]):
+            results.gather(found, [self.root / "runs"], self.root, {}, keep)
+        self.assertEqual(set(found["comparison"]), {"compare-whitespace-seed1", "lslm-dp-seed1"})
+        windows = {(row["window"], row["length"]) for row in found["lengths"]["lex-xpos"]}
+        self.assertEqual(windows, {("blockwise:64", 32), ("blockwise:64", 64), ("full", 32), ("full", 64)})
+        self.assertIn("chunks_bpc", found["comparison"]["compare-whitespace-seed1"])
+        count = len(saved)
+        results.gather(found, [self.root / "runs"], self.root, {}, keep)
+        self.assertEqual(len(saved), count)
+
+
+class Served(unittest.TestCase):
+    """The server's windows, of latent segments: symbol by symbol, with nothing behind a symbol that could tell of it."""
+
+    def test_latent_segments_are_scored_from_what_came_before(self):
+        torch.manual_seed(2)
+        model = build(tiny("lslm-hops3")["model"]).eval()
+        ids = numpy.random.RandomState(3).randint(5, 31, 40).astype(numpy.uint16)
+        text = torch.from_numpy(ids.astype("int64"))
+        nats = 0.0
+        for end in range(2, len(ids) + 1):
+            first = max(0, (end - 2) // 8 * 8 - 8)  # windows of 16, the last 8 scored
+            nats += model.text_nats(text[first:end], 1)
+        found = evaluation.as_served(model, ids, 8, 16)
+        self.assertAlmostEqual(found, nats / (len(ids) - 1) / numpy.log(2), places=4)
+
+
+class Tables(unittest.TestCase):
+    def row(self, name, bpc, rate=1.0):
+        facts = {"name": name, "seed": 1, "parameters": 10, "characters": 6e6, "split": "test"}
+        return {**facts, "bpc": bpc, "boundary_rate": rate}
+
+    def test_a_block_that_the_page_lacks(self):
+        page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n"
+        self.assertEqual(report.filled(page, {"x": "new"}), "a\n<!-- x -->\n\nnew\n\n<!-- /x -->\nb\n")
+        self.assertEqual(report.filled(page, {"x": ""}), "a\n<!-- x -->\n<!-- /x -->\nb\n")
+        self.assertRaises(ValueError, report.filled, page, {"y": "new"})
+
+    def test_the_order_is_what_was_measured(self):
+        rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-vanilla-seed2", 1.7)]
+        rows += [self.row("compare-whitespace-seed1", 1.79, 0.2), self.row("compare-gumbel-seed1", 1.81, 0.2)]
+        methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
+        rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
+        verdicts = {row[0]: row[-1] for row in rows}
+        expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "no", "whitespace below gumbel": "yes"}
+        self.assertEqual(verdicts, expected)
+
+    def test_speed_is_a_column_once_it_is_measured(self):
+        methods = {"vanilla": [self.row("compare-vanilla-seed1", 1.9)], "gumbel": [self.row("compare-gumbel-seed1", 1.8, 0.2)]}
+        self.assertNotIn("second", report.table.markdown(methods, {}))
+        lines = report.table.markdown(methods, {"vanilla": {"chars_per_second": 1234.5}}).splitlines()
+        self.assertIn("characters a second", lines[0])
+        self.assertTrue(lines[2].endswith("| not measured |") and lines[3].endswith("| 1,234 |"), lines)
+
+    def test_every_shipped_model_can_be_made_again(self):
+        for name, made in results.cards().items():
+            about = json.loads((card.ABOUT / f"{name}.json").read_text())
+            self.assertEqual(about.get("run"), made.get("run", {}).get("name"), name)
+            self.assertEqual(made["sha256"], checkpoint.sha256(MODELS / name / "model.safetensors"), name)
+            if "run" in about:
+                page = card_text.markdown(about, made, json.loads((MODELS / name / "config.json").read_text()), card.ABOUT)
+                self.assertEqual((MODELS / name / "README.md").read_text(), page, name)
+
+
+class Unseen(unittest.TestCase):
+    def test_shared_stretches_are_counted(self):
+        text = "".join(numpy.random.RandomState(1).choice(list("abc "), 1000))
+        self.assertEqual(unseen.shared(text, text), 1.0)
+        self.assertEqual(unseen.shared(text, text[::-1]), 0.0)
+
+    def test_readers(self):
+        answers = json.dumps([{"extract": "short"}, {"a": {"extract": "a lead\n== H ==\nbody"}}])
+        self.assertEqual(unseen.city(lambda _: answers), "\n== H ==\nbody")
+        page = repr({"a": {"extract": "x" * 3000}, "b": {"extract": "x" * 2500}, "c": {"extract": "short"}})
+        self.assertEqual(unseen.articles(lambda _: f"data = {page}\n"), "x" * 3000)
+
+
+if __name__ == "__main__":
+    unittest.main()

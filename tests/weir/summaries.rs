@@ -252,6 +252,16 @@ fn text_goes_in_and_out_with_highlights_figures_and_a_table() {
     let rows: Vec<_> =
         table.as_array().unwrap().iter().map(|row| (row["source"].clone(), row["documents"].clone())).collect();
     assert_eq!(rows, [("a".into(), 1.into()), ("b".into(), 2.into()), ("all".into(), 3.into())]);
+    // sources that nobody named
+    let bare = serde_json::json!({"document": "the one", "summary": "the rest"}).to_string();
+    for (written, expected) in
+        [([bare.clone(), bare.clone()], &["all"][..]), ([bare, line("a", "it")], &["(no source)", "a", "all"])]
+    {
+        fs::write(&lines, written.join("\n")).unwrap();
+        let table = weir(&[&args[..], &["--json"]].concat()).unwrap();
+        let names: Vec<_> = table.as_array().unwrap().iter().map(|row| row["source"].as_str().unwrap()).collect();
+        assert_eq!(names, expected);
+    }
     fs::write(&lines, "{\"document\": 1}").unwrap();
     let refused = weir(&args).unwrap_err();
     assert!(refused.contains("line 1: expected an object"), "{refused}");

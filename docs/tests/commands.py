@@ -94,9 +94,9 @@ PAGES: Dict[str, List[Step]] = {
         Serves("target/release/weir serve --model models/hourglass-vanilla-6m --model models/hourglass-whitespace-6m &"),
         Runs(
             'target/release/weir-loadtest report --wait 60s --duration 10s --note "my machine" --html latency-report.html',
-            ".*hourglass-whitespace-english.*",
+            ".*hourglass-vanilla-6m.*hourglass-whitespace-6m.*",
             (("report --wait", "report 127.0.0.1:50051 --wait"), ("--duration 10s", SHORT)),
-            ("latency-report.html", ".*my machine.*hourglass-whitespace-english.*</html>"),
+            ("latency-report.html", ".*my machine.*hourglass-vanilla-6m.*hourglass-whitespace-6m.*</html>"),
         ),
         Runs(f"$ {SEGMENT}", SEGMENTS),
     ],

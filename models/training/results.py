@@ -47,9 +47,13 @@ def gather(results, runs, texts, shipped, save):
     made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card}
     for name, folder in complete(runs).items():
         configuration, facts = name.rsplit("-seed", 1)[0], json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if name.startswith(("compare-", "lslm-")) and name not in results["comparison"]:
+        if name.startswith(("compare-", "lslm-")):
+            weights = made_from.get(name, facts)["sha256"]
+            if told_of(results["comparison"], name, weights):
+                continue
             row = made_from[name]["bpc"][0] if name in made_from else of_checkpoint(folder / "checkpoint", texts)
-            results["comparison"][name] = {**{key: facts[key] for key in ("name", "seed", "parameters", "characters")}, **row}
+            about = {key: facts[key] for key in ("name", "seed", "parameters", "characters")}
+            results["comparison"][name] = {**about, "sha256": weights, **row}
         elif name.startswith("lex-") and configuration not in results["lengths"]:
             results["lengths"][configuration] = of_lengths(folder / "checkpoint", texts)
         else:
@@ -59,10 +63,17 @@ def gather(results, runs, texts, shipped, save):
     if any(name.startswith("lslm-") for name in results["comparison"]):
         in_chunks(results, complete(runs), texts, save)
     for name, card in shipped.items():
-        if card["family"] != "pyramidion" and name not in results["unseen"] and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
-            results["unseen"][name] = {text: of_checkpoint(MODELS / name, texts, text, whole=True) for text in TEXTS}
+        known = card["family"] == "pyramidion" or told_of(results["unseen"], name, card["sha256"])
+        if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
+            measured = {text: of_checkpoint(MODELS / name, texts, text, whole=True) for text in TEXTS}
+            results["unseen"][name] = {"sha256": card["sha256"], **measured}
             print(name, flush=True)
             save(results)
+
+
+def told_of(rows, name, weights):
+    """Whether there is a row, and it is about these weights."""
+    return name in rows and rows[name]["sha256"] == weights
 
 
 def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):

@@ -68,6 +68,7 @@ pub(super) struct Normaliser {
 
 impl Normaliser {
     pub(super) fn of(logits: &[f32]) -> Result<Self> {
+        // by the machine's own instruction set: what is told of a model does not depend on the one that it computes with
         let (peak, excess) = largest_and_excess(logits);
         let peak = f64::from(peak);
         if peak.is_finite() && excess.is_finite() {

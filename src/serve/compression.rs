@@ -2,7 +2,7 @@
 //! refused like one that came so long.
 //!
 //! Answers of one message are compressed the way the request was, if it was: most clients say that they could read compressed
-//! answers without wanting any. Streams are not compressed: a character has fewer bytes than a compressed message's head and
+//! answers without wanting any. Streams of texts, scores and summaries are not compressed: a character has fewer bytes than a compressed message's head and
 //! checksum, and should not wait for either.
 
 use super::{
@@ -24,7 +24,9 @@ const READ: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const STREAMED: [&str; 4] = ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", UPLOAD, STREAM];
 
 /// So many bytes at most come of one that is compressed: deflate's shortest word for its longest repetition, 258 bytes in 2 bits.
-pub(super) const GROWTH: usize = 1032;
+const GROWTH: usize = 1032;
+/// Bytes of a message's head: whether it is compressed, and its length.
+const HEAD: usize = 5;
 
 /// A service, of messages of so many bytes, that reads what is compressed and may compress what it answers.
 macro_rules! compressing {
@@ -38,9 +40,49 @@ macro_rules! compressing {
 }
 pub(super) use compressing;
 
-/// Whether a request's messages may be compressed.
-pub(super) fn is_used(headers: &HeaderMap) -> bool {
-    headers.get(USED).is_some_and(|way| way != "identity")
+/// Where a body is among its messages.
+#[derive(Default)]
+pub(super) struct Heads {
+    head: [u8; HEAD],
+    /// Bytes of the head that have come.
+    have: usize,
+    /// Bytes of the message behind it that have not.
+    left: usize,
+}
+
+impl Heads {
+    /// Takes the body's next bytes. What the largest compressed message that has come in whole with them may become; 0, if none has.
+    pub(super) fn follow(&mut self, mut bytes: &[u8]) -> usize {
+        let mut most = 0;
+        loop {
+            if self.have < HEAD {
+                let (head, rest) = bytes.split_at(bytes.len().min(HEAD - self.have));
+                self.head[self.have..][..head.len()].copy_from_slice(head);
+                (self.have, bytes) = (self.have + head.len(), rest);
+                if self.have < HEAD {
+                    return most;
+                }
+                self.left = self.length();
+            }
+            let now = bytes.len().min(self.left);
+            (self.left, bytes) = (self.left - now, &bytes[now..]);
+            if self.left > 0 {
+                return most;
+            }
+            if self.head[0] != 0 {
+                most = most.max(self.length().saturating_mul(GROWTH));
+            }
+            self.have = 0;
+            if bytes.is_empty() {
+                return most;
+            }
+        }
+    }
+
+    fn length(&self) -> usize {
+        let [_, a, b, c, d] = self.head;
+        u32::from_be_bytes([a, b, c, d]) as usize
+    }
 }
 
 /// Whether answers may be compressed in this way.
@@ -59,4 +101,26 @@ pub(super) fn mirrored(mut request: Request<Body>, next: Next) -> Answering {
         None => drop(headers.remove(READ)),
     }
     Box::pin(next.oneshot(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_counts_once_it_is_whole_however_it_is_cut() {
+        let message = |compressed: u8, length: u32| {
+            [&[compressed][..], &length.to_be_bytes(), &vec![7; length as usize]].concat()
+        };
+        let body = [message(0, 9), message(1, 3), message(1, 0), message(0, 0), message(1, 2)].concat();
+        assert_eq!(Heads::default().follow(&body), 3 * GROWTH);
+        for cut in 1..body.len() {
+            let mut heads = Heads::default();
+            let told: Vec<_> = body.chunks(cut).map(|bytes| heads.follow(bytes)).collect();
+            assert_eq!(told.iter().copied().max(), Some(3 * GROWTH), "{told:?}");
+            // the message of three ends with the 22nd byte
+            let before = told.iter().take(21 / cut).copied().max().unwrap_or(0);
+            assert_eq!(before, 0, "{told:?}");
+        }
+    }
 }

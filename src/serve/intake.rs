@@ -3,7 +3,7 @@
 //! a part; and for the time, so that what never comes whole does not keep its room.
 
 use super::{
-    compression::{GROWTH, is_used},
+    compression::Heads,
     layers::{Answering, Call, Next},
     shutdown::draining,
     status::status,
@@ -46,7 +46,8 @@ pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfe
 pub(super) const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
 
 /// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
-/// caller; and what does not come in whole in time. What is compressed counts with what it may become.
+/// caller; and what does not come in whole in time. A compressed message that has come in whole counts with what it may become until
+/// the body is dropped: whoever reads a body keeps the memory that its largest message took.
 ///
 /// A request that has not come in whole soon after the server begins to end is refused; but a document that is being read is a
 /// request that runs, which goes on like any other.
@@ -62,7 +63,7 @@ pub(super) fn metered(
     move |mut request, next| {
         let call = Call::in_http(&request);
         let id = Arc::clone(&call.id);
-        let held = Arc::new(Portion { room: Arc::clone(&room), caller: tenant_of(&call), bytes: Mutex::default() });
+        let held = Arc::new(Portion { room: Arc::clone(&room), caller: tenant_of(&call), taken: Mutex::default() });
         // A stream of requests is none that has to come in whole: each of them is.
         let each = request.uri().path() == STREAM;
         let runs = (request.uri().path() == UPLOAD).then_some(false);
@@ -75,8 +76,7 @@ pub(super) fn metered(
             let _ = ending.wait_for(|ending| *ending).await;
             sleep(LAST).await;
         });
-        let grows = if is_used(request.headers()) { grows } else { 0 };
-        let meter = |body| Metered { body, id, held, grows, grown: 0, each, runs, time, late, ends };
+        let meter = |body| Metered { body, id, held, heads: Heads::default(), grows, each, runs, time, late, ends };
         Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
     }
 }
@@ -135,32 +135,55 @@ impl Room {
 struct Portion {
     room: Arc<Room>,
     caller: Arc<str>,
-    bytes: Mutex<usize>,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    /// Bytes that have come and are not read yet.
+    came: usize,
+    /// Bytes that its largest compressed message may have become.
+    grown: usize,
 }
 
 impl Portion {
     /// Takes more; returns whether there was none before.
     fn take(&self, more: usize) -> Result<bool, Error> {
-        let mut bytes = self.bytes();
+        let mut taken = self.taken();
         self.room.take(&self.caller, more)?;
-        let first = *bytes == 0;
-        *bytes += more;
+        let first = taken.came == 0;
+        taken.came += more;
         Ok(first)
     }
 
-    fn give_back(&self) {
-        let bytes = std::mem::take(&mut *self.bytes());
-        if bytes > 0 {
-            self.room.give_back(&self.caller, bytes);
+    /// Takes what is missing to so many for what a message may become.
+    fn grow(&self, bytes: usize) -> Result<(), Error> {
+        let mut taken = self.taken();
+        if bytes > taken.grown {
+            self.room.take(&self.caller, bytes - taken.grown)?;
+            taken.grown = bytes;
         }
+        Ok(())
+    }
+
+    /// Gives back what has come.
+    fn read(&self) {
+        let came = std::mem::take(&mut self.taken().came);
+        self.room.give_back(&self.caller, came);
+    }
+
+    /// Gives back all.
+    fn end(&self) {
+        let Taken { came, grown } = std::mem::take(&mut *self.taken());
+        self.room.give_back(&self.caller, came + grown);
     }
 
     fn is_empty(&self) -> bool {
-        *self.bytes() == 0
+        self.taken().came == 0
     }
 
-    fn bytes(&self) -> MutexGuard<'_, usize> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +194,7 @@ pub(super) struct Received(Arc<Portion>);
 impl Received {
     /// One has.
     pub(super) fn one(&self) {
-        self.0.give_back();
+        self.0.read();
     }
 }
 
@@ -180,10 +203,9 @@ struct Metered {
     body: Body,
     id: Arc<str>,
     held: Arc<Portion>,
-    /// Bytes that its messages may grow by when they are read, each of them.
+    heads: Heads,
+    /// Bytes at most that a compressed message may become.
     grows: usize,
-    /// Of these, bytes that are counted.
-    grown: usize,
     /// Whether it is a stream of requests.
     each: bool,
     /// Whether the call runs already, if it does while its request comes in.
@@ -197,20 +219,17 @@ struct Metered {
 }
 
 impl Metered {
-    /// What so many bytes take of the room.
-    fn weight(&mut self, bytes: usize) -> usize {
-        if self.held.is_empty() {
-            self.grown = 0;
-        }
-        let more = bytes.saturating_mul(GROWTH).min(self.grows - self.grown);
-        self.grown += more;
-        bytes + more
+    /// Takes room for bytes that have come, and for what they may become; returns whether there were none before.
+    fn meter(&mut self, bytes: &[u8]) -> Result<bool, Error> {
+        let first = self.held.take(bytes.len())?;
+        self.held.grow(self.heads.follow(bytes).min(self.grows))?;
+        Ok(first)
     }
 }
 
 impl Drop for Metered {
     fn drop(&mut self) {
-        self.held.give_back();
+        self.held.end();
     }
 }
 
@@ -234,9 +253,8 @@ impl HttpBody for Metered {
         if let Some(runs) = &mut self.runs {
             *runs = true;
         }
-        if let Some(bytes) = frame.as_ref().and_then(|frame| Some(frame.as_ref().ok()?.data_ref()?.len())) {
-            let weight = self.weight(bytes);
-            match self.held.take(weight) {
+        if let Some(bytes) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+            match self.meter(bytes) {
                 Ok(first) if first && self.each => {
                     let end = Instant::now() + self.time;
                     self.late.as_mut().reset(end);

@@ -58,8 +58,8 @@ impl Missing {
     }
 }
 
-/// The widest spread of a table that is trusted. On a machine that does nothing else it is a few hundredths; where others take turns
-/// on its processors, half of the rounds take as long as the others' turns more.
+/// The widest spread of a table that is trusted. On virtual processors of a shared machine with nothing else to do it was 0.17 of small
+/// steps; where others take turns on the processors, half of the rounds take as long as the others' turns more.
 const WIDE: f64 = 0.2;
 /// The fewest samples of a step by which it is trusted.
 const FEW: usize = 5;

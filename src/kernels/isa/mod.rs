@@ -6,7 +6,7 @@ pub struct Isa(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// AVX2 and FMA, with AVX-512's products of bytes on 256-bit vectors.
+    /// AVX2 and FMA, with AVX-512's 32 registers and products of bytes, on 256-bit vectors.
     #[cfg(target_arch = "x86_64")]
     Vnni,
     /// AVX2 and FMA.

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 /// Steps of a slice: with four lines of each cache set at most.
 const SLICE: usize = 128;
+/// Bytes of a line of the caches.
+const LINE: usize = 64;
 /// Rows that pass a panel together; their inputs stay in the second level.
 const BLOCK: usize = 96;
 /// Outputs of the widest panel.
@@ -172,8 +174,8 @@ impl<C: Copy> Panel<'_, C> {
             let end = self.steps.min(start + SLICE);
             for group in (0..self.groups).step_by(wide) {
                 let last = group + wide >= self.groups;
-                // the slice beside this one, or the first one of the next steps
-                let ahead = if last { (SLICE * self.groups - group) * F::GROUP } else { wide * F::GROUP };
+                // the slice beside this one, or the first one of the next steps, or of the next panel
+                let ahead = if last { ((end - start) * self.groups - group) * F::GROUP } else { wide * F::GROUP };
                 let both = wide == 2 && group + 1 < self.groups;
                 let (mut row, tiles) = (0, sums.len().div_ceil(F::TILE));
                 for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
@@ -239,8 +241,8 @@ impl<C: Copy> Panel<'_, C> {
         let mut step = start;
         while step < end {
             if next.is_some() {
-                for g in 0..G {
-                    simd.prefetch(part.wrapping_add(g * F::GROUP));
+                for line in (0..G * F::GROUP).step_by(LINE) {
+                    simd.prefetch(part.wrapping_add(line));
                 }
                 part = part.wrapping_add(stride);
             }

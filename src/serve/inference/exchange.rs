@@ -4,6 +4,7 @@
 use super::{
     super::{
         intake::Received,
+        library::meant,
         status::status,
         within::{Caller, Services},
     },
@@ -59,8 +60,10 @@ impl Exchange {
             match Pin::new(incoming).poll_next(cx) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(heard))) => self.begin(heard),
-                Poll::Ready(Some(Err(status))) => {
-                    self.failure = Some(status);
+                Poll::Ready(Some(Err(said))) => {
+                    // headers are on their way: here the library's words are not translated by others
+                    let worded = |error| fail::renamed(&status(&error, self.caller.id()));
+                    self.failure = Some(meant(&said).map_or(said, worded));
                     self.incoming = None;
                 }
                 Poll::Ready(None) => self.incoming = None,

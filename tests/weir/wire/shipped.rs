@@ -5,6 +5,7 @@ use super::Running;
 use crate::support::settings;
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -38,7 +39,10 @@ fn shipped() -> Vec<(PathBuf, Value)> {
             (folder, serde_json::from_str(&card).unwrap())
         })
         .collect();
-    assert!(found.len() >= 5, "only {} models: looked in the wrong place", found.len());
+    let page = fs::read_to_string(root().join("models/README.md")).unwrap();
+    let told = page.lines().filter_map(|line| Some(line.strip_prefix("| [`")?.split_once("`](")?.0));
+    let names = found.iter().map(|(folder, _)| folder.file_name().unwrap().to_str().unwrap());
+    assert_eq!(names.collect::<BTreeSet<_>>(), told.collect(), "models, and those that models/README.md tells of");
     found
 }
 

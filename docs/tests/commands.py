@@ -91,7 +91,7 @@ PAGES: Dict[str, List[Step]] = {
         Runs(f'cargo run --release -- generate --model {SHIPPED} --prompt "the history of the city"', rf"{TEXT}\n.*"),
         Elsewhere("cargo test --workspace", CI),
         Elsewhere("cargo build --release --workspace", BUILT),
-        Serves("target/release/weir serve --model models/hourglass-vanilla-6m --model models/hourglass-whitespace-6m &"),
+        Serves("target/release/weir serve --model models/compared/hourglass-vanilla-6m --model models/compared/hourglass-whitespace-6m &"),
         Runs(
             'target/release/weir-loadtest report --wait 60s --duration 10s --note "my machine" --html latency-report.html',
             ".*hourglass-vanilla-6m.*hourglass-whitespace-6m.*",

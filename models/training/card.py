@@ -1,9 +1,9 @@
-"""Ship a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the folder NAME beside `training`.
+"""Ship a complete run: `python -m training.card NAME --runs RUNS --data DATA` writes the folder `compared/NAME` beside `training`.
 
 `cards/NAME.json` says what is in no file of the run: which run it is, what the model is for, its limits. The folder gets the
 checkpoint with bf16 matrices, the learning curve, `card.json` with all figures, measured with the weights as exported, and the
-model card, `README.md`, which `--text` writes again from `card.json` alone. Of a folder whose card was written by hand (no `run`
-in `cards/NAME.json`) only `card.json` is written.
+model card, `README.md`, which `--text` writes again from `card.json` alone. The model that is served where none is named has its folder
+beside `training` itself, and a card written by hand (no `run` in `cards/NAME.json`): of it only `card.json` is written.
 
 `card.json` also holds what the server must answer (`tests/weir/wire/shipped.rs` asks it): of language models the bits per character of
 a short text, of summarizers a summary.
@@ -20,6 +20,7 @@ from .export import export
 
 ABOUT = Path(__file__).parent / "cards"
 MODELS = Path(__file__).parents[1]
+COMPARED = MODELS / "compared"  # not served unless named: each more would have to be named in every request
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
 CHARACTERS = 65_536  # of a split, from its beginning
@@ -30,7 +31,7 @@ def main(argv=None):
     parser.add_argument("name", help="of a file in training/cards, and of the folder")
     parser.add_argument("--runs", nargs="+", help="folders of campaigns; the run is looked for in them")
     parser.add_argument("--data", help="folder of the corpora's files")
-    parser.add_argument("--out", default=MODELS, type=Path, help="folder of the shipped models' folders")
+    parser.add_argument("--out", type=Path, help="folder of the shipped models' folders, if it is another")
     parser.add_argument("--characters", type=int, default=CHARACTERS, help="of each split, from its beginning")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--text", action="store_true", help="write README.md again, and nothing else")
@@ -38,7 +39,7 @@ def main(argv=None):
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     about = json.loads((ABOUT / f"{arguments.name}.json").read_text(encoding="utf-8"))
-    folder = arguments.out / arguments.name
+    folder = (arguments.out or (COMPARED if "run" in about else MODELS)) / arguments.name
     if not arguments.text:
         if not arguments.data or ("run" in about and not arguments.runs):
             parser.error("--data and, for a run, --runs are needed")

@@ -80,7 +80,7 @@ def filled(page, texts):
 
 def ship(shipped):
     """A row a model."""
-    rows = []
+    rows, places = [], results.folders()
     for name, card in shipped.items():
         if "rouge" in card:
             pairs = sum(row["pairs"] for row in card["rouge"].values())
@@ -89,7 +89,7 @@ def ship(shipped):
         else:
             first = card["bpc"][0]
             figure = f"{first['bpc']:.3f} ({first['stride']} of {first['total']})"
-        rows.append((f"[`{name}`]({name})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
+        rows.append((f"[`{name}`]({places[name].relative_to(MODELS)})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
     total = sum(card["bytes"] for card in shipped.values()) / 1e6
     head = ("model", "family", "what it shows", "weights", "test BPC (scored of a window), or ROUGE")
     return f"{rows_of(head, rows)}\n\nTogether {total:.0f} MB. BPC: the first {CHARACTERS:,} characters of the test text."

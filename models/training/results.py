@@ -31,10 +31,14 @@ def write(results, path=FILE):
     os.replace(partial, path)
 
 
+def folders(models=MODELS):
+    """{name: folder} of shipped models."""
+    return {path.parent.name: path.parent for path in sorted(models.glob("**/card.json"))}
+
+
 def cards(models=MODELS):
-    """{name: card} of shipped models."""
-    paths = sorted(models.glob("*/card.json"))
-    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    """{name: card} of the same."""
+    return {name: json.loads((folder / "card.json").read_text(encoding="utf-8")) for name, folder in folders(models).items()}
 
 
 def complete(runs):
@@ -65,7 +69,7 @@ def gather(results, runs, texts, shipped, save):
     for name, card in shipped.items():
         known = card["family"] == "pyramidion" or told_of(results["unseen"], name, card["sha256"])
         if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
-            measured = {text: of_checkpoint(MODELS / name, texts, text, whole=True) for text in TEXTS}
+            measured = {text: of_checkpoint(folders()[name], texts, text, whole=True) for text in TEXTS}
             results["unseen"][name] = {"sha256": card["sha256"], **measured}
             print(name, flush=True)
             save(results)

@@ -3,6 +3,7 @@
 //! The names are OpenAI's; those that it does not have are vLLM's, and `boundaries` and `max_segments` ours. Unknown names and
 //! nulls are passed over, as clients for other servers expect; what cannot be had is refused, unless it is asked to do nothing.
 
+use super::seed::Seed;
 use crate::error::{Error, Result, clip};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -71,7 +72,7 @@ pub(super) struct Asked {
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    seed: Option<i64>,
+    seed: Option<Seed>,
     n: Option<usize>,
     best_of: Option<usize>,
     #[serde(default)]
@@ -185,7 +186,7 @@ impl Asked {
 
     fn request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest> {
         // a seed names all answers: each has one of its own
-        let seed = self.seed.map(|seed| seed.cast_unsigned().wrapping_add(index as u64));
+        let seed = self.seed.map(|Seed(seed)| seed.wrapping_add(index as u64));
         // −1 is vLLM's way to keep all
         let top_k = match self.top_k {
             None => None,

@@ -31,6 +31,7 @@ mod monitor;
 mod pieces;
 mod port;
 mod scored;
+mod seed;
 mod segments;
 mod shutdown;
 mod status;

@@ -14,8 +14,6 @@ from training import campaign, card, card_text, checkpoint, data, evaluation, re
 from training.families import build
 from training.tests.test_training import CONFIGS, OnText, tiny
 
-MODELS = Path(__file__).parents[2]
-
 
 class Shipping(OnText):
     @classmethod
@@ -147,10 +145,10 @@ class Tables(unittest.TestCase):
         for name, made in results.cards().items():
             about = json.loads((card.ABOUT / f"{name}.json").read_text())
             self.assertEqual(about.get("run"), made.get("run", {}).get("name"), name)
-            self.assertEqual(made["sha256"], checkpoint.sha256(MODELS / name / "model.safetensors"), name)
+            self.assertEqual(made["sha256"], checkpoint.sha256(results.folders()[name] / "model.safetensors"), name)
             if "run" in about:
-                page = card_text.markdown(about, made, json.loads((MODELS / name / "config.json").read_text()), card.ABOUT)
-                self.assertEqual((MODELS / name / "README.md").read_text(), page, name)
+                page = card_text.markdown(about, made, json.loads((results.folders()[name] / "config.json").read_text()), card.ABOUT)
+                self.assertEqual((results.folders()[name] / "README.md").read_text(), page, name)
 
 
 class Unseen(unittest.TestCase):

@@ -45,6 +45,8 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
 
+/// The least that hyper reads at a time.
+const LEAST_READ: usize = 8 << 10;
 /// Bytes that a place for bodies stands for.
 const PLACE: usize = 1024;
 
@@ -91,7 +93,8 @@ pub(super) async fn serve(
         // as long as the engines wait for readers
         let stall = engines.all().iter().map(|engine| engine.limits().stall).max().unwrap_or(Duration::MAX);
         let connection = Lingering::new(Patient::new(connection, stall), unread);
-        connections.spawn(converse(connection, router, wire.handshake, closing.clone()));
+        let bounds = (wire.handshake, wire.header_bytes as usize);
+        connections.spawn(converse(connection, router, bounds, closing.clone()));
     }
     drop(incoming);
     while connections.join_next().await.is_some() {}
@@ -101,10 +104,12 @@ pub(super) async fn serve(
 async fn converse(
     connection: Lingering<Patient<Connection>>,
     router: Router,
-    patience: Duration,
+    (patience, header_bytes): (Duration, usize),
     mut closing: watch::Receiver<bool>,
 ) {
     let mut server = http1::Builder::new();
+    // a head has to fit into what is read at a time, of which hyper wants that much at least
+    server.max_buf_size(header_bytes.max(LEAST_READ));
     server.timer(TokioTimer::new()).header_read_timeout(patience);
     let service = TowerToHyperService::new(router);
     let mut served = pin!(server.serve_connection(TokioIo::new(connection), service));

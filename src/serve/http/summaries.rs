@@ -2,7 +2,7 @@
 //! are those of our own API.
 
 use super::{
-    super::{asked, within::Caller},
+    super::{asked, seed::Seed, within::Caller},
     Door,
     refusal::Refusal,
 };
@@ -53,7 +53,7 @@ struct Asked {
     top_p: Option<f32>,
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
-    seed: Option<u64>,
+    seed: Option<Seed>,
     stream: Option<bool>,
 }
 
@@ -66,7 +66,7 @@ impl Asked {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
+            seed: self.seed.map(|Seed(seed)| seed),
             logit_bias: Vec::new(),
         };
         let options = v1::SummarizeOptions {

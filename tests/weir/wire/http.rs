@@ -303,6 +303,10 @@ async fn what_is_wrong_is_named() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    // a head has the bounds that it has over gRPC
+    let long = "y".repeat(20_000);
+    let refused = exchange(server.port, "POST", "/v1/completions", &[&format!("x-a: {long}")], "{}").await;
+    assert_eq!(refused.0, 431);
     // and before most of it has: who reads when all is sent reads the same
     let refused = exchange(server.port, "POST", "/v1/completions", &[], &"a".repeat(20_000_000)).await;
     assert_eq!(refused.refused(), (413, invalid.into(), String::new()));

@@ -31,7 +31,8 @@ fn root() -> &'static Path {
 
 /// The folders of shipped models with their cards. A model without a card is not to be shipped.
 fn shipped() -> Vec<(PathBuf, Value)> {
-    let folders = fs::read_dir(root().join("models")).unwrap().map(|entry| entry.unwrap().path());
+    let places = ["models", "models/compared"].map(|place| fs::read_dir(root().join(place)).unwrap());
+    let folders = places.into_iter().flatten().map(|entry| entry.unwrap().path());
     let models = folders.filter(|folder| folder.join("model.safetensors").exists());
     let found: Vec<_> = models
         .map(|folder| {

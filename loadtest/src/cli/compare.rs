@@ -107,7 +107,7 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
     }
     let plan = Match {
         targets,
-        mix: session.mix()?,
+        mix: session.mix(session.next_seed())?,
         rounds: rounds.rounds,
         warm_up: rounds.warm_up_rounds,
         concurrency: rounds.rounds_at_a_time,

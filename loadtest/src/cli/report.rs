@@ -4,7 +4,7 @@ use super::{
     compare::{Rounds, compare},
     extent, runtime,
     session::{Common, Session},
-    sweep::{Search, by_concurrency, by_rate, enough},
+    sweep::{ENOUGH, Search, by_concurrency, by_rate, enough},
 };
 use crate::{
     client::models::About,
@@ -109,7 +109,7 @@ async fn all_of(
     if let Some(rate) = knee.filter(|_| !session.is_over()) {
         let rate = rate * BELOW;
         let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
-        let point = session.point(model, load, enough(extent, rate), most).await?;
+        let point = session.point(model, load, enough(extent, rate), (most, ENOUGH)).await?;
         parts.push(Part::Run { model: model.name.clone(), point });
     }
     Ok(parts)

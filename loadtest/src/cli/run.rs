@@ -50,7 +50,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let mut session = Session::open(server, work, &Vec::from_iter(model), false, command).await?;
         session.cancel = extent.cancel_share;
         let model = &session.models[0];
-        let point = session.point(model, load, limits, most).await?;
+        let point = session.point(model, load, limits, (most, 0)).await?;
         Ok::<_, Error>(session.document(vec![Part::Run { model: model.name.clone(), point }], true))
     })?;
     output.tell_measured(&[document])

@@ -121,19 +121,24 @@ impl Session {
         Ok(Target { pool, model: model.name.clone(), boundaries, timeout: self.work.timeout })
     }
 
-    /// The next measurement's requests.
-    pub(super) fn mix(&self) -> Result<Mix> {
-        let number = self.measured.fetch_add(1, Relaxed);
-        self.work.mix(&self.models, &self.known, self.cancel, self.work.seed.wrapping_add(number.wrapping_mul(APART)))
+    /// The next measurement's seed, of its place in the command: of its requests and of their arrivals.
+    pub(super) fn next_seed(&self) -> u64 {
+        let place = self.measured.fetch_add(1, Relaxed);
+        self.work.seed.wrapping_add(place.wrapping_mul(APART))
     }
 
-    /// Measures a load.
+    /// A measurement's requests.
+    pub(super) fn mix(&self, seed: u64) -> Result<Mix> {
+        self.work.mix(&self.models, &self.known, self.cancel, seed)
+    }
+
+    /// Measures a load; an open one until at least so many requests have come, unless their number was given.
     pub(super) async fn point(
         &self,
         model: &About,
         load: Load,
         extent: Extent,
-        most_in_flight: usize,
+        (most_in_flight, least): (usize, u64),
     ) -> Result<Point> {
         let calls = match load {
             Load::Closed { concurrency } => concurrency,
@@ -141,9 +146,12 @@ impl Session {
         };
         let target = self.target(model, calls, true).await?;
         let connections = target.pool.size();
-        let job = Arc::new(Job { target, mix: self.mix()?, objectives: self.work.objectives() });
+        let seed = self.next_seed();
+        let job = Arc::new(Job { target, mix: self.mix(seed)?, objectives: self.work.objectives() });
+        let schedule = load.schedule(seed)?;
+        let extent = schedule.as_ref().map_or(extent, |schedule| extent.holding(schedule, least));
         let begin = Instant::now();
-        let (pacer, source) = match (load, load.schedule(self.work.seed)?) {
+        let (pacer, source) = match (load, schedule) {
             (Load::Open { .. }, Some(schedule)) => {
                 let (pacer, tickets) = Pacer::start(extent.tickets(schedule, begin))?;
                 (Some(pacer), Source::Open(tickets, most_in_flight))

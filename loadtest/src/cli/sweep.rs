@@ -14,8 +14,8 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Requests of a rate that are expected at least.
-const ENOUGH: f64 = 20.0;
+/// Requests of a rate that are started at least.
+pub(super) const ENOUGH: u64 = 20;
 /// The most loads of a sweep.
 const MAX_POINTS: usize = 64;
 
@@ -104,7 +104,7 @@ pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Ext
         if session.is_over() {
             break;
         }
-        points.push(session.point(model, Load::Closed { concurrency }, extent, concurrency).await?);
+        points.push(session.point(model, Load::Closed { concurrency }, extent, (concurrency, 0)).await?);
     }
     Ok(Part::Batches { model: model.name.clone(), points })
 }
@@ -126,7 +126,7 @@ pub(super) async fn by_rate(
             _ => given.next(),
         };
         let Some(rate) = next.filter(|_| !session.is_over() && tried.len() < MAX_POINTS) else { break };
-        let point = session.point(model, search.arrivals.load(rate), enough(extent, rate), most).await?;
+        let point = session.point(model, search.arrivals.load(rate), enough(extent, rate), (most, ENOUGH)).await?;
         if point.interrupted && point.figures.requests.measured == 0 {
             break;
         }
@@ -140,7 +140,7 @@ pub(super) async fn by_rate(
 
 /// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.
 pub(super) fn enough(extent: Extent, rate: f64) -> Extent {
-    let least = Duration::from_secs_f64(ENOUGH / rate);
+    let least = Duration::from_secs_f64(ENOUGH as f64 / rate);
     match (extent.requests, extent.duration) {
         (None, Some(duration)) => Extent { duration: Some(duration.max(least)), ..extent },
         _ => extent,
@@ -157,6 +157,7 @@ fn rate_of(point: &Point) -> f64 {
 fn seen(rate: f64, point: &Point) -> Tried {
     let (figures, window) = (&point.figures, &point.window);
     let measured = [figures.requests.measured, figures.requests.well, figures.good];
-    let first = figures.time_to_first_char_ns;
-    Tried { rate, started: window.started, ended: window.ended, measured, first_p90: first.p90.or(first.max) }
+    let (first, total_p50) = (figures.time_to_first_char_ns, figures.total_ns.p50);
+    let ended = window.begun_and_ended.unwrap_or(window.ended);
+    Tried { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50 }
 }

@@ -20,7 +20,7 @@ pub enum Shape {
 }
 
 /// Moments, counted from the beginning, without end.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Schedule {
     rng: ChaCha8Rng,
     shape: Shape,

@@ -265,6 +265,7 @@ async fn one(shared: &Shared, ticket: Ticket) -> Result<()> {
         watch.first().into_iter().for_each(|span| meter.first(span));
     }
     if ticket.measured {
+        meter.measured.fetch_add(1, Relaxed);
         let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
         let tally = tallies.get_mut(which).ok_or_else(|| Error::Internal("a workload that is not there".into()))?;
         tally.take(&watch, &end, total, good);

@@ -58,6 +58,17 @@ impl Extent {
             && self.requests.is_none_or(|most| measured < most)
     }
 
+    /// As long as it is until so many requests of a schedule have come in the window, if that is later than its end, unless their
+    /// number was given: chance would start fewer than a rate promises. It then ends when the next one would come, so that
+    /// their number by its length is neither above nor below the rate on average.
+    pub fn holding(self, schedule: &Schedule, least: u64) -> Self {
+        let (None, Some(duration)) = (self.requests, self.duration) else { return self };
+        let mut measured = schedule.clone().skip_while(|at| *at < self.warm_up);
+        let next = usize::try_from(least).ok().and_then(|least| measured.nth(least));
+        let until = next.map_or(duration, |at| at.saturating_sub(self.warm_up));
+        Self { duration: Some(duration.max(until)), ..self }
+    }
+
     /// The tickets of a schedule that begins at `begin`.
     pub fn tickets(self, schedule: Schedule, begin: Instant) -> impl Iterator<Item = Ticket> + Send {
         let (mut warm, mut measured) = (0, 0);
@@ -129,5 +140,24 @@ mod tests {
         assert_eq!((all[9].number, all[10].number, all[24].number), (WARM + 9, 0, 14));
         assert_eq!(all[10].intended - begin, Duration::from_secs(1));
         assert_eq!(tickets(Extent { requests: None, ..extent }).len(), 30);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_holds_until_as_many_requests_as_promised_have_come() {
+        let (warm_up, begin) = (Duration::from_secs(1), Instant::now());
+        let extent = Extent { warm_up, duration: Some(Duration::from_secs(10)), requests: None };
+        let mut rates = 0.0;
+        for seed in 0..200 {
+            // twenty are expected in ten seconds
+            let schedule = Schedule::new(Shape::Poisson, 2.0, 1, seed).unwrap();
+            let held = extent.holding(&schedule, 20);
+            let count = held.tickets(schedule, begin).filter(|ticket| ticket.measured).count();
+            let seconds = held.duration.unwrap().as_secs_f64();
+            assert!(count == 20 || count > 20 && seconds == 10.0, "{count} in {seconds} s");
+            rates += count as f64 / seconds / 200.0;
+        }
+        assert!((rates / 2.0 - 1.0).abs() < 0.15, "{rates}");
+        let counted = Extent { requests: Some(5), ..extent };
+        assert_eq!(counted.holding(&Schedule::new(Shape::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
     }
 }

@@ -30,6 +30,8 @@ pub struct Meter {
     pub failed: AtomicU64,
     /// Requests that kept the objectives.
     pub good: AtomicU64,
+    /// Requests that are measured and ended, however they did.
+    pub measured: AtomicU64,
     /// Times to the first character of the requests that ended since it was last taken.
     pub first: Mutex<Option<Numbers>>,
 }
@@ -38,7 +40,7 @@ pub struct Meter {
 #[derive(Debug, Clone, Copy)]
 pub struct Reading {
     at: Instant,
-    counts: [u64; 6],
+    counts: [u64; 7],
 }
 
 /// What happened within a span of time.
@@ -46,15 +48,15 @@ pub struct Reading {
 pub struct Change {
     /// The span.
     pub span: Duration,
-    /// Characters, messages, requests started, ended well, ended otherwise, and good ones.
-    pub counts: [u64; 6],
+    /// Characters, messages, requests started, ended well, ended otherwise, good ones, and measured ones that ended.
+    pub counts: [u64; 7],
 }
 
 impl Meter {
     /// Reads the counters.
     pub fn read(&self) -> Reading {
-        let Self { characters, messages, started, finished, failed, good, .. } = self;
-        let counts = [characters, messages, started, finished, failed, good].map(|count| count.load(Relaxed));
+        let Self { characters, messages, started, finished, failed, good, measured, .. } = self;
+        let counts = [characters, messages, started, finished, failed, good, measured].map(|count| count.load(Relaxed));
         Reading { at: Instant::now(), counts }
     }
 
@@ -83,7 +85,7 @@ impl Reading {
 
     /// Requests that have been started and have not ended.
     pub fn in_flight(&self) -> u64 {
-        let [_, _, started, finished, failed, _] = self.counts;
+        let [_, _, started, finished, failed, ..] = self.counts;
         started.saturating_sub(finished + failed)
     }
 
@@ -193,7 +195,7 @@ impl Course {
     /// What is told.
     pub fn told(&self) -> Vec<Sample> {
         let one = |(at, change, in_flight, first): &Taken| {
-            let [characters, messages, started, finished, failed, _] = change.counts;
+            let [characters, messages, started, finished, failed, ..] = change.counts;
             let spread = first.spread(1.0);
             Sample {
                 at_ns: units::ns(*at),

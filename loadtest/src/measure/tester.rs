@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     fn evidence() -> Evidence {
-        let window = Change { span: Duration::from_secs(10), counts: [100, 50, 10, 10, 0, 10] };
+        let window = Change { span: Duration::from_secs(10), counts: [100, 50, 10, 10, 0, 10, 10] };
         let (cpu, medians) = (Some(Duration::from_secs(1)), [Some(100e6), Some(10e6)]);
         Evidence { threads: 1, connections: 1, window, cpu, peak: None, lags: None, held: 0, medians }
     }

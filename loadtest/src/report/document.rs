@@ -149,6 +149,9 @@ pub struct Window {
     pub started: u64,
     /// Requests that ended in it, however they did.
     pub ended: u64,
+    /// Those of them that began in it, too. Absent from reports of versions that did not count them.
+    #[serde(default)]
+    pub begun_and_ended: Option<u64>,
     /// Characters that came in it.
     pub characters: u64,
     /// Requests that were to start, a second.
@@ -179,11 +182,12 @@ impl Point {
         let tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, medians }.judge();
         let seconds = change.span.as_secs_f64();
         let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        let [characters, _, started, well, failed, good] = change.counts;
+        let [characters, _, started, well, failed, good, measured] = change.counts;
         let window = Window {
             window_ns: ns(change.span),
             started,
             ended: well + failed,
+            begun_and_ended: Some(measured),
             characters,
             started_per_second: rate(started),
             well_per_second: rate(well),

@@ -115,6 +115,7 @@ fn points_table(points: &[Point]) -> Markup {
     let head = [
         "load",
         "window",
+        "started in it",
         "characters/s, all requests",
         "goodput (good requests that ended in the window)",
         "first character p50",
@@ -135,6 +136,7 @@ fn points_table(points: &[Point]) -> Markup {
                 tr {
                     td { (point.load.words()) }
                     td { (time(window.window_ns as f64)) }
+                    td { (window.started) ", " (digits(window.started_per_second)) " /s" }
                     td { (digits(window.chars_per_second)) " /s" }
                     td { (digits(window.good_per_second)) " /s" }
                     td { (told(figures.time_to_first_char_ns.p50)) }

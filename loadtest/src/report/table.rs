@@ -120,6 +120,7 @@ fn limits(out: &mut String, point: &Point) -> std::fmt::Result {
 fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
     let head = [
         "load",
+        "started/s",
         "characters/s",
         "good/s",
         "first p50",
@@ -139,6 +140,7 @@ fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
         let (first, gap) = (figures.time_to_first_char_ns, figures.gap_ns);
         lines.push(vec![
             point.load.words(),
+            digits(window.started_per_second),
             digits(window.chars_per_second),
             digits(window.good_per_second),
             told(first.p50),

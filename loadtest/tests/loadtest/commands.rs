@@ -116,6 +116,29 @@ fn a_sweep_finds_the_knee_between_what_holds_and_what_does_not() {
     assert_eq!((&knee["rate"], &knee["broken_at"]), (&10.0.into(), &300.0.into()), "{knee}");
 }
 
+/// Arrivals are a function of the measurement's place, too: two rates do not get one draw, and none is held for fewer requests than
+/// are promised.
+#[test]
+fn arrivals_of_each_rate_are_a_draw_of_their_own() {
+    let served = serve(vec![Script::instant("stub")]);
+    let arguments =
+        ["--rates", "40,41,42", "--duration", "100ms", "--warm-up", "0", "--output-chars", "2", "--json", "-"];
+    let told = json(&run(&[&["sweep", &served.address][..], &arguments].concat()));
+    let points = told[0]["parts"][0]["points"].as_array().unwrap();
+    let measured = |point: &Value| point["figures"]["requests"]["measured"].as_u64().unwrap();
+    assert!(points.len() == 3 && points.iter().all(|point| measured(point) >= 20), "{points:?}");
+    // of one draw, windows that end with the same number of requests would be as long as the rates are apart
+    let scaled: Vec<_> = points
+        .iter()
+        .map(|point| {
+            let window = point["window"]["window_ns"].as_f64().unwrap();
+            (measured(point), window * point["load"]["rate"].as_f64().unwrap())
+        })
+        .collect();
+    let same = |a: (u64, f64), b: (u64, f64)| a.0 == b.0 && (a.1 / b.1 - 1.0).abs() < 0.01;
+    assert!(!same(scaled[0], scaled[1]) || !same(scaled[1], scaled[2]), "{scaled:?}");
+}
+
 /// Everything as short as it can be.
 const SHORT: [&str; 17] = [
     "--duration",

@@ -75,7 +75,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let comparison = compare(&session, &rounds).await?;
         Ok::<_, Error>(session.document(vec![Part::Compare { comparison }], false))
     })?;
-    output.tell_measured(std::slice::from_ref(&document))?;
+    output.tell_measured(std::slice::from_ref(&document), None)?;
     match (agree_within, &document.parts[..]) {
         (Some(percent), [Part::Compare { comparison }]) => comparison.agrees(percent),
         _ => Ok(()),
@@ -87,6 +87,13 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
     let models = &session.models;
     if !(2..=MAX_MODELS).contains(&models.len()) {
         return Err(Error::option("--models", models.len(), format!("2 to {MAX_MODELS} models")));
+    }
+    let of_kind = |reads| models.iter().find(|model| model.summarizes == reads).map(|model| &model.name);
+    if let (Some(reader), Some(writer)) = (of_kind(true), of_kind(false)) {
+        return Err(Error::Setting(format!(
+            "--models: {reader} reads documents and {writer} does not, so that they cannot be asked for the same: give models of one \
+             kind, or use `report`, which compares each kind within itself"
+        )));
     }
     let mut targets = Vec::new();
     for model in models {
@@ -112,11 +119,12 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
         warm_up: rounds.warm_up_rounds,
         concurrency: rounds.rounds_at_a_time,
         seed: session.work.seed,
+        threads: session.threads(),
     };
     let connections: Vec<_> = plan.targets.iter().map(|target| target.pool.next().ok().cloned()).collect();
     let bar = Bar::rounds("comparing", plan.rounds + plan.warm_up);
     let told = bar.clone();
-    let played = pair::play(plan, session.stop.clone(), move |count| told.set_position(count)).await;
+    let played = pair::play(plan, (session.stop.clone(), true), move |count| told.set_position(count)).await;
     bar.finish_and_clear();
     let mut comparison = played?;
     comparison.scored = scored.map(|(_, what)| what);

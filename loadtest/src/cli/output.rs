@@ -39,7 +39,12 @@ impl Output {
             return Err(Error::Setting("--json - and --html -: one of them may go to stdout".into()));
         }
         for file in files().filter(|file| !is_stdout(file)) {
+            let is_new = !file.exists();
             fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::io(file))?;
+            // where nothing comes of it, an empty file is no report
+            if is_new {
+                fs::remove_file(file).map_err(Error::io(file))?;
+            }
         }
         Ok(())
     }
@@ -66,8 +71,14 @@ impl Output {
     }
 
     /// Writes what was measured just now, and fails if not one request of it ended as it should have: well, or cancelled on
-    /// purpose.
-    pub(super) fn tell_measured(&self, documents: &[Document]) -> Result<()> {
+    /// purpose. Where an error broke it off, what there is so far is written all the same.
+    pub(super) fn tell_measured(&self, documents: &[Document], broken: Option<Error>) -> Result<()> {
+        if let Some(error) = broken {
+            if documents.iter().any(|document| document.ends().next().is_some()) {
+                self.tell(documents)?;
+            }
+            return Err(error);
+        }
         self.tell(documents)?;
         let mut all = Ends::default();
         documents.iter().flat_map(Document::ends).for_each(|ends| all.add(ends));

@@ -48,15 +48,19 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
     let limits = (extent.extent()?, extent.max_in_flight);
     output.check()?;
-    let documents = runtime(server.threads)?.block_on(async {
-        let mut documents = Vec::new();
+    let (documents, broken) = runtime(server.threads)?.block_on(async {
+        let (mut documents, mut broken) = (Vec::new(), None);
         for mut session in Session::by_kind(server, work, &models, command).await? {
             session.cancel = extent.cancel_share;
-            documents.extend(one_kind(&session, &rounds, limits, (&concurrency, &search)).await?);
+            documents.extend(one_kind(&session, &rounds, limits, (&concurrency, &search)).await);
+            if session.is_over() {
+                broken = session.end(&mut documents);
+                break;
+            }
         }
-        Ok::<_, Error>(documents)
+        Ok::<_, Error>((documents, broken))
     })?;
-    output.tell_measured(&documents)
+    output.tell_measured(&documents, broken)
 }
 
 /// Everything of models that are asked for the same.
@@ -65,20 +69,20 @@ async fn one_kind(
     rounds: &Rounds,
     limits: (Extent, usize),
     curves: (&[usize], &Search),
-) -> Result<Vec<Document>> {
+) -> Vec<Document> {
     let mut documents = Vec::new();
     if session.models.len() > 1 && !session.is_over() {
-        let comparison = compare(session, rounds).await?;
-        documents.push(session.document(vec![Part::Compare { comparison }], false));
+        let compared = session.unbroken(compare(session, rounds).await);
+        documents.extend(compared.map(|comparison| session.document(vec![Part::Compare { comparison }], false)));
     }
     let mut parts = Vec::new();
     for model in &session.models {
-        parts.extend(all_of(session, model, limits, curves).await?);
+        parts.extend(all_of(session, model, limits, curves).await);
     }
     if !parts.is_empty() {
         documents.push(session.document(parts, true));
     }
-    Ok(documents)
+    documents
 }
 
 /// Everything of one model, until the user has had enough.
@@ -87,12 +91,12 @@ async fn all_of(
     model: &About,
     (extent, most): (Extent, usize),
     (concurrency, search): (&[usize], &Search),
-) -> Result<Vec<Part>> {
+) -> Vec<Part> {
     let mut parts = Vec::new();
     if session.is_over() {
-        return Ok(parts);
+        return parts;
     }
-    let batches = by_concurrency(session, model, extent, concurrency).await?;
+    let batches = by_concurrency(session, model, extent, concurrency).await;
     let answered = if let Part::Batches { points, .. } = &batches {
         points.first().map(|point| point.window.well_per_second)
     } else {
@@ -100,17 +104,17 @@ async fn all_of(
     };
     parts.push(batches);
     if session.is_over() {
-        return Ok(parts);
+        return parts;
     }
     let search = &search.beginning(LOWEST, answered.map(|rate| rate * BELOW));
-    let rates = by_rate(session, model, (extent, most), (&[], search)).await?;
+    let rates = by_rate(session, model, (extent, most), (&[], search)).await;
     let knee = if let Part::Rates { knee, .. } = &rates { knee.rate } else { None };
     parts.push(rates);
     if let Some(rate) = knee.filter(|_| !session.is_over()) {
         let rate = rate * BELOW;
         let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
-        let point = session.point(model, load, enough(extent, rate), (most, ENOUGH)).await?;
-        parts.push(Part::Run { model: model.name.clone(), point });
+        let measured = session.point(model, load, enough(extent, rate), (most, ENOUGH)).await;
+        parts.extend(session.unbroken(measured).map(|point| Part::Run { model: model.name.clone(), point }));
     }
-    Ok(parts)
+    parts
 }

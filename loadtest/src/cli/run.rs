@@ -53,5 +53,5 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         let point = session.point(model, load, limits, (most, 0)).await?;
         Ok::<_, Error>(session.document(vec![Part::Run { model: model.name.clone(), point }], true))
     })?;
-    output.tell_measured(&[document])
+    output.tell_measured(&[document], None)
 }

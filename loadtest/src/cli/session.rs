@@ -23,7 +23,7 @@ use crate::{
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -34,6 +34,9 @@ use tokio::{sync::watch, time::Instant};
 const APART: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Calls on one connection, where the server does not say.
 const STREAMS: usize = 100;
+
+/// The error that broke a command off, if one did; all its sessions share it.
+type Broken = Arc<Mutex<Option<Error>>>;
 
 pub(super) struct Session {
     server: Server,
@@ -50,6 +53,7 @@ pub(super) struct Session {
     pub(super) cancel: f64,
     /// Measurements so far: each asks for other prompts, or the server's cache would answer for the one before.
     measured: AtomicU64,
+    broken: Broken,
 }
 
 impl Session {
@@ -77,7 +81,7 @@ impl Session {
     }
 
     fn of(
-        Found { reach, known, .. }: Found,
+        Found { reach, known, broken, .. }: Found,
         models: Vec<About>,
         (server, work, command): (Server, Work, String),
         stop: Stop,
@@ -97,12 +101,32 @@ impl Session {
             stop,
             cancel: 0.0,
             measured: AtomicU64::new(0),
+            broken,
         })
     }
 
-    /// Whether the user has had enough.
+    /// Whether nothing more is to be measured: the user has had enough, or the server is gone.
     pub(super) fn is_over(&self) -> bool {
-        *self.stop.borrow()
+        *self.stop.borrow() || self.broken().is_some()
+    }
+
+    fn broken(&self) -> MutexGuard<'_, Option<Error>> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was measured, unless that failed: then nothing more is, and what there is so far is told before the command fails.
+    pub(super) fn unbroken<T>(&self, measured: Result<T>) -> Option<T> {
+        measured.map_err(|error| self.broken().get_or_insert(error).to_string()).ok()
+    }
+
+    /// Marks the last of a command's documents if something that was to follow is missing; gives the error if that is why.
+    pub(super) fn end(&self, documents: &mut [Document]) -> Option<Error> {
+        let error = self.broken().take();
+        let interrupted = self.stop.borrow().then(|| "it was interrupted".to_owned());
+        if let Some(last) = documents.last_mut() {
+            last.broken_off = error.as_ref().map(Error::to_string).or(interrupted);
+        }
+        error
     }
 
     /// Whether to ask this model where segments end, where that is as the command does if nothing else was said.
@@ -119,6 +143,11 @@ impl Session {
         let pool = self.reach.pool(self.server.connections(calls, streams)).await?;
         let boundaries = self.boundaries(model, usual);
         Ok(Target { pool, model: model.name.clone(), boundaries, timeout: self.work.timeout })
+    }
+
+    /// Threads that the tester computes on.
+    pub(super) fn threads(&self) -> usize {
+        self.server.threads
     }
 
     /// The next measurement's seed, of its place in the command: of its requests and of their arrivals.
@@ -184,7 +213,7 @@ impl Session {
             cancel_share: self.cancel,
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
-        Document { format: FORMAT.into(), conditions, parts }
+        Document { format: FORMAT.into(), conditions, parts, broken_off: None }
     }
 }
 
@@ -194,6 +223,7 @@ struct Found {
     reach: Reach,
     known: Vec<About>,
     models: Vec<About>,
+    broken: Broken,
 }
 
 impl Found {
@@ -204,7 +234,7 @@ impl Found {
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
         }
-        Ok(Self { reach, known, models })
+        Ok(Self { reach, known, models, broken: Broken::default() })
     }
 }
 

@@ -83,30 +83,33 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     }
     let (limits, most) = (extent.extent()?, extent.max_in_flight);
     output.check()?;
-    let document = runtime(server.threads)?.block_on(async {
+    let (documents, broken) = runtime(server.threads)?.block_on(async {
         let mut session = Session::open(server, work, &Vec::from_iter(model), false, command).await?;
         session.cancel = extent.cancel_share;
         let model = &session.models[0];
         let part = if concurrency.is_empty() {
-            by_rate(&session, model, (limits, most), (&rates, &search)).await?
+            by_rate(&session, model, (limits, most), (&rates, &search)).await
         } else {
-            by_concurrency(&session, model, limits, &concurrency).await?
+            by_concurrency(&session, model, limits, &concurrency).await
         };
-        Ok::<_, Error>(session.document(vec![part], true))
+        let mut documents = [session.document(vec![part], true)];
+        let broken = session.end(&mut documents);
+        Ok::<_, Error>((documents, broken))
     })?;
-    output.tell_measured(&[document])
+    output.tell_measured(&documents, broken)
 }
 
 /// The batch-size curve.
-pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Extent, counts: &[usize]) -> Result<Part> {
+pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Extent, counts: &[usize]) -> Part {
     let mut points = Vec::new();
     for &concurrency in counts {
         if session.is_over() {
             break;
         }
-        points.push(session.point(model, Load::Closed { concurrency }, extent, (concurrency, 0)).await?);
+        let measured = session.point(model, Load::Closed { concurrency }, extent, (concurrency, 0)).await;
+        points.extend(session.unbroken(measured));
     }
-    Ok(Part::Batches { model: model.name.clone(), points })
+    Part::Batches { model: model.name.clone(), points }
 }
 
 /// These rates, or, of none, those that the search asks for.
@@ -115,7 +118,7 @@ pub(super) async fn by_rate(
     model: &About,
     (extent, most): (Extent, usize),
     (rates, search): (&[f64], &Search),
-) -> Result<Part> {
+) -> Part {
     let objectives = !session.work.objectives().is_empty();
     let (mut tried, mut points): (Vec<Tried>, Vec<Point>) = (Vec::new(), Vec::new());
     let mut given = rates.iter().copied();
@@ -126,16 +129,19 @@ pub(super) async fn by_rate(
             _ => given.next(),
         };
         let Some(rate) = next.filter(|_| !session.is_over() && tried.len() < MAX_POINTS) else { break };
-        let point = session.point(model, search.arrivals.load(rate), enough(extent, rate), (most, ENOUGH)).await?;
+        let load = search.arrivals.load(rate);
+        let measured = session.point(model, load, enough(extent, rate), (most, ENOUGH)).await;
+        let Some(point) = session.unbroken(measured) else { break };
         if point.interrupted && point.figures.requests.measured == 0 {
             break;
         }
-        tried.push(seen(rate, &point));
+        // of half a measurement it is not known whether the rate holds
+        tried.extend((!point.interrupted).then(|| seen(rate, &point)));
         points.push(point);
     }
     let knee = knee::knee(&tried, objectives);
     points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
-    Ok(Part::Rates { model: model.name.clone(), points, knee })
+    Part::Rates { model: model.name.clone(), points, knee }
 }
 
 /// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.

@@ -131,6 +131,10 @@ pub async fn list(server: &str, connection: &Connection) -> Result<Vec<About>> {
 /// One that is not there, or several to choose from.
 pub fn choose(names: &[String], all: &[About]) -> Result<Vec<About>> {
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
+    if let Some((_, twice)) = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|one| one == *name))
+    {
+        return Err(Error::option("--models", twice, "given once: a model that is compared with itself tells nothing"));
+    }
     match (names, all) {
         ([], [only]) => Ok(vec![only.clone()]),
         ([], []) => Err(Error::Setting("the server has no model".into())),

@@ -187,9 +187,10 @@ fn told(finished: &SummaryFinished, upload: Duration) -> Told {
         prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
         first: Duration::from_nanos(timing.time_to_first_token_ns),
         total: Duration::from_nanos(timing.total_ns),
-        prompt_chars: usage.document_tokens,
-        cached_chars: usage.cached_tokens,
-        generated_chars: usage.summary_tokens,
+        // tokens are counted in `summary`: a sum of them and of texts' characters is neither
+        prompt_chars: 0,
+        cached_chars: 0,
+        generated_chars: 0,
         segments: 0,
         unpooled: None,
         summary: Some(summary),

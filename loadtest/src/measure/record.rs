@@ -132,11 +132,11 @@ pub struct Figures {
     pub characters: u64,
     /// Messages that they came in.
     pub messages: u64,
-    /// Characters of their prompts.
+    /// Characters of the prompts of texts; documents are counted in `summaries`.
     pub prompt_chars: u64,
     /// Of these, characters that the server had cached.
     pub cached_chars: u64,
-    /// Characters per closed segment, prompts included; absent if no segment was closed.
+    /// Characters per closed segment of texts, prompts included; absent if no segment was closed.
     pub shortening_factor: Option<f64>,
     /// From the intended start to the first characters.
     pub time_to_first_char_ns: Spread,
@@ -168,7 +168,7 @@ pub struct Figures {
     pub plain_gap_bars: Vec<Bar>,
     /// The distribution of `boundary_gap_ns`.
     pub boundary_gap_bars: Vec<Bar>,
-    /// Of summaries, if there were any; characters of prompts are then tokens of documents.
+    /// Of summaries, if there were any.
     pub summaries: Option<SummaryFigures>,
 }
 

@@ -13,8 +13,10 @@ use crate::{
         workload::{Exchange, Mix, Target},
     },
     measure::{
-        meter::Meter,
+        meter::{Meter, Reading},
         record::{End, Figures, Tally},
+        spread::Numbers,
+        tester::{self, Evidence, Pulse, Tester},
         watch::{Unpooled, Watch},
     },
 };
@@ -56,6 +58,9 @@ pub struct Comparison {
     pub scored: Option<String>,
     /// Every model, the baseline first.
     pub models: Vec<Side>,
+    /// What the tester took, warm-up included. Absent from reports of versions that did not tell.
+    #[serde(default)]
+    pub tester: Option<Tester>,
 }
 
 /// A model in a comparison.
@@ -140,6 +145,8 @@ pub struct Match {
     pub concurrency: usize,
     /// Of the bootstrap.
     pub seed: u64,
+    /// Threads that the tester computes on.
+    pub threads: usize,
 }
 
 /// A model's figures in a round that ended well.
@@ -166,14 +173,20 @@ struct Played {
     rounds: Vec<Vec<Timed>>,
 }
 
-/// Plays all rounds; `look` is called after each with how many there were.
+/// Plays all rounds; `look` is called after each with how many there were. With a `pulse` it is told how late events are seen.
 ///
 /// # Errors
 /// A broken invariant; what requests are answered is no error.
-pub async fn play(plan: Match, stop: Stop, look: impl Fn(u64) + Send + Sync + 'static) -> Result<Comparison> {
+pub async fn play(
+    plan: Match,
+    (stop, pulse): (Stop, bool),
+    look: impl Fn(u64) + Send + Sync + 'static,
+) -> Result<Comparison> {
     let tallies = plan.targets.iter().map(|target| Tally::new(target.boundaries)).collect::<Result<Vec<_>>>()?;
     let played = Mutex::new(Played { tallies, rounds: Vec::new() });
     let shared = Arc::new(Shared { plan, meter: Arc::default(), next: AtomicU64::new(0), played, stop });
+    let pulse = if pulse { Some(Pulse::start()?) } else { None };
+    let begun = (shared.meter.read(), tester::cpu());
     let (look, mut players) = (Arc::new(look), JoinSet::new());
     for _ in 0..shared.plan.concurrency {
         let (shared, look) = (shared.clone(), look.clone());
@@ -191,7 +204,35 @@ pub async fn play(plan: Match, stop: Stop, look: impl Fn(u64) + Send + Sync + 's
     while let Some(ended) = players.join_next().await {
         ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
     }
-    told(&shared)
+    let lags = match pulse {
+        Some(pulse) => Some(pulse.stop().await?),
+        None => None,
+    };
+    let mut comparison = told(&shared)?;
+    comparison.tester = Some(judged(&shared, begun, lags, &comparison.models));
+    Ok(comparison)
+}
+
+/// Whether the tester may be the limit: held against the fastest model, whose figures it would change most.
+fn judged(
+    shared: &Shared,
+    (begun, cpu): (Reading, Option<Duration>),
+    lags: Option<Numbers>,
+    models: &[Side],
+) -> Tester {
+    let least =
+        |of: fn(&Figures) -> Option<f64>| models.iter().filter_map(|side| of(&side.figures)).min_by(f64::total_cmp);
+    let evidence = Evidence {
+        threads: shared.plan.threads,
+        connections: shared.plan.targets.iter().map(|target| target.pool.size()).sum(),
+        window: shared.meter.read().since(&begun),
+        cpu: tester::cpu().zip(cpu).map(|(now, then)| now.saturating_sub(then)),
+        peak: None,
+        lags,
+        held: 0,
+        medians: [least(|figures| figures.time_to_first_char_ns.p50), least(|figures| figures.gap_ns.p50)],
+    };
+    evidence.judge()
 }
 
 /// One request, of every model in turn.
@@ -303,5 +344,6 @@ fn told(shared: &Shared) -> Result<Comparison> {
         interrupted: *shared.stop.borrow(),
         scored: None,
         models: targets.iter().enumerate().map(side).collect::<Result<_>>()?,
+        tester: None,
     })
 }

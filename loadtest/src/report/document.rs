@@ -35,6 +35,9 @@ pub struct Document {
     pub conditions: Conditions,
     /// What was measured, in order.
     pub parts: Vec<Part>,
+    /// Why what was to follow is missing, if it is: an interruption, or the error that ended the command.
+    #[serde(default)]
+    pub broken_off: Option<String>,
 }
 
 impl Document {

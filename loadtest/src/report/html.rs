@@ -4,12 +4,12 @@ use super::{
     charts,
     document::{Conditions, Document, Part, Point},
     rows::{COLUMNS, rows},
-    table::{GOODPUT, ends, failures, gain_words, knee_words},
+    table::{GOODPUT, cached_words, ends, failures, gain_words, knee_words, load_words},
 };
 use crate::{
     client::models::About,
     load::workload::Described,
-    measure::record::Figures,
+    measure::{record::Figures, tester::Tester},
     pair::{Comparison, Gains, Side, bootstrap::Gain},
     units::{digits, time},
 };
@@ -43,6 +43,9 @@ pub fn page(title: &str, documents: &[Document]) -> String {
 
 fn one(document: &Document) -> Markup {
     html! {
+        @if let Some(why) = &document.broken_off {
+            p.warn { strong { "Broken off: " } (why) "; what was to follow is missing." }
+        }
         @for part in &document.parts { (part_of(part, &document.conditions)) }
         h2 { "Conditions" }
         (conditions(&document.conditions))
@@ -69,9 +72,9 @@ fn part_of(part: &Part, conditions: &Conditions) -> Markup {
     }
 }
 
-fn warnings(point: &Point) -> Markup {
+fn warnings(tester: &Tester) -> Markup {
     html! {
-        @for limit in &point.tester.limits {
+        @for limit in &tester.limits {
             p.warn { strong { "The tester may be the limit: " } (limit) "." }
         }
     }
@@ -80,7 +83,7 @@ fn warnings(point: &Point) -> Markup {
 fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
     html! {
         p { (ends(point)) "." }
-        (warnings(point))
+        (warnings(&point.tester))
         (figures(&point.figures))
         (charts::gaps(&format!("{model}, {}", point.load.words()), &point.figures, conditions))
         (charts::course(model, point))
@@ -90,7 +93,7 @@ fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
                 (figures(part))
             }
         }
-        (tester(point))
+        (tester(&point.tester))
     }
 }
 
@@ -134,7 +137,7 @@ fn points_table(points: &[Point]) -> Markup {
             tbody { @for point in points {
                 @let (figures, window) = (&point.figures, &point.window);
                 tr {
-                    td { (point.load.words()) }
+                    (cell(&load_words(point)))
                     td { (time(window.window_ns as f64)) }
                     td { (window.started) ", " (digits(window.started_per_second)) " /s" }
                     td { (digits(window.chars_per_second)) " /s" }
@@ -157,8 +160,7 @@ fn points_table(points: &[Point]) -> Markup {
     }
 }
 
-fn tester(point: &Point) -> Markup {
-    let tester = &point.tester;
+fn tester(tester: &Tester) -> Markup {
     let share = tester.cpu_share.map(|share| format!("{} % of {} thread(s)", digits(share * 100.0), tester.threads));
     let most = tester.messages_per_cpu_second.map(|rate| format!("{} messages/s and core at this cost", digits(rate)));
     let peak = tester.peak_messages_per_second.map(digits).unwrap_or_else(|| "–".into());
@@ -205,6 +207,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
             "by what it took. Where the baseline is that model, both are about the same thing."
         }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
+        @if let Some(told) = &comparison.tester { (warnings(told)) }
         (sides(models))
         @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", by the server's Score." } }
         @for side in models { @if let Some(table) = &side.calibrated {
@@ -217,13 +220,14 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
         } }
         (charts::gains(comparison))
         @for side in models { (charts::gaps(&side.model, &side.figures, conditions)) }
+        @if let Some(told) = &comparison.tester { (tester(told)) }
     }
 }
 
 /// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
 type Column = (&'static str, fn(&Side) -> String);
 
-const SIDES: [Column; 14] = [
+const SIDES: [Column; 15] = [
     ("model", |side| side.model.clone()),
     ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
     ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
@@ -239,6 +243,7 @@ const SIDES: [Column; 14] = [
         side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),
     ("bits per character", |side| side.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
+    ("cached by the server", |side| cached_words(&side.figures)),
     ("well", |side| format!("{} of {}", side.figures.requests.well, side.figures.requests.measured)),
 ];
 

@@ -6,7 +6,11 @@ use super::{
 };
 use crate::{
     knee::Knee,
-    measure::record::Ends,
+    load::workload::Described,
+    measure::{
+        record::{Ends, Figures},
+        tester::Tester,
+    },
     pair::{Comparison, bootstrap::Gain},
     units::{digits, time},
 };
@@ -15,10 +19,17 @@ use std::fmt::Write;
 /// All parts of a report.
 pub fn table(document: &Document) -> String {
     let mut out = String::new();
+    if let Some(why) = &document.broken_off {
+        let _ = writeln!(out, "BROKEN OFF: {why}; what was to follow is missing\n");
+    }
     for part in &document.parts {
         // writing to a string does not fail
         let _ = match part {
-            Part::Run { model, point } => writeln!(out, "{model}: {}", point.load.words()).and(run(&mut out, point)),
+            Part::Run { model, point } => writeln!(out, "{model}: {}", point.load.words()).and(run(
+                &mut out,
+                point,
+                &document.conditions.workloads,
+            )),
             Part::Batches { model, points } => {
                 writeln!(out, "{model}: closed loops").and(points_table(&mut out, points))
             }
@@ -53,16 +64,24 @@ fn aligned(out: &mut String, lines: &[Vec<String>]) -> std::fmt::Result {
     Ok(())
 }
 
-fn run(out: &mut String, point: &Point) -> std::fmt::Result {
+fn run(out: &mut String, point: &Point, workloads: &[Described]) -> std::fmt::Result {
+    figures_table(out, &point.figures)?;
+    for (described, figures) in workloads.iter().zip(&point.workloads) {
+        writeln!(out, "workload {}: {}", described.name, figures.requests.words())?;
+        figures_table(out, figures)?;
+    }
+    writeln!(out, "{}", ends(point))?;
+    tester(out, &point.tester)
+}
+
+fn figures_table(out: &mut String, figures: &Figures) -> std::fmt::Result {
     let head = ["", "count"].into_iter().chain(COLUMNS).map(str::to_owned).collect();
     let mut lines = vec![head];
-    for row in rows(&point.figures) {
+    for row in rows(figures) {
         let first = [row.name.to_owned(), row.spread.count.to_string()];
         lines.push(first.into_iter().chain(row.cells()).collect());
     }
-    aligned(out, &lines)?;
-    writeln!(out, "{}", ends(point))?;
-    limits(out, point)
+    aligned(out, &lines)
 }
 
 /// What goodput counts.
@@ -85,9 +104,8 @@ pub(super) fn ends(point: &Point) -> String {
     if point.figures.messages > 0 {
         line += &format!("; {} characters came in {} messages", point.figures.characters, point.figures.messages);
     }
-    if point.figures.cached_chars > 0 {
-        let share = 100.0 * point.figures.cached_chars as f64 / point.figures.prompt_chars.max(1) as f64;
-        line += &format!("; the server had {} % of the prompts' characters cached", digits(share));
+    if cached(&point.figures).iter().any(|(share, _)| *share > 0.0) {
+        line += &format!("; the server had cached: {}", cached_words(&point.figures));
     }
     if let Some(factor) = point.figures.shortening_factor {
         line += &format!("; shortening factor {factor:.3}");
@@ -98,14 +116,34 @@ pub(super) fn ends(point: &Point) -> String {
     line
 }
 
+/// The shares that the server had cached, of what: texts' characters and documents' tokens do not add up.
+fn cached(figures: &Figures) -> Vec<(f64, &'static str)> {
+    let tokens = figures.summaries.as_ref().map_or((0, 0), |told| (told.cached_tokens, told.document_tokens));
+    // reports of earlier versions have documents' tokens here again
+    let chars = if figures.prompt_chars == tokens.1 { (0, 0) } else { (figures.cached_chars, figures.prompt_chars) };
+    let all = [(chars, "the prompts' characters"), (tokens, "the documents' tokens")].into_iter();
+    all.filter(|((_, all), _)| *all > 0).map(|((part, all), what)| (part as f64 / all as f64, what)).collect()
+}
+
+/// The same in words; a dash where there was nothing to cache.
+pub(super) fn cached_words(figures: &Figures) -> String {
+    let all: Vec<_> =
+        cached(figures).iter().map(|(share, what)| format!("{} % of {what}", digits(share * 100.0))).collect();
+    if all.is_empty() { "–".into() } else { all.join(", ") }
+}
+
+/// A load of several: what it was, and whether it is only a part of what was to be measured.
+pub(super) fn load_words(point: &Point) -> String {
+    format!("{}{}", point.load.words(), if point.interrupted { " (interrupted)" } else { "" })
+}
+
 /// Those that failed, by code.
 pub(super) fn failures(ends: &Ends) -> String {
     let all: Vec<_> = ends.errors.iter().map(|(code, count)| format!("{count} {code}")).collect();
     if all.is_empty() { "0".into() } else { all.join(", ") }
 }
 
-fn limits(out: &mut String, point: &Point) -> std::fmt::Result {
-    let tester = &point.tester;
+fn tester(out: &mut String, tester: &Tester) -> std::fmt::Result {
     let mut line = format!("tester: {} messages/s", digits(tester.messages_per_second));
     if let Some(share) = tester.cpu_share {
         line += &format!(", {} % of {} thread(s)", digits(share * 100.0), tester.threads);
@@ -139,7 +177,7 @@ fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
         let told = |ns: Option<f64>| ns.map_or("–".into(), time);
         let (first, gap) = (figures.time_to_first_char_ns, figures.gap_ns);
         lines.push(vec![
-            point.load.words(),
+            load_words(point),
             digits(window.started_per_second),
             digits(window.chars_per_second),
             digits(window.good_per_second),
@@ -205,6 +243,7 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         "char p50",
         "SF",
         "bits/char",
+        "cached",
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for side in &comparison.models {
@@ -227,9 +266,11 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
             told(figures.char_ns.p50),
             figures.shortening_factor.map_or("–".into(), |factor| format!("{factor:.3}")),
             side.bits_per_char.map_or("–".into(), |bits| format!("{bits:.4}")),
+            cached_words(figures),
         ]);
     }
     aligned(out, &lines)?;
+    comparison.tester.iter().try_for_each(|told| tester(out, told))?;
     remarks(out, comparison)
 }
 

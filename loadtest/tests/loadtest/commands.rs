@@ -14,13 +14,13 @@ use weir_loadtest::stub::{Script, Stub};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A stub that serves until it is dropped.
-struct Served {
-    address: String,
-    stub: Stub,
+pub(super) struct Served {
+    pub(super) address: String,
+    pub(super) stub: Stub,
     _runtime: Runtime,
 }
 
-fn serve(scripts: Vec<Script>) -> Served {
+pub(super) fn serve(scripts: Vec<Script>) -> Served {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stub = Stub::new(scripts);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -35,12 +35,12 @@ pub(super) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-fn run(arguments: &[&str]) -> Output {
+pub(super) fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
 #[track_caller]
-fn json(output: &Output) -> Value {
+pub(super) fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -114,29 +114,6 @@ fn a_sweep_finds_the_knee_between_what_holds_and_what_does_not() {
     let told = json(&run(&[&["sweep", &served.address, "--json", "-"][..], &arguments[..]].concat()));
     let knee = &told[0]["parts"][0]["knee"];
     assert_eq!((&knee["rate"], &knee["broken_at"]), (&10.0.into(), &300.0.into()), "{knee}");
-}
-
-/// Arrivals are a function of the measurement's place, too: two rates do not get one draw, and none is held for fewer requests than
-/// are promised.
-#[test]
-fn arrivals_of_each_rate_are_a_draw_of_their_own() {
-    let served = serve(vec![Script::instant("stub")]);
-    let arguments =
-        ["--rates", "40,41,42", "--duration", "100ms", "--warm-up", "0", "--output-chars", "2", "--json", "-"];
-    let told = json(&run(&[&["sweep", &served.address][..], &arguments].concat()));
-    let points = told[0]["parts"][0]["points"].as_array().unwrap();
-    let measured = |point: &Value| point["figures"]["requests"]["measured"].as_u64().unwrap();
-    assert!(points.len() == 3 && points.iter().all(|point| measured(point) >= 20), "{points:?}");
-    // of one draw, windows that end with the same number of requests would be as long as the rates are apart
-    let scaled: Vec<_> = points
-        .iter()
-        .map(|point| {
-            let window = point["window"]["window_ns"].as_f64().unwrap();
-            (measured(point), window * point["load"]["rate"].as_f64().unwrap())
-        })
-        .collect();
-    let same = |a: (u64, f64), b: (u64, f64)| a.0 == b.0 && (a.1 / b.1 - 1.0).abs() < 0.01;
-    assert!(!same(scaled[0], scaled[1]) || !same(scaled[1], scaled[2]), "{scaled:?}");
 }
 
 /// Everything as short as it can be.
@@ -238,7 +215,7 @@ fn an_interrupted_measurement_tells_what_there_is() {
 }
 
 /// Waits until it is so; kills the program if it never is.
-fn wait(child: &mut Child, is_so: impl Fn() -> bool) {
+pub(super) fn wait(child: &mut Child, is_so: impl Fn() -> bool) {
     let started = Instant::now();
     let (_open, nothing) = std::sync::mpsc::sync_channel::<()>(0);
     while !is_so() {
@@ -323,7 +300,11 @@ fn a_mix_asks_several_models_for_several_things() {
     let arguments = ["--requests", "30", "--warm-up", "0", "--output-chars", "6", "--json", "-", "--concurrency", "3"];
     let mix = ["--model", "writer", "--workload", "name=texts,weight=2", "--workload", &summaries];
     let told = json(&run(&[&["run", &served.address][..], &mix, &arguments].concat()));
-    let parts = told[0]["parts"][0]["point"]["workloads"].as_array().unwrap();
+    let (all, parts) =
+        (&told[0]["parts"][0]["point"]["figures"], told[0]["parts"][0]["point"]["workloads"].as_array().unwrap());
+    for of_texts in ["prompt_chars", "cached_chars", "shortening_factor"] {
+        assert!(all[of_texts].is_number() && all[of_texts] == parts[0][of_texts], "{of_texts}: {all}");
+    }
     let well: Vec<_> = parts.iter().map(|part| part["requests"]["well"].as_u64().unwrap()).collect();
     assert!(well.iter().sum::<u64>() == 30 && well[1] > 0, "{well:?}");
     assert!(parts[0]["summaries"].is_null());

@@ -7,4 +7,5 @@ mod honesty;
 mod pairs;
 mod report;
 mod secured;
+mod several;
 mod support;

@@ -28,7 +28,9 @@ async fn compare(scripts: Vec<Script>, rounds: u64) -> Comparison {
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "fast", true).await];
     let mix = Mix::new(&[spec(21)], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
-    play(Match { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1 }, stop, |_| {}).await.unwrap()
+    play(Match { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 }, (stop, false), |_| {})
+        .await
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -36,6 +38,10 @@ async fn a_known_gain_is_found() {
     let told = compare(scripts(), 20).await;
     assert_eq!((told.baseline.as_str(), told.rounds, told.complete), ("slow", 20, 20));
     assert_eq!(told.models[0].gains, None);
+    // what the tester took is told: all messages of both, those of the warm-up, too
+    let tester = told.tester.clone().unwrap();
+    assert_eq!((tester.threads, tester.connections, &tester.limits[..]), (1, 2, &[][..]));
+    assert!(tester.messages_per_second > 0.0 && tester.cpu_ns.is_some_and(|ns| ns > 0));
     let gains = told.models[1].gains.clone().unwrap();
     // after the first: 20 characters of 30 ms, against 16 of 8 and 4 of 18
     for (gain, expected) in [(gains.total, 700.0 / 250.0), (gains.time_to_first_char, 2.0), (gains.char, 3.0)] {
@@ -84,8 +90,8 @@ async fn a_known_gain_of_summaries_is_found() {
     let targets = vec![target(&stub, "slow", false).await, target(&stub, "fast", false).await];
     let mix = Mix::new(&[Spec { kind: "summarize".into(), ..spec(11) }], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
-    let plan = Match { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1 };
-    let told = play(plan, stop, |_| {}).await.unwrap();
+    let plan = Match { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
+    let told = play(plan, (stop, false), |_| {}).await.unwrap();
     assert_eq!(told.complete, 10);
     let gains = told.models[1].gains.clone().unwrap();
     for (gain, expected) in [(gains.encode, 4.0), (gains.decode_token, 2.0), (gains.total, 140.0 / 50.0)] {
@@ -93,6 +99,12 @@ async fn a_known_gain_of_summaries_is_found() {
     }
     assert_eq!(gains.char, None, "characters of other texts");
     let figures = told.models[1].figures.summaries.clone().unwrap();
+    let texts = &told.models[1].figures;
+    assert_eq!(
+        (texts.prompt_chars, texts.cached_chars, texts.shortening_factor),
+        (0, 0, None),
+        "tokens are no characters"
+    );
     // documents of 20 characters, in three chunks
     assert_eq!((figures.count, figures.document_tokens, figures.summary_tokens), (10, 200, 110));
     assert_eq!(figures.unpooled_cross_attention_bytes, 4 * figures.cross_attention_bytes);

@@ -44,8 +44,8 @@ async fn measured() -> Document {
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "stub", true).await];
     let (_never, stop) = watch::channel(false);
     let mix = Mix::new(&[spec(20)], 1, 0.0).unwrap();
-    let plan = Match { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1 };
-    let mut comparison = play(plan, stop, |_| {}).await.unwrap();
+    let plan = Match { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
+    let mut comparison = play(plan, (stop, false), |_| {}).await.unwrap();
     comparison.scored = Some("the first 2000 characters of bundled English sample".into());
     comparison.models[0].bits_per_char = Some(1.9);
     comparison.models[1].score_refused = Some("UNIMPLEMENTED: <it & does not>".into());
@@ -75,7 +75,7 @@ async fn measured() -> Document {
         cancel_share: 0.0,
         objectives: Some("ttfc ≤ 90.0 ms".into()),
     };
-    Document { format: FORMAT.into(), conditions, parts }
+    Document { format: FORMAT.into(), conditions, parts, broken_off: Some("it was interrupted".into()) }
 }
 
 /// Every key's path, and what kinds of values it has; the members of a list, and of maps whose keys are codes, share theirs.
@@ -158,13 +158,24 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         "a stub server",
         "knee below",
         "Measured, not estimated",
+        "Broken off: ",
+        "of the prompts' characters",
+        "The tester itself",
     ];
     for expected in expected {
         assert!(page.contains(expected), "{expected}");
     }
     assert!(page.matches("<svg viewBox=\"0 0 720").count() >= 10, "{}", page.matches("<svg viewBox=\"0 0 720").count());
     let table = table::table(&document);
-    for expected in ["boundary gap", "RESOURCE_EXHAUSTED", "1.", "knee below 10.0 requests/s"] {
+    for expected in [
+        "boundary gap",
+        "RESOURCE_EXHAUSTED",
+        "1.",
+        "knee below 10.0 requests/s",
+        "BROKEN OFF: it was interrupted",
+        "0 % of the prompts' characters",
+        "started/s",
+    ] {
         assert!(table.contains(expected), "{expected}: {table}");
     }
 }

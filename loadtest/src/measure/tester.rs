@@ -29,6 +29,10 @@ pub const BUSY: f64 = 0.8;
 /// A share of the median time to the first character, or gap, that the tester's own lateness may be.
 pub const LATE: f64 = 0.1;
 
+/// The share of a core from which on its messages by its processor time tell what a core could take: below it most of that time is
+/// not spent on messages.
+pub const TELLING: f64 = 0.25;
+
 /// What the tester took.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,7 +49,8 @@ pub struct Tester {
     pub messages_per_second: f64,
     /// The most in any sample of the course of at least a fifth of a second.
     pub peak_messages_per_second: Option<f64>,
-    /// Messages a second that one core would do at this cost: messages by seconds of processor time.
+    /// Messages a second that one core would do at this cost: messages by seconds of processor time. Absent where it used so little of
+    /// a core that most of that was not for messages.
     pub messages_per_cpu_second: Option<f64>,
     /// How late it took the beats of its pulse.
     pub event_lag_ns: Spread,
@@ -194,7 +199,10 @@ impl Evidence {
             cpu_share,
             messages_per_second: messages / seconds,
             peak_messages_per_second: peak,
-            messages_per_cpu_second: cpu.filter(|cpu| !cpu.is_zero()).map(|cpu| messages / cpu.as_secs_f64()),
+            messages_per_cpu_second: cpu
+                .map(|cpu| cpu.as_secs_f64())
+                .filter(|&cpu| cpu >= TELLING * seconds)
+                .map(|cpu| messages / cpu),
             event_lag_ns,
             held,
             limits,
@@ -218,10 +226,9 @@ mod tests {
         (0..1000).for_each(|_| lags.time(Duration::from_micros(900)));
         let told = Evidence { lags: Some(lags), ..evidence() }.judge();
         assert_eq!(told.limits, Vec::<String>::new());
-        assert_eq!(
-            (told.cpu_share, told.messages_per_second, told.messages_per_cpu_second),
-            (Some(0.1), 5.0, Some(50.0))
-        );
+        assert_eq!((told.cpu_share, told.messages_per_second, told.messages_per_cpu_second), (Some(0.1), 5.0, None));
+        let busy = Evidence { cpu: Some(Duration::from_secs(4)), ..evidence() }.judge();
+        assert_eq!(busy.messages_per_cpu_second, Some(12.5), "at a load that tells");
     }
 
     #[test]

@@ -21,6 +21,8 @@ const ROOM: f64 = 0.07;
 pub(super) enum Scale {
     /// Numbers, from 0.
     Linear,
+    /// Numbers that are near to each other and far from 0.
+    Near,
     /// Numbers, by their logarithm.
     Log,
     /// Nanoseconds, from 0.
@@ -64,7 +66,8 @@ impl Scale {
     fn told(self, value: f64) -> String {
         match self {
             Self::Time | Self::LogTime => units::time(value),
-            Self::Linear | Self::Log if value.fract() == 0.0 && value < 1e6 => format!("{value:.0}"),
+            Self::Linear | Self::Near | Self::Log if value.fract() == 0.0 && value < 1e6 => format!("{value:.0}"),
+            Self::Near => format!("{value:.3}"),
             Self::Linear | Self::Log => units::digits(value),
         }
     }
@@ -91,9 +94,16 @@ impl Axis {
             return Self { scale, low, high, from, to, ticks: ticks(scale, drawn, (low, high)) };
         }
         let most = if most > 0.0 { most } else { 1.0 };
-        let rough = most / 5.0;
-        let size = 10f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|k| k * size).find(|step| *step >= rough).unwrap_or(size);
+        if scale == Scale::Near {
+            // at least a hundredth of them, so that what is nearly the same looks so
+            let span = (most - least).max(most / 100.0);
+            let step = step(span / 4.0);
+            let low = ((least - 0.2 * span) / step).floor() * step;
+            let count = ((most + 0.2 * span - low) / step).ceil() as u32;
+            let ticks = (0..=count).map(|k| low + f64::from(k) * step).collect();
+            return Self { scale, low, high: low + f64::from(count) * step, from, to, ticks };
+        }
+        let step = step(most / 5.0);
         let count = (most * 1.04 / step).floor() as u32;
         let ticks = (0..=count).map(|k| f64::from(k) * step).collect();
         Self { scale, low: 0.0, high: most * 1.04, from, to, ticks }
@@ -104,6 +114,12 @@ impl Axis {
         let share = ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
         self.from + share * (self.to - self.from)
     }
+}
+
+/// The next larger one of 1, 2 and 5 times a power of ten.
+fn step(rough: f64) -> f64 {
+    let size = 10f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|k| k * size).find(|step| *step >= rough).unwrap_or(size)
 }
 
 /// Where a logarithmic axis is marked: counts where something was measured, as far as labels have room.

@@ -84,6 +84,16 @@ pub(super) fn rates(model: &str, points: &[Point], knee: &Knee, conditions: &Con
     }
 }
 
+/// What a curve of summaries says of its characters.
+fn of_summaries(points: &[Point]) -> &'static str {
+    match points.iter().any(|point| point.figures.summaries.is_some()) {
+        true => {
+            " Characters of summaries depend on what the model writes with its tokens: between models compare tokens."
+        }
+        false => "",
+    }
+}
+
 /// Speed and latency over concurrency.
 pub(super) fn batches(model: &str, points: &[Point], conditions: &Conditions) -> Markup {
     let x = || ("requests at a time".to_owned(), Scale::Log);
@@ -92,13 +102,20 @@ pub(super) fn batches(model: &str, points: &[Point], conditions: &Conditions) ->
     let each = |point: &Point| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
     let each: Vec<_> = points.iter().filter_map(each).collect();
     let figures = points.first().map(|point| &point.figures);
-    let note = format!("{model}; {}. Each point is a run of its own.", asked(conditions, figures));
+    let tokens = |point: &Point| Some((concurrency(point)?, point.figures.summaries.as_ref()?.tokens_per_second.p50?));
+    let tokens: Vec<_> = points.iter().filter_map(tokens).collect();
+    let about = of_summaries(points);
+    let note = format!("{model}; {}. Each point is a run of its own.{about}", asked(conditions, figures));
     let chart = |title: &str, y: (&str, Scale), series| {
         draw(&Chart { title: title.into(), x: x(), y: (y.0.into(), y.1), series, marks: vec![], note: note.clone() })
     };
     html! {
         (chart("Batch-size curve", ("characters/s", Scale::Linear),
             vec![line("all requests together", all), line("one request, median", each)]))
+        @if !tokens.is_empty() {
+            (chart("Tokens of a summary over batch size", ("tokens/s (server's word)", Scale::Linear),
+                vec![line("one summary, median", tokens)]))
+        }
         (chart("Gaps over batch size", ("gap between messages", Scale::LogTime),
             percentiles(points, concurrency, |figures| figures.gap_ns, "gap")))
     }
@@ -189,9 +206,12 @@ pub(super) fn gains(comparison: &Comparison) -> Markup {
     draw(&Chart {
         title: "What a character takes, and what it costs".into(),
         x: ("time per character, median of requests".into(), Scale::Time),
-        y: ("bits per character".into(), Scale::Linear),
+        y: ("bits per character".into(), Scale::Near),
         series,
         marks: vec![],
-        note: format!("{} complete rounds; nearer to the corner is better.", comparison.complete),
+        note: format!(
+            "{} complete rounds, {} at a time; nearer to the lower left corner is better. The axis of bits does not begin at 0.",
+            comparison.complete, comparison.concurrency
+        ),
     })
 }

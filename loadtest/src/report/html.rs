@@ -8,8 +8,11 @@ use super::{
 };
 use crate::{
     client::models::About,
-    load::workload::Described,
-    measure::{record::Figures, tester::Tester},
+    load::workload::{Described, SUMMARIZE},
+    measure::{
+        record::Figures,
+        tester::{TELLING, Tester},
+    },
     pair::{Comparison, Gains, Side, bootstrap::Gain},
     units::{digits, time},
 };
@@ -162,14 +165,16 @@ fn points_table(points: &[Point]) -> Markup {
 
 fn tester(tester: &Tester) -> Markup {
     let share = tester.cpu_share.map(|share| format!("{} % of {} thread(s)", digits(share * 100.0), tester.threads));
-    let most = tester.messages_per_cpu_second.map(|rate| format!("{} messages/s and core at this cost", digits(rate)));
+    // reports of earlier versions have one of any load
+    let used = tester.cpu_share.unwrap_or(0.0) * tester.threads as f64;
+    let most = tester.messages_per_cpu_second.filter(|_| used >= TELLING).map(digits);
     let peak = tester.peak_messages_per_second.map(digits).unwrap_or_else(|| "–".into());
     html! {
         h3 { "The tester itself" }
         dl {
             dt { "messages" } dd { (digits(tester.messages_per_second)) " /s, at most " (peak) " /s" }
             dt { "processor time" } dd { (share.unwrap_or_else(|| "not told by this system".into())) }
-            dt { "it could take" } dd { (most.unwrap_or_else(|| "unknown".into())) }
+            @if let Some(most) = most { dt { "it could take" } dd { (most) " messages/s and core at this cost" } }
             dt { "events seen late by" } dd {
                 @for (name, late) in [("p50", tester.event_lag_ns.p50), ("p99", tester.event_lag_ns.p99), ("max", tester.event_lag_ns.max)] {
                     @if let Some(late) = late { (name) " " (time(late)) " " }
@@ -196,20 +201,30 @@ fn told(ns: Option<f64>) -> String {
 
 fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
     let Comparison { baseline, rounds, complete, concurrency, warm_up, scored, models, .. } = comparison;
+    let has = |of: fn(&Side) -> bool| models.iter().any(of);
     html! {
         h2 { "Measured gain over " (baseline) }
         p {
             "Request by request: " (complete) " rounds (of " (rounds) ", after " (warm_up) " that were not measured) in which every model "
             "answered the same prompt with the same seed and length, one after the other in changing order; " (concurrency)
-            " round(s) at a time. A gain is the baseline's median by the model's, both from sending; in brackets its 95 % "
-            "bootstrap interval over rounds. Measured, not estimated. Columns that say ESTIMATED are the server's own word of the same "
-            "requests: what each would have taken by the server's calibration had the model run its middle layers at every character, "
-            "by what it took. Where the baseline is that model, both are about the same thing."
+            " round(s) at a time. A gain is a ratio of medians over these rounds, the baseline's by the model's, both from sending; in "
+            "brackets its 95 % bootstrap interval over rounds. Measured, not estimated."
+            @if has(|side| side.estimated.is_some()) {
+                " Columns that say ESTIMATED are the server's own word of the same requests: what each would have taken by the server's "
+                "calibration had the model run its middle layers at every character, by what it took. Where the baseline is that "
+                "model, both are about the same thing."
+            }
+            @if has(|side| side.figures.summaries.is_some()) {
+                " Summaries have as many tokens as asked for, and as many characters as the model writes with them: compare tokens."
+            }
         }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
         @if let Some(told) = &comparison.tester { (warnings(told)) }
         (sides(models))
         @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", by the server's Score." } }
+        @for side in models { @for (what, share) in side.disagreement() {
+            p.note { (side.model) ", " (what) ": the ESTIMATED gain is " (format!("{:+.1}", share * 100.0)) " % from the measured one." }
+        } }
         @for side in models { @if let Some(table) = &side.calibrated {
             p.(if table.doubt.is_some() { "warn" } else { "note" }) {
                 strong { (side.model) ": ESTIMATED gains by a calibration: " } (table.words()) "."
@@ -219,7 +234,9 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
             p.note { (side.model) " has no bits per character: " (why) }
         } }
         (charts::gains(comparison))
-        @for side in models { (charts::gaps(&side.model, &side.figures, conditions)) }
+        @for side in models {
+            (charts::gaps(&format!("{}, {concurrency} at a time", side.model), &side.figures, conditions))
+        }
         @if let Some(told) = &comparison.tester { (tester(told)) }
     }
 }
@@ -227,7 +244,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
 /// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
 type Column = (&'static str, fn(&Side) -> String);
 
-const SIDES: [Column; 15] = [
+const SIDES: [Column; 16] = [
     ("model", |side| side.model.clone()),
     ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
     ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
@@ -238,7 +255,10 @@ const SIDES: [Column; 15] = [
     ("gain: per token of a summary", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token))),
     ("total p50", |side| told(side.figures.total_from_send_ns.p50)),
     ("first character p50", |side| told(side.figures.time_to_first_char_from_send_ns.p50)),
-    ("per character p50", |side| told(side.figures.char_ns.p50)),
+    ("per character p50", |side| told(side.figures.char_ns.p50.filter(|_| side.figures.summaries.is_none()))),
+    ("per token of a summary p50 (server's word)", |side| {
+        told(side.figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50))
+    }),
     ("shortening factor (characters per segment)", |side| {
         side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),
@@ -327,12 +347,21 @@ fn workloads(workloads: &[Described]) -> Markup {
             tbody { @for workload in workloads { tr {
                 td { (workload.name) } td { (workload.kind) } td { (digits(workload.weight)) } td { (workload.text) }
                 td { (workload.prompt_chars) } td { (workload.shared_prefix_chars) } td { (workload.prefixes) } td { (workload.output_chars) }
-                td { (workload.temperature.map_or("server's default".to_owned(), |warmth| warmth.to_string())) }
+                td { (temperature(workload)) }
                 td { (workload.model.as_deref().unwrap_or("the measured one")) }
                 td { (workload.chunk_chars.map_or("–".to_owned(), |chars| chars.to_string())) }
                 td { (workload.beam.map_or("model's default".to_owned(), |beam| beam.to_string())) }
             } } }
         } }
+    }
+}
+
+/// The API's own default is 1 (docs/api.md); summaries are searched, not drawn.
+fn temperature(workload: &Described) -> String {
+    match workload.temperature {
+        _ if workload.kind == SUMMARIZE => "none is drawn".into(),
+        Some(warmth) => warmth.to_string(),
+        None => "1 (server's default)".into(),
     }
 }
 

@@ -159,6 +159,9 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         "knee below",
         "Measured, not estimated",
         "Broken off: ",
+        "1 at a time",
+        "1 (server's default)",
+        "ratio of medians",
         "of the prompts' characters",
         "The tester itself",
     ];
@@ -166,6 +169,7 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         assert!(page.contains(expected), "{expected}");
     }
     assert!(page.matches("<svg viewBox=\"0 0 720").count() >= 10, "{}", page.matches("<svg viewBox=\"0 0 720").count());
+    assert!(!page.contains("Columns that say ESTIMATED"), "there are none");
     let table = table::table(&document);
     for expected in [
         "boundary gap",

@@ -2,7 +2,11 @@
 
 use super::commands::{command, json, run, script, serve, wait};
 use serde_json::Value;
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
 use weir_loadtest::stub::Script;
 
 /// Arrivals are a function of the measurement's place, too: two rates do not get one draw, and none is held for fewer requests than
@@ -80,4 +84,17 @@ fn models_that_cannot_be_compared_are_refused() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && output.stdout.is_empty() && said.contains(expected), "{said}");
     }
+}
+
+/// Answers of 2,000 messages 50 ms apart would last 100 s; and so small a load tells nothing of what a core reads, however little
+/// processor time it took.
+#[test]
+fn a_self_test_lasts_as_long_as_asked_and_judges_no_load_that_does_not_tell() {
+    let begun = Instant::now();
+    let arguments = ["--duration", "500ms", "--streams", "2", "--gap", "50ms", "--at-least"];
+    let output = run(&[&["self-test"][..], &arguments, &["100"]].concat());
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    let (said, told) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(!output.status.success() && said.contains("do not tell whether it reads --at-least 100"), "{said}{told}");
+    assert!(told.contains("not told by so small a load"), "{told}");
 }

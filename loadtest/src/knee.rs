@@ -138,11 +138,13 @@ pub fn next(tried: &[Tried], (most, refine): (f64, usize), objectives: bool) -> 
             (tried.len() <= HALVINGS).then_some(lowest / 2.0)
         }
         (Some(held), Some(broken)) => {
-            // doubling and halving go one way; what came after that were refinements
-            let rises = |pair: &[Tried]| pair[1].rate > pair[0].rate;
-            let first = tried.windows(2).next().map(rises);
-            let one_way = tried.windows(2).take_while(|pair| Some(rises(pair)) == first).count() + 1;
-            (tried.len() - one_way < refine).then_some((held * broken).sqrt())
+            // doublings and halvings, in whatever order they came, are whole powers of two apart; refinements are not
+            let first = tried.first()?.rate;
+            let is_refined = |tried: &&Tried| {
+                let doublings = (tried.rate / first).log2();
+                (doublings - doublings.round()).abs() > 1e-6
+            };
+            (tried.iter().filter(is_refined).count() < refine).then_some((held * broken).sqrt())
         }
     }
 }
@@ -201,6 +203,27 @@ mod tests {
             all.push(never(rate));
         }
         assert_eq!((all.len(), all[5].rate, knee(&all, false).rate), (6, 0.5, None));
+    }
+
+    /// Requests so long that of the first rate too many still run when its window closes: by the rate below they are what is to be
+    /// expected, and the search goes up again, and still closes in.
+    #[test]
+    fn a_first_rate_that_a_lower_one_excuses_is_no_end_of_the_search() {
+        let long = |rate: f64| {
+            let (count, slow) = ((rate * 30.0).max(20.0), rate > 9.0);
+            let under_way = if slow { 0.5 * count } else { rate * 4.0 };
+            let ended = (count - under_way) as u64;
+            Tried { ended, measured: [count as u64; 3], total_p50: Some(4e9), ..tried(rate, 50.0) }
+        };
+        let mut all = vec![long(1.0)];
+        while let Some(rate) = next(&all, (1000.0, 2), false) {
+            all.push(long(rate));
+            assert!(all.len() < 50);
+        }
+        let rates: Vec<_> = all.iter().map(|tried| tried.rate).collect();
+        assert_eq!((rates.len(), &rates[..7]), (8, &[1.0, 0.5, 2.0, 4.0, 8.0, 16.0, 128f64.sqrt()][..]), "{rates:?}");
+        let found = knee(&all, false);
+        assert!(found.rate.unwrap() <= 9.0 && found.broken_at.unwrap() > 9.0, "{found:?}");
     }
 
     #[test]

@@ -310,7 +310,7 @@ def test_what_is_refused(server: local.Server) -> None:
                 "INVALID_ARGUMENT.*sampling_parameters: temperature: invalid type",
             ),
             (inputs(triton, "", False), "INVALID_ARGUMENT.*text_input: "),
-            ([], "INVALID_ARGUMENT.*inputs: no text_input"),
+            ([], "INVALID_ARGUMENT.*inputs: expected one named text_input"),
             ([tensor(triton, "text_input", PROMPT)] * 2, "INVALID_ARGUMENT.*text_input: a second tensor"),
             ([array("text_input", "BYTES", [b"a", b"b"])], r"INVALID_ARGUMENT.*text_input: the shape \[2\]"),
             ([array("text_input", "INT32", [1])], 'INVALID_ARGUMENT.*text_input: the datatype "INT32"'),

@@ -7,7 +7,8 @@ use super::{
 use crate::{
     decode::{
         contract::{BoundaryMode, Model},
-        options::{Character, Details, Generate, Reason, Sampling, Stopping, Timing, Usage},
+        options::{Character, Details, Generate, Reason, Sampling, Stopping},
+        usage::{Timing, Usage},
     },
     engine::handle::{Event, Handle, Job, Limits},
     error::{Error, Result},

@@ -170,6 +170,9 @@ impl Generation {
         (position, opens): (usize, bool),
         told: &mut Vec<Character>,
     ) -> Result<Option<Reason>> {
+        if self.limits.max_chars == 0 {
+            return Ok(Some(Reason::MaxChars));
+        }
         if position >= self.limits.max_symbols {
             return Ok(Some(Reason::MaxContext));
         }

@@ -72,7 +72,7 @@ impl Default for Sampling {
 /// When to stop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stopping {
-    /// The most symbols to generate; at least 1.
+    /// The most symbols to generate. With 0 the prompt is read, and told if that was asked for, and nothing follows it.
     pub max_chars: usize,
     /// No stop string counts before this many, nor may the model end the text.
     pub min_chars: usize,
@@ -182,66 +182,6 @@ impl Reason {
     }
 }
 
-/// What was processed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Symbols of the prompt.
-    pub prompt_chars: usize,
-    /// Of these, found in the segment cache.
-    pub cached_chars: usize,
-    /// Symbols generated, stop strings included.
-    pub generated_chars: usize,
-    /// Segments closed within the prompt.
-    pub prompt_segments: usize,
-    /// Segments closed by generated symbols, or after them by the model's marks.
-    pub generated_segments: usize,
-    /// Times that the model chose its mark for the end of a segment: picks that made no symbol.
-    pub nxt_steps: usize,
-}
-
-impl Usage {
-    /// Symbols per closed segment; none if no segment closed.
-    pub fn shortening_factor(&self) -> Option<f64> {
-        let (chars, segments) =
-            (self.prompt_chars + self.generated_chars, self.prompt_segments + self.generated_segments);
-        (segments > 0).then(|| chars as f64 / segments as f64)
-    }
-}
-
-/// Where the time went, nanoseconds. Steps are shared by all rows that take part; a step's time counts in full for each.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timing {
-    /// From arrival to admission.
-    pub queue_ns: u64,
-    /// From admission to the first logits that follow the prompt.
-    pub prefill_ns: u64,
-    /// From arrival to the first symbol.
-    pub time_to_first_char_ns: u64,
-    /// From the first symbol to the last.
-    pub decode_ns: u64,
-    /// From arrival to the end.
-    pub total_ns: u64,
-    /// Symbol steps taken.
-    pub steps: u64,
-    /// Symbol steps that others took while the job's row waited for a segment step.
-    pub wait_steps: u64,
-    /// Segment steps taken.
-    pub middle_steps: u64,
-    /// Time in segment steps.
-    pub middle_ns: u64,
-    /// What it would have taken without pooling, if that can be estimated.
-    pub unpooled: Option<Unpooled>,
-}
-
-/// An estimate, in nanoseconds: what a job would have taken had the middle layers run at each symbol.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Unpooled {
-    /// From admission to the first logits that follow the prompt.
-    pub prefill_ns: u64,
-    /// From the first symbol to the last.
-    pub decode_ns: u64,
-}
-
 impl Generate {
     /// Checks everything against its bounds and the model's.
     ///
@@ -312,8 +252,8 @@ impl Sampling {
 
 impl Stopping {
     fn validate(&self, card: &Card) -> Result<()> {
-        if self.max_chars == 0 || self.max_chars > card.max_symbols {
-            return Err(bad("stopping.max_chars", self.max_chars, format!("1 to {}", card.max_symbols)));
+        if self.max_chars > card.max_symbols {
+            return Err(bad("stopping.max_chars", self.max_chars, format!("0 to {}", card.max_symbols)));
         }
         if self.min_chars > self.max_chars {
             return Err(bad("stopping.min_chars", self.min_chars, format!("0 to max_chars, {}", self.max_chars)));
@@ -335,8 +275,8 @@ impl Stopping {
         Ok(())
     }
 
-    /// `max_chars` where a request has none: so many as still fit after its prompt. At least 1, which is the least that may
-    /// be asked for; a prompt that fills the longest sequence is answered with no character and [`Reason::MaxContext`].
+    /// `max_chars` where a request has none: so many as still fit after its prompt. At least 1, so that a prompt that fills
+    /// the longest sequence is answered with [`Reason::MaxContext`], and no character.
     pub fn default_max_chars(prompt_chars: usize, card: &Card) -> usize {
         card.max_symbols.saturating_sub(prompt_chars).clamp(1, DEFAULT_MAX_CHARS)
     }

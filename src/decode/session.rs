@@ -15,10 +15,11 @@ use super::{
     generation::{Generation, Marks},
     known::{Absorbed, Known, Tell},
     logprobs::Telling,
-    options::{Character, Generate, Reason, Score, Usage},
+    options::{Character, Generate, Reason, Score},
     origin::Origin,
     tail::Text,
     trace,
+    usage::Usage,
 };
 use crate::error::{Error, Result};
 

@@ -4,7 +4,8 @@ use super::{
     beam::{Hypothesis, Rules},
     contract::Card,
     document::{Choice, Document, LayerTime, Limits, Stage},
-    options::{Reason, Timing, Usage},
+    options::Reason,
+    usage::{Timing, Usage},
 };
 use crate::error::{Error, Result};
 

@@ -6,8 +6,9 @@ use crate::{
         contract::{Card, Memory, Model},
         document,
         gather::BOUNDARY_WAIT,
-        options::{Character, Generate, Reason, Score, Timing, Usage},
+        options::{Character, Generate, Reason, Score},
         summary::{Encoded, Reading, Summarize, Summarized},
+        usage::{Timing, Usage},
     },
     error::Result,
 };

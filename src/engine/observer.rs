@@ -5,8 +5,9 @@
 
 use crate::{
     decode::{
-        options::{Reason, Timing, Usage},
+        options::Reason,
         summary::{Encoded, Summarized},
+        usage::{Timing, Usage},
     },
     error::Error,
 };

@@ -1,6 +1,6 @@
 //! Where one job's time goes.
 
-use crate::decode::options::{Timing, Unpooled};
+use crate::decode::usage::{Timing, Unpooled};
 use std::time::{Duration, Instant};
 
 /// A new symbol of the answer.

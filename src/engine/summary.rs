@@ -13,8 +13,9 @@ use crate::{
         beam::{Outcome, Search},
         contract::{Card, Model, Row, Want},
         document::{Encoding, Limits, Progress, Reader, Stage},
-        options::{Character, Reason, Timing, Usage},
+        options::{Character, Reason},
         summary::{Encoded, Plan, Reading, Summarized, Waits},
+        usage::{Timing, Usage},
     },
     error::{Error, Result},
 };

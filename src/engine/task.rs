@@ -12,8 +12,9 @@ use super::{
 use crate::{
     decode::{
         contract::{Model, Row},
-        options::{Reason, Usage},
+        options::Reason,
         session::Session,
+        usage::Usage,
     },
     error::{Error, Result},
 };

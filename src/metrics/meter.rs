@@ -8,8 +8,9 @@ use super::{
 };
 use crate::{
     decode::{
-        options::{self, Reason, Timing},
+        options::Reason,
         summary::{Encoded, Summarized},
+        usage::{self, Timing},
     },
     engine::{cache::Usage, handle::Handle, observer::Observer, shelf, tally::Counters},
     error::Error,
@@ -177,7 +178,7 @@ impl Observer for Meter {
         }
     }
 
-    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &options::Usage, timing: &Timing) {
+    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &usage::Usage, timing: &Timing) {
         if !self.counts.load(Relaxed) {
             return;
         }
@@ -210,7 +211,7 @@ impl Observer for Meter {
 }
 
 /// Notes a request's end for latency reports.
-fn finished(slice: &mut Slice, outcome: Result<&Reason, &Error>, usage: &options::Usage, timing: &Timing) {
+fn finished(slice: &mut Slice, outcome: Result<&Reason, &Error>, usage: &usage::Usage, timing: &Timing) {
     if outcome.is_err() {
         slice.sums.failed += 1;
         return;

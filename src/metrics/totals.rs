@@ -1,7 +1,7 @@
 //! What became of a model's requests since the process began, in whole numbers, for those who ask for them one by one: what
 //! histograms tell in sums cannot be read back.
 
-use crate::decode::options::Timing;
+use crate::decode::usage::Timing;
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{SystemTime, UNIX_EPOCH},

@@ -36,6 +36,8 @@ const NAMES: [(&str, &str); 15] = [
 ];
 /// Stop strings are numbered.
 const STOP: &str = "stopping.stop";
+/// What is said first of a field that comes again.
+const TWICE: &str = "duplicate field `";
 /// What stands before the options of a summary.
 const OPTIONS: &str = "options.";
 
@@ -173,15 +175,16 @@ impl Asked {
     }
 
     fn refuse_what_is_not_there(&self) -> Result<()> {
+        let not_zero = |value: Option<f32>| value.filter(|value| *value != 0.0).map(|value| value.to_string());
         let there = [
-            ("presence_penalty", self.presence_penalty.is_some_and(|value| value != 0.0)),
-            ("frequency_penalty", self.frequency_penalty.is_some_and(|value| value != 0.0)),
-            ("suffix", self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
+            ("presence_penalty", not_zero(self.presence_penalty), "0"),
+            ("frequency_penalty", not_zero(self.frequency_penalty), "0"),
+            ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "none"),
         ];
-        match there.iter().find(|(_, asked)| *asked) {
-            Some((field, _)) => Err(wrong(field, "what was asked for".into(), "it is not supported")),
-            None => Ok(()),
-        }
+        let asked = there.into_iter().find_map(|(field, asked, nothing)| Some((field, asked?, nothing)));
+        asked.map_or(Ok(()), |(field, asked, nothing)| {
+            Err(wrong(field, asked, &format!("{nothing}, as nothing else is supported")))
+        })
     }
 
     fn request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest> {
@@ -232,9 +235,7 @@ impl Asked {
 
     /// Biases by id.
     fn biases(&self) -> Result<Vec<v1::LogitBias>> {
-        let refuse = |key: &str| {
-            wrong("logit_bias", format!("{:?}", clip(key, VALUE_BYTES)), "the id of a symbol, and a number")
-        };
+        let refuse = |key: &str| wrong("logit_bias", quoted(key), "the id of a symbol, and a number");
         let given = self.logit_bias.iter().flatten();
         given
             .map(|(key, value)| {
@@ -262,23 +263,38 @@ pub(super) fn read<T: serde::de::DeserializeOwned>(bytes: &[u8], whole: &str) ->
 }
 
 fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Error<E>) -> Error {
-    let field = error.path().to_string();
+    let (path, said) = (error.path().to_string(), error.inner().to_string());
     // what is no JSON at all has no fields
-    let field = Some(field).filter(|field| field.starts_with(|first: char| first.is_ascii_alphabetic()));
-    let why = match &field {
-        Some(field) => format!("{whole}: {field}: {}", error.inner()),
-        None => format!("{whole}: {}", error.inner()),
+    let path = Some(path).filter(|path| path.starts_with(|first: char| first.is_ascii_alphabetic()));
+    let why = match &path {
+        Some(path) => format!("{whole}: {path}: {said}"),
+        None => format!("{whole}: {said}"),
     };
-    Error::Unreadable { field, why }
+    // the path ends before a name that comes again
+    let again = || Some(said.strip_prefix(TWICE)?.split_once('`')?.0.to_owned());
+    Error::Unreadable { field: path.or_else(again), why }
 }
 
 fn wrong(field: &'static str, found: String, bound: &str) -> Error {
     Error::BadOption { field, found, bound: bound.into() }
 }
 
+/// A field that is no such thing as it must be.
+pub(super) fn no(field: &str, expected: &str) -> Error {
+    Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
+}
+
+fn quoted(text: &str) -> String {
+    format!("{:?}", clip(text, VALUE_BYTES))
+}
+
 /// Nothing, a text, or a list of texts.
 fn texts(field: &'static str, value: &Value) -> Result<Vec<String>> {
-    let refuse = || wrong(field, "something else".into(), "a text or a list of texts");
+    let expected = match field {
+        "prompt" => "a text or a list of texts, as symbols' ids are not taken",
+        _ => "a text or a list of texts",
+    };
+    let refuse = || no(field, expected);
     match value {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => Ok(vec![text.clone()]),
@@ -337,6 +353,7 @@ mod tests {
             (r#"{"prompt": "a", "top_k": -2}"#, Some("top_k")),
             (r#"{"prompt": "a", "stream_options": {"include_usage": 1}}"#, Some("stream_options.include_usage")),
             ("{", None),
+            (r#"{"prompt": "a", "seed": 1, "seed": 2}"#, Some("seed")),
             ("[]", None),
             (r#"{"prompt": "a"} and"#, None),
         ] {

@@ -15,6 +15,8 @@ const PATH_BYTES: usize = 128;
 const DECODING: &str = "failed to decode Protobuf message: ";
 /// What it says first of one that is not compressed as it says, or grows too long.
 const DECOMPRESSING: &str = "Error decompressing: ";
+/// What it says first of one that is longer than the limit.
+const TOO_LONG: &str = "Error, decoded message length too large: ";
 /// What it adds to that.
 const SENDING: &str = ", while sending request";
 /// What a document is sent in, which the library knows by one name: the message's kind, and the field.
@@ -47,7 +49,16 @@ pub(super) fn meant(said: &Status) -> Option<Error> {
             _ => Error::Unreadable { field: None, why: format!("the message cannot be decompressed: {}", why(text)) },
         });
     }
-    let (field, text) = place(said.message().strip_prefix(DECODING)?);
+    if let Some(lengths) = said.message().strip_prefix(TOO_LONG) {
+        let why = format!("the message is too long: {lengths}");
+        return Some(Error::Incomplete { code: Code::OutOfRange, why });
+    }
+    undecoded(said.message())
+}
+
+/// What is meant by what is said of a message that is not protobuf.
+pub(super) fn undecoded(said: &str) -> Option<Error> {
+    let (field, text) = place(said.strip_prefix(DECODING)?);
     let why = format!("{}: {text}", field.as_deref().unwrap_or("the message"));
     Some(Error::Unreadable { field, why })
 }
@@ -95,6 +106,14 @@ mod tests {
         let error = refused::<v1::GenerateRequest>(&[0, 0]);
         assert_eq!(of(&error), (None, bad));
         assert!(error.to_string().starts_with("the message: "), "{error}");
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_keeps_its_code() {
+        let said = format!("{TOO_LONG}found 9 bytes, the limit is: 8 bytes");
+        let error = meant(&Status::out_of_range(said)).unwrap();
+        assert_eq!(error.code(), Code::OutOfRange);
+        assert!(error.to_string().ends_with("too long: found 9 bytes, the limit is: 8 bytes"), "{error}");
     }
 
     #[test]

@@ -84,7 +84,8 @@ impl Wording for Scored {
 mod tests {
     use super::*;
     use crate::{
-        decode::options::{Reason, Timing, Usage},
+        decode::options::Reason,
+        decode::usage::{Timing, Usage},
         text::Normaliser,
     };
 

@@ -1,6 +1,7 @@
 //! From the engine to the wire: what a job processed, and where its time went.
 
-use crate::decode::options::{Reason, Timing, Usage};
+use crate::decode::options::Reason;
+use crate::decode::usage::{Timing, Usage};
 use weir_proto::v1;
 
 /// What was processed.

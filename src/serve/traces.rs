@@ -5,7 +5,7 @@
 //! is bounded: a collector that is not there loses spans and nothing else.
 
 use crate::{
-    decode::options::{Timing, Usage},
+    decode::usage::{Timing, Usage},
     error::{Error, Result},
 };
 use opentelemetry::{

@@ -5,7 +5,8 @@ use std::{sync::Arc, thread, time::Duration};
 use weir::{
     decode::{
         contract::Model,
-        options::{Reason, Timing, Usage},
+        options::Reason,
+        usage::{Timing, Usage},
     },
     engine::{
         handle::{Handle, Limits},

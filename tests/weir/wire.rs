@@ -9,6 +9,7 @@ mod fairness;
 mod frames;
 mod hostile;
 mod http;
+mod http_refusals;
 mod http_summaries;
 mod inference;
 mod late;

@@ -13,6 +13,7 @@ mod playground;
 mod refusal;
 mod reply;
 mod summaries;
+mod unsaid;
 
 use super::{connections::Connection, monitor::Monitor, within::Services};
 use crate::config::Wire;
@@ -44,6 +45,7 @@ use tokio::{
 };
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
+use unsaid::Worded;
 
 /// The least that hyper reads at a time.
 const LEAST_READ: usize = 8 << 10;
@@ -92,8 +94,11 @@ pub(super) async fn serve(
         let router = router.clone().layer(seen).layer(Extension(connection.connect_info()));
         // as long as the engines wait for readers
         let stall = engines.all().iter().map(|engine| engine.limits().stall).max().unwrap_or(Duration::MAX);
+        // a head has to fit into what is read at a time, of which hyper wants that much at least
+        let header_bytes = (wire.header_bytes as usize).max(LEAST_READ);
         let connection = Lingering::new(Patient::new(connection, stall), unread);
-        let bounds = (wire.handshake, wire.header_bytes as usize);
+        let connection = Worded::new(connection, header_bytes);
+        let bounds = (wire.handshake, header_bytes);
         connections.spawn(converse(connection, router, bounds, closing.clone()));
     }
     drop(incoming);
@@ -102,14 +107,13 @@ pub(super) async fn serve(
 
 /// All requests of one connection.
 async fn converse(
-    connection: Lingering<Patient<Connection>>,
+    connection: Worded<Lingering<Patient<Connection>>>,
     router: Router,
     (patience, header_bytes): (Duration, usize),
     mut closing: watch::Receiver<bool>,
 ) {
     let mut server = http1::Builder::new();
-    // a head has to fit into what is read at a time, of which hyper wants that much at least
-    server.max_buf_size(header_bytes.max(LEAST_READ));
+    server.max_buf_size(header_bytes);
     server.timer(TokioTimer::new()).header_read_timeout(patience);
     let service = TowerToHyperService::new(router);
     let mut served = pin!(server.serve_connection(TokioIo::new(connection), service));
@@ -155,6 +159,11 @@ async fn health(State(door): State<Door>) -> Response {
 impl Door {
     /// A request's body, within the limits of one and of all.
     async fn read(&self, request: Request) -> Result<Bytes, Refusal> {
+        let encoded = request.headers().get_all(header::CONTENT_ENCODING).iter().any(|coding| coding != "identity");
+        if encoded {
+            let message = "Content-Encoding: bodies are taken as they are, not compressed".into();
+            return Err(Refusal::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
         let told = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let length: usize = told.unwrap_or(self.longest);
         let refuse = |status, message: String| Refusal::plain(status, message);

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
+/// Calls that requests are made into, and the paths that take those.
+const CALLS: [(&str, &str); 2] = [("Generate", "/v1/completions"), ("Summarize", "/v1/summaries")];
+
 /// A request that is not served.
 #[derive(Debug)]
 pub(super) struct Refusal {
@@ -76,6 +79,23 @@ impl From<Status> for Refusal {
                 message = format!("{name}{rest}");
             }
             field = Some(name.to_owned());
+        }
+        if let Some(info) = details.error_info() {
+            let told = |key: &str| info.metadata.get(key).map(String::as_str);
+            match (info.reason.as_str(), told("call")) {
+                ("UNKNOWN_MODEL", _) => field = Some("model".to_owned()),
+                ("UNKNOWN_DOCUMENT", _) => field = Some("document_id".to_owned()),
+                ("WRONG_KIND_OF_MODEL", Some(call)) => {
+                    let path = CALLS.iter().find(|(ours, _)| *ours == call).map(|(_, path)| *path);
+                    let name = path.unwrap_or(named(call));
+                    if let Some(rest) = message.strip_prefix(call) {
+                        message = format!("{name}{rest}");
+                    }
+                    // an option that the model does not have, or the model that cannot answer the call
+                    field = Some(if path.is_some() { "model" } else { name }.to_owned());
+                }
+                _ => {}
+            }
         }
         let rule = details.error_info().map(|info| info.reason.to_ascii_lowercase());
         let wait = details.retry_info().and_then(|retry| retry.retry_delay);
@@ -152,6 +172,20 @@ mod tests {
             (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
             (503, &"1".parse().unwrap())
         );
+    }
+
+    #[test]
+    fn the_model_is_a_field_as_well() {
+        let of = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
+        for (error, field, told) in [
+            (Error::UnknownModel { name: "x".into(), known: vec![] }, "model", "unknown model"),
+            (of("Generate"), "model", "/v1/completions needs a model that w"),
+            (of("stopping.max_segments"), "max_segments", "max_segments needs a model that w"),
+        ] {
+            let refusal = refused(&error);
+            assert_eq!(refusal.field(), Some(field), "{error}");
+            assert!(refusal.message.starts_with(told), "{}", refusal.message);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::{
     super::{
         intake::Received,
-        library::meant,
+        library::{meant, undecoded},
         status::status,
         within::{Caller, Services},
     },
@@ -79,7 +79,10 @@ impl Exchange {
         let caller = self.caller.numbered(self.count);
         let refuse = |id: &str, error: &Error| Talk::refused(id, &fail::renamed(&status(error, caller.id())));
         let talk = match heard {
-            Err(why) => refuse("", &Error::Unreadable { field: None, why: format!("a request: {why}") }),
+            Err(said) => {
+                let meant = undecoded(&said);
+                refuse("", &meant.unwrap_or(Error::Unreadable { field: None, why: format!("a request: {said}") }))
+            }
             Ok(request) => {
                 let id = id_of(&request);
                 match Inquiry::read(request) {

@@ -108,7 +108,8 @@ impl GrpcInferenceService for Inference {
         request: Request<oip::ModelMetadataRequest>,
     ) -> Result<Response<oip::ModelMetadataResponse>, Status> {
         let oip::ModelMetadataRequest { name, version } = request.get_ref();
-        let told = models::generating(self.monitor.engines(), name, version).map(|engine| models::metadata(&engine));
+        let told = models::generating(self.monitor.engines(), "ModelMetadata", (name, version))
+            .map(|engine| models::metadata(&engine));
         told.map(Response::new).map_err(refused(&request))
     }
 
@@ -117,7 +118,8 @@ impl GrpcInferenceService for Inference {
         request: Request<oip::ModelConfigRequest>,
     ) -> Result<Response<oip::ModelConfigResponse>, Status> {
         let oip::ModelConfigRequest { name, version } = request.get_ref();
-        let told = models::generating(self.monitor.engines(), name, version).map(|engine| models::config(&engine));
+        let told = models::generating(self.monitor.engines(), "ModelConfig", (name, version))
+            .map(|engine| models::config(&engine));
         told.map(|config| Response::new(oip::ModelConfigResponse { config: Some(config) })).map_err(refused(&request))
     }
 

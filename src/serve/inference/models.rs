@@ -44,16 +44,16 @@ pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease
     engines.find("name", Some(name))
 }
 
-/// A model that continues text.
+/// A model that continues text, for that call.
 ///
 /// # Errors
 /// There is none of that name, or it is of another kind.
-pub(super) fn generating(engines: &Engines, name: &str, version: &str) -> Result<Lease> {
+pub(super) fn generating(engines: &Engines, call: &'static str, (name, version): (&str, &str)) -> Result<Lease> {
     let engine = find(engines, name, version)?;
     if engine.reading().is_some() {
         let model = engine.card().name.clone();
         let found = "one that summarizes documents".into();
-        return Err(Error::WrongKind { call: "ModelInfer", model, wanted: "continues text", found });
+        return Err(Error::WrongKind { call, model, wanted: "continues text", found });
     }
     Ok(engine)
 }

@@ -1,7 +1,7 @@
 //! A `ModelInferRequest` as a request of `Generate`, and what its answer is to tell.
 
 use super::{
-    super::asked::Asked,
+    super::asked::{Asked, no},
     tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown, wrong},
 };
 use crate::error::{Error, Result, clip};
@@ -93,7 +93,7 @@ impl Inquiry {
             return Err(wrong("id", format!("{} bytes", request.id.len()), &format!("at most {ID_BYTES}")));
         }
         let mut inputs = Inputs::take(&mut request)?;
-        let text = inputs.text(TEXT_INPUT).ok_or_else(|| wrong("inputs", format!("no {TEXT_INPUT}"), "one"))?;
+        let text = inputs.text(TEXT_INPUT).ok_or_else(|| no("inputs", &format!("one named {TEXT_INPUT}")))?;
         let stream = inputs.flag(STREAM).unwrap_or(false);
         let wanted = Wanted {
             outputs: outputs(&request, &inputs)?,
@@ -185,7 +185,7 @@ fn flag(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Res
     match parameters.get(name).map(|one| &one.parameter_choice) {
         None => Ok(None),
         Some(Some(ParameterChoice::BoolParam(flag))) => Ok(Some(*flag)),
-        Some(_) => Err(wrong(name, "something else".into(), "a bool_param")),
+        Some(_) => Err(no(name, "a bool_param")),
     }
 }
 
@@ -196,7 +196,7 @@ fn count(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Re
         Some(Some(ParameterChoice::Int64Param(count))) => {
             u64::try_from(*count).map(Some).map_err(|_| wrong(name, count.to_string(), "0 or more"))
         }
-        Some(_) => Err(wrong(name, "something else".into(), "an int64_param or uint64_param")),
+        Some(_) => Err(no(name, "an int64_param or uint64_param")),
     }
 }
 
@@ -277,6 +277,8 @@ mod tests {
         }
         let request = ModelInferRequest { model_version: "7".into(), ..Default::default() };
         assert!(Inquiry::read(request).err().unwrap().to_string().starts_with("model_version: \"7\""));
-        assert!(Inquiry::read(ModelInferRequest::default()).err().unwrap().to_string().contains("no text_input"));
+        assert!(
+            Inquiry::read(ModelInferRequest::default()).err().unwrap().to_string().contains("one named text_input")
+        );
     }
 }

@@ -4,8 +4,9 @@ use super::toy::{SAMPLED, Toy, mix};
 use weir::{
     decode::{
         contract::{BoundaryOptions, Model},
-        options::{Details, Generate, Sampling, Score, Stopping, Timing},
+        options::{Details, Generate, Sampling, Score, Stopping},
         session::Session,
+        usage::Timing,
     },
     engine::handle::{Event, Events, Handle, Job},
     error::{Error, Result},
@@ -64,7 +65,7 @@ pub(super) fn varied(seed: u64) -> Job {
 pub(super) struct Said {
     pub(super) characters: Vec<weir::decode::options::Character>,
     pub(super) reason: weir::decode::options::Reason,
-    pub(super) usage: weir::decode::options::Usage,
+    pub(super) usage: weir::decode::usage::Usage,
 }
 
 /// The same job without an engine.

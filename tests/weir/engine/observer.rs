@@ -8,7 +8,8 @@ use std::{
 use weir::{
     decode::{
         contract::Model,
-        options::{Reason, Timing, Usage},
+        options::Reason,
+        usage::{Timing, Usage},
     },
     engine::{
         handle::{Handle, Job, Limits},

@@ -13,8 +13,9 @@ use std::{
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, State, Want, advance},
-        options::{Details, Generate, Sampling, Score, Stopping, Usage, Windows},
+        options::{Details, Generate, Sampling, Score, Stopping, Windows},
         session::{Progress, Session},
+        usage::Usage,
     },
     engine::{
         cache::{Capacity, Key, SegmentCache},

@@ -4,8 +4,9 @@ use super::{super::support::*, *};
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions},
-        options::{Character, Details, Generate, Reason, Sampling, Stopping, Usage},
+        options::{Character, Details, Generate, Reason, Sampling, Stopping},
         session::Session,
+        usage::Usage,
     },
     engine::handle::{Event, Handle, Job, Limits},
 };

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpStream},
     sync::oneshot,
     task::JoinHandle,
 };
@@ -26,21 +26,21 @@ use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 const KEY: &str = "a-key-that-alice-has";
 
 /// A server of one model over both.
-struct Both {
-    model: Arc<Fake>,
-    engine: Handle,
-    port: SocketAddr,
+pub(super) struct Both {
+    pub(super) model: Arc<Fake>,
+    pub(super) engine: Handle,
+    pub(super) port: SocketAddr,
     channel: Channel,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<()>>,
 }
 
 impl Both {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self::with(Limits::default(), Wire::default()).await
     }
 
-    async fn with(limits: Limits, wire: Wire) -> Self {
+    pub(super) async fn with(limits: Limits, wire: Wire) -> Self {
         let model = Fake::new("fake", Kind::Pooled);
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
         let (grpc, http) =
@@ -61,11 +61,11 @@ impl Both {
         read(client.generate(request).await.unwrap().into_inner()).await.unwrap()
     }
 
-    async fn post(&self, body: &Value) -> Reply {
+    pub(super) async fn post(&self, body: &Value) -> Reply {
         exchange(self.port, "POST", "/v1/completions", &[], &body.to_string()).await
     }
 
-    async fn at_rest(&self) {
+    pub(super) async fn at_rest(&self) {
         eventually("everything is given back", || {
             let load = self.engine.load();
             (load.queued, load.running, load.bytes) == (0, 0, 0)
@@ -82,7 +82,7 @@ impl Drop for Both {
 }
 
 /// What came back: status, head and body.
-pub(super) struct Reply(pub(super) u16, String, String);
+pub(super) struct Reply(pub(super) u16, pub(super) String, String);
 
 impl Reply {
     pub(super) fn json(&self) -> Value {
@@ -107,12 +107,12 @@ impl Reply {
     }
 }
 
-async fn connected(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
+pub(super) async fn connected(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
     asked(TcpStream::connect(port).await.unwrap(), method, path, headers, body).await
 }
 
 /// Sends a request on a connection.
-async fn asked(mut stream: TcpStream, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
+pub(super) async fn asked(mut stream: TcpStream, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
     let length = body.len();
     let head = format!(
@@ -264,6 +264,24 @@ async fn several_answers_are_those_of_several_requests() {
 }
 
 #[tokio::test]
+async fn a_prompt_alone_is_scored() {
+    let server = Both::new().await;
+    let body = |tokens: u32| json!({ "prompt": "ab c", "max_tokens": tokens, "echo": true, "logprobs": 2, "seed": 1 });
+    let answer = server.post(&body(0)).await.json();
+    let choice = &answer["choices"][0];
+    assert_eq!((text(choice), &choice["finish_reason"]), ("ab c", &json!("length")));
+    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(4), &json!(0)));
+    // as beside an answer
+    let longer = server.post(&body(3)).await.json()["choices"][0]["logprobs"]["token_logprobs"].clone();
+    let told = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert_eq!((told.len(), &told[..]), (4, &longer.as_array().unwrap()[..4]));
+    // and nothing at all is an answer, too
+    let nothing = server.post(&json!({ "prompt": "ab c", "max_tokens": 0 })).await.json();
+    assert_eq!(text(&nothing["choices"][0]), "");
+    server.at_rest().await;
+}
+
+#[tokio::test]
 async fn stops_end_it() {
     let server = Both::new().await;
     let whole = server.grpc(long("ab c", 60)).await.text();
@@ -272,139 +290,6 @@ async fn stops_end_it() {
     let choice = server.post(&body).await.json()["choices"][0].clone();
     assert_eq!(text(&choice), &whole[..whole.find(stop).unwrap()]);
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!(stop)));
-}
-
-#[tokio::test]
-async fn what_is_wrong_is_named() {
-    let server = Both::new().await;
-    let invalid = "invalid_request_error";
-    for (body, status, kind, field) in [
-        (json!({ "prompt": "a", "temperature": -1 }), 400, invalid, "temperature"),
-        (json!({ "prompt": "a", "max_tokens": 0 }), 400, invalid, "max_tokens"),
-        (json!({ "prompt": "a", "logprobs": 1000 }), 400, invalid, "logprobs"),
-        (json!({ "prompt": "a", "stop": [""] }), 400, invalid, "stop"),
-        (json!({ "prompt": "a?" }), 400, invalid, "prompt"),
-        (json!({ "prompt": "" }), 400, invalid, "prompt"),
-        (json!({}), 400, invalid, "prompt"),
-        (json!({ "prompt": "a", "n": 1.5 }), 400, invalid, "n"),
-        (json!({ "prompt": "a", "model": "nobody" }), 404, "not_found_error", ""),
-    ] {
-        let refused = server.post(&body).await.refused();
-        assert_eq!(refused, (status, kind.into(), field.into()), "{body}");
-        // a stream that cannot begin is refused alike
-        let mut streamed = body.clone();
-        streamed["stream"] = true.into();
-        assert_eq!(server.post(&streamed).await.refused(), refused);
-    }
-    // refused by its head, before a byte of it has come
-    let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9000000\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // a head has the bounds that it has over gRPC
-    let long = "y".repeat(20_000);
-    let refused = exchange(server.port, "POST", "/v1/completions", &[&format!("x-a: {long}")], "{}").await;
-    assert_eq!(refused.0, 431);
-    // and before most of it has: who reads when all is sent reads the same
-    let refused = exchange(server.port, "POST", "/v1/completions", &[], &"a".repeat(20_000_000)).await;
-    assert_eq!(refused.refused(), (413, invalid.into(), String::new()));
-    // neither a length nor chunks
-    let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("the body: not whole"), "{answer}");
-    for (method, path, status) in
-        [("GET", "/v1/completions", 405), ("GET", "/v1/nothing", 404), ("POST", "/health", 405)]
-    {
-        assert_eq!(exchange(server.port, method, path, &[], "").await.refused().0, status, "{path}");
-    }
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_body_that_does_not_come_in_whole_is_given_up() {
-    let server = Both::with(Limits::default(), Wire { upload: Duration::from_millis(200), ..Wire::default() }).await;
-    let mut stream = TcpStream::connect(server.port).await.unwrap();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"prompt\":";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("did not come in whole in time"), "{answer}");
-    // its room is free again, and others are served
-    assert_eq!(server.post(&json!({ "prompt": "a" })).await.0, 200);
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_connection_whose_client_does_not_read_is_closed() {
-    let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
-    let server = Both::with(limits, Wire::default()).await;
-    // more than the system keeps for a connection whose client has little room
-    let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 16, "logprobs": 8, "stream": true }).to_string();
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(8192).unwrap();
-    let client = socket.connect(server.port).await.unwrap();
-    let mut client = asked(client, "POST", "/v1/completions", &[], &body).await;
-    eventually("it runs", || server.engine.load().running > 0).await;
-    server.at_rest().await;
-    // longer than the connection may wait for its client
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    let mut bytes = Vec::new();
-    // it may be reset
-    let _ = client.read_to_end(&mut bytes).await;
-    let answer = String::from_utf8_lossy(&bytes);
-    assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("[DONE]"), "{} bytes", bytes.len());
-}
-
-#[tokio::test]
-async fn a_full_queue_tells_when_to_come_again() {
-    let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
-    let server = Both::with(limits, Wire::default()).await;
-    server.model.hold();
-    let ask = json!({ "prompt": "a", "seed": 1 }).to_string();
-    let mut waiting = Vec::new();
-    for there in 1..=2 {
-        waiting.push(connected(server.port, "POST", "/v1/completions", &[], &ask).await);
-        eventually("it is there", || {
-            let load = server.engine.load();
-            load.queued + load.running == there
-        })
-        .await;
-    }
-    let reply = loop {
-        let stream = exchange(server.port, "POST", "/v1/completions", &[], &ask);
-        match tokio::time::timeout(Duration::from_millis(300), stream).await {
-            Ok(reply) => break reply,
-            Err(_) => continue,
-        }
-    };
-    assert_eq!(reply.refused().0, 429);
-    let wait = reply.1.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
-    assert!(wait.parse::<u64>().unwrap() >= 1);
-    // whoever goes away leaves nothing behind
-    drop(waiting);
-    server.model.release();
-    server.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_client_that_goes_away_frees_its_row() {
-    let server = Both::new().await;
-    for stream in [true, false] {
-        server.model.hold();
-        let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": stream }).to_string();
-        let client = connected(server.port, "POST", "/v1/completions", &[], &body).await;
-        eventually("it runs", || server.engine.load().running == 1).await;
-        drop(client);
-        server.model.release();
-        server.at_rest().await;
-    }
 }
 
 #[tokio::test]

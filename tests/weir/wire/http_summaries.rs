@@ -124,8 +124,8 @@ async fn what_is_wrong_is_named() {
         (json!({ "document": DOCUMENT, "beam": 2 }), 400, invalid, "beam"),
         (json!({ "document": 7 }), 400, invalid, "document"),
         (json!({ "document": "a".repeat(1 << 20) }), 400, invalid, "document"),
-        (json!({ "document_id": "nobody's" }), 404, "not_found_error", ""),
-        (json!({ "document": DOCUMENT, "model": "nobody" }), 404, "not_found_error", ""),
+        (json!({ "document_id": "nobody's" }), 404, "not_found_error", "document_id"),
+        (json!({ "document": DOCUMENT, "model": "nobody" }), 404, "not_found_error", "model"),
     ] {
         let refused = server.post(&body).await.refused();
         let body = body.to_string();

@@ -94,14 +94,16 @@ class Panel {
     const generated = Math.max(0, this.characters.length - promptCharacters);
     const sorted = (edge) => this.gaps.filter((one) => one.edge === edge).map((one) => one.gap).sort((a, b) => a - b);
     const seconds = (this.last - this.first) / 1000;
+    // the few that came alone say little of the others
+    const median = (edge) => (this.together > this.gaps.length ? "not seen: most came together" : `${shown(quantile(sorted(edge), 0.5))} ms`);
     this.figures.replaceChildren(...figures([
       ["characters made", String(generated)],
       ["segments ended", String(this.segment)],
       ["characters a segment", this.segment ? shown(this.characters.length / this.segment) : "–"],
       ["first character", this.first === undefined ? "–" : `${shown(this.first, 1)} ms`],
       ["characters a second", seconds > 0 ? shown((generated - 1) / seconds, 0) : "–"],
-      ["gap within, median", `${shown(quantile(sorted(false), 0.5))} ms`],
-      ["gap after an end, median", `${shown(quantile(sorted(true), 0.5))} ms`],
+      ["gap within, median", median(false)],
+      ["gap after an end, median", median(true)],
       ["came together, not plotted", String(this.together)],
     ]));
     this.draw();

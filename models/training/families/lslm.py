@@ -63,7 +63,7 @@ class Lslm(Family):
         """The forward pass over ids (batch, n) of text, without marks. `boundaries` (batch, n + 1) overrides the predictor, that
         of the start mark included; `noise` samples. With `ended`, the text ends with them."""
         steps = SimpleNamespace()
-        start = torch.full_like(ids[:, :1], self.marks["start"])
+        start = ids.new_full((len(ids), 1), self.marks["start"])
         tokens = (self.embedding if self.shared else self.token.embedding)(torch.cat([start, ids], dim=1))
         steps.hidden = self.token(tokens)  # (batch, n + 1, dim)
         steps.boundary_logits = self.boundary(steps.hidden)  # (batch, n + 1)

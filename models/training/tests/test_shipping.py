@@ -58,11 +58,14 @@ class Shipping(OnText):
             self.assertTrue(rows and all(isinstance(cell, str) for row in rows for cell in row), path.stem)
 
     def test_a_card_of_latent_segments(self):
-        folder, made = self.shipped("lslm-dp", {"scores": [[64, 64]]})
+        folder, made = self.shipped("lslm-dp", {"scores": [[64, 64]], "prompt": "to sea "})
         _, config = checkpoint.load(folder)
         self.assertEqual([row["split"] for row in made["bpc"]], ["test", "valid"])
         page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
         self.assertIn(f"{made['bpc'][0]['bpc_paper']:.3f}", page)
+        for how in ("greedy", "drawn"):
+            self.assertEqual(len(made["samples"][how]), len("to sea ") + 200)
+            self.assertIn(f"> {made['samples'][how]}", page)
 
     def test_a_card_of_a_summarizer(self):
         folder, made = self.shipped("summaries-pyramidion", {})

@@ -93,9 +93,10 @@ class Lslm(golden.GoldenTest):
         for ours, theirs in (("inputs", "input_ids"), ("targets", "target_ids"), ("segment", "segment")):
             self.assertTrue(torch.equal(getattr(steps, ours)[0].int(), expected[f"dec.{theirs}"]), ours)
         self.assert_near(steps.logits[0], expected["dec.logits"], LOGITS, "logits")
-        actual = [bits / score["T"] for bits in self.model.bits(steps)]
-        for bpc, name in zip(actual, ("bpc_paper", "bpc_joint", "bpc_renormalised")):
-            self.assertAlmostEqual(bpc, score[name], delta=BITS)
+        *actual, text = self.model.bits(steps)
+        for bits, name in zip(actual, ("bpc_paper", "bpc_joint", "bpc_renormalised"), strict=True):
+            self.assertAlmostEqual(bits / score["T"], score[name], delta=BITS)
+        self.assertAlmostEqual(text / (score["T"] - 2), score["bits_per_char_no_eos"], delta=BITS)
 
     def check_long(self, expected):
         """A text that goes on: the last place has no target."""

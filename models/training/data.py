@@ -33,14 +33,21 @@ def encode(text, vocabulary):
     if vocabulary.get("bytes"):
         return numpy.frombuffer(text.encode("utf-8"), dtype=numpy.uint8).astype(numpy.uint16) + vocabulary.get("first_byte", 0)
     codes = numpy.frombuffer(text.encode("utf-32-le"), dtype=numpy.uint32)
-    table = numpy.full(int(codes.max()) + 1, specials.get("unknown", -1), dtype=numpy.int32)
+    table = numpy.full(int(codes.max(initial=0)) + 1, specials.get("unknown", -1), dtype=numpy.int32)
     for index, symbol in enumerate(vocabulary["symbols"]):
         if index not in specials.values() and ord(symbol) < len(table):
             table[ord(symbol)] = index
     ids = table[codes]
-    if ids.min() < 0:
+    if ids.min(initial=0) < 0:
         raise ValueError(f"character {chr(codes[ids.argmin()])!r} is not in the vocabulary")
     return ids.astype(numpy.uint16)
+
+
+def decode(ids, vocabulary):
+    """Text of symbols, none of them a mark; bytes that are no text yet become U+FFFD, as the server has it."""
+    if vocabulary.get("bytes"):
+        return bytes(index - vocabulary.get("first_byte", 0) for index in ids).decode("utf-8", "replace")
+    return "".join(vocabulary["symbols"][index] for index in ids)
 
 
 def size(vocabulary):

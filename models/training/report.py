@@ -62,7 +62,8 @@ def blocks(found, shipped, methods):
         "comparison": table.markdown(methods, found["speed"]) if methods else "",
         "order": order(methods),
         "lengths": lengths(found["lengths"]),
-        "lslm": latent(found["comparison"]),
+        "lslm": latent(found["comparison"], "english"),
+        "lslm-bytes": latent_bytes(found["comparison"]),
         "summaries": summaries(shipped),
         "unseen": unseen(found["unseen"], shipped),
     }
@@ -118,20 +119,41 @@ def lengths(found):
     return rows_of(("model", "attention", *(f"{length:,}" for length in results.LENGTHS)), rows) if rows else ""
 
 
-def latent(found):
-    """Latent segments beside the pair, in chunks of 128; nothing while no such run is complete."""
-    mine = {name: row for name, row in found.items() if name.startswith("lslm-")}
+def latent(found, corpus):
+    """Latent segments beside the pair, in chunks of the same length; nothing while no such run is complete."""
+    prefix, pair, _ = results.LATENT[corpus]
+    rows, mine = [], {name: row for name, row in found.items() if name.startswith(prefix)}
+    for name, row in mine.items():
+        text, marks = row["bits_per_char_no_eos"], row["nxt_bits_per_char"]
+        told = " · ".join(f"{row[key]:.3f}" for key in ("bpc_paper", "bpc_joint", "bpc_renormalised"))
+        rows.append((f"`{name}`", f"{text:.3f}", f"{text + marks:.3f}", told, *size(row)))
     if not mine:
         return ""
-    rows = []
-    for name, row in mine.items():
-        joint, read = f"{row['bpc_joint']:.3f}", f"{row['characters'] / 1e6:.1f}M"
-        rows.append((f"`{name}`", f"{row['bpc_paper']:.3f}", joint, f"{1 / row['boundary_rate']:.1f}x", read))
-    for name, row in found.items():
-        if "chunks_bpc" in row:
-            factor = f"{1 / row['boundary_rate']:.1f}x"
-            rows.append((f"`{name}`", f"{row['chunks_bpc']:.3f}", "no marks", factor, f"{row['characters'] / 1e6:.1f}M"))
-    return rows_of(("run", "BPC of the text", "with the marks of segments", "SF", "characters read"), rows)
+    for name in (f"{configuration}-seed1" for configuration in pair):
+        if "chunks_bpc" in found.get(name, {}):
+            rows.append((f"`{name}`", f"{found[name]['chunks_bpc']:.3f}", "no marks", "", *size(found[name])))
+    told = "`bpc_paper` · `bpc_joint` · `bpc_renormalised`"
+    return rows_of(("run", "text", "text and marks of segments", told, "SF", "parameters", "symbols read"), rows)
+
+
+def size(row):
+    return f"{1 / row['boundary_rate']:.1f}x", f"{row['parameters'] / 1e6:.2f}M", f"{row['characters'] / 1e6:.1f}M"
+
+
+def latent_bytes(found):
+    """The same by bytes, with a heading and what is to be known of them."""
+    rows = latent(found, "chinese")
+    if not rows:
+        return ""
+    prefix, _, chunk = results.LATENT["chinese"]
+    row = next(row for name, row in found.items() if name.startswith(prefix))
+    share = row["symbols_of_split"] / row["characters_of_split"]
+    told = (
+        f"The same on classical Chinese verse, which has no spaces ([its source](training/README.md#data)), by bytes of UTF-8 in "
+        f"chunks of {chunk}. Bits a byte, of the first {row['characters_of_split']:,} characters of the test text; a character has "
+        f"{share:.2f} bytes."
+    )
+    return f"### Latent segments, bytes of Chinese\n\n{told}\n\n{rows}"
 
 
 def summaries(shipped):

@@ -1,8 +1,8 @@
 """Figures of complete runs and of shipped models, kept in `models/results.json`: what is there is not measured again.
 
-`comparison`: a run's test figures; a shipped one's are those of its card. `lengths`: decoders by evaluation length and by
-attention's window. `unseen`: shipped models on text from elsewhere (`training.unseen`). `speed`: what `weir bench decode --json`
-told.
+`comparison`: a run's test figures; a shipped one's are those of its card; bits of `chinese-` runs are of bytes. `lengths`:
+decoders by evaluation length and by attention's window. `unseen`: shipped models on text from elsewhere (`training.unseen`).
+`speed`: what `weir bench decode --json` told.
 """
 
 import json
@@ -16,6 +16,11 @@ from .evaluate import by_length, parse_window
 FILE = MODELS / "results.json"
 LENGTHS, LENGTHS_CHARACTERS = [256, 512, 1024, 2048, 4096], 131_072
 TEXTS = ("novel", "encyclopedia")
+# corpus: (latent segments' runs begin with, the pair they are compared with, the chunks that they read)
+LATENT = {
+    "english": ("lslm-", ("compare-vanilla", "compare-whitespace"), 128),
+    "chinese": ("chinese-lslm-", ("chinese-vanilla", "chinese-gumbel"), 256),
+}
 KINDS = ("comparison", "lengths", "unseen", "speed")
 
 
@@ -51,11 +56,12 @@ def gather(results, runs, texts, shipped, save):
     made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card}
     for name, folder in complete(runs).items():
         configuration, facts = name.rsplit("-seed", 1)[0], json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if name.startswith(("compare-", "lslm-")):
+        if name.startswith(("compare-", "lslm-", "chinese-")):
+            corpus = "chinese" if name.startswith("chinese-") else "english"
             weights = made_from.get(name, facts)["sha256"]
             if told_of(results["comparison"], name, weights):
                 continue
-            row = made_from[name]["bpc"][0] if name in made_from else of_checkpoint(folder / "checkpoint", texts)
+            row = made_from[name]["bpc"][0] if name in made_from else of_checkpoint(folder / "checkpoint", texts, corpus)
             about = {key: facts[key] for key in ("name", "seed", "parameters", "characters")}
             results["comparison"][name] = {**about, "sha256": weights, **row}
         elif name.startswith("lex-") and configuration not in results["lengths"]:
@@ -64,8 +70,7 @@ def gather(results, runs, texts, shipped, save):
             continue
         print(name, flush=True)
         save(results)
-    if any(name.startswith("lslm-") for name in results["comparison"]):
-        in_chunks(results, complete(runs), texts, save)
+    in_chunks(results, complete(runs), texts, save)
     for name, card in shipped.items():
         known = card["family"] == "pyramidion" or told_of(results["unseen"], name, card["sha256"])
         if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
@@ -86,17 +91,22 @@ def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
     total = length or config["training_length"]
     stride = total if whole or hasattr(model, "measure") else total // 4
     text = data.read_text(texts, corpus, "test")[:CHARACTERS]
-    result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total)
-    return {"split": "test", "characters_of_split": len(text), "stride": stride, "total": total, **result}
+    ids = data.encode(text, config["vocabulary"])
+    about = {"split": "test", "characters_of_split": len(text), "symbols_of_split": len(ids), "stride": stride, "total": total}
+    return {**about, **evaluation.measure(model, ids, stride, total)}
 
 
 def in_chunks(results, runs, texts, save):
-    """The pair that latent segments are compared with, in windows as short as theirs."""
-    for name in ("compare-vanilla-seed1", "compare-whitespace-seed1"):
-        if name in runs and "chunks_bpc" not in results["comparison"].get(name, {"chunks_bpc": 0}):
-            row = of_checkpoint(runs[name] / "checkpoint", texts, whole=True, length=128)
-            results["comparison"][name]["chunks_bpc"] = row["bpc"]
-            save(results)
+    """Of the pairs that latent segments are compared with, bits in windows as short as theirs."""
+    rows = results["comparison"]
+    for corpus, (mine, pair, length) in LATENT.items():
+        if not any(name.startswith(mine) for name in rows):
+            continue
+        for name in (f"{configuration}-seed1" for configuration in pair):
+            if name in runs and name in rows and "chunks_bpc" not in rows[name]:
+                row = of_checkpoint(runs[name] / "checkpoint", texts, corpus, whole=True, length=length)
+                rows[name]["chunks_bpc"] = row["bpc"]
+                save(results)
 
 
 def of_lengths(folder, texts):

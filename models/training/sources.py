@@ -1,4 +1,4 @@
-"""Plain text out of the packages that the corpus is made from: one reader a format.
+"""Plain text out of the packages that the corpora are made from: one reader a format.
 
 Each reader takes the folder that a package was unpacked to and yields texts in the package's order.
 """
@@ -49,6 +49,13 @@ def without_wiki_markup(text):
     text = re.sub(r"\[\w+://\S+ ?([^\]]*)\]", r"\1", text)
     text = re.sub(r"'{2,}|={2,}|^[*#:;]+", " ", text, flags=re.MULTILINE)
     return MARKUP.sub(" ", text)
+
+
+def poems(folder):
+    """chinese-poetry's Tang poems: lists, one of each file, in the order of the files' numbers."""
+    files = folder.glob("**/quantangshi/poet.tang.*.json")
+    for path in sorted(files, key=lambda path: int(path.name.split(".")[2])):
+        yield ["".join(poem["paragraphs"]) for poem in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def speeches(folder):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .. import data
 from ..layers.attention import Position
 from ..layers.boundaries import Learned, boundary_source
 from ..layers.noise import Dropout
@@ -27,23 +28,23 @@ METHODS = ("gumbel", "unigram", "entropy")
 class Hourglass(Family):
     def __init__(self, config):
         super().__init__()
-        architecture, symbols = config["architecture"], config["vocabulary"]["symbols"]
+        architecture, symbols = config["architecture"], data.size(config["vocabulary"])
         dim, layers = architecture["dim"], architecture["layers"]
         if architecture["position"] != "transformer-xl":
             raise ValueError(f"unknown position scheme {architecture['position']!r}")
-        self.embedding = nn.Embedding(len(symbols), dim)
+        self.embedding = nn.Embedding(symbols, dim)
         self.dropout = Dropout()
         self.teaching = None  # how learned boundaries are trained; `prepare` knows
         self.position = Position(dim, architecture["heads"], architecture["head_dim"])
         self.pre = Stack(layers["pre"], architecture)
-        self.boundary = boundary_source(architecture["boundaries"], architecture, symbols)
+        self.boundary = boundary_source(architecture["boundaries"], architecture, config["vocabulary"])
         if self.boundary is not None:
             self.null_group = nn.Parameter(torch.zeros(dim))
             self.pool_norm = nn.LayerNorm(dim, eps=architecture["layer_norm_eps"])
             self.pooling = {"mean": Segments.pool_mean, "last": Segments.pool_last}[architecture["pooling"]]
             self.middle = Stack(layers["middle"], architecture)
             self.post = Stack(layers["post"], architecture)
-        self.head = nn.Linear(dim, len(symbols))
+        self.head = nn.Linear(dim, symbols)
         self._initialise()
 
     def forward(self, ids, boundaries=None):

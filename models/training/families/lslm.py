@@ -63,7 +63,7 @@ class Lslm(Family):
         """The forward pass over ids (batch, n) of text, without marks. `boundaries` (batch, n + 1) overrides the predictor, that
         of the start mark included; `noise` samples. With `ended`, the text ends with them."""
         steps = SimpleNamespace()
-        start = torch.full_like(ids[:, :1], self.marks["start"])
+        start = ids.new_full((len(ids), 1), self.marks["start"])
         tokens = (self.embedding if self.shared else self.token.embedding)(torch.cat([start, ids], dim=1))
         steps.hidden = self.token(tokens)  # (batch, n + 1, dim)
         steps.boundary_logits = self.boundary(steps.hidden)  # (batch, n + 1)
@@ -143,12 +143,13 @@ class Lslm(Family):
 
         Divided by the length with both marks, as the paper does (SPEC, section 9): `bpc_paper` without the cost of marks of
         segments, `bpc_joint` with it, `bpc_renormalised` without probability for marks that no text has. `bpc` is the one
-        that the checkpoint's driver makes true, as the server reports it.
+        that the checkpoint's driver makes true, as the server reports it. Other families have no such marks: what compares
+        with theirs is of the symbols alone, `bits_per_char_no_eos`, and what the marks of segments add, `nxt_bits_per_char`.
         """
         training, device = self.training, next(self.parameters()).device
         self.eval()
         chunks = torch.from_numpy(ids[: len(ids) // total * total].astype("int64")).view(-1, total)
-        sums, ends = torch.zeros(3, dtype=torch.float64), 0
+        sums, ends = torch.zeros(4, dtype=torch.float64), 0
         for start in range(0, len(chunks), EVALUATION_ROWS):
             steps = self.trace(chunks[start : start + EVALUATION_ROWS].to(device))
             sums += torch.tensor(self.bits(steps), dtype=torch.float64)
@@ -156,8 +157,10 @@ class Lslm(Family):
             if progress:
                 progress(min(start + EVALUATION_ROWS, len(chunks)), len(chunks))
         self.train(training)
-        paper, joint, renormalised = (float(value) / (len(chunks) * (total + 2)) for value in sums)
+        paper, joint, renormalised, _ = (float(value) / (len(chunks) * (total + 2)) for value in sums)
         result = {"bpc_paper": paper, "bpc_joint": joint, "bpc_renormalised": renormalised}
+        text, marks = float(sums[3]) / chunks.numel(), float(sums[1] - sums[0]) / chunks.numel()
+        result.update(bits_per_char_no_eos=text, nxt_bits_per_char=marks)
         result.update(bpc=joint if self.driver == "nxt" else renormalised)
         return {**result, "scored": chunks.numel(), "boundary_rate": ends / chunks.numel()}
 
@@ -170,7 +173,7 @@ class Lslm(Family):
         return float(F.cross_entropy(logits[-count:], targets[-count:], reduction="sum"))
 
     def bits(self, steps):
-        """Of all rows together: text and end; with segment marks; text and end without probability for impossible marks."""
+        """Of all rows together: text and end; with segment marks; text and end without probability for impossible marks; text."""
         marks, targets = self.marks, steps.targets
         logits = steps.logits.float()
         own = torch.gather(logits.log_softmax(-1), 2, targets.clamp(min=0).unsqueeze(2)).squeeze(2)
@@ -178,7 +181,8 @@ class Lslm(Family):
         possible = logits.index_fill(2, torch.tensor(impossible, device=logits.device), float("-inf")).log_softmax(-1)
         possible = torch.gather(possible, 2, targets.clamp(min=0).unsqueeze(2)).squeeze(2)
         text = (targets >= 0) & (targets != marks["segment_end"])
-        sums = (own[text].sum(), own[targets >= 0].sum(), possible[text].sum())
+        symbols = text & (targets != marks["end"])
+        sums = (own[text].sum(), own[targets >= 0].sum(), possible[text].sum(), own[symbols].sum())
         return [-float(value.double()) / math.log(2) for value in sums]
 
     def _initialise(self):

@@ -7,6 +7,7 @@ in its stream a window starts.
 import torch
 from torch import nn
 
+from .. import data
 from .transformer import ACTIVATIONS
 
 
@@ -62,13 +63,13 @@ class Learned(nn.Module):
         return uniform > 1 - torch.sigmoid(self.logits(hidden))
 
 
-def boundary_source(settings, architecture, symbols):
+def boundary_source(settings, architecture, vocabulary):
     """The module for `settings`, or None for a model without pooling."""
     kind = settings["kind"]
     if kind == "none":
         return None
     if kind == "whitespace":
-        return Whitespace(symbols.index(settings["symbol"]))
+        return Whitespace(int(data.encode(settings["symbol"], vocabulary)[0]))
     if kind == "fixed":
         return Fixed(settings["every"])
     if kind == "learned":

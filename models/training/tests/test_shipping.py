@@ -58,11 +58,14 @@ class Shipping(OnText):
             self.assertTrue(rows and all(isinstance(cell, str) for row in rows for cell in row), path.stem)
 
     def test_a_card_of_latent_segments(self):
-        folder, made = self.shipped("lslm-dp", {"scores": [[64, 64]]})
+        folder, made = self.shipped("lslm-dp", {"scores": [[64, 64]], "prompt": "to sea "})
         _, config = checkpoint.load(folder)
         self.assertEqual([row["split"] for row in made["bpc"]], ["test", "valid"])
         page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
         self.assertIn(f"{made['bpc'][0]['bpc_paper']:.3f}", page)
+        for how in ("greedy", "drawn"):
+            self.assertEqual(len(made["samples"][how]), len("to sea ") + 200)
+            self.assertIn(f"> {made['samples'][how]}", page)
 
     def test_a_card_of_a_summarizer(self):
         folder, made = self.shipped("summaries-pyramidion", {})
@@ -92,10 +95,36 @@ class Shipping(OnText):
         self.assertEqual(set(found["comparison"]), {"compare-whitespace-seed1", "lslm-dp-seed1"})
         windows = {(row["window"], row["length"]) for row in found["lengths"]["lex-xpos"]}
         self.assertEqual(windows, {("blockwise:64", 32), ("blockwise:64", 64), ("full", 32), ("full", 64)})
-        self.assertIn("chunks_bpc", found["comparison"]["compare-whitespace-seed1"])
+        pair = found["comparison"]["compare-whitespace-seed1"]
+        lines = report.latent(found["comparison"], "english").splitlines()
+        row, twin = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])
+        mine = found["comparison"]["lslm-dp-seed1"]
+        self.assertEqual(row[:2], ["`lslm-dp-seed1`", f"{mine['bits_per_char_no_eos']:.3f}"])
+        self.assertIn(f"{mine['bpc_paper']:.3f} · {mine['bpc_joint']:.3f} · {mine['bpc_renormalised']:.3f}", row[3])
+        self.assertEqual(twin[:3], ["`compare-whitespace-seed1`", f"{pair['chunks_bpc']:.3f}", "no marks"])
+        self.assertEqual(report.latent_bytes(found["comparison"]), "")
         count = len(saved)
         results.gather(found, [self.root / "runs"], self.root, {}, keep)
         self.assertEqual(len(saved), count)
+
+
+class Bytes(OnText):
+    def test_runs_on_bytes_have_a_table_of_their_own(self):
+        (self.root / "chinese.test.txt").write_text((self.root / "chinese.valid.txt").read_text())
+        for name in ("chinese-lslm-dp", "chinese-vanilla"):
+            config = tiny(name)
+            config["training"]["budget"] = {"characters": 8192}
+            path = self.root / f"{name}.json"
+            path.write_text(json.dumps(config))
+            campaign.main(["--data", str(self.root), "--out", str(self.root / "runs"), "--characters", "4096", str(path)])
+        found = results.read(self.root / "none.json")
+        results.gather(found, [self.root / "runs"], self.root, {}, lambda _: None)
+        self.assertEqual(report.latent(found["comparison"], "english"), "")
+        self.assertEqual(report.by_method(found), {})
+        told = report.latent_bytes(found["comparison"])
+        vanilla = found["comparison"]["chinese-vanilla-seed1"]
+        self.assertIn("a character has 3.00 bytes", told)
+        self.assertIn(f"| `chinese-vanilla-seed1` | {vanilla['chunks_bpc']:.3f} | no marks |", told)
 
 
 class Served(unittest.TestCase):

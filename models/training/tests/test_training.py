@@ -84,6 +84,8 @@ class OnText(unittest.TestCase):
         words = ["".join(chance.choices("etaoins", k=chance.randint(1, 8))) for _ in range(50)]
         for split, count in (("train", 12_000), ("valid", 2_000)):
             (cls.root / f"english.{split}.txt").write_text(" ".join(chance.choices(words, k=count)))
+            characters = [chr(0x4E00 + ord(letter)) for letter in "".join(chance.choices(words, k=count // 2))]
+            (cls.root / f"chinese.{split}.txt").write_text("".join(characters))
             documents = [chance.choices(words, k=12) for _ in range(count // 20)]
             pairs = [{"source": "s", "document": " ".join(d), "summary": " ".join(d[:3])} for d in documents]
             (cls.root / f"summaries.{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))

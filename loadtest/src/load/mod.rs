@@ -1,6 +1,7 @@
 //! What is asked for, and when: texts, lengths, workloads, arrivals, and the loops that drive requests.
 
 pub mod arrivals;
+pub mod ask;
 pub mod drive;
 pub mod generate;
 pub mod length;

@@ -8,4 +8,5 @@ mod pairs;
 mod report;
 mod secured;
 mod several;
+mod sockets;
 mod support;

@@ -229,7 +229,14 @@ struct Found {
 impl Found {
     async fn look(server: &Server, names: &[String], all: bool) -> Result<Self> {
         let reach = server.reach()?;
-        let known = models::list(&reach.address, &server.first(&reach).await?).await?;
+        let listed = match server.first(&reach).await {
+            Ok(connection) => models::list(&reach.address, &connection).await,
+            Err(error) => Err(error),
+        };
+        let known = match listed {
+            Ok(known) => known,
+            Err(error) => return Err(reach.explained(error).await),
+        };
         let models = if all && names.is_empty() { known.clone() } else { models::choose(names, &known)? };
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));

@@ -5,6 +5,7 @@
 mod commands;
 mod honesty;
 mod pairs;
+mod reached;
 mod report;
 mod secured;
 mod several;

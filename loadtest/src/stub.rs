@@ -1,5 +1,6 @@
 //! A server that makes delays instead of text: what it is told to take is what the tester must find.
 
+mod inference;
 mod report;
 mod rows;
 mod summaries;
@@ -24,6 +25,7 @@ use tonic::{
     Request, Response, Status,
     transport::server::{Connected, Server},
 };
+use weir_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use weir_proto::v1::{
     self, Character, Documents, Finished, GenerateRequest, GenerateResponse, GetModelRequest, Limits,
     ListModelsRequest, ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest,
@@ -130,6 +132,7 @@ impl Stub {
     {
         let mut server = Server::builder().max_concurrent_streams(1 << 16);
         let routes = server.add_service(generation_server::GenerationServer::new(self.clone()));
+        let routes = routes.add_service(GrpcInferenceServiceServer::new(self.clone()));
         let routes = routes.add_service(latency_server::LatencyServer::new(self.clone()));
         let routes = routes.add_service(summarization_server::SummarizationServer::new(self.clone()));
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await

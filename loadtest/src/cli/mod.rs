@@ -1,6 +1,7 @@
 //! The command line. Data goes to stdout, everything else to stderr.
 
 mod arrivals;
+mod broken;
 mod compare;
 mod draw;
 mod extent;

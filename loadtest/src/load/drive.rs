@@ -57,6 +57,8 @@ pub enum Source {
 pub struct Driven {
     /// Of each workload.
     pub tallies: Vec<Tally>,
+    /// The model that each asked.
+    pub models: Vec<String>,
     /// What happened in the window.
     pub window: Change,
     /// Processor time of this process in it.
@@ -95,6 +97,7 @@ pub async fn drive(
     let tallies = (0..job.mix.size()).map(|_| Tally::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
     let shared =
         Arc::new(Shared { job, meter: meter.clone(), tallies: Mutex::new(tallies), held: AtomicU64::new(0), stop });
+    let models = shared.job.mix.models(&shared.job.target.model);
     let requests = make(shared.clone(), extent, begin, source);
     tokio::pin!(requests);
     let open = begin + extent.warm_up;
@@ -122,6 +125,7 @@ pub async fn drive(
     let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Driven {
         tallies: std::mem::take(&mut *tallies),
+        models,
         window: closed.since(&opened),
         cpu: spent.zip(cpu).map(|(now, then)| now.saturating_sub(then)),
         course,

@@ -7,6 +7,7 @@ pub mod generate;
 pub mod length;
 pub mod pacer;
 pub mod plan;
+pub mod settings;
 mod summarize;
 pub mod text;
 pub mod workload;

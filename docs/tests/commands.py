@@ -52,6 +52,9 @@ CI = "it is what runs this, .ci"
 DOCKER = "there is no Docker in tests; the image's settings are read by tests/weir/operations.rs"
 CLUSTER = "there is no cluster in tests; deploy/tests checks the manifests by their schemas"
 PROXIES = "tests/weir/deploy.rs runs it, between replicas of its own"
+OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it, and compares with what must come of it"
+LONG = "it takes ten minutes of a quiet machine; README.md and docs/loadtest.md have the same in short, which is run"
+TITLE = "What pooling is worth: two pairs of models"
 TORCH = "it needs PyTorch, and hours"
 
 TEXT = r"[a-z ]+"
@@ -228,9 +231,34 @@ PAGES: Dict[str, List[Step]] = {
                 ("--agree-within 10", "--agree-within 1000"),
             ),
         ),
+        Elsewhere('cargo build --release --workspace && PATH="$PWD/target/release:$PATH"', BUILT),
+        Runs("weir init --config models/shapes/blockwise-2x512.json blockwise-2x512", ".*8192 vectors.*"),
+        Runs("weir init --config models/shapes/pyramidion-2x512.json pyramidion-2x512", ".*8192 → 2048 → 512 vectors.*"),
+        Elsewhere(
+            "weir serve --model models/compared/hourglass-vanilla-6m --model models/compared/hourglass-whitespace-6m "
+            "--model blockwise-2x512 --model pyramidion-2x512 &",
+            LONG,
+        ),
+        Elsewhere(
+            "weir-loadtest report --wait 60s --prompts english.test.txt "
+            "--models hourglass-vanilla-6m,hourglass-whitespace-6m,blockwise-2x512,pyramidion-2x512 "
+            "--workload kind=generate,name=texts,prompt-chars=256,output-chars=256 "
+            "--workload kind=summarize,name=documents,prompt-chars=12000..14000,output-chars=64 "
+            "--warm-up 1s --concurrency 1,2,4,8 --duration 6s --rounds 24 --refine 1 --note 'the machine, and what else ran on it' "
+            f"--title '{TITLE}' --html latency-report.html --json latency-report.json",
+            LONG,
+        ),
+        Elsewhere(
+            f"weir-loadtest draw latency-report.json --title '{TITLE}' --html again.html",
+            "loadtest/tests/loadtest/commands.rs draws the report that is in docs/, and compares",
+        ),
     ],
     "docs/loadtest.md": [
         Elsewhere("cargo build --release -p weir-loadtest", BUILT),
+        Elsewhere("weir-loadtest stub --listen 127.0.0.1:50052 --first 50ms --gap 25ms --rows 2 &", OVERLOAD),
+        Elsewhere(
+            "weir-loadtest run 127.0.0.1:50052 --rate 20 --arrivals constant --requests 50 --warm-up 0 --output-chars 5", OVERLOAD
+        ),
         Serves(f"{TWO} &"),
         Runs(
             "weir-loadtest report --models VANILLA,POOLED --html latency-report.html --json latency-report.json",

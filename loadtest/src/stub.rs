@@ -1,7 +1,11 @@
 //! A server that makes delays instead of text: what it is told to take is what the tester must find.
 
+mod inference;
 mod report;
+mod rows;
 mod summaries;
+
+use self::rows::Rows;
 
 use crate::units::ns;
 use std::{
@@ -13,7 +17,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     time::{Instant, sleep, sleep_until},
 };
 use tokio_stream::{Stream, wrappers::ReceiverStream};
@@ -21,6 +25,7 @@ use tonic::{
     Request, Response, Status,
     transport::server::{Connected, Server},
 };
+use weir_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use weir_proto::v1::{
     self, Character, Documents, Finished, GenerateRequest, GenerateResponse, GetModelRequest, Limits,
     ListModelsRequest, ListModelsResponse, Model, Piece, ScoreRequest, ScoreResponse, ScoreSummary, SegmentRequest,
@@ -95,7 +100,7 @@ pub struct Sent {
 /// The server.
 #[derive(Clone)]
 pub struct Stub {
-    models: Arc<Vec<(Script, Arc<Semaphore>)>>,
+    models: Arc<Vec<(Script, Arc<Rows>)>>,
     start: Instant,
     sent: Arc<Mutex<Vec<Sent>>>,
     count: Arc<Mutex<u64>>,
@@ -105,7 +110,7 @@ impl Stub {
     /// With these models; its time begins now.
     pub fn new(scripts: Vec<Script>) -> Self {
         let models = scripts.into_iter().map(|script| {
-            let rows = Arc::new(Semaphore::new(script.rows));
+            let rows = Arc::new(Rows::new(script.rows));
             (script, rows)
         });
         Self { models: Arc::new(models.collect()), start: Instant::now(), sent: Arc::default(), count: Arc::default() }
@@ -127,12 +132,13 @@ impl Stub {
     {
         let mut server = Server::builder().max_concurrent_streams(1 << 16);
         let routes = server.add_service(generation_server::GenerationServer::new(self.clone()));
+        let routes = routes.add_service(GrpcInferenceServiceServer::new(self.clone()));
         let routes = routes.add_service(latency_server::LatencyServer::new(self.clone()));
         let routes = routes.add_service(summarization_server::SummarizationServer::new(self.clone()));
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await
     }
 
-    fn model(&self, name: &str) -> Result<&(Script, Arc<Semaphore>), Status> {
+    fn model(&self, name: &str) -> Result<&(Script, Arc<Rows>), Status> {
         let named = self.models.iter().find(|(script, _)| name.is_empty() || script.name == name);
         named.ok_or_else(|| Status::not_found(format!("no model {name:?}")))
     }
@@ -148,7 +154,7 @@ impl Stub {
 struct Job {
     stub: Stub,
     script: Script,
-    rows: Arc<Semaphore>,
+    rows: Arc<Rows>,
     prompt: u64,
     chars: u64,
     boundaries: bool,
@@ -159,15 +165,15 @@ impl Job {
     /// Answers; ends early if nobody reads.
     async fn run(self) -> Option<()> {
         let came = Instant::now();
-        let _row = self.rows.acquire().await.ok()?;
+        let mut row = self.rows.acquire(came).await?;
         let (queue, mut at) = (came.elapsed(), Vec::new());
         let model = self.script.name.clone();
         let started = Started { request_id: String::new(), model, prompt_chars: self.prompt, cached_chars: 0 };
         self.send(generate_response::Event::Started(started)).await?;
-        let mut due = Instant::now();
+        let mut due = row.begun;
         for number in 1..=self.chars {
             let ends = self.ends(number);
-            // counted from when it was due, so that the stub's own delays do not add up
+            // counted from when it was due, as the row is, so that the stub's own delays do not add up
             due += if number == 1 {
                 self.script.first
             } else if ends {
@@ -180,6 +186,7 @@ impl Job {
             let piece = self.piece(ends);
             self.send(generate_response::Event::Piece(piece)).await?;
         }
+        row.until(due);
         self.send(generate_response::Event::Finished(self.finished(queue, came, at.first().copied()))).await?;
         let mut sent = self.stub.sent.lock().unwrap_or_else(PoisonError::into_inner);
         if sent.len() < MOST_KEPT {

@@ -82,8 +82,8 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     }
 }
 
-/// Compares the session's models.
-pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Comparison> {
+/// Whether the session's models can be asked for the same.
+pub(super) fn check(session: &Session) -> Result<()> {
     let models = &session.models;
     if !(2..=MAX_MODELS).contains(&models.len()) {
         return Err(Error::option("--models", models.len(), format!("2 to {MAX_MODELS} models")));
@@ -95,6 +95,18 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
              kind, or use `report`, which compares each kind within itself"
         )));
     }
+    if let Some((workload, model)) = session.named() {
+        return Err(Error::Setting(format!(
+            "--workload {workload}: model={model}: models are compared by the same requests, so that none may name its own"
+        )));
+    }
+    Ok(())
+}
+
+/// Compares the session's models.
+pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Comparison> {
+    check(session)?;
+    let models = &session.models;
     let mut targets = Vec::new();
     for model in models {
         targets.push(session.target(model, rounds.rounds_at_a_time, false).await?);

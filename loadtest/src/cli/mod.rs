@@ -1,6 +1,7 @@
 //! The command line. Data goes to stdout, everything else to stderr.
 
 mod arrivals;
+mod broken;
 mod compare;
 mod draw;
 mod extent;
@@ -10,6 +11,7 @@ mod run;
 mod self_test;
 mod server;
 mod session;
+mod stub;
 mod sweep;
 mod work;
 
@@ -43,6 +45,8 @@ enum Command {
     Draw(draw::Args),
     /// Measure the tester itself: how many messages a second it can read on one core.
     SelfTest(self_test::Args),
+    /// Serve known delays instead of text: what the tester must then find can be worked out.
+    Stub(stub::Args),
 }
 
 /// Runs the command that these arguments ask for, the program's name first; tells its error on stderr.
@@ -64,6 +68,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Report(args) => report::run(args, given),
         Command::Draw(args) => draw::run(args),
         Command::SelfTest(args) => self_test::run(args),
+        Command::Stub(args) => stub::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

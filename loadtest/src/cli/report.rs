@@ -1,7 +1,7 @@
 //! `weir-loadtest report`: everything there is to tell of a server's models, in one go.
 
 use super::{
-    compare::{Rounds, compare},
+    compare::{self, Rounds, compare},
     extent, runtime,
     session::{Common, Session},
     sweep::{ENOUGH, Search, by_concurrency, by_rate, enough},
@@ -49,15 +49,15 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     let limits = (extent.extent()?, extent.max_in_flight);
     output.check()?;
     let (documents, broken) = runtime(server.threads)?.block_on(async {
-        let (mut documents, mut broken) = (Vec::new(), None);
-        for mut session in Session::by_kind(server, work, &models, command).await? {
+        let mut documents = Vec::new();
+        let mut sessions = Session::by_kind(server, work, &models, command).await?;
+        sessions.iter().filter(|session| session.models.len() > 1).try_for_each(compare::check)?;
+        for session in &mut sessions {
             session.cancel = extent.cancel_share;
-            documents.extend(one_kind(&session, &rounds, limits, (&concurrency, &search)).await);
-            if session.is_over() {
-                broken = session.end(&mut documents);
-                break;
-            }
+            documents.extend(one_kind(session, &rounds, limits, (&concurrency, &search)).await);
         }
+        let over = sessions.last().filter(|session| session.is_over());
+        let broken = over.and_then(|session| session.end(&mut documents));
         Ok::<_, Error>((documents, broken))
     })?;
     output.tell_measured(&documents, broken)
@@ -71,8 +71,9 @@ async fn one_kind(
     curves: (&[usize], &Search),
 ) -> Vec<Document> {
     let mut documents = Vec::new();
-    if session.models.len() > 1 && !session.is_over() {
-        let compared = session.unbroken(compare(session, rounds).await);
+    if session.models.len() > 1 {
+        let names: Vec<_> = session.models.iter().map(|model| model.name.as_str()).collect();
+        let compared = session.unbroken(&names.join(", "), "the comparison", compare(session, rounds)).await;
         documents.extend(compared.map(|comparison| session.document(vec![Part::Compare { comparison }], false)));
     }
     let mut parts = Vec::new();
@@ -85,7 +86,7 @@ async fn one_kind(
     documents
 }
 
-/// Everything of one model, until the user has had enough.
+/// Everything of one model; what the user, or a server that is gone, leaves out is missed.
 async fn all_of(
     session: &Session,
     model: &About,
@@ -93,28 +94,31 @@ async fn all_of(
     (concurrency, search): (&[usize], &Search),
 ) -> Vec<Part> {
     let mut parts = Vec::new();
-    if session.is_over() {
-        return parts;
-    }
     let batches = by_concurrency(session, model, extent, concurrency).await;
-    let answered = if let Part::Batches { points, .. } = &batches {
-        points.first().map(|point| point.window.well_per_second)
-    } else {
-        None
-    };
-    parts.push(batches);
-    if session.is_over() {
-        return parts;
+    let mut answered = None;
+    if let Part::Batches { points, .. } = &batches
+        && let Some(first) = points.first()
+    {
+        answered = Some(first.window.well_per_second);
+        parts.push(batches);
     }
     let search = &search.beginning(LOWEST, answered.map(|rate| rate * BELOW));
     let rates = by_rate(session, model, (extent, most), (&[], search)).await;
-    let knee = if let Part::Rates { knee, .. } = &rates { knee.rate } else { None };
-    parts.push(rates);
-    if let Some(rate) = knee.filter(|_| !session.is_over()) {
+    let mut sustained = None;
+    if let Part::Rates { points, knee, .. } = &rates
+        && !points.is_empty()
+    {
+        sustained = knee.rate;
+        parts.push(rates);
+    }
+    if session.is_over() {
+        session.misses(&model.name, "the open loop at half of the knee");
+    } else if let Some(rate) = sustained {
         let rate = rate * BELOW;
         let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
-        let measured = session.point(model, load, enough(extent, rate), (most, ENOUGH)).await;
-        parts.extend(session.unbroken(measured).map(|point| Part::Run { model: model.name.clone(), point }));
+        let measuring = session.point(model, load, enough(extent, rate), (most, ENOUGH));
+        let measured = session.unbroken(&model.name, &load.words(), measuring).await;
+        parts.extend(measured.map(|point| Part::Run { model: model.name.clone(), point }));
     }
     parts
 }

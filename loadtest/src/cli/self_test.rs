@@ -3,7 +3,7 @@
 //! The server is this program again, in a process of its own; the tester reads on one thread, by the code that measures. What
 //! counts is messages by seconds of that thread's processor time: what it would do with a core of its own.
 
-use super::{output, runtime};
+use super::{output, runtime, stub::LISTENING};
 use crate::{
     client::connection::Reach,
     error::{Error, Result},
@@ -14,7 +14,6 @@ use crate::{
         workload::{Mix, Prompts, Spec, Target},
     },
     measure::{objective::Objectives, tester},
-    stub::{Script, Stub},
     units,
 };
 use std::{
@@ -24,8 +23,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::{net::TcpListener, sync::watch, time::Instant};
-use tonic::transport::server::TcpIncoming;
+use tokio::{sync::watch, time::Instant};
 
 /// Characters of each answer.
 const CHARS: u64 = 2000;
@@ -51,15 +49,9 @@ pub(super) struct Args {
     /// a core has to be used.
     #[arg(long, value_name = "N", default_value_t = 0.0)]
     at_least: f64,
-    /// Be the server, until standard input ends: what this command starts beside itself.
-    #[arg(long, hide = true)]
-    serve: bool,
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
-    if args.serve {
-        return serve(args.gap);
-    }
     super::extent::in_flight("--streams", args.streams)?;
     let server = Server::start(args.gap)?;
     let runtime = runtime(1)?;
@@ -151,7 +143,10 @@ impl Server {
         let program = std::env::current_exe().map_err(Error::io("this program"))?;
         let mut command = Command::new(&program);
         let gap = format!("{}ns", units::ns(gap));
-        command.args(["self-test", "--serve", "--gap", &gap]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["stub", "--attached", "--listen", "127.0.0.1:0", "--gap", &gap])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().map_err(Error::io(&program))?;
         let out = child.stdout.take();
         // from here on it is killed if anything fails
@@ -159,8 +154,9 @@ impl Server {
         let mut line = String::new();
         let told = out.map(|out| BufReader::new(out).read_line(&mut line));
         told.transpose().map_err(Error::io("the stub server"))?;
-        let silent = |_| Error::Internal("the stub server did not say where it listens".into());
-        server.address = line.trim().parse().map_err(silent)?;
+        let address = line.trim().strip_prefix(LISTENING).and_then(|address| address.parse().ok());
+        let silent = || Error::Internal("the stub server did not say where it listens".into());
+        server.address = address.ok_or_else(silent)?;
         Ok(server)
     }
 }
@@ -171,20 +167,4 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn serve(gap: Duration) -> Result<()> {
-    runtime(1)?.block_on(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(Error::io("127.0.0.1:0"))?;
-        let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
-        output::write(&format!("{address}\n"))?;
-        // the end of the one who started it closes standard input
-        let ended = tokio::task::spawn_blocking(|| std::io::stdin().lines().for_each(drop));
-        let end = async {
-            let _ = ended.await;
-        };
-        let served = Stub::new(vec![Script { plain: gap, boundary: gap, ..Script::instant("stub") }])
-            .serve(TcpIncoming::from(listener).with_nodelay(Some(true)), end);
-        served.await.map_err(|error| Error::Internal(format!("the stub server: {error}")))
-    })
 }

@@ -1,6 +1,7 @@
 //! One measurement of a server: connected, interruptible, with a bar that tells how far it is.
 
 use super::{
+    broken::Broken,
     extent::ExtentArgs,
     server::Server,
     work::{Boundaries, Work},
@@ -8,13 +9,14 @@ use super::{
 use crate::{
     client::{
         connection::Reach,
-        models::{self, About},
+        models::{self, About, Software},
     },
     error::{Error, Result},
     load::{
         drive::{Job, Source, Stop, drive},
         pacer::Pacer,
         plan::{Extent, Load},
+        settings,
         workload::{Described, Mix, Target},
     },
     measure::meter::Meter,
@@ -23,7 +25,7 @@ use crate::{
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -35,12 +37,10 @@ const APART: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Calls on one connection, where the server does not say.
 const STREAMS: usize = 100;
 
-/// The error that broke a command off, if one did; all its sessions share it.
-type Broken = Arc<Mutex<Option<Error>>>;
-
 pub(super) struct Session {
     server: Server,
     reach: Reach,
+    software: Option<Software>,
     pub(super) work: Work,
     /// The models that are asked.
     pub(super) models: Vec<About>,
@@ -81,17 +81,25 @@ impl Session {
     }
 
     fn of(
-        Found { reach, known, broken, .. }: Found,
+        Found { reach, software, known, broken, .. }: Found,
         models: Vec<About>,
         (server, work, command): (Server, Work, String),
         stop: Stop,
     ) -> Result<Self> {
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks them, and reads their files, before anything is measured
-        let workloads = work.mix(&models, &known, 0.0, work.seed)?.described();
+        let mut workloads = work.mix(&models, &known, 0.0, work.seed)?.described();
+        for Described { model, settings, .. } in &mut workloads {
+            let asked: Vec<_> = match model {
+                Some(name) => known.iter().filter(|known| known.name == *name).collect(),
+                None => models.iter().collect(),
+            };
+            settings::tell(settings, &asked);
+        }
         Ok(Self {
             server,
             reach,
+            software,
             work,
             models,
             known,
@@ -107,26 +115,36 @@ impl Session {
 
     /// Whether nothing more is to be measured: the user has had enough, or the server is gone.
     pub(super) fn is_over(&self) -> bool {
-        *self.stop.borrow() || self.broken().is_some()
+        *self.stop.borrow() || self.broken.failed()
     }
 
-    fn broken(&self) -> MutexGuard<'_, Option<Error>> {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A workload that names a model of its own, if there is one.
+    pub(super) fn named(&self) -> Option<(&str, &str)> {
+        self.workloads.iter().find_map(|workload| Some((workload.name.as_str(), workload.model.as_deref()?)))
     }
 
-    /// What was measured, unless that failed: then nothing more is, and what there is so far is told before the command fails.
-    pub(super) fn unbroken<T>(&self, measured: Result<T>) -> Option<T> {
-        measured.map_err(|error| self.broken().get_or_insert(error).to_string()).ok()
+    /// This was to be measured of the model, and will not be.
+    pub(super) fn misses(&self, model: &str, what: &str) {
+        self.broken.misses(model, what);
     }
 
-    /// Marks the last of a command's documents if something that was to follow is missing; gives the error if that is why.
-    pub(super) fn end(&self, documents: &mut [Document]) -> Option<Error> {
-        let error = self.broken().take();
-        let interrupted = self.stop.borrow().then(|| "it was interrupted".to_owned());
-        if let Some(last) = documents.last_mut() {
-            last.broken_off = error.as_ref().map(Error::to_string).or(interrupted);
+    /// Measures that, in these words, of the model, unless nothing more is to be measured. It is missed if nothing comes of it.
+    pub(super) async fn unbroken<T>(
+        &self,
+        model: &str,
+        what: &str,
+        measuring: impl Future<Output = Result<T>>,
+    ) -> Option<T> {
+        let measured = if self.is_over() { None } else { self.broken.unbroken(measuring.await) };
+        if measured.is_none() {
+            self.misses(model, what);
         }
-        error
+        measured
+    }
+
+    /// Marks the last of a command's documents if it was broken off; gives the error if that is why.
+    pub(super) fn end(&self, documents: &mut [Document]) -> Option<Error> {
+        self.broken.end(documents, *self.stop.borrow())
     }
 
     /// Whether to ask this model where segments end, where that is as the command does if nothing else was said.
@@ -203,6 +221,7 @@ impl Session {
             begun_unix_s: self.begun,
             command: self.command.clone(),
             server: self.reach.address.clone(),
+            software: self.software.clone(),
             tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
             note: self.work.note.clone(),
             models: self.models.clone(),
@@ -213,7 +232,7 @@ impl Session {
             cancel_share: self.cancel,
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
-        Document { format: FORMAT.into(), conditions, parts, broken_off: None }
+        Document { format: FORMAT.into(), conditions, parts, broken_off: None, missing: None }
     }
 }
 
@@ -221,6 +240,7 @@ impl Session {
 #[derive(Clone)]
 struct Found {
     reach: Reach,
+    software: Option<Software>,
     known: Vec<About>,
     models: Vec<About>,
     broken: Broken,
@@ -229,12 +249,20 @@ struct Found {
 impl Found {
     async fn look(server: &Server, names: &[String], all: bool) -> Result<Self> {
         let reach = server.reach()?;
-        let known = models::list(&reach.address, &server.first(&reach).await?).await?;
+        let listed = match server.first(&reach).await {
+            Ok(connection) => models::list(&reach.address, &connection).await.map(|known| (known, connection)),
+            Err(error) => Err(error),
+        };
+        let (known, connection) = match listed {
+            Ok(listed) => listed,
+            Err(error) => return Err(reach.explained(error).await),
+        };
         let models = if all && names.is_empty() { known.clone() } else { models::choose(names, &known)? };
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
         }
-        Ok(Self { reach, known, models, broken: Broken::default() })
+        let software = models::software(&connection).await;
+        Ok(Self { reach, software, known, models, broken: Broken::default() })
     }
 }
 

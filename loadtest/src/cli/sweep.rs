@@ -103,11 +103,9 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
 pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Extent, counts: &[usize]) -> Part {
     let mut points = Vec::new();
     for &concurrency in counts {
-        if session.is_over() {
-            break;
-        }
-        let measured = session.point(model, Load::Closed { concurrency }, extent, (concurrency, 0)).await;
-        points.extend(session.unbroken(measured));
+        let load = Load::Closed { concurrency };
+        let measuring = session.point(model, load, extent, (concurrency, 0));
+        points.extend(session.unbroken(&model.name, &load.words(), measuring).await);
     }
     Part::Batches { model: model.name.clone(), points }
 }
@@ -128,12 +126,19 @@ pub(super) async fn by_rate(
             ([], tried) => knee::next(tried, (search.to, search.refine), objectives),
             _ => given.next(),
         };
-        let Some(rate) = next.filter(|_| !session.is_over() && tried.len() < MAX_POINTS) else { break };
-        let load = search.arrivals.load(rate);
-        let measured = session.point(model, load, enough(extent, rate), (most, ENOUGH)).await;
-        let Some(point) = session.unbroken(measured) else { break };
-        if point.interrupted && point.figures.requests.measured == 0 {
+        let Some(rate) = next.filter(|_| tried.len() < MAX_POINTS) else { break };
+        if rates.is_empty() && session.is_over() {
+            let what =
+                if points.is_empty() { "the search for the knee" } else { "the rest of the search for the knee" };
+            session.misses(&model.name, what);
             break;
+        }
+        let load = search.arrivals.load(rate);
+        let measuring = session.point(model, load, enough(extent, rate), (most, ENOUGH));
+        let Some(point) = session.unbroken(&model.name, &load.words(), measuring).await else { continue };
+        if point.interrupted && point.figures.requests.measured == 0 {
+            session.misses(&model.name, &load.words());
+            continue;
         }
         // of half a measurement it is not known whether the rate holds
         tried.extend((!point.interrupted).then(|| seen(rate, &point)));

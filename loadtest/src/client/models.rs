@@ -4,8 +4,10 @@ use super::connection::{Connection, refused};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use weir_proto::inference::{ServerMetadataRequest, grpc_inference_service_client::GrpcInferenceServiceClient};
 use weir_proto::v1::{
-    Calibration, GetReportRequest, ListModelsRequest, Model, latency_client::LatencyClient, models_client::ModelsClient,
+    Calibration, Documents, GetReportRequest, ListModelsRequest, Model, latency_client::LatencyClient,
+    models_client::ModelsClient,
 };
 
 /// How long the server may take to list them.
@@ -48,6 +50,49 @@ pub struct About {
     pub cache_bytes: u64,
     /// Calls in progress on a connection.
     pub concurrent_streams: u32,
+    /// Of a model that reads documents: what it reads and writes. Absent from reports of versions that did not tell.
+    #[serde(default)]
+    pub documents: Option<AboutDocuments>,
+}
+
+/// What a model that summarizes reads and writes, and how, where requests do not say otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AboutDocuments {
+    /// The most tokens of a document.
+    pub max_tokens: u64,
+    /// The most tokens of a summary.
+    pub max_summary_tokens: u64,
+    /// Whether every document is padded to the longest.
+    pub padded: bool,
+    /// Poolings between the encoder's layers.
+    pub poolings: u64,
+    /// Hypotheses.
+    pub beam_size: u32,
+    /// The power of the length by which log-probabilities are divided.
+    pub length_penalty: f32,
+    /// No run of so many tokens comes twice; 0: no such rule.
+    pub no_repeat_ngram: u32,
+}
+
+impl AboutDocuments {
+    /// What the model does where a request leaves this setting out; none of what is not told.
+    pub fn default_of(&self, setting: &str) -> Option<String> {
+        match setting {
+            "beam_size" => Some(self.beam_size.to_string()),
+            "length_penalty" => Some(self.length_penalty.to_string()),
+            "no_repeat_ngram" => Some(self.no_repeat_ngram.to_string()),
+            _ => None,
+        }
+    }
+}
+
+impl From<Documents> for AboutDocuments {
+    fn from(documents: Documents) -> Self {
+        let Documents { max_tokens, max_summary_tokens, padded, poolings, beam_size, length_penalty, .. } = documents;
+        let (poolings, no_repeat_ngram) = (poolings.len() as u64, documents.no_repeat_ngram);
+        Self { max_tokens, max_summary_tokens, padded, poolings, beam_size, length_penalty, no_repeat_ngram }
+    }
 }
 
 impl From<Model> for About {
@@ -70,6 +115,7 @@ impl From<Model> for About {
             step_ns: limits.step_ns,
             cache_bytes: limits.cache_bytes,
             concurrent_streams: limits.concurrent_streams,
+            documents: model.documents.map(AboutDocuments::from),
         }
     }
 }
@@ -110,6 +156,24 @@ pub async fn calibrated(connection: &Connection, model: &str) -> Option<Calibrat
     let calibration = answer.models.into_iter().next()?.estimated_gain?.calibration?;
     let Calibration { fewest_samples, spread, doubt, .. } = calibration;
     Some(Calibrated { fewest_samples, spread, doubt })
+}
+
+/// The server's program.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Software {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// The server's program, by its own word; none where it does not tell.
+pub async fn software(connection: &Connection) -> Option<Software> {
+    let mut client = GrpcInferenceServiceClient::new(connection.channel());
+    let asked = client.server_metadata(connection.request(ServerMetadataRequest {}, PATIENCE));
+    let told = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?.into_inner();
+    Some(Software { name: told.name, version: told.version })
 }
 
 /// All models of the server.

@@ -1,11 +1,11 @@
 //! The loops: requests made as a plan says, all of them recorded.
 
 use super::{
+    ask::ask,
     plan::{Extent, Ticket},
     workload::{Drawn, Mix, Target},
 };
 use crate::{
-    client::connection::code,
     error::{Error, Result},
     measure::{
         meter::{Change, Course, Meter, Reading},
@@ -26,13 +26,11 @@ use std::{
 use tokio::{
     sync::{Semaphore, mpsc::Receiver, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
 /// How often the counters are looked at.
 const LOOK: Duration = Duration::from_millis(250);
-/// How much longer than a request's time limit this client waits for the server to say so.
-const GRACE: Duration = Duration::from_millis(500);
 
 /// Turns true when everything is to end.
 pub type Stop = watch::Receiver<bool>;
@@ -59,6 +57,8 @@ pub enum Source {
 pub struct Driven {
     /// Of each workload.
     pub tallies: Vec<Tally>,
+    /// The model that each asked.
+    pub models: Vec<String>,
     /// What happened in the window.
     pub window: Change,
     /// Processor time of this process in it.
@@ -97,6 +97,7 @@ pub async fn drive(
     let tallies = (0..job.mix.size()).map(|_| Tally::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
     let shared =
         Arc::new(Shared { job, meter: meter.clone(), tallies: Mutex::new(tallies), held: AtomicU64::new(0), stop });
+    let models = shared.job.mix.models(&shared.job.target.model);
     let requests = make(shared.clone(), extent, begin, source);
     tokio::pin!(requests);
     let open = begin + extent.warm_up;
@@ -124,6 +125,7 @@ pub async fn drive(
     let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Driven {
         tallies: std::mem::take(&mut *tallies),
+        models,
         window: closed.since(&opened),
         cpu: spent.zip(cpu).map(|(now, then)| now.saturating_sub(then)),
         course,
@@ -244,19 +246,8 @@ async fn one(shared: &Shared, ticket: Ticket) -> Result<()> {
     let mut watch = Watch::new(meter.clone(), ticket.intended, cancel_after);
     meter.started.fetch_add(1, Relaxed);
     let mut stop = shared.stop.clone();
-    let limit = job.target.timeout + GRACE;
-    let ended = tokio::select! {
-        _ = stop.wait_for(|stop| *stop) => None,
-        ended = timeout(limit, exchange.run(&job.target, &mut watch)) => Some(ended),
-    };
+    let end = ask(&*exchange, &job.target, &mut watch, &mut stop).await;
     let total = ticket.intended.elapsed();
-    let end = match ended {
-        None => End::Unfinished,
-        Some(_) if watch.is_cancelled() => End::Cancelled,
-        Some(Ok(Ok(()))) => End::Well,
-        Some(Ok(Err(status))) => End::Failed(code(&status)),
-        Some(Err(_)) => End::Failed("DEADLINE_EXCEEDED"),
-    };
     let good = end == End::Well && job.objectives.kept(&watch, total);
     let (count, kept) = if end == End::Well { (&meter.finished, u64::from(good)) } else { (&meter.failed, 0) };
     count.fetch_add(1, Relaxed);

@@ -1,6 +1,7 @@
 //! The workload `generate`: prompts from text, continued.
 
 use super::{
+    settings,
     text::Text,
     workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
 };
@@ -85,6 +86,7 @@ impl Workload for Generate {
             temperature: *temperature,
             chunk_chars: None,
             beam: None,
+            settings: settings::of_texts(*temperature),
         }
     }
 

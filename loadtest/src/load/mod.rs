@@ -1,11 +1,13 @@
 //! What is asked for, and when: texts, lengths, workloads, arrivals, and the loops that drive requests.
 
 pub mod arrivals;
+pub mod ask;
 pub mod drive;
 pub mod generate;
 pub mod length;
 pub mod pacer;
 pub mod plan;
+pub mod settings;
 mod summarize;
 pub mod text;
 pub mod workload;

@@ -1,6 +1,7 @@
 //! The workload `summarize`: documents, sent in chunks, and summaries of them.
 
 use super::{
+    settings,
     text::Text,
     workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
 };
@@ -70,6 +71,7 @@ impl Workload for Summarize {
             temperature: None,
             chunk_chars: Some(*chunk_chars),
             beam: *beam,
+            settings: settings::of_summaries(*beam),
         }
     }
 

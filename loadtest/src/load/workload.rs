@@ -5,6 +5,7 @@
 use super::{
     generate,
     length::{Length, MAX_LENGTH},
+    settings::Settings,
     summarize,
 };
 use crate::{
@@ -117,6 +118,9 @@ pub struct Described {
     pub chunk_chars: Option<u64>,
     /// Hypotheses of a summary; absent: the model's default.
     pub beam: Option<u32>,
+    /// All settings of generation in force, by the API's names, in words. Empty in reports of versions that did not tell them.
+    #[serde(default)]
+    pub settings: Settings,
 }
 
 /// Whom requests go to.
@@ -200,6 +204,11 @@ impl Mix {
     /// How many workloads there are.
     pub fn size(&self) -> usize {
         self.parts.len()
+    }
+
+    /// The model that each asks, where this one is measured.
+    pub fn models(&self, measured: &str) -> Vec<String> {
+        self.described().into_iter().map(|part| part.model.unwrap_or_else(|| measured.to_owned())).collect()
     }
 
     /// What a report says of them.

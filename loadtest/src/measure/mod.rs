@@ -4,6 +4,7 @@
 pub mod meter;
 pub mod objective;
 pub mod record;
+pub mod shortening;
 pub mod spread;
 pub mod summaries;
 pub mod tester;

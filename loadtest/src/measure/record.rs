@@ -1,6 +1,7 @@
 //! What all requests of a workload came to.
 
 use super::{
+    shortening::{Shortening, Sums, by_model},
     spread::{Bar, Numbers, Spread},
     summaries::{Summaries, SummaryFigures},
     watch::{Told, Watch},
@@ -55,13 +56,9 @@ pub struct Tally {
     summaries: Summaries,
 }
 
-/// Sums of what the server told.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Sums {
-    prompt: u64,
-    cached: u64,
-    generated: u64,
-    segments: u64,
+/// Shortening factors of workloads' models, where they are of texts; each tally stands beside its model.
+pub fn shortening<'a>(parts: impl Iterator<Item = (&'a str, &'a Tally)>) -> Vec<Shortening> {
+    by_model(parts.map(|(model, tally)| (model, tally.sums)))
 }
 
 /// How requests ended.
@@ -136,7 +133,8 @@ pub struct Figures {
     pub prompt_chars: u64,
     /// Of these, characters that the server had cached.
     pub cached_chars: u64,
-    /// Characters per closed segment of texts, prompts included; absent if no segment was closed.
+    /// Characters per closed segment of texts, prompts included; absent if no segment was closed, or if the texts are of several
+    /// models, which a point tells of each.
     pub shortening_factor: Option<f64>,
     /// From the intended start to the first characters.
     pub time_to_first_char_ns: Spread,
@@ -276,11 +274,7 @@ impl Tally {
         for (code, count) in &other.errors {
             *self.errors.entry(code.clone()).or_default() += count;
         }
-        let Sums { prompt, cached, generated, segments } = other.sums;
-        self.sums.prompt += prompt;
-        self.sums.cached += cached;
-        self.sums.generated += generated;
-        self.sums.segments += segments;
+        self.sums.add(&other.sums);
         self.summaries.add(&other.summaries)?;
         self.numbers_mut().into_iter().zip(other.numbers()).try_for_each(|(sum, part)| sum.add(part))
     }
@@ -331,15 +325,14 @@ impl Tally {
         let mut gaps = self.plain.clone();
         gaps.add(&self.boundary)?;
         let split = |numbers: &Numbers| self.split.then(|| numbers.spread(1.0));
-        let Sums { prompt, cached, generated, segments } = self.sums;
         Ok(Figures {
             requests: self.ends(),
             good: self.good,
             characters: self.characters,
             messages: self.messages,
-            prompt_chars: prompt,
-            cached_chars: cached,
-            shortening_factor: (segments > 0).then(|| (prompt + generated) as f64 / segments as f64),
+            prompt_chars: self.sums.prompt,
+            cached_chars: self.sums.cached,
+            shortening_factor: self.sums.factor(),
             time_to_first_char_ns: self.first.spread(1.0),
             time_to_first_char_from_send_ns: self.first_sent.spread(1.0),
             total_ns: self.total.spread(1.0),

@@ -6,9 +6,10 @@ pub mod score;
 
 use self::bootstrap::{Gain, gain};
 use crate::{
-    client::{connection::code, models::Calibrated},
+    client::models::Calibrated,
     error::{Error, Result},
     load::{
+        ask::ask,
         drive::Stop,
         workload::{Exchange, Mix, Target},
     },
@@ -28,10 +29,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use tokio::{task::JoinSet, time::Instant};
 
 /// The most models.
 pub const MAX_MODELS: usize = 8;
@@ -243,7 +241,7 @@ async fn round(shared: &Shared, number: u64) -> Result<()> {
     let mut done = Vec::new();
     for turn in 0..targets.len() {
         let which = (turn + number as usize) % targets.len();
-        let (watch, end, total) = ask(shared, &*drawn.exchange, &targets[which]).await;
+        let (watch, end, total) = timed(shared, &*drawn.exchange, &targets[which]).await;
         if end == End::Well {
             let summary = watch.told.and_then(|told| told.summary);
             let encode = summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode);
@@ -274,20 +272,10 @@ async fn round(shared: &Shared, number: u64) -> Result<()> {
     Ok(())
 }
 
-async fn ask(shared: &Shared, exchange: &dyn Exchange, target: &Target) -> (Watch, End, Duration) {
+async fn timed(shared: &Shared, exchange: &dyn Exchange, target: &Target) -> (Watch, End, Duration) {
     let mut watch = Watch::new(shared.meter.clone(), Instant::now(), None);
-    let mut stop = shared.stop.clone();
-    let ended = tokio::select! {
-        _ = stop.wait_for(|stop| *stop) => None,
-        ended = timeout(target.timeout, exchange.run(target, &mut watch)) => Some(ended),
-    };
+    let end = ask(exchange, target, &mut watch, &mut shared.stop.clone()).await;
     let total = watch.sent.unwrap_or(watch.intended).elapsed();
-    let end = match ended {
-        None => End::Unfinished,
-        Some(Ok(Ok(()))) => End::Well,
-        Some(Ok(Err(status))) => End::Failed(code(&status)),
-        Some(Err(_)) => End::Failed("DEADLINE_EXCEEDED"),
-    };
     (watch, end, total)
 }
 

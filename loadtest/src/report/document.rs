@@ -1,7 +1,7 @@
 //! What a measurement leaves: the JSON that every report is drawn from. docs/loadtest.md explains each key.
 
 use crate::{
-    client::models::About,
+    client::models::{About, Software},
     error::{Error, Result},
     knee::Knee,
     load::{
@@ -11,7 +11,8 @@ use crate::{
     },
     measure::{
         meter::Sample,
-        record::{Ends, Figures, Tally},
+        record::{Ends, Figures, Tally, shortening},
+        shortening::Shortening,
         tester::{Evidence, Tester},
     },
     pair::Comparison,
@@ -38,9 +39,33 @@ pub struct Document {
     /// Why what was to follow is missing, if it is: an interruption, or the error that ended the command.
     #[serde(default)]
     pub broken_off: Option<String>,
+    /// What that is, in the order in which it would have been measured. Absent if nothing was broken off, and from reports of versions
+    /// that did not list it.
+    #[serde(default)]
+    pub missing: Option<Vec<Missing>>,
+}
+
+/// Something that was to be measured and was not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Missing {
+    /// The model; of a comparison all of them, with commas.
+    pub model: String,
+    /// A load, a comparison, or a search, in words.
+    pub what: String,
 }
 
 impl Document {
+    /// Why it was broken off, in a sentence that ends before the list of what is missing.
+    pub fn broken_words(&self) -> Option<String> {
+        let why = self.broken_off.as_ref()?;
+        Some(match &self.missing {
+            None => format!("{why}; what was to follow is missing"),
+            Some(missing) if missing.is_empty() => why.clone(),
+            Some(_) => format!("{why}; missing:"),
+        })
+    }
+
     /// How requests ended, of each load, or of each model of a comparison.
     pub fn ends(&self) -> impl Iterator<Item = &Ends> {
         self.parts.iter().flat_map(|part| match part {
@@ -65,6 +90,9 @@ pub struct Conditions {
     pub command: String,
     /// The server's address.
     pub server: String,
+    /// The server's program. Absent where it does not tell, and from reports of versions that did not ask.
+    #[serde(default)]
+    pub software: Option<Software>,
     /// The tester's system, and cores that it may use.
     pub tester: String,
     /// What the user says of machine and server.
@@ -135,6 +163,9 @@ pub struct Point {
     pub figures: Figures,
     /// Figures of each workload, where there are several; in the order of `conditions.workloads`.
     pub workloads: Vec<Figures>,
+    /// Shortening factors of each model, where texts are of several: one of all would be of none of them. `figures` then has none.
+    #[serde(default)]
+    pub shortening_by_model: Vec<Shortening>,
     /// The course of time, until the last request had ended.
     pub course: Vec<Sample>,
     /// What the tester took.
@@ -173,11 +204,17 @@ impl Point {
     /// # Errors
     /// No memory.
     pub fn new(load: Load, extent: Extent, driven: Driven, threads: usize, connections: usize) -> Result<Self> {
-        let Driven { tallies, window: change, cpu, course, lags, held, interrupted } = driven;
+        let Driven { tallies, models, window: change, cpu, course, lags, held, interrupted } = driven;
         let split = tallies.first().is_some_and(Tally::is_split);
         let mut all = Tally::new(split)?;
         tallies.iter().try_for_each(|tally| all.add(tally))?;
-        let figures = all.figures()?;
+        let mut figures = all.figures()?;
+        let mut shortening_by_model = shortening(models.iter().map(String::as_str).zip(&tallies));
+        if shortening_by_model.len() > 1 {
+            figures.shortening_factor = None;
+        } else {
+            shortening_by_model.clear();
+        }
         let workloads =
             if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
         let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
@@ -198,7 +235,8 @@ impl Point {
             chars_per_second: rate(characters),
         };
         let warm_up_ns = ns(extent.warm_up);
-        Ok(Self { load, warm_up_ns, window, interrupted, figures, workloads, course: course.told(), tester })
+        let course = course.told();
+        Ok(Self { load, warm_up_ns, window, interrupted, figures, workloads, shortening_by_model, course, tester })
     }
 }
 

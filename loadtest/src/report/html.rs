@@ -2,13 +2,12 @@
 
 use super::{
     charts,
-    document::{Conditions, Document, Part, Point},
+    conditions::conditions,
+    document::{Conditions, Document, Missing, Part, Point},
     rows::{COLUMNS, rows},
-    table::{GOODPUT, cached_words, ends, failures, gain_words, knee_words, load_words},
+    table::{cached_words, ends, failures, gain_words, knee_words, load_words},
 };
 use crate::{
-    client::models::About,
-    load::workload::{Described, SUMMARIZE},
     measure::{
         record::Figures,
         tester::{TELLING, Tester},
@@ -46,8 +45,13 @@ pub fn page(title: &str, documents: &[Document]) -> String {
 
 fn one(document: &Document) -> Markup {
     html! {
-        @if let Some(why) = &document.broken_off {
-            p.warn { strong { "Broken off: " } (why) "; what was to follow is missing." }
+        @if let Some(why) = document.broken_words() {
+            div.warn {
+                strong { "Broken off: " } (why)
+                @if let Some(missing) = document.missing.as_ref().filter(|missing| !missing.is_empty()) {
+                    ul { @for Missing { model, what } in missing { li { (model) ": " (what) } } }
+                } @else { "." }
+            }
         }
         @for part in &document.parts { (part_of(part, &document.conditions)) }
         h2 { "Conditions" }
@@ -123,7 +127,7 @@ fn points_table(points: &[Point]) -> Markup {
         "window",
         "started in it",
         "characters/s, all requests",
-        "goodput (good requests that ended in the window)",
+        "goodput (see conditions)",
         "first character p50",
         "p90",
         "p99",
@@ -152,8 +156,8 @@ fn points_table(points: &[Point]) -> Markup {
                     td { (told(figures.gap_ns.p99)) }
                     td { (told(figures.server.queue_ns.p90)) }
                     td { (figures.requests.well) " of " (figures.requests.measured) }
-                    td { (failures(&figures.requests)) }
-                    td { @if point.tester.limits.is_empty() { "at ease" } @else { "may be the limit" } }
+                    (cell(&failures(&figures.requests)))
+                    (cell(if point.tester.limits.is_empty() { "at ease" } else { "may be the limit" }))
                 }
             } }
         } }
@@ -259,7 +263,7 @@ const SIDES: [Column; 16] = [
     ("per token of a summary p50 (server's word)", |side| {
         told(side.figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50))
     }),
-    ("shortening factor (characters per segment)", |side| {
+    ("characters per segment (SF)", |side| {
         side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),
     ("bits per character", |side| side.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
@@ -279,115 +283,13 @@ fn sides(models: &[Side]) -> Markup {
     }
 }
 
-/// A cell whose words in brackets stand below the others.
+/// Characters of a cell that needs no second line.
+const SHORT: usize = 12;
+
+/// A cell whose words in brackets stand below the others, and which wraps where there are many.
 fn cell(words: &str) -> Markup {
     match words.split_once(" (") {
         Some((words, more)) => html! { td { (words) small { "(" (more) } } },
-        None => html! { td { (words) } },
-    }
-}
-
-fn conditions(conditions: &Conditions) -> Markup {
-    let Conditions { version, begun_unix_s, command, server, tester, note, seed, boundaries, timeout_ns, .. } =
-        conditions;
-    html! {
-        dl {
-            dt { "begun" } dd { (utc(*begun_unix_s)) }
-            dt { "command" } dd { code { (command) } }
-            dt { "server" } dd { (server) }
-            dt { "tester" } dd { "weir-loadtest " (version) ", " (tester) }
-            @if let Some(note) = note { dt { "note" } dd { (note) } }
-            dt { "seed" } dd { (seed) }
-            dt { "time limit of a request" } dd { (time(*timeout_ns as f64)) }
-            dt { "boundaries" } dd {
-                @if *boundaries { "asked of the models whose gaps are split: their characters come one step later than without" } @else { "not asked for" }
-            }
-            @if conditions.cancel_share > 0.0 { dt { "given up by the client" } dd { (digits(conditions.cancel_share * 100.0)) " % of the requests" } }
-            dt { "a good request" } dd { "ends well" @if let Some(objectives) = &conditions.objectives { ", with " (objectives) } }
-            dt { "goodput" } dd { (GOODPUT) }
-        }
-        (models(&conditions.models))
-        (workloads(&conditions.workloads))
-    }
-}
-
-/// A row of what the server says of its models: what it is, and how a model's is told.
-type Said = (&'static str, fn(&About) -> String);
-
-const SAID: [Said; 13] = [
-    ("family", |model| model.family.clone()),
-    ("shape", |model| model.shape.clone()),
-    ("parameters", |model| model.parameters.to_string()),
-    ("pools", |model| if model.pooled { "yes".into() } else { "no".into() }),
-    ("dtype", |model| model.dtype.clone()),
-    ("prompt and answer, at most", |model| format!("{} characters", model.max_symbols)),
-    ("run at once, at most", |model| format!("{} requests", model.rows)),
-    ("wait, at most", |model| format!("{} requests", model.queue)),
-    ("a step's chunk", |model| format!("{} characters", model.chunk)),
-    ("boundary wait", |model| format!("{} steps", model.boundary_wait)),
-    ("step with prompts beside others, about", |model| time(model.step_ns as f64)),
-    ("segment cache", |model| format!("{} bytes", model.cache_bytes)),
-    ("sha256 of the weights", |model| model.sha256.chars().take(16).collect::<String>() + "…"),
-];
-
-fn models(models: &[About]) -> Markup {
-    html! {
-        div.scroll { table {
-            thead { tr { th { "model, by the server's word" } @for model in models { th { (model.name) } } } }
-            tbody { @for (what, told) in SAID { tr { td { (what) } @for model in models { td { (told(model)) } } } } }
-        } }
-    }
-}
-
-fn workloads(workloads: &[Described]) -> Markup {
-    html! {
-        div.scroll { table {
-            thead { tr { @for cell in ["workload", "kind", "weight", "text", "prompt (characters)", "shared beginning (characters)",
-                "different beginnings", "answer (characters)", "temperature", "model", "chunk (characters)", "beam"] { th { (cell) } } } }
-            tbody { @for workload in workloads { tr {
-                td { (workload.name) } td { (workload.kind) } td { (digits(workload.weight)) } td { (workload.text) }
-                td { (workload.prompt_chars) } td { (workload.shared_prefix_chars) } td { (workload.prefixes) } td { (workload.output_chars) }
-                td { (temperature(workload)) }
-                td { (workload.model.as_deref().unwrap_or("the measured one")) }
-                td { (workload.chunk_chars.map_or("–".to_owned(), |chars| chars.to_string())) }
-                td { (workload.beam.map_or("model's default".to_owned(), |beam| beam.to_string())) }
-            } } }
-        } }
-    }
-}
-
-/// The API's own default is 1 (docs/api.md); summaries are searched, not drawn.
-fn temperature(workload: &Described) -> String {
-    match workload.temperature {
-        _ if workload.kind == SUMMARIZE => "none is drawn".into(),
-        Some(warmth) => warmth.to_string(),
-        None => "1 (server's default)".into(),
-    }
-}
-
-/// A moment as people write it: the proleptic Gregorian calendar, by Hinnant's `civil_from_days`.
-fn utc(seconds: u64) -> String {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // counted from 1 March of the year 0, eras of 400 years
-    let z = days + 719_468;
-    let (era, day) = (z / 146_097, z % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, month, carry) =
-        (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 }, month >= 10);
-    let year = year + era * 400 + u64::from(carry);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::utc;
-
-    #[test]
-    fn moments_are_told_by_the_calendar() {
-        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(utc(951_827_696), "2000-02-29 12:34:56 UTC");
-        assert_eq!(utc(1_798_761_599), "2026-12-31 23:59:59 UTC");
+        None => html! { td.wrap[words.chars().count() > SHORT] { (words) } },
     }
 }

@@ -2,6 +2,7 @@
 
 mod chart;
 mod charts;
+mod conditions;
 pub mod document;
 pub mod html;
 mod rows;

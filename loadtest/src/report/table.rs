@@ -1,10 +1,12 @@
 //! Tables for a terminal.
 
 use super::{
-    document::{Document, Part, Point},
+    conditions::server,
+    document::{Conditions, Document, Missing, Part, Point},
     rows::{COLUMNS, rows},
 };
 use crate::{
+    client::models::About,
     knee::Knee,
     load::workload::Described,
     measure::{
@@ -14,13 +16,17 @@ use crate::{
     pair::{Comparison, bootstrap::Gain},
     units::{digits, time},
 };
-use std::fmt::Write;
+use std::{collections::BTreeMap, fmt::Write};
 
 /// All parts of a report.
 pub fn table(document: &Document) -> String {
     let mut out = String::new();
-    if let Some(why) = &document.broken_off {
-        let _ = writeln!(out, "BROKEN OFF: {why}; what was to follow is missing\n");
+    if let Some(why) = document.broken_words() {
+        let _ = writeln!(out, "BROKEN OFF: {why}");
+        for Missing { model, what } in document.missing.iter().flatten() {
+            let _ = writeln!(out, "  {model}: {what}");
+        }
+        out.push('\n');
     }
     for part in &document.parts {
         // writing to a string does not fail
@@ -45,7 +51,25 @@ pub fn table(document: &Document) -> String {
             document.conditions.objectives.as_ref().map(|more| format!(", with {more}")).unwrap_or_default();
         let _ = writeln!(out, "good: ends well{objectives}; goodput: {GOODPUT}");
     }
+    // writing to a string does not fail
+    let _ = conditions(&mut out, &document.conditions);
     out
+}
+
+/// What the server says of itself, and the settings that requests were made with.
+fn conditions(out: &mut String, conditions: &Conditions) -> std::fmt::Result {
+    writeln!(out, "server: {}", server(conditions))?;
+    for About { name, family, shape, dtype, rows, .. } in &conditions.models {
+        let shape = if shape.is_empty() { family } else { shape };
+        writeln!(out, "  {name}: {shape}, {dtype}, at most {rows} requests at once")?;
+    }
+    for Described { name, settings, .. } in conditions.workloads.iter().filter(|one| !one.settings.is_empty()) {
+        let mut values: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        settings.iter().for_each(|(name, value)| values.entry(value).or_default().push(name));
+        let values: Vec<_> = values.iter().map(|(value, names)| format!("{}: {value}", names.join(", "))).collect();
+        writeln!(out, "settings of workload {name}: {}", values.join("; "))?;
+    }
+    Ok(())
 }
 
 /// Lines of cells, each column as wide as its widest.
@@ -107,13 +131,25 @@ pub(super) fn ends(point: &Point) -> String {
     if cached(&point.figures).iter().any(|(share, _)| *share > 0.0) {
         line += &format!("; the server had cached: {}", cached_words(&point.figures));
     }
-    if let Some(factor) = point.figures.shortening_factor {
-        line += &format!("; shortening factor {factor:.3}");
-    }
+    line += &shortening(point);
     if point.interrupted {
         line += "; interrupted";
     }
     line
+}
+
+/// What pooling made of texts; nothing where no segment was closed.
+fn shortening(point: &Point) -> String {
+    let told = |factor: Option<f64>| factor.map_or("–".into(), |factor| format!("{factor:.3}"));
+    if let Some(factor) = point.figures.shortening_factor {
+        return format!("; shortening factor {}", told(Some(factor)));
+    }
+    let each = &point.shortening_by_model;
+    if each.iter().all(|one| one.factor.is_none()) {
+        return String::new();
+    }
+    let each: Vec<_> = each.iter().map(|one| format!("{} of {}", told(one.factor), one.model)).collect();
+    format!("; shortening factor {} (models differ, so that there is none of all)", each.join(", "))
 }
 
 /// The shares that the server had cached, of what: texts' characters and documents' tokens do not add up.

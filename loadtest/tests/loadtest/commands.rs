@@ -67,7 +67,7 @@ fn a_run_tells_json_and_page() {
         "--objective",
         "ttfc=10s",
         "--workload",
-        "name=a,weight=2",
+        "name=a,weight=2,temperature=0.5",
         "--workload",
         "name=b,prompt-chars=exponential:40",
     ];
@@ -78,6 +78,13 @@ fn a_run_tells_json_and_page() {
     let well: Vec<_> = parts.iter().map(|part| part["requests"]["well"].as_u64().unwrap()).collect();
     assert!(well.len() == 2 && well[0] + well[1] == 40 && well[0] > well[1], "{well:?}");
     assert!(fs::read_to_string(&page).unwrap().ends_with("</html>"));
+    // under which conditions: who served, and by which settings
+    let conditions = &told[0]["conditions"];
+    assert_eq!((&conditions["software"]["name"], &conditions["models"][0]["dtype"]), (&"stub".into(), &"none".into()));
+    assert_eq!(conditions["software"]["version"], env!("CARGO_PKG_VERSION"));
+    let settings = &conditions["workloads"][0]["settings"];
+    assert_eq!((&settings["temperature"], &settings["top_p"]), (&"0.5".into(), &"server's default".into()));
+    assert_eq!(conditions["workloads"][1]["settings"]["temperature"], "server's default");
 }
 
 #[test]
@@ -270,8 +277,9 @@ fn what_cannot_be_is_refused_with_its_bound() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && said.contains(expected), "{arguments:?}: {said}");
     }
-    let nobody = run(&["run", "127.0.0.1:1", "--requests", "1"]);
-    assert!(String::from_utf8(nobody.stderr).unwrap().contains("127.0.0.1:1"));
+    let named = run(&["compare", &served.address, "--models", "a,b", "--workload", "name=x,model=a"]);
+    let said = String::from_utf8(named.stderr).unwrap();
+    assert!(said.contains("--workload x: model=a: models are compared by the same requests"), "{said}");
 }
 
 /// How fast it is depends on the machine; that it reads all that the server makes does not.
@@ -312,6 +320,40 @@ fn a_mix_asks_several_models_for_several_things() {
     assert_eq!(parts[1]["summaries"]["summary_tokens"], 4 * well[1]);
     let unknown = run(&["run", &served.address, "--model", "writer", "--workload", "model=nobody"]);
     assert!(String::from_utf8(unknown.stderr).unwrap().contains("one of writer, reader"));
+}
+
+/// One figure of a model that pools and of one that does not would be of neither.
+#[test]
+fn a_mix_of_models_has_a_shortening_factor_for_each() {
+    let served = serve(vec![script("pooled"), Script { segment: 0, ..script("plain") }]);
+    let arguments = ["--requests", "30", "--warm-up", "0", "--output-chars", "8", "--prompt-chars", "16"];
+    let mix = |other: &str| {
+        let other = format!("name=b,model={other}");
+        let named = ["run", &served.address, "--model", "pooled", "--workload", "name=a", "--workload", &other];
+        run(&[&named[..], &arguments, &["--json", "-"]].concat())
+    };
+    let told = json(&mix("plain"));
+    let point = &told[0]["parts"][0]["point"];
+    let factor = |model: &str, factor: Value| serde_json::json!({ "model": model, "factor": factor });
+    assert!(point["figures"]["shortening_factor"].is_null(), "{point}");
+    assert_eq!(
+        point["shortening_by_model"],
+        serde_json::json!([factor("pooled", 4.0.into()), factor("plain", Value::Null)])
+    );
+    let told = json(&mix("pooled"));
+    let point = &told[0]["parts"][0]["point"];
+    assert_eq!(
+        (&point["figures"]["shortening_factor"], &point["shortening_by_model"]),
+        (&4.0.into(), &serde_json::json!([]))
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mix.json");
+    fs::write(&file, mix("plain").stdout).unwrap();
+    let table = String::from_utf8(run(&["draw", file.to_str().unwrap()]).stdout).unwrap();
+    assert!(
+        table.contains("; shortening factor 4.000 of pooled, – of plain (models differ, so that there is none of all)"),
+        "{table}"
+    );
 }
 
 #[test]

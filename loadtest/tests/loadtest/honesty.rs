@@ -1,32 +1,17 @@
 //! Known delays are found: on a clock that stands still unless everybody waits, so that nothing but the stub's delays takes time
-//! and two per cent are two per cent on any machine; and once over a real socket, beside the stub's own notes.
+//! and two per cent are two per cent on any machine. `sockets` does the same by the machine's clock.
 
-use super::support::{Test, ms};
-use std::{future::pending, sync::Arc, time::Duration};
-use tokio::{net::TcpListener, sync::watch, time::Instant};
-use tonic::transport::server::TcpIncoming;
+use super::support::{Test, ms, near};
+use std::time::Duration;
 use weir_loadtest::{
-    client::connection::Reach,
     load::{
         arrivals::Shape,
-        drive::{Job, Source, drive},
-        pacer::Pacer,
         plan::{Extent, Load},
-        workload::{Mix, Target},
     },
-    measure::{objective::Objectives, spread::Spread},
+    measure::spread::Spread,
     report::document::Point,
-    stub::{Script, Sent, Stub},
+    stub::Script,
 };
-
-/// What issue and documents promise.
-const TOLERANCE: f64 = 0.02;
-
-#[track_caller]
-fn near(found: Option<f64>, expected: Duration, what: &str) {
-    let (found, expected) = (found.unwrap_or_else(|| panic!("{what}: nothing")), expected.as_nanos() as f64);
-    assert!((found / expected - 1.0).abs() <= TOLERANCE, "{what}: {found} ns, not {expected}");
-}
 
 #[track_caller]
 fn all_near(spread: &Spread, expected: Duration, what: &str) {
@@ -58,7 +43,7 @@ async fn known_delays_are_found() {
     all_near(&figures.segment_ns.unwrap(), ms(40), "segment");
     all_near(&figures.char_ns, Duration::from_nanos((TOTAL - 80) * 1_000_000 / 19), "a character");
     let speed = figures.chars_per_second.p50.unwrap();
-    assert!((speed / (19_000.0 / (TOTAL - 80) as f64) - 1.0).abs() <= TOLERANCE, "{speed}");
+    assert!((speed / (19_000.0 / (TOTAL - 80) as f64) - 1.0).abs() <= super::support::TOLERANCE, "{speed}");
     all_near(&figures.server.time_to_first_char_ns, ms(80), "the server's first");
     // the prompt's 20 characters closed four segments, the answer's as many
     assert_eq!((figures.characters, figures.shortening_factor), (2000, Some(5.0)));
@@ -143,6 +128,21 @@ async fn refusals_cancellations_and_missed_objectives_are_counted_apart() {
     assert!((898..=902).contains(&figures.good), "{}", figures.good);
 }
 
+/// Of three requests, 200 ms each, the third waits for one of two rows. What is not there in time has failed, and took as long as it
+/// may and no longer, though its answer would have come soon after.
+#[tokio::test(start_paused = true)]
+async fn no_request_outlasts_its_time_limit() {
+    let script = Script { first: ms(200), rows: 2, ..Script::instant("stub") };
+    let extent = Extent { warm_up: Duration::ZERO, duration: None, requests: Some(3) };
+    let test = Test { concurrency: 3, extent, timeout: ms(300), ..Test::new(script, 1) };
+    let (driven, figures) = test.drive().await;
+    assert_eq!((figures.requests.well, figures.requests.errors["DEADLINE_EXCEEDED"]), (2, 1));
+    assert_eq!(driven.window.span, ms(300), "not the 400 ms after which the third would have been answered");
+    let exact = Script { first: ms(300), ..Script::instant("stub") };
+    let (_, figures) = Test { concurrency: 3, extent, timeout: ms(301), ..Test::new(exact, 1) }.drive().await;
+    assert_eq!(figures.requests.well, 3, "what comes in time is well");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_warm_up_is_not_measured_and_a_count_ends_a_measurement() {
     let extent = Extent { warm_up: Duration::from_secs(3), duration: None, requests: Some(40) };
@@ -152,43 +152,4 @@ async fn the_warm_up_is_not_measured_and_a_count_ends_a_measurement() {
     let rounds = driven.window.span.as_secs_f64() / ms(TOTAL).as_secs_f64();
     assert!((10.0..=11.0).contains(&rounds), "{rounds}");
     all_near(&figures.total_ns, ms(TOTAL), "total");
-}
-
-/// Over a real socket with the real pacer; the clock is the machine's, so what the tester found is held against when the stub sent
-/// it, request by request of the same run.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_socket_it_finds_what_the_stub_noted() {
-    let stub =
-        Stub::new(vec![Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") }]);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
-    let pool = Reach { address, ..Reach::default() }.pool(2).await.unwrap();
-    let target = Target { pool, model: String::new(), boundaries: true, timeout: Duration::from_secs(60) };
-    let mix = Mix::new(&[super::support::spec(9)], 1, 0.0).unwrap();
-    let job = Arc::new(Job { target, mix, objectives: Objectives::default() });
-    let extent = Extent { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
-    let load = Load::Open { arrivals: Shape::Poisson, rate: 20.0, burst: 1 };
-    let begin = Instant::now();
-    let (pacer, tickets) = Pacer::start(extent.tickets(load.schedule(3).unwrap().unwrap(), begin)).unwrap();
-    let (_never, stop) = watch::channel(false);
-    let driven = drive(job, (extent, begin), Source::Open(tickets, 1000), (stop, true), &mut |_| {}).await.unwrap();
-    drop(pacer);
-    let figures = driven.tallies[0].figures().unwrap();
-    assert_eq!(figures.requests.well, 60);
-    let sent = stub.sent();
-    let median = |of: &dyn Fn(&Sent) -> Vec<Duration>| {
-        let mut all: Vec<_> = sent.iter().flat_map(of).collect();
-        all.sort();
-        all[all.len() / 2]
-    };
-    let gaps = |sent: &Sent, ends: bool| -> Vec<Duration> {
-        let all = sent.at.windows(2).enumerate();
-        all.filter(|(at, _)| ((at + 2) % 4 == 0) == ends).map(|(_, pair)| pair[1] - pair[0]).collect()
-    };
-    near(figures.plain_gap_ns.unwrap().p50, median(&|sent| gaps(sent, false)), "plain gap");
-    near(figures.boundary_gap_ns.unwrap().p50, median(&|sent| gaps(sent, true)), "boundary gap");
-    near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.at[0] - sent.came]), "first");
-    near(figures.total_ns.p50, median(&|sent| vec![sent.at[8] - sent.came]), "total");
-    assert!(driven.lags.unwrap().len() > 100);
 }

@@ -5,7 +5,9 @@
 mod commands;
 mod honesty;
 mod pairs;
+mod reached;
 mod report;
 mod secured;
 mod several;
+mod sockets;
 mod support;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::{collections::BTreeMap, path::Path, time::Duration};
 use tokio::sync::watch;
 use weir_loadtest::{
-    client::models::About,
+    client::models::{About, AboutDocuments, Software},
     knee::{self, Tried},
     load::arrivals::Shape,
     load::{
@@ -14,7 +14,7 @@ use weir_loadtest::{
     },
     pair::{Match, play},
     report::{
-        document::{self, Conditions, Document, FORMAT, Part, Point},
+        document::{self, Conditions, Document, FORMAT, Missing, Part, Point},
         html, table,
     },
     stub::{Script, Stub},
@@ -65,9 +65,13 @@ async fn measured() -> Document {
         begun_unix_s: 1_795_000_000,
         command: "weir-loadtest run 127.0.0.1:50051 --rate 10 --arrivals constant".into(),
         server: "127.0.0.1:50051".into(),
+        software: Some(Software { name: "weir".into(), version: "0.1.0".into() }),
         tester: "linux x86_64, 2 cores".into(),
         note: Some("a stub server, on a clock that stands still".into()),
-        models: vec![About { name: "stub".into(), family: "stub".into(), ..About::default() }],
+        models: vec![
+            About { name: "stub".into(), family: "stub".into(), dtype: "f32".into(), ..About::default() },
+            About { name: "reader".into(), documents: Some(AboutDocuments::default()), ..About::default() },
+        ],
         workloads: Mix::new(&[spec(20)], 1, 0.0).unwrap().described(),
         seed: 1,
         boundaries: true,
@@ -75,7 +79,9 @@ async fn measured() -> Document {
         cancel_share: 0.0,
         objectives: Some("ttfc ≤ 90.0 ms".into()),
     };
-    Document { format: FORMAT.into(), conditions, parts, broken_off: Some("it was interrupted".into()) }
+    let missing = Missing { model: model(), what: "open loop, Poisson arrivals, 20.0 requests/s".into() };
+    let (broken_off, missing) = (Some("it was interrupted".into()), Some(vec![missing]));
+    Document { format: FORMAT.into(), conditions, parts, broken_off, missing }
 }
 
 /// Every key's path, and what kinds of values it has; the members of a list, and of maps whose keys are codes, share theirs.
@@ -158,9 +164,10 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         "a stub server",
         "knee below",
         "Measured, not estimated",
-        "Broken off: ",
+        "Broken off: </strong>it was interrupted; missing:<ul><li>stub: open loop, Poisson arrivals, 20.0 requests/s</li>",
         "1 at a time",
-        "1 (server's default)",
+        "<dt>server</dt><dd>127.0.0.1:50051, weir 0.1.0</dd>",
+        "<td>temperature</td><td>server's default</td>",
         "ratio of medians",
         "of the prompts' characters",
         "The tester itself",
@@ -176,9 +183,12 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         "RESOURCE_EXHAUSTED",
         "1.",
         "knee below 10.0 requests/s",
-        "BROKEN OFF: it was interrupted",
+        "BROKEN OFF: it was interrupted; missing:\n  stub: open loop, Poisson arrivals, 20.0 requests/s\n",
         "0 % of the prompts' characters",
         "started/s",
+        "server: 127.0.0.1:50051, weir 0.1.0\n",
+        "stub: stub, f32",
+        "temperature, top_k, top_p: server's default",
     ] {
         assert!(table.contains(expected), "{expected}: {table}");
     }

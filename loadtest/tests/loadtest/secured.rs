@@ -16,12 +16,12 @@ use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsS
 const KEY: &str = "a-key-that-alice-has";
 
 /// An authority, and what it has signed: a server's certificate and a client's.
-struct Papers {
+pub(super) struct Papers {
     folder: TempDir,
 }
 
 impl Papers {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -41,7 +41,7 @@ impl Papers {
         Self { folder }
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 

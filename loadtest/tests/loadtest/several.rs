@@ -49,7 +49,12 @@ fn what_was_measured_before_the_server_died_is_told_and_the_command_fails() {
     let told: Value = serde_json::from_str(&fs::read_to_string(&data).unwrap()).unwrap();
     let why = told[0]["broken_off"].as_str().unwrap();
     assert!(said.contains(why), "{why}: {said}");
-    assert_eq!(told[0]["parts"][0]["points"][0]["figures"]["requests"]["well"], 20);
+    let points = told[0]["parts"][0]["points"].as_array().unwrap();
+    assert_eq!(points[0]["figures"]["requests"]["well"], 20);
+    // every load is measured or missing
+    let missing = told[0]["missing"].as_array().unwrap();
+    let last = missing.last().unwrap();
+    assert_eq!((points.len() + missing.len(), &last["what"]), (4, &Value::from("closed loop, 4 at a time")));
     assert!(fs::read_to_string(&page).unwrap().contains("Broken off: "));
     assert!(String::from_utf8(output.stdout).unwrap().contains("BROKEN OFF: "));
     // of a server that is not there nothing is known, and no file left
@@ -67,8 +72,32 @@ fn a_sweep_that_was_interrupted_says_so() {
     wait(&mut child, || served.stub.sent().len() >= 10);
     assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
     let told = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
-    assert!(told.contains("BROKEN OFF: it was interrupted; what was to follow is missing"), "{told}");
-    assert!(told.contains("2 at a time (interrupted)") && !told.contains("3 at a time"), "{told}");
+    assert!(
+        told.starts_with("BROKEN OFF: it was interrupted; missing:\n  stub: closed loop, 3 at a time\n\n"),
+        "{told}"
+    );
+    assert!(told.contains("2 at a time (interrupted)") && told.matches("3 at a time").count() == 1, "{told}");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_report_that_was_interrupted_lists_what_is_missing() {
+    let served = serve(vec![script("a"), script("b"), Script { summarizes: true, ..script("reader") }]);
+    let arguments = ["--rounds", "2000", "--concurrency", "1,2", "--output-chars", "4", "--json", "-"];
+    let mut child = command(&[&["report", &served.address][..], &arguments].concat()).spawn().unwrap();
+    wait(&mut child, || served.stub.sent().len() >= 30);
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    let told = json(&child.wait_with_output().unwrap());
+    let missing = told[0]["missing"].as_array().unwrap().iter();
+    let missing: Vec<_> = missing.map(|one| (one["model"].as_str().unwrap(), one["what"].as_str().unwrap())).collect();
+    let all = [
+        "closed loop, 1 at a time",
+        "closed loop, 2 at a time",
+        "the search for the knee",
+        "the open loop at half of the knee",
+    ];
+    let expected: Vec<_> = ["a", "b", "reader"].iter().flat_map(|model| all.map(|what| (*model, what))).collect();
+    assert_eq!(missing, expected, "the comparison is there, as far as it came");
 }
 
 #[test]

@@ -21,6 +21,18 @@ use weir_loadtest::{
     stub::{Script, Stub},
 };
 
+/// What the documents promise of known delays.
+pub(super) const TOLERANCE: f64 = 0.02;
+
+#[track_caller]
+pub(super) fn near(found: Option<f64>, expected: Duration, what: &str) {
+    let (found, expected) = (found.unwrap_or_else(|| panic!("{what}: nothing")), expected.as_nanos() as f64);
+    assert!((found / expected - 1.0).abs() <= TOLERANCE, "{what}: {found} ns, not {expected}");
+}
+
+/// How long requests may take where it is not about that.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 pub(super) fn ms(span: u64) -> Duration {
     Duration::from_millis(span)
 }
@@ -41,7 +53,7 @@ pub(super) async fn connect(stub: &Stub) -> Channel {
 
 pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> Target {
     let pool = Pool::of(vec![Connection::over(connect(stub).await, None).unwrap()]);
-    Target { pool, model: model.into(), boundaries, timeout: Duration::from_secs(60) }
+    Target { pool, model: model.into(), boundaries, timeout: TIMEOUT }
 }
 
 pub(super) fn spec(output: u64) -> Spec {
@@ -74,17 +86,28 @@ pub(super) struct Test {
     pub(super) objectives: &'static str,
     pub(super) cancel: f64,
     pub(super) most_in_flight: usize,
+    pub(super) timeout: Duration,
 }
 
 impl Test {
     pub(super) fn new(script: Script, output: u64) -> Self {
         let extent = Extent { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
         let stub = Stub::new(vec![script]);
-        Self { stub, output, rate: None, concurrency: 1, extent, objectives: "", cancel: 0.0, most_in_flight: 1 << 16 }
+        Self {
+            stub,
+            output,
+            rate: None,
+            concurrency: 1,
+            extent,
+            objectives: "",
+            cancel: 0.0,
+            most_in_flight: 1 << 16,
+            timeout: TIMEOUT,
+        }
     }
 
     pub(super) async fn drive(self) -> (Driven, Figures) {
-        let target = target(&self.stub, "", true).await;
+        let target = Target { timeout: self.timeout, ..target(&self.stub, "", true).await };
         let mix = Mix::new(&[spec(self.output)], 1, self.cancel).unwrap();
         let objectives = match self.objectives {
             "" => Objectives::default(),

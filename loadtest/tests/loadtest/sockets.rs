@@ -1,0 +1,152 @@
+//! Known delays are found over real sockets, by the machine's own clock: under overload and beside a pause, too. Delays are so long
+//! that what a busy machine adds is far below the tolerance, and of many numbers medians and high percentiles count.
+
+use super::{
+    commands::{command, json, run},
+    support::{ms, near, spec},
+};
+use serde_json::Value;
+use std::{
+    future::pending,
+    io::{BufRead, BufReader},
+    process::Child,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::TcpListener, sync::watch, time::Instant};
+use tonic::transport::server::TcpIncoming;
+use weir_loadtest::{
+    client::connection::Reach,
+    load::{
+        arrivals::Shape,
+        drive::{Driven, Job, Source, drive},
+        pacer::Pacer,
+        plan::{Extent, Load},
+        workload::{Mix, Target},
+    },
+    measure::objective::Objectives,
+    stub::{Script, Sent, Stub},
+};
+
+/// A stub of the command line, on a free port, killed when it is dropped.
+struct Running {
+    child: Child,
+    address: String,
+}
+
+impl Running {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = command(&[&["stub", "--listen", "127.0.0.1:0"][..], arguments].concat()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on ").unwrap().to_owned();
+        Self { child, address }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Waits of `count` requests, one each `apart`, at `rows` servers that take `service` for each: the n-th begins when it came and the
+/// one `rows` before it has ended.
+fn waits(count: usize, apart: Duration, rows: usize, service: Duration) -> Vec<Duration> {
+    let mut begun: Vec<Duration> = Vec::new();
+    for n in 0..count {
+        let came = apart * n as u32;
+        let free = n.checked_sub(rows).map_or(came, |before| begun[before] + service);
+        begun.push(came.max(free));
+    }
+    begun.into_iter().enumerate().map(|(n, begun)| begun - apart * n as u32).collect()
+}
+
+/// The number that so large a share do not exceed.
+fn share(numbers: &[Duration], share: f64) -> Duration {
+    let mut sorted = numbers.to_vec();
+    sorted.sort();
+    sorted[(share * sorted.len() as f64).ceil() as usize - 1]
+}
+
+/// The commands of docs/loadtest.md: twenty requests a second for servers that can do thirteen.
+#[test]
+fn overload_over_a_socket_is_what_queueing_theory_says() {
+    let stub = Running::start(&["--first", "50ms", "--gap", "25ms", "--rows", "2"]);
+    let load = ["--rate", "20", "--arrivals", "constant", "--requests", "50", "--warm-up", "0", "--output-chars", "5"];
+    let told = json(&run(&[&["run", &stub.address][..], &load, &["--json", "-"]].concat()));
+    let figures = &told[0]["parts"][0]["point"]["figures"];
+    assert_eq!(figures["requests"]["well"], 50);
+    let waits = waits(50, ms(50), 2, ms(150));
+    assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
+    let found = |what: &Value, beside: Duration, name: &str| {
+        for (key, of) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)] {
+            near(what[key].as_f64(), share(&waits, of) + beside, &format!("{name}, {key}"));
+        }
+        near(what["mean"].as_f64(), waits.iter().sum::<Duration>() / 50 + beside, &format!("{name}, mean"));
+    };
+    found(&figures["total_ns"], ms(150), "total");
+    found(&figures["time_to_first_char_ns"], ms(50), "first character");
+    found(&figures["server"]["queue_ns"], ms(0), "wait, by the server");
+}
+
+/// The tester itself, over a socket to a stub in this process.
+async fn driven(stub: &Stub, load: Load, extent: Extent, output: u64) -> Driven {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
+    let pool = Reach { address, ..Reach::default() }.pool(2).await.unwrap();
+    let target = Target { pool, model: String::new(), boundaries: true, timeout: Duration::from_secs(60) };
+    let mix = Mix::new(&[spec(output)], 1, 0.0).unwrap();
+    let job = Arc::new(Job { target, mix, objectives: Objectives::default() });
+    let begin = Instant::now();
+    let (pacer, tickets) = Pacer::start(extent.tickets(load.schedule(3).unwrap().unwrap(), begin)).unwrap();
+    let (_never, stop) = watch::channel(false);
+    let driven = drive(job, (extent, begin), Source::Open(tickets, 1000), (stop, true), &mut |_| {}).await.unwrap();
+    drop(pacer);
+    driven
+}
+
+/// The stub hangs for two of three seconds. Who comes in them waits for what is left: a share of (2 s − t) / 3 s for longer than t.
+/// When it goes on, all are answered at once, which takes this machine some milliseconds: only long waits count here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_over_a_socket_is_seen_by_those_who_would_have_come_in_it() {
+    let stub = Stub::new(vec![Script { pause: Some((ms(600), ms(2600))), ..Script::instant("stub") }]);
+    let load = Load::Open { arrivals: Shape::Constant, rate: 100.0, burst: 1 };
+    let extent = Extent { warm_up: Duration::ZERO, duration: Some(ms(3000)), requests: None };
+    let figures = driven(&stub, load, extent, 1).await.tallies[0].figures().unwrap();
+    assert_eq!(figures.requests.well, 300);
+    let first = figures.time_to_first_char_ns;
+    near(first.p90, ms(1700), "p90");
+    near(first.p95, ms(1850), "p95");
+    near(first.p99, ms(1970), "p99");
+    near(first.max, ms(2000), "the longest wait");
+}
+
+/// What the tester found is held against when the stub sent it, request by request of the same run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_a_socket_it_finds_what_the_stub_noted() {
+    let stub =
+        Stub::new(vec![Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") }]);
+    let extent = Extent { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
+    let load = Load::Open { arrivals: Shape::Poisson, rate: 20.0, burst: 1 };
+    let driven = driven(&stub, load, extent, 9).await;
+    let figures = driven.tallies[0].figures().unwrap();
+    assert_eq!(figures.requests.well, 60);
+    let sent = stub.sent();
+    let median = |of: &dyn Fn(&Sent) -> Vec<Duration>| {
+        let mut all: Vec<_> = sent.iter().flat_map(of).collect();
+        all.sort();
+        all[all.len() / 2]
+    };
+    let gaps = |sent: &Sent, ends: bool| -> Vec<Duration> {
+        let all = sent.at.windows(2).enumerate();
+        all.filter(|(at, _)| ((at + 2) % 4 == 0) == ends).map(|(_, pair)| pair[1] - pair[0]).collect()
+    };
+    near(figures.plain_gap_ns.unwrap().p50, median(&|sent| gaps(sent, false)), "plain gap");
+    near(figures.boundary_gap_ns.unwrap().p50, median(&|sent| gaps(sent, true)), "boundary gap");
+    near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.at[0] - sent.came]), "first");
+    near(figures.total_ns.p50, median(&|sent| vec![sent.at[8] - sent.came]), "total");
+    assert!(driven.lags.unwrap().len() > 100);
+}

@@ -29,8 +29,8 @@ pub struct Serve {
     pub listen: SocketAddr,
     /// Where completions are offered over HTTP, if anywhere.
     pub http_listen: Option<SocketAddr>,
-    /// The checkpoints' folders.
-    pub checkpoints: Vec<PathBuf>,
+    /// The checkpoints' folders, and the names that their models are served under.
+    pub checkpoints: Vec<(String, PathBuf)>,
     /// What each model may use.
     pub model: load::Settings,
     /// Each engine's limits.

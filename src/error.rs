@@ -122,6 +122,14 @@ pub enum Error {
         /// Why it is the limit, likewise.
         why: Option<&'static str>,
     },
+    /// A message that is longer than the wire takes, compressed or not.
+    #[error("{what}: more than {limit} bytes, which is the limit")]
+    Oversized {
+        /// What is so long: `the message`, `the body`.
+        what: &'static str,
+        /// The most bytes that it may have.
+        limit: usize,
+    },
     /// A call that this kind of model cannot answer.
     #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
     WrongKind {
@@ -278,6 +286,7 @@ impl Error {
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Cancelled => Code::Cancelled,
             Self::Incomplete { code, .. } => *code,
+            Self::Oversized { .. } => Code::OutOfRange,
             Self::Draining { .. } | Self::Remote { .. } => Code::Unavailable,
             Self::Internal(_) => Code::Internal,
         }

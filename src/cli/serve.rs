@@ -14,7 +14,6 @@ use super::{output, runtime, settings::Sources};
 use crate::{
     config::{Checks, Serve, Token},
     error::{Error, Result, printable},
-    family::load,
     serve::{Admin, Engines, Loader as _, Monitor, Offer, Traces, run as serve, watch_over},
 };
 use loader::Checkpoints;
@@ -168,9 +167,9 @@ async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
 
 /// Loads every model and starts its engine.
 fn load_all(settings: &Serve, checkpoints: &Checkpoints, engines: &Engines) -> Result<()> {
-    for folder in &settings.checkpoints {
+    for (name, folder) in &settings.checkpoints {
         tracing::debug!(folder = %folder.display(), "loading");
-        let model = checkpoints.load(folder, &load::name_of(folder))?;
+        let model = checkpoints.load(folder, name)?;
         engines.add(engines.launch(model, settings.engine, Some(folder.clone()))?)?;
     }
     Ok(())

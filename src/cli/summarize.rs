@@ -207,7 +207,9 @@ impl Writer {
         let mut read = None;
         while let Some(event) = events.blocking_recv() {
             match event? {
-                Event::Started { .. } | Event::Finished { .. } | Event::Document(DocumentEvent::Reading(_)) => {}
+                Event::Started { .. }
+                | Event::Finished { .. }
+                | Event::Document(DocumentEvent::Reading(_) | DocumentEvent::Chosen(_)) => {}
                 Event::Document(DocumentEvent::Encoded(encoded)) => {
                     told(Told::Encoded(&encoded))?;
                     read = Some(encoded);

@@ -72,6 +72,9 @@ pub trait Encoding: Any + Send {
     /// Where it stands.
     fn progress(&self) -> Progress;
 
+    /// What poolings that choose have chosen so far, first pooling first; the document tells it once that is there.
+    fn choices(&self) -> &[Choice];
+
     /// The document, once it is done.
     fn document(&self) -> Option<Arc<dyn Document>>;
 

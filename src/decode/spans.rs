@@ -2,7 +2,7 @@
 
 use super::{
     document::{Choice, Kept},
-    summary::Encoded,
+    summary::Place,
 };
 
 /// A part of a text that a pooling has kept.
@@ -16,10 +16,10 @@ pub struct Span {
     pub score: f32,
 }
 
-/// What a pooling has chosen, in the order of the text: neighbouring tokens make one span, and what has no text makes none. Also
+/// What a pooling has chosen of so many tokens, which stand at these places, in the order of the text: neighbouring tokens make one span, and what has no text makes none. Also
 /// how many of the document's tokens it has kept.
-pub fn spans(choice: &Choice, encoded: &Encoded) -> (Vec<Span>, usize) {
-    let mut kept: Vec<&Kept> = choice.kept.iter().filter(|kept| kept.token < encoded.tokens).collect();
+pub fn spans(choice: &Choice, places: &[Place], tokens: usize) -> (Vec<Span>, usize) {
+    let mut kept: Vec<&Kept> = choice.kept.iter().filter(|kept| kept.token < tokens).collect();
     kept.sort_by_key(|kept| kept.token);
     // tokens may come from one and the same place only if they are one behind the other
     kept.dedup_by_key(|kept| kept.token);
@@ -28,7 +28,7 @@ pub fn spans(choice: &Choice, encoded: &Encoded) -> (Vec<Span>, usize) {
     for &&Kept { token, score } in &kept {
         let follows = before.is_some_and(|before| token == before + 1);
         before = Some(token);
-        let Some(&(start, end)) = encoded.places.get(token).filter(|(start, end)| start < end) else { continue };
+        let Some(&(start, end)) = places.get(token).filter(|(start, end)| start < end) else { continue };
         // tokens that a normaliser made of one character share its place
         match spans.last_mut().filter(|(span, _)| start < span.end || (follows && start <= span.end)) {
             Some((span, count)) => {
@@ -47,24 +47,14 @@ mod tests {
 
     #[test]
     fn neighbours_make_one_span_and_padding_none() {
-        let encoded = Encoded {
-            // three tokens of one word, a space of its own, a token of two bytes, an end mark
-            places: vec![(0, 3), (3, 5), (5, 6), (7, 8), (8, 10), (10, 10)],
-            tokens: 6,
-            cut: false,
-            vectors: 8,
-            bytes: 0,
-            unpooled_bytes: 0,
-            choices: Vec::new(),
-            layers: Vec::new(),
-            memory_ns: 0,
-        };
+        // three tokens of one word, a space of its own, a token of two bytes, an end mark
+        let places = [(0, 3), (3, 5), (5, 6), (7, 8), (8, 10), (10, 10)];
         let kept = |pairs: &[(usize, f32)]| Choice {
             layer: 2,
             kept: pairs.iter().map(|&(token, score)| Kept { token, score }).collect(),
         };
         let spans = |choice: &Choice| {
-            let (spans, tokens) = super::spans(choice, &encoded);
+            let (spans, tokens) = super::spans(choice, &places, 6);
             (spans.iter().map(|span| (span.start, span.end, span.score)).collect::<Vec<_>>(), tokens)
         };
         // in the order of scores, with padding behind the document
@@ -74,8 +64,8 @@ mod tests {
         let (found, _) = spans(&kept(&[(2, 0.5), (3, 0.25), (4, 0.75)]));
         assert_eq!(found, [(5, 6, 0.5), (7, 10, 0.5)]);
         assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
-        let encoded = Encoded { places: vec![(0, 3), (0, 3), (0, 3), (3, 4)], tokens: 4, ..encoded.clone() };
-        let (found, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &encoded);
+        let places = [(0, 3), (0, 3), (0, 3), (3, 4)];
+        let (found, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &places, 4);
         assert_eq!((found, tokens), (vec![Span { start: 0, end: 3, score: 0.5 }], 2));
     }
 }

@@ -158,6 +158,17 @@ impl Encoded {
     }
 }
 
+/// What some of a document's poolings have chosen, before it is encoded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// Of the poolings that were not told of before.
+    pub choices: Vec<Choice>,
+    /// Where its tokens stand in the text as it came, if it came as text.
+    pub places: Vec<Place>,
+    /// Tokens that were read, the end mark included.
+    pub tokens: usize,
+}
+
 /// How far a document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {

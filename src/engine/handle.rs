@@ -7,7 +7,7 @@ use crate::{
         document,
         gather::BOUNDARY_WAIT,
         options::{Character, Generate, Reason, Score},
-        summary::{Encoded, Reading, Summarize, Summarized},
+        summary::{Chosen, Encoded, Reading, Summarize, Summarized},
         usage::{Timing, Usage},
     },
     error::Result,
@@ -108,7 +108,7 @@ pub enum Source {
 }
 
 /// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last. A summary's
-/// job tells `Started`, any number of `Reading`, `Encoded`, any number of `Characters`, `Summarized`.
+/// job tells `Started`, any number of `Reading` and `Chosen`, `Encoded`, any number of `Characters`, `Summarized`.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The job got a row.
@@ -137,6 +137,8 @@ pub enum Event {
 pub enum DocumentEvent {
     /// How far it is. Not told to those who read slowly.
     Reading(Reading),
+    /// What the next poolings have chosen. Not told to those who read slowly: all choices come with `Encoded` again.
+    Chosen(Box<Chosen>),
     /// It is encoded.
     Encoded(Arc<Encoded>),
     /// The end of its summary.

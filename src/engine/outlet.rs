@@ -8,7 +8,7 @@ use super::handle::{DocumentEvent, Event, Events};
 use crate::{
     decode::{
         options::Character,
-        summary::{Encoded, Reading},
+        summary::{Chosen, Encoded, Reading},
     },
     error::{Error, Result},
 };
@@ -76,6 +76,12 @@ impl Outlet {
     /// Tells how far a document is, if there is room: it is no matter if that is not heard.
     pub(super) fn note(&self, reading: Reading) {
         let _ = self.sender.try_send(Ok(Event::Document(DocumentEvent::Reading(reading))));
+    }
+
+    /// Tells what poolings have chosen, if there is room; whether it was told.
+    pub(super) fn chosen(&self, chosen: Chosen) -> bool {
+        let event = Event::Document(DocumentEvent::Chosen(Box::new(chosen)));
+        self.sender.try_send(Ok(event)).is_ok()
     }
 
     /// Tells how a document was read, once.

@@ -14,7 +14,7 @@ use crate::{
         contract::{Card, Model, Row, Want},
         document::{Encoding, Limits, Progress, Reader, Stage},
         options::{Character, Reason},
-        summary::{Encoded, Plan, Reading, Summarized, Waits},
+        summary::{Chosen, Encoded, Plan, Reading, Summarized, Waits},
         usage::{Timing, Usage},
     },
     error::{Error, Result},
@@ -35,9 +35,10 @@ pub(super) struct Summary {
     /// Symbols of the longest text, its start included.
     most_symbols: usize,
     vocabulary: usize,
-    /// The document while it is encoded, and how many of its tokens it has taken.
+    /// The document while it is encoded, how many of its tokens it has taken, and of how many poolings it was told what they chose.
     encoding: Option<Box<dyn Encoding>>,
     taken: usize,
+    chosen: usize,
     /// Since when it has had nothing to do for want of tokens.
     idle: Option<Instant>,
     /// The document once it is encoded; none again after the job had to make way.
@@ -88,6 +89,7 @@ impl Summary {
             vocabulary,
             encoding: None,
             taken: 0,
+            chosen: 0,
             idle: None,
             kept: None,
             rewound: false,
@@ -220,6 +222,19 @@ impl Summary {
         let progress = self.encoding.as_ref()?.progress();
         let Progress { stage, blocks, total } = progress;
         Some(Reading { stage, tokens: self.taken, blocks, total })
+    }
+
+    /// What poolings have chosen that was not told yet, if there is something.
+    pub(super) fn chosen(&self) -> Option<Chosen> {
+        let encoding = self.encoding.as_ref()?;
+        let choices = encoding.choices().get(self.chosen..).filter(|new| !new.is_empty())?.to_vec();
+        let (ids, places, _) = self.inbox.all();
+        Some(Chosen { choices, places, tokens: ids.len() })
+    }
+
+    /// Notes that so many more choices were told.
+    pub(super) fn told_chosen(&mut self, count: usize) {
+        self.chosen += count;
     }
 
     /// Looks, after it was worked on, whether the document is done; it is then kept by `keep`.

@@ -36,6 +36,15 @@ const NAMES: [(&str, &str); 15] = [
 ];
 /// Stop strings are numbered.
 const STOP: &str = "stopping.stop";
+/// What the library calls a number, where it says what it expected, and what that is.
+const KINDS: [(&str, &str); 6] = [
+    ("expected u32", "expected a whole number from 0 to 4294967295"),
+    ("expected i32", "expected a whole number from -2147483648 to 2147483647"),
+    ("expected i64", "expected a whole number"),
+    ("expected usize", "expected a whole number, 0 or more"),
+    ("expected f32", "expected a number"),
+    ("expected f64", "expected a number"),
+];
 /// What is said first of a field that comes again.
 const TWICE: &str = "duplicate field `";
 /// What stands before the options of a summary.
@@ -263,7 +272,11 @@ pub(super) fn read<T: serde::de::DeserializeOwned>(bytes: &[u8], whole: &str) ->
 }
 
 fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Error<E>) -> Error {
-    let (path, said) = (error.path().to_string(), error.inner().to_string());
+    let (path, mut said) = (error.path().to_string(), error.inner().to_string());
+    // types of numbers by what they hold
+    for (kind, name) in KINDS {
+        said = said.strip_suffix(kind).map_or(said.clone(), |before| format!("{before}{name}"));
+    }
     // what is no JSON at all has no fields
     let path = Some(path).filter(|path| path.starts_with(|first: char| first.is_ascii_alphabetic()));
     let why = match &path {

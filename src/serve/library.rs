@@ -5,7 +5,7 @@ use super::{
     layers::{Answering, Call, Next},
     status::status,
 };
-use crate::error::{Code, Error, clip};
+use crate::error::{Error, clip};
 use tonic::{Status, body::Body, codegen::http::Request};
 use tower::ServiceExt;
 
@@ -45,15 +45,20 @@ pub(super) fn meant(said: &Status) -> Option<Error> {
     if let Some(text) = said.message().strip_prefix(DECOMPRESSING) {
         return Some(match said.code() {
             // as one that came so long
-            tonic::Code::ResourceExhausted => Error::Incomplete { code: Code::OutOfRange, why: why(text) },
+            tonic::Code::ResourceExhausted => oversized(text)?,
             _ => Error::Unreadable { field: None, why: format!("the message cannot be decompressed: {}", why(text)) },
         });
     }
     if let Some(lengths) = said.message().strip_prefix(TOO_LONG) {
-        let why = format!("the message is too long: {lengths}");
-        return Some(Error::Incomplete { code: Code::OutOfRange, why });
+        return oversized(lengths);
     }
     undecoded(said.message())
+}
+
+/// What is meant by what is said of a message that is too long: the last number is the limit.
+fn oversized(said: &str) -> Option<Error> {
+    let limit = said.split(|sign: char| !sign.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()?;
+    Some(Error::Oversized { what: "the message", limit })
 }
 
 /// What is meant by what is said of a message that is not protobuf.
@@ -79,6 +84,7 @@ fn place(text: &str) -> (Option<String>, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
     use prost::Message;
     use weir_proto::v1;
 
@@ -113,7 +119,7 @@ mod tests {
         let said = format!("{TOO_LONG}found 9 bytes, the limit is: 8 bytes");
         let error = meant(&Status::out_of_range(said)).unwrap();
         assert_eq!(error.code(), Code::OutOfRange);
-        assert!(error.to_string().ends_with("too long: found 9 bytes, the limit is: 8 bytes"), "{error}");
+        assert_eq!(error.to_string(), "the message: more than 8 bytes, which is the limit");
     }
 
     #[test]

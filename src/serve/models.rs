@@ -110,6 +110,7 @@ fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
         bytes: vocabulary.is_bytes(),
         normaliser: vocabulary.normaliser().name().to_owned(),
         first_byte: vocabulary.byte_zero().unwrap_or_default(),
+        pieces: vocabulary.is_pieces(),
         marks: marks.map(|(name, id)| (name.to_owned(), id)).collect(),
     }
 }

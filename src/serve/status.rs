@@ -95,13 +95,11 @@ impl About {
             Error::QueueFull { what, limit, retry } => {
                 self.retry(*retry).tell("what", what).tell("limit", &limit.to_string()).named("QUEUE_FULL")
             }
-            Error::NeverFits { field, needed, limit } => self
-                .field(field, error)
-                .tell("needed", &needed.to_string())
-                .tell("limit", &limit.to_string())
-                .named("NEVER_FITS"),
+            Error::NeverFits { field, needed, limit } => {
+                self.field(field, error).bytes("needed", *needed).bytes("limit", *limit).named("NEVER_FITS")
+            }
             Error::OutOfPages { needed, limit } => {
-                self.tell("needed", &needed.to_string()).tell("limit", &limit.to_string()).named("OUT_OF_MEMORY")
+                self.bytes("needed", *needed).bytes("limit", *limit).named("OUT_OF_MEMORY")
             }
             Error::PermissionDenied { what } => self.tell("what", what).named("PERMISSION_DENIED"),
             Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
@@ -109,6 +107,7 @@ impl About {
             Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
+            Error::Oversized { limit, .. } => self.bytes("limit", *limit).named("OVERSIZED"),
             Error::Remote { .. } => "REMOTE",
             Error::NoMemory { .. } | Error::TooManyModels { .. } | Error::Checkpoint { .. } | Error::Io { .. } => {
                 self.describe_loading(error)
@@ -122,7 +121,7 @@ impl About {
     fn describe_loading(&mut self, error: &Error) -> &'static str {
         match error {
             Error::NoMemory { needed, available } => {
-                self.tell("needed", &needed.to_string()).tell("available", &available.to_string()).named("NO_MEMORY")
+                self.bytes("needed", *needed).bytes("available", *available).named("NO_MEMORY")
             }
             Error::TooManyModels { limit } => self.tell("limit", &limit.to_string()).named("TOO_MANY_MODELS"),
             Error::Checkpoint { file, key, expected, found } => self
@@ -141,6 +140,10 @@ impl About {
     fn tell(&mut self, key: &str, value: &str) -> &mut Self {
         self.values.insert(key.to_owned(), clip(value, VALUE_BYTES));
         self
+    }
+
+    fn bytes(&mut self, key: &str, count: usize) -> &mut Self {
+        self.tell(key, &count.to_string())
     }
 
     fn because(&mut self, why: Option<&str>) {
@@ -207,7 +210,8 @@ mod tests {
             (Error::TooManyModels { limit: 1 }, tonic::Code::ResourceExhausted, "limit"),
             (Error::PermissionDenied { what: "a token" }, tonic::Code::PermissionDenied, "what"),
             (Error::Cancelled, tonic::Code::Cancelled, ""),
-            (Error::Incomplete { code: Code::OutOfRange, why: "x".into() }, tonic::Code::OutOfRange, ""),
+            (Error::Incomplete { code: Code::Cancelled, why: "x".into() }, tonic::Code::Cancelled, ""),
+            (Error::Oversized { what: "the message", limit: 8 }, tonic::Code::OutOfRange, "limit"),
             (Error::Draining { retry }, tonic::Code::Unavailable, ""),
             (Error::Internal("x".into()), tonic::Code::Internal, ""),
         ]

@@ -8,7 +8,7 @@ use crate::{
         document::{Choice, Stage},
         options::Reason,
         spans::{Span, spans},
-        summary::{self, Encoded},
+        summary::{self, Encoded, Place},
     },
     engine::handle::{DocumentEvent, Event},
     text::{TextStream, Vocabulary},
@@ -30,6 +30,8 @@ pub(super) struct Summarized {
     started: Option<v1::SummaryStarted>,
     progress: Option<v1::Progress>,
     selected: VecDeque<v1::Selected>,
+    /// Of how many poolings it was told what they have chosen.
+    chosen: usize,
     encoded: Option<Arc<Encoded>>,
     piece: String,
     finished: Option<v1::SummaryFinished>,
@@ -49,6 +51,7 @@ impl Summarized {
             started: None,
             progress: None,
             selected: VecDeque::new(),
+            chosen: 0,
             encoded: None,
             piece: String::new(),
             finished: None,
@@ -64,13 +67,24 @@ impl Summarized {
     fn document(&mut self, event: DocumentEvent) {
         match event {
             DocumentEvent::Reading(reading) => self.progress = Some(progress(reading)),
+            DocumentEvent::Chosen(chosen) => self.select(&chosen.choices, &chosen.places, chosen.tokens),
             DocumentEvent::Encoded(encoded) => {
                 self.progress = None;
-                self.selected = encoded.choices.iter().map(|choice| selected(choice, &encoded)).collect();
+                self.select(
+                    &encoded.choices[self.chosen.min(encoded.choices.len())..],
+                    &encoded.places,
+                    encoded.tokens,
+                );
                 self.encoded = Some(encoded);
             }
             DocumentEvent::Summarized(summary) => self.finished = Some(self.finish(&summary)),
         }
+    }
+
+    /// Takes what the next poolings have chosen.
+    fn select(&mut self, choices: &[Choice], places: &[Place], tokens: usize) {
+        self.chosen += choices.len();
+        self.selected.extend(choices.iter().map(|choice| selected(choice, places, tokens)));
     }
 
     fn finish(&mut self, summary: &summary::Summarized) -> v1::SummaryFinished {
@@ -122,8 +136,8 @@ impl Summarized {
 }
 
 /// A pooling's choice in the words of the wire.
-fn selected(choice: &Choice, encoded: &Encoded) -> v1::Selected {
-    let (spans, tokens) = spans(choice, encoded);
+fn selected(choice: &Choice, places: &[Place], tokens: usize) -> v1::Selected {
+    let (spans, tokens) = spans(choice, places, tokens);
     let span = |Span { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
     let layer = u32::try_from(choice.layer).unwrap_or(u32::MAX);
     v1::Selected { layer, spans: spans.into_iter().map(span).collect(), tokens: tokens as u64 }

@@ -21,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A key of the keyboard, as WebDriver writes it.
 const RIGHT: &str = "\u{e014}";
 const HOME: &str = "\u{e011}";
+const END: &str = "\u{e010}";
 
 /// A browser with one page.
 struct Browser {
@@ -192,17 +193,30 @@ fn the_playground_generates_and_tells() {
     let about = browser.text(".panel .about");
     assert!(about.starts_with("\"h\" · log-probability -") && about.contains("within a segment"), "{about}");
     browser.picture("playground-light.png");
+    // a long text is scrolled to where the keyboard is
+    browser.evaluate("document.querySelector('.text').style.maxHeight = '3rem'");
+    for key in [END, HOME] {
+        browser.keys(".text", key);
+        let seen = browser.evaluate(
+            "[document.querySelector('.text'), document.querySelector('.here')].map(one => one.getBoundingClientRect())
+                .reduce((box, here) => here.top >= box.top - 1 && here.bottom <= box.bottom + 1)",
+        );
+        assert_eq!(seen, true);
+    }
     // another prompt, by the keyboard alone, and stopped
     browser.evaluate("document.getElementById('max').value = 1900");
     browser.keys("#prompt", "\u{e009}\u{e006}");
     browser.until("document.querySelectorAll('.text span').length > 30");
+    // a second time while it runs is no second run, which nothing could stop
+    browser.evaluate("window.panel = document.querySelector('.panel')");
+    browser.keys("#prompt", "\u{e009}\u{e006}");
+    assert_eq!(browser.evaluate("window.panel.isConnected"), true);
     browser.keys("#prompt", "\u{e00c}");
     browser.until("['Stopped.', 'Done.'].includes(document.getElementById('status').textContent)");
     // what is wrong is told
-    browser.evaluate("document.getElementById('max').value = 0");
-    browser.evaluate("document.getElementById('form').noValidate = true");
+    browser.evaluate("document.getElementById('max').value = 1000000000");
     browser.click("#go");
-    browser.until("document.getElementById('status').textContent.startsWith('max_tokens: 0')");
+    browser.until("document.getElementById('status').textContent.startsWith('max_tokens: 1000000000')");
     // a refusal of the server's is in the log, too; nothing else is
     let complaints = browser.complaints();
     assert!(complaints.iter().all(|one| one["message"].as_str().unwrap().contains("400")), "{complaints:?}");

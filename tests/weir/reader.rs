@@ -222,6 +222,8 @@ struct Opening {
     hard: bool,
     /// Blocks that ran.
     ran: usize,
+    /// What was chosen behind the first layer, until the document tells it.
+    choices: Vec<Choice>,
     document: Option<Arc<dyn Document>>,
     alive: Option<Alive>,
     counts: Arc<Counts>,
@@ -274,6 +276,9 @@ impl Encoding for Opening {
         let total = self.closed.then(|| 2 * self.blocks() + 1);
         Progress { stage: self.stage(), blocks: self.ran, total }
     }
+    fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
     fn document(&self) -> Option<Arc<dyn Document>> {
         self.document.clone()
     }
@@ -291,7 +296,7 @@ impl Reader for Librarian {
     fn open(&self) -> Box<dyn Encoding> {
         let (counts, alive) = (Arc::clone(&self.counts), Some(Alive::new(&self.counts)));
         let (tokens, closed, hard, ran, document) = (Vec::new(), false, false, 0, None);
-        Box::new(Opening { tokens, closed, hard, ran, document, alive, counts })
+        Box::new(Opening { tokens, closed, hard, ran, choices: Vec::new(), document, alive, counts })
     }
 
     fn open_hard(&self) -> Result<Box<dyn Encoding>> {
@@ -329,11 +334,15 @@ impl Reader for Librarian {
                     alive.grow(opening.tokens.len() * BYTES);
                     // what the encoder held is given back
                     opening.alive = None;
+                    opening.choices.clear();
                     opening.document = Some(Arc::new(book(&opening.tokens, opening.hard, alive)));
                 }
                 _ => {}
             }
             (opening.ran, ran) = (opening.ran + 1, ran + 1);
+            if opening.closed && opening.ran == opening.blocks() {
+                opening.choices = vec![chosen(&opening.tokens)];
+            }
         }
         *clean = true;
         Ok(ran)
@@ -346,10 +355,15 @@ impl Reader for Librarian {
     }
 }
 
+/// What the pooling behind the first layer keeps.
+fn chosen(tokens: &[u32]) -> Choice {
+    let kept = (0..tokens.len()).step_by(2).map(|token| Kept { token, score: (token % 7) as f32 / 8.0 }).collect();
+    Choice { layer: 0, kept }
+}
+
 fn book(tokens: &[u32], hard: bool, alive: Alive) -> Book {
     let hash = tokens.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
-    let kept = (0..tokens.len()).step_by(2).map(|token| Kept { token, score: (token % 7) as f32 / 8.0 }).collect();
-    let choices = vec![Choice { layer: 0, kept }];
+    let choices = vec![chosen(tokens)];
     let timings = vec![LayerTime { length: tokens.len(), ns: 5 }; 2];
     Book { hash, tokens: tokens.len(), hard, choices, timings, alive }
 }

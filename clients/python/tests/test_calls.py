@@ -71,6 +71,9 @@ def test_options_that_are_none(weir: Client) -> None:
         weir.generate(PROMPT, max_tokens=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="max_chars: "):
         weir.stream(PROMPT, max_chars="many")  # type: ignore[arg-type]
+    for nothing in (None, 5):
+        with pytest.raises(TypeError, match="prompt: expected a str, found "):
+            weir.generate(nothing)  # type: ignore
     with pytest.raises(ValueError, match="max_chars: "):
         weir.stream(PROMPT, max_chars=-1)
 

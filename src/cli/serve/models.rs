@@ -1,7 +1,7 @@
 //! Which models are served, and what each may use.
 
 use crate::{config::Checks, family::load, kernels::Dtype};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The flags of the models.
 #[derive(Debug, clap::Args)]
@@ -10,8 +10,8 @@ pub(super) struct ModelsArgs {
     /// this nor --model is given.
     #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
     models: Option<PathBuf>,
-    /// A checkpoint's folder; may be given several times, or with commas in between.
-    #[arg(long, value_name = "DIR", env = "WEIR_MODEL", value_delimiter = ',')]
+    /// A checkpoint's folder, which gives the model its name, or NAME=DIR; may be given several times, or with commas in between.
+    #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
@@ -34,8 +34,8 @@ impl ModelsArgs {
         self.models.clone().or_else(|| self.model.is_empty().then(|| PathBuf::from("models")))
     }
 
-    /// The checkpoints' folders.
-    pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<PathBuf> {
+    /// The checkpoints' folders, and the names that they are served under.
+    pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<(String, PathBuf)> {
         let mut found = Vec::new();
         if let Some(folder) = &self.folder() {
             found = checks.checkpoints("--models", folder);
@@ -43,9 +43,11 @@ impl ModelsArgs {
                 checks.wrong("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
             }
         }
-        for folder in &self.model {
-            checks.checkpoint("--model", folder);
-            found.push(folder.clone());
+        let mut found: Vec<_> = found.into_iter().map(|folder| (load::name_of(&folder), folder)).collect();
+        for given in &self.model {
+            let (name, folder) = named(given);
+            checks.checkpoint("--model", &folder);
+            found.push((name, folder));
         }
         found
     }
@@ -64,5 +66,28 @@ impl ModelsArgs {
             self.max_symbols.as_ref().map(|count| checks.number("--max-symbols", count, 1..=load::MAX_SYMBOLS));
         settings.memory_bytes = checks.bytes("--kv-memory", &self.kv_memory, 1 << 20..=usize::MAX);
         settings
+    }
+}
+
+/// A name and a folder, of `NAME=DIR`, or of a folder alone, which may have such a sign in it.
+fn named(given: &Path) -> (String, PathBuf) {
+    let pair = given.to_str().and_then(|text| text.split_once('='));
+    match pair.filter(|(name, _)| !given.is_dir() && !name.is_empty() && !name.contains('/')) {
+        Some((name, folder)) => (name.to_owned(), PathBuf::from(folder)),
+        None => (load::name_of(given), given.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_may_be_given_a_name() {
+        let of = |given: &str| named(Path::new(given));
+        assert_eq!(of("english=/mnt/models"), ("english".into(), "/mnt/models".into()));
+        assert_eq!(of("/mnt/english"), ("english".into(), "/mnt/english".into()));
+        assert_eq!(of("/mnt/a=b"), ("a=b".into(), "/mnt/a=b".into()));
+        assert_eq!(of("=x"), ("=x".into(), "=x".into()));
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn highlights(text: &str, encoded: &Encoded) -> String {
 fn marked(text: &str, encoded: &Encoded, (on, off): (&str, &str)) -> String {
     let mut shown = String::new();
     for choice in &encoded.choices {
-        let (spans, kept) = spans(choice, encoded);
+        let (spans, kept) = spans(choice, &encoded.places, encoded.tokens);
         // Writing to a string does not fail.
         let _ = writeln!(shown, "-- after layer {}: {kept} of {} tokens kept", choice.layer, encoded.tokens);
         let mut at = 0;
@@ -99,7 +99,7 @@ pub(super) fn json(model: &dyn Model, encoded: &Encoded, summary: &Summarized, c
 /// What a pooling has kept, in the order in which it goes on, and as spans of the text.
 fn pooling(choice: &Choice, encoded: &Encoded) -> Value {
     let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
-    let (spans, _) = spans(choice, encoded);
+    let (spans, _) = spans(choice, &encoded.places, encoded.tokens);
     let span = |Span { start, end, score }: &Span| json!({ "byte_start": start, "byte_end": end, "score": score });
     json!({
         "layer": choice.layer,

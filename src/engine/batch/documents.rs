@@ -75,6 +75,12 @@ impl Batch {
         if let Some(reading) = summary.reading().filter(|_| !again) {
             task.outlet.note(reading);
         }
+        if let Some(chosen) = summary.chosen().filter(|_| !again) {
+            let count = chosen.choices.len();
+            if task.outlet.chosen(chosen) {
+                summary.told_chosen(count);
+            }
+        }
         let tenant = Arc::clone(&task.tenant);
         let now = Instant::now();
         let encoded = summary.finish(now, |kept| shelf.keep(&tenant, kept.clone(), now));

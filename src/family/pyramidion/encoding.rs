@@ -200,6 +200,10 @@ impl Encoding for PyramidionEncoding {
         Progress { stage: self.stage(), blocks: self.blocks, total }
     }
 
+    fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
     fn document(&self) -> Option<Arc<dyn Document>> {
         self.document.clone()
     }

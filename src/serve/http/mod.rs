@@ -16,7 +16,7 @@ mod summaries;
 mod unsaid;
 
 use super::{connections::Connection, monitor::Monitor, within::Services};
-use crate::config::Wire;
+use crate::{config::Wire, error::Error};
 use axum::{
     Extension, Router,
     body::Bytes,
@@ -142,9 +142,9 @@ fn router(door: Door) -> Router {
         .route("/v1/models/{name}", get(models::get))
         .route("/health", get(health))
         .route("/", get(playground::page))
-        .fallback(|| async { Refusal::plain(StatusCode::NOT_FOUND, "there is nothing at this path".into()) })
+        .fallback(|| async { Refusal::plain(StatusCode::NOT_FOUND, "unknown_path", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
-            Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method".into())
+            Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, "unknown_method", "this path does not take this method")
         })
         .with_state(door)
 }
@@ -161,28 +161,27 @@ impl Door {
     async fn read(&self, request: Request) -> Result<Bytes, Refusal> {
         let encoded = request.headers().get_all(header::CONTENT_ENCODING).iter().any(|coding| coding != "identity");
         if encoded {
-            let message = "Content-Encoding: bodies are taken as they are, not compressed".into();
-            return Err(Refusal::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+            let message = "Content-Encoding: bodies are taken as they are, not compressed";
+            return Err(Refusal::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, "compressed", message));
         }
         let told = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let length: usize = told.unwrap_or(self.longest);
-        let refuse = |status, message: String| Refusal::plain(status, message);
-        let long = || {
-            let message = format!("the body: more than {} bytes, which is the limit", self.longest);
-            refuse(StatusCode::PAYLOAD_TOO_LARGE, message)
-        };
+        let long = || Refusal::from(Error::Oversized { what: "the body", limit: self.longest });
         if length > self.longest {
             return Err(long());
         }
         let places = u32::try_from(length.div_ceil(PLACE)).unwrap_or(u32::MAX);
         let Ok(_place) = self.room.try_acquire_many(places) else {
-            let message = "there is no room for this request while others are coming in".into();
-            return Err(refuse(StatusCode::TOO_MANY_REQUESTS, message).after(1));
+            let message = "there is no room for this request while others are coming in";
+            return Err(Refusal::plain(StatusCode::TOO_MANY_REQUESTS, "no_room", message).after(1));
         };
         let body = async {
             let (mut parts, mut whole) = (request.into_body().into_data_stream(), Vec::new());
             while let Some(part) = parts.next().await {
-                let broken = |_| refuse(StatusCode::BAD_REQUEST, "the body: not whole, or not as HTTP has it".into());
+                let broken = |_| {
+                    let message = "the body: not whole, or not as HTTP has it";
+                    Refusal::plain(StatusCode::BAD_REQUEST, "incomplete", message)
+                };
                 let part = part.map_err(broken)?;
                 if part.len() > self.longest - whole.len() {
                     return Err(long());
@@ -191,7 +190,8 @@ impl Door {
             }
             Ok(Bytes::from(whole))
         };
-        let late = |_| Err(refuse(StatusCode::REQUEST_TIMEOUT, "the body did not come in whole in time".into()));
+        let message = "the body did not come in whole in time";
+        let late = |_| Err(Refusal::plain(StatusCode::REQUEST_TIMEOUT, "incomplete", message));
         tokio::time::timeout(self.upload, body).await.unwrap_or_else(late)
     }
 }

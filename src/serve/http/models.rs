@@ -29,13 +29,18 @@ pub(super) async fn get(State(door): State<Door>, Path(name): Path<String>, call
 
 /// A token is a symbol here, and it is said which.
 fn described(model: v1::Model, since: u64) -> Value {
-    let token = model.vocabulary.as_ref().map_or("symbol", |own| if own.bytes { "byte" } else { "character" });
+    let token = match &model.vocabulary {
+        Some(own) if own.bytes => "byte",
+        Some(own) if own.pieces => "piece",
+        _ => "character",
+    };
+    let reads = model.documents.as_ref().map(|documents| documents.max_tokens);
     json!({
         "id": model.name,
         "object": "model",
         "created": since,
         "owned_by": "weir",
-        "max_model_len": model.limits.map_or(0, |limits| limits.max_symbols),
+        "max_model_len": reads.or(model.limits.map(|limits| limits.max_symbols)),
         "token": token,
         "family": model.family,
         "shape": model.shape,

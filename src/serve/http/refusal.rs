@@ -20,16 +20,16 @@ pub(super) struct Refusal {
     status: StatusCode,
     message: String,
     field: Option<String>,
-    /// The rule that was broken, if it has a name.
+    /// The rule that was broken, if it is known.
     rule: Option<String>,
     /// Seconds after which to try again.
     retry: Option<u64>,
 }
 
 impl Refusal {
-    /// Of what only HTTP has.
-    pub(super) fn plain(status: StatusCode, message: String) -> Self {
-        Self { status, message, field: None, rule: None, retry: None }
+    /// Of what only HTTP has: a rule of its own.
+    pub(super) fn plain(status: StatusCode, rule: &str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), field: None, rule: Some(rule.into()), retry: None }
     }
 
     /// To be tried again after so many seconds.
@@ -109,7 +109,8 @@ impl From<Status> for Refusal {
 fn http(code: Code) -> StatusCode {
     match code {
         Code::Ok => StatusCode::OK,
-        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => StatusCode::BAD_REQUEST,
+        Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
+        Code::OutOfRange => StatusCode::PAYLOAD_TOO_LARGE,
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,
         Code::PermissionDenied => StatusCode::FORBIDDEN,
         Code::NotFound => StatusCode::NOT_FOUND,

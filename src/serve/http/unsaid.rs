@@ -36,18 +36,23 @@ impl<T> Worded<T> {
     /// What is to be said instead, if that is a refusal of hyper's.
     fn instead(&self, written: &[u8]) -> Option<Vec<u8>> {
         let status = written.strip_prefix(FIRST.as_bytes())?.first_chunk::<3>()?;
-        let why = match status {
-            b"400" => "the head of the request: it is not as HTTP/1.1 has it".to_owned(),
-            b"414" => format!("the path of the request: more than {} bytes, which is the limit", u16::MAX - 1),
+        let (rule, why) = match status {
+            b"400" => ("malformed_head", "the head of the request: it is not as HTTP/1.1 has it".to_owned()),
+            b"414" => (
+                "oversized_head",
+                format!("the path of the request: more than {} bytes, which is the limit", u16::MAX - 1),
+            ),
             b"431" => {
                 let bytes = self.header_bytes;
-                format!("the head of the request: more than {bytes} bytes or 100 fields, which are the limits")
+                let why =
+                    format!("the head of the request: more than {bytes} bytes or 100 fields, which are the limits");
+                ("oversized_head", why)
             }
             _ => return None,
         };
         let head = std::str::from_utf8(written).ok()?.strip_suffix("\r\n")?;
         let (before, after) = head.split_once(EMPTY)?;
-        let body = Refusal::plain(StatusCode::from_bytes(status).ok()?, why).body().to_string();
+        let body = Refusal::plain(StatusCode::from_bytes(status).ok()?, rule, why).body().to_string();
         let length = body.len();
         let head = format!("{before}content-type: application/json\r\ncontent-length: {length}\r\n{after}\r\n");
         Some([head, body].concat().into_bytes())

@@ -10,6 +10,7 @@ use weir::{
     decode::{
         beam::{Hypothesis, Move, Outcome, Search},
         contract::Model,
+        document::Choice,
         options::{Reason, Sampling},
         summary::{Encoded, Plan, Summarize, Summarized},
     },
@@ -29,6 +30,7 @@ struct Said {
 
 fn read(mut events: Events) -> Result<Said> {
     let (mut text, mut encoded, mut progress, mut started) = (Vec::new(), None, Vec::new(), false);
+    let mut chosen: Vec<Choice> = Vec::new();
     loop {
         match events.blocking_recv().expect("the last event tells the end")? {
             Event::Started { .. } => assert!(!std::mem::replace(&mut started, true), "started twice"),
@@ -36,7 +38,12 @@ fn read(mut events: Events) -> Result<Said> {
                 assert!(encoded.is_none());
                 progress.push((reading.tokens, reading.blocks));
             }
+            Event::Document(DocumentEvent::Chosen(told)) => {
+                assert!(encoded.is_none() && !told.choices.is_empty());
+                chosen.extend(told.choices);
+            }
             Event::Document(DocumentEvent::Encoded(found)) => {
+                assert!(found.choices.starts_with(&chosen), "something else was chosen in the end");
                 assert!(encoded.replace(found).is_none(), "encoded twice")
             }
             Event::Characters(told) => {

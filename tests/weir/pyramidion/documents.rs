@@ -255,6 +255,9 @@ fn others_documents_and_encodings_are_refused() {
         fn progress(&self) -> weir::decode::document::Progress {
             weir::decode::document::Progress { stage: Stage::Waiting, blocks: 0, total: None }
         }
+        fn choices(&self) -> &[weir::decode::document::Choice] {
+            &[]
+        }
         fn document(&self) -> Option<Arc<dyn Document>> {
             None
         }

@@ -7,6 +7,16 @@ from typing import Any, Mapping, Optional, Union
 from google.protobuf.message import Message
 
 
+def text_of(name: str, value: Any) -> str:
+    """The text of a call.
+
+    Raises TypeError for anything else, None included: an empty text must be meant.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a str, found {type(value).__name__}")
+    return value
+
+
 def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]) -> None:
     """Sets the request's fields. `places` tells the submessage of each option, "" for the request itself.
 

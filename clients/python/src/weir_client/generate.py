@@ -12,7 +12,7 @@ from ._call import Caller, EventStream, Framed, Method, Told, broken_off
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
-from ._request import fill, fill_biases
+from ._request import fill, fill_biases, text_of
 from ._settings import CallOptions
 from ._types import Character, Timing, Usage
 
@@ -218,7 +218,7 @@ def _for_whole_text(options: GenerateOptions) -> GenerateOptions:
 
 
 def _request(prompt: str, options: GenerateOptions) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(prompt=prompt)
+    request = pb.GenerateRequest(prompt=text_of("prompt", prompt))
     ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
     fill_biases(request, ours.pop("logit_bias", None))
     if isinstance(ours.get("stop"), str):

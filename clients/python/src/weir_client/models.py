@@ -29,6 +29,8 @@ class Vocabulary:
     #: What text goes through before it is looked up: "text8" …, or "none".
     normaliser: str
     first_byte: int
+    #: Whether the symbols are the pieces that a tokenizer cuts text into.
+    pieces: bool
     #: Ids that are no text, by name.
     marks: Mapping[str, int]
 

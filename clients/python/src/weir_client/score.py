@@ -11,7 +11,7 @@ from ._call import Caller, EventStream, Method, broken_off
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
-from ._request import fill
+from ._request import fill, text_of
 from ._settings import CallOptions
 from ._types import Character, Timing, Usage
 
@@ -136,7 +136,7 @@ class AsyncScoreCalls(AsyncCaller):
 
 
 def _request(text: str, options: ScoreOptions) -> pb.ScoreRequest:
-    request = pb.ScoreRequest(text=text)
+    request = pb.ScoreRequest(text=text_of("text", text))
     ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
     windows = ours.pop("windows", None)
     if windows is not None:

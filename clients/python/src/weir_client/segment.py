@@ -11,7 +11,7 @@ from ._call import Caller, Method
 from ._call_aio import AsyncCaller
 from ._convert import convert
 from ._proto import generation_pb2 as pb
-from ._request import fill
+from ._request import fill, text_of
 from ._settings import CallOptions
 from ._types import Timing, Usage
 
@@ -80,7 +80,7 @@ class AsyncSegmentCalls(AsyncCaller):
 
 
 def _request(text: str, options: SegmentOptions) -> pb.SegmentRequest:
-    request = pb.SegmentRequest(text=text)
+    request = pb.SegmentRequest(text=text_of("text", text))
     ours: Dict[str, Any] = {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
     fill(request, ours, _PLACES)
     return request

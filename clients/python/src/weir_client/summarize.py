@@ -240,13 +240,15 @@ class _Events(Told[SummaryStarted, SummaryFinished]):
 
 
 class SummaryStream(EventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]):
-    """A summary as it is made: `Progress` while the document is read, then what was `Selected`, then pieces of text."""
+    """A summary as it is made: `Progress` while the document is read and, as soon as a pooling has chosen, what was
+    `Selected`; then pieces of text."""
 
 
 class AsyncSummaryStream(
     AsyncEventStream[pb.SummarizeResponse, SummaryEvent, _Events], Framed[SummaryStarted, SummaryFinished]
 ):
-    """A summary as it is made: `Progress` while the document is read, then what was `Selected`, then pieces of text."""
+    """A summary as it is made: `Progress` while the document is read and, as soon as a pooling has chosen, what was
+    `Selected`; then pieces of text."""
 
 
 class SummarizeCalls(Caller):

@@ -54,7 +54,10 @@ class Task {
   }
 
   async run(work) {
+    // the keyboard asks whether the button may be pressed or not
+    if (this.stopping) return;
     this.go.disabled = true;
+    this.say("");
     this.button.disabled = false;
     this.status.classList.remove("error");
     this.stopping = new AbortController();

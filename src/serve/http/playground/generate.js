@@ -3,7 +3,8 @@ async function generate(signal) {
   const names = [at("model-a").value, at("model-b").value].filter(Boolean);
   const panels = names.map((name) => new Panel(name));
   at("panels").replaceChildren(...panels.map((panel) => panel.root));
-  const number = (id) => Number(at(id).value);
+  // what is left empty is the server's to choose
+  const number = (id) => (at(id).value === "" ? null : Number(at(id).value));
   const body = {
     prompt: at("prompt").value, max_tokens: number("max"), temperature: number("temperature"), seed: number("seed"),
     echo: true, boundaries: true, logprobs: 3, stream_options: { include_usage: true, continuous_usage_stats: true },

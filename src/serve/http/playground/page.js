@@ -37,6 +37,6 @@ const chosen = () => (at("generating").hidden ? summary : generation);
 at("key").addEventListener("change", () => chosen().run(models));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) chosen().form.requestSubmit();
-  if (event.key === "Escape") chosen().stop();
+  if (event.key === "Escape") [generation, summary].forEach((task) => task.stop());
 });
 generation.run(models);

@@ -22,7 +22,7 @@ class Panel {
     const key = make("p", "key", "gap to the next character, as the server sent them:");
     key.append(make("i", "p"), "within a segment", make("i", "e"), "after its end");
     this.root.append(this.text, this.about, this.figures, this.plot, key);
-    this.text.addEventListener("mouseover", (event) => this.show(this.indexOf(event.target)));
+    this.text.addEventListener("mousemove", (event) => this.point(event));
     this.text.addEventListener("keydown", (event) => this.walk(event));
   }
 
@@ -30,19 +30,32 @@ class Panel {
     return element.dataset && element.dataset.index !== undefined ? Number(element.dataset.index) : -1;
   }
 
+  /** Shows what is under the mouse once that has moved: text that scrolls below it is nobody's wish. */
+  point(event) {
+    if (event.movementX || event.movementY) this.show(this.indexOf(event.target));
+  }
+
   walk(event) {
     const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
     const step = steps[event.key];
     if (step === undefined || !this.characters.length) return;
     event.preventDefault();
-    this.show(Math.max(0, Math.min(this.characters.length - 1, this.here + step)));
+    this.show(Math.max(0, Math.min(this.characters.length - 1, this.here + step)), true);
   }
 
-  show(index) {
+  /** Moves the text, and not the page, until a character can be seen. */
+  scrollTo(span) {
+    const [box, place] = [this.text.getBoundingClientRect(), span.getBoundingClientRect()];
+    if (place.top < box.top) this.text.scrollTop -= box.top - place.top + place.height;
+    else if (place.bottom > box.bottom) this.text.scrollTop += place.bottom - box.bottom + place.height;
+  }
+
+  show(index, follow) {
     if (index < 0) return;
     if (this.here >= 0) this.characters[this.here].span.classList.remove("here");
     const character = this.characters[(this.here = index)];
     character.span.classList.add("here");
+    if (follow) this.scrollTo(character.span);
     const parts = [`${JSON.stringify(character.text)}`];
     if (character.logprob !== null) parts.push(`log-probability ${shown(character.logprob)} (p = ${shown(Math.exp(character.logprob), 3)})`);
     if (character.boundary !== null) parts.push(character.boundary ? "ends a segment" : "within a segment");
@@ -95,7 +108,11 @@ class Panel {
     const sorted = (edge) => this.gaps.filter((one) => one.edge === edge).map((one) => one.gap).sort((a, b) => a - b);
     const seconds = (this.last - this.first) / 1000;
     // the few that came alone say little of the others
-    const median = (edge) => (this.together > this.gaps.length ? "not seen: most came together" : `${shown(quantile(sorted(edge), 0.5))} ms`);
+    const median = (edge) => {
+      const gaps = sorted(edge);
+      if (!gaps.length) return "–";
+      return this.together > this.gaps.length ? "not seen: most came together" : `${shown(quantile(gaps, 0.5))} ms`;
+    };
     this.figures.replaceChildren(...figures([
       ["characters made", String(generated)],
       ["segments ended", String(this.segment)],

@@ -47,6 +47,7 @@ const SUMMARY_OPTIONS = { "beam": "beam_size", "min-tokens": "min_tokens", "max-
 
 async function summarize(signal) {
   if (!at("summary-model").value) await models();
+  if (!at("summary-model").value) throw new Error(at("no-readers").textContent);
   const text = at("document").value;
   const reading = new Reading(text);
   const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
@@ -62,16 +63,16 @@ async function summarize(signal) {
       const layer = progress.layer === null ? progress.stage : `layer ${progress.layer}`;
       summary.say(`${progress.tokens_read} tokens read, ${progress.blocks_encoded} blocks encoded; next: ${layer}`);
     }
-    if (selected) {
-      at("progress").value = 1;
-      reading.select(selected);
-    }
+    if (selected) reading.select(selected);
     if (piece) {
       at("progress").value = 1;
       summary.say("The model writes …");
       at("summary").append(piece.text);
     }
     if (finished) tell(finished);
+  }).finally(() => {
+    // a bar without a value would go on moving
+    if (!at("progress").hasAttribute("value")) at("progress").value = 0;
   });
   summary.say("Done.");
 }
@@ -81,7 +82,7 @@ function tell({ reason, usage, timing }) {
   const seconds = (nanoseconds) => `${shown(nanoseconds / 1e9)} s`;
   at("summary-figures").replaceChildren(...figures([
     ["tokens of the document", `${usage.document_tokens}${usage.cut ? ", cut" : ""}`],
-    ["tokens written", String(usage.summary_tokens)],
+    ["tokens written, end mark and all", String(usage.summary_tokens)],
     ["ended by", reason],
     ["vectors attended to", String(usage.vectors)],
     ["their memory, of that without pooling", `${shown((100 * usage.cross_attention_bytes) / usage.unpooled_cross_attention_bytes, 1)} %`],

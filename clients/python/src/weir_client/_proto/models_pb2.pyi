@@ -83,7 +83,7 @@ class PoolingStep(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., length_before: _Optional[int] = ..., length_after: _Optional[int] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
-    __slots__ = ("size", "symbols", "bytes", "normaliser", "first_byte", "marks")
+    __slots__ = ("size", "symbols", "bytes", "normaliser", "first_byte", "marks", "pieces")
     class MarksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -97,13 +97,15 @@ class Vocabulary(_message.Message):
     NORMALISER_FIELD_NUMBER: _ClassVar[int]
     FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     size: int
     symbols: _containers.RepeatedScalarFieldContainer[str]
     bytes: bool
     normaliser: str
     first_byte: int
     marks: _containers.ScalarMap[str, int]
-    def __init__(self, size: _Optional[int] = ..., symbols: _Optional[_Iterable[str]] = ..., bytes: bool = ..., normaliser: _Optional[str] = ..., first_byte: _Optional[int] = ..., marks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    pieces: bool
+    def __init__(self, size: _Optional[int] = ..., symbols: _Optional[_Iterable[str]] = ..., bytes: bool = ..., normaliser: _Optional[str] = ..., first_byte: _Optional[int] = ..., marks: _Optional[_Mapping[str, int]] = ..., pieces: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_symbols", "rows", "queue", "chunk", "message_bytes", "concurrent_streams", "stop_strings", "stop_symbols", "top_logprobs", "logit_bias", "coalesce_chars", "boundary_wait", "queued_symbols", "stall_ns", "cache_bytes", "highest_priority", "lowest_priority", "header_bytes", "pending_resets", "error_resets", "connections", "handshake_ns", "request_memory_bytes", "upload_ns", "events", "step_ns", "keepalive_interval_ns", "keepalive_timeout_ns", "windowed_symbols", "document_bytes", "document_keep_ns")

@@ -1,0 +1,226 @@
+"""Calls that stream their requests, and completions over HTTP, through the proxies of `deploy/`. What is lost of gRPC's other
+calls when a replica dies is found by `tests/weir/deploy.rs`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import local
+import pytest
+import summarizer
+from proxies import Proxy, Replica, program
+
+from weir_client import Client, Progress
+
+MODEL = local.MODEL.name
+PROMPT = "the history of the city of "
+# Nothing that streams its request may wait for these: they bound requests that are waited for.
+HASTE = [("60s", "1s")]
+# Longer than what HASTE allows.
+PAUSE = 1.5
+
+
+@pytest.fixture(params=["haproxy", "nginx"])
+def name(request: Any) -> str:
+    """A proxy's, if it is installed."""
+    if local.weir_program() is None:
+        pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
+    if program(request.param) is None:
+        assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", f"{request.param} is required, and not installed"
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[List[Replica]]:
+    """Two that no test ends, with a model that summarizes beside the shipped one."""
+    flags = ["--model", str(summarizer.make(tmp_path_factory.mktemp("models")))]
+    with Replica(*flags) as first, Replica(*flags) as second:
+        yield [first, second]
+
+
+@pytest.fixture
+def pair(name: str) -> Iterator[List[Replica]]:
+    """Two that may end, each with few rows."""
+    with Replica("--rows", "2") as first, Replica("--rows", "2") as second:
+        yield [first, second]
+
+
+def wait(proxy: Proxy) -> None:
+    """Until it has found the replicas."""
+    with Client(proxy.address, timeout=local.SOON) as client:
+        client.wait_until_serving()
+
+
+def test_an_open_stream_is_answered(name: str, replicas: List[Replica]) -> None:
+    """Triton's client leaves its stream open between requests, however long: each is answered before the next is sent."""
+    numpy, triton = pytest.importorskip("numpy"), pytest.importorskip("tritonclient.grpc")
+
+    def tensor(name: str, value: Any, kind: str) -> Any:
+        made = triton.InferInput(name, [1], kind)
+        made.set_data_from_numpy(numpy.array([value], dtype=bool if kind == "BOOL" else numpy.object_))
+        return made
+
+    asked = [
+        tensor("text_input", PROMPT.encode(), "BYTES"),
+        tensor("stream", True, "BOOL"),
+        tensor("sampling_parameters", b'{"max_tokens": 5}', "BYTES"),
+    ]
+    answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
+    with Proxy(name, replicas, HASTE) as proxy:
+        wait(proxy)
+        with triton.InferenceServerClient(proxy.address) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            for number in range(2):
+                client.async_stream_infer(MODEL, asked, request_id=str(number))
+                last = False
+                while not last:
+                    result, error = answers.get(timeout=local.SOON)
+                    assert error is None and result.get_response().id == str(number)
+                    last = result.get_response().parameters["triton_final_response"].bool_param
+                time.sleep(PAUSE)
+            client.stop_stream()
+
+
+def test_a_document_is_read_while_it_is_sent(name: str, replicas: List[Replica]) -> None:
+    """Its second part is sent after the first was told to be read, and after a while."""
+    read = threading.Event()
+
+    def parts() -> Iterator[str]:
+        yield "the river runs past the mill. " * 3
+        assert read.wait(local.SOON), "nothing was told of the first part"
+        time.sleep(PAUSE)
+        yield "and under the old bridge. "
+
+    told = []
+    with Proxy(name, replicas, HASTE) as proxy, Client(proxy.address, timeout=local.SOON) as client:
+        client.wait_until_serving()
+        for event in client.summarize_stream(parts(), model="summarizer", max_tokens=9):
+            told.append(type(event))
+            read.set()
+    assert told[0] is Progress and told[-1] is not Progress
+
+
+def post(address: str, body: Any, **headers: str) -> http.client.HTTPResponse:
+    """An answer of which the head has come."""
+    connection = http.client.HTTPConnection(address, timeout=local.SOON)
+    text = body if isinstance(body, bytes) else json.dumps({"model": MODEL, **body}).encode()
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("POST", "/v1/completions", text, {"content-type": "application/json", **headers})
+    return connection.getresponse()
+
+
+def events(answer: http.client.HTTPResponse) -> Iterator[str]:
+    """The texts of a stream; a stream that breaks off raises."""
+    assert answer.status == 200, answer.read()
+    while (line := answer.readline().strip()) != b"data: [DONE]":
+        assert line or not answer.isclosed(), "it broke off"
+        if line:
+            yield json.loads(line[len(b"data: ") :])["choices"][0]["text"]
+
+
+def test_a_completion_comes_bit_by_bit(name: str, replicas: List[Replica]) -> None:
+    with Proxy(name, replicas) as proxy:
+        wait(proxy)
+        texts = events(post(proxy.http, {"prompt": PROMPT, "max_tokens": 400, "stream": True, "ignore_eos": True}))
+        first = next(texts)
+        assert sum(replica.metric("num_requests_running") for replica in replicas) == 1, "all came at once"
+        rest = list(texts)
+        assert len(rest) > 40 and len(first + "".join(rest)) == 400
+
+
+def test_who_is_gone_keeps_no_row(name: str, replicas: List[Replica]) -> None:
+    def made() -> float:
+        return sum(replica.metric("generation_tokens_total") for replica in replicas)
+
+    with Proxy(name, replicas) as proxy:
+        wait(proxy)
+        before = made()
+        answer = post(proxy.http, {"prompt": PROMPT, "max_tokens": 4000, "stream": True, "ignore_eos": True})
+        next(events(answer))
+        answer.close()
+        deadline = time.monotonic() + local.SOON
+        while any(replica.metric("num_requests_running") for replica in replicas):
+            assert time.monotonic() < deadline, "a row is kept for nobody"
+        assert made() - before < 2000
+
+
+def test_what_is_too_long_is_told_in_the_servers_words(name: str, replicas: List[Replica]) -> None:
+    with Proxy(name, replicas) as proxy:
+        wait(proxy)
+        answer = post(proxy.http, {"prompt": "a" * 5_000_000})
+        assert answer.status == 413 and "4194304" in json.loads(answer.read())["error"]["message"]
+
+
+@pytest.mark.parametrize("how", ["killed", "told to end"])
+def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica], how: str) -> None:
+    outcomes: List[str] = []
+
+    def ask(seed: int) -> None:
+        text = ""
+        try:
+            asked = {"prompt": PROMPT, "max_tokens": 150, "stream": True, "seed": seed, "ignore_eos": True}
+            for piece in events(post(proxy.http, asked)):
+                text += piece
+            outcomes.append("whole" if len(text) == 150 else f"lost: {text}")
+        except (AssertionError, OSError, ValueError, http.client.HTTPException) as error:
+            outcomes.append("cut" if text else f"lost: {error!r}")
+
+    def busy(replica: Replica) -> bool:
+        return replica.metric("num_requests_waiting") >= 1 and replica.metric("generation_tokens_total") >= 40
+
+    with Proxy(name, pair) as proxy:
+        wait(proxy)
+        asking = [threading.Thread(target=ask, args=[seed]) for seed in range(24)]
+        for one in asking:
+            one.start()
+        while not all(map(busy, pair)):
+            assert any(one.is_alive() for one in asking), "all were over before both replicas were busy"
+        pair[0].end(killed=how == "killed")
+        late = [threading.Thread(target=ask, args=[seed]) for seed in range(24)]
+        for one in late:
+            one.start()
+        for one in [*asking, *late]:
+            one.join()
+        assert [one for one in outcomes if one.startswith("lost")] == []
+        # a replica runs two at once
+        assert outcomes.count("cut") <= (2 if how == "killed" else 0), outcomes
+        assert len(outcomes) == 48
+        # and when nobody is left, that is told as OpenAI's clients know it
+        for replica in pair:
+            replica.stop()
+        answer = post(proxy.http, {"prompt": PROMPT})
+        told = json.loads(answer.read())["error"]
+        assert (answer.status, answer.headers["retry-after"], told["code"]) == (503, "1", "unavailable")
+
+
+@pytest.mark.parametrize("who", ["the client", "the proxy"])
+def test_prompts_that_begin_alike_meet_their_cache(pair: List[Replica], name: str, who: str) -> None:
+    """By a header, or by the line of haproxy-http.cfg that takes the prompt's beginning in its place."""
+    if name == "nginx":
+        pytest.skip("nginx chooses by the fewest streams")
+    line = "# http-request set-header weir-affinity"
+    changes = [] if who == "the client" else [(line, line[2:]), ("bytes(0,200)", "bytes(0,20)")]
+
+    def cached(prompt: str) -> int:
+        headers = {"weir_affinity": prompt[:20]} if who == "the client" else {}
+        answer = json.loads(post(proxy.http, {"prompt": prompt, "max_tokens": 5}, **headers).read())
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with Proxy(name, pair, changes) as proxy:
+        wait(proxy)
+        prompts = [f"{chr(97 + n)} {PROMPT}{chr(97 + n)} and what became of it " for n in range(12)]
+        assert [cached(prompt) for prompt in prompts] == [0] * 12
+        assert all(cached(prompt + "in the end") >= len(prompt) - 1 for prompt in prompts)
+        # and not all of them by one replica
+        assert min(replica.metric("prefix_cache_queries_total") for replica in pair) > 0
+        # one without a prompt, or with several, goes anywhere
+        assert post(proxy.http, {}).status == 400
+        assert post(proxy.http, {"prompt": [PROMPT, PROMPT], "max_tokens": 5}).status == 200

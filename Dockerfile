@@ -21,9 +21,9 @@ USER 10001:10001
 COPY --from=build /usr/local/bin/weir /usr/local/bin/weir
 COPY LICENSE-MIT LICENSE-APACHE /usr/share/doc/weir/
 COPY models/hourglass-whitespace-english /models/hourglass-whitespace-english
-ENV WEIR_MODELS=/models WEIR_LISTEN=0.0.0.0:50051 WEIR_ADMIN_LISTEN=0.0.0.0:9090
-# gRPC, and metrics and health: publish the second to your monitoring only.
-EXPOSE 50051 9090
+ENV WEIR_MODELS=/models WEIR_LISTEN=0.0.0.0:50051 WEIR_HTTP_LISTEN=0.0.0.0:8000 WEIR_ADMIN_LISTEN=0.0.0.0:9090
+# gRPC, completions over HTTP, and metrics and health: publish the last to your monitoring only.
+EXPOSE 50051 8000 9090
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
     CMD ["weir", "health", "127.0.0.1:50051", "--service", "weir.v1.Generation"]

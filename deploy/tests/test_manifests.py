@@ -112,13 +112,24 @@ def test_names_lead_to_each_other() -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     target = hpa["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == (deployment["kind"], deployment["metadata"]["name"])
-    ports = {one["name"]: one["containerPort"] for one in weir_container(deployment["spec"]["template"]["spec"])["ports"]}
-    assert service["spec"]["ports"][0]["targetPort"] in ports
+    container = weir_container(deployment["spec"]["template"]["spec"])
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert {one["name"]: one["port"] for one in service["spec"]["ports"]} == {"grpc": 50051, "http": 8000}
+    assert all(ports[one["targetPort"]] == one["port"] for one in service["spec"]["ports"])
+    # what is opened is what the server listens on
+    listens = [value for name, value in environment(container).items() if name.endswith("LISTEN")]
+    assert sorted(listens) == sorted(f"0.0.0.0:{port}" for port in ports.values())
     assert service["spec"]["clusterIP"] == "None"
     runtime, predictor = load("kserve/servingruntime.yaml"), load("kserve/inferenceservice.yaml")["spec"]["predictor"]
     (model,) = runtime["spec"]["supportedModelFormats"]
     assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
     assert predictor["model"]["modelFormat"] == {"name": model["name"], "version": model["version"]}
+    container = weir_container(runtime["spec"])
+    opened = {f"0.0.0.0:{one['containerPort']}" for one in container["ports"]}
+    flags = dict(one[2:].split("=", 1) for one in container["args"] if "=" in one)
+    assert {flags["listen"], flags["http-listen"]} == opened
+    # the first port is the service's own
+    assert flags["listen"].endswith(f":{container['ports'][0]['containerPort']}")
 
 
 def environment(container: Dict[str, Any]) -> Dict[str, str]:
@@ -142,7 +153,8 @@ def test_the_server_takes_these_settings() -> None:
     ours = environment(weir_container(load("deployment.yaml")["spec"]["template"]["spec"]))
     args = weir_container(load("kserve/servingruntime.yaml")["spec"])["args"]
     model = f"--model={local.MODEL}"
-    flags = [one.replace("--model=/mnt/models", model) for one in args]
+    # KServe writes the InferenceService's name for {{.Name}}; the name is nothing to check, the folder is
+    flags = [one.replace("--model={{.Name}}=/mnt/models", model) for one in args]
     assert args[0] == "serve" and model in flags
     for command, variables in [(["serve", model], ours), (flags, {})]:
         for wrong in ({}, {"WEIR_QUEUE": "none"}):

@@ -51,12 +51,13 @@ BUILT = "whoever runs this has built it"
 CI = "it is what runs this, .ci"
 DOCKER = "there is no Docker in tests; the image's settings are read by tests/weir/operations.rs"
 CLUSTER = "there is no cluster in tests; deploy/tests checks the manifests by their schemas"
-PROXIES = "tests/weir/deploy.rs runs it, between replicas of its own"
+PROXIES = "deploy/tests/test_proxies.py runs it, with replicas of its own"
 OVERLOAD = "loadtest/tests/loadtest/sockets.rs runs it, and compares with what must come of it"
 LONG = "it takes ten minutes of a quiet machine; README.md and docs/loadtest.md have the same in short, which is run"
 TITLE = "What pooling is worth: two pairs of models"
 TORCH = "it needs PyTorch, and hours"
 
+HTTP = "--http-listen 127.0.0.1:800{0} --admin-listen 127.0.0.1:909{0}"
 TEXT = r"[a-z ]+"
 NUMBER = r"\d+(?:\.\d+)?"
 SEGMENTS = re.escape("a │weir │pools │a │stream…\n21 symbols, 4 closed segments, shortening factor 5.250\n")
@@ -116,10 +117,10 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere("python tools/generate.py", "clients/python/tests/test_messages.py makes the same, and compares"),
     ],
     "deploy/README.md": [
-        Serves("weir serve --late-headers --listen 127.0.0.1:50051 --admin-listen 127.0.0.1:9091 &"),
-        Serves("weir serve --late-headers --listen 127.0.0.1:50052 --admin-listen 127.0.0.1:9092 &"),
+        Serves(f"weir serve --late-headers --listen 127.0.0.1:50051 {HTTP.format(1)} &"),
+        Serves(f"weir serve --late-headers --listen 127.0.0.1:50052 {HTTP.format(2)} &"),
         Elsewhere("nginx -p /tmp -c \"$PWD/deploy/nginx.conf\" -g 'daemon off;'", PROXIES),
-        Elsewhere("haproxy -db -f deploy/haproxy.cfg", PROXIES),
+        Elsewhere("haproxy -db -f deploy/haproxy.cfg -f deploy/haproxy-http.cfg", PROXIES),
     ],
     "docs/access.md": [
         Serves("weir serve --tls-cert server.pem --tls-key server.key"),
@@ -279,7 +280,7 @@ PAGES: Dict[str, List[Step]] = {
         Runs("weir admin list 127.0.0.1:50051", ".*english.*"),
         Runs("weir admin unload 127.0.0.1:50051 english"),
         Elsewhere("docker build -t weir .", DOCKER),
-        Elsewhere("docker run --read-only -p 50051:50051 -p 127.0.0.1:9090:9090 weir", DOCKER),
+        Elsewhere("docker run --read-only -p 50051:50051 -p 8000:8000 -p 127.0.0.1:9090:9090 weir", DOCKER),
         Elsewhere("docker run --read-only -p 50051:50051 -v /my/models:/models:ro weir", DOCKER),
     ],
     "docs/performance.md": [

@@ -151,12 +151,15 @@ def weir() -> Path:
 def test_the_server_takes_these_settings() -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
     ours = environment(weir_container(load("deployment.yaml")["spec"]["template"]["spec"]))
-    args = weir_container(load("kserve/servingruntime.yaml")["spec"])["args"]
+    runtime = weir_container(load("kserve/servingruntime.yaml")["spec"])
+    name = load("kserve/inferenceservice.yaml")["metadata"]["name"]
+    # as KServe fills it in
+    flags = [one.replace("{{.Name}}", name).replace("/mnt/models", str(local.MODEL)) for one in runtime["args"]]
+    assert flags[0] == "serve" and f"--model={name}={local.MODEL}" in flags
+    # what the image would serve beside it
+    assert "ENV WEIR_MODELS=" in (local.ROOT / "Dockerfile").read_text() and environment(runtime)["WEIR_MODELS"] == ""
     model = f"--model={local.MODEL}"
-    # KServe writes the InferenceService's name for {{.Name}}; the name is nothing to check, the folder is
-    flags = [one.replace("--model={{.Name}}=/mnt/models", model) for one in args]
-    assert args[0] == "serve" and model in flags
-    for command, variables in [(["serve", model], ours), (flags, {})]:
+    for command, variables in [(["serve", model], ours), (flags, environment(runtime))]:
         for wrong in ({}, {"WEIR_QUEUE": "none"}):
             told = subprocess.run(
                 [weir(), *command, "--check-config"],

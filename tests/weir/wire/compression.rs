@@ -77,8 +77,8 @@ async fn it_has_the_limits_of_what_it_becomes() {
         // a few kilobytes on the wire
         for bytes in [64 << 10, 3 << 20] {
             let status = refused(bytes).await;
-            assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "INCOMPLETE"), "{status:?}");
-            assert!(status.message().contains("limit, of 65536 bytes"), "{status:?}");
+            assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
+            assert!(status.message().contains("more than 65536 bytes"), "{status:?}");
         }
         client.segment(text("ab")).await.unwrap();
     }
@@ -165,7 +165,7 @@ async fn a_stream_ends_with_the_same_words() {
     let long = ModelInferRequest { model_name: "a".repeat(3 << 20), ..Default::default() };
     let mut answers = client.model_stream_infer(tokio_stream::iter([long])).await.unwrap().into_inner();
     let status = answers.message().await.unwrap_err();
-    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "INCOMPLETE"), "{status:?}");
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
 }
 
 #[tokio::test]

@@ -148,21 +148,17 @@ fn url(server: &Server) -> String {
     format!("http://{}/", server.program.says("completions over HTTP on "))
 }
 
+/// A server of a pooled model and an unpooled one.
+fn two_models() -> Server {
+    let (pooled, vanilla) = (converted("whitespaces"), converted("vanilla"));
+    let models = [pooled, vanilla].map(|path| path.to_string_lossy().into_owned());
+    Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &models[0], "--model", &models[1]])
+}
+
 #[test]
 fn the_playground_generates_and_tells() {
     let Some(browser) = Browser::start(false) else { return };
-    let (pooled, vanilla) = (converted("whitespaces"), converted("vanilla"));
-    let models = [pooled, vanilla].map(|path| path.to_string_lossy().into_owned());
-    let server = Server::start(&[
-        "--http-listen",
-        "127.0.0.1:0",
-        "--threads",
-        "1",
-        "--model",
-        &models[0],
-        "--model",
-        &models[1],
-    ]);
+    let server = two_models();
     browser.open(&url(&server));
     browser.until("document.getElementById('model-a').options.length == 2");
     browser.evaluate("document.getElementById('model-a').value = 'whitespaces'");
@@ -203,7 +199,15 @@ fn the_playground_generates_and_tells() {
         );
         assert_eq!(seen, true);
     }
-    // another prompt, by the keyboard alone, and stopped
+}
+
+#[test]
+fn the_playground_is_stopped_and_refuses() {
+    let Some(browser) = Browser::start(false) else { return };
+    let server = two_models();
+    browser.open(&url(&server));
+    browser.until("document.getElementById('model-a').options.length == 2");
+    // by the keyboard alone, and stopped
     browser.evaluate("document.getElementById('max').value = 1900");
     browser.keys("#prompt", "\u{e009}\u{e006}");
     browser.until("document.querySelectorAll('.text span').length > 30");

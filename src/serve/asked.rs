@@ -275,7 +275,7 @@ fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Er
     let (path, mut said) = (error.path().to_string(), error.inner().to_string());
     // types of numbers by what they hold
     for (kind, name) in KINDS {
-        said = said.strip_suffix(kind).map_or(said.clone(), |before| format!("{before}{name}"));
+        said = said.replacen(kind, name, 1);
     }
     // what is no JSON at all has no fields
     let path = Some(path).filter(|path| path.starts_with(|first: char| first.is_ascii_alphabetic()));
@@ -372,7 +372,7 @@ mod tests {
         ] {
             let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
             assert_eq!(self::field(&refusal), field, "{body}");
-            assert!(!refusal.to_string().contains("struct"), "{refusal}");
+            assert!(!["struct", "u32", "f32"].iter().any(|word| refusal.to_string().contains(word)), "{refusal}");
             assert!(field.is_none_or(|field| refusal.to_string().contains(field)), "{refusal}");
         }
     }

@@ -53,7 +53,7 @@ pub(super) fn generating(engines: &Engines, call: &'static str, (name, version):
     if engine.reading().is_some() {
         let model = engine.card().name.clone();
         let found = "one that summarizes documents".into();
-        return Err(Error::WrongKind { call, model, wanted: "continues text", found });
+        return Err(Error::WrongKind { call, model, wanted: "goes on from a prompt", found });
     }
     Ok(engine)
 }

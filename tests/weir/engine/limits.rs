@@ -3,6 +3,7 @@
 use super::{jobs::*, toy::*};
 use std::time::{Duration, Instant};
 use weir::{
+    decode::options::Reason,
     engine::handle::{Event, Events, Job, Limits},
     error::{Code, Error},
 };
@@ -86,9 +87,19 @@ fn invalid_jobs_are_refused_at_once() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 1));
     let refused = |job| engine.submit(job, None).unwrap_err().code();
-    assert_eq!(refused(plain(0)), Code::InvalidArgument);
+    assert_eq!(refused(plain(usize::MAX)), Code::InvalidArgument);
     assert_eq!(refused(Job::Generate(generate(&[99], 1))), Code::InvalidArgument);
     assert_eq!(refused(Job::Generate(generate(&[], 1))), Code::InvalidArgument);
+    at_rest(&toy, &engine);
+}
+
+#[test]
+fn no_character_is_an_answer_too() {
+    let toy = Toy::new();
+    let engine = toy.engine(limits(1, 1));
+    let said = read(engine.submit(plain(0), None).unwrap()).unwrap();
+    assert_eq!((said.characters.len(), said.reason), (0, Reason::MaxChars));
+    assert_eq!((said.usage.prompt_chars, said.usage.generated_chars), (1, 0));
     at_rest(&toy, &engine);
 }
 

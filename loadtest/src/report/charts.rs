@@ -198,14 +198,14 @@ pub(super) fn gains(comparison: &Comparison) -> Markup {
     let series: Vec<_> = comparison
         .models
         .iter()
-        .filter_map(|side| Some(line(&side.model, vec![(side.figures.char_ns.p50?, side.bits_per_char?)])))
+        .filter_map(|side| Some(line(&side.model, vec![(side.told().char_ns?, side.bits_per_char?)])))
         .collect();
     if series.is_empty() {
         return html! {};
     }
     draw(&Chart {
         title: "What a character takes, and what it costs".into(),
-        x: ("time per character, median of requests".into(), Scale::Time),
+        x: ("time per character, median of rounds".into(), Scale::Time),
         y: ("bits per character".into(), Scale::Near),
         series,
         marks: vec![],

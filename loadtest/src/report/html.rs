@@ -248,7 +248,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
 /// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
 type Column = (&'static str, fn(&Side) -> String);
 
-const SIDES: [Column; 16] = [
+const SIDES: [Column; 17] = [
     ("model", |side| side.model.clone()),
     ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
     ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
@@ -257,12 +257,11 @@ const SIDES: [Column; 16] = [
     ("ESTIMATED gain: per character", |side| gain_words(side.estimated.as_ref().and_then(|gains| gains.char))),
     ("gain: encode", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.encode))),
     ("gain: per token of a summary", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token))),
-    ("total p50", |side| told(side.figures.total_from_send_ns.p50)),
-    ("first character p50", |side| told(side.figures.time_to_first_char_from_send_ns.p50)),
-    ("per character p50", |side| told(side.figures.char_ns.p50.filter(|_| side.figures.summaries.is_none()))),
-    ("per token of a summary p50 (server's word)", |side| {
-        told(side.figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50))
-    }),
+    ("median: total", |side| told(side.told().total_ns)),
+    ("median: first character", |side| told(side.told().time_to_first_char_ns)),
+    ("median: per character", |side| told(side.told().char_ns)),
+    ("median: encode (server's word)", |side| told(side.told().encode_ns)),
+    ("median: per token (server's word)", |side| told(side.told().decode_token_ns)),
     ("characters per segment (SF)", |side| {
         side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),

@@ -274,16 +274,18 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         "ESTIMATED per char",
         "encode",
         "decode/token",
-        "total p50",
-        "first p50",
-        "char p50",
+        "median total",
+        "median first",
+        "median char",
+        "median encode",
+        "median token",
         "SF",
         "bits/char",
         "cached",
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for side in &comparison.models {
-        let (figures, gains) = (&side.figures, side.gains.clone());
+        let (figures, gains, medians) = (&side.figures, side.gains.clone(), side.told());
         let gain = |of: fn(&crate::pair::Gains) -> Option<Gain>| {
             gains.as_ref().map_or_else(|| "baseline".to_owned(), |gains| gain_words(of(gains)))
         };
@@ -297,10 +299,11 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
             gain_words(side.estimated.as_ref().and_then(|gains| gains.char)),
             gain_words(side.gains.as_ref().and_then(|gains| gains.encode)),
             gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token)),
-            told(figures.total_from_send_ns.p50),
-            told(figures.time_to_first_char_from_send_ns.p50),
-            // as many tokens are asked for of every summary, but not as many characters
-            told(figures.char_ns.p50.filter(|_| figures.summaries.is_none())),
+            told(medians.total_ns),
+            told(medians.time_to_first_char_ns),
+            told(medians.char_ns),
+            told(medians.encode_ns),
+            told(medians.decode_token_ns),
             figures.shortening_factor.map_or("–".into(), |factor| format!("{factor:.3}")),
             side.bits_per_char.map_or("–".into(), |bits| format!("{bits:.4}")),
             cached_words(figures),

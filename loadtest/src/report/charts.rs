@@ -22,7 +22,8 @@ fn line(label: &str, points: Vec<(f64, f64)>) -> Series {
 /// What was asked of the server, in words.
 fn asked(conditions: &Conditions, figures: Option<&Figures>) -> String {
     let one = |workload: &crate::load::workload::Described| {
-        format!("prompts of {} characters, answers of {}", workload.prompt_chars, workload.output_chars)
+        let of = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
+        format!("prompts of {} characters, answers of {}{of}", workload.prompt_chars, workload.output_chars)
     };
     let all: Vec<_> = conditions.workloads.iter().map(one).collect();
     let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());

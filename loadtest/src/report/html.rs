@@ -5,7 +5,7 @@ use super::{
     conditions::conditions,
     document::{Conditions, Document, Missing, Part, Point},
     rows::{COLUMNS, rows},
-    table::{cached_words, ends, failures, gain_words, knee_words, load_words},
+    table::{cached_words, ends, failures, gain_words, is_nothing, knee_words, load_words},
 };
 use crate::{
     measure::{
@@ -88,6 +88,9 @@ fn warnings(tester: &Tester) -> Markup {
 }
 
 fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
+    if is_nothing(point) {
+        return html! { p.warn { (ends(point)) "." } };
+    }
     html! {
         p { (ends(point)) "." }
         (warnings(&point.tester))
@@ -172,11 +175,11 @@ fn tester(tester: &Tester) -> Markup {
     // reports of earlier versions have one of any load
     let used = tester.cpu_share.unwrap_or(0.0) * tester.threads as f64;
     let most = tester.messages_per_cpu_second.filter(|_| used >= TELLING).map(digits);
-    let peak = tester.peak_messages_per_second.map(digits).unwrap_or_else(|| "–".into());
+    let peak = tester.peak_messages_per_second.map(|most| format!(", at most {} /s", digits(most)));
     html! {
         h3 { "The tester itself" }
         dl {
-            dt { "messages" } dd { (digits(tester.messages_per_second)) " /s, at most " (peak) " /s" }
+            dt { "messages" } dd { (digits(tester.messages_per_second)) " /s" (peak.unwrap_or_default()) }
             dt { "processor time" } dd { (share.unwrap_or_else(|| "not told by this system".into())) }
             @if let Some(most) = most { dt { "it could take" } dd { (most) " messages/s and core at this cost" } }
             dt { "events seen late by" } dd {

@@ -35,6 +35,12 @@ pub enum Error {
         /// How they ended.
         ends: String,
     },
+    /// A measurement of failures above all.
+    #[error("fewer than half of the requests ended well: {ends}")]
+    FewWell {
+        /// How they ended.
+        ends: String,
+    },
     /// The server is not there, or refuses.
     #[error("{server}: {answer}")]
     Remote {

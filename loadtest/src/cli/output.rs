@@ -4,7 +4,7 @@ use crate::{
     error::{Error, Result},
     measure::record::Ends,
     report::{
-        document::{self, Document},
+        document::{self, Document, Part},
         html, table,
     },
 };
@@ -71,7 +71,7 @@ impl Output {
     }
 
     /// Writes what was measured just now, and fails if not one request of it ended as it should have: well, or cancelled on
-    /// purpose. Where an error broke it off, what there is so far is written all the same.
+    /// purpose; or, of all that is no search for loads that are too much, fewer than half of those not cancelled ended well. Where an error broke it off, what there is so far is written all the same.
     pub(super) fn tell_measured(&self, documents: &[Document], broken: Option<Error>) -> Result<()> {
         if let Some(error) = broken {
             if documents.iter().any(|document| document.ends().next().is_some()) {
@@ -82,10 +82,16 @@ impl Output {
         self.tell(documents)?;
         let mut all = Ends::default();
         documents.iter().flat_map(Document::ends).for_each(|ends| all.add(ends));
-        match all.well + all.cancelled {
-            0 => Err(Error::NothingWell { ends: all.words() }),
-            _ => Ok(()),
+        if all.measured == 0 {
+            return Err(Error::Setting("nothing was measured: no request began after the warm-up".into()));
         }
+        if all.well + all.cancelled == 0 {
+            return Err(Error::NothingWell { ends: all.words() });
+        }
+        let mut held = Ends::default();
+        let parts = documents.iter().flat_map(|document| &document.parts).filter(|part| !part.is_search());
+        parts.flat_map(Part::ends).for_each(|ends| held.add(ends));
+        if held.is_mostly_bad() { Err(Error::FewWell { ends: held.words() }) } else { Ok(()) }
     }
 }
 

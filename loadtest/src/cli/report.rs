@@ -112,13 +112,12 @@ async fn all_of(
         parts.push(rates);
     }
     if session.is_over() {
-        session.misses(&model.name, "the open loop at half of the knee");
+        session.misses(&session.asked(model), "the open loop at half of the knee");
     } else if let Some(rate) = sustained {
         let rate = rate * BELOW;
         let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
-        let measuring = session.point(model, load, enough(extent, rate), (most, ENOUGH));
-        let measured = session.unbroken(&model.name, &load.words(), measuring).await;
-        parts.extend(measured.map(|point| Part::Run { model: model.name.clone(), point }));
+        let measured = session.load(model, load, enough(extent, rate), (most, ENOUGH)).await;
+        parts.extend(measured.map(|point| Part::Run { model: session.asked(model), point }));
     }
     parts
 }

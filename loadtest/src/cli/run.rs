@@ -51,7 +51,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         session.cancel = extent.cancel_share;
         let model = &session.models[0];
         let point = session.point(model, load, limits, (most, 0)).await?;
-        Ok::<_, Error>(session.document(vec![Part::Run { model: model.name.clone(), point }], true))
+        Ok::<_, Error>(session.document(vec![Part::Run { model: session.asked(model), point }], true))
     })?;
     output.tell_measured(&[document], None)
 }

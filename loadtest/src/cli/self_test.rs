@@ -13,7 +13,10 @@ use crate::{
         plan::Extent,
         workload::{Mix, Prompts, Spec, Target},
     },
-    measure::{objective::Objectives, tester},
+    measure::{
+        objective::Objectives,
+        tester::{self, TELLING},
+    },
     units,
 };
 use std::{
@@ -27,8 +30,6 @@ use tokio::{sync::watch, time::Instant};
 
 /// Characters of each answer.
 const CHARS: u64 = 2000;
-/// The share of a core from which on the messages that it reads a second are held against what is asked.
-const BUSY: f64 = 0.5;
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -45,8 +46,8 @@ pub(super) struct Args {
     /// those of a server do that steps them together.
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = units::span)]
     gap: Duration,
-    /// Fail if a core reads fewer messages a second than this, or if it was not busy enough to tell: that many have to come, or half of
-    /// a core has to be used.
+    /// Fail if a core reads fewer messages a second than this, or if it was not busy enough to tell: that many have to come, or a quarter
+    /// of a core has to be used.
     #[arg(long, value_name = "N", default_value_t = 0.0)]
     at_least: f64,
 }
@@ -69,7 +70,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     };
     let (came, share) = (messages as f64 / seconds, messages as f64 / rate / seconds);
     let percent = units::digits(share * 100.0);
-    let told = match share >= BUSY {
+    let told = match share >= TELLING {
         true => {
             format!("{} messages/s on a core of its own (messages by seconds of processor time)", units::digits(rate))
         }
@@ -80,7 +81,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     if rate < least {
         return Err(Error::Setting(format!("{rate:.0} messages/s are fewer than --at-least {least}")));
     }
-    if came < least && share < BUSY {
+    if came < least && share < TELLING {
         return Err(Error::Setting(format!(
             "{came:.0} messages/s at {percent} % of a core do not tell whether it reads --at-least {least}: give it more --streams, or a \
              shorter --gap"

@@ -53,6 +53,8 @@ impl Server {
         if let Some(count) = self.connections.filter(|count| !(1..=MAX_CONNECTIONS).contains(count)) {
             return Err(Error::option("--connections", count, format!("from 1 to {MAX_CONNECTIONS}")));
         }
+        let reach = Reach { address: self.address.clone(), ..Reach::default() };
+        reach.check()?;
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
         let key = match (&self.api_key, &self.api_key_file) {
             (Some(key), _) => Some(key.clone()),
@@ -64,7 +66,7 @@ impl Server {
             _ => None,
         };
         let authorities = self.tls_ca.as_deref().map(read).transpose()?;
-        Ok(Reach { address: self.address.clone(), key, authorities, identity })
+        Ok(Reach { key, authorities, identity, ..reach })
     }
 
     /// The first connection, once the server is there.

@@ -17,7 +17,7 @@ use crate::{
         pacer::Pacer,
         plan::{Extent, Load},
         settings,
-        workload::{Described, Mix, Target},
+        workload::{Described, Mix, SUMMARIZE, Target},
     },
     measure::meter::Meter,
     report::document::{Conditions, Document, FORMAT, Part, Point},
@@ -61,7 +61,9 @@ impl Session {
     pub(super) async fn open(server: Server, work: Work, names: &[String], all: bool, command: String) -> Result<Self> {
         let found = Found::look(&server, names, all).await?;
         let models = found.models.clone();
-        Self::of(found, models, (server, work, command), interruptible()?)
+        let session = Self::of(found, models, (server, work, command), interruptible()?)?;
+        searched(std::slice::from_ref(&session))?;
+        Ok(session)
     }
 
     /// The same, a session for those that write texts and one for those that read documents, which are asked for other things; the
@@ -77,6 +79,7 @@ impl Session {
                 sessions.push(Self::of(found.clone(), models, of, stop.clone())?);
             }
         }
+        searched(&sessions)?;
         Ok(sessions)
     }
 
@@ -142,6 +145,17 @@ impl Session {
         measured
     }
 
+    /// Measures a load of several, unless nothing more is to be measured, in which case it is missed. What the server did not stay for
+    /// ends the command.
+    pub(super) async fn load(&self, model: &About, load: Load, extent: Extent, limits: (usize, u64)) -> Option<Point> {
+        let point = self.unbroken(&self.asked(model), &load.words(), self.point(model, load, extent, limits)).await?;
+        if let Some(why) = &point.broken_off {
+            let gone = Error::Remote { server: self.reach.address.clone(), answer: format!("{}: {why}", load.words()) };
+            self.broken.unbroken::<()>(Err(gone));
+        }
+        Some(point)
+    }
+
     /// Marks the last of a command's documents if it was broken off; gives the error if that is why.
     pub(super) fn end(&self, documents: &mut [Document]) -> Option<Error> {
         self.broken.end(documents, *self.stop.borrow())
@@ -205,11 +219,34 @@ impl Session {
             }
             _ => (None, Source::Closed(calls)),
         };
-        let bar = Bar::new(&format!("{}, {}", model.name, load.words()), &extent);
+        let bar = Bar::new(&format!("{}, {}", self.asked(model), load.words()), &extent);
         let driven =
             drive(job, (extent, begin), source, (self.stop.clone(), true), &mut |meter| bar.tell(meter, begin)).await?;
         drop(pacer);
         Point::new(load, extent, driven, self.server.threads, connections)
+    }
+
+    /// The models that are asked where this one is measured, with commas: workloads may name others.
+    pub(super) fn asked(&self, measured: &About) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for name in self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name)) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(", ")
+    }
+
+    /// All models that are asked: those that are measured, where a workload names none, and those that workloads name.
+    fn all_asked(&self) -> Vec<About> {
+        let is_measured = self.workloads.iter().any(|workload| workload.model.is_none());
+        let mut all = if is_measured { self.models.clone() } else { Vec::new() };
+        for name in self.workloads.iter().filter_map(|workload| workload.model.as_ref()) {
+            if !all.iter().any(|model| model.name == *name) {
+                all.extend(self.known.iter().find(|model| model.name == *name).cloned());
+            }
+        }
+        all
     }
 
     /// All of it as a document.
@@ -224,7 +261,7 @@ impl Session {
             software: self.software.clone(),
             tester: format!("{} {}, {cores} cores", std::env::consts::OS, std::env::consts::ARCH),
             note: self.work.note.clone(),
-            models: self.models.clone(),
+            models: self.all_asked(),
             workloads: self.workloads.clone(),
             seed: self.work.seed,
             boundaries: self.models.iter().any(|model| self.boundaries(model, usual)),
@@ -233,6 +270,19 @@ impl Session {
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
         Document { format: FORMAT.into(), conditions, parts, broken_off: None, missing: None }
+    }
+}
+
+/// Whether there are summaries to search, if it is said how.
+fn searched(sessions: &[Session]) -> Result<()> {
+    let summaries = |session: &Session| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
+    match sessions.iter().find_map(|session| session.work.beam) {
+        Some(beam) if !sessions.iter().any(summaries) => Err(Error::option(
+            "--beam",
+            beam,
+            "given where summaries are asked for, and no model that is asked writes any",
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -257,7 +307,11 @@ impl Found {
             Ok(listed) => listed,
             Err(error) => return Err(reach.explained(error).await),
         };
-        let models = if all && names.is_empty() { known.clone() } else { models::choose(names, &known)? };
+        let models = if all && names.is_empty() {
+            known.clone()
+        } else {
+            models::choose(if all { "--models" } else { "--model" }, names, &known)?
+        };
         if models.is_empty() {
             return Err(Error::Setting("the server has no model".into()));
         }

@@ -59,6 +59,9 @@ impl Search {
     pub(super) fn check(&self, open: bool) -> Result<()> {
         self.from.into_iter().try_for_each(|from| extent::rate("--from", from))?;
         extent::rate("--to", self.to)?;
+        if let Some(from) = self.from.filter(|from| *from > self.to) {
+            return Err(Error::option("--from", from, format!("at most --to, which is {}", self.to)));
+        }
         if self.refine > MAX_POINTS / 2 {
             return Err(Error::option("--refine", self.refine, format!("at most {}", MAX_POINTS / 2)));
         }
@@ -104,10 +107,9 @@ pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Ext
     let mut points = Vec::new();
     for &concurrency in counts {
         let load = Load::Closed { concurrency };
-        let measuring = session.point(model, load, extent, (concurrency, 0));
-        points.extend(session.unbroken(&model.name, &load.words(), measuring).await);
+        points.extend(session.load(model, load, extent, (concurrency, 0)).await);
     }
-    Part::Batches { model: model.name.clone(), points }
+    Part::Batches { model: session.asked(model), points }
 }
 
 /// These rates, or, of none, those that the search asks for.
@@ -130,23 +132,22 @@ pub(super) async fn by_rate(
         if rates.is_empty() && session.is_over() {
             let what =
                 if points.is_empty() { "the search for the knee" } else { "the rest of the search for the knee" };
-            session.misses(&model.name, what);
+            session.misses(&session.asked(model), what);
             break;
         }
         let load = search.arrivals.load(rate);
-        let measuring = session.point(model, load, enough(extent, rate), (most, ENOUGH));
-        let Some(point) = session.unbroken(&model.name, &load.words(), measuring).await else { continue };
+        let Some(point) = session.load(model, load, enough(extent, rate), (most, ENOUGH)).await else { continue };
         if point.interrupted && point.figures.requests.measured == 0 {
-            session.misses(&model.name, &load.words());
+            session.misses(&session.asked(model), &load.words());
             continue;
         }
-        // of half a measurement it is not known whether the rate holds
-        tried.extend((!point.interrupted).then(|| seen(rate, &point)));
+        // of half a measurement, or of a server that went away, it is not known whether the rate holds
+        tried.extend((!point.interrupted && point.broken_off.is_none()).then(|| seen(rate, &point)));
         points.push(point);
     }
     let knee = knee::knee(&tried, objectives);
     points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
-    Part::Rates { model: model.name.clone(), points, knee }
+    Part::Rates { model: session.asked(model), points, knee }
 }
 
 /// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.

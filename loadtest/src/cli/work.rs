@@ -39,7 +39,7 @@ pub(super) struct Work {
     chunk_chars: u64,
     /// Hypotheses that a summary is searched with; if not given, the model's default.
     #[arg(long, value_name = "N")]
-    beam: Option<u32>,
+    pub(super) beam: Option<u32>,
     /// One workload of a mix, as key=value pairs with commas between them: name, kind (generate, summarize), model, weight, prompts,
     /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. What is not given is as the flags say.
     /// May be given several times.
@@ -122,6 +122,9 @@ impl Work {
             };
             numbered.map(read).collect::<Result<_>>()?
         };
+        if self.prefixes > 1 && specs.iter().all(|spec| spec.shared_prefix == 0) {
+            return Err(Error::option("--prefixes", self.prefixes, "given with --shared-prefix, the length of each"));
+        }
         Mix::new(&specs, seed, cancel)
     }
 
@@ -194,9 +197,11 @@ fn spec(mut spec: Spec, text: &str) -> std::result::Result<Spec, String> {
     fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
         value.parse().map_err(|_| format!("{key}={value} is no number that it takes"))
     }
+    let mut given = Vec::new();
     for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} has no ="))?;
         let (key, value) = (key.trim(), value.trim());
+        given.push(key);
         match key {
             "name" => spec.name = value.into(),
             "kind" => spec.kind = value.into(),
@@ -212,6 +217,12 @@ fn spec(mut spec: Spec, text: &str) -> std::result::Result<Spec, String> {
             "temperature" => spec.temperature = Some(number(key, value)?),
             other => return Err(format!("{other:?} is no key of a workload")),
         }
+    }
+    if given.contains(&"prefixes") && spec.shared_prefix == 0 {
+        return Err("prefixes is given with shared-prefix, the length of each".into());
+    }
+    if given.contains(&"beam") && spec.kind != SUMMARIZE {
+        return Err("beam is of summaries: give it with kind=summarize".into());
     }
     Ok(spec)
 }

@@ -66,7 +66,25 @@ impl Reach {
         Error::Remote { server: self.address.clone(), answer: why.to_string() }
     }
 
+    /// Checks that the address names a port. A URI without one is one of port 80, and so, to those who parse it, is one whose port is
+    /// none: another server would be measured.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check(&self) -> Result<()> {
+        let authority = self.address.split_once("://").map_or(self.address.as_str(), |(_, rest)| rest);
+        let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
+        let named = authority.rsplit_once(':').filter(|(host, port)| {
+            // colons of an IPv6 address are no beginning of a port
+            let is_host = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
+            is_host && port.chars().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        let bound = "host:port or a URL with a port, which is from 1 to 65535, such as 127.0.0.1:50051 or [::1]:50051";
+        named.map(|_| ()).ok_or_else(|| Error::option("ADDRESS", &self.address, bound))
+    }
+
     fn endpoint(&self) -> Result<Endpoint> {
+        self.check()?;
         let Self { address, authorities, identity, .. } = self;
         let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
         let encrypted = url.starts_with("https://");
@@ -178,4 +196,34 @@ pub fn code(status: &Status) -> &'static str {
 /// A refusal, as an error.
 pub fn refused(server: &str, status: &Status) -> Error {
     Error::Remote { server: server.to_owned(), answer: format!("{}: {}", code(status), status.message()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_names_its_port() {
+        let is_one = |address: &str| Reach { address: address.into(), ..Reach::default() }.check().is_ok();
+        for address in ["127.0.0.1:50051", "[::1]:50051", "http://localhost:1", "https://[fe80::1]:65535/", "name:80"] {
+            assert!(is_one(address), "{address}");
+        }
+        for address in [
+            "127.0.0.1",
+            "127.0.0.1:99999",
+            "127.0.0.1:0",
+            "127.0.0.1:",
+            "127.0.0.1:+80",
+            "127.0.0.1:5005l",
+            ":50051",
+            "[::1]",
+            "::1",
+            "::1:50051",
+            "http://localhost",
+            "https://localhost/a:5",
+            "",
+        ] {
+            assert!(!is_one(address), "{address}");
+        }
+    }
 }

@@ -193,7 +193,7 @@ pub async fn list(server: &str, connection: &Connection) -> Result<Vec<About>> {
 ///
 /// # Errors
 /// One that is not there, or several to choose from.
-pub fn choose(names: &[String], all: &[About]) -> Result<Vec<About>> {
+pub fn choose(field: &str, names: &[String], all: &[About]) -> Result<Vec<About>> {
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     if let Some((_, twice)) = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|one| one == *name))
     {
@@ -207,6 +207,6 @@ pub fn choose(names: &[String], all: &[About]) -> Result<Vec<About>> {
             .iter()
             .map(|name| all.iter().find(|model| model.name == *name).cloned().ok_or((name, known())))
             .collect::<std::result::Result<_, _>>()
-            .map_err(|(name, known)| Error::option("--model", name, format!("one of {known}"))),
+            .map_err(|(name, known)| Error::option(field, name, format!("one of {known}"))),
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     measure::{
         meter::{Change, Course, Meter, Reading},
         objective::Objectives,
-        record::{End, Tally},
+        record::{End, GONE, Tally},
         spread::Numbers,
         tester::{self, Pulse},
         watch::Watch,
@@ -26,11 +26,16 @@ use std::{
 use tokio::{
     sync::{Semaphore, mpsc::Receiver, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
 /// How often the counters are looked at.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// How long a closed loop waits before it asks again a server that is not there, at first; twice as long each time …
+const AGAIN: Duration = Duration::from_millis(100);
+/// … and at most.
+const LATEST: Duration = Duration::from_secs(1);
 
 /// Turns true when everything is to end.
 pub type Stop = watch::Receiver<bool>;
@@ -190,8 +195,9 @@ fn joined(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Res
     ended.unwrap_or_else(|error| Err(Error::Internal(format!("a request's task: {error}"))))
 }
 
-/// One of the clients of a closed loop.
+/// One of the clients of a closed loop. It would ask a server that is not there thousands of times a second.
 async fn repeat(shared: Arc<Shared>, extent: Extent, begin: Instant, counts: Arc<Mutex<(u64, u64)>>) -> Result<()> {
+    let mut wait = AGAIN;
     while !*shared.stop.borrow() {
         let ticket = {
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +205,16 @@ async fn repeat(shared: Arc<Shared>, extent: Extent, begin: Instant, counts: Arc
             extent.now(begin, (warm, measured))
         };
         let Some(ticket) = ticket else { break };
-        one(&shared, ticket).await?;
+        if one(&shared, ticket).await? != End::Failed(GONE) {
+            wait = AGAIN;
+            continue;
+        }
+        let mut stop = shared.stop.clone();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = sleep(wait) => {}
+        }
+        wait = LATEST.min(wait * 2);
     }
     Ok(())
 }
@@ -230,7 +245,7 @@ async fn dispatch(
         let shared = shared.clone();
         running.spawn(async move {
             let _place = place;
-            one(&shared, ticket).await
+            one(&shared, ticket).await.map(|_| ())
         });
         while let Some(ended) = running.try_join_next() {
             joined(ended)?;
@@ -239,8 +254,8 @@ async fn dispatch(
     Ok(())
 }
 
-/// Makes one request and records it.
-async fn one(shared: &Shared, ticket: Ticket) -> Result<()> {
+/// Makes one request and records it; how it ended.
+async fn one(shared: &Shared, ticket: Ticket) -> Result<End> {
     let Shared { job, meter, .. } = shared;
     let Drawn { which, exchange, cancel_after } = job.mix.draw(ticket.number)?;
     let mut watch = Watch::new(meter.clone(), ticket.intended, cancel_after);
@@ -261,5 +276,5 @@ async fn one(shared: &Shared, ticket: Ticket) -> Result<()> {
         let tally = tallies.get_mut(which).ok_or_else(|| Error::Internal("a workload that is not there".into()))?;
         tally.take(&watch, &end, total, good);
     }
-    Ok(())
+    Ok(end)
 }

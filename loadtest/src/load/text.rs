@@ -130,9 +130,13 @@ fn content(file: &Path) -> Result<String> {
     if bytes.is_empty() {
         return Err(Error::option(field(), "an empty file", "a text"));
     }
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(bytes).map_err(|error| {
         Error::option(field(), format!("byte {} of it", error.utf8_error().valid_up_to()), "UTF-8 text")
-    })
+    })?;
+    if text.trim().is_empty() {
+        return Err(Error::option(field(), "a file of blanks", "a text"));
+    }
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, weighted::WeightedIndex};
 use serde::{Deserialize, Serialize};
-use std::{future::Future, path::PathBuf, pin::Pin, time::Duration};
+use std::{collections::HashSet, future::Future, path::PathBuf, pin::Pin, time::Duration};
 use tonic::Status;
 
 /// The most workloads of a mix.
@@ -187,6 +187,14 @@ impl Mix {
     pub fn new(specs: &[Spec], seed: u64, cancel: f64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
             return Err(Error::option("--workload", specs.len(), format!("given 1 to {MAX_WORKLOADS} times")));
+        }
+        let mut names = HashSet::new();
+        if let Some(twice) = specs.iter().find(|spec| !names.insert(&spec.name)) {
+            return Err(Error::option(
+                "--workload name",
+                &twice.name,
+                "given once: figures of two could not be told apart",
+            ));
         }
         let build = |spec: &Spec| {
             let kind = KINDS.iter().find(|kind| kind.name == spec.kind).ok_or_else(|| {

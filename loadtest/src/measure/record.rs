@@ -13,6 +13,9 @@ use std::{collections::BTreeMap, time::Duration};
 /// Thousandths in which speeds are counted.
 const MILLI: f64 = 1e-3;
 
+/// The code of requests to a server that is not there.
+pub const GONE: &str = "UNAVAILABLE";
+
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
@@ -85,6 +88,18 @@ impl Ends {
         self.cancelled += other.cancelled;
         self.unfinished += other.unfinished;
         other.errors.iter().for_each(|(code, count)| *self.errors.entry(code.clone()).or_default() += count);
+    }
+
+    /// Whether fewer than half ended well of those that neither this client nor an interruption cut.
+    pub fn is_mostly_bad(&self) -> bool {
+        2 * self.well < self.measured.saturating_sub(self.cancelled + self.unfinished)
+    }
+
+    /// That the server went away, if more than half say so.
+    pub fn gone(&self) -> Option<String> {
+        let gone = self.errors.get(GONE).copied().unwrap_or(0);
+        let told = || format!("the server went away: {gone} of {} requests ended as {GONE}", self.measured);
+        (2 * gone > self.measured).then(told)
     }
 
     /// For people.

@@ -50,7 +50,7 @@ fn ratio(pairs: &[(f64, f64)]) -> Option<f64> {
 }
 
 /// The middle number, or the mean of the two in the middle; none of none.
-fn median(mut numbers: Vec<f64>) -> Option<f64> {
+pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
     let upper = *numbers.get(middle)?;

@@ -4,7 +4,7 @@
 pub mod bootstrap;
 pub mod score;
 
-use self::bootstrap::{Gain, gain};
+use self::bootstrap::{Gain, gain, median};
 use crate::{
     client::models::Calibrated,
     error::{Error, Result},
@@ -73,6 +73,9 @@ pub struct Side {
     pub score_refused: Option<String>,
     /// Figures of its requests.
     pub figures: Figures,
+    /// What gains are ratios of. Absent from reports of versions that did not tell.
+    #[serde(default)]
+    pub medians: Option<Medians>,
     /// How many times as fast as the baseline it is, by the medians of complete rounds. None for the baseline itself.
     pub gains: Option<Gains>,
     /// Estimated, not measured: how many times as fast as the same model without pooling the server says that it is, by the medians
@@ -81,6 +84,23 @@ pub struct Side {
     /// The server's word of what that comes from. None where it tells none.
     #[serde(default)]
     pub calibrated: Option<Calibrated>,
+}
+
+/// Medians over the rounds in which all models have the figure, from sending: the middle number, or the mean of the two in the middle.
+/// Percentiles of `figures` are of histograms and of all its requests, so that they may be others.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Medians {
+    /// Of the time from sending to the end.
+    pub total_ns: Option<f64>,
+    /// Of the time from sending to the first character.
+    pub time_to_first_char_ns: Option<f64>,
+    /// Of the mean time of a character after the first.
+    pub char_ns: Option<f64>,
+    /// Of what encoding a document took, by the server's word.
+    pub encode_ns: Option<f64>,
+    /// Of a token of a summary after its first, by the server's word.
+    pub decode_token_ns: Option<f64>,
 }
 
 /// Measured gains: the baseline's median by this model's, over complete rounds.
@@ -100,6 +120,19 @@ pub struct Gains {
 }
 
 impl Side {
+    /// The medians that its gains are made of; of reports that do not tell them, those of its requests' histograms.
+    pub fn told(&self) -> Medians {
+        let figures = &self.figures;
+        self.medians.clone().unwrap_or_else(|| Medians {
+            total_ns: figures.total_from_send_ns.p50,
+            time_to_first_char_ns: figures.time_to_first_char_from_send_ns.p50,
+            // as many tokens are asked for of every summary, but not as many characters
+            char_ns: figures.char_ns.p50.filter(|_| figures.summaries.is_none()),
+            encode_ns: figures.summaries.as_ref().and_then(|told| told.encode_ns.p50),
+            decode_token_ns: figures.summaries.as_ref().and_then(|told| told.decode_token_ns.p50),
+        })
+    }
+
     /// How much higher, as a share, the estimated gain is than the measured one: of the total and of a character. They are about the
     /// same thing only where the baseline is the model without its pooling.
     pub fn disagreement(&self) -> Vec<(&'static str, f64)> {
@@ -298,10 +331,14 @@ fn told(shared: &Shared) -> Result<Comparison> {
     let Match { targets, warm_up, concurrency, seed, .. } = &shared.plan;
     let played = shared.played.lock().unwrap_or_else(PoisonError::into_inner);
     let complete: Vec<&Vec<Timed>> = played.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    // of rounds in which all models have the figure, so that a model has one median, whomever it is held against
+    let column = |which: usize, figure: usize| -> Vec<f64> {
+        let of = |timed: &Timed| Some(timed.as_ref()?.times[figure]?.as_nanos() as f64);
+        let whole = complete.iter().filter(|round| round.iter().all(|timed| of(timed).is_some()));
+        whole.filter_map(|round| of(round.get(which)?)).collect()
+    };
     let gain_of = |which: usize, figure: usize| {
-        let of = |round: &[Timed], which: usize| Some(round.get(which)?.as_ref()?.times[figure]?.as_secs_f64());
-        let pairs: Vec<_> = complete.iter().filter_map(|round| of(round, 0).zip(of(round, which))).collect();
-        gain(&pairs, *seed)
+        gain(&column(0, figure).into_iter().zip(column(which, figure)).collect::<Vec<_>>(), *seed)
     };
     let side = |(which, target): (usize, &Target)| {
         let tally = played.tallies.get(which).ok_or_else(|| Error::Internal("a model without figures".into()))?;
@@ -318,6 +355,13 @@ fn told(shared: &Shared) -> Result<Comparison> {
             bits_per_char: None,
             score_refused: None,
             figures: tally.figures()?,
+            medians: Some(Medians {
+                total_ns: median(column(which, 0)),
+                time_to_first_char_ns: median(column(which, 1)),
+                char_ns: median(column(which, 2)),
+                encode_ns: median(column(which, 3)),
+                decode_token_ns: median(column(which, 4)),
+            }),
             gains: (which > 0).then(gains),
             estimated: estimated(&told, *seed),
             calibrated: None,

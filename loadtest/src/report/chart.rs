@@ -132,12 +132,16 @@ fn ticks(scale: Scale, mut values: Vec<f64>, (low, high): (f64, f64)) -> Vec<f64
     values
 }
 
-/// 1, 2 and 5 of every factor of ten between two logarithms; only the 1 where there are many.
+/// 1, 2 and 5 of every factor of ten between two logarithms; only the 1 where there are many, and more where there are not two: one
+/// label does not tell a scale.
 fn decades(low: f64, high: f64) -> Vec<f64> {
-    let within: &[f64] = if high - low > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
-    let all = (low.floor() as i32..=high.ceil() as i32).flat_map(|decade| within.iter().map(move |k| (decade, *k)));
-    let values = all.map(|(decade, k)| k * 10f64.powi(decade));
-    values.filter(|value| (low..=high).contains(&value.log10())).collect()
+    let of = |within: &'static [f64]| -> Vec<f64> {
+        let all = (low.floor() as i32..=high.ceil() as i32).flat_map(|decade| within.iter().map(move |k| (decade, *k)));
+        let values = all.map(|(decade, k)| k * 10f64.powi(decade));
+        values.filter(|value| (low..=high).contains(&value.log10())).collect()
+    };
+    let usual = of(if high - low > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] });
+    if usual.len() > 1 { usual } else { of(&[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]) }
 }
 
 /// The chart as a figure.
@@ -263,6 +267,11 @@ mod tests {
         assert_eq!(axis.ticks, [0.0, 20.0, 40.0, 60.0]);
         assert_eq!(decades(0.0, 1.0), [1.0, 2.0, 5.0, 10.0]);
         assert_eq!(decades(3.0, 6.0), [1e3, 1e4, 1e5, 1e6]);
+        for least in 0..1000 {
+            let least = 10f64.powf(f64::from(least) / 250.0);
+            let axis = Axis::new(Scale::LogTime, [least, least * 1.1].into_iter(), (0.0, 1.0));
+            assert!(axis.ticks.len() > 1, "one label from {least}: {:?}", axis.ticks);
+        }
         let drawn = chart(vec![(1.0, 1e6)], Scale::Log);
         assert!(drawn.contains("a &lt;b&gt;") && !drawn.contains("<b>"));
     }

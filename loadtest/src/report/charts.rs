@@ -22,7 +22,8 @@ fn line(label: &str, points: Vec<(f64, f64)>) -> Series {
 /// What was asked of the server, in words.
 fn asked(conditions: &Conditions, figures: Option<&Figures>) -> String {
     let one = |workload: &crate::load::workload::Described| {
-        format!("prompts of {} characters, answers of {}", workload.prompt_chars, workload.output_chars)
+        let of = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
+        format!("prompts of {} characters, answers of {}{of}", workload.prompt_chars, workload.output_chars)
     };
     let all: Vec<_> = conditions.workloads.iter().map(one).collect();
     let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());
@@ -198,14 +199,14 @@ pub(super) fn gains(comparison: &Comparison) -> Markup {
     let series: Vec<_> = comparison
         .models
         .iter()
-        .filter_map(|side| Some(line(&side.model, vec![(side.figures.char_ns.p50?, side.bits_per_char?)])))
+        .filter_map(|side| Some(line(&side.model, vec![(side.told().char_ns?, side.bits_per_char?)])))
         .collect();
     if series.is_empty() {
         return html! {};
     }
     draw(&Chart {
         title: "What a character takes, and what it costs".into(),
-        x: ("time per character, median of requests".into(), Scale::Time),
+        x: ("time per character, median of rounds".into(), Scale::Time),
         y: ("bits per character".into(), Scale::Near),
         series,
         marks: vec![],

@@ -68,13 +68,25 @@ impl Document {
 
     /// How requests ended, of each load, or of each model of a comparison.
     pub fn ends(&self) -> impl Iterator<Item = &Ends> {
-        self.parts.iter().flat_map(|part| match part {
+        self.parts.iter().flat_map(Part::ends)
+    }
+}
+
+impl Part {
+    /// Whether it looks for loads that are too much: that requests fail then is what it is for.
+    pub fn is_search(&self) -> bool {
+        matches!(self, Self::Rates { .. })
+    }
+
+    /// As [`Document::ends`].
+    pub fn ends(&self) -> Vec<&Ends> {
+        match self {
             Part::Run { point, .. } => vec![&point.figures.requests],
             Part::Batches { points, .. } | Part::Rates { points, .. } => {
                 points.iter().map(|point| &point.figures.requests).collect()
             }
             Part::Compare { comparison } => comparison.models.iter().map(|side| &side.figures.requests).collect(),
-        })
+        }
     }
 }
 
@@ -159,6 +171,10 @@ pub struct Point {
     pub window: Window,
     /// Whether the measurement was ended before its time.
     pub interrupted: bool,
+    /// That the server went away, if it did: the point tells nothing of a server that is there. Absent from reports of versions that did
+    /// not look.
+    #[serde(default)]
+    pub broken_off: Option<String>,
     /// Figures of all requests together.
     pub figures: Figures,
     /// Figures of each workload, where there are several; in the order of `conditions.workloads`.
@@ -219,7 +235,12 @@ impl Point {
             if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
         let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
         let peak = course.peak_messages();
-        let tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, medians }.judge();
+        let mut tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, medians }.judge();
+        let broken_off = figures.requests.gone();
+        if broken_off.is_some() {
+            // whatever the tester took, it was the server that ended it
+            tester.limits.clear();
+        }
         let seconds = change.span.as_secs_f64();
         let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         let [characters, _, started, well, failed, good, measured] = change.counts;
@@ -236,7 +257,18 @@ impl Point {
         };
         let warm_up_ns = ns(extent.warm_up);
         let course = course.told();
-        Ok(Self { load, warm_up_ns, window, interrupted, figures, workloads, shortening_by_model, course, tester })
+        Ok(Self {
+            load,
+            warm_up_ns,
+            window,
+            interrupted,
+            broken_off,
+            figures,
+            workloads,
+            shortening_by_model,
+            course,
+            tester,
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     conditions::conditions,
     document::{Conditions, Document, Missing, Part, Point},
     rows::{COLUMNS, rows},
-    table::{cached_words, ends, failures, gain_words, knee_words, load_words},
+    table::{cached_words, ends, failures, gain_words, is_nothing, knee_words, load_words},
 };
 use crate::{
     measure::{
@@ -88,6 +88,9 @@ fn warnings(tester: &Tester) -> Markup {
 }
 
 fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
+    if is_nothing(point) {
+        return html! { p.warn { (ends(point)) "." } };
+    }
     html! {
         p { (ends(point)) "." }
         (warnings(&point.tester))
@@ -172,11 +175,11 @@ fn tester(tester: &Tester) -> Markup {
     // reports of earlier versions have one of any load
     let used = tester.cpu_share.unwrap_or(0.0) * tester.threads as f64;
     let most = tester.messages_per_cpu_second.filter(|_| used >= TELLING).map(digits);
-    let peak = tester.peak_messages_per_second.map(digits).unwrap_or_else(|| "–".into());
+    let peak = tester.peak_messages_per_second.map(|most| format!(", at most {} /s", digits(most)));
     html! {
         h3 { "The tester itself" }
         dl {
-            dt { "messages" } dd { (digits(tester.messages_per_second)) " /s, at most " (peak) " /s" }
+            dt { "messages" } dd { (digits(tester.messages_per_second)) " /s" (peak.unwrap_or_default()) }
             dt { "processor time" } dd { (share.unwrap_or_else(|| "not told by this system".into())) }
             @if let Some(most) = most { dt { "it could take" } dd { (most) " messages/s and core at this cost" } }
             dt { "events seen late by" } dd {
@@ -248,7 +251,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
 /// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
 type Column = (&'static str, fn(&Side) -> String);
 
-const SIDES: [Column; 16] = [
+const SIDES: [Column; 17] = [
     ("model", |side| side.model.clone()),
     ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
     ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
@@ -257,12 +260,11 @@ const SIDES: [Column; 16] = [
     ("ESTIMATED gain: per character", |side| gain_words(side.estimated.as_ref().and_then(|gains| gains.char))),
     ("gain: encode", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.encode))),
     ("gain: per token of a summary", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token))),
-    ("total p50", |side| told(side.figures.total_from_send_ns.p50)),
-    ("first character p50", |side| told(side.figures.time_to_first_char_from_send_ns.p50)),
-    ("per character p50", |side| told(side.figures.char_ns.p50.filter(|_| side.figures.summaries.is_none()))),
-    ("per token of a summary p50 (server's word)", |side| {
-        told(side.figures.summaries.as_ref().and_then(|summaries| summaries.decode_token_ns.p50))
-    }),
+    ("median: total", |side| told(side.told().total_ns)),
+    ("median: first character", |side| told(side.told().time_to_first_char_ns)),
+    ("median: per character", |side| told(side.told().char_ns)),
+    ("median: encode (server's word)", |side| told(side.told().encode_ns)),
+    ("median: per token (server's word)", |side| told(side.told().decode_token_ns)),
     ("characters per segment (SF)", |side| {
         side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),

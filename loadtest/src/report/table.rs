@@ -89,6 +89,9 @@ fn aligned(out: &mut String, lines: &[Vec<String>]) -> std::fmt::Result {
 }
 
 fn run(out: &mut String, point: &Point, workloads: &[Described]) -> std::fmt::Result {
+    if is_nothing(point) {
+        return writeln!(out, "{NOTHING}");
+    }
     figures_table(out, &point.figures)?;
     for (described, figures) in workloads.iter().zip(&point.workloads) {
         writeln!(out, "workload {}: {}", described.name, figures.requests.words())?;
@@ -112,9 +115,20 @@ fn figures_table(out: &mut String, figures: &Figures) -> std::fmt::Result {
 pub(super) const GOODPUT: &str = "good requests that ended in the measured window, by its length: those count, too, that began in the \
                                   warm-up; those do not that ended after the window";
 
+/// Whether it was interrupted before any request was to be measured.
+pub(super) fn is_nothing(point: &Point) -> bool {
+    point.interrupted && point.figures.requests.measured == 0
+}
+
+/// What stands for all figures of a load that was interrupted before any request was to be measured.
+const NOTHING: &str = "nothing was measured: interrupted before a request began after the warm-up";
+
 /// How requests ended and what the window saw, in a line.
 pub(super) fn ends(point: &Point) -> String {
     let (requests, window) = (&point.figures.requests, &point.window);
+    if is_nothing(point) {
+        return NOTHING.into();
+    }
     let mut line = requests.words();
     let good = 100.0 * point.figures.good as f64 / (requests.measured.max(1)) as f64;
     line += &format!(
@@ -134,6 +148,9 @@ pub(super) fn ends(point: &Point) -> String {
     line += &shortening(point);
     if point.interrupted {
         line += "; interrupted";
+    }
+    if let Some(why) = &point.broken_off {
+        line += &format!("; BROKEN OFF: {why}");
     }
     line
 }
@@ -170,7 +187,12 @@ pub(super) fn cached_words(figures: &Figures) -> String {
 
 /// A load of several: what it was, and whether it is only a part of what was to be measured.
 pub(super) fn load_words(point: &Point) -> String {
-    format!("{}{}", point.load.words(), if point.interrupted { " (interrupted)" } else { "" })
+    let how = match (&point.broken_off, point.interrupted) {
+        (Some(_), _) => " (broken off: the server went away)",
+        (None, true) => " (interrupted)",
+        (None, false) => "",
+    };
+    format!("{}{how}", point.load.words())
 }
 
 /// Those that failed, by code.
@@ -181,6 +203,9 @@ pub(super) fn failures(ends: &Ends) -> String {
 
 fn tester(out: &mut String, tester: &Tester) -> std::fmt::Result {
     let mut line = format!("tester: {} messages/s", digits(tester.messages_per_second));
+    if let Some(most) = tester.peak_messages_per_second {
+        line += &format!(", at most {} /s", digits(most));
+    }
     if let Some(share) = tester.cpu_share {
         line += &format!(", {} % of {} thread(s)", digits(share * 100.0), tester.threads);
     }
@@ -274,16 +299,18 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         "ESTIMATED per char",
         "encode",
         "decode/token",
-        "total p50",
-        "first p50",
-        "char p50",
+        "median total",
+        "median first",
+        "median char",
+        "median encode",
+        "median token",
         "SF",
         "bits/char",
         "cached",
     ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for side in &comparison.models {
-        let (figures, gains) = (&side.figures, side.gains.clone());
+        let (figures, gains, medians) = (&side.figures, side.gains.clone(), side.told());
         let gain = |of: fn(&crate::pair::Gains) -> Option<Gain>| {
             gains.as_ref().map_or_else(|| "baseline".to_owned(), |gains| gain_words(of(gains)))
         };
@@ -297,10 +324,11 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
             gain_words(side.estimated.as_ref().and_then(|gains| gains.char)),
             gain_words(side.gains.as_ref().and_then(|gains| gains.encode)),
             gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token)),
-            told(figures.total_from_send_ns.p50),
-            told(figures.time_to_first_char_from_send_ns.p50),
-            // as many tokens are asked for of every summary, but not as many characters
-            told(figures.char_ns.p50.filter(|_| figures.summaries.is_none())),
+            told(medians.total_ns),
+            told(medians.time_to_first_char_ns),
+            told(medians.char_ns),
+            told(medians.encode_ns),
+            told(medians.decode_token_ns),
             figures.shortening_factor.map_or("–".into(), |factor| format!("{factor:.3}")),
             side.bits_per_char.map_or("–".into(), |bits| format!("{bits:.4}")),
             cached_words(figures),

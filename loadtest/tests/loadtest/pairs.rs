@@ -23,10 +23,19 @@ fn scripts() -> Vec<Script> {
     vec![slow, fast]
 }
 
+/// With answers of 5 to 60 characters.
+async fn compare_lengths(rounds: u64) -> Comparison {
+    compare_of(scripts(), rounds, Spec { output: "5..60".parse().unwrap(), ..spec(1) }).await
+}
+
 async fn compare(scripts: Vec<Script>, rounds: u64) -> Comparison {
+    compare_of(scripts, rounds, spec(21)).await
+}
+
+async fn compare_of(scripts: Vec<Script>, rounds: u64, spec: Spec) -> Comparison {
     let stub = Stub::new(scripts);
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "fast", true).await];
-    let mix = Mix::new(&[spec(21)], 1, 0.0).unwrap();
+    let mix = Mix::new(&[spec], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
     play(Match { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 }, (stop, false), |_| {})
         .await
@@ -130,4 +139,24 @@ async fn bits_per_char_are_the_servers_word() {
     assert_eq!(score::bits_per_char(&fast, "some text").await, Ok(2.1));
     let none = target(&stub, "none", false).await;
     assert!(score::bits_per_char(&none, "some text").await.unwrap_err().starts_with("NOT_FOUND"));
+}
+
+/// Of two rounds both are in the middle: a histogram tells the lower one, and the gain is of their mean.
+#[tokio::test(start_paused = true)]
+async fn the_medians_that_are_told_are_those_of_the_gain() {
+    let told = compare_lengths(2).await;
+    let [slow, fast] = &told.models[..] else { panic!("two models") };
+    let (medians, others) = (slow.medians.clone().unwrap(), fast.medians.clone().unwrap());
+    let (of_histogram, total) = (slow.figures.total_from_send_ns.p50.unwrap(), medians.total_ns.unwrap());
+    assert!((of_histogram / total - 1.0).abs() > 0.01, "{of_histogram} and {total} differ here");
+    let gains = fast.gains.clone().unwrap();
+    for (gain, slow, fast) in [
+        (gains.total, medians.total_ns, others.total_ns),
+        (gains.time_to_first_char, medians.time_to_first_char_ns, others.time_to_first_char_ns),
+        (gains.char, medians.char_ns, others.char_ns),
+    ] {
+        assert_eq!(gain.unwrap().ratio, slow.unwrap() / fast.unwrap());
+    }
+    // and it is they that tables tell
+    assert_eq!(slow.told(), medians);
 }

@@ -1,0 +1,60 @@
+//! What would measure something else than it says is refused before anything is asked.
+
+use super::commands::{json, run, script, serve};
+use std::fs;
+use weir_loadtest::stub::Script;
+
+#[test]
+fn what_would_do_nothing_or_another_thing_is_refused() {
+    let served = serve(vec![script("a"), script("b")]);
+    let folder = tempfile::tempdir().unwrap();
+    let blank = folder.path().join("blank.txt");
+    fs::write(&blank, " \n\t\n").unwrap();
+    let blank = blank.to_str().unwrap();
+    let address = served.address.as_str();
+    let documents = format!("prompts={blank},prompt-chars=documents");
+    for (arguments, expected) in [
+        (&["run", "127.0.0.1:99999"][..], "ADDRESS: 127.0.0.1:99999 must be host:port"),
+        (&["compare", "127.0.0.1"], "ADDRESS: 127.0.0.1 must be host:port"),
+        (
+            &["run", address, "--model", "a", "--workload", "name=x", "--workload", "name=x"],
+            "--workload name: x must be",
+        ),
+        (&["run", address, "--model", "a", "--prefixes", "3"], "--prefixes: 3 must be given with --shared-prefix"),
+        (&["run", address, "--model", "a", "--workload", "prefixes=3"], "prefixes is given with shared-prefix"),
+        (&["run", address, "--model", "a", "--prompts", blank], "a file of blanks"),
+        (&["run", address, "--model", "a", "--workload", &documents], "a file of blanks"),
+        (&["run", address, "--model", "a", "--beam", "2"], "--beam: 2 must be given where summaries"),
+        (&["report", address, "--beam", "2"], "--beam: 2 must be given where summaries"),
+        (&["run", address, "--model", "a", "--workload", "beam=2"], "beam is of summaries"),
+        (&["sweep", address, "--model", "a", "--from", "5", "--to", "2"], "--from: 5 must be at most --to, which is 2"),
+        (&["compare", address, "--models", "a,c"], "--models: c must be one of a, b"),
+    ] {
+        let output = run(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(expected), "{arguments:?}: {said}");
+    }
+    assert!(served.stub.sent().is_empty(), "nothing was asked");
+}
+
+/// Conditions and headings are of all models that workloads ask.
+#[test]
+fn a_mix_of_models_names_them_all() {
+    let served = serve(vec![script("writer"), Script { summarizes: true, ..script("reader") }, script("idle")]);
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html").to_str().unwrap().to_owned();
+    let arguments = ["--requests", "20", "--warm-up", "0", "--output-chars", "4", "--json", "-", "--html", &page];
+    let mix = ["--model", "writer", "--workload", "name=t", "--workload", "name=s,kind=summarize,model=reader"];
+    let told = json(&run(&[&["run", &served.address][..], &mix, &arguments].concat()));
+    assert_eq!(told[0]["parts"][0]["model"], "writer, reader");
+    let models = told[0]["conditions"]["models"].as_array().unwrap();
+    assert_eq!(models.iter().map(|model| model["name"].as_str().unwrap()).collect::<Vec<_>>(), ["writer", "reader"]);
+    let page = fs::read_to_string(page).unwrap();
+    for expected in [
+        "<h2>writer, reader: closed loop",
+        "Distribution of gaps: writer, reader, closed loop",
+        "answers of 4 tokens, of reader",
+    ] {
+        assert!(page.contains(expected), "{expected}");
+    }
+}

@@ -137,6 +137,10 @@ def test_characters_and_their_probabilities(client: Any) -> None:
         assert top.get(token, logprob) == logprob <= max(top.values())
     (echoed,) = ask(client, echo=True, max_tokens=1, logprobs=0).choices
     assert echoed.text.startswith(PROMPT)
+    # the prompt alone, scored
+    alone = ask(client, echo=True, max_tokens=0, logprobs=0)
+    assert alone.choices[0].text == PROMPT and alone.usage.completion_tokens == 0
+    assert alone.choices[0].logprobs.token_logprobs == echoed.logprobs.token_logprobs[: len(PROMPT)]
 
 
 def test_stops(client: Any) -> None:

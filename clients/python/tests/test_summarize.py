@@ -84,8 +84,9 @@ def test_it_is_told_as_it_happens(reader: local.Server) -> None:
         events = list(stream)
         finished = stream.finished
     assert finished is not None and stream.started is not None and stream.started.model == "summarizer"
-    order = [(Progress, Selected, SummaryPiece).index(type(one)) for one in events]
-    assert order == sorted(order)
+    # what is kept is told as soon as it is known, while the document is read on; text comes after both
+    writing = [isinstance(one, SummaryPiece) for one in events]
+    assert writing == sorted(writing) and any(isinstance(one, Progress) for one in events)
     assert "".join(one.text for one in events if isinstance(one, SummaryPiece)) == finished.hypotheses[0].text
     kept = [one for one in events if isinstance(one, Selected)]
     assert [one.layer for one in kept] == [0, 1] and kept[0].tokens >= kept[1].tokens > 0

@@ -33,6 +33,8 @@ pub struct Tried {
     pub first_p90: Option<f64>,
     /// The median time to the end, in nanoseconds.
     pub total_p50: Option<f64>,
+    /// Whether the tester may have been the limit.
+    pub limited: bool,
 }
 
 /// What a sweep of rates found.
@@ -98,7 +100,9 @@ pub fn knee(tried: &[Tried], objectives: bool) -> Knee {
     let Some(lowest) = sorted.first().copied() else { return knee };
     for point in &sorted {
         if let Some(why) = broken(point, &lowest, objectives) {
-            (knee.broken_at, knee.broken_by) = (Some(point.rate), Some(why));
+            let whose =
+                if point.limited { "; the tester may have been the limit at that rate, not the server" } else { "" };
+            (knee.broken_at, knee.broken_by) = (Some(point.rate), Some(why + whose));
             break;
         }
         // a rate above one that broke does not count, whatever luck it had
@@ -155,7 +159,14 @@ mod tests {
 
     fn tried(rate: f64, ms: f64) -> Tried {
         let started = (rate * 10.0) as u64;
-        Tried { rate, ended: started, measured: [started; 3], first_p90: Some(ms * 1e6), total_p50: Some(ms * 1e6) }
+        Tried {
+            rate,
+            ended: started,
+            measured: [started; 3],
+            first_p90: Some(ms * 1e6),
+            total_p50: Some(ms * 1e6),
+            limited: false,
+        }
     }
 
     /// A server that sustains up to `capacity`.
@@ -257,6 +268,17 @@ mod tests {
         // with objectives they decide, not the lowest rate
         assert_eq!(why(Tried { first_p90: Some(900e6), ..point }, true), None);
         assert!(why(Tried { measured: [100, 100, 89], ..point }, true).unwrap().contains("89 of 100"));
+    }
+
+    #[test]
+    fn a_rate_that_the_tester_may_have_broken_says_so() {
+        let broken = tried(2.0, 400.0);
+        let told = |broken| knee(&[tried(1.0, 50.0), broken], false).broken_by.unwrap();
+        assert!(!told(broken).contains("tester"));
+        assert!(
+            told(Tried { limited: true, ..broken })
+                .ends_with("the tester may have been the limit at that rate, not the server")
+        );
     }
 
     #[test]

@@ -51,8 +51,7 @@ pub trait Model: Send + Sync {
     /// As for [`symbol_step`](Self::symbol_step).
     fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()>;
 
-    /// Runs what is left to do for the unfinished rows among `which`, the wanted logits included, after which they are
-    /// ready. Others are left alone.
+    /// Finishes the unfinished rows among `which`, the wanted logits included, which are then ready. Others are left alone.
     ///
     /// # Errors
     /// As for [`symbol_step`](Self::symbol_step).

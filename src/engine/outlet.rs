@@ -78,10 +78,12 @@ impl Outlet {
         let _ = self.sender.try_send(Ok(Event::Document(DocumentEvent::Reading(reading))));
     }
 
-    /// Tells what poolings have chosen, if there is room; whether it was told.
-    pub(super) fn chosen(&self, chosen: Chosen) -> bool {
-        let event = Event::Document(DocumentEvent::Chosen(Box::new(chosen)));
-        self.sender.try_send(Ok(event)).is_ok()
+    /// Tells what poolings have chosen, if there is room; only then is it gathered.
+    pub(super) fn chosen(&self, gather: impl FnOnce() -> Option<Chosen>) {
+        let Ok(place) = self.sender.try_reserve() else { return };
+        if let Some(chosen) = gather() {
+            place.send(Ok(Event::Document(DocumentEvent::Chosen(Box::new(chosen)))));
+        }
     }
 
     /// Tells how a document was read, once.

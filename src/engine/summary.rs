@@ -224,17 +224,13 @@ impl Summary {
         Some(Reading { stage, tokens: self.taken, blocks, total })
     }
 
-    /// What poolings have chosen that was not told yet, if there is something.
-    pub(super) fn chosen(&self) -> Option<Chosen> {
+    /// What poolings have chosen since it was last asked, if there is something.
+    pub(super) fn newly_chosen(&mut self) -> Option<Chosen> {
         let encoding = self.encoding.as_ref()?;
         let choices = encoding.choices().get(self.chosen..).filter(|new| !new.is_empty())?.to_vec();
+        self.chosen += choices.len();
         let (ids, places, _) = self.inbox.all();
         Some(Chosen { choices, places, tokens: ids.len() })
-    }
-
-    /// Notes that so many more choices were told.
-    pub(super) fn told_chosen(&mut self, count: usize) {
-        self.chosen += count;
     }
 
     /// Looks, after it was worked on, whether the document is done; it is then kept by `keep`.

@@ -171,5 +171,6 @@ fn seen(rate: f64, point: &Point) -> Tried {
     let measured = [figures.requests.measured, figures.requests.well, figures.good];
     let (first, total_p50) = (figures.time_to_first_char_ns, figures.total_ns.p50);
     let ended = window.begun_and_ended.unwrap_or(window.ended);
-    Tried { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50 }
+    let limited = !point.tester.limits.is_empty();
+    Tried { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50, limited }
 }

@@ -15,6 +15,13 @@ use tonic::{
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The most connections.
 pub const MAX_CONNECTIONS: usize = 1024;
+/// What a request's end is told as that the server had no part in: the tester's own HTTP/2 library gave its connection up.
+pub const OWN: &str = "TESTER";
+/// Bytes of a stream that may wait to be read. A message is some thirty bytes: thousands of characters.
+const STREAM_WINDOW: u32 = 1 << 16;
+/// The same of a connection: all streams' together. The library takes a server for an attacker that sends many small frames before
+/// they are read, and bears the more of them the larger this window is; streams' own windows bound what waits.
+const CONNECTION_WINDOW: u32 = 1 << 30;
 
 /// How a server is reached.
 #[derive(Clone, Default)]
@@ -91,7 +98,9 @@ impl Reach {
         if encrypted && authorities.is_none() {
             return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
         }
-        let mut endpoint = Endpoint::from_shared(url).map_err(|error| self.failed(&error))?.connect_timeout(PATIENCE);
+        let endpoint = Endpoint::from_shared(url).map_err(|error| self.failed(&error))?.connect_timeout(PATIENCE);
+        let mut endpoint =
+            endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         if encrypted {
             let mut tls = ClientTlsConfig::new();
             tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
@@ -169,9 +178,12 @@ impl Pool {
     }
 }
 
-/// The name of a gRPC code, as the specification spells it.
+/// The name of a gRPC code, as the specification spells it; [`OWN`] for what the tester's own library ended.
 pub fn code(status: &Status) -> &'static str {
     use tonic::Code;
+    if is_own(status) {
+        return OWN;
+    }
     match status.code() {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",
@@ -191,6 +203,18 @@ pub fn code(status: &Status) -> &'static str {
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
     }
+}
+
+/// Whether the HTTP/2 library of this process gave the connection up: then the code is its own invention, not the server's word.
+fn is_own(status: &Status) -> bool {
+    let mut why = std::error::Error::source(status);
+    while let Some(error) = why {
+        if error.downcast_ref::<h2::Error>().is_some_and(|error| error.is_go_away() && error.is_library()) {
+            return true;
+        }
+        why = error.source();
+    }
+    false
 }
 
 /// A refusal, as an error.

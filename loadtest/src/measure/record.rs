@@ -6,7 +6,7 @@ use super::{
     summaries::{Summaries, SummaryFigures},
     watch::{Told, Watch},
 };
-use crate::error::Result;
+use crate::{client::connection::OWN, error::Result};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -76,7 +76,7 @@ pub struct Ends {
     pub cancelled: u64,
     /// Those that an interruption of the measurement cut.
     pub unfinished: u64,
-    /// Those that failed, by gRPC code.
+    /// Those that failed, by gRPC code; as `TESTER`, those that the tester's own HTTP/2 library ended.
     pub errors: BTreeMap<String, u64>,
 }
 
@@ -93,6 +93,11 @@ impl Ends {
     /// Whether fewer than half ended well of those that neither this client nor an interruption cut.
     pub fn is_mostly_bad(&self) -> bool {
         2 * self.well < self.measured.saturating_sub(self.cancelled + self.unfinished)
+    }
+
+    /// How many the tester's own library ended.
+    pub fn own(&self) -> u64 {
+        self.errors.get(OWN).copied().unwrap_or(0)
     }
 
     /// That the server went away, if more than half say so.

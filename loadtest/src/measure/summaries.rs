@@ -81,6 +81,15 @@ pub struct SummaryFigures {
     pub tokens_per_second: Spread,
 }
 
+impl SummaryFigures {
+    /// How many times fewer of a document's keys and values the decoder attends to than it would without pooling: what of summarizers
+    /// stands in place of a shortening factor.
+    pub fn pooled(&self) -> Option<f64> {
+        let (kept, unpooled) = (self.cross_attention_bytes as f64, self.unpooled_cross_attention_bytes as f64);
+        (kept > 0.0 && unpooled > 0.0).then(|| unpooled / kept)
+    }
+}
+
 impl Summaries {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {

@@ -2,13 +2,17 @@
 //!
 //! It reads the processor time of its process, and it has a pulse: a thread that leaves the time for it every few
 //! milliseconds. How much later the tester takes it is how much later it sees any message; that includes what other programs on
-//! the machine take from it.
+//! the machine take from it. While the whole process stands still no beat is left: those that were due are left afterwards, with the
+//! time at which they should have been, so that a second's standstill is two hundred late beats and not one.
 
 use super::{
     meter::Change,
     spread::{Numbers, Spread},
 };
-use crate::error::{Error, Result};
+use crate::{
+    client::connection::OWN,
+    error::{Error, Result},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
@@ -99,9 +103,9 @@ impl Pulse {
         let (stop, stopped) = sync_channel::<()>(0);
         let (beats, mut taking) = mpsc::channel::<Instant>(WAITING);
         let beat = move || {
+            let mut last = Instant::now();
             while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
-                // a beat that finds no room is one of many that wait, of which each is late
-                if let Err(mpsc::error::TrySendError::Closed(_)) = beats.try_send(Instant::now()) {
+                if leave(&beats, &mut last, Instant::now()).is_err() {
                     break;
                 }
             }
@@ -133,6 +137,21 @@ impl Pulse {
     }
 }
 
+/// Leaves the beat of now, and before it those that were due since the last one and were not left. What finds no room is left the
+/// next time, as late as it then is. An error if nobody takes them any more.
+fn leave(beats: &mpsc::Sender<Instant>, last: &mut Instant, now: Instant) -> Result<(), ()> {
+    while *last < now {
+        // a thread that sleeps wakes a little late: that is not the tester's lateness
+        let next = if now - *last < 2 * BEAT { now } else { *last + BEAT };
+        match beats.try_send(next) {
+            Ok(()) => *last = next,
+            Err(mpsc::error::TrySendError::Full(_)) => break,
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(()),
+        }
+    }
+    Ok(())
+}
+
 impl Drop for Pulse {
     fn drop(&mut self) {
         drop(self.stop.take());
@@ -160,6 +179,8 @@ pub struct Evidence {
     pub lags: Option<Numbers>,
     /// Requests that waited for room.
     pub held: u64,
+    /// Requests that its own HTTP/2 library ended.
+    pub own: u64,
     /// The median time to the first character, and gap, in nanoseconds.
     pub medians: [Option<f64>; 2],
 }
@@ -167,7 +188,7 @@ pub struct Evidence {
 impl Evidence {
     /// Judges.
     pub fn judge(self) -> Tester {
-        let Self { threads, connections, window, cpu, peak, lags, held, medians } = self;
+        let Self { threads, connections, window, cpu, peak, lags, held, own, medians } = self;
         let seconds = window.span.as_secs_f64().max(1e-9);
         let messages = window.counts[1] as f64;
         let cpu_share = cpu.map(|cpu| cpu.as_secs_f64() / seconds / threads.max(1) as f64);
@@ -180,6 +201,12 @@ impl Evidence {
         if held > 0 {
             limits.push(format!(
                 "{held} requests waited for its limit on requests in flight (--max-in-flight); their wait is counted"
+            ));
+        }
+        if own > 0 {
+            limits.push(format!(
+                "its own HTTP/2 library ended {own} requests, told as {OWN}: it could not keep up with the messages that came \
+                 (--connections, --threads)"
             ));
         }
         for (median, name) in medians.into_iter().zip(["time to the first character", "gap"]) {
@@ -217,7 +244,7 @@ mod tests {
     fn evidence() -> Evidence {
         let window = Change { span: Duration::from_secs(10), counts: [100, 50, 10, 10, 0, 10, 10] };
         let (cpu, medians) = (Some(Duration::from_secs(1)), [Some(100e6), Some(10e6)]);
-        Evidence { threads: 1, connections: 1, window, cpu, peak: None, lags: None, held: 0, medians }
+        Evidence { threads: 1, connections: 1, window, cpu, peak: None, lags: None, held: 0, own: 0, medians }
     }
 
     #[test]
@@ -237,6 +264,7 @@ mod tests {
         assert!(told.limits.len() == 1 && told.limits[0].contains("90 %"), "{:?}", told.limits);
         assert!(Evidence { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }.judge().limits.is_empty());
         assert!(Evidence { held: 3, ..evidence() }.judge().limits[0].starts_with("3 requests waited"));
+        assert!(Evidence { own: 2, ..evidence() }.judge().limits[0].contains("ended 2 requests, told as TESTER"));
         let mut lags = Numbers::new().unwrap();
         (0..1000).for_each(|_| lags.time(Duration::from_millis(2)));
         let told = Evidence { lags: Some(lags), ..evidence() }.judge();
@@ -254,6 +282,29 @@ mod tests {
         let lags = pulse.stop().await.unwrap().spread(1.0);
         // of the first beat, which came 5 ms after the start and more if the machine is busy, but hardly 100 ms
         assert!(lags.max.unwrap() > 20e6, "{lags:?}");
+    }
+
+    #[test]
+    fn while_all_stood_still_beats_were_due() {
+        let (beats, mut taken) = mpsc::channel(WAITING);
+        let begun = Instant::now();
+        let mut last = begun;
+        let mut left = |after: u64| {
+            let now = begun + Duration::from_micros(after);
+            leave(&beats, &mut last, now).unwrap();
+            std::iter::from_fn(|| taken.try_recv().ok()).map(|beat| (now - beat).as_micros()).collect::<Vec<_>>()
+        };
+        assert_eq!(left(5_100), [0], "a little late is one beat, of now");
+        assert_eq!(left(9_900), [0]);
+        assert_eq!(left(30_000), [15_100, 10_100, 5_100, 0], "those at 14.9, 19.9, 24.9 ms were due");
+        let late = left(1_030_000);
+        assert_eq!((late.len(), late[0]), (200, 995_000), "a second");
+        // of more than there is room for the rest comes when there is, later still
+        assert_eq!(left(3_030_000).len(), WAITING);
+        let rest = left(3_035_000);
+        assert_eq!((rest.len(), rest[0]), (400 + 1 - WAITING, 2_000_000 - 256 * 5_000));
+        drop(taken);
+        assert!(leave(&beats, &mut last, begun + Duration::from_secs(9)).is_err());
     }
 
     #[test]

@@ -261,6 +261,7 @@ fn judged(
         peak: None,
         lags,
         held: 0,
+        own: models.iter().map(|side| side.figures.requests.own()).sum(),
         medians: [least(|figures| figures.time_to_first_char_ns.p50), least(|figures| figures.gap_ns.p50)],
     };
     evidence.judge()

@@ -235,7 +235,8 @@ impl Point {
             if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
         let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
         let peak = course.peak_messages();
-        let mut tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, medians }.judge();
+        let own = figures.requests.own();
+        let mut tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, own, medians }.judge();
         let broken_off = figures.requests.gone();
         if broken_off.is_some() {
             // whatever the tester took, it was the server that ended it

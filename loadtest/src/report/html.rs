@@ -4,7 +4,7 @@ use super::{
     charts,
     conditions::conditions,
     document::{Conditions, Document, Missing, Part, Point},
-    rows::{COLUMNS, rows},
+    rows::{COLUMNS, SUMMARIES, pooled_words, rows},
     table::{cached_words, ends, failures, gain_words, is_nothing, knee_words, load_words},
 };
 use crate::{
@@ -222,7 +222,8 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
                 "model, both are about the same thing."
             }
             @if has(|side| side.figures.summaries.is_some()) {
-                " Summaries have as many tokens as asked for, and as many characters as the model writes with them: compare tokens."
+                " Summaries have as many tokens as asked for, and as many characters as the model writes with them: compare tokens. "
+                (SUMMARIES)
             }
         }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
@@ -251,7 +252,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
 /// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
 type Column = (&'static str, fn(&Side) -> String);
 
-const SIDES: [Column; 17] = [
+const SIDES: [Column; 18] = [
     ("model", |side| side.model.clone()),
     ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
     ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
@@ -268,6 +269,7 @@ const SIDES: [Column; 17] = [
     ("characters per segment (SF)", |side| {
         side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),
+    ("pooled (keys and values of a document)", |side| pooled_words(&side.figures)),
     ("bits per character", |side| side.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
     ("cached by the server", |side| cached_words(&side.figures)),
     ("well", |side| format!("{} of {}", side.figures.requests.well, side.figures.requests.measured)),

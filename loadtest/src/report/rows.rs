@@ -82,3 +82,16 @@ pub(super) fn rows(figures: &Figures) -> Vec<Row> {
     rows.retain(|row| row.spread.count > 0);
     rows
 }
+
+/// Of comparisons of summarizers, what stands in no column of theirs.
+pub(super) const SUMMARIES: &str = "Pooled: how many times fewer of a document's keys and values the decoder attends to than it would \
+    without pooling, by the server's word. Summaries are not scored in bits per character, and no gain of theirs is estimated.";
+
+/// What of summarizers stands in place of a shortening factor, and the bytes of a document that it is made of.
+pub(super) fn pooled_words(figures: &Figures) -> String {
+    let Some((told, times)) = figures.summaries.as_ref().and_then(|told| Some((told, told.pooled()?))) else {
+        return "–".into();
+    };
+    let each = told.cross_attention_bytes as f64 / told.count.max(1) as f64 / f64::from(1 << 20);
+    format!("{}× ({} MiB a document)", units::digits(times), units::digits(each))
+}

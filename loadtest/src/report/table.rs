@@ -3,7 +3,7 @@
 use super::{
     conditions::server,
     document::{Conditions, Document, Missing, Part, Point},
-    rows::{COLUMNS, rows},
+    rows::{COLUMNS, SUMMARIES, pooled_words, rows},
 };
 use crate::{
     client::models::About,
@@ -210,7 +210,8 @@ fn tester(out: &mut String, tester: &Tester) -> std::fmt::Result {
         line += &format!(", {} % of {} thread(s)", digits(share * 100.0), tester.threads);
     }
     if let Some(late) = tester.event_lag_ns.p99 {
-        line += &format!(", events seen {} late (p99)", time(late));
+        let most = tester.event_lag_ns.max.map(|most| format!(", {} at most", time(most))).unwrap_or_default();
+        line += &format!(", events seen {} late (p99){most}", time(late));
     }
     writeln!(out, "{line}")?;
     tester.limits.iter().try_for_each(|limit| writeln!(out, "THE TESTER MAY BE THE LIMIT: {limit}"))
@@ -305,6 +306,7 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
         "median encode",
         "median token",
         "SF",
+        "pooled",
         "bits/char",
         "cached",
     ];
@@ -330,11 +332,15 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
             told(medians.encode_ns),
             told(medians.decode_token_ns),
             figures.shortening_factor.map_or("–".into(), |factor| format!("{factor:.3}")),
+            pooled_words(figures),
             side.bits_per_char.map_or("–".into(), |bits| format!("{bits:.4}")),
             cached_words(figures),
         ]);
     }
     aligned(out, &lines)?;
+    if comparison.models.iter().any(|side| side.figures.summaries.is_some()) {
+        writeln!(out, "{SUMMARIES}")?;
+    }
     comparison.tester.iter().try_for_each(|told| tester(out, told))?;
     remarks(out, comparison)
 }

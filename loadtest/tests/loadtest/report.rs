@@ -50,7 +50,14 @@ async fn measured() -> Document {
     comparison.models[0].bits_per_char = Some(1.9);
     comparison.models[1].score_refused = Some("UNIMPLEMENTED: <it & does not>".into());
     let rate = point(Some(10.0), 7).await;
-    let tried = Tried { rate: 10.0, ended: 40, measured: [40, 34, 34], first_p90: Some(8e7), total_p50: Some(2e8) };
+    let tried = Tried {
+        rate: 10.0,
+        ended: 40,
+        measured: [40, 34, 34],
+        first_p90: Some(8e7),
+        total_p50: Some(2e8),
+        limited: false,
+    };
     let knee = knee::knee(&[tried], true);
     let run = point(Some(10.0), 0).await;
     let model = || "stub".to_owned();

@@ -15,9 +15,9 @@ use std::{
     time::Duration,
 };
 use tokio::{net::TcpListener, runtime::Builder, sync::watch, time::Instant};
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, server::TcpIncoming};
 use weir_loadtest::{
-    client::connection::Reach,
+    client::connection::{OWN, Reach, code},
     load::{
         arrivals::Shape,
         drive::{Driven, Job, Source, drive},
@@ -28,6 +28,7 @@ use weir_loadtest::{
     measure::objective::Objectives,
     stub::{Script, Sent, Stub},
 };
+use weir_proto::v1::{GenerateRequest, Stopping, generate_response::Event, generation_client::GenerationClient};
 
 /// How often a run may be held up.
 const ATTEMPTS: usize = 5;
@@ -177,4 +178,46 @@ async fn known() {
     near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.at[0] - sent.came]), "first");
     near(figures.total_ns.p50, median(&|sent| vec![sent.at[8] - sent.came]), "total");
     assert!(driven.lags.unwrap().len() > 100);
+}
+
+/// How many characters of each of sixteen answers came to a reader that first stood still, or how it ended.
+async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str>> {
+    let stopping = Stopping { max_chars: Some(chars), min_chars: Some(chars), ..Stopping::default() };
+    let request =
+        GenerateRequest { model: Some("stub".into()), stopping: Some(stopping), ..GenerateRequest::default() };
+    let mut answers = Vec::new();
+    for _ in 0..16 {
+        answers.push(GenerationClient::new(channel.clone()).generate(request.clone()).await.unwrap().into_inner());
+    }
+    tokio::time::sleep(ms(2 * u64::from(chars))).await;
+    let mut all = Vec::new();
+    for mut answer in answers {
+        let mut seen = 0;
+        let ended = loop {
+            match answer.message().await {
+                Ok(None) => break Ok(seen),
+                Ok(Some(message)) => seen += u32::from(matches!(message.event, Some(Event::Piece(_)))),
+                Err(status) => break Err(code(&status)),
+            }
+        };
+        all.push(ended);
+    }
+    all
+}
+
+/// Messages that wait to be read are many small frames, for which an HTTP/2 library gives its connection up. This program's bears
+/// them; where one does not, that is not told as the server's word.
+#[test]
+fn a_reader_that_stands_still_makes_no_errors_of_the_server() {
+    const CHARS: u32 = 500;
+    let serving = Running::start(&["--gap", "1ms"]);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let ours = Reach { address: serving.address.clone(), ..Reach::default() }.connect().await.unwrap();
+        assert_eq!(read_late(ours.channel(), CHARS).await, vec![Ok(CHARS); 16]);
+        let other = Endpoint::from_shared(format!("http://{}", serving.address)).unwrap();
+        let other = other.initial_stream_window_size(1 << 20).initial_connection_window_size(1 << 18);
+        let ended = read_late(other.connect().await.unwrap(), CHARS).await;
+        assert!(ended.contains(&Err(OWN)) && ended.iter().all(|end| [Ok(CHARS), Err(OWN)].contains(end)), "{ended:?}");
+    });
 }

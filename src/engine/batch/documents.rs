@@ -72,14 +72,11 @@ impl Batch {
             (ran, read) = (ran + done, read + if first { block } else { 0 });
         }
         let again = summary.is_again();
-        if let Some(reading) = summary.reading().filter(|_| !again) {
-            task.outlet.note(reading);
-        }
-        if let Some(chosen) = summary.chosen().filter(|_| !again) {
-            let count = chosen.choices.len();
-            if task.outlet.chosen(chosen) {
-                summary.told_chosen(count);
+        if !again {
+            if let Some(reading) = summary.reading() {
+                task.outlet.note(reading);
             }
+            task.outlet.chosen(|| summary.newly_chosen());
         }
         let tenant = Arc::clone(&task.tenant);
         let now = Instant::now();

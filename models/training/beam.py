@@ -11,7 +11,7 @@ from .families.pyramidion import EOS, PAD
 @torch.no_grad()
 def search(model, source, settings):
     """[(tokens with the end mark, score)], best first, of a document (length). `settings`: beam, length_penalty, min_tokens,
-    max_tokens, the last two without the end mark."""
+    max_tokens, the last two without the end mark, and no_repeat_ngram, if there is such a rule."""
     beam, memory = settings["beam"], model.encoder(source.unsqueeze(0)).out
     prefixes, sums = torch.full((1, 1), EOS), torch.zeros(1)
     finished = []
@@ -23,6 +23,8 @@ def search(model, source, settings):
             chances[:, EOS] = float("-inf")
         if step == settings["max_tokens"]:
             chances[:, :EOS] = chances[:, EOS + 1 :] = float("-inf")
+        for row, prefix in enumerate(prefixes[:, 1:].tolist()):
+            chances[row, repeats(prefix, settings.get("no_repeat_ngram", 0))] = float("-inf")
         symbols = chances.shape[1]
         total = (sums.unsqueeze(1) + chances).flatten()
         best, index = total.topk(min(2 * beam, len(total)))
@@ -38,3 +40,12 @@ def search(model, source, settings):
         prefixes = torch.cat([prefixes[rows[go_on]], tokens[go_on].unsqueeze(1)], dim=1)
         sums = best[go_on]
     return sorted(finished, key=lambda pair: -pair[1])
+
+
+def repeats(prefix, length):
+    """The tokens that would make a run of so many tokens the second of its kind; none if there is no such rule."""
+    if length < 2 or len(prefix) < length:
+        return []
+    last = prefix[len(prefix) - length + 1 :]
+    starts = range(len(prefix) - length + 1)
+    return [prefix[start + length - 1] for start in starts if prefix[start : start + length - 1] == last]

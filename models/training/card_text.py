@@ -113,9 +113,11 @@ def rouge(card):
         rows.append((f"`{source}`", row["pairs"], *numbers, row["lead_words"]))
     head = ("source", "test pairs", "ROUGE-1: model · lead", "ROUGE-2", "ROUGE-L", "words of the lead")
     settings = card["generation"]
+    ngram = settings.get("no_repeat_ngram", 0)
+    ruled = f", no {ngram} tokens in a row twice" if ngram else ""
     told = (
         "F × 100 by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of the "
-        f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens; weights as they are "
+        f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights as they are "
         "here, in f32. The test pairs were read for the final weights only."
     )
     return ["## ROUGE", table(head, rows), told]

@@ -1,6 +1,8 @@
 """The summarizer's encoder, pooling and decoder against the published code, on every fixture; successive halving by itself."""
 
 import ast
+import unittest
+from types import SimpleNamespace
 
 import torch
 
@@ -85,6 +87,29 @@ class Pyramidion(golden.GoldenTest):
                 vectors, scores = halve(*arguments, case["flip_right"], case["sort_back"])
                 self.assert_near(vectors, expected[f"{at}.out"], STATES, "vectors")
                 self.assert_near(scores, expected[f"{at}.scores_out"], STATES, "scores")
+
+
+class Repeats(unittest.TestCase):
+    def test_no_run_of_tokens_comes_twice(self):
+        self.assertEqual(beam.repeats([5, 6, 7, 5, 6], 3), [7])
+        self.assertEqual(beam.repeats([5, 5, 5], 3), [5])
+        self.assertEqual(beam.repeats([5, 6, 5, 7, 5], 2), [6, 7])
+        self.assertEqual(beam.repeats([5, 6], 3), [])
+        self.assertEqual(beam.repeats([5, 5, 5], 0), [])
+
+    def test_a_search_keeps_to_it(self):
+        """A model that would write the same token for ever."""
+        model = SimpleNamespace(encoder=lambda source: SimpleNamespace(out=torch.zeros(1, 1, 1)), decode=constant)
+        asked = {"beam": 2, "length_penalty": 1.0, "min_tokens": 6, "max_tokens": 6}
+        free, ruled = (beam.search(model, torch.zeros(1), {**asked, "no_repeat_ngram": n})[0][0] for n in (0, 2))
+        self.assertEqual(free, [5] * 6 + [beam.EOS])
+        runs = list(zip(ruled, ruled[1:]))
+        self.assertEqual(len(set(runs)), len(runs))
+
+
+def constant(memory, prefixes):
+    logits = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 3.0, 2.0])
+    return [logits.expand(*prefixes.shape, -1)]
 
 
 class Halving(golden.GoldenTest):

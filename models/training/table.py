@@ -1,7 +1,8 @@
 """Bits per character and shortening factor of a campaign's runs: `python -m training.table --runs RUNS [--plot FILE.svg]`.
 
-A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration, the mean over its seeds with the spread;
-and the plot of its figure 3, shortening factor against bits per character. Only complete runs are shown.
+A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration; and the plot of its figure 3, shortening factor
+against bits per character. Only complete runs are shown. A seed decides which text is read, so figures are of the seeds that all
+configurations have; those of other seeds stand beside them.
 """
 
 import argparse
@@ -22,32 +23,46 @@ def collect(folder):
     return dict(found)
 
 
-def summary(results):
-    """Of one configuration's seeds: bpc, its spread, shortening factor, symbols read, parameters."""
-    values = [result["bpc"] for result in results]
+def shared(found):
+    """The seeds that all these configurations have; those of any, if there is none."""
+    seeds = [{result["seed"] for result in results} for results in found.values()]
+    return sorted(set.intersection(*seeds) or set.union(*seeds))
+
+
+def mean(results, seeds):
+    """Bits per character over those of these seeds that there are."""
+    values = [result["bpc"] for result in results if result["seed"] in seeds]
+    return sum(values) / len(values)
+
+
+def summary(results, seeds):
+    """Of one configuration: bpc over these seeds, shortening factor, symbols read, parameters; bpc by other seed."""
     rate = sum(result["boundary_rate"] for result in results) / len(results)
     return {
-        "bpc": sum(values) / len(values),
-        "spread": max(values) - min(values),
+        "bpc": mean(results, seeds),
+        "others": {result["seed"]: result["bpc"] for result in results if result["seed"] not in seeds},
         "factor": 1 / rate if rate else float("inf"),
         "characters": min(result["characters"] for result in results),
         "parameters": results[0]["parameters"],
         "split": results[0]["split"],
-        "seeds": len(results),
     }
 
 
 def markdown(found, speed=None):
     """`speed`: {configuration: what `weir bench decode` told}; a column only where there is any."""
     speed = {name: speed[name] for name in found if name in speed} if speed else {}
-    head = ["configuration", "BPC", "SF", "split", "seeds (spread)", "parameters", "characters read"]
+    seeds = shared(found)
+    others = sorted({result["seed"] for results in found.values() for result in results} - set(seeds))
+    bits = f"BPC, seed {seeds[0]}" if len(seeds) == 1 else f"BPC, mean of seeds {', '.join(map(str, seeds))}"
+    head = ["configuration", bits, *(f"seed {seed}" for seed in others), "SF", "split", "parameters", "characters read"]
     head += ["characters a second"] if speed else []
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, results in sorted(found.items(), key=lambda item: summary(item[1])["bpc"]):
-        s = summary(results)
-        spread = f"{s['seeds']} ({s['spread']:.3f})" if s["seeds"] > 1 else "1"
-        numbers = f"{s['parameters'] / 1e6:.2f}M | {s['characters'] / 1e6:.1f}M"
-        rows.append(f"| {name} | {s['bpc']:.3f} | {s['factor']:.1f}x | {s['split']} | {spread} | {numbers} |")
+    for name, results in sorted(found.items(), key=lambda item: mean(item[1], seeds)):
+        s = summary(results, seeds)
+        beside = [f"{s['others'][seed]:.3f}" if seed in s["others"] else "–" for seed in others]
+        numbers = [f"{s['parameters'] / 1e6:.2f}M", f"{s['characters'] / 1e6:.1f}M"]
+        cells = [name, f"{s['bpc']:.3f}", *beside, f"{s['factor']:.1f}x", s["split"], *numbers]
+        rows.append(f"| {' | '.join(cells)} |")
         if speed:
             rows[-1] += f" {speed[name]['chars_per_second']:,.0f} |" if name in speed else " not measured |"
     return "\n".join(rows)
@@ -55,7 +70,8 @@ def markdown(found, speed=None):
 
 def plot(found):
     """An SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better."""
-    points = {name: (summary(results)["factor"], summary(results)["bpc"]) for name, results in found.items()}
+    seeds = shared(found)
+    points = {name: (told["factor"], told["bpc"]) for name, told in ((name, summary(rows, seeds)) for name, rows in found.items())}
     factors, bits = zip(*points.values())
     low, high = min(bits) - 0.02, max(bits) + 0.02
     most = max(factors) + 0.5

@@ -145,7 +145,7 @@ class Served(unittest.TestCase):
 
 class Tables(unittest.TestCase):
     def row(self, name, bpc, rate=1.0):
-        facts = {"name": name, "seed": 1, "parameters": 10, "characters": 6e6, "split": "test"}
+        facts = {"name": name, "seed": int(name[-1]), "parameters": 10, "characters": 6e6, "split": "test"}
         return {**facts, "bpc": bpc, "boundary_rate": rate}
 
     def test_a_block_that_the_page_lacks(self):
@@ -160,8 +160,21 @@ class Tables(unittest.TestCase):
         methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
         rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
         verdicts = {row[0]: row[-1] for row in rows}
-        expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "no", "whitespace below gumbel": "yes"}
+        # of the same text: the other seed of one of them says nothing
+        expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "yes", "whitespace below gumbel": "yes"}
         self.assertEqual(verdicts, expected)
+        methods["whitespace"].append(self.row("compare-whitespace-seed2", 1.71, 0.2))
+        rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
+        self.assertEqual(rows[0][2:], ["1.790 · 1.900; 1.710 · 1.700", "by 1 of 2 seeds"])
+
+    def test_seeds_that_some_lack_stand_beside(self):
+        rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-vanilla-seed2", 1.7), self.row("compare-gumbel-seed1", 1.8)]
+        methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
+        lines = report.table.markdown(methods).splitlines()
+        self.assertTrue(lines[0].startswith("| configuration | BPC, seed 1 | seed 2 | SF |"), lines[0])
+        self.assertTrue(lines[2].startswith("| gumbel | 1.800 | – |") and lines[3].startswith("| vanilla | 1.900 | 1.700 |"), lines)
+        del methods["gumbel"]
+        self.assertIn("| BPC, mean of seeds 1, 2 | SF |", report.table.markdown(methods))
 
     def test_speed_is_a_column_once_it_is_measured(self):
         methods = {"vanilla": [self.row("compare-vanilla-seed1", 1.9)], "gumbel": [self.row("compare-gumbel-seed1", 1.8, 0.2)]}

@@ -273,6 +273,7 @@ class Campaign(OnText):
         (result,) = found["compare-whitespace"]
         row = table.markdown(found).splitlines()[-1]
         self.assertIn(f"| {result['bpc']:.3f} | {1 / result['boundary_rate']:.1f}x | valid |", row)
+        self.assertTrue(table.markdown(found).startswith("| configuration | BPC, seed 2 | SF |"))
         self.assertIn("compare-whitespace</text>", table.plot(found))
 
 

@@ -33,7 +33,7 @@ pub struct Tried {
     pub first_p90: Option<f64>,
     /// The median time to the end, in nanoseconds.
     pub total_p50: Option<f64>,
-    /// Whether the tester may have been the limit.
+    /// Whether the tester may have held requests up.
     pub limited: bool,
 }
 
@@ -100,8 +100,7 @@ pub fn knee(tried: &[Tried], objectives: bool) -> Knee {
     let Some(lowest) = sorted.first().copied() else { return knee };
     for point in &sorted {
         if let Some(why) = broken(point, &lowest, objectives) {
-            let whose =
-                if point.limited { "; the tester may have been the limit at that rate, not the server" } else { "" };
+            let whose = if point.limited { "; the tester may have been the limit at that rate" } else { "" };
             (knee.broken_at, knee.broken_by) = (Some(point.rate), Some(why + whose));
             break;
         }
@@ -275,10 +274,7 @@ mod tests {
         let broken = tried(2.0, 400.0);
         let told = |broken| knee(&[tried(1.0, 50.0), broken], false).broken_by.unwrap();
         assert!(!told(broken).contains("tester"));
-        assert!(
-            told(Tried { limited: true, ..broken })
-                .ends_with("the tester may have been the limit at that rate, not the server")
-        );
+        assert!(told(Tried { limited: true, ..broken }).ends_with("the tester may have been the limit at that rate"));
     }
 
     #[test]

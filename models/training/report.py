@@ -84,9 +84,8 @@ def ship(shipped):
     rows, places = [], results.folders()
     for name, card in shipped.items():
         if "rouge" in card:
-            pairs = sum(row["pairs"] for row in card["rouge"].values())
-            mean = lambda who: sum(r[who]["rougeL"] * r["pairs"] for r in card["rouge"].values()) / pairs  # noqa: B023, E731
-            figure = f"ROUGE-L {mean('model'):.1f}, lead {mean('lead'):.1f}"
+            mean = lambda who: sum(r[who]["rougeL"] for r in card["rouge"].values()) / len(card["rouge"])  # noqa: B023, E731
+            figure = f"ROUGE-L {mean('model'):.1f}, the first words' {mean('lead'):.1f}, means over sources"
         else:
             first = card["bpc"][0]
             figure = f"{first['bpc']:.3f} ({first['stride']} of {first['total']})"
@@ -105,6 +104,8 @@ def order(methods):
     for better, worse in pairs:
         if better in methods and worse in methods:
             seeds = table.shared({name: methods[name] for name in (better, worse)})
+            if not seeds:
+                continue
             each = [tuple(table.mean(methods[name], [seed]) for name in (better, worse)) for seed in seeds]
             as_there = sum(a < b for a, b in each)
             verdict = "yes" if as_there == len(each) else f"by {as_there} of {len(each)} seeds" if as_there else "no"
@@ -170,7 +171,11 @@ def summaries(shipped):
         (f"`{source}`", row["pairs"], three(row["lead"]), *(three(rouge[source]["model"]) for rouge in pair.values()))
         for source, row in first.items()
     ]
-    return rows_of(("source", "test pairs", "first words", *(f"`{name}`" for name in pair)), rows)
+    above = lambda rouge: sum(row["model"]["rougeL"] > row["lead"]["rougeL"] for row in rouge.values())  # noqa: E731
+    told = "; ".join(f"`{name}` in {above(rouge)} of {len(rouge)}" for name, rouge in pair.items())
+    return f"""{rows_of(("source", "test pairs", "first words", *(f"`{name}`" for name in pair)), rows)}
+
+Sources in which ROUGE-L is above the first words': {told}. Figures of fewer than forty pairs are mostly chance."""
 
 
 def unseen(found, shipped):

@@ -2,7 +2,7 @@
 
 A Markdown table in the form of Dynamic Token Pooling's table 1, a row a configuration; and the plot of its figure 3, shortening factor
 against bits per character. Only complete runs are shown. A seed decides which text is read, so figures are of the seeds that all
-configurations have; those of other seeds stand beside them.
+configurations have; those of other seeds stand beside them, a column each.
 """
 
 import argparse
@@ -24,20 +24,20 @@ def collect(folder):
 
 
 def shared(found):
-    """The seeds that all these configurations have; those of any, if there is none."""
-    seeds = [{result["seed"] for result in results} for results in found.values()]
-    return sorted(set.intersection(*seeds) or set.union(*seeds))
+    """The seeds that all these configurations have."""
+    return sorted(set.intersection(*({result["seed"] for result in results} for results in found.values())))
 
 
 def mean(results, seeds):
-    """Bits per character over those of these seeds that there are."""
-    values = [result["bpc"] for result in results if result["seed"] in seeds]
+    """Bits per character over these seeds; over all of its own, where it has none of them."""
+    values = [result["bpc"] for result in results if result["seed"] in seeds] or [result["bpc"] for result in results]
     return sum(values) / len(values)
 
 
 def summary(results, seeds):
-    """Of one configuration: bpc over these seeds, shortening factor, symbols read, parameters; bpc by other seed."""
-    rate = sum(result["boundary_rate"] for result in results) / len(results)
+    """Of one configuration: bpc and shortening factor over these seeds, symbols read, parameters; bpc by other seed."""
+    counted = [result for result in results if result["seed"] in seeds] or results
+    rate = sum(result["boundary_rate"] for result in counted) / len(counted)
     return {
         "bpc": mean(results, seeds),
         "others": {result["seed"]: result["bpc"] for result in results if result["seed"] not in seeds},
@@ -53,15 +53,16 @@ def markdown(found, speed=None):
     speed = {name: speed[name] for name in found if name in speed} if speed else {}
     seeds = shared(found)
     others = sorted({result["seed"] for results in found.values() for result in results} - set(seeds))
-    bits = f"BPC, seed {seeds[0]}" if len(seeds) == 1 else f"BPC, mean of seeds {', '.join(map(str, seeds))}"
-    head = ["configuration", bits, *(f"seed {seed}" for seed in others), "SF", "split", "parameters", "characters read"]
+    bits = [f"BPC, mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"BPC, seed {seeds[0]}"] if seeds else []
+    other = "seed" if seeds else "BPC, seed"
+    head = ["configuration", *bits, *(f"{other} {seed}" for seed in others), "SF", "split", "parameters", "characters read"]
     head += ["characters a second"] if speed else []
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, results in sorted(found.items(), key=lambda item: mean(item[1], seeds)):
         s = summary(results, seeds)
         beside = [f"{s['others'][seed]:.3f}" if seed in s["others"] else "–" for seed in others]
         numbers = [f"{s['parameters'] / 1e6:.2f}M", f"{s['characters'] / 1e6:.1f}M"]
-        cells = [name, f"{s['bpc']:.3f}", *beside, f"{s['factor']:.1f}x", s["split"], *numbers]
+        cells = [name, *([f"{s['bpc']:.3f}"] if seeds else []), *beside, f"{s['factor']:.1f}x", s["split"], *numbers]
         rows.append(f"| {' | '.join(cells)} |")
         if speed:
             rows[-1] += f" {speed[name]['chars_per_second']:,.0f} |" if name in speed else " not measured |"

@@ -171,6 +171,6 @@ fn seen(rate: f64, point: &Point) -> Tried {
     let measured = [figures.requests.measured, figures.requests.well, figures.good];
     let (first, total_p50) = (figures.time_to_first_char_ns, figures.total_ns.p50);
     let ended = window.begun_and_ended.unwrap_or(window.ended);
-    let limited = !point.tester.limits.is_empty();
+    let limited = point.tester.holds_up(figures.requests.own(), first.p50);
     Tried { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50, limited }
 }

@@ -95,3 +95,24 @@ pub(super) fn pooled_words(figures: &Figures) -> String {
     let each = told.cross_attention_bytes as f64 / told.count.max(1) as f64 / f64::from(1 << 20);
     format!("{}× ({} MiB a document)", units::digits(times), units::digits(each))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::summaries::SummaryFigures;
+
+    #[test]
+    fn how_far_documents_were_pooled() {
+        let words = |kept, unpooled, count| {
+            let told = SummaryFigures {
+                count,
+                cross_attention_bytes: kept,
+                unpooled_cross_attention_bytes: unpooled,
+                ..SummaryFigures::default()
+            };
+            pooled_words(&Figures { summaries: Some(told), ..Figures::default() })
+        };
+        assert_eq!(words(3 << 20, 48 << 20, 2), "16.0× (1.50 MiB a document)");
+        assert_eq!((words(0, 0, 0), pooled_words(&Figures::default())), ("–".into(), "–".into()));
+    }
+}

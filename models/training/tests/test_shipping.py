@@ -176,6 +176,14 @@ class Tables(unittest.TestCase):
         del methods["gumbel"]
         self.assertIn("| BPC, mean of seeds 1, 2 | SF |", report.table.markdown(methods))
 
+    def test_configurations_without_a_common_seed_have_no_common_figure(self):
+        rows = [self.row("compare-vanilla-seed1", 1.9), self.row("compare-whitespace-seed2", 1.7, 0.2)]
+        methods = report.by_method({"comparison": {row["name"]: row for row in rows}})
+        lines = report.table.markdown(methods).splitlines()
+        self.assertTrue(lines[0].startswith("| configuration | BPC, seed 1 | BPC, seed 2 | SF |"), lines[0])
+        self.assertTrue(lines[2].startswith("| whitespace | – | 1.700 | 5.0x |"), lines)
+        self.assertEqual(report.order(methods), "")
+
     def test_speed_is_a_column_once_it_is_measured(self):
         methods = {"vanilla": [self.row("compare-vanilla-seed1", 1.9)], "gumbel": [self.row("compare-gumbel-seed1", 1.8, 0.2)]}
         self.assertNotIn("second", report.table.markdown(methods, {}))

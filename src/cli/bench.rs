@@ -20,7 +20,7 @@ use crate::{
     },
     error::{Error, Result},
     family::load::{MAX_SYMBOLS, Settings, load},
-    kernels::{self, Dtype},
+    kernels::{self, Dtype, Isa},
     report::{compare, decode, machine::Machine, plot::Source, prefill},
 };
 use picture::Picture;
@@ -159,6 +159,10 @@ struct Compute {
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
         value_parser = clap::value_parser!(u32).range(1..=1 << 24), allow_negative_numbers = true)]
     max_symbols: Option<u32>,
+    /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable; the widest that the processor
+    /// has if not given.
+    #[arg(long, value_name = "NAME", value_parser = isa)]
+    isa: Option<Isa>,
 }
 
 /// How measurements are told.
@@ -214,16 +218,26 @@ impl Compute {
         if self.threads.is_empty() { vec![None] } else { self.threads.iter().copied().map(Some).collect() }
     }
 
+    fn isa(&self) -> Isa {
+        self.isa.unwrap_or_else(Isa::detect)
+    }
+
     /// Every combination, in the order in which they are measured.
     fn setups(&self) -> Vec<Setup> {
         let mut setups = Vec::new();
         for &dtype in &self.dtype {
             let max_symbols = self.max_symbols;
             let each = self.threads().into_iter();
-            setups.extend(each.map(|threads| Setup(ComputeArgs { dtype, threads, max_symbols }.settings())));
+            let settings = |threads| ComputeArgs { dtype, threads, max_symbols }.settings();
+            setups.extend(each.map(|threads| Setup(Settings { isa: self.isa(), ..settings(threads) })));
         }
         setups
     }
+}
+
+fn isa(name: &str) -> std::result::Result<Isa, String> {
+    let names = || Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
+    Isa::parse(name).ok_or_else(|| format!("this processor has {}", names()))
 }
 
 /// One dtype with one number of threads, not started yet.

@@ -9,7 +9,7 @@ use super::{
 use crate::error::Result;
 
 /// Vectors summed side by side: enough chains that none is waited for.
-const GROUP: usize = 8;
+const GROUP: usize = 4;
 /// Parts of a stream for each thread, so that one that is busy elsewhere delays the others by one part.
 const PARTS: usize = 4;
 
@@ -67,10 +67,10 @@ fn add_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
     total(simd, &sums)
 }
 
-/// Chains of multiply-adds that keep every register busy but the two operands.
-const REGISTERS: usize = 12;
-/// Multiply-adds of one turn of all chains.
-const TURN: usize = REGISTERS * WIDTH;
+/// Chains of multiply-adds, of sixteen lanes each, that are enough for none to be waited for, where registers have room.
+const CHAINS: usize = 12;
+/// Multiply-adds of one turn: one of each chain.
+const TURN: usize = CHAINS * WIDTH;
 
 /// Does at least `count` multiply-adds on all threads without touching memory: how many they were, and a number that depends
 /// on each of them.
@@ -90,15 +90,25 @@ multiversion! {
 
 #[inline(always)]
 fn chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
+    // sixteen registers of eight lanes have room for half as many, which then take turns twice
+    if S::ACROSS == 1 {
+        chains_of::<S, { CHAINS / 2 }>(simd, factor, turns)
+    } else {
+        chains_of::<S, CHAINS>(simd, factor, turns)
+    }
+}
+
+#[inline(always)]
+fn chains_of<S: Simd, const C: usize>(simd: S, factor: f32, turns: usize) -> f32 {
     let (factor, addend) = (simd.splat(factor), simd.splat(1.0));
     // different starts, so that no chain is another's copy
-    let mut chains: [S::V; REGISTERS] = std::array::from_fn(|index| simd.splat(index as f32));
-    for _ in 0..turns {
+    let mut chains: [S::V; C] = std::array::from_fn(|index| simd.splat(index as f32));
+    for _ in 0..turns * (CHAINS / C) {
         for chain in &mut chains {
             *chain = simd.madd(*chain, factor, addend);
         }
     }
-    total(simd, &chains)
+    total(simd, &chains) * (CHAINS / C) as f32
 }
 
 /// The sum of all numbers.

@@ -15,11 +15,19 @@ pub struct Head {
     pub dtype: &'static str,
     /// Threads that shared each step.
     pub threads: usize,
+    /// The kernels' instruction set.
+    pub isa: &'static str,
 }
 
 impl Head {
     /// Of a model on a machine.
     pub fn new(card: &Card, machine: &Machine) -> Self {
-        Self { model: card.name.clone(), family: card.family, dtype: card.dtype, threads: machine.threads() }
+        Self {
+            model: card.name.clone(),
+            family: card.family,
+            dtype: card.dtype,
+            threads: machine.threads(),
+            isa: machine.compute.isa.name(),
+        }
     }
 }

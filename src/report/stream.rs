@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn head() -> Head {
-        Head { model: "m".into(), family: "f", dtype: "f32", threads: 1 }
+        Head { model: "m".into(), family: "f", dtype: "f32", threads: 1, isa: "portable" }
     }
 
     fn run(ns: f64, text: &str) -> Run {

@@ -4,7 +4,7 @@ use super::{Common, Compute, Told, count, each, picture, table};
 use crate::{
     error::Result,
     family::load::MAX_SYMBOLS,
-    kernels::{self, Isa, Pool},
+    kernels::{self, Pool},
     report::{
         self, endless,
         machine::{Machine, free_bytes},
@@ -76,7 +76,7 @@ pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let entries = each(compute.threads(), |threads| {
         let pool = Pool::new(threads.map_or_else(cores, usize::from)).into();
-        let machine = Machine { compute: kernels::Compute { isa: Isa::detect(), pool } };
+        let machine = Machine { compute: kernels::Compute { isa: compute.isa(), pool } };
         report::kernels::measure(&compute.dtype, plan, &machine)
     })?;
     told.tell(picture, &entries.concat(), table::kernels)

@@ -77,14 +77,14 @@ impl Stored for Bytes {
         let head_dim = outs[0].len();
         let mut done = 0;
         if B == 1 {
-            while done + 8 * WIDTH <= head_dim {
-                add_columns::<S, B, 8>(simd, span, (&ints, units), (outs, done));
-                done += 8 * WIDTH;
+            while done + 4 * WIDTH <= head_dim {
+                add_columns::<S, B, 4>(simd, span, (&ints, units), (outs, done));
+                done += 4 * WIDTH;
             }
         }
-        while done + 4 * WIDTH <= head_dim {
-            add_columns::<S, B, 4>(simd, span, (&ints, units), (outs, done));
-            done += 4 * WIDTH;
+        while done + 2 * WIDTH <= head_dim {
+            add_columns::<S, B, 2>(simd, span, (&ints, units), (outs, done));
+            done += 2 * WIDTH;
         }
         while done + WIDTH <= head_dim {
             add_columns::<S, B, 1>(simd, span, (&ints, units), (outs, done));
@@ -189,7 +189,7 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
     for ((sums, out), unit) in sums.iter().zip(outs).zip(units) {
         let mut ints = [0i32; WIDTH];
         for (&sum, out) in sums.iter().zip(out[done..].chunks_exact_mut(WIDTH)) {
-            // SAFETY: there is room for eight.
+            // SAFETY: there is room for sixteen.
             unsafe { simd.store_ints(sum, ints.as_mut_ptr()) };
             for (out, int) in out.iter_mut().zip(ints) {
                 *out += int as f32 * unit;

@@ -187,7 +187,7 @@ impl<'a> Span<'a> {
             softmax[row].take::<S>(scores, outs[row]);
         }
         let mut done = 0;
-        while done + 2 * WIDTH <= head_dim {
+        while S::ACROSS == 2 && done + 2 * WIDTH <= head_dim {
             self.columns::<S, R, 2>(simd, &scores, (outs, done));
             done += 2 * WIDTH;
         }
@@ -248,24 +248,20 @@ fn panel_scores<S: Simd, const R: usize>(
 ) {
     let dim = queries[0].len();
     assert!(queries.iter().all(|query| query.len() == dim) && panel.len() == dim * LANES);
-    let mut sums = [[simd.splat(0.0); LANES / WIDTH]; R];
+    let mut sums = [simd.splat(0.0); R];
     let mut at = panel.as_ptr();
     for number in 0..dim {
-        for v in 0..LANES / WIDTH {
-            // SAFETY: the panel has sixteen floats for each of the head's numbers, as checked above.
-            let keys = unsafe { simd.load_at(at.wrapping_add(v * WIDTH)) };
-            for (query, sums) in queries.iter().zip(&mut sums) {
-                // SAFETY: each query has `dim` numbers, as checked above.
-                let factor = simd.splat(*unsafe { query.get_unchecked(number) });
-                sums[v] = simd.madd(factor, keys, sums[v]);
-            }
+        // SAFETY: the panel has sixteen floats for each of the head's numbers, as checked above.
+        let keys = unsafe { simd.load_at(at) };
+        for (query, sum) in queries.iter().zip(&mut sums) {
+            // SAFETY: each query has `dim` numbers, as checked above.
+            let factor = simd.splat(*unsafe { query.get_unchecked(number) });
+            *sum = simd.madd(factor, keys, *sum);
         }
         at = at.wrapping_add(LANES);
     }
-    for (sums, scores) in sums.iter().zip(scores) {
-        for (v, &sum) in sums.iter().enumerate() {
-            simd.store(sum, &mut scores[first + v * WIDTH..]);
-        }
+    for (&sum, scores) in sums.iter().zip(scores) {
+        simd.store(sum, &mut scores[first..]);
     }
 }
 

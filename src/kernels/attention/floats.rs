@@ -61,26 +61,28 @@ impl<L: Load> Stored for Floats<L> {
             for (to, from) in page_weights.iter_mut().zip(&*weights) {
                 *to = &from[index * POSITIONS..][..POSITIONS];
             }
-            let one = |outs: &mut Outs<'_, B>, row: usize, keys: Range<usize>| {
-                if !keys.is_empty() {
-                    let values = &values[keys.start * outs[row].len()..];
-                    let out = &mut outs[row];
-                    add_values::<S, L, 1>(simd, [&page_weights[row][keys]], values, std::array::from_mut(out));
-                }
-            };
             // what all rows attend to; the first keys of earlier rows and the last ones of later rows are theirs alone
             let common = from[B - 1]..to[0].max(from[B - 1]);
             for row in 0..B - 1 {
-                one(outs, row, from[row]..common.start.min(to[row]));
+                add_own::<S, L>(simd, page_weights[row], values, from[row]..common.start.min(to[row]), outs[row]);
             }
             if !common.is_empty() {
                 let values = &values[common.start * outs[0].len()..];
                 add_values::<S, L, B>(simd, page_weights.map(|weights| &weights[common.clone()]), values, outs);
             }
             for row in 1..B {
-                one(outs, row, common.end.max(from[row])..to[row]);
+                add_own::<S, L>(simd, page_weights[row], values, common.end.max(from[row])..to[row], outs[row]);
             }
         }
+    }
+}
+
+/// `out` += Σ weights · values of those of a page's keys that one row has for itself.
+#[inline(always)]
+fn add_own<S: Simd, L: Load>(simd: S, weights: &[f32], values: &[L], keys: Range<usize>, mut out: &mut [f32]) {
+    if !keys.is_empty() {
+        let values = &values[keys.start * out.len()..];
+        add_values::<S, L, 1>(simd, [&weights[keys]], values, std::array::from_mut(&mut out));
     }
 }
 
@@ -91,23 +93,24 @@ fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], v
     assert!(weights.iter().all(|row| row.len() == weights[0].len() && row.len() * head_dim <= values.len()));
     let mut done = 0;
     if B == 1 {
-        while done + 8 * WIDTH <= head_dim {
-            add_columns::<S, L, B, 8>(simd, weights, values, (outs, done));
-            done += 8 * WIDTH;
+        while done + 4 * WIDTH <= head_dim {
+            add_columns::<S, L, B, 4>(simd, weights, values, (outs, done));
+            done += 4 * WIDTH;
         }
     }
-    while done + 4 * WIDTH <= head_dim {
-        add_columns::<S, L, B, 4>(simd, weights, values, (outs, done));
-        done += 4 * WIDTH;
+    while done + 2 * WIDTH <= head_dim {
+        add_columns::<S, L, B, 2>(simd, weights, values, (outs, done));
+        done += 2 * WIDTH;
     }
     while done + WIDTH <= head_dim {
         add_columns::<S, L, B, 1>(simd, weights, values, (outs, done));
         done += WIDTH;
     }
-    for at in done..head_dim {
-        for (out, weights) in outs.iter_mut().zip(weights) {
-            for (position, &weight) in weights.iter().enumerate() {
-                out[at] = S::madd1(weight, L::one(values[position * head_dim + at]), out[at]);
+    // the numbers that fill no vector, in the same order
+    for (out, weights) in outs.iter_mut().zip(weights) {
+        for (&weight, values) in weights.iter().zip(values.chunks_exact(head_dim)) {
+            for (out, &value) in out[done..].iter_mut().zip(&values[done..]) {
+                *out = S::madd1(weight, L::one(value), *out);
             }
         }
     }

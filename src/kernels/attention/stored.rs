@@ -33,9 +33,9 @@ pub(super) trait Stored: Copy {
     );
 }
 
-/// How eight numbers become floats.
+/// How sixteen numbers become floats.
 pub(super) trait Load: memory::Number {
-    /// Eight numbers.
+    /// Sixteen numbers.
     ///
     /// # Safety
     /// They are there.

@@ -6,9 +6,9 @@ pub struct Isa(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// AVX2 and FMA, with AVX-512's 32 registers and products of bytes, on 256-bit vectors.
+    /// AVX-512: F, BW, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
-    Vnni,
+    Avx512,
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -28,7 +28,7 @@ impl Isa {
                 is_x86_feature_detected!("avx512vl"),
             ];
             let vnni = f && bw && vl && is_x86_feature_detected!("avx512vnni");
-            return Self(if vnni { Kind::Vnni } else { Kind::Avx2 });
+            return Self(if vnni { Kind::Avx512 } else { Kind::Avx2 });
         }
         Self::portable()
     }
@@ -38,7 +38,7 @@ impl Isa {
     pub fn all() -> Vec<Self> {
         match Self::detect().0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Vnni => vec![Self(Kind::Vnni), Self(Kind::Avx2), Self::portable()],
+            Kind::Avx512 => vec![Self(Kind::Avx512), Self(Kind::Avx2), Self::portable()],
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => vec![Self(Kind::Avx2), Self::portable()],
             Kind::Portable => vec![Self::portable()],
@@ -54,11 +54,16 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Vnni => "avx2+fma+avx512vnni",
+            Kind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2+fma",
+            Kind::Avx2 => "avx2",
             Kind::Portable => "portable",
         }
+    }
+
+    /// The one of this name, if this processor has it.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|isa| isa.name() == name)
     }
 
     pub(super) fn kind(self) -> Kind {
@@ -73,67 +78,69 @@ impl Isa {
 pub(super) trait Simd: Copy {
     /// What [`offset`](Self::offset) adds to each byte.
     const OFFSET: i32;
-    /// Rows of bytes that a product takes side by side.
+    /// Rows of floats that a product takes side by side.
+    const ROWS: usize;
+    /// Rows of bytes that it does.
     const BYTE_ROWS: usize;
     /// Groups of sixteen outputs that a product of several rows takes side by side.
     const ACROSS: usize;
-    /// Eight floats.
+    /// Sixteen floats.
     type V: Copy;
-    /// Eight 32-bit integers, or 32 bytes.
+    /// Sixteen 32-bit integers, or 64 bytes.
     type I: Copy;
     /// a · b + c, fused if the set has it, one number.
     fn madd1(a: f32, b: f32, c: f32) -> f32;
-    /// Eight times the same.
+    /// Sixteen times the same.
     fn splat(self, value: f32) -> Self::V;
-    /// The first eight.
+    /// The first sixteen.
     #[inline(always)]
     fn load(self, from: &[f32]) -> Self::V {
         let from = &from[..WIDTH];
-        // SAFETY: eight floats are there.
+        // SAFETY: sixteen floats are there.
         unsafe { self.load_at(from.as_ptr()) }
     }
-    /// Into the first eight.
+    /// Into the first sixteen.
     #[inline(always)]
     fn store(self, value: Self::V, to: &mut [f32]) {
         let to = &mut to[..WIDTH];
-        // SAFETY: there is room for eight floats.
+        // SAFETY: there is room for sixteen floats.
         unsafe { self.store_at(value, to.as_mut_ptr()) }
     }
     /// a · b + c, rounded as `madd1` does.
     fn madd(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// Eight floats.
+    /// Sixteen floats.
     ///
     /// # Safety
     /// They are there.
     unsafe fn load_at(self, from: *const f32) -> Self::V;
-    /// Eight floats.
+    /// Sixteen floats.
     ///
     /// # Safety
     /// There is room for them.
     unsafe fn store_at(self, value: Self::V, to: *mut f32);
-    /// Sixteen bf16 as floats: those at even places, those at odd ones.
+    /// Sixteen bf16 as floats: those at even places, then those at odd ones.
     ///
     /// # Safety
     /// They are there.
-    unsafe fn load_bf16_pairs(self, from: *const u16) -> [Self::V; 2];
-    /// Eight bf16 as floats.
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> Self::V;
+    /// Sixteen bf16 as floats.
     ///
     /// # Safety
     /// They are there.
     unsafe fn load_bf16(self, from: *const u16) -> Self::V;
-    /// Eight times the same integer; of bytes: eight times the same four.
+    /// Sixteen times the same integer; of bytes: sixteen times the same four.
     fn splat_int(self, value: i32) -> Self::I;
-    /// 32 bytes.
+    /// 64 bytes.
     ///
     /// # Safety
     /// They are there.
     unsafe fn load_bytes(self, from: *const i8) -> Self::I;
-    /// Eight integers.
+    /// Sixteen integers.
     ///
     /// # Safety
     /// They are there.
     unsafe fn load_ints(self, from: *const i32) -> Self::I;
-    /// Eight integers.
+    /// Sixteen integers.
     ///
     /// # Safety
     /// There is room for them.
@@ -143,7 +150,7 @@ pub(super) trait Simd: Copy {
     /// Each integer of `sum` plus the sum of four products of the bytes in its place: of `a`'s with `b`'s plus
     /// [`OFFSET`](Self::OFFSET), modulo 2^32. For bytes other than −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
-    /// Sixteen bytes as 16-bit integers.
+    /// 32 bytes as 16-bit integers.
     ///
     /// # Safety
     /// They are there.
@@ -155,7 +162,7 @@ pub(super) trait Simd: Copy {
 }
 
 /// Floats of a vector.
-pub(super) const WIDTH: usize = 8;
+pub(super) const WIDTH: usize = super::LANES;
 
 /// The build's baseline.
 #[derive(Clone, Copy)]
@@ -163,9 +170,11 @@ pub(super) struct Portable;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod portable;
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::Avx2;
+pub(super) use {avx2::Avx2, avx512::Avx512};
 
 #[cfg(test)]
 mod tests;
@@ -179,18 +188,18 @@ macro_rules! multiversion {
             #[target_feature(enable = "avx2,fma")]
             fn wide($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function has the features.
-                $body(unsafe { $crate::kernels::isa::Avx2::<false>::new() }, $($arg),*)
+                $body(unsafe { $crate::kernels::isa::Avx2::new() }, $($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
-            fn vnni($($arg: $ty),*) $(-> $ret)? {
+            fn widest($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function has the features.
-                $body(unsafe { $crate::kernels::isa::Avx2::<true>::new() }, $($arg),*)
+                $body(unsafe { $crate::kernels::isa::Avx512::new() }, $($arg),*)
             }
             match isa.kind() {
                 // SAFETY: an `Isa` of this kind is only made where the processor was found to have all of them.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Vnni => unsafe { vnni($($arg),*) },
+                $crate::kernels::isa::Kind::Avx512 => unsafe { widest($($arg),*) },
                 // SAFETY: an `Isa` of this kind is only made where the processor was found to have AVX2 and FMA.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx2 => unsafe { wide($($arg),*) },

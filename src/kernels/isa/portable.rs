@@ -1,7 +1,10 @@
-//! The build's baseline: loops of eight that the compiler turns into whatever vectors there are.
+//! The build's baseline: loops of sixteen that the compiler turns into whatever vectors there are.
 
 use super::{Portable, Simd, WIDTH};
 use crate::kernels::dtype::from_bf16;
+
+/// Half of a vector's lanes.
+const HALF: usize = WIDTH / 2;
 
 /// Two 16-bit integers in one place.
 #[inline(always)]
@@ -13,6 +16,7 @@ impl Simd for Portable {
     type V = [f32; WIDTH];
     type I = [i32; WIDTH];
     const OFFSET: i32 = 0;
+    const ROWS: usize = 6;
     const BYTE_ROWS: usize = 4;
     const ACROSS: usize = 1;
 
@@ -48,10 +52,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_pairs(self, from: *const u16) -> [Self::V; 2] {
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> Self::V {
         // SAFETY: the caller's promise; no alignment is needed.
-        let all = unsafe { from.cast::<[u16; 2 * WIDTH]>().read_unaligned() };
-        [0, 1].map(|odd| std::array::from_fn(|lane| from_bf16(all[2 * lane + odd])))
+        let all = unsafe { from.cast::<[u16; WIDTH]>().read_unaligned() };
+        std::array::from_fn(|lane| from_bf16(all[2 * (lane % HALF) + lane / HALF]))
     }
 
     #[inline(always)]

@@ -3,29 +3,29 @@
 use super::*;
 
 multiversion! {
-    /// Σ a·b as `dot_bytes` has it, the offset taken off, and Σ of the first sixteen as words.
-    fn dots(a: &[i8; 32], b: &[i8; 32]) -> [[i32; WIDTH]; 2] = dots_body
+    /// Σ a·b as `dot_bytes` has it, the offset taken off, and Σ of the first half as words.
+    fn dots(a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] = dots_body
 }
 
 #[inline(always)]
-fn dots_body<S: Simd>(simd: S, a: &[i8; 32], b: &[i8; 32]) -> [[i32; WIDTH]; 2] {
+fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] {
     let mut out = [[0; WIDTH]; 2];
     let zero = simd.splat_int(0);
-    // SAFETY: 32 bytes are there.
+    // SAFETY: 64 bytes are there.
     let first = unsafe { simd.load_bytes(a.as_ptr()) };
     // SAFETY: as above.
     let second = unsafe { simd.load_bytes(b.as_ptr()) };
     let sums = simd.dot_bytes(first, simd.offset(second), zero);
-    // SAFETY: there is room for eight.
+    // SAFETY: there is room for sixteen.
     unsafe { simd.store_ints(sums, out[0].as_mut_ptr()) };
     for (lane, bytes) in a.chunks_exact(4).enumerate() {
         out[0][lane] -= S::OFFSET * bytes.iter().map(|&byte| i32::from(byte)).sum::<i32>();
     }
-    // SAFETY: sixteen bytes are there.
+    // SAFETY: 32 bytes are there.
     let first = unsafe { simd.load_words(a.as_ptr()) };
     // SAFETY: as above.
     let second = unsafe { simd.load_words(b.as_ptr()) };
-    // SAFETY: there is room for eight.
+    // SAFETY: there is room for sixteen.
     unsafe { simd.store_ints(simd.dot_words(first, second, zero), out[1].as_mut_ptr()) };
     out
 }
@@ -35,7 +35,7 @@ fn integer_products_are_exact_on_every_instruction_set() {
     let dot = |a: &[i8], b: &[i8]| a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>();
     let mut state = 1u32;
     for round in 0..2000 {
-        let mut bytes = || -> [i8; 32] {
+        let mut bytes = || -> [i8; 64] {
             std::array::from_fn(|_| {
                 state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
                 // extremes often: they are where a saturating sum would show
@@ -47,7 +47,7 @@ fn integer_products_are_exact_on_every_instruction_set() {
                 .max(-127)
             })
         };
-        let (a, b) = if round == 0 { ([127; 32], [127; 32]) } else { (bytes(), bytes()) };
+        let (a, b) = if round == 0 { ([127; 64], [127; 64]) } else { (bytes(), bytes()) };
         for isa in Isa::all() {
             let [bytes, words] = dots(isa, &a, &b);
             for lane in 0..WIDTH {

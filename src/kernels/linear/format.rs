@@ -7,9 +7,9 @@ use std::marker::PhantomData;
 pub(super) trait Format<S: Simd>: Copy {
     /// What a step takes from a row: one input, or four bytes.
     type Cell: Copy;
-    /// A cell beside itself eight times, or eight outputs' weights.
+    /// A cell beside itself sixteen times, or sixteen outputs' weights.
     type Vector: Copy;
-    /// Eight running sums.
+    /// Sixteen running sums.
     type Sum: Copy;
     /// A running sum in memory.
     type Slot: Copy + Default;
@@ -27,22 +27,22 @@ pub(super) trait Format<S: Simd>: Copy {
     ///
     /// # Safety
     /// `GROUP` bytes are there.
-    unsafe fn weights(simd: S, at: *const u8) -> [Self::Vector; 2];
-    /// A cell, eight times.
+    unsafe fn weights(simd: S, at: *const u8) -> Self::Vector;
+    /// A cell, sixteen times.
     fn spread(simd: S, cell: Self::Cell) -> Self::Vector;
-    /// Eight zeros.
+    /// Sixteen zeros.
     fn zero(simd: S) -> Self::Sum;
     /// `sum` + x · weights.
     fn madd(simd: S, x: Self::Vector, weights: Self::Vector, sum: Self::Sum) -> Self::Sum;
     /// Sums kept in memory.
     ///
     /// # Safety
-    /// Eight slots are there.
+    /// Sixteen slots are there.
     unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Sum;
     /// Keeps sums in memory.
     ///
     /// # Safety
-    /// There is room for eight slots.
+    /// There is room for sixteen slots.
     unsafe fn store(simd: S, sum: Self::Sum, to: *mut Self::Slot);
     /// A sum as a number: what its output adds up to and what its bytes were divided by, where there are bytes.
     fn value(slot: Self::Slot, bytes: Option<(i32, f32)>) -> f32;
@@ -57,7 +57,7 @@ pub(super) trait Weight: Copy {
     ///
     /// # Safety
     /// They are there.
-    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> [S::V; 2];
+    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> S::V;
 }
 
 /// 32-bit floats: sixteen in a row.
@@ -65,22 +65,18 @@ impl Weight for f32 {
     const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> [S::V; 2] {
-        let at: *const f32 = at.cast();
+    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> S::V {
         // SAFETY: the caller's promise.
-        let low = unsafe { simd.load_at(at) };
-        // SAFETY: as above.
-        let high = unsafe { simd.load_at(at.wrapping_add(8)) };
-        [low, high]
+        unsafe { simd.load_at(at.cast()) }
     }
 }
 
-/// bf16: output i beside output i + 8, so that one load gives both vectors with a shift and a mask.
+/// bf16: output i beside output i + 8, so that eight pairs become both halves with a shift and a mask.
 impl Weight for u16 {
     const BYTES: usize = 32;
 
     #[inline(always)]
-    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> [S::V; 2] {
+    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { simd.load_bf16_pairs(at.cast()) }
     }
@@ -96,12 +92,12 @@ impl<S: Simd, W: Weight> Format<S> for Floats<W> {
     type Sum = S::V;
     type Slot = f32;
     const GROUP: usize = W::BYTES;
-    const TILE: usize = 6;
+    const TILE: usize = S::ROWS;
     const ACROSS: usize = S::ACROSS;
     const GROUPS: usize = 128 / W::BYTES;
 
     #[inline(always)]
-    unsafe fn weights(simd: S, at: *const u8) -> [S::V; 2] {
+    unsafe fn weights(simd: S, at: *const u8) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { W::sixteen(simd, at) }
     }
@@ -154,13 +150,9 @@ impl<S: Simd> Format<S> for Bytes {
     const GROUPS: usize = 2;
 
     #[inline(always)]
-    unsafe fn weights(simd: S, at: *const u8) -> [S::I; 2] {
-        let at: *const i8 = at.cast();
+    unsafe fn weights(simd: S, at: *const u8) -> S::I {
         // SAFETY: 64 bytes are there.
-        let low = unsafe { simd.load_bytes(at) };
-        // SAFETY: as above.
-        let high = unsafe { simd.load_bytes(at.wrapping_add(32)) };
-        [low, high]
+        unsafe { simd.load_bytes(at.cast()) }
     }
 
     #[inline(always)]

@@ -1,8 +1,9 @@
 //! The product itself: tiles of rows × outputs, each output its own chain over the inputs in order.
 //!
-//! One row reads a panel from its first byte to its last, as one stream of memory. Several rows pass slices of a panel, as many
-//! groups of sixteen outputs wide as registers have room for and [`SLICE`] steps long, while they are in the nearest cache; what
-//! the next slice needs is asked for meanwhile. Sums rest in memory between slices, unrounded, so slices and tiles change no bit.
+//! One row reads a panel from its first byte to its last, as one stream of memory, asked for a little ahead. Several rows pass
+//! slices of a panel, as many groups of sixteen outputs wide as registers have room for and [`SLICE`] steps long, while they are in
+//! the nearest cache; what the next slice needs is asked for meanwhile. Sums rest in memory between slices, unrounded, so slices
+//! and tiles change no bit.
 
 use super::{
     Linear, Then,
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::kernels::{
     LANES,
-    isa::{Simd, WIDTH, multiversion},
+    isa::{Simd, multiversion},
     rowwise,
     shared::Shared,
 };
@@ -20,6 +21,9 @@ use std::ops::Range;
 const SLICE: usize = 128;
 /// Bytes of a line of the caches.
 const LINE: usize = 64;
+/// How far ahead one stream is asked for, in bytes. Some processors foresee streams by themselves, but only to the end of each
+/// 4 KiB.
+const AHEAD: usize = 4096;
 /// Rows that pass a panel together; their inputs stay in the second level.
 const BLOCK: usize = 96;
 /// Outputs of the widest panel.
@@ -135,10 +139,10 @@ struct Slice {
     group: usize,
     start: usize,
     end: usize,
-    next: Option<Next>,
+    next: Next,
 }
 
-/// The slice that comes next, of which each tile of this one asks for its part: memory is then as busy under the last tile as
+/// What comes next: of the next slice, each tile of this one asks for its part, so that memory is as busy under the last tile as
 /// under the first.
 #[derive(Clone, Copy)]
 struct Next {
@@ -155,7 +159,8 @@ impl<C: Copy> Panel<'_, C> {
     fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; WIDEST]) {
         *sums = [F::Slot::default(); WIDEST];
         let sums = std::slice::from_mut(sums);
-        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, next: None };
+        let next = Next { ahead: AHEAD, tile: 0, tiles: 1 };
+        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, next };
         match self.groups {
             1 => self.tile::<S, F, 1, 1>(simd, all, sums),
             2 => self.tile::<S, F, 1, 2>(simd, all, sums),
@@ -167,8 +172,7 @@ impl<C: Copy> Panel<'_, C> {
     /// Several rows, slice by slice.
     #[inline(always)]
     fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; WIDEST]]) {
-        // Two rows take two groups at a time, for enough chains side by side. Where one tile has the whole panel, it reads it as
-        // one stream, which the processor foresees by itself; what is read slice by slice has to be asked for.
+        // two rows take two groups at a time, for enough chains side by side
         let wide = if sums.len() == 2 { 2 } else { F::ACROSS };
         for start in (0..self.steps).step_by(SLICE) {
             let end = self.steps.min(start + SLICE);
@@ -178,9 +182,10 @@ impl<C: Copy> Panel<'_, C> {
                 let ahead = if last { ((end - start) * self.groups - group) * F::GROUP } else { wide * F::GROUP };
                 let both = wide == 2 && group + 1 < self.groups;
                 let (mut row, tiles) = (0, sums.len().div_ceil(F::TILE));
+                // one tile that has the whole panel reads it as one stream
+                let ahead = if tiles == 1 && wide >= self.groups { AHEAD } else { ahead };
                 for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
-                    let next = (wide < self.groups || tiles > 1).then_some(Next { ahead, tile, tiles });
-                    let slice = Slice { row, group, start, end, next };
+                    let slice = Slice { row, group, start, end, next: Next { ahead, tile, tiles } };
                     self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[row..]);
                     row += rows;
                 }
@@ -196,20 +201,17 @@ impl<C: Copy> Panel<'_, C> {
         slice: Slice,
         sums: &mut [[F::Slot; WIDEST]],
     ) {
-        match shape {
-            (1, false) => self.tile::<S, F, 1, 1>(simd, slice, sums),
-            (1, true) => self.tile::<S, F, 1, 2>(simd, slice, sums),
-            (2, false) => self.tile::<S, F, 2, 1>(simd, slice, sums),
-            (2, true) => self.tile::<S, F, 2, 2>(simd, slice, sums),
-            (3, false) => self.tile::<S, F, 3, 1>(simd, slice, sums),
-            (3, true) => self.tile::<S, F, 3, 2>(simd, slice, sums),
-            (4, false) => self.tile::<S, F, 4, 1>(simd, slice, sums),
-            (4, true) => self.tile::<S, F, 4, 2>(simd, slice, sums),
-            (5, false) => self.tile::<S, F, 5, 1>(simd, slice, sums),
-            (5, true) => self.tile::<S, F, 5, 2>(simd, slice, sums),
-            (_, false) => self.tile::<S, F, 6, 1>(simd, slice, sums),
-            (_, true) => self.tile::<S, F, 6, 2>(simd, slice, sums),
+        // one tile for each number of rows, compiled for itself
+        macro_rules! tile {
+            ($($rows:literal)*) => {
+                match shape {
+                    $(($rows, false) => self.tile::<S, F, $rows, 1>(simd, slice, sums),
+                    ($rows, true) => self.tile::<S, F, $rows, 2>(simd, slice, sums),)*
+                    (rows, _) => unreachable!("a tile of {rows} rows"),
+                }
+            };
         }
+        tile!(1 2 3 4 5 6 7 8);
     }
 
     /// `R` rows times `G` groups: R · G · 16 chains side by side, continued over a slice's steps.
@@ -227,25 +229,23 @@ impl<C: Copy> Panel<'_, C> {
         let xs: [&[C]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.steps..][..self.steps]);
         let slots: [*mut F::Slot; R] = std::array::from_fn(|r| sums[r][group * LANES..].as_mut_ptr());
         // loops, not closures: a closure that is not inlined is not compiled for the instruction set
-        let mut chains = [[[F::zero(simd); 2]; G]; R];
+        let mut chains = [[F::zero(simd); G]; R];
         for (chains, &slots) in chains.iter_mut().zip(&slots) {
-            for (index, chain) in chains.as_flattened_mut().iter_mut().enumerate() {
+            for (index, chain) in chains.iter_mut().enumerate() {
                 // SAFETY: a row of sums has WIDEST slots, of which groups up to group + G are within, as checked.
-                *chain = unsafe { F::load(simd, slots.wrapping_add(index * WIDTH)) };
+                *chain = unsafe { F::load(simd, slots.wrapping_add(index * LANES)) };
             }
         }
         let mut at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
         // of what comes next, each tile asks for its part, and for a step of it in as many steps as there are tiles
-        let Next { ahead, tile, tiles } = next.unwrap_or(Next { ahead: 0, tile: 0, tiles: end - start });
+        let Next { ahead, tile, tiles } = next;
         let mut part = at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
         let mut step = start;
         while step < end {
-            if next.is_some() {
-                for line in (0..G * F::GROUP).step_by(LINE) {
-                    simd.prefetch(part.wrapping_add(line));
-                }
-                part = part.wrapping_add(stride);
+            for line in (0..G * F::GROUP).step_by(LINE) {
+                simd.prefetch(part.wrapping_add(line));
             }
+            part = part.wrapping_add(stride);
             let stop = end.min(step + tiles);
             while step < stop {
                 for g in 0..G {
@@ -254,9 +254,7 @@ impl<C: Copy> Panel<'_, C> {
                     for (chains, x) in chains.iter_mut().zip(&xs) {
                         // SAFETY: every row has `steps` cells.
                         let x = F::spread(simd, *unsafe { x.get_unchecked(step) });
-                        for (chain, &weights) in chains[g].iter_mut().zip(&weights) {
-                            *chain = F::madd(simd, x, weights, *chain);
-                        }
+                        chains[g] = F::madd(simd, x, weights, chains[g]);
                     }
                 }
                 at = at.wrapping_add(stride);
@@ -264,9 +262,9 @@ impl<C: Copy> Panel<'_, C> {
             }
         }
         for (chains, slots) in chains.iter().zip(slots) {
-            for (index, &chain) in chains.as_flattened().iter().enumerate() {
+            for (index, &chain) in chains.iter().enumerate() {
                 // SAFETY: as for the loads.
-                unsafe { F::store(simd, chain, slots.wrapping_add(index * WIDTH)) };
+                unsafe { F::store(simd, chain, slots.wrapping_add(index * LANES)) };
             }
         }
     }

@@ -14,11 +14,12 @@ use weir::{
 };
 
 /// What other programs read: the first keys of each entry, in order.
-const PROMISED: [&str; 12] = [
+const PROMISED: [&str; 13] = [
     "model",
     "family",
     "dtype",
     "threads",
+    "isa",
     "batch",
     "context",
     "shortening_factor",

@@ -4,7 +4,7 @@ use super::{failure, json, number};
 use crate::support::{converted, fixture};
 use weir::{
     error::Error,
-    kernels::Dtype,
+    kernels::{Dtype, Isa},
     report::{compare, decode, kernels, prefill},
 };
 
@@ -23,6 +23,19 @@ fn every_combination_of_dtypes_and_threads_is_measured() {
     let args = ["prefill", "--json", "--threads", "2,1", "--symbols", "20", "--runs", "1", "--model"];
     let entries = json(&args, &[converted("vanilla")]);
     assert_eq!(entries.iter().map(|entry| number(entry, "threads")).collect::<Vec<_>>(), [2.0, 1.0]);
+}
+
+#[test]
+fn every_instruction_set_can_be_measured_and_another_is_refused() {
+    for isa in Isa::all() {
+        let args = ["decode", "--json", "--isa", isa.name(), "--steps", "4", "--batch", "1", "--context", "8", "--model"];
+        let entries = json(&args, &[converted("whitespaces")]);
+        assert!(entries.iter().all(|entry| entry["isa"] == isa.name()) && entries.len() == 1);
+    }
+    let entries = json(&["kernels", "--json", "--isa", "portable", "--seconds", "0.001", "--megabytes", "1"], &[]);
+    assert!(entries.iter().all(|entry| entry["isa"] == "portable"));
+    let said = failure(&["decode", "--isa", "sse9", "--model"], &[converted("vanilla")]);
+    assert!(said.contains("this processor has") && said.contains("portable"), "{said}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use super::{bench, equal, failure, json, keys, number};
 use crate::support::{converted, fixture};
 
-const PROMISED: [&str; 8] =
-    ["model", "family", "dtype", "threads", "batch", "engine_step_ns", "served_step_ns", "overhead"];
+const PROMISED: [&str; 9] =
+    ["model", "family", "dtype", "threads", "isa", "batch", "engine_step_ns", "served_step_ns", "overhead"];
 
 /// The command itself compares the texts of both ways, for every run.
 #[test]

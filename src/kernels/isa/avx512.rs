@@ -1,0 +1,124 @@
+//! AVX-512: sixteen lanes are one vector, of which there are 32, and products of bytes one instruction.
+
+use super::Simd;
+use std::arch::x86_64::*;
+
+/// A proof that the processor has AVX-512's F, BW, VL and VNNI, and that the code around it is compiled for them.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// Only inside a function with these features.
+    #[inline(always)]
+    pub(in super::super) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+// Every block below: `self` proves the features; what pointers promise is the caller's; loads and stores need no alignment.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "each is one expression of one instruction set")]
+impl Simd for Avx512 {
+    type V = __m512;
+    type I = __m512i;
+    const OFFSET: i32 = 128;
+    const ROWS: usize = 8;
+    const BYTE_ROWS: usize = 8;
+    const ACROSS: usize = 2;
+
+    #[inline(always)]
+    fn madd1(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn madd(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_at(self, from: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_at(self, value: __m512, to: *mut f32) {
+        unsafe { _mm512_storeu_ps(to, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> __m512 {
+        // a bf16 is the upper half of a float: in the lower lanes the even ones are shifted there, in the upper lanes the odd
+        // ones, which are there already, lose what is below them
+        unsafe {
+            let pairs = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
+            let even = _mm512_set_epi64(0, 0, 0, 0, SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN);
+            let shifted = _mm512_sllv_epi32(pairs, even);
+            _mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(0xffff_0000_u32.cast_signed())))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const i8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_ints(self, from: *const i32) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_ints(self, value: __m512i, to: *mut i32) {
+        unsafe { _mm512_storeu_si512(to.cast(), value) }
+    }
+
+    #[inline(always)]
+    fn offset(self, bytes: __m512i) -> __m512i {
+        // a flipped sign bit is 128 more, without sign
+        unsafe { _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)) }
+    }
+
+    #[inline(always)]
+    fn dot_bytes(self, a: __m512i, b: __m512i, sum: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sum, b, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const i8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    fn dot_words(self, a: __m512i, b: __m512i, sum: __m512i) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(sum, a, b) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // the second level is near enough, and large enough for what comes after the current panel
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+}
+
+/// Two lanes to be shifted by sixteen bits.
+const SIXTEEN: i64 = 16 << 32 | 16;

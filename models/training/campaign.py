@@ -45,8 +45,7 @@ def status(folder):
 def conduct(config, folder, arguments, deadline):
     """Train, as far as the time goes; export and measure what is complete. Tells whether it is."""
     run = Run(config, arguments.data, folder, device(), arguments.workers)
-    if (folder / "state.pt").exists():
-        run.resume()
+    run.resume()
     if not train(run, deadline):
         return False
     facts = export(folder, folder / "checkpoint")

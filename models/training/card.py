@@ -2,7 +2,8 @@
 
 `cards/NAME.json` says what is in no file of the run: which run it is, what the model is for, its limits. The folder gets the
 checkpoint with bf16 matrices, the learning curve, `card.json` with all figures, measured with the weights as exported, and the
-model card, `README.md`, which `--text` writes again from `card.json` alone. The model that is served where none is named has its folder
+model card, `README.md`, which `--text` writes again from `card.json` alone; `--again` measures the shipped weights again, without the
+run. The model that is served where none is named has its folder
 beside `training` itself, and a card written by hand (no `run` in `cards/NAME.json`): of it only `card.json` is written.
 
 `card.json` also holds what the server must answer (`tests/weir/wire/shipped.rs` asks it): of language models the bits per character of
@@ -34,6 +35,7 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, help="folder of the shipped models' folders, if it is another")
     parser.add_argument("--characters", type=int, default=CHARACTERS, help="of each split, from its beginning")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--again", action="store_true", help="measure the weights in the folder; what the run told stays")
     parser.add_argument("--text", action="store_true", help="write README.md again, and nothing else")
     arguments = parser.parse_args(argv)
     if arguments.threads:
@@ -41,8 +43,8 @@ def main(argv=None):
     about = json.loads((ABOUT / f"{arguments.name}.json").read_text(encoding="utf-8"))
     folder = (arguments.out or (COMPARED if "run" in about else MODELS)) / arguments.name
     if not arguments.text:
-        if not arguments.data or ("run" in about and not arguments.runs):
-            parser.error("--data and, for a run, --runs are needed")
+        if not arguments.data or ("run" in about and not arguments.runs and not arguments.again):
+            parser.error("--data and, for a run, --runs or --again are needed")
         card = make(about, folder, arguments)
         text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
         (folder / "card.json").write_text(text, encoding="utf-8")
@@ -56,7 +58,10 @@ def make(about, folder, arguments):
     """All figures of a model; its folder is written first where it comes from a run."""
     card = {"name": folder.name, "shows": about["shows"]}
     if "run" in about:
-        card["run"] = trained(find(about["run"], arguments.runs), folder, arguments.data)
+        if arguments.again:
+            card["run"] = json.loads((folder / "card.json").read_text(encoding="utf-8"))["run"]
+        else:
+            card["run"] = trained(find(about["run"], arguments.runs), folder, arguments.data)
     model, config = checkpoint.load(folder)
     weights = folder / "model.safetensors"
     card.update(family=config["family"], bytes=weights.stat().st_size, sha256=checkpoint.sha256(weights))
@@ -99,12 +104,14 @@ def trained(run, folder, texts):
 
 def measured(model, config, texts, characters):
     """Bits per character of windows no longer than trained: scored in their last quarter (arXiv 2211.09761's proportion), where
-    the family has no way of its own, and in all of them."""
+    the family has no way of its own, and in all of them. In one row, as `weir score --windowed` tells them."""
     total, rows = config["training_length"], []
     quarter = [] if hasattr(model, "measure") else [("test", total // 4)]
     for split, stride in [*quarter, ("test", total), ("valid", total)]:
         text = data.read_text(texts, "english", split)[:characters]
-        result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total)
+        result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total, rows=1)
+        if hasattr(model, "text_nats"):
+            result["as_scored"] = evaluation.as_served(model, data.encode(text, config["vocabulary"]), stride, total)
         rows.append({"split": split, "characters_of_split": len(text), "stride": stride, "total": total, **result})
         print(json.dumps(rows[-1]), flush=True)
     return rows

@@ -97,8 +97,11 @@ def bits(card):
     if "bpc_paper" in first:
         told += (
             f" With the marks of segments, which cost {first['bpc_joint'] - first['bpc_paper']:.3f} of it; the text alone, as "
-            f"the paper counts, {first['bpc_paper']:.3f}."
+            f"the paper counts, {first['bpc_paper']:.3f}. `weir score --windowed {first['total']},{first['stride']}` gives each chunk the "
+            f"symbol before it and counts neither marks nor ends: {first['as_scored']:.3f}."
         )
+    else:
+        told += " `weir score --windowed L,S` tells the same of the same text, L being the window and S what is scored of it."
     if first["boundary_rate"] < 1:
         told += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
     told += " The test file was read for the final weights only."
@@ -118,7 +121,8 @@ def rouge(card):
     told = (
         "F × 100 by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of the "
         f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights as they are "
-        "here, in f32. The test pairs were read for the final weights only."
+        "here, in f32. The test pairs were read for the final weights only; what was set after that is told under limits. "
+        "`weir summarize --table` counts without a stemmer, and tells a little less."
     )
     return ["## ROUGE", table(head, rows), told]
 

@@ -53,7 +53,10 @@ def complete(runs):
 
 def gather(results, runs, texts, shipped, save):
     """Measures what is new; `save` is called after each."""
-    made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card}
+    made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card and "bpc" in card}
+    for name, card in made_from.items():
+        if name in results["comparison"]:
+            results["comparison"][name].update(sha256=card["sha256"], **card["bpc"][0])
     for name, folder in complete(runs).items():
         configuration, facts = name.rsplit("-seed", 1)[0], json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if name.startswith(("compare-", "lslm-", "chinese-")):
@@ -93,7 +96,7 @@ def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
     text = data.read_text(texts, corpus, "test")[:CHARACTERS]
     ids = data.encode(text, config["vocabulary"])
     about = {"split": "test", "characters_of_split": len(text), "symbols_of_split": len(ids), "stride": stride, "total": total}
-    return {**about, **evaluation.measure(model, ids, stride, total)}
+    return {**about, **evaluation.measure(model, ids, stride, total, rows=1)}
 
 
 def in_chunks(results, runs, texts, save):

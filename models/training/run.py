@@ -94,6 +94,9 @@ class Run:
         os.replace(self.out / f"{name}.partial", self.out / name)
 
     def resume(self):
+        """Goes on from the folder's state, if there is one; steps that were logged after it are forgotten."""
+        if not (self.out / "state.pt").exists():
+            return self._forget_log_after(0)
         state = torch.load(self.out / "state.pt", map_location="cpu")
         if state["config"]["model"] != self.config["model"]:
             raise ValueError(f"{self.out} holds a run of a different model")

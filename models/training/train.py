@@ -98,8 +98,7 @@ def main():
     if begun and not arguments.resume:
         parser.error("the run folder holds a run already; --resume goes on with it")
     run = Run(config, arguments.data, arguments.out, device(), arguments.workers)
-    if begun:
-        run.resume()
+    run.resume()
     train(run)
 
 

@@ -134,7 +134,7 @@ mod tests {
             for (bytes, times) in [(0, 1), (1, 2), (4096, 1), (4100, 3), (100_000, 1), (100_000, 5)] {
                 let stream = Stream::new(bytes).unwrap();
                 assert!(stream.bytes() >= bytes && stream.bytes() < bytes + 2 * GROUP * WIDTH * size_of::<f32>());
-                for isa in [Isa::detect(), Isa::portable()] {
+                for isa in Isa::all() {
                     let numbers = (stream.bytes() / size_of::<f32>() * times) as f32;
                     assert_eq!(stream.read(isa, &pool, times), numbers, "{bytes} bytes, {times} times");
                 }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn chains_end_where_their_recurrence_does() {
         let pool = Pool::new(2);
-        for isa in [Isa::detect(), Isa::portable()] {
+        for isa in Isa::all() {
             let (count, sum) = multiply_adds(isa, &pool, 1_000_000);
             assert!((1_000_000..1_000_000 + 8 * TURN).contains(&count));
             // x = x/2 + 1 has one fixed point, 2

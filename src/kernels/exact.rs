@@ -32,9 +32,9 @@ fn products(x: &[f32], weight: &[f32], inputs: usize) -> Vec<i64> {
     x.chunks_exact(inputs).flat_map(|x| weight.chunks_exact(inputs).map(move |weight| dot(x, weight))).collect()
 }
 
-fn computes(threads: usize) -> [Compute; 2] {
+fn computes(threads: usize) -> Vec<Compute> {
     let pool = Arc::new(Pool::new(threads));
-    [Isa::detect(), Isa::portable()].map(|isa| Compute { isa, pool: pool.clone() })
+    Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
 }
 
 /// Multiplies in each of the types on each instruction set, and compares to the bit.

@@ -29,10 +29,10 @@ class Shipping(OnText):
             path.write_text(json.dumps(config))
             campaign.main(["--data", str(cls.root), "--out", str(cls.root / "runs"), "--characters", "4096", str(path)])
 
-    def shipped(self, name, about):
+    def shipped(self, name, about, again=False):
         """(folder, card) of a run as `training.card` ships it."""
         folder = self.root / "models" / name
-        arguments = Namespace(runs=[self.root / "runs"], data=self.root, characters=4096)
+        arguments = Namespace(runs=[] if again else [self.root / "runs"], data=self.root, characters=4096, again=again)
         return folder, card.make({"run": f"{name}-seed1", "shows": "a test", **about}, folder, arguments)
 
     def test_a_card_tells_what_the_exported_weights_do(self):
@@ -48,6 +48,11 @@ class Shipping(OnText):
             self.assertEqual([(row["split"], row["stride"]) for row in made["bpc"]], [("test", 16), ("test", 64), ("valid", 64)])
             self.assertTrue(made["samples"]["greedy"].startswith("to sea "))
             page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
+            # what the server's Score tells of the same text with the same windows
+            whole = data.encode(data.read_text(self.root, "english", "test")[:4096], config["vocabulary"])
+            self.assertAlmostEqual(made["bpc"][0]["bpc"], evaluation.as_served(model, whole, 16, 64), places=6)
+            (folder / "card.json").write_text(json.dumps(made))
+            self.assertEqual(self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "}, again=True)[1], made)
             for told in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
                 self.assertIn(told, page)
 
@@ -163,6 +168,8 @@ class Tables(unittest.TestCase):
         # of the same text: the other seed of one of them says nothing
         expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "yes", "whitespace below gumbel": "yes"}
         self.assertEqual(verdicts, expected)
+        close = {**methods, "gumbel": [self.row("compare-gumbel-seed1", 1.7901, 0.2)]}
+        self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | too close to tell |", report.order(close))
         methods["whitespace"].append(self.row("compare-whitespace-seed2", 1.71, 0.2))
         rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
         self.assertEqual(rows[0][2:], ["1.790 · 1.900; 1.710 · 1.700", "by 1 of 2 seeds"])

@@ -132,6 +132,13 @@ class Training(OnText):
         for ours, theirs in zip(second.model.parameters(), whole.model.parameters()):
             self.assertTrue(torch.equal(ours, theirs))
 
+    def test_steps_of_a_run_that_never_was_saved_are_not_logged_twice(self):
+        log = self.root / "unsaved" / "log.jsonl"
+        log.parent.mkdir()
+        log.write_text('{"step": 10}\n{"step": 20}\n{"st')
+        self.run_for("unsaved").resume()
+        self.assertEqual(log.read_text(), "")
+
     def test_a_seed_is_all_that_tells_runs_apart(self):
         def losses(name, seed):
             config = tiny("compare-gumbel")

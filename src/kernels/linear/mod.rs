@@ -341,17 +341,22 @@ mod tests {
     }
 
     #[test]
-    fn instruction_sets_agree_on_bytes_to_the_bit() {
-        let (rows, outputs, inputs) = (7, 77, 130);
-        let linear =
-            Linear::pack(&Store::new(Dtype::Int8), &numbers(1, outputs * inputs), &[], outputs, inputs).unwrap();
-        let x = numbers(2, rows * inputs);
-        let outs = computes(1).into_iter().map(|compute| {
-            let mut out = vec![0.0; rows * outputs];
-            linear.apply(&compute, &x, Then::Nothing, &mut Quantized::default(), &mut out);
-            out
-        });
-        let outs: Vec<_> = outs.collect();
-        assert!(outs.iter().all(|out| *out == outs[0]));
+    fn instruction_sets_agree_to_the_bit_on_bytes_and_on_floats_where_all_have_fused_multiply_adds() {
+        let (outputs, inputs) = (177, 300);
+        for (dtype, rows) in Dtype::ALL.into_iter().flat_map(|dtype| [1, 2, 7, 20].map(|rows| (dtype, rows))) {
+            let linear = Linear::pack(&Store::new(dtype), &numbers(1, outputs * inputs), &[], outputs, inputs).unwrap();
+            let x = numbers(2, rows * inputs);
+            let apply = |compute: &Compute| {
+                let mut out = vec![0.0; rows * outputs];
+                linear.apply(compute, &x, Then::Nothing, &mut Quantized::default(), &mut out);
+                out
+            };
+            let mut computes = computes(1);
+            if dtype != Dtype::Int8 && computes.len() > 1 {
+                computes.retain(|compute| compute.isa != Isa::portable());
+            }
+            let outs: Vec<_> = computes.iter().map(apply).collect();
+            assert!(outs.iter().all(|out| *out == outs[0]), "{dtype:?}, {rows} rows");
+        }
     }
 }

@@ -28,7 +28,8 @@ fn every_combination_of_dtypes_and_threads_is_measured() {
 #[test]
 fn every_instruction_set_can_be_measured_and_another_is_refused() {
     for isa in Isa::all() {
-        let args = ["decode", "--json", "--isa", isa.name(), "--steps", "4", "--batch", "1", "--context", "8", "--model"];
+        let args =
+            ["decode", "--json", "--isa", isa.name(), "--steps", "4", "--batch", "1", "--context", "8", "--model"];
         let entries = json(&args, &[converted("whitespaces")]);
         assert!(entries.iter().all(|entry| entry["isa"] == isa.name()) && entries.len() == 1);
     }

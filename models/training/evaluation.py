@@ -1,9 +1,9 @@
 """Bits per character over a text, by fresh windows (arXiv 2211.09761's evaluation).
 
-The text is cut into rows; with one, it is scored as the server's Score does with windows. For each stretch of `stride` targets a window is run that starts up to `total - stride` characters
-before it; only the stretch is scored. With total = stride no character is read twice, and the first ones of each window
-have hardly any context: that measures low. Fixed boundaries count from the start of the row, as they do in the reference. A
-model should not be measured beyond the length it was trained on.
+The text is cut into rows; with one, it is scored as the server's Score does with windows. For each stretch of `stride` targets a
+window is run that starts up to `total - stride` characters before it; only the stretch is scored. With total = stride no
+character is read twice, and the first ones of each window have hardly any context: that measures low. Fixed boundaries count from
+the start of the row, as they do in the reference. A model should not be measured beyond the length it was trained on.
 """
 
 import math

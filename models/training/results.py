@@ -21,6 +21,7 @@ LATENT = {
     "english": ("lslm-", ("compare-vanilla", "compare-whitespace"), 128),
     "chinese": ("chinese-lslm-", ("chinese-vanilla", "chinese-gumbel"), 256),
 }
+ROWS = 1  # into which a text is cut where it is measured: figures of several are of another thing
 KINDS = ("comparison", "lengths", "unseen", "speed")
 
 
@@ -56,7 +57,7 @@ def gather(results, runs, texts, shipped, save):
     made_from = {card["run"]["name"]: card for card in shipped.values() if "run" in card and "bpc" in card}
     for name, card in made_from.items():
         if name in results["comparison"]:
-            results["comparison"][name].update(sha256=card["sha256"], **card["bpc"][0])
+            results["comparison"][name].update(sha256=card["sha256"], rows=ROWS, **card["bpc"][0])
     for name, folder in complete(runs).items():
         configuration, facts = name.rsplit("-seed", 1)[0], json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if name.startswith(("compare-", "lslm-", "chinese-")):
@@ -66,7 +67,7 @@ def gather(results, runs, texts, shipped, save):
                 continue
             row = made_from[name]["bpc"][0] if name in made_from else of_checkpoint(folder / "checkpoint", texts, corpus)
             about = {key: facts[key] for key in ("name", "seed", "parameters", "characters")}
-            results["comparison"][name] = {**about, "sha256": weights, **row}
+            results["comparison"][name] = {**about, "sha256": weights, "rows": ROWS, **row}
         elif name.startswith("lex-") and configuration not in results["lengths"]:
             results["lengths"][configuration] = of_lengths(folder / "checkpoint", texts)
         else:
@@ -78,14 +79,14 @@ def gather(results, runs, texts, shipped, save):
         known = card["family"] == "pyramidion" or told_of(results["unseen"], name, card["sha256"])
         if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
             measured = {text: of_checkpoint(folders()[name], texts, text, whole=True) for text in TEXTS}
-            results["unseen"][name] = {"sha256": card["sha256"], **measured}
+            results["unseen"][name] = {"sha256": card["sha256"], "rows": ROWS, **measured}
             print(name, flush=True)
             save(results)
 
 
 def told_of(rows, name, weights):
-    """Whether there is a row, and it is about these weights."""
-    return name in rows and rows[name]["sha256"] == weights
+    """Whether there is a row, about these weights, and measured as rows are now."""
+    return name in rows and rows[name]["sha256"] == weights and rows[name].get("rows") == ROWS
 
 
 def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
@@ -96,7 +97,7 @@ def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
     text = data.read_text(texts, corpus, "test")[:CHARACTERS]
     ids = data.encode(text, config["vocabulary"])
     about = {"split": "test", "characters_of_split": len(text), "symbols_of_split": len(ids), "stride": stride, "total": total}
-    return {**about, **evaluation.measure(model, ids, stride, total, rows=1)}
+    return {**about, **evaluation.measure(model, ids, stride, total, rows=ROWS)}
 
 
 def in_chunks(results, runs, texts, save):

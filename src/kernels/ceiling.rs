@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// Vectors summed side by side: enough chains that none is waited for.
+/// Vectors summed side by side: enough chains for memory beyond the nearest cache to be what is waited for.
 const GROUP: usize = 4;
 /// Parts of a stream for each thread, so that one that is busy elsewhere delays the others by one part.
 const PARTS: usize = 4;
@@ -67,9 +67,10 @@ fn add_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
     total(simd, &sums)
 }
 
-/// Chains of multiply-adds, of sixteen lanes each, that are enough for none to be waited for, where registers have room.
+/// The most chains of multiply-adds, of sixteen lanes each: enough for none to be waited for. Where registers have room for fewer, those
+/// take turns.
 const CHAINS: usize = 12;
-/// Multiply-adds of one turn: one of each chain.
+/// Multiply-adds of one turn: one of each of so many chains.
 const TURN: usize = CHAINS * WIDTH;
 
 /// Does at least `count` multiply-adds on all threads without touching memory: how many they were, and a number that depends
@@ -90,11 +91,10 @@ multiversion! {
 
 #[inline(always)]
 fn chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
-    // sixteen registers of eight lanes have room for half as many, which then take turns twice
-    if S::ACROSS == 1 {
-        chains_of::<S, { CHAINS / 2 }>(simd, factor, turns)
-    } else {
-        chains_of::<S, CHAINS>(simd, factor, turns)
+    match S::CHAINS {
+        3 => chains_of::<S, 3>(simd, factor, turns),
+        6 => chains_of::<S, 6>(simd, factor, turns),
+        _ => chains_of::<S, CHAINS>(simd, factor, turns),
     }
 }
 

@@ -291,7 +291,7 @@ mod tests {
             let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(x + y)).collect();
             let mean = sums.iter().sum::<f64>() / width as f64;
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
-            for isa in [Isa::detect(), Isa::portable()] {
+            for isa in Isa::all() {
                 let mut got = x.clone();
                 let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(1)) };
                 add_norm(&compute, &mut got, &y, &parameters);
@@ -309,7 +309,7 @@ mod tests {
         for (width, eps) in [(1, 1e-6), (15, 1e-6), (16, 0.3), (48, 1e-6), (101, 1e-5)] {
             let numbers = |k: f32| (0..width * 3).map(|i| (i as f32 * k).sin() * 0.1 + 0.03).collect::<Vec<_>>();
             let (x, norm) = (numbers(0.7), Rms { weight: numbers(0.2)[..width].to_vec(), eps });
-            for isa in [Isa::detect(), Isa::portable()] {
+            for isa in Isa::all() {
                 let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(2)) };
                 let mut got = vec![f32::NAN; x.len()];
                 rms_norm(&compute, &x, &norm, &mut got);
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn activations_do_not_depend_on_where_a_number_stands() {
         let numbers: Vec<f32> = (0..103).map(|i| (i as f32 - 50.0) / 9.0).collect();
-        for isa in [Isa::detect(), Isa::portable()] {
+        for isa in Isa::all() {
             let mut together = numbers.clone();
             gelu_all(isa, &mut together);
             for (i, &x) in numbers.iter().enumerate() {
@@ -347,7 +347,7 @@ mod tests {
         for i in -2000..=2000 {
             let x = f64::from(i) / 200.0;
             let gelu = 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
-            for isa in [Isa::detect(), Isa::portable()] {
+            for isa in Isa::all() {
                 let (mut by_tanh, mut silu) = ([x as f32], [x as f32]);
                 gelu_tanh_all(isa, &mut by_tanh);
                 silu_all(isa, &mut silu);

@@ -110,7 +110,7 @@ impl Golden {
 fn logits_in_every_mode() {
     for case in CASES {
         let golden = Golden::read(case);
-        for isa in [Isa::detect(), Isa::portable()] {
+        for isa in Isa::all() {
             let model = load(&converted(case), &Settings { isa, ..settings() }).unwrap();
             for (row, text) in golden.texts().iter().enumerate() {
                 let want = golden.row("logits", row);

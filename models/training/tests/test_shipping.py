@@ -68,6 +68,9 @@ class Shipping(OnText):
         self.assertEqual([row["split"] for row in made["bpc"]], ["test", "valid"])
         page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
         self.assertIn(f"{made['bpc'][0]['bpc_paper']:.3f}", page)
+        first = made["bpc"][0]
+        self.assertIn(f"counts neither marks nor ends: {first['as_scored']:.3f}.", page)
+        self.assertTrue(first["bpc_paper"] / 1.5 < first["as_scored"] < first["bpc_paper"] * 1.5, first)
         for how in ("greedy", "drawn"):
             self.assertEqual(len(made["samples"][how]), len("to sea ") + 200)
             self.assertIn(f"> {made['samples'][how]}", page)

@@ -90,16 +90,8 @@ impl Stored for Bytes {
             add_columns::<S, B, 1>(simd, span, (&ints, units), (outs, done));
             done += WIDTH;
         }
-        for at in done..head_dim {
-            for row in 0..B {
-                let mut sum = 0;
-                for (position, &weight) in ints[row][..span.to[row]].iter().enumerate() {
-                    let values = values(span, position / POSITIONS);
-                    let (pair, second) = (position % POSITIONS / 2, position % 2);
-                    sum += i32::from(weight) * i32::from(values[(pair * head_dim + at) * 2 + second]);
-                }
-                outs[row][at] += sum as f32 * units[row];
-            }
+        if done < head_dim {
+            add_rest(span, (&ints, units), (outs, done));
         }
     }
 }
@@ -194,6 +186,30 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
             for (out, int) in out.iter_mut().zip(ints) {
                 *out += int as f32 * unit;
             }
+        }
+    }
+}
+
+/// `out` += unit · Σ weights · values of the numbers from `done` on, which fill no vector.
+#[inline(always)]
+fn add_rest<const B: usize>(
+    span: &Span<'_, B>,
+    (weights, units): (&[[i16; SPAN]; B], [f32; B]),
+    (outs, done): (&mut Outs<'_, B>, usize),
+) {
+    for row in 0..B {
+        let (out, mut sums) = (&mut *outs[row], [0i32; WIDTH]);
+        for (index, weights) in weights[row][..span.to[row]].chunks(POSITIONS).enumerate() {
+            let values = values(span, index);
+            for (position, &weight) in weights.iter().enumerate() {
+                let values = &values[position / 2 * 2 * out.len()..];
+                for (at, sum) in (done..out.len()).zip(&mut sums) {
+                    *sum += i32::from(weight) * i32::from(values[2 * at + position % 2]);
+                }
+            }
+        }
+        for (out, sum) in out[done..].iter_mut().zip(sums) {
+            *out += sum as f32 * units[row];
         }
     }
 }

@@ -107,7 +107,7 @@ fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], v
         done += WIDTH;
     }
     // the numbers that fill no vector, in the same order
-    for (out, weights) in outs.iter_mut().zip(weights) {
+    for (out, weights) in outs.iter_mut().zip(weights).filter(|_| done < head_dim) {
         for (&weight, values) in weights.iter().zip(values.chunks_exact(head_dim)) {
             for (out, &value) in out[done..].iter_mut().zip(&values[done..]) {
                 *out = S::madd1(weight, L::one(value), *out);

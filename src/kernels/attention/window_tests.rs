@@ -153,7 +153,7 @@ fn case(dtype: Dtype, head_dim: usize, positions: usize, low: Low) -> Case {
 fn windows_agree_with_their_definition_alone_and_in_company() {
     for (dtype, (name, low)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         // around blocks' edges, pages' edges, and the edge of a span
-        case(dtype, 12, 1100, low).check(name, &[0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092], 7);
+        case(dtype, 28, 1100, low).check(name, &[0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092], 7);
     }
 }
 
@@ -161,7 +161,7 @@ fn windows_agree_with_their_definition_alone_and_in_company() {
 fn forms_meet_the_blocks_they_are_for() {
     for (dtype, (name, low)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         for block in [32, 64] {
-            Case { block, ..case(dtype, 8, 700, low) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
+            Case { block, ..case(dtype, 24, 700, low) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
         }
     }
 }
@@ -170,13 +170,13 @@ fn forms_meet_the_blocks_they_are_for() {
 fn biases_and_distances_keep_to_their_windows() {
     for (dtype, (name, low)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         let positions = 640;
-        Case { slope: Some(0.05), ..case(dtype, 8, positions, low) }.check(name, &[0, 61, 510, 600], 5);
+        Case { slope: Some(0.05), ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
         let table = (0..70).map(|distance| wave(11, distance)).collect();
-        Case { table, ..case(dtype, 8, positions, low) }.check(name, &[0, 61, 510, 600], 5);
-        let rows: Vec<f32> = (0..1024 * 8).map(|i| wave(3, i)).collect();
-        let table = DistanceTable::new(dtype, (1, 8), positions, Arc::new(Arena::new(1)));
-        table.cover(positions, |range| rows[range.start * 8..range.end * 8].to_vec()).unwrap();
-        Case { distances: Some((rows, table)), ..case(dtype, 8, positions, low) }.check(name, &[0, 61, 510, 600], 5);
+        Case { table, ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
+        let rows: Vec<f32> = (0..1024 * 40).map(|i| wave(3, i)).collect();
+        let table = DistanceTable::new(dtype, (1, 40), positions, Arc::new(Arena::new(1)));
+        table.cover(positions, |range| rows[range.start * 40..range.end * 40].to_vec()).unwrap();
+        Case { distances: Some((rows, table)), ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
     }
 }
 
@@ -184,9 +184,9 @@ fn biases_and_distances_keep_to_their_windows() {
 #[test]
 fn what_lies_before_a_window_does_not_matter() {
     for dtype in Dtype::ALL {
-        let good = case(dtype, 8, 200, WINDOWS[3].1);
-        let mut bad = case(dtype, 8, 200, WINDOWS[3].1);
-        for number in bad.keys[..100 * 8].iter_mut().chain(&mut bad.values[..100 * 8]) {
+        let good = case(dtype, 24, 200, WINDOWS[3].1);
+        let mut bad = case(dtype, 24, 200, WINDOWS[3].1);
+        for number in bad.keys[..100 * 24].iter_mut().chain(&mut bad.values[..100 * 24]) {
             *number = f32::NAN;
         }
         let [good_pages, bad_pages] = [&good, &bad].map(|case| pages(&case.layout, &case.keys, &case.values));

@@ -30,6 +30,7 @@ impl Simd for Avx2 {
     // intermediate results need registers too
     const BYTE_ROWS: usize = 4;
     const ACROSS: usize = 1;
+    const CHAINS: usize = 6;
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {

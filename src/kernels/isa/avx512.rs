@@ -23,9 +23,11 @@ impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
     const OFFSET: i32 = 128;
+    // general registers hold eight rows' addresses, not twelve
     const ROWS: usize = 8;
     const BYTE_ROWS: usize = 8;
     const ACROSS: usize = 2;
+    const CHAINS: usize = 12;
 
     #[inline(always)]
     fn madd1(a: f32, b: f32, c: f32) -> f32 {

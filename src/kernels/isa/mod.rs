@@ -84,6 +84,8 @@ pub(super) trait Simd: Copy {
     const BYTE_ROWS: usize;
     /// Groups of sixteen outputs that a product of several rows takes side by side.
     const ACROSS: usize;
+    /// Chains of multiply-adds that its registers hold beside two operands.
+    const CHAINS: usize;
     /// Sixteen floats.
     type V: Copy;
     /// Sixteen 32-bit integers, or 64 bytes.

@@ -15,8 +15,8 @@ pub(super) trait Format<S: Simd>: Copy {
     type Slot: Copy + Default;
     /// Bytes of a group of sixteen outputs.
     const GROUP: usize;
-    /// Rows of the largest register tile, and groups that it takes side by side: what fills the vector registers beside what a
-    /// step needs.
+    /// Rows of the largest register tile, and groups that it takes side by side: as many as registers hold beside what a step
+    /// needs.
     const TILE: usize;
     /// See [`TILE`](Self::TILE).
     const ACROSS: usize;

@@ -201,12 +201,14 @@ impl<C: Copy> Panel<'_, C> {
         slice: Slice,
         sums: &mut [[F::Slot; WIDEST]],
     ) {
-        // one tile for each number of rows, compiled for itself
+        // one tile for each number of rows and groups that may come, compiled for itself
         macro_rules! tile {
             ($($rows:literal)*) => {
                 match shape {
-                    $(($rows, false) => self.tile::<S, F, $rows, 1>(simd, slice, sums),
-                    ($rows, true) => self.tile::<S, F, $rows, 2>(simd, slice, sums),)*
+                    $(($rows, false) if $rows <= F::TILE => self.tile::<S, F, $rows, 1>(simd, slice, sums),
+                    ($rows, true) if $rows <= F::TILE && (F::ACROSS == 2 || $rows == 2) => {
+                        self.tile::<S, F, $rows, 2>(simd, slice, sums);
+                    })*
                     (rows, _) => unreachable!("a tile of {rows} rows"),
                 }
             };
@@ -270,7 +272,7 @@ impl<C: Copy> Panel<'_, C> {
     }
 }
 
-/// Rows in tiles of at most `most`, as equal as can be: a tile of one row would cost as much as one of three.
+/// Rows in tiles of at most `most`, as equal as can be: a tile of one row may cost as much as one of three.
 fn split(rows: usize, most: usize) -> impl Iterator<Item = usize> {
     let tiles = rows.div_ceil(most);
     (0..tiles).map(move |tile| rows / tiles + usize::from(tile < rows % tiles))

@@ -128,6 +128,10 @@ fn whole(entry: &Value, key: &str) -> Result<Option<u64>, Wrong> {
 fn label(entry: &Value) -> Result<String, Wrong> {
     let threads = number(entry, "threads")?;
     let mut label = format!("{}, {}, threads {threads}", text(entry, "model")?, text(entry, "dtype")?);
+    // entries saved by older versions tell none
+    if let Some(isa) = entry.get("isa").and_then(Value::as_str) {
+        label += &format!(", {isa}");
+    }
     for (key, name) in [("context", "context"), ("boundary_wait", "wait"), ("chunk", "chunk")] {
         if let Some(value) = whole(entry, key)? {
             label += &format!(", {name} {value}");

@@ -21,7 +21,7 @@ PAPER = {
     "vanilla": 1.143, "fixed-2": 1.149, "fixed-3": 1.155, "fixed-4": 1.166,
     "gumbel": 1.136, "entropy": 1.138, "unigram": 1.134, "whitespace": 1.133,
 }  # fmt: skip
-CLOSE = 0.005  # of one seed, on the same text: less is not told as an order
+CLOSE = 0.01  # of one seed: a configuration trained twice from one seed, on two machines, differed by 0.008
 WINDOWS = {"blockwise:256": "blocks of 256 (BCA)", "full": "all keys"}
 
 

@@ -117,8 +117,7 @@ def of_lengths(folder, texts):
     """[{window, length, bpc}]: blocks as long as trained, and all keys."""
     model, config = checkpoint.load(folder)
     text = data.read_text(texts, "english", "test")[:LENGTHS_CHARACTERS]
-    names = ["full"] if config["architecture"]["position"] == "sinusoidal" else [f"blockwise:{config['training_length']}", "full"]
-    windows = [(name, parse_window(name)) for name in names]
+    windows = [(name, parse_window(name)) for name in (f"blockwise:{config['training_length']}", "full")]
     rows = by_length(model, data.encode(text, config["vocabulary"]), LENGTHS, windows)
     return [{key: row[key] for key in ("window", "length", "bpc")} for row in rows]
 

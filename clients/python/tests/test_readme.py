@@ -26,7 +26,7 @@ PRINTED = [
     r"2200 \d\.\d+",
     r"\[\('a ', 0, 2\), \('weir ', 2, 7\), .*\]",
     r".+ \[\d+, \d+\] \w+",
-    r"(Progress\n)*(Selected\n){2}(SummaryPiece\n)*SummaryPiece",
+    r"((Progress\n)*Selected\n){2}(Progress\n)*(SummaryPiece\n)*SummaryPiece",
     r"hourglass-whitespace-english .* text8 8192",
     r"True",
     r"hourglass-whitespace-english (\d+|None)(\nestimated, not measured: \d+\.\d+)?",

@@ -92,7 +92,6 @@ multiversion! {
 #[inline(always)]
 fn chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
     match S::CHAINS {
-        3 => chains_of::<S, 3>(simd, factor, turns),
         6 => chains_of::<S, 6>(simd, factor, turns),
         _ => chains_of::<S, CHAINS>(simd, factor, turns),
     }

@@ -84,7 +84,7 @@ pub(super) trait Simd: Copy {
     const BYTE_ROWS: usize;
     /// Groups of sixteen outputs that a product of several rows takes side by side.
     const ACROSS: usize;
-    /// Chains of multiply-adds that its registers hold beside two operands.
+    /// Chains of multiply-adds, side by side, that go fastest in registers.
     const CHAINS: usize;
     /// Sixteen floats.
     type V: Copy;

@@ -25,6 +25,7 @@ COMPARED = MODELS / "compared"  # not served unless named: each more would have 
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
 CHARACTERS = 65_536  # of a split, from its beginning
+ROWS = 1  # into which a text is cut where it is measured: figures of several are of another thing
 
 
 def main(argv=None):
@@ -109,9 +110,10 @@ def measured(model, config, texts, characters):
     quarter = [] if hasattr(model, "measure") else [("test", total // 4)]
     for split, stride in [*quarter, ("test", total), ("valid", total)]:
         text = data.read_text(texts, "english", split)[:characters]
-        result = evaluation.measure(model, data.encode(text, config["vocabulary"]), stride, total, rows=1)
+        ids = data.encode(text, config["vocabulary"])
+        result = evaluation.measure(model, ids, stride, total, rows=ROWS)
         if hasattr(model, "text_nats"):
-            result["as_scored"] = evaluation.as_served(model, data.encode(text, config["vocabulary"]), stride, total)
+            result["as_scored"] = evaluation.as_served(model, ids, stride, total)
         rows.append({"split": split, "characters_of_split": len(text), "stride": stride, "total": total, **result})
         print(json.dumps(rows[-1]), flush=True)
     return rows

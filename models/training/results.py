@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from . import checkpoint, data, evaluation
-from .card import CHARACTERS, MODELS
+from .card import CHARACTERS, MODELS, ROWS
 from .evaluate import by_length, parse_window
 
 FILE = MODELS / "results.json"
@@ -21,7 +21,6 @@ LATENT = {
     "english": ("lslm-", ("compare-vanilla", "compare-whitespace"), 128),
     "chinese": ("chinese-lslm-", ("chinese-vanilla", "chinese-gumbel"), 256),
 }
-ROWS = 1  # into which a text is cut where it is measured: figures of several are of another thing
 KINDS = ("comparison", "lengths", "unseen", "speed")
 
 

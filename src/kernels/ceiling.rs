@@ -67,8 +67,7 @@ fn add_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
     total(simd, &sums)
 }
 
-/// The most chains of multiply-adds, of sixteen lanes each: enough for none to be waited for. Where registers have room for fewer, those
-/// take turns.
+/// The most chains of multiply-adds, of sixteen lanes each: enough for none to be waited for. Where fewer go faster, those take turns.
 const CHAINS: usize = 12;
 /// Multiply-adds of one turn: one of each of so many chains.
 const TURN: usize = CHAINS * WIDTH;

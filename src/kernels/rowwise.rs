@@ -282,6 +282,12 @@ mod tests {
         }
     }
 
+    /// Bits, of all instruction sets with fused multiply-adds.
+    fn assert_fused_agree(all: &[(Isa, Vec<f32>)]) {
+        let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
+        assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
+    }
+
     #[test]
     fn norm_agrees_with_its_definition() {
         for width in [1, 2, 15, 16, 17, 48, 100] {
@@ -291,6 +297,7 @@ mod tests {
             let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(x + y)).collect();
             let mean = sums.iter().sum::<f64>() / width as f64;
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+            let mut all = Vec::new();
             for isa in Isa::all() {
                 let mut got = x.clone();
                 let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(1)) };
@@ -300,7 +307,9 @@ mod tests {
                     let want = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
                     assert!((f64::from(got[i]) - want).abs() < 2e-5, "{width} {i}: {} {want}", got[i]);
                 }
+                all.push((isa, got));
             }
+            assert_fused_agree(&all);
         }
     }
 
@@ -327,6 +336,7 @@ mod tests {
     #[test]
     fn activations_do_not_depend_on_where_a_number_stands() {
         let numbers: Vec<f32> = (0..103).map(|i| (i as f32 - 50.0) / 9.0).collect();
+        let mut all = Vec::new();
         for isa in Isa::all() {
             let mut together = numbers.clone();
             gelu_all(isa, &mut together);
@@ -335,7 +345,9 @@ mod tests {
                 gelu_all(isa, &mut alone);
                 assert_eq!(alone[0].to_bits(), together[i].to_bits());
             }
+            all.push((isa, together));
         }
+        assert_fused_agree(&all);
     }
 
     multiversion! { fn gelu_tanh_all(x: &mut [f32]) = gelu_tanh_body }

@@ -102,7 +102,9 @@ def bits(card):
         )
     else:
         told += " `weir score --windowed L,S` tells the same of the same text, L being the window and S what is scored of it."
-    if first["boundary_rate"] < 1:
+    if not first["boundary_rate"]:
+        told += " On the test text no segment ended."
+    elif first["boundary_rate"] < 1:
         told += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
     told += " The test file was read for the final weights only."
     head = ("split", "characters, from its beginning", "scored per window", "BPC")
@@ -159,7 +161,9 @@ def recipe(card):
         parts.append("boundaries taught by " + TEACHING[r["boundaries"]["method"]].format(**r["boundaries"]))
     if "elbo" in r:
         turns = f"{r['interleave']} updates of the model for one of the predictor ({r['posterior_lr']})"
-        parts.append(f"prior {r['elbo']['prior']}, β {r['elbo']['beta']}, {turns}")
+        held = {"each": "each boundary's", "rate": "the mean probability's"}[r["elbo"]["divergence"]]
+        cost = ", what a boundary costs at once told to the predictor" if r["elbo"]["costs"] else ""
+        parts.append(f"{held} prior {r['elbo']['prior']}, β {r['elbo']['beta']}{cost}, {turns}")
     if "best_step" in run:
         parts.append(f"the weights are those of update {run['best_step']:,}, of the least validation loss")
     if run["restored"]:

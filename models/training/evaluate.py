@@ -74,7 +74,8 @@ def main():
     stride = arguments.stride or total
     result = evaluation.measure(model, ids, stride, total, arguments.rows, _show)
     result.update(split=arguments.split, characters=len(ids), stride=stride, total=total, rows=arguments.rows)
-    result.update(shortening_factor=1 / result["boundary_rate"], seconds=round(time.monotonic() - began, 1))
+    rate = result["boundary_rate"]  # 0: no segment ended
+    result.update(shortening_factor=1 / rate if rate else None, seconds=round(time.monotonic() - began, 1))
     print(json.dumps(result, indent=2))
 
 

@@ -146,7 +146,8 @@ def latent(found, corpus):
 
 
 def size(row):
-    return f"{1 / row['boundary_rate']:.1f}x", f"{row['parameters'] / 1e6:.2f}M", f"{row['characters'] / 1e6:.1f}M"
+    shortened = f"{1 / row['boundary_rate']:.1f}x" if row["boundary_rate"] else "no segment ended"
+    return shortened, f"{row['parameters'] / 1e6:.2f}M", f"{row['characters'] / 1e6:.1f}M"
 
 
 def latent_bytes(found):

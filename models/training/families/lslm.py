@@ -2,7 +2,7 @@
 
 token encoder over symbols → boundary → pool each closed segment → context encoder over segments → decoder, which writes a
 segment from the segments before it, and ends it by a mark. Training (section 2.4) maximises the evidence lower bound: likelihood
-of symbols and marks given sampled boundaries, minus β times the divergence of their probabilities from the prior.
+of symbols and marks given sampled boundaries, minus β times the divergence of their probabilities from the prior (layers/elbo.py).
 """
 
 import math
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import data
+from ..layers import elbo
 from ..layers.pooling import Segments
 from ..layers.t5 import Stack
 from .base import Family
@@ -43,12 +44,12 @@ class Lslm(Family):
         self.boundary = Predictor(token["dim"], architecture["boundaries"]["hidden"])
         self.tied = architecture["tied_head"]
         self.head = Head(symbols, decoder["dim"], self.tied)
-        self.prior, self.beta = None, None
+        self.elbo = None
         self._initialise()
 
     def prepare(self, recipe):
         super().prepare(recipe)
-        self.prior, self.beta = recipe["elbo"]["prior"], recipe["elbo"]["beta"]
+        self.elbo = recipe["elbo"]
 
     def posterior(self):
         """Of equation 2; it is the inference model, too."""
@@ -122,6 +123,7 @@ class Lslm(Family):
         target = torch.where(ends[:, 1:], marks["segment_end"], following[:, 1:])
         steps.targets = blank.scatter(1, read, target).scatter(1, begin, following)[:, :places]
         steps.segment = blank.scatter(1, read, segments.owner[:, 1:]).scatter(1, begin, segments.owner + 1)[:, :places]
+        steps.read, steps.begin, steps.following = read, begin, following
         first = torch.full_like(begin, marks["segment_start"])
         steps.inputs = blank.clamp(min=0).scatter(1, read, ids).scatter(1, begin, first)[:, :places]
 
@@ -132,10 +134,13 @@ class Lslm(Family):
         nats = F.cross_entropy(steps.logits.float().flatten(0, 1), steps.targets.flatten(), ignore_index=-1, reduction="sum")
         nats = nats / ids.numel()
         logits = steps.boundary_logits[:, 1:].float()
-        divergence = bernoulli_divergence(logits, self.prior)
+        divergence = elbo.DIVERGENCES[self.elbo["divergence"]](logits, self.elbo["prior"])
         extra = {"divergence": float(divergence.detach()), "boundary_rate": float(steps.boundaries[:, 1:].float().mean())}
         extra["mean_probability"] = float(torch.sigmoid(logits.detach()).mean())
-        return nats + self.beta * divergence, {"nats": float(nats.detach()), **extra}
+        loss = nats + self.elbo["beta"] * divergence
+        if self.elbo["costs"]:
+            loss = loss + elbo.costs(steps, self.marks["segment_end"]) / ids.numel()
+        return loss, {"nats": float(nats.detach()), **extra}
 
     @torch.no_grad()
     def measure(self, ids, total, progress=None):
@@ -222,9 +227,3 @@ class Head(nn.Module):
         if self.tied:
             return F.linear(x * x.shape[-1] ** -0.5, embedding, self.bias)
         return F.linear(x, self.weight, self.bias)
-
-
-def bernoulli_divergence(logits, prior):
-    """KL(Bernoulli(sigmoid(logits)) ‖ Bernoulli(prior)), mean."""
-    p = torch.sigmoid(logits)
-    return (p * (F.logsigmoid(logits) - math.log(prior)) + (1 - p) * (F.logsigmoid(-logits) - math.log1p(-prior))).mean()

@@ -1,11 +1,13 @@
 """LSLM's forward pass against the reference, on every fixture: boundaries, pooling, layout, logits, bits per character."""
 
+import math
 import unittest
 
 import torch
 
 from training import generate, segments
 from training.families import build
+from training.layers import elbo
 from training.layers.pooling import Segments
 from training.tests import golden
 from training.tests.test_training import tiny
@@ -176,6 +178,51 @@ class Replay(unittest.TestCase):
             banned = never + [model.marks["segment_end"]] * bool(by_predictor or begins)
             logits = steps.logits[0, place].index_fill(0, torch.tensor(banned), float("-inf"))
             self.assertLess(float(logits.max() - logits[pick]), 1e-5)
+
+
+class Costs(unittest.TestCase):
+    """What a boundary costs at once, against forward passes over the text with it and without it."""
+
+    def test_gradients_are_what_each_boundary_costs(self):
+        torch.manual_seed(6)
+        model = build(tiny("lslm-dp")["model"]).eval()
+        torch.nn.init.normal_(model.head.bias)
+        ids, mark = torch.randint(5, 30, (2, 9)), model.marks["segment_end"]
+        z = torch.rand(2, 10) < 0.4
+        z[:, 0] = z[0, 9] = True  # one row ends with a segment: what follows is the end
+        leaf = torch.randn(2, 10, requires_grad=True)
+        with torch.no_grad():
+            steps = model.trace(ids, boundaries=z)
+        steps.boundary_logits = leaf
+        zero = elbo.costs(steps, mark)
+        self.assertEqual(float(zero.detach()), 0.0)
+        zero.backward()
+        p = torch.sigmoid(leaf.detach())
+        self.assertTrue(bool((p[:, 1:][z[:, 1:]] > elbo.LEAST).all()))
+        for row in range(2):
+            for t in range(1, 10):
+                with_it, marked = self.nats_behind(model, ids[row], z[row], t, True)
+                without, unmarked = self.nats_behind(model, ids[row], z[row], t, False)
+                expected = marked - unmarked + (float(z[row, t]) / float(p[row, t])) * (with_it - without)
+                slope = float(p[row, t] * (1 - p[row, t]))
+                self.assertAlmostEqual(float(leaf.grad[row, t]), slope * expected, places=4, msg=(row, t))
+        self.assertEqual(leaf.grad[:, 0].tolist(), [0.0, 0.0])  # the start mark always is a segment
+
+    @torch.no_grad()
+    def nats_behind(self, model, ids, z, t, boundary):
+        """Of the symbol behind position t, given whether a mark comes before it; and of that mark's being there, or not."""
+        z = z.clone()
+        z[t] = boundary
+        steps = model.trace(ids.unsqueeze(0), boundaries=z.unsqueeze(0))
+        scores = steps.logits[0].log_softmax(-1)
+        place = t - 1 + int(z[:t].sum())  # symbols before, and one place for each row that has begun
+        following = int(ids[t]) if t < len(ids) else model.marks["end"]
+        mark = float(scores[place, model.marks["segment_end"]])
+        if boundary:
+            self.assertEqual(int(steps.inputs[0, place + 1]), model.marks["segment_start"])
+            return -float(scores[place + 1, following]), -mark
+        rest = math.log1p(-math.exp(mark))
+        return -(float(scores[place, following]) - rest), -rest
 
 
 class Hops(unittest.TestCase):

@@ -9,7 +9,7 @@ import torch
 
 from training import subwords
 from training.families.hourglass import binomial_loss, spikes
-from training.families.lslm import bernoulli_divergence
+from training.layers import elbo
 
 
 class Labels(unittest.TestCase):
@@ -51,7 +51,10 @@ class Priors(unittest.TestCase):
         logits = torch.tensor([[0.0, 2.0]])
         p = torch.sigmoid(logits)
         expected = (p * (p / 0.7).log() + (1 - p) * ((1 - p) / 0.3).log()).mean()
-        self.assertAlmostEqual(float(bernoulli_divergence(logits, 0.7)), float(expected), places=5)
+        self.assertAlmostEqual(float(elbo.each(logits, 0.7)), float(expected), places=5)
+        mean = float(p.mean())
+        expected = mean * math.log(mean / 0.7) + (1 - mean) * math.log((1 - mean) / 0.3)
+        self.assertAlmostEqual(float(elbo.rate(logits, 0.7)), expected, places=5)
 
 
 if __name__ == "__main__":

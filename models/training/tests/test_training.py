@@ -187,6 +187,7 @@ class Training(OnText):
         for name, kind, prior, key in (
             ("compare-gumbel", "boundaries", 0.2, "boundary_rate"),
             ("lslm-dp", "elbo", 0.8, "mean_probability"),
+            ("lslm-dp-p07", "elbo", 0.8, "mean_probability"),
         ):
             config = tiny(name)
             config["training"].update(budget={"characters": 150_000}, interleave=0)

@@ -1,5 +1,6 @@
 """LSLM's forward pass against the reference, on every fixture: boundaries, pooling, layout, logits, bits per character."""
 
+import itertools
 import math
 import unittest
 
@@ -181,45 +182,87 @@ class Replay(unittest.TestCase):
 
 
 class Costs(unittest.TestCase):
-    """What a boundary costs at once, against forward passes over the text with it and without it."""
+    """What a boundary costs at once, against forward passes over texts with it and without it."""
 
-    def test_gradients_are_what_each_boundary_costs(self):
+    def setUp(self):
         torch.manual_seed(6)
-        model = build(tiny("lslm-dp")["model"]).eval()
-        torch.nn.init.normal_(model.head.bias)
-        ids, mark = torch.randint(5, 30, (2, 9)), model.marks["segment_end"]
-        z = torch.rand(2, 10) < 0.4
-        z[:, 0] = z[0, 9] = True  # one row ends with a segment: what follows is the end
-        leaf = torch.randn(2, 10, requires_grad=True)
+        self.model = build(tiny("lslm-dp")["model"]).eval()
+        torch.nn.init.normal_(self.model.head.bias)
+        self.mark = self.model.marks["segment_end"]
+
+    def slopes(self, ids, z, logits):
+        """Of the costs, by each of `logits` (n), with the boundaries z (n) sampled."""
+        leaf = torch.cat([torch.zeros(1), logits]).unsqueeze(0).requires_grad_()
         with torch.no_grad():
-            steps = model.trace(ids, boundaries=z)
+            steps = self.model.trace(ids.unsqueeze(0), boundaries=torch.cat([z.new_ones(1), z]).unsqueeze(0))
         steps.boundary_logits = leaf
-        zero = elbo.costs(steps, mark)
+        zero = elbo.costs(steps, self.mark)
         self.assertEqual(float(zero.detach()), 0.0)
         zero.backward()
-        p = torch.sigmoid(leaf.detach())
-        self.assertTrue(bool((p[:, 1:][z[:, 1:]] > elbo.LEAST).all()))
-        for row in range(2):
-            for t in range(1, 10):
-                with_it, marked = self.nats_behind(model, ids[row], z[row], t, True)
-                without, unmarked = self.nats_behind(model, ids[row], z[row], t, False)
-                expected = marked - unmarked + (float(z[row, t]) / float(p[row, t])) * (with_it - without)
-                slope = float(p[row, t] * (1 - p[row, t]))
-                self.assertAlmostEqual(float(leaf.grad[row, t]), slope * expected, places=4, msg=(row, t))
-        self.assertEqual(leaf.grad[:, 0].tolist(), [0.0, 0.0])  # the start mark always is a segment
+        self.assertEqual(float(leaf.grad[0, 0]), 0.0)  # the start mark always is a segment
+        return leaf.grad[0, 1:]
+
+    def test_gradients_are_what_each_boundary_costs(self):
+        for ends in (True, False):  # what follows a last segment that ended is the end
+            ids, z, logits = torch.randint(5, 30, (9,)), torch.rand(9) < 0.4, torch.randn(9) - 1
+            z[3], logits[3], z[8] = True, -6.0, ends  # a boundary that hardly ever is
+            found = self.slopes(ids, z, logits)
+            for t in range(9):
+                with_it, marked = self.nats_behind(ids, z, t, True)
+                without, unmarked = self.nats_behind(ids, z, t, False)
+                p = float(torch.sigmoid(logits[t]))
+                expected = marked - unmarked + float(z[t]) / max(p, elbo.LEAST) * (with_it - without)
+                self.assertAlmostEqual(float(found[t]), p * (1 - p) * expected, places=4, msg=(ends, t))
+
+    def test_over_all_samples_the_last_boundary_has_the_gradient_of_the_likelihood(self):
+        """Nothing comes after what follows it, and the expectation over 2⁵ samples has a derivative of its own."""
+        ids, logits = torch.randint(5, 30, (5,)), torch.randn(5).requires_grad_()
+        p, nats, found = torch.sigmoid(logits), 0.0, 0.0
+        self.assertGreater(float(p.detach().min()), elbo.LEAST)
+        for ends in itertools.product((False, True), repeat=5):
+            z = torch.tensor(ends)
+            chance = torch.where(z, p, 1 - p).prod()
+            with torch.no_grad():
+                steps = self.model.trace(ids.unsqueeze(0), boundaries=torch.cat([z.new_ones(1), z]).unsqueeze(0))
+                scores = steps.logits[0].log_softmax(-1)
+                there = steps.targets[0] >= 0
+                spent = -scores[there].gather(1, steps.targets[0, there].unsqueeze(1)).sum()
+            nats = nats + chance * spent
+            found = found + chance.detach() * self.slopes(ids, z, logits.detach())
+        nats.backward()
+        self.assertAlmostEqual(float(found[4]), float(logits.grad[4]), places=4)
+        self.assertNotAlmostEqual(float(found[0]), float(logits.grad[0]), places=2)  # more comes after the first
+
+    def test_the_loss_has_them_by_the_symbol(self):
+        recipe, ids = {"elbo": {"prior": 0.3, "beta": 2.0, "divergence": "rate"}}, torch.randint(5, 30, (3, 12))
+        gradients = []
+        for costs in (True, False):
+            recipe["elbo"]["costs"] = costs
+            self.model.prepare(recipe)
+            self.model.noise.reseed(1)
+            self.model.zero_grad()
+            self.model.loss(ids, ids)[0].backward()
+            gradients.append(self.model.boundary.hidden.weight.grad.clone())
+        self.model.noise.reseed(1)
+        self.model.zero_grad()
+        steps = self.model.trace(ids, noise=self.model.noise.logistic(torch.empty(3, 13)))
+        (elbo.costs(steps, self.mark) / 36).backward()
+        own = self.model.boundary.hidden.weight.grad
+        self.assertGreater(float(own.abs().max()), 1e-3)
+        self.assertLess(float((gradients[0] - gradients[1] - own).abs().max()), 1e-5)
 
     @torch.no_grad()
-    def nats_behind(self, model, ids, z, t, boundary):
-        """Of the symbol behind position t, given whether a mark comes before it; and of that mark's being there, or not."""
-        z = z.clone()
-        z[t] = boundary
-        steps = model.trace(ids.unsqueeze(0), boundaries=z.unsqueeze(0))
+    def nats_behind(self, ids, z, t, boundary):
+        """Of the symbol behind symbol t, given whether a mark comes before it; and of that mark's being there, or not."""
+        z = torch.cat([z.new_ones(1), z])
+        z[t + 1] = boundary
+        steps = self.model.trace(ids.unsqueeze(0), boundaries=z.unsqueeze(0))
         scores = steps.logits[0].log_softmax(-1)
-        place = t - 1 + int(z[:t].sum())  # symbols before, and one place for each row that has begun
-        following = int(ids[t]) if t < len(ids) else model.marks["end"]
-        mark = float(scores[place, model.marks["segment_end"]])
+        place = t + int(z[: t + 1].sum())  # symbols before, and one place for each row that has begun
+        following = int(ids[t + 1]) if t + 1 < len(ids) else self.model.marks["end"]
+        mark = float(scores[place, self.mark])
         if boundary:
-            self.assertEqual(int(steps.inputs[0, place + 1]), model.marks["segment_start"])
+            self.assertEqual(int(steps.inputs[0, place + 1]), self.model.marks["segment_start"])
             return -float(scores[place + 1, following]), -mark
         rest = math.log1p(-math.exp(mark))
         return -(float(scores[place, following]) - rest), -rest

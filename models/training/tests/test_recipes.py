@@ -56,6 +56,12 @@ class Priors(unittest.TestCase):
         expected = mean * math.log(mean / 0.7) + (1 - mean) * math.log((1 - mean) / 0.3)
         self.assertAlmostEqual(float(elbo.rate(logits, 0.7)), expected, places=5)
 
+    def test_a_rate_of_none_is_left_again(self):
+        """However sure the predictor is that nothing ends, there is a gradient towards the prior."""
+        logits = torch.full((4,), -40.0, requires_grad=True)
+        elbo.rate(logits, 0.2).backward()
+        self.assertTrue(bool((logits.grad < 0).all()))
+
 
 if __name__ == "__main__":
     unittest.main()

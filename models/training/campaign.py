@@ -49,7 +49,8 @@ def conduct(config, folder, arguments, deadline):
     if not train(run, deadline):
         return False
     facts = export(folder, folder / "checkpoint")
-    result = {"name": folder.name, **facts, "seed": config["training"]["seed"], **measured(folder, config, arguments, run)}
+    about = {"seed": config["training"]["seed"], "workers": arguments.workers}
+    result = {"name": folder.name, **facts, **about, **measured(folder, config, arguments, run)}
     partial = folder / "result.json.partial"
     partial.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, folder / "result.json")

@@ -90,12 +90,11 @@ def find(name, folders):
 
 def trained(run, folder, texts):
     """Exports a run; what is to be told of how it was trained."""
-    facts = export(run, folder, "bf16")
+    facts = {**json.loads((run / "result.json").read_text(encoding="utf-8")), **export(run, folder, "bf16")}
     state = torch.load(run / "state.pt", map_location="cpu")
     recipe = state["config"]["training"]
     result = {"name": run.name, **{key: facts[key] for key in ("step", "characters", "elapsed", "restored")}, "recipe": recipe}
-    if "best_step" in facts:
-        result["best_step"] = facts["best_step"]
+    result.update({key: facts[key] for key in ("best_step", "workers") if key in facts})
     if state["config"]["model"]["family"] == "pyramidion":
         from .summaries import read_pairs
 

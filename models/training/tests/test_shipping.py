@@ -209,6 +209,10 @@ class Tables(unittest.TestCase):
             if "run" in about:
                 page = card_text.markdown(about, made, json.loads((results.folders()[name] / "config.json").read_text()), card.ABOUT)
                 self.assertEqual((results.folders()[name] / "README.md").read_text(), page, name)
+            else:  # written by hand
+                page = (results.folders()[name] / "README.md").read_text()
+                for sample in (made["samples"]["greedy"], made["samples"]["drawn"], made["sha256"]):
+                    self.assertIn(sample, page, name)
 
 
 class Unseen(unittest.TestCase):

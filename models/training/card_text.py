@@ -169,7 +169,7 @@ def recipe(card):
     if run["restored"]:
         parts.append(f"times that the loss more than doubled and the best weights were taken up again: {run['restored']}")
     budget = int(r["budget"]["characters"])
-    shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # they have noise, and a rate of boundaries, of their own
+    shared = f" --workers {run['workers']}" if run.get("workers", 1) > 1 else ""  # each has noise of its own
     again = f"`python -m training.campaign --data DATA --out RUNS --budget {budget}{shared} training/configs/{name}.json@{seed}`"
     return f"Recipe: `training/configs/{name}.json`: {'; '.join(parts)}. Trained again by {again}, run in `models/`."
 

@@ -1,8 +1,8 @@
 """Latent Segment Language Model (LSLM): segments that the model finds by itself, written by a decoder of segments.
 
 token encoder over symbols → boundary → pool each closed segment → context encoder over segments → decoder, which writes a
-segment from the segments before it, and ends it by a mark. Training (section 2.4) maximises the likelihood
-of symbols and marks given sampled boundaries, minus β times a divergence of their probabilities from the prior (layers/elbo.py).
+segment from the segments before it, and ends it by a mark. Training (section 2.4) maximises the likelihood of symbols and marks
+given sampled boundaries, minus β times a divergence of their probabilities from the prior (layers/elbo.py).
 """
 
 import math

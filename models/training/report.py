@@ -146,8 +146,7 @@ def latent(found, corpus):
 
 
 def size(row):
-    shortened = f"{1 / row['boundary_rate']:.1f}x" if row["boundary_rate"] else "no segment ended"
-    return shortened, f"{row['parameters'] / 1e6:.2f}M", f"{row['characters'] / 1e6:.1f}M"
+    return table.shortening(row["boundary_rate"]), f"{row['parameters'] / 1e6:.2f}M", f"{row['characters'] / 1e6:.1f}M"
 
 
 def latent_bytes(found):

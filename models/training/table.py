@@ -34,14 +34,17 @@ def mean(results, seeds):
     return sum(values) / len(values)
 
 
+def shortening(rate):
+    return f"{1 / rate:.1f}x" if rate else "no segment ended"
+
+
 def summary(results, seeds):
-    """Of one configuration: bpc and shortening factor over these seeds, symbols read, parameters; bpc by other seed."""
+    """Of one configuration: bpc and boundaries a symbol over these seeds, symbols read, parameters; bpc by other seed."""
     counted = [result for result in results if result["seed"] in seeds] or results
-    rate = sum(result["boundary_rate"] for result in counted) / len(counted)
     return {
         "bpc": mean(results, seeds),
         "others": {result["seed"]: result["bpc"] for result in results if result["seed"] not in seeds},
-        "factor": 1 / rate if rate else float("inf"),
+        "rate": sum(result["boundary_rate"] for result in counted) / len(counted),
         "characters": min(result["characters"] for result in results),
         "parameters": results[0]["parameters"],
         "split": results[0]["split"],
@@ -62,7 +65,7 @@ def markdown(found, speed=None):
         s = summary(results, seeds)
         beside = [f"{s['others'][seed]:.3f}" if seed in s["others"] else "–" for seed in others]
         numbers = [f"{s['parameters'] / 1e6:.2f}M", f"{s['characters'] / 1e6:.1f}M"]
-        cells = [name, *([f"{s['bpc']:.3f}"] if seeds else []), *beside, f"{s['factor']:.1f}x", s["split"], *numbers]
+        cells = [name, *([f"{s['bpc']:.3f}"] if seeds else []), *beside, shortening(s["rate"]), s["split"], *numbers]
         rows.append(f"| {' | '.join(cells)} |")
         if speed:
             rows[-1] += f" {speed[name]['chars_per_second']:,.0f} |" if name in speed else " not measured |"
@@ -70,9 +73,13 @@ def markdown(found, speed=None):
 
 
 def plot(found):
-    """An SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better."""
+    """An SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better. Without
+    configurations that ended no segment."""
     seeds = shared(found)
-    points = {name: (told["factor"], told["bpc"]) for name, told in ((name, summary(rows, seeds)) for name, rows in found.items())}
+    told = {name: summary(results, seeds) for name, results in found.items()}
+    points = {name: (1 / s["rate"], s["bpc"]) for name, s in told.items() if s["rate"]}
+    if not points:
+        raise ValueError("nothing to plot: no run ended a segment")
     factors, bits = zip(*points.values())
     low, high = min(bits) - 0.02, max(bits) + 0.02
     most = max(factors) + 0.5
@@ -105,7 +112,10 @@ def main():
         parser.error(f"no complete runs in {arguments.runs}")
     print(markdown(found))
     if arguments.plot:
-        Path(arguments.plot).write_text(plot(found), encoding="utf-8")
+        try:
+            Path(arguments.plot).write_text(plot(found), encoding="utf-8")
+        except ValueError as error:
+            parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -283,6 +283,10 @@ class Campaign(OnText):
         self.assertIn(f"| {result['bpc']:.3f} | {1 / result['boundary_rate']:.1f}x | valid |", row)
         self.assertTrue(table.markdown(found).startswith("| configuration | BPC, seed 2 | SF |"))
         self.assertIn("compare-whitespace</text>", table.plot(found))
+        endless = {"endless": [{**result, "boundary_rate": 0.0}]}
+        self.assertIn("| no segment ended |", table.markdown({**found, **endless}))
+        self.assertEqual(table.plot({**found, **endless}), table.plot(found))
+        self.assertRaisesRegex(ValueError, "no run ended a segment", table.plot, endless)
 
 
 class Windows(unittest.TestCase):

@@ -160,10 +160,11 @@ def recipe(card):
     if "boundaries" in r:
         parts.append("boundaries taught by " + TEACHING[r["boundaries"]["method"]].format(**r["boundaries"]))
     if "elbo" in r:
+        drawn = f", for the first {r['elbo']['after']} updates boundaries drawn by it" if r["elbo"].get("after") else ""
         turns = f"{r['interleave']} updates of the model for one of the predictor ({r['posterior_lr']})"
         held = {"each": "each boundary's", "rate": "the mean probability's"}[r["elbo"]["divergence"]]
         cost = ", what a boundary costs at once told to the predictor" if r["elbo"]["costs"] else ""
-        parts.append(f"{held} prior {r['elbo']['prior']}, β {r['elbo']['beta']}{cost}, {turns}")
+        parts.append(f"{held} prior {r['elbo']['prior']}{drawn}, β {r['elbo']['beta']}{cost}, {turns}")
     if "best_step" in run:
         parts.append(f"the weights are those of update {run['best_step']:,}, of the least validation loss")
     if run["restored"]:

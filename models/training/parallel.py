@@ -26,7 +26,7 @@ class Workers:
     def gradients(self, batch, place):
         """Add the batch's gradients to the model's; returns the mean loss and the mean of what was logged.
 
-        `batch` is tensors with rows as their first axis; `place` is where the run is, which decides the noise.
+        `batch` is tensors with rows as their first axis; `place` is where the run is, its seed and its step.
         """
         chunks = list(zip(*(part.chunk(self.count) for part in batch)))
         parts = [(index, *part) for index, part in enumerate(zip(self.replicas, chunks))]
@@ -42,7 +42,7 @@ class Workers:
 
     def _one(self, index, model, batch, total, place):
         share = len(batch[0]) / total
-        model.noise.reseed(*place, index)
+        model.at(*place, index)
         # bf16 is for the matrix products, where the processor has instructions for it; sums and norms stay f32.
         with torch.autocast(device_type=batch[0].device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
             loss, extra = model.loss(*batch)

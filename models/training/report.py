@@ -132,7 +132,7 @@ def latent(found, corpus):
     """Latent segments beside the pair, in chunks of the same length; nothing while no such run is complete."""
     prefix, pair, _ = results.LATENT[corpus]
     rows, mine = [], {name: row for name, row in found.items() if name.startswith(prefix)}
-    for name, row in mine.items():
+    for name, row in sorted(mine.items()):
         text, marks = row["bits_per_char_no_eos"], row["nxt_bits_per_char"]
         told = " · ".join(f"{row[key]:.3f}" for key in ("bpc_paper", "bpc_joint", "bpc_renormalised"))
         rows.append((f"`{name}`", f"{text:.3f}", f"{text + marks:.3f}", told, *size(row)))

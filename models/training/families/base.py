@@ -13,10 +13,15 @@ from ..layers.noise import Dropout, Noise
 class Family(nn.Module):
     def prepare(self, recipe):
         """Take from the recipe what training needs and the model is not."""
-        self.noise = Noise()
+        self.noise, self.step = Noise(), 0
         for module in self.modules():
             if isinstance(module, Dropout):
                 module.rate, module.noise = recipe.get("dropout", 0.0), self.noise
+
+    def at(self, seed, step, worker):
+        """Where a run is: it decides the noise, and what a recipe changes on the way."""
+        self.step = step
+        self.noise.reseed(seed, step, worker)
 
     def loss(self, *batch):
         """The mean loss of a batch's rows, and what is worth logging; `nats` among it: of a symbol, without other terms."""

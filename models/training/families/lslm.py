@@ -50,6 +50,8 @@ class Lslm(Family):
     def prepare(self, recipe):
         super().prepare(recipe)
         self.elbo = recipe["elbo"]
+        if self.elbo.get("after"):  # the predictor then begins at one half everywhere, so that costs decide and chance does not
+            nn.init.zeros_(self.boundary.output.weight)
 
     def posterior(self):
         """Of equation 2; it is the inference model, too."""
@@ -130,15 +132,19 @@ class Lslm(Family):
     def loss(self, ids, targets):
         """Nats a symbol of text, end and segment marks, and β times the divergence a position. Windows are chunks of their
         own: the targets that follow them are not used."""
-        steps = self.trace(ids, noise=self.noise.logistic(ids.new_empty(len(ids), ids.shape[1] + 1)))
+        noise = self.noise.logistic(ids.new_empty(len(ids), ids.shape[1] + 1))
+        prior, learning = self.elbo["prior"], self.step >= self.elbo.get("after", 0)
+        # Until then boundaries are drawn by the prior: what a boundary costs says nothing of the text until the decoder does.
+        drawn = None if learning else noise > math.log(1 / prior - 1)
+        steps = self.trace(ids, drawn, noise)
         nats = F.cross_entropy(steps.logits.float().flatten(0, 1), steps.targets.flatten(), ignore_index=-1, reduction="sum")
         nats = nats / ids.numel()
         logits = steps.boundary_logits[:, 1:].float()
-        divergence = elbo.DIVERGENCES[self.elbo["divergence"]](logits, self.elbo["prior"])
+        divergence = elbo.DIVERGENCES[self.elbo["divergence"]](logits, prior)
         extra = {"divergence": float(divergence.detach()), "boundary_rate": float(steps.boundaries[:, 1:].float().mean())}
         extra["mean_probability"] = float(torch.sigmoid(logits.detach()).mean())
-        loss = nats + self.elbo["beta"] * divergence
-        if self.elbo["costs"]:
+        loss = nats + self.elbo["beta"] * divergence if learning else nats
+        if learning and self.elbo["costs"]:
             loss = loss + elbo.costs(steps, self.marks["segment_end"]) / ids.numel()
         return loss, {"nats": float(nats.detach()), **extra}
 

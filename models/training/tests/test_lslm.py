@@ -251,6 +251,22 @@ class Costs(unittest.TestCase):
         self.assertGreater(float(own.abs().max()), 1e-3)
         self.assertLess(float((gradients[0] - gradients[1] - own).abs().max()), 1e-5)
 
+    def test_at_first_boundaries_are_drawn_by_the_prior(self):
+        """And teach the predictor nothing; from the update named on, it is what decides."""
+        recipe = {"elbo": {"prior": 0.2, "beta": 2.0, "divergence": "rate", "costs": True, "after": 3}}
+        ids = torch.randint(5, 30, (64, 64))
+        self.model.prepare(recipe)
+        for step in range(5):
+            self.model.at(1, step, 0)
+            self.model.zero_grad()
+            loss, logged = self.model.loss(ids, ids)
+            loss.backward()
+            learns = self.model.boundary.output.weight.grad is not None
+            self.assertEqual(learns, step >= 3)
+            self.assertAlmostEqual(logged["boundary_rate"], 0.5 if learns else 0.2, delta=0.03)
+            if not learns:
+                self.assertAlmostEqual(float(loss.detach()), logged["nats"], places=6)
+
     @torch.no_grad()
     def nats_behind(self, ids, z, t, boundary):
         """Of the symbol behind symbol t, given whether a mark comes before it; and of that mark's being there, or not."""

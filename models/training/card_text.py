@@ -160,7 +160,8 @@ def recipe(card):
     if "boundaries" in r:
         parts.append("boundaries taught by " + TEACHING[r["boundaries"]["method"]].format(**r["boundaries"]))
     if "elbo" in r:
-        drawn = f", for the first {r['elbo']['after']} updates boundaries drawn by it" if r["elbo"].get("after") else ""
+        first = r["elbo"].get("after")
+        drawn = f", for the first {first} updates boundaries drawn by it, the predictor's last layer zero" if first else ""
         turns = f"{r['interleave']} updates of the model for one of the predictor ({r['posterior_lr']})"
         held = {"each": "each boundary's", "rate": "the mean probability's"}[r["elbo"]["divergence"]]
         cost = ", what a boundary costs at once told to the predictor" if r["elbo"]["costs"] else ""

@@ -1,8 +1,9 @@
 """What every family offers.
 
-`forward(…)` for logits · `loss(*batch)` for training · `prepare(recipe)` before training · `matrices()` for the optimiser ·
-`posterior()`, weights that an interleaved recipe updates in steps of their own · `measure(…)` for evaluation, where the
-family has a way of its own. Parameters bear the names of the checkpoint, so `state_dict` is what gets exported.
+`forward(…)` for logits · `loss(*batch)` for training · `prepare(recipe)` before training · `at(…)` before each step ·
+`matrices()` for the optimiser · `posterior()`, weights that an interleaved recipe updates in steps of their own · `measure(…)`
+for evaluation, where the family has a way of its own. Parameters bear the names of the checkpoint, so `state_dict` is what gets
+exported.
 """
 
 from torch import nn
@@ -12,7 +13,7 @@ from ..layers.noise import Dropout, Noise
 
 class Family(nn.Module):
     def prepare(self, recipe):
-        """Take from the recipe what training needs and the model is not."""
+        """Take from the recipe what training needs and the model is not; a recipe may have first weights of its own."""
         self.noise, self.step = Noise(), 0
         for module in self.modules():
             if isinstance(module, Dropout):

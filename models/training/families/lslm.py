@@ -130,11 +130,11 @@ class Lslm(Family):
         steps.inputs = blank.clamp(min=0).scatter(1, read, ids).scatter(1, begin, first)[:, :places]
 
     def loss(self, ids, targets):
-        """Nats a symbol of text, end and segment marks, and β times the divergence a position. Windows are chunks of their
-        own: the targets that follow them are not used."""
+        """Nats a symbol of text, end and segment marks, and, once the predictor learns, β times the divergence a position.
+        Windows are chunks of their own: the targets that follow them are not used."""
         noise = self.noise.logistic(ids.new_empty(len(ids), ids.shape[1] + 1))
         prior, learning = self.elbo["prior"], self.step >= self.elbo.get("after", 0)
-        # Until then boundaries are drawn by the prior: what a boundary costs says nothing of the text until the decoder does.
+        # Before `after` boundaries are drawn by the prior: costs say nothing of the text while the decoder knows nothing of it.
         drawn = None if learning else noise > math.log(1 / prior - 1)
         steps = self.trace(ids, drawn, noise)
         nats = F.cross_entropy(steps.logits.float().flatten(0, 1), steps.targets.flatten(), ignore_index=-1, reduction="sum")
@@ -143,9 +143,11 @@ class Lslm(Family):
         divergence = elbo.DIVERGENCES[self.elbo["divergence"]](logits, prior)
         extra = {"divergence": float(divergence.detach()), "boundary_rate": float(steps.boundaries[:, 1:].float().mean())}
         extra["mean_probability"] = float(torch.sigmoid(logits.detach()).mean())
-        loss = nats + self.elbo["beta"] * divergence if learning else nats
-        if learning and self.elbo["costs"]:
-            loss = loss + elbo.costs(steps, self.marks["segment_end"]) / ids.numel()
+        loss = nats
+        if learning:
+            loss = loss + self.elbo["beta"] * divergence
+            if self.elbo["costs"]:
+                loss = loss + elbo.costs(steps, self.marks["segment_end"]) / ids.numel()
         return loss, {"nats": float(nats.detach()), **extra}
 
     @torch.no_grad()

@@ -181,6 +181,24 @@ class Replay(unittest.TestCase):
             self.assertLess(float(logits.max() - logits[pick]), 1e-5)
 
 
+class After(unittest.TestCase):
+    def test_at_first_boundaries_are_drawn_by_the_prior(self):
+        """And teach the predictor nothing; from the update named on, it is what decides."""
+        recipe = {"elbo": {"prior": 0.2, "beta": 2.0, "divergence": "rate", "costs": True, "after": 3}}
+        model, ids = build(tiny("lslm-dp")["model"]), torch.randint(5, 30, (64, 64))
+        model.prepare(recipe)
+        for step in range(5):
+            model.at(1, step, 0)
+            model.zero_grad()
+            loss, logged = model.loss(ids, ids)
+            loss.backward()
+            learns = model.boundary.output.weight.grad is not None
+            self.assertEqual(learns, step >= 3)
+            self.assertAlmostEqual(logged["boundary_rate"], 0.5 if learns else 0.2, delta=0.03)
+            if not learns:
+                self.assertAlmostEqual(float(loss.detach()), logged["nats"], places=6)
+
+
 class Costs(unittest.TestCase):
     """What a boundary costs at once, against forward passes over texts with it and without it."""
 
@@ -250,22 +268,6 @@ class Costs(unittest.TestCase):
         own = self.model.boundary.hidden.weight.grad
         self.assertGreater(float(own.abs().max()), 1e-3)
         self.assertLess(float((gradients[0] - gradients[1] - own).abs().max()), 1e-5)
-
-    def test_at_first_boundaries_are_drawn_by_the_prior(self):
-        """And teach the predictor nothing; from the update named on, it is what decides."""
-        recipe = {"elbo": {"prior": 0.2, "beta": 2.0, "divergence": "rate", "costs": True, "after": 3}}
-        ids = torch.randint(5, 30, (64, 64))
-        self.model.prepare(recipe)
-        for step in range(5):
-            self.model.at(1, step, 0)
-            self.model.zero_grad()
-            loss, logged = self.model.loss(ids, ids)
-            loss.backward()
-            learns = self.model.boundary.output.weight.grad is not None
-            self.assertEqual(learns, step >= 3)
-            self.assertAlmostEqual(logged["boundary_rate"], 0.5 if learns else 0.2, delta=0.03)
-            if not learns:
-                self.assertAlmostEqual(float(loss.detach()), logged["nats"], places=6)
 
     @torch.no_grad()
     def nats_behind(self, ids, z, t, boundary):

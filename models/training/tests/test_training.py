@@ -41,6 +41,8 @@ def tiny(name="english-whitespace"):
     recipe["valid_every_seconds"] = 1e9
     if "posterior_lr" in recipe:
         recipe["posterior_lr"] = 1e-3  # the predictor is narrower, too
+        if "after" in recipe["elbo"]:
+            recipe["elbo"]["after"] = 6
     if "stages" in recipe:
         recipe["stages"] = [{"until": 1.0, "length": 64}]
     if recipe.get("boundaries", {}).get("method") == "unigram":
@@ -114,7 +116,8 @@ class Training(OnText):
 
     def test_a_kill_changes_nothing(self):
         """With all noise on, rows shared by two threads, and updates in turns."""
-        for name in ("english-whitespace", "compare-gumbel", "compare-unigram", "lex-xpos", "lslm-hops3", "summaries-pyramidion"):
+        latent = ("lslm-hops3", "lslm-dp-after")
+        for name in ("english-whitespace", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
             with self.subTest(config=name):
                 self.compare_killed(name)
 

@@ -42,6 +42,15 @@ def status(folder):
     return f"begun: {json.loads(whole[-1])['characters'] / 1e6:.2f}M symbols" if whole else "not begun"
 
 
+def short_of(config, folder):
+    """What is wrong with a complete run for this budget, if anything: it was made with a smaller one."""
+    budget = config["training"]["budget"].get("characters", 0)
+    if not (folder / "result.json").exists():
+        return None
+    done = json.loads((folder / "result.json").read_text(encoding="utf-8"))["characters"]
+    return f"{folder} is complete with {done:,} symbols, not {budget:,.0f}: use another --out" if done < budget else None
+
+
 def conduct(config, folder, arguments, deadline):
     """Train, as far as the time goes; export and measure what is complete. Tells whether it is."""
     run = Run(config, arguments.data, folder, device(), arguments.workers)
@@ -93,6 +102,8 @@ def main(argv=None):
     for path, seed in runs:
         config = read_config(path, characters=arguments.budget, seed=seed)
         folder = Path(arguments.out) / name_of(path, config)
+        if not arguments.status and (lacking := short_of(config, folder)):
+            parser.error(lacking)
         if not arguments.status and not (folder / "result.json").exists():
             if deadline is not None and time.monotonic() >= deadline:
                 break

@@ -106,7 +106,7 @@ def bits(card):
         told += " On the test text no segment ended."
     elif first["boundary_rate"] < 1:
         told += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
-    told += " The test file was read for the final weights only."
+    told += " The test file was read for the weights of complete runs only."
     head = ("split", "characters, from its beginning", "scored per window", "BPC")
     return ["## Bits per character", table(head, rows), told]
 
@@ -123,8 +123,8 @@ def rouge(card):
     told = (
         "F × 100 by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of the "
         f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights as they are "
-        "here, in f32. The test pairs were read for the final weights only; what was set after that is told under limits. "
-        "`weir summarize --table` counts without a stemmer, and tells a little less."
+        "here, in f32. The test pairs were read for the weights of complete runs only; what was set after that is told under limits. "
+        "`weir summarize --cut --table` counts without a stemmer, and tells slightly other figures."
     )
     return ["## ROUGE", table(head, rows), told]
 

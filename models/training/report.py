@@ -22,7 +22,7 @@ PAPER = {
     "gumbel": 1.136, "entropy": 1.138, "unigram": 1.134, "whitespace": 1.133,
 }  # fmt: skip
 CLOSE = 0.01  # of one seed: a configuration trained twice from one seed, on two machines, differed by 0.008
-WINDOWS = {"blockwise:256": "blocks of 256 (BCA)", "full": "all keys"}
+WINDOWS = {"blockwise:256": "windows of two blocks of 128 (BCA)", "full": "all keys"}
 
 
 def main():

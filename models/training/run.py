@@ -14,9 +14,16 @@ from .muon import Muon
 from .parallel import Workers
 
 
+KEYS = set(
+    "adamw batch_characters batch_pairs boundaries budget clip corpus decay decay_share dropout elbo interleave keep_best "
+    "log_every_steps muon posterior_lr precision save_every_seconds seed stages valid_characters valid_every_characters "
+    "valid_every_seconds valid_pairs warmup_steps".split()
+)
+
+
 class Run:
     def __init__(self, config, data_folder, out, device="cpu", workers=1):
-        self.config, self.recipe = config, config["training"]
+        self.config, self.recipe = config, checked(config["training"])
         self.out, self.device = Path(out), device
         self.out.mkdir(parents=True, exist_ok=True)
         self.task = tasks.build(config, data_folder, self.out)
@@ -100,6 +107,9 @@ class Run:
         state = torch.load(self.out / "state.pt", map_location="cpu")
         if state["config"]["model"] != self.config["model"]:
             raise ValueError(f"{self.out} holds a run of a different model")
+        held, wanted = state["config"]["training"]["seed"], self.recipe["seed"]
+        if held != wanted:
+            raise ValueError(f"{self.out} holds a run from seed {held}, not {wanted}")
         self._take(state)
         for name, value in state["progress"].items():
             setattr(self, name, value)
@@ -122,6 +132,16 @@ class Run:
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step), encoding="utf-8")
+
+
+def checked(recipe):
+    """What would be passed over in silence is refused: keys that nothing reads, and words that nothing knows."""
+    if unknown := sorted(set(recipe) - KEYS):
+        raise ValueError(f"training has unknown keys: {', '.join(unknown)}")
+    for key, known in (("precision", ("bf16", "f32")), ("decay", ("linear", "cosine", "none"))):
+        if recipe.get(key, known[0]) not in known:
+            raise ValueError(f"unknown {key} {recipe[key]!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+    return recipe
 
 
 def optimisers(model, recipe, workers):

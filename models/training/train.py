@@ -69,7 +69,10 @@ def note(run, entry):
 
 def read_config(path, minutes=None, characters=None, seed=None):
     """A configuration with what the command line overrides."""
-    config = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
     for unit, value in (("minutes", minutes), ("characters", characters)):
         if value:
             config["training"]["budget"] = {unit: value}
@@ -93,12 +96,15 @@ def main():
     parser.add_argument("--seed", type=int, help="instead of the configuration's")
     parser.add_argument("--workers", type=int, default=1, help="threads that share a batch; one a core on a processor")
     arguments = parser.parse_args()
-    config = read_config(arguments.config, arguments.minutes, arguments.characters, arguments.seed)
     begun = (Path(arguments.out) / "state.pt").exists()
     if begun and not arguments.resume:
         parser.error("the run folder holds a run already; --resume goes on with it")
-    run = Run(config, arguments.data, arguments.out, device(), arguments.workers)
-    run.resume()
+    try:
+        config = read_config(arguments.config, arguments.minutes, arguments.characters, arguments.seed)
+        run = Run(config, arguments.data, arguments.out, device(), arguments.workers)
+        run.resume()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     train(run)
 
 

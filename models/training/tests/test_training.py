@@ -207,6 +207,20 @@ class Training(OnText):
         with self.assertRaises(ValueError):
             self.run_for("other", config).resume()
 
+    def test_another_seed_is_not_resumed(self):
+        self.run_for("seeded").save()
+        config = tiny()
+        config["training"]["seed"] += 1
+        with self.assertRaisesRegex(ValueError, "seed"):
+            self.run_for("seeded", config).resume()
+
+    def test_what_a_recipe_does_not_know_is_refused(self):
+        for key, value in (("stges", 1), ("precision", "fp8"), ("decay", "cubic")):
+            config = tiny()
+            config["training"][key] = value
+            with self.assertRaisesRegex(ValueError, key):
+                self.run_for(f"refused-{key}", config)
+
     def test_export_gives_the_same_model(self):
         run = self.run_for("exported")
         run.train_step()
@@ -277,6 +291,9 @@ class Campaign(OnText):
         for name in names:
             whole, parts = (json.loads((self.root / out / name / "result.json").read_text()) for out in ("whole", "parts"))
             self.assertEqual((whole["sha256"], whole["characters"]), (parts["sha256"], parts["characters"]))
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as told:
+            self.conduct("whole", "--budget", "1e9", *runs)
+        self.assertIn("use another --out", told.getvalue())
         self.check_table(table.collect(self.root / "whole"))
 
     def check_table(self, found):

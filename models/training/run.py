@@ -14,6 +14,7 @@ from .muon import Muon
 from .parallel import Workers
 
 
+# Of a recipe, in any family: README.md tells what each means.
 KEYS = set(
     "adamw batch_characters batch_pairs boundaries budget clip corpus decay decay_share dropout elbo interleave keep_best "
     "log_every_steps muon posterior_lr precision save_every_seconds seed stages valid_characters valid_every_characters "

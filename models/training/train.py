@@ -73,6 +73,9 @@ def read_config(path, minutes=None, characters=None, seed=None):
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
+    for part in ("model", "training"):
+        if part not in config:
+            raise ValueError(f"{path} has no {part!r}")
     for unit, value in (("minutes", minutes), ("characters", characters)):
         if value:
             config["training"]["budget"] = {unit: value}

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from . import checkpoint, data, evaluation
+from . import checkpoint, data, evaluation, recipes
 from .export import export
 from .run import Run
-from .train import device, read_config, train
+from .train import device, train
 
 
 def parse_run(text):
@@ -25,6 +25,8 @@ def parse_run(text):
     path, _, seed = text.partition("@")
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such configuration")
+    if seed and not seed.isdecimal():
+        raise ValueError(f"{text}: the seed must be a whole number")
     return path, int(seed) if seed else None
 
 
@@ -97,10 +99,12 @@ def main(argv=None):
     deadline = time.monotonic() + arguments.seconds if arguments.seconds else None
     try:
         runs = [parse_run(text) for text in arguments.runs]
-    except ValueError as error:
+        configs = [recipes.read(path, characters=arguments.budget, seed=seed) for path, seed in runs]
+        for config in configs:
+            recipes.checked(config)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    for path, seed in runs:
-        config = read_config(path, characters=arguments.budget, seed=seed)
+    for (path, _), config in zip(runs, configs):
         folder = Path(arguments.out) / name_of(path, config)
         if not arguments.status and (lacking := short_of(config, folder)):
             parser.error(lacking)

@@ -30,7 +30,8 @@ ROWS = 1  # into which a text is cut where it is measured: figures of several ar
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", help="of a file in training/cards, and of the folder")
+    known = sorted(path.stem for path in ABOUT.glob("*.json"))
+    parser.add_argument("name", choices=known, metavar="name", help="of a file in training/cards, and of the folder")
     parser.add_argument("--runs", nargs="+", help="folders of campaigns; the run is looked for in them")
     parser.add_argument("--data", help="folder of the corpora's files")
     parser.add_argument("--out", type=Path, help="folder of the shipped models' folders, if it is another")

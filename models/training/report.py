@@ -7,6 +7,7 @@ between `<!-- NAME -->` and `<!-- /NAME -->` is written anew. Without `--runs` n
 
 import argparse
 import itertools
+import os
 import re
 from collections import defaultdict
 
@@ -38,6 +39,8 @@ def main():
     if arguments.runs:
         if not arguments.data:
             parser.error("--runs needs --data")
+        if absent := [folder for folder in arguments.runs if not os.path.isdir(folder)]:
+            parser.error(f"no such folder: {', '.join(absent)}")
         results.gather(found, arguments.runs, arguments.data, shipped, results.write)
     if arguments.speeds:
         results.speeds(found, arguments.speeds)

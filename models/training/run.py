@@ -8,23 +8,15 @@ from pathlib import Path
 
 import torch
 
-from . import schedule, tasks
+from . import recipes, schedule, tasks
 from .families import build
 from .muon import Muon
 from .parallel import Workers
 
 
-# Of a recipe, in any family: README.md tells what each means.
-KEYS = set(
-    "adamw batch_characters batch_pairs boundaries budget clip corpus decay decay_share dropout elbo interleave keep_best "
-    "log_every_steps muon posterior_lr precision save_every_seconds seed stages valid_characters valid_every_characters "
-    "valid_every_seconds valid_pairs warmup_steps".split()
-)
-
-
 class Run:
     def __init__(self, config, data_folder, out, device="cpu", workers=1):
-        self.config, self.recipe = config, checked(config["training"])
+        self.config, self.recipe = config, recipes.checked(config)
         self.out, self.device = Path(out), device
         self.out.mkdir(parents=True, exist_ok=True)
         self.task = tasks.build(config, data_folder, self.out)
@@ -133,16 +125,6 @@ class Run:
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         log.write_text("".join(line for line in whole if json.loads(line)["step"] <= step), encoding="utf-8")
-
-
-def checked(recipe):
-    """What would be passed over in silence is refused: keys that nothing reads, and words that nothing knows."""
-    if unknown := sorted(set(recipe) - KEYS):
-        raise ValueError(f"training has unknown keys: {', '.join(unknown)}")
-    for key, known in (("precision", ("bf16", "f32")), ("decay", ("linear", "cosine", "none"))):
-        if recipe.get(key, known[0]) not in known:
-            raise ValueError(f"unknown {key} {recipe[key]!r}, expected {', '.join(known[:-1])} or {known[-1]}")
-    return recipe
 
 
 def optimisers(model, recipe, workers):

@@ -17,9 +17,7 @@ def learning_rate_factor(share, step, recipe):
         return warm * 0.5 * (1 + math.cos(math.pi * share))
     if kind == "linear":
         return warm * min(1.0, (1 - share) / recipe["decay_share"])
-    if kind == "none":
-        return warm
-    raise ValueError(f"unknown decay {kind!r}, expected linear, cosine or none")
+    return warm
 
 
 def window_length(share, stages):

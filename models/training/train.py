@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from . import curve
+from . import curve, recipes
 from .progress import Progress
 from .run import Run
 
@@ -67,23 +67,6 @@ def note(run, entry):
     return " ".join(shown)
 
 
-def read_config(path, minutes=None, characters=None, seed=None):
-    """A configuration with what the command line overrides."""
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
-    for part in ("model", "training"):
-        if part not in config:
-            raise ValueError(f"{path} has no {part!r}")
-    for unit, value in (("minutes", minutes), ("characters", characters)):
-        if value:
-            config["training"]["budget"] = {unit: value}
-    if seed is not None:
-        config["training"]["seed"] = seed
-    return config
-
-
 def device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -103,7 +86,7 @@ def main():
     if begun and not arguments.resume:
         parser.error("the run folder holds a run already; --resume goes on with it")
     try:
-        config = read_config(arguments.config, arguments.minutes, arguments.characters, arguments.seed)
+        config = recipes.read(arguments.config, arguments.minutes, arguments.characters, arguments.seed)
         run = Run(config, arguments.data, arguments.out, device(), arguments.workers)
         run.resume()
     except (OSError, ValueError) as error:

@@ -88,7 +88,10 @@ def main():
     parser.add_argument("--out", required=True, type=Path, help="folder of the corpus's files")
     parser.add_argument("--packages", type=Path, help="folder with source packages that are there already")
     arguments = parser.parse_args()
-    corpus = data.read_text(arguments.out, "english", "train")
+    try:
+        corpus = data.read_text(arguments.out, "english", "train")
+    except OSError as error:
+        parser.error(f"{error}: make the corpus first")
     with tempfile.TemporaryDirectory() as made:
         folder = arguments.packages or Path(made)
         for name, parts in FILES.items():

@@ -10,4 +10,10 @@ FAMILIES = {"hourglass": Hourglass, "decoder": Decoder, "lslm": Lslm, "pyramidio
 
 def build(config):
     """The untrained model that a checkpoint's config.json describes."""
-    return FAMILIES[config["family"]](config)
+    family = config.get("family")
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}, expected one of {', '.join(FAMILIES)}")
+    try:
+        return FAMILIES[family](config)
+    except KeyError as key:
+        raise ValueError(f"the {family}'s configuration has no {key}, or not one that is known") from key

@@ -1,5 +1,7 @@
-"""The parts of the recipes by themselves: labels, spikes, the priors."""
+"""Configurations are looked through; the parts of the recipes by themselves: labels, spikes, the priors."""
 
+import copy
+import json
 import math
 import tempfile
 import unittest
@@ -7,9 +9,62 @@ from pathlib import Path
 
 import torch
 
-from training import subwords
+from training import recipes, subwords
+from training.families import build
 from training.families.hourglass import binomial_loss, spikes
 from training.layers import elbo
+
+
+CONFIGS = [json.loads(path.read_text()) for path in sorted((Path(__file__).parents[1] / "configs").glob("*.json"))]
+
+
+class Configurations(unittest.TestCase):
+    def refused(self, config, told):
+        with self.assertRaisesRegex(ValueError, told):
+            recipes.checked(config)
+
+    def test_all_of_the_repository_are_sound_and_use_what_they_need(self):
+        for config in CONFIGS:
+            self.assertIs(recipes.checked(config), config["training"])
+            for part in ("model", "training"):
+                for key in set(config[part]) - recipes.OTHER - {"boundaries"}:
+                    short = copy.deepcopy(config)
+                    del short[part][key]
+                    self.refused(short, key)
+
+    def test_what_nothing_reads_is_refused(self):
+        for config in CONFIGS:
+            for part in ("model", "training"):
+                more = copy.deepcopy(config)
+                more[part]["stges"] = 1
+                self.refused(more, f"{part} has unknown keys: stges")
+
+    def test_values(self):
+        wrong = {
+            "precision": ["fp8"], "decay": ["cubic"], "seed": ["1", 1.5, None, True], "stages": [[]], "adamw": [3],
+            "budget": [{}, 7, {"minutes": 0}, {"characters": -1}, {"hours": 1}, {"minutes": 1, "characters": 1}, {"minutes": "1"}],
+        }  # fmt: skip
+        for key, values in wrong.items():
+            for value in values:
+                config = copy.deepcopy(next(config for config in CONFIGS if "stages" in config["training"]))
+                config["training"][key] = value
+                self.refused(config, key)
+
+    def test_a_model_that_cannot_be_built(self):
+        for config in CONFIGS:
+            short = copy.deepcopy(config["model"])
+            del short["architecture"]["heads" if "heads" in short["architecture"] else "token"]
+            self.assertRaisesRegex(ValueError, "has no '(heads|token)'", build, short)
+        self.assertRaisesRegex(ValueError, "unknown family 'rnn', expected one of hourglass", build, {"family": "rnn"})
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.json"
+            for text in ("", "{", "[]", '{"model": {}}', '{"model": [], "training": {}}'):
+                path.write_text(text)
+                self.assertRaisesRegex(ValueError, "config.json", recipes.read, path)
+            path.write_text('{"model": {}, "training": {"budget": {"minutes": 3}, "seed": 1}}')
+            self.assertEqual(recipes.read(path, characters=0, seed=0)["training"], {"budget": {"characters": 0}, "seed": 0})
 
 
 class Labels(unittest.TestCase):

@@ -53,10 +53,8 @@ def short_of(config, folder):
     return f"{folder} is complete with {done:,} symbols, not {budget:,.0f}: use another --out" if done < budget else None
 
 
-def conduct(config, folder, arguments, deadline):
+def conduct(run, config, folder, arguments, deadline):
     """Train, as far as the time goes; export and measure what is complete. Tells whether it is."""
-    run = Run(config, arguments.data, folder, device(), arguments.workers)
-    run.resume()
     if not train(run, deadline):
         return False
     facts = export(folder, folder / "checkpoint")
@@ -111,7 +109,12 @@ def main(argv=None):
         if not arguments.status and not (folder / "result.json").exists():
             if deadline is not None and time.monotonic() >= deadline:
                 break
-            conduct(config, folder, arguments, deadline)
+            try:
+                run = Run(config, arguments.data, folder, device(), arguments.workers)
+                run.resume()
+            except (OSError, ValueError) as error:
+                parser.error(str(error))
+            conduct(run, config, folder, arguments, deadline)
         print(f"{folder.name}: {status(folder)}", flush=True)
 
 

@@ -18,16 +18,17 @@ import torch
 
 from . import card_text, checkpoint, data, evaluation, generate
 from .export import export
+from .plainly import plainly
 
 ABOUT = Path(__file__).parent / "cards"
 MODELS = Path(__file__).parents[1]
 COMPARED = MODELS / "compared"  # not served unless named: each more would have to be named in every request
 REPOSITORY = MODELS.parent
 TEXT, DOCUMENT = "tests/golden/shipped/english.txt", "tests/golden/shipped/document.txt"
-CHARACTERS = 65_536  # of a split, from its beginning
 ROWS = 1  # into which a text is cut where it is measured: figures of several are of another thing
 
 
+@plainly
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = sorted(path.stem for path in ABOUT.glob("*.json"))
@@ -35,7 +36,7 @@ def main(argv=None):
     parser.add_argument("--runs", nargs="+", help="folders of campaigns; the run is looked for in them")
     parser.add_argument("--data", help="folder of the corpora's files")
     parser.add_argument("--out", type=Path, help="folder of the shipped models' folders, if it is another")
-    parser.add_argument("--characters", type=int, default=CHARACTERS, help="of each split, from its beginning")
+    parser.add_argument("--characters", type=int, help="of each split, from its beginning; all of them unless told")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--again", action="store_true", help="measure the weights in the folder; what the run told stays")
     parser.add_argument("--text", action="store_true", help="write README.md again, and nothing else")

@@ -19,6 +19,8 @@ def save(folder, config, tensors, matrices="f32"):
 def load(folder):
     """The model in evaluation mode, and its configuration."""
     folder = Path(folder)
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{folder} holds no checkpoint: it has no config.json")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = build(config)
     model.load_state_dict(safetensors_file.read(folder / "model.safetensors"))

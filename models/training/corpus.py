@@ -20,6 +20,7 @@ from pathlib import Path
 
 from . import chinese, data, sources
 from .packages import fetch, unpack
+from .plainly import plainly
 
 BLOCK = 65536  # characters
 DIGITS = dict(zip("0123456789", "zero one two three four five six seven eight nine".split()))
@@ -112,6 +113,7 @@ def take(prepared, out):
             os.symlink(file.resolve(), out / file.name)
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder of the corpus")

@@ -20,6 +20,8 @@ def read_text(folder, corpus, split):
     path = Path(folder) / f"{corpus}.{split}.txt"
     if path.exists():
         return path.read_text(encoding="utf-8")
+    if not path.with_name(path.name + ".xz").exists():
+        raise FileNotFoundError(f"no {path}, and none with .xz: python -m training.corpus makes the corpus")
     with lzma.open(path.with_name(path.name + ".xz"), "rt", encoding="utf-8") as file:
         return file.read()
 

@@ -15,6 +15,7 @@ import time
 import torch
 
 from . import checkpoint, data, evaluation
+from .plainly import plainly
 
 BATCH = 8192  # characters read at once when lengths are compared
 
@@ -42,6 +43,7 @@ def by_length(model, ids, lengths, windows):
     return results
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder of a weir checkpoint")
@@ -59,6 +61,8 @@ def main():
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model, config = checkpoint.load(arguments.model)
+    if config["family"] == "pyramidion":
+        parser.error("this measures language models; summarizers are training.summarize's")
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     text = data.read_text(arguments.data, arguments.corpus, arguments.split)[: arguments.characters]
     ids = data.encode(text, config["vocabulary"])

@@ -13,10 +13,13 @@ from pathlib import Path
 import torch
 
 from . import checkpoint
+from .plainly import plainly
 
 
 def export(run, out, matrices="f32"):
     run, out = Path(run), Path(out)
+    if not (run / "state.pt").exists():
+        raise FileNotFoundError(f"{run} holds no run: it has no state.pt")
     state = torch.load(run / "state.pt", map_location="cpu")
     if state["config"]["training"].get("keep_best"):
         best = torch.load(run / "best.pt", map_location="cpu")
@@ -34,12 +37,16 @@ def export(run, out, matrices="f32"):
     }
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="run folder of training.train")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
+    parser.add_argument("--replace", action="store_true", help="the checkpoint that is there, if any")
     parser.add_argument("--matrices", choices=("f32", "bf16"), default="f32", help="number format; vectors stay f32")
     arguments = parser.parse_args()
+    if (Path(arguments.out) / "model.safetensors").exists() and not arguments.replace:
+        parser.error(f"{arguments.out} holds a checkpoint already; --replace writes over it")
     print(json.dumps(export(arguments.run, arguments.out, arguments.matrices), indent=2))
 
 

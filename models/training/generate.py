@@ -8,6 +8,7 @@ import argparse
 import torch
 
 from . import checkpoint, data, segments
+from .plainly import plainly
 
 
 @torch.no_grad()
@@ -37,6 +38,7 @@ def sampler(temperature, seed):
     return lambda logits: int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator))
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)

@@ -15,6 +15,8 @@ class Workers:
     """`count` threads over `model`; with one, everything runs in the caller's thread with PyTorch's own threading."""
 
     def __init__(self, model, count, precision):
+        if count < 1:
+            raise ValueError(f"{count} workers: at least one is needed")
         self.count, self.precision = count, precision
         self.replicas = [model] + [_replica(model) for _ in range(count - 1)]
         self.pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None

@@ -13,6 +13,13 @@ EVERY = set("adamw budget clip corpus log_every_steps precision save_every_secon
 TEXT, PAIRS = set("batch_characters stages valid_characters".split()), set("batch_pairs valid_pairs".split())
 NEEDED = {"hourglass": TEXT, "decoder": TEXT, "lslm": TEXT | {"elbo", "interleave", "posterior_lr"}, "pyramidion": PAIRS}
 OTHER = set("decay decay_share dropout keep_best muon valid_every_characters valid_every_seconds".split())
+POSITIVE = TEXT - {"stages"} | PAIRS | set("clip log_every_steps posterior_lr save_every_seconds".split())
+POSITIVE |= {"valid_every_characters", "valid_every_seconds"}
+PARTS = {
+    "adamw": {"betas", "eps", "lr", "weight_decay"},
+    "muon": {"lr", "momentum", "steps", "weight_decay"},
+    "elbo": {"beta", "costs", "divergence", "prior"},
+}
 WORDS = {"precision": ("bf16", "f32"), "decay": ("linear", "cosine", "none")}
 
 
@@ -51,25 +58,31 @@ def checked(config):
             raise ValueError(f"unknown {key} {recipe[key]!r}, expected {', '.join(known[:-1])} or {known[-1]}")
     if type(recipe["seed"]) is not int:
         raise ValueError(f"training.seed must be a whole number, not {recipe['seed']!r}")
-    if not isinstance(recipe["adamw"], dict):
-        raise ValueError(f"training.adamw must be an object, not {recipe['adamw']!r}")
-    if not amount(recipe["budget"]) > 0:
-        budget = '{"minutes": m} or {"characters": n}, above zero'
-        raise ValueError(f"training.budget must be {budget}, not {recipe['budget']!r}")
-    if "stages" in recipe and not recipe["stages"]:
-        raise ValueError("training.stages is empty: at least one window length is needed")
+    for key in POSITIVE & set(recipe):
+        positive(f"training.{key}", recipe[key])
+    for key, parts in PARTS.items():
+        if key in recipe:
+            keys(f"training.{key}", recipe[key], parts, {"after"} if key == "elbo" else frozenset())
+    if len(recipe["budget"] if isinstance(recipe["budget"], dict) else ()) != 1:
+        raise ValueError(f'training.budget must be {{"minutes": m}} or {{"characters": n}}, not {recipe["budget"]!r}')
+    keys("training.budget", recipe["budget"], set(), {"minutes", "characters"})
+    positive("training.budget", *recipe["budget"].values())
+    if not isinstance(recipe.get("stages", [{}]), list) or not recipe.get("stages", [{}]):
+        raise ValueError("training.stages must be a list of at least one window length")
+    for stage in recipe.get("stages", []):
+        keys("a stage of training.stages", stage, {"until", "length"})
+        positive("a stage's length", stage["length"])
     return recipe
 
 
-def amount(budget):
-    """Of minutes or characters; zero of what is no budget."""
-    if isinstance(budget, dict) and list(budget) in (["minutes"], ["characters"]):
-        (value,) = budget.values()
-        return value if type(value) in (int, float) else 0
-    return 0
+def positive(name, value):
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"{name} must be a number above zero, not {value!r}")
 
 
 def keys(part, found, needed, other=frozenset()):
+    if not isinstance(found, dict):
+        raise ValueError(f"{part} must be an object, not {found!r}")
     if missing := sorted(needed - set(found)):
         raise ValueError(f"{part} lacks keys: {', '.join(missing)}")
     if unknown := sorted(set(found) - needed - other):

@@ -14,8 +14,10 @@ from collections import defaultdict
 import torch
 
 from . import results, table
-from .card import CHARACTERS, MODELS
+from .card import MODELS
+from .card_text import met
 from .card_text import table as rows_of
+from .plainly import plainly
 
 # Table 1 of arXiv 2211.09761, text8.
 PAPER = {
@@ -26,6 +28,7 @@ CLOSE = 0.01  # of one seed: a configuration trained twice from one seed, on two
 WINDOWS = {"blockwise:256": "windows of two blocks of 128 (BCA)", "full": "all keys"}
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", nargs="+", default=[], help="folders of campaigns")
@@ -97,7 +100,7 @@ def ship(shipped):
         rows.append((f"[`{name}`]({places[name].relative_to(MODELS)})", card["family"], card["shows"], f"{card['bytes'] / 1e6:.1f} MB", figure))
     total = sum(card["bytes"] for card in shipped.values()) / 1e6
     head = ("model", "family", "what it shows", "weights", "test BPC (scored of a window), or ROUGE")
-    return f"{rows_of(head, rows)}\n\nTogether {total:.0f} MB. BPC: the first {CHARACTERS:,} characters of the test text."
+    return f"{rows_of(head, rows)}\n\nTogether {total:.0f} MB. BPC: all of the test text."
 
 
 def order(methods):
@@ -175,15 +178,26 @@ def summaries(shipped):
         return ""
     first = next(iter(pair.values()))
     three = lambda row: " · ".join(f"{row[kind]:.1f}" for kind in ("rouge1", "rouge2", "rougeL"))  # noqa: E731
-    rows = [
-        (f"`{source}`", row["pairs"], three(row["lead"]), *(three(rouge[source]["model"]) for rouge in pair.values()))
-        for source, row in first.items()
-    ]
-    above = lambda rouge: sum(row["model"]["rougeL"] > row["lead"]["rougeL"] for row in rouge.values())  # noqa: E731
-    told = "; ".join(f"`{name}` in {above(rouge)} of {len(rouge)}" for name, rouge in pair.items())
-    return f"""{rows_of(("source", "test pairs", "first words", *(f"`{name}`" for name in pair)), rows)}
+    head = ("source", "test pairs", "first words", *(f"`{name}`" for name in pair))
 
-Sources in which ROUGE-L is above the first words': {told}. Figures of fewer than forty pairs are mostly chance."""
+    def part(of):
+        """A table of some of the pairs, and in how many sources the models are above the lead."""
+        sources = [source for source, row in first.items() if of(row)]
+        models = [{source: of(rouge[source])["model"] for source in sources} for rouge in pair.values()]
+        lead = {source: of(first[source])["lead"] for source in sources}
+        rows = [
+            (f"`{source}`", of(first[source])["pairs"], three(lead[source]), *(three(model[source]) for model in models))
+            for source in sources
+        ]
+        above = [sum(model[source]["rougeL"] > lead[source]["rougeL"] for source in sources) for model in models]
+        told = "; ".join(f"`{name}` in {count} of {len(sources)}" for name, count in zip(pair, above))
+        return f"{rows_of(head, rows)}\n\nSources in which ROUGE-L is above the first words': {told}."
+
+    return f"""{part(lambda row: row)}
+
+{met(first)}
+
+{part(lambda row: row["new"])} Figures of fewer than forty pairs are mostly chance."""
 
 
 def unseen(found, shipped):

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from . import checkpoint, data, evaluation
-from .card import CHARACTERS, MODELS, ROWS
+from .card import MODELS, ROWS
 from .evaluate import by_length, parse_window
 
 FILE = MODELS / "results.json"
@@ -73,7 +73,9 @@ def gather(results, runs, texts, shipped, save):
             continue
         print(name, flush=True)
         save(results)
-    in_chunks(results, complete(runs), texts, save)
+    places = folders()
+    weights = {name: places[card["name"]] for name, card in made_from.items() if card["name"] in places}
+    in_chunks(results, weights, complete(runs), texts, save)
     for name, card in shipped.items():
         known = card["family"] == "pyramidion" or told_of(results["unseen"], name, card["sha256"])
         if not known and (Path(texts) / f"{TEXTS[0]}.test.txt").exists():
@@ -93,21 +95,22 @@ def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
     model, config = checkpoint.load(folder)
     total = length or config["training_length"]
     stride = total if whole or hasattr(model, "measure") else total // 4
-    text = data.read_text(texts, corpus, "test")[:CHARACTERS]
+    text = data.read_text(texts, corpus, "test")
     ids = data.encode(text, config["vocabulary"])
     about = {"split": "test", "characters_of_split": len(text), "symbols_of_split": len(ids), "stride": stride, "total": total}
     return {**about, **evaluation.measure(model, ids, stride, total, rows=ROWS)}
 
 
-def in_chunks(results, runs, texts, save):
-    """Of the pairs that latent segments are compared with, bits in windows as short as theirs."""
+def in_chunks(results, shipped, runs, texts, save):
+    """Of the pairs that latent segments are compared with, bits in windows as short as theirs; of the weights as shipped."""
+    found = {**{name: folder / "checkpoint" for name, folder in runs.items()}, **shipped}
     rows = results["comparison"]
     for corpus, (mine, pair, length) in LATENT.items():
         if not any(name.startswith(mine) for name in rows):
             continue
         for name in (f"{configuration}-seed1" for configuration in pair):
-            if name in runs and name in rows and "chunks_bpc" not in rows[name]:
-                row = of_checkpoint(runs[name] / "checkpoint", texts, corpus, whole=True, length=length)
+            if name in found and name in rows and "chunks_bpc" not in rows[name]:
+                row = of_checkpoint(found[name], texts, corpus, whole=True, length=length)
                 rows[name]["chunks_bpc"] = row["bpc"]
                 save(results)
 

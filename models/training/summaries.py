@@ -24,6 +24,8 @@ def read_pairs(folder, corpus, split):
     path = Path(folder) / f"{corpus}.{split}.jsonl"
     if path.exists():
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not path.with_name(path.name + ".xz").exists():
+        raise FileNotFoundError(f"no {path}, and none with .xz: python -m training.corpus makes the corpus")
     with lzma.open(path.with_name(path.name + ".xz"), "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 

@@ -2,22 +2,27 @@
 
 Every summary is written to FILE as a JSON line, so that samples can be shown unpicked. Prints ROUGE-1, -2 and -L (F, times 100)
 for each source of pairs, beside those of the document's first n words, n being the median of the source's training summaries.
+
+Pairs whose document is a training document are left out. Others may have much of their text in one, with another summary: an
+article's lead, of which training has the rest. So the same is told of those pairs alone that training has met little of.
 """
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
 from rouge_score import rouge_scorer
 from tokenizers import Tokenizer
 
-from . import beam, checkpoint
+from . import beam, checkpoint, overlap
+from .plainly import plainly
 from .progress import Progress
 from .summaries import encode, read_pairs
 
 KINDS = ("rouge1", "rouge2", "rougeL")
+NEW = 0.25  # share of a document that training may have met; articles' leads have none of their text there, or half and more
 
 
 def leads(pairs):
@@ -41,10 +46,13 @@ def table(rows):
 def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None):
     """(ROUGE by source, every pair with what the model wrote, the settings) of a checkpoint."""
     model, config = checkpoint.load(folder)
+    if config["family"] != "pyramidion":
+        raise ValueError(f"{folder} is no summarizer but a {config['family']}")
     tokens = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     settings = {**config["generation"], **({"beam": beam_size} if beam_size else {})}
-    first = leads(read_pairs(data, corpus, "train"))
-    pairs = read_pairs(data, corpus, split)
+    training = read_pairs(data, corpus, "train")
+    first, pairs = leads(training), read_pairs(data, corpus, split)
+    pairs, known = held_out(pairs, training)
     pairs = pairs[:: max(1, len(pairs) // limit)] if limit else pairs
     scorer = rouge_scorer.RougeScorer(KINDS, use_stemmer=True)
     score = lambda pair, text: {k: s.fmeasure for k, s in scorer.score(pair["summary"], text).items()}  # noqa: E731
@@ -52,14 +60,26 @@ def evaluate(folder, data, split, corpus="summaries", limit=None, beam_size=None
     for index, pair in enumerate(pairs):
         text = tokens.decode(written(model, config, tokens, pair["document"], settings), skip_special_tokens=True)
         lead = " ".join(pair["document"].split()[: first.get(pair["source"], 20)])
-        rows.append({"source": pair["source"], "scores": {"model": score(pair, text), "lead": score(pair, lead)}})
+        scores = {"model": score(pair, text), "lead": score(pair, lead)}
+        rows.append({"source": pair["source"], "scores": scores, "new": pair["met"] < NEW})
         lines.append({**pair, "document": pair["document"][:400], "written": text})
         progress.to(index + 1, pair["source"])
     progress.close()
-    result = table(rows)
+    result, new = table(rows), table([row for row in rows if row["new"]])
     for source, row in result.items():
-        row["lead_words"] = first.get(source, 20)
+        row.update(lead_words=first.get(source, 20), left_out=known[source], new=new.get(source))
     return result, lines, settings
+
+
+def held_out(pairs, training):
+    """Pairs whose document is none of training's, with `met`, the share of it that stands there; how many are left out, by
+    source."""
+    documents = [pair["document"] for pair in training]
+    known = set(documents)
+    left = [pair for pair in pairs if pair["document"] not in known]
+    met = overlap.shares([pair["document"] for pair in left], documents)
+    counts = Counter(pair["source"] for pair in pairs if pair["document"] in known)
+    return [{**pair, "met": round(share, 3)} for pair, share in zip(left, met)], counts
 
 
 def written(model, config, tokens, document, settings):
@@ -68,6 +88,7 @@ def written(model, config, tokens, document, settings):
     return beam.search(model, torch.tensor(ids), settings)[0][0]
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="folder of a weir checkpoint")

@@ -10,6 +10,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+from .plainly import plainly
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 70, 150, 20, 50
 
 
@@ -101,6 +103,7 @@ def plot(found):
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", required=True, help="folder of a campaign")
@@ -112,10 +115,7 @@ def main():
         parser.error(f"no complete runs in {arguments.runs}")
     print(markdown(found))
     if arguments.plot:
-        try:
-            Path(arguments.plot).write_text(plot(found), encoding="utf-8")
-        except ValueError as error:
-            parser.error(str(error))
+        Path(arguments.plot).write_text(plot(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

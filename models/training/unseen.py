@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import data
 from .corpus import normalise
+from .plainly import plainly
 
 STRETCH, STRETCHES = 80, 300
 
@@ -83,15 +84,13 @@ def shared(text, corpus, seed=1):
     return sum(text[start : start + STRETCH] in corpus for start in starts) / STRETCHES
 
 
+@plainly
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, type=Path, help="folder of the corpus's files")
     parser.add_argument("--packages", type=Path, help="folder with source packages that are there already")
     arguments = parser.parse_args()
-    try:
-        corpus = data.read_text(arguments.out, "english", "train")
-    except OSError as error:
-        parser.error(f"{error}: make the corpus first")
+    corpus = data.read_text(arguments.out, "english", "train")
     with tempfile.TemporaryDirectory() as made:
         folder = arguments.packages or Path(made)
         for name, parts in FILES.items():

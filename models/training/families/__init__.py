@@ -17,3 +17,5 @@ def build(config):
         return FAMILIES[family](config)
     except KeyError as key:
         raise ValueError(f"the {family}'s configuration has no {key}, or not one that is known") from key
+    except TypeError as error:
+        raise ValueError(f"the {family}'s configuration has a value of another kind: {error}") from error

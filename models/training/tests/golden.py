@@ -1,6 +1,6 @@
 """Where the reference implementations' outputs are, and how closely they must be met.
 
-`tests/golden/NAME` of the repository where it is there; else `$WEIR_REFERENCE/FAMILY/fixtures`. Where there is neither, the tests
+`tests/golden/NAME` of the repository where it is there; else `$WEIR_FIXTURES/FAMILY/fixtures`. Where there is neither, the tests
 that need them are skipped, and say so.
 """
 
@@ -18,13 +18,13 @@ REPOSITORY = Path(__file__).parents[3] / "tests/golden"
 def folder(family, *names):
     """The fixtures' folder, or None; `names` are what the repository may call it."""
     candidates = [REPOSITORY / name for name in (*names, family)]
-    if "WEIR_REFERENCE" in os.environ:
-        candidates.append(Path(os.environ["WEIR_REFERENCE"]) / family / "fixtures")
+    if "WEIR_FIXTURES" in os.environ:
+        candidates.append(Path(os.environ["WEIR_FIXTURES"]) / family / "fixtures")
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
     print(f"\nSKIPPED: no outputs of the reference implementation for {family}; "
-          "name their folder in WEIR_REFERENCE", file=sys.stderr)  # fmt: skip
+          "name their folder in WEIR_FIXTURES", file=sys.stderr)  # fmt: skip
     return None
 
 

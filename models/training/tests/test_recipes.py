@@ -41,20 +41,25 @@ class Configurations(unittest.TestCase):
 
     def test_values(self):
         wrong = {
-            "precision": ["fp8"], "decay": ["cubic"], "seed": ["1", 1.5, None, True], "stages": [[]], "adamw": [3],
+            "precision": ["fp8"], "decay": ["cubic"], "seed": ["1", 1.5, None, True], "stages": [[], 1, [{"until": 1}], [{"until": 1, "length": 0}]],
+            "adamw": [3, {"lr": 1}, {"lr": 1, "betas": [0, 1], "eps": 1, "weight_decay": 0, "ls": 1}], "muon": [3, {}],
+            "valid_characters": [0, "1"], "valid_every_characters": [0], "log_every_steps": [0], "clip": [-1.0, None],
             "budget": [{}, 7, {"minutes": 0}, {"characters": -1}, {"hours": 1}, {"minutes": 1, "characters": 1}, {"minutes": "1"}],
         }  # fmt: skip
         for key, values in wrong.items():
             for value in values:
                 config = copy.deepcopy(next(config for config in CONFIGS if "stages" in config["training"]))
                 config["training"][key] = value
-                self.refused(config, key)
+                self.refused(config, key if key != "stages" else "stage")
 
     def test_a_model_that_cannot_be_built(self):
         for config in CONFIGS:
             short = copy.deepcopy(config["model"])
             del short["architecture"]["heads" if "heads" in short["architecture"] else "token"]
             self.assertRaisesRegex(ValueError, "has no '(heads|token)'", build, short)
+        wrong = copy.deepcopy(CONFIGS[0]["model"])
+        wrong["architecture"]["heads"] = "six"
+        self.assertRaisesRegex(ValueError, "a value of another kind", build, wrong)
         self.assertRaisesRegex(ValueError, "unknown family 'rnn', expected one of hourglass", build, {"family": "rnn"})
 
     def test_files(self):

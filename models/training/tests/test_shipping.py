@@ -1,7 +1,10 @@
 """From a run to a shipped model with its card, and from figures to the tables of all of them."""
 
+import contextlib
 import copy
+import io
 import json
+import sys
 import unittest
 from argparse import Namespace
 from pathlib import Path
@@ -10,7 +13,8 @@ from unittest import mock
 import numpy
 import torch
 
-from training import campaign, card, card_text, checkpoint, data, evaluation, report, results, unseen
+from training import campaign, card, card_text, checkpoint, data, evaluate, evaluation, export, generate, report, results, summarize
+from training import unseen
 from training.families import build
 from training.tests.test_training import CONFIGS, OnText, tiny
 
@@ -84,6 +88,40 @@ class Shipping(OnText):
         self.assertEqual(made["samples"][0]["summary"], first["summary"])
         page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
         self.assertIn(f"{made['rouge']['s']['lead']['rouge1']:.1f}", page)
+
+    def test_pairs_of_training_are_no_test(self):
+        words = [f"w{index}" for index in range(200)]
+        pair = lambda start, source="s": {"source": source, "document": " ".join(words[start : start + 40]), "summary": "x"}  # noqa: E731
+        training = [pair(0), pair(40, "t")]
+        met, known = summarize.held_out([pair(0), pair(20), pair(5, "t"), pair(100), {**pair(0), "document": "w0 w1"}], training)
+        self.assertEqual(known, {"s": 1})
+        # of 29 runs of twelve words: those within words 20 to 39 or 40 to 59; all but five; none
+        self.assertEqual([row["met"] for row in met], [round(18 / 29, 3), round(24 / 29, 3), 0.0, 0.0])
+        _, made = self.shipped("summaries-pyramidion", {})
+        row = made["rouge"]["s"]
+        self.assertEqual((row["left_out"], row["new"]["pairs"] <= row["pairs"]), (0, True))
+
+    def test_mistakes_are_told_in_a_line(self):
+        run, folder = str(self.root / "runs/lslm-dp-seed1"), str(self.root / "runs/lslm-dp-seed1/checkpoint")
+        pairs, letters = (
+            str(self.root / f"runs/{name}-seed1/checkpoint") for name in ("summaries-pyramidion", "compare-whitespace")
+        )
+        there, here = ["--data", str(self.root)], (self.root / "runs/lslm-dp-seed1/checkpoint/model.safetensors").read_bytes()
+        for command, arguments, told in (
+            (export, ["--run", run, "--out", folder], "holds a checkpoint already; --replace"),
+            (export, ["--run", "/none", "--out", "/none"], "/none holds no run"),
+            (evaluate, ["--model", "/none", *there], "/none holds no checkpoint"),
+            (evaluate, ["--model", folder, "--data", "/none"], "no /none/english.valid.txt, and none with .xz"),
+            (evaluate, ["--model", pairs, *there], "training.summarize"),
+            (summarize, ["--model", folder, *there, "--out", "/none"], "is no summarizer but a lslm"),
+            (generate, ["--model", letters, "--prompt", "1999"], "character '1' is not in the vocabulary"),
+            (report, ["--runs", "/none", *there], "no such folder: /none"),
+        ):
+            with self.subTest(told), mock.patch.object(sys, "argv", ["command", *arguments]):
+                with contextlib.redirect_stderr(io.StringIO()) as printed, self.assertRaises(SystemExit) as raised:
+                    command.main()
+                self.assertIn(told, f"{printed.getvalue()} {raised.exception}")
+        self.assertEqual((Path(folder) / "model.safetensors").read_bytes(), here)
 
     def test_a_shipped_run_has_its_card_s_figures(self):
         _, made = self.shipped("compare-whitespace", {"scores": []})

@@ -165,7 +165,7 @@ def latent_bytes(found):
     share = row["symbols_of_split"] / row["characters_of_split"]
     told = (
         f"The same on classical Chinese verse, which has no spaces ([its source](training/README.md#data)), by bytes of UTF-8 in "
-        f"chunks of {chunk}. Bits a byte, of the first {row['characters_of_split']:,} characters of the test text; a character has "
+        f"chunks of {chunk}. Bits a byte, of the test text's {row['characters_of_split']:,} characters; a character has "
         f"{share:.2f} bytes."
     )
     return f"### Latent segments, bytes of Chinese\n\n{told}\n\n{rows}"

@@ -91,9 +91,19 @@ def converts(command: str, source: str) -> Runs:
 
 PAGES: Dict[str, List[Step]] = {
     "README.md": [
-        Serves("cargo run --release -- serve"),
-        Runs(f'cargo run --release -- generate --model {SHIPPED} --prompt "the history of the city"', rf"{TEXT}\n.*"),
+        Serves("cargo run --release -- serve --http-listen 127.0.0.1:8000"),
         Elsewhere("cargo test --workspace", CI),
+        Runs(
+            "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+            """-d '{"prompt": "the history of the city", "max_tokens": 80, "seed": 1}'""",
+            r'\{.*"completion_tokens":80,.*\}',
+        ),
+        Runs("from weir_client import Client", "[a-z ]{80}"),
+        Runs(
+            f'$ weir generate --model {SHIPPED} --prompt "the history of the city" --max-chars 80 --seed 1',
+            rf"(?=.{{80}}\n){TEXT}\n",
+        ),
+        Runs(f"$ {SEGMENT}", SEGMENTS),
         Elsewhere("cargo build --release --workspace", BUILT),
         Serves("target/release/weir serve --model models/compared/hourglass-vanilla-6m --model models/compared/hourglass-whitespace-6m &"),
         Runs(
@@ -102,7 +112,6 @@ PAGES: Dict[str, List[Step]] = {
             (("report --wait", "report 127.0.0.1:50051 --wait"), ("--duration 10s", SHORT)),
             ("latency-report.html", ".*my machine.*hourglass-vanilla-6m.*hourglass-whitespace-6m.*</html>"),
         ),
-        Runs(f"$ {SEGMENT}", SEGMENTS),
     ],
     "CONTRIBUTING.md": [
         Elsewhere("cargo test", CI),

@@ -22,7 +22,7 @@ const HALVINGS: usize = 5;
 
 /// A rate, and what came of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tried {
+pub struct RateResult {
     /// Requests a second.
     pub rate: f64,
     /// Of the requests that began in the window, those that ended in it.
@@ -52,7 +52,7 @@ pub struct Knee {
 }
 
 /// Why a rate is not sustained, if it is not.
-pub fn broken(tried: &Tried, lowest: &Tried, objectives: bool) -> Option<String> {
+pub fn broken(tried: &RateResult, lowest: &RateResult, objectives: bool) -> Option<String> {
     let [measured, well, good] = tried.measured;
     let share = |part: u64, all: u64| part as f64 / (all.max(1)) as f64;
     if measured == 0 {
@@ -76,7 +76,7 @@ pub fn broken(tried: &Tried, lowest: &Tried, objectives: bool) -> Option<String>
 
 /// How many of a window's requests may still run when it closes. What the lowest rate's own would be says nothing of it: they are
 /// as many as it takes where the server falls behind at that rate already.
-fn behind(tried: &Tried, lowest: &Tried) -> f64 {
+fn behind(tried: &RateResult, lowest: &RateResult) -> f64 {
     let measured = tried.measured[0] as f64;
     let under_way = match lowest.total_p50 {
         Some(total) if lowest.rate < tried.rate => {
@@ -93,7 +93,7 @@ fn time(ns: f64) -> String {
 }
 
 /// The knee among all rates that were tried.
-pub fn knee(tried: &[Tried], objectives: bool) -> Knee {
+pub fn knee(tried: &[RateResult], objectives: bool) -> Knee {
     let mut sorted = tried.to_vec();
     sorted.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     let mut knee = Knee { rule: rule(objectives), ..Knee::default() };
@@ -131,7 +131,7 @@ fn rule(objectives: bool) -> String {
 
 /// The next rate to try after these: twice the highest one until one breaks, or half the lowest one until one holds, then the
 /// geometric mean between the knee and what broke, `refine` times.
-pub fn next(tried: &[Tried], (most, refine): (f64, usize), objectives: bool) -> Option<f64> {
+pub fn next(tried: &[RateResult], (most, refine): (f64, usize), objectives: bool) -> Option<f64> {
     let Knee { rate, broken_at, .. } = knee(tried, objectives);
     let highest = tried.iter().map(|tried| tried.rate).max_by(f64::total_cmp)?;
     match (rate, broken_at) {
@@ -143,7 +143,7 @@ pub fn next(tried: &[Tried], (most, refine): (f64, usize), objectives: bool) -> 
         (Some(held), Some(broken)) => {
             // doublings and halvings, in whatever order they came, are whole powers of two apart; refinements are not
             let first = tried.first()?.rate;
-            let is_refined = |tried: &&Tried| {
+            let is_refined = |tried: &&RateResult| {
                 let doublings = (tried.rate / first).log2();
                 (doublings - doublings.round()).abs() > 1e-6
             };
@@ -156,9 +156,9 @@ pub fn next(tried: &[Tried], (most, refine): (f64, usize), objectives: bool) -> 
 mod tests {
     use super::*;
 
-    fn tried(rate: f64, ms: f64) -> Tried {
+    fn tried(rate: f64, ms: f64) -> RateResult {
         let started = (rate * 10.0) as u64;
-        Tried {
+        RateResult {
             rate,
             ended: started,
             measured: [started; 3],
@@ -192,7 +192,7 @@ mod tests {
     /// A server that answers so many requests a second and falls behind at more.
     #[test]
     fn a_first_rate_that_is_too_high_is_halved_until_one_holds() {
-        let answered = |rate: f64| Tried {
+        let answered = |rate: f64| RateResult {
             ended: (rate.min(3.0) * 1000.0) as u64,
             measured: [(rate * 1000.0) as u64; 3],
             ..tried(rate, 50.0)
@@ -207,7 +207,7 @@ mod tests {
         let found = knee(&all, false);
         assert!(found.rate.unwrap() <= 3.0 * 1.12 && found.broken_at.unwrap() > 3.0, "{found:?}");
 
-        let never = |rate: f64| Tried { measured: [10, 0, 0], ..tried(rate, 50.0) };
+        let never = |rate: f64| RateResult { measured: [10, 0, 0], ..tried(rate, 50.0) };
         let mut all = vec![never(16.0)];
         while let Some(rate) = next(&all, (1000.0, 2), false) {
             all.push(never(rate));
@@ -223,7 +223,7 @@ mod tests {
             let (count, slow) = ((rate * 30.0).max(20.0), rate > 9.0);
             let under_way = if slow { 0.5 * count } else { rate * 4.0 };
             let ended = (count - under_way) as u64;
-            Tried { ended, measured: [count as u64; 3], total_p50: Some(4e9), ..tried(rate, 50.0) }
+            RateResult { ended, measured: [count as u64; 3], total_p50: Some(4e9), ..tried(rate, 50.0) }
         };
         let mut all = vec![long(1.0)];
         while let Some(rate) = next(&all, (1000.0, 2), false) {
@@ -245,28 +245,28 @@ mod tests {
     #[test]
     fn each_condition_breaks_a_rate() {
         let lowest = tried(1.0, 50.0);
-        let why = |changed: Tried, objectives| broken(&changed, &lowest, objectives);
+        let why = |changed: RateResult, objectives| broken(&changed, &lowest, objectives);
         let point = tried(10.0, 50.0);
         assert_eq!(why(point, false), None);
-        assert_eq!(why(Tried { first_p90: Some(150e6), ..point }, false), None);
-        assert!(why(Tried { first_p90: Some(151e6), ..point }, false).unwrap().contains("p90"));
-        assert!(why(Tried { measured: [100, 98, 98], ..point }, false).unwrap().contains("98 of 100"));
-        assert!(why(Tried { ended: 89, ..point }, false).unwrap().contains("89 had ended"));
-        assert_eq!(why(Tried { ended: 90, ..point }, false), None);
+        assert_eq!(why(RateResult { first_p90: Some(150e6), ..point }, false), None);
+        assert!(why(RateResult { first_p90: Some(151e6), ..point }, false).unwrap().contains("p90"));
+        assert!(why(RateResult { measured: [100, 98, 98], ..point }, false).unwrap().contains("98 of 100"));
+        assert!(why(RateResult { ended: 89, ..point }, false).unwrap().contains("89 had ended"));
+        assert_eq!(why(RateResult { ended: 90, ..point }, false), None);
         // few requests are no excuse: four of seventeen
-        assert!(why(Tried { measured: [17; 3], ended: 13, ..point }, false).is_some());
+        assert!(why(RateResult { measured: [17; 3], ended: 13, ..point }, false).is_some());
         // ten a second that take a second each are ten under way, and more by chance; but a fifth is too much whatever they take
         let slow = |ended, total| {
-            broken(&Tried { ended, ..point }, &Tried { total_p50: Some(total), ..lowest }, false).is_none()
+            broken(&RateResult { ended, ..point }, &RateResult { total_p50: Some(total), ..lowest }, false).is_none()
         };
         assert!(slow(85, 0.7e9) && !slow(80, 0.7e9) && slow(80, 60e9) && !slow(79, 60e9));
         // the lowest rate does not excuse itself
-        let behind = Tried { measured: [100; 3], ended: 85, total_p50: Some(60e9), ..lowest };
+        let behind = RateResult { measured: [100; 3], ended: 85, total_p50: Some(60e9), ..lowest };
         assert!(broken(&behind, &behind, false).is_some());
-        assert!(why(Tried { measured: [0; 3], ..point }, false).is_some());
+        assert!(why(RateResult { measured: [0; 3], ..point }, false).is_some());
         // with objectives they decide, not the lowest rate
-        assert_eq!(why(Tried { first_p90: Some(900e6), ..point }, true), None);
-        assert!(why(Tried { measured: [100, 100, 89], ..point }, true).unwrap().contains("89 of 100"));
+        assert_eq!(why(RateResult { first_p90: Some(900e6), ..point }, true), None);
+        assert!(why(RateResult { measured: [100, 100, 89], ..point }, true).unwrap().contains("89 of 100"));
     }
 
     #[test]
@@ -274,14 +274,16 @@ mod tests {
         let broken = tried(2.0, 400.0);
         let told = |broken| knee(&[tried(1.0, 50.0), broken], false).broken_by.unwrap();
         assert!(!told(broken).contains("tester"));
-        assert!(told(Tried { limited: true, ..broken }).ends_with("the tester may have been the limit at that rate"));
+        assert!(
+            told(RateResult { limited: true, ..broken }).ends_with("the tester may have been the limit at that rate")
+        );
     }
 
     #[test]
     fn luck_above_a_broken_rate_does_not_count() {
         let found = knee(&[tried(1.0, 50.0), tried(4.0, 60.0), tried(2.0, 400.0)], false);
         assert_eq!((found.rate, found.broken_at), (Some(1.0), Some(2.0)));
-        let none = knee(&[Tried { measured: [10, 0, 0], ..tried(1.0, 50.0) }], false);
+        let none = knee(&[RateResult { measured: [10, 0, 0], ..tried(1.0, 50.0) }], false);
         assert_eq!((none.rate, none.broken_at), (None, Some(1.0)));
     }
 }

@@ -7,11 +7,11 @@
 
 pub mod cli;
 pub mod client;
+pub mod comparison;
 pub mod error;
 pub mod knee;
 pub mod load;
 pub mod measure;
-pub mod pair;
 pub mod report;
 pub mod stub;
 pub mod units;

@@ -1,34 +1,33 @@
 //! `weir-loadtest compare`: models of one server, request by request.
 
 use super::{
-    extent,
-    output::Output,
-    runtime,
-    server::Server,
-    session::{Bar, Session},
-    work::Work,
+    output::OutputArgs,
+    run_length, runtime,
+    server::ServerArgs,
+    session::{LoadProgress, MeasurementSession},
+    workload::WorkloadArgs,
 };
 use crate::{
     client::models::calibrated,
+    comparison::{self, ComparisonSetup, MAX_MODELS, MAX_PAIRS, ModelComparison, score},
     error::{Error, Result},
-    pair::{self, Comparison, MAX_MODELS, MAX_PAIRS, Match, score},
-    report::document::Part,
+    report::data::ReportPart,
 };
 
 /// Compares models of one server request by request.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
     #[command(flatten)]
-    work: Work,
+    work: WorkloadArgs,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
     /// The models, the baseline first; if not given, all that the server has.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
     #[command(flatten)]
-    rounds: Rounds,
+    rounds: RoundArgs,
     /// Fail if the server's estimate of a pooled model's gain, of the total or of a character, is so many percent above or below the
     /// measured one. The baseline must be the same model without pooling.
     #[arg(long, value_name = "PERCENT")]
@@ -37,7 +36,7 @@ pub(super) struct Args {
 
 /// How much is compared.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Rounds {
+pub(super) struct RoundArgs {
     /// Rounds: requests that every model answers.
     #[arg(long, value_name = "N", default_value_t = 50)]
     rounds: u64,
@@ -52,14 +51,14 @@ pub(super) struct Rounds {
     score_chars: usize,
 }
 
-impl Rounds {
+impl RoundArgs {
     pub(super) fn check(&self) -> Result<()> {
         for (field, count, least) in [("--rounds", self.rounds, 1), ("--warm-up-rounds", self.warm_up_rounds, 0)] {
             if !(least..=MAX_PAIRS).contains(&count) {
                 return Err(Error::option(field, count, format!("from {least} to {MAX_PAIRS}")));
             }
         }
-        extent::in_flight("--rounds-at-a-time", self.rounds_at_a_time)
+        run_length::in_flight("--rounds-at-a-time", self.rounds_at_a_time)
     }
 }
 
@@ -71,19 +70,19 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
         return Err(Error::option("--agree-within", percent, "from 0 to 1000 percent"));
     }
     let document = runtime(server.threads)?.block_on(async {
-        let session = Session::open(server, work, &models, true, command).await?;
+        let session = MeasurementSession::open(server, work, &models, true, command).await?;
         let comparison = compare(&session, &rounds).await?;
-        Ok::<_, Error>(session.document(vec![Part::Compare { comparison }], false))
+        Ok::<_, Error>(session.document(vec![ReportPart::Compare { comparison }], false))
     })?;
     output.tell_measured(std::slice::from_ref(&document), None)?;
     match (agree_within, &document.parts[..]) {
-        (Some(percent), [Part::Compare { comparison }]) => comparison.agrees(percent),
+        (Some(percent), [ReportPart::Compare { comparison }]) => comparison.agrees(percent),
         _ => Ok(()),
     }
 }
 
 /// Whether the session's models can be asked for the same.
-pub(super) fn check(session: &Session) -> Result<()> {
+pub(super) fn check(session: &MeasurementSession) -> Result<()> {
     let models = &session.models;
     if !(2..=MAX_MODELS).contains(&models.len()) {
         return Err(Error::option("--models", models.len(), format!("2 to {MAX_MODELS} models")));
@@ -104,7 +103,7 @@ pub(super) fn check(session: &Session) -> Result<()> {
 }
 
 /// Compares the session's models.
-pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Comparison> {
+pub(super) async fn compare(session: &MeasurementSession, rounds: &RoundArgs) -> Result<ModelComparison> {
     check(session)?;
     let models = &session.models;
     let mut targets = Vec::new();
@@ -124,7 +123,7 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
             });
         }
     }
-    let plan = Match {
+    let plan = ComparisonSetup {
         targets,
         mix: session.mix(session.next_seed())?,
         rounds: rounds.rounds,
@@ -134,9 +133,9 @@ pub(super) async fn compare(session: &Session, rounds: &Rounds) -> Result<Compar
         threads: session.threads(),
     };
     let connections: Vec<_> = plan.targets.iter().map(|target| target.pool.next().ok().cloned()).collect();
-    let bar = Bar::rounds("comparing", plan.rounds + plan.warm_up);
+    let bar = LoadProgress::rounds("comparing", plan.rounds + plan.warm_up);
     let told = bar.clone();
-    let played = pair::play(plan, (session.stop.clone(), true), move |count| told.set_position(count)).await;
+    let played = comparison::play(plan, (session.stop.clone(), true), move |count| told.set_position(count)).await;
     bar.finish_and_clear();
     let mut comparison = played?;
     comparison.scored = scored.map(|(_, what)| what);

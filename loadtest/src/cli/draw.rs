@@ -1,9 +1,9 @@
 //! `weir-loadtest draw`: saved measurements drawn again.
 
-use super::output::Output;
+use super::output::OutputArgs;
 use crate::{
     error::{Error, Result},
-    report::document,
+    report::data,
 };
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub(super) struct Args {
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
@@ -27,7 +27,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     }
     let mut documents = Vec::new();
     for file in &files {
-        documents.extend(document::read(file)?);
+        documents.extend(data::read(file)?);
     }
     output.tell(&documents)
 }

@@ -1,19 +1,19 @@
 //! The command line. Data goes to stdout, everything else to stderr.
 
+mod abort;
 mod arrivals;
-mod broken;
 mod compare;
 mod draw;
-mod extent;
 mod output;
 mod report;
 mod run;
+mod run_length;
 mod self_test;
 mod server;
 mod session;
 mod stub;
 mod sweep;
-mod work;
+mod workload;
 
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};

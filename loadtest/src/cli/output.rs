@@ -2,9 +2,9 @@
 
 use crate::{
     error::{Error, Result},
-    measure::record::Ends,
+    measure::stats::OutcomeCounts,
     report::{
-        document::{self, Document, Part},
+        data::{self, MeasurementReport, ReportPart},
         html, table,
     },
 };
@@ -19,7 +19,7 @@ use std::{
 const SECRETS: [&str; 1] = ["--api-key"];
 
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Output {
+pub(super) struct OutputArgs {
     /// Write the measurement as JSON to this file; `-` is stdout, without the table.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub(super) struct Output {
     title: String,
 }
 
-impl Output {
+impl OutputArgs {
     /// Whether files can be written, before anything is measured.
     pub(super) fn check(&self) -> Result<()> {
         let files = || self.json.iter().chain(&self.html);
@@ -50,10 +50,10 @@ impl Output {
     }
 
     /// Writes measurements.
-    pub(super) fn tell(&self, documents: &[Document]) -> Result<()> {
+    pub(super) fn tell(&self, documents: &[MeasurementReport]) -> Result<()> {
         let page = self.html.as_ref().map(|file| (file, html::page(&self.title, documents)));
         let data = match &self.json {
-            Some(file) => Some((file, document::json(documents)? + "\n")),
+            Some(file) => Some((file, data::json(documents)? + "\n")),
             None => None,
         };
         let mut told = None;
@@ -72,7 +72,7 @@ impl Output {
 
     /// Writes what was measured just now, and fails if not one request of it ended as it should have: well, or cancelled on
     /// purpose; or, of all that is no search for loads that are too much, fewer than half of those not cancelled ended well. Where an error broke it off, what there is so far is written all the same.
-    pub(super) fn tell_measured(&self, documents: &[Document], broken: Option<Error>) -> Result<()> {
+    pub(super) fn tell_measured(&self, documents: &[MeasurementReport], broken: Option<Error>) -> Result<()> {
         if let Some(error) = broken {
             if documents.iter().any(|document| document.ends().next().is_some()) {
                 self.tell(documents)?;
@@ -80,18 +80,18 @@ impl Output {
             return Err(error);
         }
         self.tell(documents)?;
-        let mut all = Ends::default();
-        documents.iter().flat_map(Document::ends).for_each(|ends| all.add(ends));
+        let mut all = OutcomeCounts::default();
+        documents.iter().flat_map(MeasurementReport::ends).for_each(|ends| all.add(ends));
         if all.measured == 0 {
             return Err(Error::Setting("nothing was measured: no request began after the warm-up".into()));
         }
         if all.well + all.cancelled == 0 {
-            return Err(Error::NothingWell { ends: all.words() });
+            return Err(Error::NothingWell { ends: all.describe() });
         }
-        let mut held = Ends::default();
+        let mut held = OutcomeCounts::default();
         let parts = documents.iter().flat_map(|document| &document.parts).filter(|part| !part.is_search());
-        parts.flat_map(Part::ends).for_each(|ends| held.add(ends));
-        if held.is_mostly_bad() { Err(Error::FewWell { ends: held.words() }) } else { Ok(()) }
+        parts.flat_map(ReportPart::ends).for_each(|ends| held.add(ends));
+        if held.is_mostly_bad() { Err(Error::FewWell { ends: held.describe() }) } else { Ok(()) }
     }
 }
 

@@ -1,19 +1,19 @@
 //! `weir-loadtest report`: everything there is to tell of a server's models, in one go.
 
 use super::{
-    compare::{self, Rounds, compare},
-    extent, runtime,
-    session::{Common, Session},
-    sweep::{ENOUGH, Search, by_concurrency, by_rate, enough},
+    compare::{self, RoundArgs, compare},
+    run_length, runtime,
+    session::{LoadArgs, MeasurementSession},
+    sweep::{ENOUGH, KneeSearchArgs, by_concurrency, by_rate, enough},
 };
 use crate::{
-    client::models::About,
+    client::models::ModelInfo,
     error::{Error, Result},
     load::{
-        arrivals::Shape,
-        plan::{Extent, Load},
+        arrivals::ArrivalProcess,
+        schedule::{LoadPattern, RunLength},
     },
-    report::document::{Document, Part},
+    report::data::{MeasurementReport, ReportPart},
 };
 
 /// The share of the knee at which the run for gaps and timeline is made.
@@ -26,7 +26,7 @@ const LOWEST: f64 = 0.1;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    common: LoadArgs,
     /// The models, the baseline first; if not given, all that the server has. Those that read documents are compared with each
     /// other, and so are the others.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -35,22 +35,22 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16")]
     concurrency: Vec<usize>,
     #[command(flatten)]
-    search: Search,
+    search: KneeSearchArgs,
     #[command(flatten)]
-    rounds: Rounds,
+    rounds: RoundArgs,
 }
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, models, concurrency, search, rounds } = args;
-    let Common { server, work, extent, output } = common;
+    let LoadArgs { server, work, extent, output } = common;
     search.check(true)?;
     rounds.check()?;
-    concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
+    concurrency.iter().try_for_each(|&count| run_length::in_flight("--concurrency", count))?;
     let limits = (extent.extent()?, extent.max_in_flight);
     output.check()?;
     let (documents, broken) = runtime(server.threads)?.block_on(async {
         let mut documents = Vec::new();
-        let mut sessions = Session::by_kind(server, work, &models, command).await?;
+        let mut sessions = MeasurementSession::by_kind(server, work, &models, command).await?;
         sessions.iter().filter(|session| session.models.len() > 1).try_for_each(compare::check)?;
         for session in &mut sessions {
             session.cancel = extent.cancel_share;
@@ -65,16 +65,16 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
 
 /// Everything of models that are asked for the same.
 async fn one_kind(
-    session: &Session,
-    rounds: &Rounds,
-    limits: (Extent, usize),
-    curves: (&[usize], &Search),
-) -> Vec<Document> {
+    session: &MeasurementSession,
+    rounds: &RoundArgs,
+    limits: (RunLength, usize),
+    curves: (&[usize], &KneeSearchArgs),
+) -> Vec<MeasurementReport> {
     let mut documents = Vec::new();
     if session.models.len() > 1 {
         let names: Vec<_> = session.models.iter().map(|model| model.name.as_str()).collect();
         let compared = session.unbroken(&names.join(", "), "the comparison", compare(session, rounds)).await;
-        documents.extend(compared.map(|comparison| session.document(vec![Part::Compare { comparison }], false)));
+        documents.extend(compared.map(|comparison| session.document(vec![ReportPart::Compare { comparison }], false)));
     }
     let mut parts = Vec::new();
     for model in &session.models {
@@ -88,15 +88,15 @@ async fn one_kind(
 
 /// Everything of one model; what the user, or a server that is gone, leaves out is missed.
 async fn all_of(
-    session: &Session,
-    model: &About,
-    (extent, most): (Extent, usize),
-    (concurrency, search): (&[usize], &Search),
-) -> Vec<Part> {
+    session: &MeasurementSession,
+    model: &ModelInfo,
+    (extent, most): (RunLength, usize),
+    (concurrency, search): (&[usize], &KneeSearchArgs),
+) -> Vec<ReportPart> {
     let mut parts = Vec::new();
     let batches = by_concurrency(session, model, extent, concurrency).await;
     let mut answered = None;
-    if let Part::Batches { points, .. } = &batches
+    if let ReportPart::Batches { points, .. } = &batches
         && let Some(first) = points.first()
     {
         answered = Some(first.window.well_per_second);
@@ -105,7 +105,7 @@ async fn all_of(
     let search = &search.beginning(LOWEST, answered.map(|rate| rate * BELOW));
     let rates = by_rate(session, model, (extent, most), (&[], search)).await;
     let mut sustained = None;
-    if let Part::Rates { points, knee, .. } = &rates
+    if let ReportPart::Rates { points, knee, .. } = &rates
         && !points.is_empty()
     {
         sustained = knee.rate;
@@ -115,9 +115,9 @@ async fn all_of(
         session.misses(&session.asked(model), "the open loop at half of the knee");
     } else if let Some(rate) = sustained {
         let rate = rate * BELOW;
-        let load = Load::Open { arrivals: Shape::Poisson, rate, burst: 1 };
+        let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
         let measured = session.load(model, load, enough(extent, rate), (most, ENOUGH)).await;
-        parts.extend(measured.map(|point| Part::Run { model: session.asked(model), point }));
+        parts.extend(measured.map(|point| ReportPart::Run { model: session.asked(model), point }));
     }
     parts
 }

@@ -1,21 +1,21 @@
 //! `weir-loadtest run`: one load.
 
 use super::{
-    arrivals::Arrivals,
-    extent, runtime,
-    session::{Common, Session},
+    arrivals::ArrivalArgs,
+    run_length, runtime,
+    session::{LoadArgs, MeasurementSession},
 };
 use crate::{
     error::{Error, Result},
-    load::plan::Load,
-    report::document::Part,
+    load::schedule::LoadPattern,
+    report::data::ReportPart,
 };
 
 /// Measures one load.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    common: LoadArgs,
     /// The model; may be left out if the server has one.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
     #[command(flatten)]
-    arrivals: Arrivals,
+    arrivals: ArrivalArgs,
 }
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
@@ -34,24 +34,24 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     arrivals.check(rate.is_some(), "--rate")?;
     let load = match rate {
         Some(rate) => {
-            extent::rate("--rate", rate)?;
+            run_length::rate("--rate", rate)?;
             arrivals.load(rate)
         }
         None => {
             let concurrency = concurrency.unwrap_or(8);
-            extent::in_flight("--concurrency", concurrency)?;
-            Load::Closed { concurrency }
+            run_length::in_flight("--concurrency", concurrency)?;
+            LoadPattern::Closed { concurrency }
         }
     };
-    let Common { server, work, extent, output } = common;
+    let LoadArgs { server, work, extent, output } = common;
     let (limits, most) = (extent.extent()?, extent.max_in_flight);
     output.check()?;
     let document = runtime(server.threads)?.block_on(async {
-        let mut session = Session::open(server, work, &Vec::from_iter(model), false, command).await?;
+        let mut session = MeasurementSession::open(server, work, &Vec::from_iter(model), false, command).await?;
         session.cancel = extent.cancel_share;
         let model = &session.models[0];
         let point = session.point(model, load, limits, (most, 0)).await?;
-        Ok::<_, Error>(session.document(vec![Part::Run { model: session.asked(model), point }], true))
+        Ok::<_, Error>(session.document(vec![ReportPart::Run { model: session.asked(model), point }], true))
     })?;
     output.tell_measured(&[document], None)
 }

@@ -5,13 +5,13 @@
 
 use super::{output, runtime, stub::LISTENING};
 use crate::{
-    client::connection::Reach,
+    client::connection::ConnectOptions,
     error::{Error, Result},
     load::{
-        drive::{Job, Source, drive},
+        driver::{LoadSetup, RequestSource, run_load},
         length::Length,
-        plan::Extent,
-        workload::{Mix, Prompts, Spec, Target},
+        schedule::RunLength,
+        workload::{PromptSource, RequestTarget, WorkloadMix, WorkloadSpec},
     },
     measure::{
         objective::Objectives,
@@ -53,8 +53,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
-    super::extent::in_flight("--streams", args.streams)?;
-    let server = Server::start(args.gap)?;
+    super::run_length::in_flight("--streams", args.streams)?;
+    let server = StubProcess::start(args.gap)?;
     let runtime = runtime(1)?;
     let before = tester::thread_cpu();
     let (messages, seconds) = runtime.block_on(read(server.address, &args))?;
@@ -92,28 +92,29 @@ pub(super) fn run(args: Args) -> Result<()> {
 
 /// Reads for as long as asked; messages, and how long that took.
 async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
-    let pool = Reach { address: address.to_string(), ..Reach::default() }.pool(1).await?;
-    let target = Target { pool, model: String::new(), boundaries: true, timeout: TIMEOUT };
-    let spec = Spec {
+    let pool = ConnectOptions { address: address.to_string(), ..ConnectOptions::default() }.pool(1).await?;
+    let target = RequestTarget { pool, model: String::new(), boundaries: true, timeout: TIMEOUT };
+    let spec = WorkloadSpec {
         name: "self-test".into(),
         kind: "generate".into(),
         model: None,
         pools: false,
         weight: 1.0,
         files: Vec::new(),
-        prompts: Prompts::Parts(Length::Fixed(16)),
+        prompts: PromptSource::Parts(Length::Fixed(16)),
         output: Length::Fixed(CHARS),
         shared_prefix: 0,
         prefixes: 1,
         temperature: None,
         chunk_chars: 1,
         beam: None,
-        most_symbols: 1 << 20,
+        max_symbols: 1 << 20,
         seed: 1,
     };
-    let job = Arc::new(Job { target, mix: Mix::new(&[spec], 1, 0.0)?, objectives: Objectives::default() });
+    let job =
+        Arc::new(LoadSetup { target, mix: WorkloadMix::new(&[spec], 1, 0.0)?, objectives: Objectives::default() });
     let duration = args.duration;
-    let extent = Extent { warm_up: Duration::ZERO, duration: None, requests: None };
+    let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: None };
     let (end, stop) = watch::channel(false);
     let begin = Instant::now();
     // answers are cut at the end: with a gap they last longer than the measurement
@@ -122,7 +123,8 @@ async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
         let _ = end.send(true);
         std::future::pending::<()>().await;
     });
-    let driven = drive(job, (extent, begin), Source::Closed(args.streams), (stop, false), &mut |_| {}).await?;
+    let driven =
+        run_load(job, (extent, begin), RequestSource::Closed(args.streams), (stop, false), &mut |_| {}).await?;
     ending.abort();
     for tally in &driven.tallies {
         let errors = tally.figures()?.requests.errors;
@@ -134,12 +136,12 @@ async fn read(address: SocketAddr, args: &Args) -> Result<(u64, f64)> {
 }
 
 /// The server's process: killed when it is dropped.
-struct Server {
+struct StubProcess {
     child: Child,
     address: SocketAddr,
 }
 
-impl Server {
+impl StubProcess {
     fn start(gap: Duration) -> Result<Self> {
         let program = std::env::current_exe().map_err(Error::io("this program"))?;
         let mut command = Command::new(&program);
@@ -162,7 +164,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for StubProcess {
     fn drop(&mut self) {
         // one that has ended already needs no end, and there is nobody to tell
         let _ = self.child.kill();

@@ -1,7 +1,7 @@
 //! How the server is reached.
 
 use crate::{
-    client::connection::{Connection, MAX_CONNECTIONS, Reach},
+    client::connection::{ConnectOptions, MAX_CONNECTIONS, ServerConnection},
     error::{Error, Result},
     units,
 };
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 const AGAIN: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Server {
+pub(super) struct ServerArgs {
     /// The server, as host:port or a URL; https:// for TLS.
     #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
     address: String,
@@ -47,13 +47,13 @@ pub(super) struct Server {
     pub(super) threads: usize,
 }
 
-impl Server {
+impl ServerArgs {
     /// Checks numbers, and reads keys and certificates.
-    pub(super) fn reach(&self) -> Result<Reach> {
+    pub(super) fn reach(&self) -> Result<ConnectOptions> {
         if let Some(count) = self.connections.filter(|count| !(1..=MAX_CONNECTIONS).contains(count)) {
             return Err(Error::option("--connections", count, format!("from 1 to {MAX_CONNECTIONS}")));
         }
-        let reach = Reach { address: self.address.clone(), ..Reach::default() };
+        let reach = ConnectOptions { address: self.address.clone(), ..ConnectOptions::default() };
         reach.check()?;
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
         let key = match (&self.api_key, &self.api_key_file) {
@@ -66,11 +66,11 @@ impl Server {
             _ => None,
         };
         let authorities = self.tls_ca.as_deref().map(read).transpose()?;
-        Ok(Reach { key, authorities, identity, ..reach })
+        Ok(ConnectOptions { key, authorities, identity, ..reach })
     }
 
     /// The first connection, once the server is there.
-    pub(super) async fn first(&self, reach: &Reach) -> Result<Connection> {
+    pub(super) async fn first(&self, reach: &ConnectOptions) -> Result<ServerConnection> {
         let begun = Instant::now();
         loop {
             match reach.connect().await {

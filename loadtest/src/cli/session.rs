@@ -1,26 +1,26 @@
 //! One measurement of a server: connected, interruptible, with a bar that tells how far it is.
 
 use super::{
-    broken::Broken,
-    extent::ExtentArgs,
-    server::Server,
-    work::{Boundaries, Work},
+    abort::AbortLog,
+    run_length::RunLengthArgs,
+    server::ServerArgs,
+    workload::{Boundaries, WorkloadArgs},
 };
 use crate::{
     client::{
-        connection::Reach,
-        models::{self, About, Software},
+        connection::ConnectOptions,
+        models::{self, ModelInfo, ServerSoftware},
     },
     error::{Error, Result},
     load::{
-        drive::{Job, Source, Stop, drive},
+        driver::{LoadSetup, RequestSource, StopSignal, run_load},
         pacer::Pacer,
-        plan::{Extent, Load},
+        schedule::{LoadPattern, RunLength},
         settings,
-        workload::{Described, Mix, SUMMARIZE, Target},
+        workload::{RequestTarget, SUMMARIZE, WorkloadInfo, WorkloadMix},
     },
-    measure::meter::Meter,
-    report::document::{Conditions, Document, FORMAT, Part, Point},
+    measure::counters::LiveCounters,
+    report::data::{Conditions, FORMAT, LoadPoint, MeasurementReport, ReportPart},
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use std::{
@@ -37,29 +37,35 @@ const APART: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Calls on one connection, where the server does not say.
 const STREAMS: usize = 100;
 
-pub(super) struct Session {
-    server: Server,
-    reach: Reach,
-    software: Option<Software>,
-    pub(super) work: Work,
+pub(super) struct MeasurementSession {
+    server: ServerArgs,
+    reach: ConnectOptions,
+    software: Option<ServerSoftware>,
+    pub(super) work: WorkloadArgs,
     /// The models that are asked.
-    pub(super) models: Vec<About>,
+    pub(super) models: Vec<ModelInfo>,
     /// All models of the server.
-    known: Vec<About>,
-    workloads: Vec<Described>,
+    known: Vec<ModelInfo>,
+    workloads: Vec<WorkloadInfo>,
     begun: u64,
     command: String,
-    pub(super) stop: Stop,
+    pub(super) stop: StopSignal,
     pub(super) cancel: f64,
     /// Measurements so far: each asks for other prompts, or the server's cache would answer for the one before.
     measured: AtomicU64,
-    broken: Broken,
+    broken: AbortLog,
 }
 
-impl Session {
+impl MeasurementSession {
     /// Connects, and finds the models; of no names the only one there is, or, if `all`, every one.
-    pub(super) async fn open(server: Server, work: Work, names: &[String], all: bool, command: String) -> Result<Self> {
-        let found = Found::look(&server, names, all).await?;
+    pub(super) async fn open(
+        server: ServerArgs,
+        work: WorkloadArgs,
+        names: &[String],
+        all: bool,
+        command: String,
+    ) -> Result<Self> {
+        let found = Discovery::look(&server, names, all).await?;
         let models = found.models.clone();
         let session = Self::of(found, models, (server, work, command), interruptible()?)?;
         searched(std::slice::from_ref(&session))?;
@@ -68,12 +74,18 @@ impl Session {
 
     /// The same, a session for those that write texts and one for those that read documents, which are asked for other things; the
     /// kind of the first model is first.
-    pub(super) async fn by_kind(server: Server, work: Work, names: &[String], command: String) -> Result<Vec<Self>> {
-        let (found, stop) = (Found::look(&server, names, true).await?, interruptible()?);
+    pub(super) async fn by_kind(
+        server: ServerArgs,
+        work: WorkloadArgs,
+        names: &[String],
+        command: String,
+    ) -> Result<Vec<Self>> {
+        let (found, stop) = (Discovery::look(&server, names, true).await?, interruptible()?);
         let first = found.models.first().is_some_and(|model| model.summarizes);
         let mut sessions = Vec::new();
         for reads in [first, !first] {
-            let models: Vec<About> = found.models.iter().filter(|model| model.summarizes == reads).cloned().collect();
+            let models: Vec<ModelInfo> =
+                found.models.iter().filter(|model| model.summarizes == reads).cloned().collect();
             if !models.is_empty() {
                 let of = (server.clone(), work.only(reads)?, command.clone());
                 sessions.push(Self::of(found.clone(), models, of, stop.clone())?);
@@ -84,15 +96,15 @@ impl Session {
     }
 
     fn of(
-        Found { reach, software, known, broken, .. }: Found,
-        models: Vec<About>,
-        (server, work, command): (Server, Work, String),
-        stop: Stop,
+        Discovery { reach, software, known, broken, .. }: Discovery,
+        models: Vec<ModelInfo>,
+        (server, work, command): (ServerArgs, WorkloadArgs, String),
+        stop: StopSignal,
     ) -> Result<Self> {
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // checks them, and reads their files, before anything is measured
-        let mut workloads = work.mix(&models, &known, 0.0, work.seed)?.described();
-        for Described { model, settings, .. } in &mut workloads {
+        let mut workloads = work.mix(&models, &known, 0.0, work.seed)?.info();
+        for WorkloadInfo { model, settings, .. } in &mut workloads {
             let asked: Vec<_> = match model {
                 Some(name) => known.iter().filter(|known| known.name == *name).collect(),
                 None => models.iter().collect(),
@@ -147,34 +159,42 @@ impl Session {
 
     /// Measures a load of several, unless nothing more is to be measured, in which case it is missed. What the server did not stay for
     /// ends the command.
-    pub(super) async fn load(&self, model: &About, load: Load, extent: Extent, limits: (usize, u64)) -> Option<Point> {
-        let point = self.unbroken(&self.asked(model), &load.words(), self.point(model, load, extent, limits)).await?;
+    pub(super) async fn load(
+        &self,
+        model: &ModelInfo,
+        load: LoadPattern,
+        extent: RunLength,
+        limits: (usize, u64),
+    ) -> Option<LoadPoint> {
+        let point =
+            self.unbroken(&self.asked(model), &load.describe(), self.point(model, load, extent, limits)).await?;
         if let Some(why) = &point.broken_off {
-            let gone = Error::Remote { server: self.reach.address.clone(), answer: format!("{}: {why}", load.words()) };
+            let gone =
+                Error::Remote { server: self.reach.address.clone(), answer: format!("{}: {why}", load.describe()) };
             self.broken.unbroken::<()>(Err(gone));
         }
         Some(point)
     }
 
     /// Marks the last of a command's documents if it was broken off; gives the error if that is why.
-    pub(super) fn end(&self, documents: &mut [Document]) -> Option<Error> {
+    pub(super) fn end(&self, documents: &mut [MeasurementReport]) -> Option<Error> {
         self.broken.end(documents, *self.stop.borrow())
     }
 
     /// Whether to ask this model where segments end, where that is as the command does if nothing else was said.
-    fn boundaries(&self, model: &About, usual: bool) -> bool {
+    fn boundaries(&self, model: &ModelInfo, usual: bool) -> bool {
         self.work.boundaries.map_or(usual && model.pooled, |asked| asked == Boundaries::Ask)
     }
 
     /// A target for so many calls at a time.
-    pub(super) async fn target(&self, model: &About, calls: usize, usual: bool) -> Result<Target> {
+    pub(super) async fn target(&self, model: &ModelInfo, calls: usize, usual: bool) -> Result<RequestTarget> {
         let streams = match model.concurrent_streams as usize {
             0 => STREAMS,
             streams => streams,
         };
         let pool = self.reach.pool(self.server.connections(calls, streams)).await?;
         let boundaries = self.boundaries(model, usual);
-        Ok(Target { pool, model: model.name.clone(), boundaries, timeout: self.work.timeout })
+        Ok(RequestTarget { pool, model: model.name.clone(), boundaries, timeout: self.work.timeout })
     }
 
     /// Threads that the tester computes on.
@@ -189,45 +209,46 @@ impl Session {
     }
 
     /// A measurement's requests.
-    pub(super) fn mix(&self, seed: u64) -> Result<Mix> {
+    pub(super) fn mix(&self, seed: u64) -> Result<WorkloadMix> {
         self.work.mix(&self.models, &self.known, self.cancel, seed)
     }
 
     /// Measures a load; an open one until at least so many requests have come, unless their number was given.
     pub(super) async fn point(
         &self,
-        model: &About,
-        load: Load,
-        extent: Extent,
-        (most_in_flight, least): (usize, u64),
-    ) -> Result<Point> {
+        model: &ModelInfo,
+        load: LoadPattern,
+        extent: RunLength,
+        (max_in_flight, least): (usize, u64),
+    ) -> Result<LoadPoint> {
         let calls = match load {
-            Load::Closed { concurrency } => concurrency,
-            Load::Open { .. } => most_in_flight,
+            LoadPattern::Closed { concurrency } => concurrency,
+            LoadPattern::Open { .. } => max_in_flight,
         };
         let target = self.target(model, calls, true).await?;
         let connections = target.pool.size();
         let seed = self.next_seed();
-        let job = Arc::new(Job { target, mix: self.mix(seed)?, objectives: self.work.objectives() });
+        let job = Arc::new(LoadSetup { target, mix: self.mix(seed)?, objectives: self.work.objectives() });
         let schedule = load.schedule(seed)?;
         let extent = schedule.as_ref().map_or(extent, |schedule| extent.holding(schedule, least));
         let begin = Instant::now();
         let (pacer, source) = match (load, schedule) {
-            (Load::Open { .. }, Some(schedule)) => {
+            (LoadPattern::Open { .. }, Some(schedule)) => {
                 let (pacer, tickets) = Pacer::start(extent.tickets(schedule, begin))?;
-                (Some(pacer), Source::Open(tickets, most_in_flight))
+                (Some(pacer), RequestSource::Open(tickets, max_in_flight))
             }
-            _ => (None, Source::Closed(calls)),
+            _ => (None, RequestSource::Closed(calls)),
         };
-        let bar = Bar::new(&format!("{}, {}", self.asked(model), load.words()), &extent);
+        let bar = LoadProgress::new(&format!("{}, {}", self.asked(model), load.describe()), &extent);
         let driven =
-            drive(job, (extent, begin), source, (self.stop.clone(), true), &mut |meter| bar.tell(meter, begin)).await?;
+            run_load(job, (extent, begin), source, (self.stop.clone(), true), &mut |meter| bar.tell(meter, begin))
+                .await?;
         drop(pacer);
-        Point::new(load, extent, driven, self.server.threads, connections)
+        LoadPoint::new(load, extent, driven, self.server.threads, connections)
     }
 
     /// The models that are asked where this one is measured, with commas: workloads may name others.
-    pub(super) fn asked(&self, measured: &About) -> String {
+    pub(super) fn asked(&self, measured: &ModelInfo) -> String {
         let mut names: Vec<&str> = Vec::new();
         for name in self.workloads.iter().map(|workload| workload.model.as_deref().unwrap_or(&measured.name)) {
             if !names.contains(&name) {
@@ -238,7 +259,7 @@ impl Session {
     }
 
     /// All models that are asked: those that are measured, where a workload names none, and those that workloads name.
-    fn all_asked(&self) -> Vec<About> {
+    fn all_asked(&self) -> Vec<ModelInfo> {
         let is_measured = self.workloads.iter().any(|workload| workload.model.is_none());
         let mut all = if is_measured { self.models.clone() } else { Vec::new() };
         for name in self.workloads.iter().filter_map(|workload| workload.model.as_ref()) {
@@ -250,7 +271,7 @@ impl Session {
     }
 
     /// All of it as a document.
-    pub(super) fn document(&self, parts: Vec<Part>, usual: bool) -> Document {
+    pub(super) fn document(&self, parts: Vec<ReportPart>, usual: bool) -> MeasurementReport {
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let objectives = self.work.objectives();
         let conditions = Conditions {
@@ -269,13 +290,13 @@ impl Session {
             cancel_share: self.cancel,
             objectives: (!objectives.is_empty()).then(|| objectives.to_string()),
         };
-        Document { format: FORMAT.into(), conditions, parts, broken_off: None, missing: None }
+        MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off: None, missing: None }
     }
 }
 
 /// Whether there are summaries to search, if it is said how.
-fn searched(sessions: &[Session]) -> Result<()> {
-    let summaries = |session: &Session| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
+fn searched(sessions: &[MeasurementSession]) -> Result<()> {
+    let summaries = |session: &MeasurementSession| session.workloads.iter().any(|workload| workload.kind == SUMMARIZE);
     match sessions.iter().find_map(|session| session.work.beam) {
         Some(beam) if !sessions.iter().any(summaries) => Err(Error::option(
             "--beam",
@@ -288,16 +309,16 @@ fn searched(sessions: &[Session]) -> Result<()> {
 
 /// A server, and which of its models are meant.
 #[derive(Clone)]
-struct Found {
-    reach: Reach,
-    software: Option<Software>,
-    known: Vec<About>,
-    models: Vec<About>,
-    broken: Broken,
+struct Discovery {
+    reach: ConnectOptions,
+    software: Option<ServerSoftware>,
+    known: Vec<ModelInfo>,
+    models: Vec<ModelInfo>,
+    broken: AbortLog,
 }
 
-impl Found {
-    async fn look(server: &Server, names: &[String], all: bool) -> Result<Self> {
+impl Discovery {
+    async fn look(server: &ServerArgs, names: &[String], all: bool) -> Result<Self> {
         let reach = server.reach()?;
         let listed = match server.first(&reach).await {
             Ok(connection) => models::list(&reach.address, &connection).await.map(|known| (known, connection)),
@@ -316,12 +337,12 @@ impl Found {
             return Err(Error::Setting("the server has no model".into()));
         }
         let software = models::software(&connection).await;
-        Ok(Self { reach, software, known, models, broken: Broken::default() })
+        Ok(Self { reach, software, known, models, broken: AbortLog::default() })
     }
 }
 
 /// Turns true on Ctrl-C, and where the system has it on SIGTERM: what was measured so far is then told.
-fn interruptible() -> Result<Stop> {
+fn interruptible() -> Result<StopSignal> {
     let (tell, stop) = watch::channel(false);
     #[cfg(unix)]
     let mut terminated = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
@@ -342,14 +363,14 @@ fn interruptible() -> Result<Stop> {
 }
 
 /// A bar on stderr, where stderr is a terminal.
-pub(super) struct Bar {
+pub(super) struct LoadProgress {
     bar: ProgressBar,
     /// What is counted, if it is not time.
     requests: Option<u64>,
 }
 
-impl Bar {
-    fn new(title: &str, extent: &Extent) -> Self {
+impl LoadProgress {
+    fn new(title: &str, extent: &RunLength) -> Self {
         let whole = extent.duration.map(|duration| (duration + extent.warm_up).as_millis() as u64);
         let bar = Self::bare(title, extent.requests.or(whole).unwrap_or(0));
         Self { bar, requests: extent.requests }
@@ -366,7 +387,7 @@ impl Bar {
         bar.with_prefix(title.to_owned())
     }
 
-    fn tell(&self, meter: &Meter, begin: Instant) {
+    fn tell(&self, meter: &LiveCounters, begin: Instant) {
         let [finished, failed] = [&meter.finished, &meter.failed].map(|count| count.load(Relaxed));
         let elapsed = begin.elapsed().max(Duration::from_millis(1));
         let speed = meter.characters.load(Relaxed) as f64 / elapsed.as_secs_f64();
@@ -376,7 +397,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for LoadProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -384,13 +405,13 @@ impl Drop for Bar {
 
 /// The part of the flags that loads share.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Common {
+pub(super) struct LoadArgs {
     #[command(flatten)]
-    pub(super) server: Server,
+    pub(super) server: ServerArgs,
     #[command(flatten)]
-    pub(super) work: Work,
+    pub(super) work: WorkloadArgs,
     #[command(flatten)]
-    pub(super) extent: ExtentArgs,
+    pub(super) extent: RunLengthArgs,
     #[command(flatten)]
-    pub(super) output: super::output::Output,
+    pub(super) output: super::output::OutputArgs,
 }

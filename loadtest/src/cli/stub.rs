@@ -1,6 +1,6 @@
 //! `weir-loadtest stub`: a server whose delays are known, to hold the tester against.
 
-use super::{extent, output, runtime};
+use super::{output, run_length, runtime};
 use crate::{
     error::{Error, Result},
     stub::{Script, Stub},
@@ -32,7 +32,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     segment: Option<u64>,
     /// Requests that are answered at once; others wait for their turn.
-    #[arg(long, value_name = "N", default_value_t = extent::MAX_IN_FLIGHT)]
+    #[arg(long, value_name = "N", default_value_t = run_length::MAX_IN_FLIGHT)]
     rows: usize,
     /// When it hangs, counted from its start.
     #[arg(long, value_name = "TIME", value_parser = units::span, requires = "pause_for")]
@@ -47,7 +47,7 @@ pub(super) struct Args {
 
 impl Args {
     fn script(&self) -> Result<Script> {
-        extent::in_flight("--rows", self.rows)?;
+        run_length::in_flight("--rows", self.rows)?;
         if self.segment == Some(0) {
             return Err(Error::option("--segment", 0, "at least 1"));
         }

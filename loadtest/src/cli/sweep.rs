@@ -1,16 +1,16 @@
 //! `weir-loadtest sweep`: several loads one after the other.
 
 use super::{
-    arrivals::Arrivals,
-    extent, runtime,
-    session::{Common, Session},
+    arrivals::ArrivalArgs,
+    run_length, runtime,
+    session::{LoadArgs, MeasurementSession},
 };
 use crate::{
-    client::models::About,
+    client::models::ModelInfo,
     error::{Error, Result},
-    knee::{self, Tried},
-    load::plan::{Extent, Load},
-    report::document::{Part, Point},
+    knee::{self, RateResult},
+    load::schedule::{LoadPattern, RunLength},
+    report::data::{LoadPoint, ReportPart},
 };
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const MAX_POINTS: usize = 64;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    common: LoadArgs,
     /// The model; may be left out if the server has one.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -34,12 +34,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     rates: Vec<f64>,
     #[command(flatten)]
-    search: Search,
+    search: KneeSearchArgs,
 }
 
 /// How the knee is searched for.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Search {
+pub(super) struct KneeSearchArgs {
     /// The first rate of the search, which is doubled until one is not sustained; if not given 1, and in `report` half of what
     /// the first closed loop answered.
     #[arg(long, value_name = "RATE")]
@@ -51,14 +51,14 @@ pub(super) struct Search {
     #[arg(long, value_name = "N", default_value_t = 3)]
     refine: usize,
     #[command(flatten)]
-    arrivals: Arrivals,
+    arrivals: ArrivalArgs,
 }
 
-impl Search {
+impl KneeSearchArgs {
     /// Before anything is measured; `open` is whether there are open loops at all.
     pub(super) fn check(&self, open: bool) -> Result<()> {
-        self.from.into_iter().try_for_each(|from| extent::rate("--from", from))?;
-        extent::rate("--to", self.to)?;
+        self.from.into_iter().try_for_each(|from| run_length::rate("--from", from))?;
+        run_length::rate("--to", self.to)?;
         if let Some(from) = self.from.filter(|from| *from > self.to) {
             return Err(Error::option("--from", from, format!("at most --to, which is {}", self.to)));
         }
@@ -76,10 +76,10 @@ impl Search {
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, model, concurrency, rates, search } = args;
-    let Common { server, work, extent, output } = common;
+    let LoadArgs { server, work, extent, output } = common;
     search.check(concurrency.is_empty())?;
-    rates.iter().try_for_each(|&rate| extent::rate("--rates", rate))?;
-    concurrency.iter().try_for_each(|&count| extent::in_flight("--concurrency", count))?;
+    rates.iter().try_for_each(|&rate| run_length::rate("--rates", rate))?;
+    concurrency.iter().try_for_each(|&count| run_length::in_flight("--concurrency", count))?;
     let points = concurrency.len().max(rates.len());
     if points > MAX_POINTS {
         return Err(Error::option("--concurrency and --rates", points, format!("at most {MAX_POINTS} loads")));
@@ -87,7 +87,7 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     let (limits, most) = (extent.extent()?, extent.max_in_flight);
     output.check()?;
     let (documents, broken) = runtime(server.threads)?.block_on(async {
-        let mut session = Session::open(server, work, &Vec::from_iter(model), false, command).await?;
+        let mut session = MeasurementSession::open(server, work, &Vec::from_iter(model), false, command).await?;
         session.cancel = extent.cancel_share;
         let model = &session.models[0];
         let part = if concurrency.is_empty() {
@@ -103,24 +103,29 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
 }
 
 /// The batch-size curve.
-pub(super) async fn by_concurrency(session: &Session, model: &About, extent: Extent, counts: &[usize]) -> Part {
+pub(super) async fn by_concurrency(
+    session: &MeasurementSession,
+    model: &ModelInfo,
+    extent: RunLength,
+    counts: &[usize],
+) -> ReportPart {
     let mut points = Vec::new();
     for &concurrency in counts {
-        let load = Load::Closed { concurrency };
+        let load = LoadPattern::Closed { concurrency };
         points.extend(session.load(model, load, extent, (concurrency, 0)).await);
     }
-    Part::Batches { model: session.asked(model), points }
+    ReportPart::Batches { model: session.asked(model), points }
 }
 
 /// These rates, or, of none, those that the search asks for.
 pub(super) async fn by_rate(
-    session: &Session,
-    model: &About,
-    (extent, most): (Extent, usize),
-    (rates, search): (&[f64], &Search),
-) -> Part {
+    session: &MeasurementSession,
+    model: &ModelInfo,
+    (extent, most): (RunLength, usize),
+    (rates, search): (&[f64], &KneeSearchArgs),
+) -> ReportPart {
     let objectives = !session.work.objectives().is_empty();
-    let (mut tried, mut points): (Vec<Tried>, Vec<Point>) = (Vec::new(), Vec::new());
+    let (mut tried, mut points): (Vec<RateResult>, Vec<LoadPoint>) = (Vec::new(), Vec::new());
     let mut given = rates.iter().copied();
     loop {
         let next = match (rates, &tried[..]) {
@@ -138,7 +143,7 @@ pub(super) async fn by_rate(
         let load = search.arrivals.load(rate);
         let Some(point) = session.load(model, load, enough(extent, rate), (most, ENOUGH)).await else { continue };
         if point.interrupted && point.figures.requests.measured == 0 {
-            session.misses(&session.asked(model), &load.words());
+            session.misses(&session.asked(model), &load.describe());
             continue;
         }
         // of half a measurement, or of a server that went away, it is not known whether the rate holds
@@ -147,30 +152,30 @@ pub(super) async fn by_rate(
     }
     let knee = knee::knee(&tried, objectives);
     points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
-    Part::Rates { model: session.asked(model), points, knee }
+    ReportPart::Rates { model: session.asked(model), points, knee }
 }
 
 /// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.
-pub(super) fn enough(extent: Extent, rate: f64) -> Extent {
+pub(super) fn enough(extent: RunLength, rate: f64) -> RunLength {
     let least = Duration::from_secs_f64(ENOUGH as f64 / rate);
     match (extent.requests, extent.duration) {
-        (None, Some(duration)) => Extent { duration: Some(duration.max(least)), ..extent },
+        (None, Some(duration)) => RunLength { duration: Some(duration.max(least)), ..extent },
         _ => extent,
     }
 }
 
-fn rate_of(point: &Point) -> f64 {
+fn rate_of(point: &LoadPoint) -> f64 {
     match point.load {
-        Load::Open { rate, .. } => rate,
-        Load::Closed { .. } => 0.0,
+        LoadPattern::Open { rate, .. } => rate,
+        LoadPattern::Closed { .. } => 0.0,
     }
 }
 
-fn seen(rate: f64, point: &Point) -> Tried {
+fn seen(rate: f64, point: &LoadPoint) -> RateResult {
     let (figures, window) = (&point.figures, &point.window);
     let measured = [figures.requests.measured, figures.requests.well, figures.good];
     let (first, total_p50) = (figures.time_to_first_char_ns, figures.total_ns.p50);
     let ended = window.begun_and_ended.unwrap_or(window.ended);
     let limited = point.tester.holds_up(figures.requests.own(), first.p50);
-    Tried { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50, limited }
+    RateResult { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50, limited }
 }

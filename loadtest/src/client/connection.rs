@@ -26,7 +26,7 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 
 /// How a server is reached.
 #[derive(Clone, Default)]
-pub struct Reach {
+pub struct ConnectOptions {
     /// `host:port`, or a URL; `https://` for TLS.
     pub address: String,
     /// The API key, if the server asks for one.
@@ -37,33 +37,33 @@ pub struct Reach {
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-impl std::fmt::Debug for Reach {
+impl std::fmt::Debug for ConnectOptions {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // the keys are nobody's business
         out.debug_struct("Reach").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-impl Reach {
+impl ConnectOptions {
     /// Connects.
     ///
     /// # Errors
     /// The server is not there, or the key cannot be sent.
-    pub async fn connect(&self) -> Result<Connection> {
+    pub async fn connect(&self) -> Result<ServerConnection> {
         let channel = self.endpoint()?.connect().await.map_err(|error| self.failed(&error))?;
-        Connection::over(channel, self.key.as_deref())
+        ServerConnection::over(channel, self.key.as_deref())
     }
 
     /// Opens so many connections.
     ///
     /// # Errors
-    /// As for [`Reach::connect`].
-    pub async fn pool(&self, count: usize) -> Result<Pool> {
+    /// As for [`ConnectOptions::connect`].
+    pub async fn pool(&self, count: usize) -> Result<ConnectionPool> {
         let mut connections = Vec::with_capacity(count);
         for _ in 0..count.max(1) {
             connections.push(self.connect().await?);
         }
-        Ok(Pool::of(connections))
+        Ok(ConnectionPool::of(connections))
     }
 
     fn failed(&self, error: &dyn std::error::Error) -> Error {
@@ -114,12 +114,12 @@ impl Reach {
 
 /// One connection.
 #[derive(Debug, Clone)]
-pub struct Connection {
+pub struct ServerConnection {
     channel: Channel,
     authorization: Option<MetadataValue<Ascii>>,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Over a channel that is there.
     ///
     /// # Errors
@@ -153,14 +153,14 @@ impl Connection {
 
 /// Connections, taken in turns.
 #[derive(Debug)]
-pub struct Pool {
-    connections: Vec<Connection>,
+pub struct ConnectionPool {
+    connections: Vec<ServerConnection>,
     next: AtomicUsize,
 }
 
-impl Pool {
+impl ConnectionPool {
     /// Of these, at least one.
-    pub fn of(connections: Vec<Connection>) -> Self {
+    pub fn of(connections: Vec<ServerConnection>) -> Self {
         Self { connections, next: AtomicUsize::new(0) }
     }
 
@@ -173,7 +173,7 @@ impl Pool {
     ///
     /// # Errors
     /// There are none.
-    pub fn next(&self) -> Result<&Connection, Status> {
+    pub fn next(&self) -> Result<&ServerConnection, Status> {
         let at = self.next.fetch_add(1, Relaxed).checked_rem(self.connections.len());
         at.and_then(|at| self.connections.get(at)).ok_or_else(|| Status::internal("no connection"))
     }
@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn an_address_names_its_port() {
-        let is_one = |address: &str| Reach { address: address.into(), ..Reach::default() }.check().is_ok();
+        let is_one =
+            |address: &str| ConnectOptions { address: address.into(), ..ConnectOptions::default() }.check().is_ok();
         for address in ["127.0.0.1:50051", "[::1]:50051", "http://localhost:1", "https://[fe80::1]:65535/", "name:80"] {
             assert!(is_one(address), "{address}");
         }

@@ -1,6 +1,6 @@
 //! What the server says of its models: the conditions of a measurement.
 
-use super::connection::{Connection, refused};
+use super::connection::{ServerConnection, refused};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A model, as the server describes it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct About {
+pub struct ModelInfo {
     /// The name that requests give.
     pub name: String,
     /// Its family.
@@ -52,13 +52,13 @@ pub struct About {
     pub concurrent_streams: u32,
     /// Of a model that reads documents: what it reads and writes. Absent from reports of versions that did not tell.
     #[serde(default)]
-    pub documents: Option<AboutDocuments>,
+    pub documents: Option<DocumentInfo>,
 }
 
 /// What a model that summarizes reads and writes, and how, where requests do not say otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AboutDocuments {
+pub struct DocumentInfo {
     /// The most tokens of a document.
     pub max_tokens: u64,
     /// The most tokens of a summary.
@@ -75,7 +75,7 @@ pub struct AboutDocuments {
     pub no_repeat_ngram: u32,
 }
 
-impl AboutDocuments {
+impl DocumentInfo {
     /// What the model does where a request leaves this setting out; none of what is not told.
     pub fn default_of(&self, setting: &str) -> Option<String> {
         match setting {
@@ -87,7 +87,7 @@ impl AboutDocuments {
     }
 }
 
-impl From<Documents> for AboutDocuments {
+impl From<Documents> for DocumentInfo {
     fn from(documents: Documents) -> Self {
         let Documents { max_tokens, max_summary_tokens, padded, poolings, beam_size, length_penalty, .. } = documents;
         let (poolings, no_repeat_ngram) = (poolings.len() as u64, documents.no_repeat_ngram);
@@ -95,7 +95,7 @@ impl From<Documents> for AboutDocuments {
     }
 }
 
-impl From<Model> for About {
+impl From<Model> for ModelInfo {
     fn from(model: Model) -> Self {
         let limits = model.limits.unwrap_or_default();
         Self {
@@ -115,7 +115,7 @@ impl From<Model> for About {
             step_ns: limits.step_ns,
             cache_bytes: limits.cache_bytes,
             concurrent_streams: limits.concurrent_streams,
-            documents: model.documents.map(AboutDocuments::from),
+            documents: model.documents.map(DocumentInfo::from),
         }
     }
 }
@@ -123,7 +123,7 @@ impl From<Model> for About {
 /// What the server says of the table that a model's estimates come from.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Calibrated {
+pub struct CalibrationSummary {
     /// How often the step was timed that was timed least.
     pub fewest_samples: u32,
     /// How far the times of one and the same step are apart: the interquartile range by the median.
@@ -132,9 +132,9 @@ pub struct Calibrated {
     pub doubt: Option<String>,
 }
 
-impl Calibrated {
+impl CalibrationSummary {
     /// For people.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let spread = crate::units::digits(self.spread * 100.0);
         let table = format!(
             "each step timed at least {} times, spread {spread} % (interquartile range by median)",
@@ -148,20 +148,20 @@ impl Calibrated {
 }
 
 /// The table that a model's estimates come from; none where the server has none, or does not tell.
-pub async fn calibrated(connection: &Connection, model: &str) -> Option<Calibrated> {
+pub async fn calibrated(connection: &ServerConnection, model: &str) -> Option<CalibrationSummary> {
     let request = GetReportRequest { model: Some(model.to_owned()), window: None };
     let mut client = LatencyClient::new(connection.channel());
     let asked = client.get_report(connection.request(request, PATIENCE));
     let answer = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?.into_inner();
     let calibration = answer.models.into_iter().next()?.estimated_gain?.calibration?;
     let Calibration { fewest_samples, spread, doubt, .. } = calibration;
-    Some(Calibrated { fewest_samples, spread, doubt })
+    Some(CalibrationSummary { fewest_samples, spread, doubt })
 }
 
 /// The server's program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Software {
+pub struct ServerSoftware {
     /// Its name.
     pub name: String,
     /// Its version.
@@ -169,31 +169,31 @@ pub struct Software {
 }
 
 /// The server's program, by its own word; none where it does not tell.
-pub async fn software(connection: &Connection) -> Option<Software> {
+pub async fn software(connection: &ServerConnection) -> Option<ServerSoftware> {
     let mut client = GrpcInferenceServiceClient::new(connection.channel());
     let asked = client.server_metadata(connection.request(ServerMetadataRequest {}, PATIENCE));
     let told = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?.into_inner();
-    Some(Software { name: told.name, version: told.version })
+    Some(ServerSoftware { name: told.name, version: told.version })
 }
 
 /// All models of the server.
 ///
 /// # Errors
 /// It refuses, or does not answer in time.
-pub async fn list(server: &str, connection: &Connection) -> Result<Vec<About>> {
+pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<ModelInfo>> {
     let mut client = ModelsClient::new(connection.channel());
     let asked = client.list_models(connection.request(ListModelsRequest {}, PATIENCE));
     let late = |_| Error::Remote { server: server.to_owned(), answer: format!("no list of models in {PATIENCE:?}") };
     let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(late)?;
     let answer = answer.map_err(|status| refused(server, &status))?;
-    Ok(answer.into_inner().models.into_iter().map(About::from).collect())
+    Ok(answer.into_inner().models.into_iter().map(ModelInfo::from).collect())
 }
 
 /// The models of these names, in their order; of no names the only one there is.
 ///
 /// # Errors
 /// One that is not there, or several to choose from.
-pub fn choose(field: &str, names: &[String], all: &[About]) -> Result<Vec<About>> {
+pub fn choose(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<ModelInfo>> {
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
     if let Some((_, twice)) = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|one| one == *name))
     {

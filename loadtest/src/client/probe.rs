@@ -2,7 +2,7 @@
 //!
 //! A server of HTTP/1 answers in that; one of TLS with an alert; one of HTTP/2 with its settings.
 
-use super::connection::Reach;
+use super::connection::ConnectOptions;
 use crate::error::Error;
 use std::time::Duration;
 use tokio::{
@@ -20,7 +20,7 @@ const TELLING: usize = 5;
 
 /// What there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaks {
+enum Protocol {
     /// Nobody listens.
     Nothing,
     /// Somebody listens, and does not answer.
@@ -31,29 +31,29 @@ enum Speaks {
     Other,
 }
 
-impl Reach {
+impl ConnectOptions {
     /// The same error, with what answers at the address and what to do, where that is why there was no connection, or no answer.
     pub async fn explained(&self, error: Error) -> Error {
         let Error::Remote { server, answer } = error else { return error };
         let (host, encrypted) = self.host();
         let why = match (speaks(&host).await, encrypted) {
-            (Speaks::Nothing, _) => {
+            (Protocol::Nothing, _) => {
                 "nothing is to be reached there: is the server started, and the address right? --wait gives it time to start"
             }
-            (Speaks::Silence, _) => {
+            (Protocol::Silence, _) => {
                 "what listens there takes connections and says nothing: is it the server's address?"
             }
-            (Speaks::Http1, false) => {
+            (Protocol::Http1, false) => {
                 "the port speaks HTTP/1, as that for administration (--admin-listen) and that for HTTP (--http-listen) do: give the \
                  address of gRPC (--listen of `weir serve`)"
             }
             // proxies that speak TLS say in HTTP/1 that they do
-            (Speaks::Http1, true) => {
+            (Protocol::Http1, true) => {
                 "the port answers in HTTP/1: is it one of gRPC, and one of TLS? If not of TLS, leave out https://"
             }
-            (Speaks::Other, true) => "the port speaks no TLS: leave out https://",
-            (Speaks::Tls, false) => "the port expects TLS: give https:// and --tls-ca",
-            (Speaks::Tls, true) | (Speaks::Other, false) => return Error::Remote { server, answer },
+            (Protocol::Other, true) => "the port speaks no TLS: leave out https://",
+            (Protocol::Tls, false) => "the port expects TLS: give https:// and --tls-ca",
+            (Protocol::Tls, true) | (Protocol::Other, false) => return Error::Remote { server, answer },
         };
         Error::Remote { server, answer: format!("{why} ({answer})") }
     }
@@ -69,8 +69,8 @@ impl Reach {
     }
 }
 
-async fn speaks(host: &str) -> Speaks {
-    let Ok(Ok(mut stream)) = timeout(PATIENCE, TcpStream::connect(host)).await else { return Speaks::Nothing };
+async fn speaks(host: &str) -> Protocol {
+    let Ok(Ok(mut stream)) = timeout(PATIENCE, TcpStream::connect(host)).await else { return Protocol::Nothing };
     let mut answer = [0; TELLING];
     let read = async {
         stream.write_all(ASKED).await?;
@@ -78,12 +78,12 @@ async fn speaks(host: &str) -> Speaks {
     };
     match timeout(PATIENCE, read).await {
         Ok(Ok(_)) => {}
-        Ok(Err(_)) | Err(_) => return Speaks::Silence,
+        Ok(Err(_)) | Err(_) => return Protocol::Silence,
     }
     match answer {
-        [b'H', b'T', b'T', b'P', b'/'] => Speaks::Http1,
+        [b'H', b'T', b'T', b'P', b'/'] => Protocol::Http1,
         // an alert, of any version
-        [21, 3, ..] => Speaks::Tls,
-        _ => Speaks::Other,
+        [21, 3, ..] => Protocol::Tls,
+        _ => Protocol::Other,
     }
 }

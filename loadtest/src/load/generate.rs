@@ -2,12 +2,12 @@
 
 use super::{
     settings,
-    text::Text,
-    workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
+    text::PromptText,
+    workload::{PreparedRequest, PromptSource, RequestTarget, ResponseFuture, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::{
     error::{Error, Result},
-    measure::watch::{Arrived, Told, Unpooled, Watch},
+    measure::request_timer::{ReceivedMessage, RequestTimer, ServerReport, UnpooledTimes},
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -22,8 +22,8 @@ use weir_proto::v1::{
 const PREFIXES: u64 = 1 << 63;
 
 struct Generate {
-    spec: Spec,
-    text: Text,
+    spec: WorkloadSpec,
+    text: PromptText,
     lines: Vec<String>,
 }
 
@@ -31,23 +31,23 @@ struct Generate {
 ///
 /// # Errors
 /// An option out of bounds, or a file that cannot be used.
-pub(super) fn build(spec: &Spec) -> Result<Box<dyn Workload>> {
+pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
     let (text, lines) = match spec.prompts {
-        Prompts::Documents => Text::documents(&spec.files)?,
-        Prompts::Lines => {
-            let text = Text::read(&spec.files)?;
+        PromptSource::Documents => PromptText::documents(&spec.files)?,
+        PromptSource::Lines => {
+            let text = PromptText::read(&spec.files)?;
             let lines = text.lines()?;
             (text, lines)
         }
-        Prompts::Parts(_) => (Text::read(&spec.files)?, Vec::new()),
+        PromptSource::Parts(_) => (PromptText::read(&spec.files)?, Vec::new()),
     };
     Ok(Box::new(Generate { spec: spec.clone(), text, lines }))
 }
 
 impl Generate {
     fn prompt(&self, rng: &mut ChaCha8Rng) -> Result<String> {
-        let Spec { seed, shared_prefix, prefixes, prompts, most_symbols, .. } = self.spec;
+        let WorkloadSpec { seed, shared_prefix, prefixes, prompts, max_symbols, .. } = self.spec;
         let mut prompt = String::new();
         if shared_prefix > 0 {
             let mut prefix = ChaCha8Rng::seed_from_u64(seed);
@@ -55,13 +55,13 @@ impl Generate {
             prompt = self.text.window(&mut prefix, shared_prefix);
         }
         match prompts {
-            Prompts::Parts(length) => {
+            PromptSource::Parts(length) => {
                 // room for one character of the answer, or as many as surely come
                 let answer = self.spec.output.longest().unwrap_or(1);
-                let length = length.draw(rng, most_symbols.saturating_sub(shared_prefix + answer))?;
+                let length = length.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?;
                 prompt.push_str(&self.text.window(rng, length));
             }
-            Prompts::Lines | Prompts::Documents => {
+            PromptSource::Lines | PromptSource::Documents => {
                 let line = self.lines.get(rng.random_range(0..self.lines.len().max(1)));
                 prompt.push_str(line.ok_or_else(|| Error::Internal("no lines".into()))?);
             }
@@ -71,9 +71,9 @@ impl Generate {
 }
 
 impl Workload for Generate {
-    fn described(&self) -> Described {
-        let Spec { name, kind, weight, prompts, output, shared_prefix, prefixes, temperature, .. } = &self.spec;
-        Described {
+    fn info(&self) -> WorkloadInfo {
+        let WorkloadSpec { name, kind, weight, prompts, output, shared_prefix, prefixes, temperature, .. } = &self.spec;
+        WorkloadInfo {
             name: name.clone(),
             kind: kind.clone(),
             model: self.spec.model.clone(),
@@ -90,18 +90,18 @@ impl Workload for Generate {
         }
     }
 
-    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn Exchange>> {
+    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn PreparedRequest>> {
         let prompt = self.prompt(rng)?;
-        let left = self.spec.most_symbols.saturating_sub(prompt.chars().count() as u64);
+        let left = self.spec.max_symbols.saturating_sub(prompt.chars().count() as u64);
         let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
-        let Spec { temperature, model, pools, .. } = &self.spec;
+        let WorkloadSpec { temperature, model, pools, .. } = &self.spec;
         let model = model.clone().map(|model| (model, *pools));
-        Ok(Box::new(Asked { prompt, chars, seed: rng.random(), temperature: *temperature, model }))
+        Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature: *temperature, model }))
     }
 }
 
 /// A request.
-struct Asked {
+struct GenerateCall {
     prompt: String,
     chars: u32,
     seed: u64,
@@ -110,8 +110,8 @@ struct Asked {
     model: Option<(String, bool)>,
 }
 
-impl Asked {
-    fn message(&self, target: &Target) -> GenerateRequest {
+impl GenerateCall {
+    fn message(&self, target: &RequestTarget) -> GenerateRequest {
         let sampling = Sampling { seed: Some(self.seed), temperature: self.temperature, ..Default::default() };
         // as many characters as asked for: no text ends by itself
         let (max_chars, min_chars) = (Some(self.chars), Some(self.chars));
@@ -128,8 +128,8 @@ impl Asked {
     }
 }
 
-impl Exchange for Asked {
-    fn run<'a>(&'a self, target: &'a Target, watch: &'a mut Watch) -> Answer<'a> {
+impl PreparedRequest for GenerateCall {
+    fn run<'a>(&'a self, target: &'a RequestTarget, watch: &'a mut RequestTimer) -> ResponseFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
             let request = connection.request(self.message(target), target.timeout);
@@ -162,10 +162,10 @@ impl Exchange for Asked {
 }
 
 /// What came in a piece: symbols where they are told one by one, code points otherwise; nothing where it is the prompt.
-fn arrived(piece: &Piece) -> Arrived {
+fn arrived(piece: &Piece) -> ReceivedMessage {
     let Piece { text, characters, prompt } = piece;
     if *prompt {
-        return Arrived::default();
+        return ReceivedMessage::default();
     }
     let ends = |marked: bool| {
         let those =
@@ -173,21 +173,21 @@ fn arrived(piece: &Piece) -> Arrived {
         those.count() as u64
     };
     let count = if characters.is_empty() { text.chars().count() } else { characters.len() };
-    Arrived { characters: count as u64, ends: ends(false), marked: ends(true) }
+    ReceivedMessage { characters: count as u64, ends: ends(false), marked: ends(true) }
 }
 
-fn told(finished: &Finished, cached_chars: u64) -> Told {
+fn told(finished: &Finished, cached_chars: u64) -> ServerReport {
     let timing = finished.timing.unwrap_or_default();
     let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, decode_ns, .. } = timing;
     let estimates = timing.unpooled_prefill_estimate_ns.zip(timing.unpooled_decode_estimate_ns);
-    let unpooled = estimates.map(|(prefill, decode)| Unpooled {
+    let unpooled = estimates.map(|(prefill, decode)| UnpooledTimes {
         prefill: Duration::from_nanos(prefill_ns),
         prefill_estimate: Duration::from_nanos(prefill),
         decode: Duration::from_nanos(decode_ns),
         decode_estimate: Duration::from_nanos(decode),
     });
     let usage = finished.usage.unwrap_or_default();
-    Told {
+    ServerReport {
         queue: Duration::from_nanos(queue_ns),
         prefill: Duration::from_nanos(prefill_ns),
         first: Duration::from_nanos(time_to_first_char_ns),

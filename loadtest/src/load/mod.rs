@@ -1,12 +1,12 @@
 //! What is asked for, and when: texts, lengths, workloads, arrivals, and the loops that drive requests.
 
 pub mod arrivals;
-pub mod ask;
-pub mod drive;
+pub mod driver;
+pub mod execute;
 pub mod generate;
 pub mod length;
 pub mod pacer;
-pub mod plan;
+pub mod schedule;
 pub mod settings;
 mod summarize;
 pub mod text;

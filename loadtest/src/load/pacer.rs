@@ -1,6 +1,6 @@
 //! A thread that keeps the schedule: timers of the runtime are a millisecond coarse, and late when it is busy.
 
-use super::plan::Ticket;
+use super::schedule::ScheduledRequest;
 use crate::error::{Error, Result};
 use std::{
     sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel},
@@ -26,7 +26,9 @@ impl Pacer {
     ///
     /// # Errors
     /// No thread for it.
-    pub fn start(tickets: impl Iterator<Item = Ticket> + Send + 'static) -> Result<(Self, Receiver<Ticket>)> {
+    pub fn start(
+        tickets: impl Iterator<Item = ScheduledRequest> + Send + 'static,
+    ) -> Result<(Self, Receiver<ScheduledRequest>)> {
         let (stop, stopped) = sync_channel::<()>(0);
         let (hand, taken) = mpsc::channel(WAITING);
         let run = move || {
@@ -62,7 +64,11 @@ mod tests {
     async fn tickets_come_at_their_moments_and_never_before() {
         let begin = Instant::now();
         let tickets: Vec<_> = (0..20u64)
-            .map(|number| Ticket { number, intended: begin + Duration::from_millis(number * 3), measured: true })
+            .map(|number| ScheduledRequest {
+                number,
+                intended: begin + Duration::from_millis(number * 3),
+                measured: true,
+            })
             .collect();
         let (pacer, mut taken) = Pacer::start(tickets.into_iter()).unwrap();
         let mut count = 0;
@@ -78,7 +84,7 @@ mod tests {
     #[tokio::test]
     async fn it_ends_when_it_is_dropped_in_the_midst() {
         let far = Instant::now() + Duration::from_secs(3600);
-        let tickets = (0..).map(move |number| Ticket { number, intended: far, measured: true });
+        let tickets = (0..).map(move |number| ScheduledRequest { number, intended: far, measured: true });
         let (pacer, taken) = Pacer::start(tickets).unwrap();
         drop(taken);
         drop(pacer);

@@ -2,14 +2,14 @@
 
 use super::{
     settings,
-    text::Text,
-    workload::{Answer, Described, Exchange, Prompts, Spec, Target, Workload},
+    text::PromptText,
+    workload::{PreparedRequest, PromptSource, RequestTarget, ResponseFuture, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::{
     error::{Error, Result},
     measure::{
-        summaries::Summary,
-        watch::{Arrived, Told, Watch},
+        request_timer::{ReceivedMessage, RequestTimer, ServerReport},
+        summaries::SummaryMeasurement,
     },
 };
 use rand::RngExt;
@@ -27,8 +27,8 @@ use weir_proto::v1::{
 };
 
 struct Summarize {
-    spec: Spec,
-    text: Text,
+    spec: WorkloadSpec,
+    text: PromptText,
     /// Whole documents; none if they are parts of the text.
     documents: Vec<Arc<str>>,
 }
@@ -37,25 +37,25 @@ struct Summarize {
 ///
 /// # Errors
 /// An option out of bounds, or a file that cannot be used.
-pub(super) fn build(spec: &Spec) -> Result<Box<dyn Workload>> {
+pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
     let (text, documents) = match spec.prompts {
-        Prompts::Parts(_) => (Text::read(&spec.files)?, Vec::new()),
-        Prompts::Lines => {
-            let text = Text::read(&spec.files)?;
+        PromptSource::Parts(_) => (PromptText::read(&spec.files)?, Vec::new()),
+        PromptSource::Lines => {
+            let text = PromptText::read(&spec.files)?;
             let lines = text.lines()?;
             (text, lines)
         }
-        Prompts::Documents => Text::documents(&spec.files)?,
+        PromptSource::Documents => PromptText::documents(&spec.files)?,
     };
     let documents = documents.into_iter().map(Arc::from).collect();
     Ok(Box::new(Summarize { spec: spec.clone(), text, documents }))
 }
 
 impl Workload for Summarize {
-    fn described(&self) -> Described {
-        let Spec { name, kind, weight, prompts, output, chunk_chars, beam, .. } = &self.spec;
-        Described {
+    fn info(&self) -> WorkloadInfo {
+        let WorkloadSpec { name, kind, weight, prompts, output, chunk_chars, beam, .. } = &self.spec;
+        WorkloadInfo {
             name: name.clone(),
             kind: kind.clone(),
             model: self.spec.model.clone(),
@@ -75,9 +75,9 @@ impl Workload for Summarize {
         }
     }
 
-    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn Exchange>> {
+    fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn PreparedRequest>> {
         let document = match self.spec.prompts {
-            Prompts::Parts(length) => {
+            PromptSource::Parts(length) => {
                 let length = length.draw(rng, super::length::MAX_LENGTH)?;
                 Arc::from(self.text.window(rng, length))
             }
@@ -87,13 +87,19 @@ impl Workload for Summarize {
             }
         };
         let tokens = u32::try_from(self.spec.output.draw(rng, super::length::MAX_LENGTH)?).unwrap_or(u32::MAX);
-        let Spec { model, chunk_chars, beam, .. } = &self.spec;
-        Ok(Box::new(Asked { document, tokens, chunk: *chunk_chars as usize, beam: *beam, model: model.clone() }))
+        let WorkloadSpec { model, chunk_chars, beam, .. } = &self.spec;
+        Ok(Box::new(SummarizeCall {
+            document,
+            tokens,
+            chunk: *chunk_chars as usize,
+            beam: *beam,
+            model: model.clone(),
+        }))
     }
 }
 
 /// A request.
-struct Asked {
+struct SummarizeCall {
     document: Arc<str>,
     tokens: u32,
     chunk: usize,
@@ -101,11 +107,11 @@ struct Asked {
     model: Option<String>,
 }
 
-impl Asked {
+impl SummarizeCall {
     /// The document in chunks of so many characters, behind what is asked for. `sent` is set once all of it was taken.
     fn messages(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         sent: Arc<OnceLock<Instant>>,
     ) -> impl Iterator<Item = SummarizeRequest> + Send + 'static {
         // as many tokens as asked for: no summary ends by itself
@@ -134,8 +140,8 @@ impl Asked {
     }
 }
 
-impl Exchange for Asked {
-    fn run<'a>(&'a self, target: &'a Target, watch: &'a mut Watch) -> Answer<'a> {
+impl PreparedRequest for SummarizeCall {
+    fn run<'a>(&'a self, target: &'a RequestTarget, watch: &'a mut RequestTimer) -> ResponseFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
             let sent = Arc::new(OnceLock::new());
@@ -149,7 +155,9 @@ impl Exchange for Asked {
                 match message.event {
                     Some(Event::Piece(piece)) => {
                         let characters = piece.text.chars().count() as u64;
-                        if let ControlFlow::Break(()) = watch.arrived(Arrived { characters, ends: 0, marked: 0 }) {
+                        if let ControlFlow::Break(()) =
+                            watch.arrived(ReceivedMessage { characters, ends: 0, marked: 0 })
+                        {
                             return Ok(());
                         }
                     }
@@ -170,10 +178,10 @@ impl Exchange for Asked {
     }
 }
 
-fn told(finished: &SummaryFinished, upload: Duration) -> Told {
+fn told(finished: &SummaryFinished, upload: Duration) -> ServerReport {
     let (timing, usage) = (finished.timing.clone().unwrap_or_default(), finished.usage.unwrap_or_default());
     let encode = timing.layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns;
-    let summary = Summary {
+    let summary = SummaryMeasurement {
         upload,
         encode: Duration::from_nanos(encode),
         encode_rest: Duration::from_nanos(timing.encode_rest_ns),
@@ -184,7 +192,7 @@ fn told(finished: &SummaryFinished, upload: Duration) -> Told {
         cross_attention_bytes: usage.cross_attention_bytes,
         unpooled_cross_attention_bytes: usage.unpooled_cross_attention_bytes,
     };
-    Told {
+    ServerReport {
         queue: Duration::from_nanos(timing.queue_ns),
         prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
         first: Duration::from_nanos(timing.time_to_first_token_ns),
@@ -202,17 +210,17 @@ fn told(finished: &SummaryFinished, upload: Duration) -> Told {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::connection::Pool;
+    use crate::client::connection::ConnectionPool;
 
     #[test]
     fn chunks_are_the_document_in_order_and_tell_when_it_is_gone() {
-        let target = Target {
-            pool: Pool::of(Vec::new()),
+        let target = RequestTarget {
+            pool: ConnectionPool::of(Vec::new()),
             model: "all".into(),
             boundaries: false,
             timeout: Duration::from_secs(1),
         };
-        let asked = Asked { document: "aé🦀bcd".into(), tokens: 7, chunk: 2, beam: Some(3), model: None };
+        let asked = SummarizeCall { document: "aé🦀bcd".into(), tokens: 7, chunk: 2, beam: Some(3), model: None };
         let sent = Arc::new(OnceLock::new());
         let mut messages = asked.messages(&target, Arc::clone(&sent));
         let Some(Part::Options(options)) = messages.next().and_then(|message| message.part) else { panic!("options") };

@@ -17,13 +17,13 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// A text.
 #[derive(Debug, Clone)]
-pub struct Text {
+pub struct PromptText {
     /// Where it is from.
     pub name: String,
     letters: Vec<char>,
 }
 
-impl Text {
+impl PromptText {
     /// The bundled one.
     pub fn sample() -> Self {
         Self { name: SAMPLE_NAME.into(), letters: SAMPLE.chars().collect() }
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn windows_begin_with_words_and_go_round() {
-        let text = Text { name: String::new(), letters: "one two three".chars().collect() };
+        let text = PromptText { name: String::new(), letters: "one two three".chars().collect() };
         let mut rng = ChaCha8Rng::seed_from_u64(3);
         let mut found: Vec<_> = (0..200).map(|_| text.window(&mut rng, 5)).collect();
         found.sort();
@@ -165,16 +165,16 @@ mod tests {
             path
         };
         let lines = file("set.jsonl", "{\"text\": \"one\", \"id\": 1}\n\n{\"article\": \"two\\nlines\"}\n");
-        let (text, documents) = Text::documents(&[lines, file("a.txt", "three\n\nfour")]).unwrap();
+        let (text, documents) = PromptText::documents(&[lines, file("a.txt", "three\n\nfour")]).unwrap();
         assert_eq!((text.name.as_str(), documents.len()), ("set.jsonl, a.txt", 3));
         assert_eq!(documents, ["one", "two\nlines", "three\n\nfour"]);
         for (wrong, line) in
             [("{\"text\": 3}", "line 1"), ("{\"text\": \"x\"}\nno", "line 2"), ("{\"text\": \" \"}", "line 1")]
         {
-            let told = Text::documents(&[file("w.jsonl", wrong)]).unwrap_err().to_string();
+            let told = PromptText::documents(&[file("w.jsonl", wrong)]).unwrap_err().to_string();
             assert!(told.contains("w.jsonl") && told.contains(line), "{told}");
         }
-        assert!(Text::documents(&[]).unwrap_err().to_string().contains("no file"));
+        assert!(PromptText::documents(&[]).unwrap_err().to_string().contains("no file"));
     }
 
     #[test]
@@ -185,11 +185,11 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             path
         };
-        let told = |path| Text::read(&[path]).unwrap_err().to_string();
+        let told = |path| PromptText::read(&[path]).unwrap_err().to_string();
         assert!(told(file("empty", b"")).contains("an empty file"));
         assert!(told(file("bytes", b"abc\xff")).contains("byte 3"));
         assert!(told(folder.path().join("none")).contains("none"));
-        let text = Text::read(&[file("a", "ä\n\nb \n".as_bytes()), file("b", b"c")]).unwrap();
+        let text = PromptText::read(&[file("a", "ä\n\nb \n".as_bytes()), file("b", b"c")]).unwrap();
         assert_eq!((text.len(), text.name.as_str()), (7, "a, b"));
         assert_eq!(text.lines().unwrap(), ["ä", "b", "c"]);
         assert_eq!(text.head(3), "ä\n\n");

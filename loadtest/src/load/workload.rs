@@ -5,13 +5,13 @@
 use super::{
     generate,
     length::{Length, MAX_LENGTH},
-    settings::Settings,
+    settings::SentSettings,
     summarize,
 };
 use crate::{
-    client::connection::Pool,
+    client::connection::ConnectionPool,
     error::{Error, Result},
-    measure::watch::Watch,
+    measure::request_timer::RequestTimer,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -24,19 +24,21 @@ use tonic::Status;
 pub const MAX_WORKLOADS: usize = 16;
 
 /// The kinds there are: a line for each.
-const KINDS: [Kind; 2] =
-    [Kind { name: "generate", build: generate::build }, Kind { name: "summarize", build: summarize::build }];
+const KINDS: [WorkloadKind; 2] = [
+    WorkloadKind { name: "generate", build: generate::build },
+    WorkloadKind { name: "summarize", build: summarize::build },
+];
 /// The kind of workloads for models that read documents.
 pub const SUMMARIZE: &str = "summarize";
 
-struct Kind {
+struct WorkloadKind {
     name: &'static str,
-    build: fn(&Spec) -> Result<Box<dyn Workload>>,
+    build: fn(&WorkloadSpec) -> Result<Box<dyn Workload>>,
 }
 
 /// Where prompts are from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Prompts {
+pub enum PromptSource {
     /// Parts of the text, as long as this.
     Parts(Length),
     /// Its lines.
@@ -45,7 +47,7 @@ pub enum Prompts {
     Documents,
 }
 
-impl std::fmt::Display for Prompts {
+impl std::fmt::Display for PromptSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Parts(length) => length.fmt(out),
@@ -57,7 +59,7 @@ impl std::fmt::Display for Prompts {
 
 /// A workload, as it is asked for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Spec {
+pub struct WorkloadSpec {
     /// What it is called.
     pub name: String,
     /// One of the kinds.
@@ -71,7 +73,7 @@ pub struct Spec {
     /// Files of text.
     pub files: Vec<PathBuf>,
     /// What of them.
-    pub prompts: Prompts,
+    pub prompts: PromptSource,
     /// Characters to generate.
     pub output: Length,
     /// Characters that prompts begin with and have in common, beside their own.
@@ -85,7 +87,7 @@ pub struct Spec {
     /// Hypotheses of a summary; the model's default if none.
     pub beam: Option<u32>,
     /// The most characters of prompt and answer that the model takes.
-    pub most_symbols: u64,
+    pub max_symbols: u64,
     /// Of all draws.
     pub seed: u64,
 }
@@ -93,7 +95,7 @@ pub struct Spec {
 /// A workload, as it is reported.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Described {
+pub struct WorkloadInfo {
     /// What it is called.
     pub name: String,
     /// One of the kinds.
@@ -120,14 +122,14 @@ pub struct Described {
     pub beam: Option<u32>,
     /// All settings of generation in force, by the API's names, in words. Empty in reports of versions that did not tell them.
     #[serde(default)]
-    pub settings: Settings,
+    pub settings: SentSettings,
 }
 
 /// Whom requests go to.
 #[derive(Debug)]
-pub struct Target {
+pub struct RequestTarget {
     /// The server.
-    pub pool: Pool,
+    pub pool: ConnectionPool,
     /// The model.
     pub model: String,
     /// Whether to ask where segments end.
@@ -137,31 +139,31 @@ pub struct Target {
 }
 
 /// A future that a trait can give.
-pub type Answer<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), Status>> + Send + 'a>>;
+pub type ResponseFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), Status>> + Send + 'a>>;
 
 /// A kind of requests.
 pub trait Workload: Send + Sync {
     /// What a report says of it.
-    fn described(&self) -> Described;
+    fn info(&self) -> WorkloadInfo;
 
     /// The request of this number.
     ///
     /// # Errors
     /// A broken invariant.
-    fn draw(&self, rng: &mut ChaCha8Rng, number: u64) -> Result<Box<dyn Exchange>>;
+    fn draw(&self, rng: &mut ChaCha8Rng, number: u64) -> Result<Box<dyn PreparedRequest>>;
 }
 
 /// One request: it can be made of several models, and asks each for the same.
-pub trait Exchange: Send + Sync {
+pub trait PreparedRequest: Send + Sync {
     /// Makes the request and reads the answer to its end; tells the watch of what comes when.
-    fn run<'a>(&'a self, target: &'a Target, watch: &'a mut Watch) -> Answer<'a>;
+    fn run<'a>(&'a self, target: &'a RequestTarget, watch: &'a mut RequestTimer) -> ResponseFuture<'a>;
 
     /// The most characters that it can be answered with.
     fn most_chars(&self) -> u64;
 }
 
 /// Workloads, and their shares.
-pub struct Mix {
+pub struct WorkloadMix {
     parts: Vec<Box<dyn Workload>>,
     weights: WeightedIndex<f64>,
     seed: u64,
@@ -170,21 +172,21 @@ pub struct Mix {
 }
 
 /// A request that was drawn.
-pub struct Drawn {
+pub struct DrawnRequest {
     /// Of which workload.
     pub which: usize,
     /// What it is.
-    pub exchange: Box<dyn Exchange>,
+    pub exchange: Box<dyn PreparedRequest>,
     /// After how many characters the client goes away, if it does.
     pub cancel_after: Option<u64>,
 }
 
-impl Mix {
+impl WorkloadMix {
     /// Of these; the client goes away in the midst of so large a share of them.
     ///
     /// # Errors
     /// None, too many, or one that is wrong.
-    pub fn new(specs: &[Spec], seed: u64, cancel: f64) -> Result<Self> {
+    pub fn new(specs: &[WorkloadSpec], seed: u64, cancel: f64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
             return Err(Error::option("--workload", specs.len(), format!("given 1 to {MAX_WORKLOADS} times")));
         }
@@ -196,7 +198,7 @@ impl Mix {
                 "given once: figures of two could not be told apart",
             ));
         }
-        let build = |spec: &Spec| {
+        let build = |spec: &WorkloadSpec| {
             let kind = KINDS.iter().find(|kind| kind.name == spec.kind).ok_or_else(|| {
                 let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
                 Error::option("--workload kind", &spec.kind, format!("one of {}", names.join(", ")))
@@ -216,19 +218,19 @@ impl Mix {
 
     /// The model that each asks, where this one is measured.
     pub fn models(&self, measured: &str) -> Vec<String> {
-        self.described().into_iter().map(|part| part.model.unwrap_or_else(|| measured.to_owned())).collect()
+        self.info().into_iter().map(|part| part.model.unwrap_or_else(|| measured.to_owned())).collect()
     }
 
     /// What a report says of them.
-    pub fn described(&self) -> Vec<Described> {
-        self.parts.iter().map(|part| part.described()).collect()
+    pub fn info(&self) -> Vec<WorkloadInfo> {
+        self.parts.iter().map(|part| part.info()).collect()
     }
 
     /// The request of this number: always the same.
     ///
     /// # Errors
     /// A broken invariant.
-    pub fn draw(&self, number: u64) -> Result<Drawn> {
+    pub fn draw(&self, number: u64) -> Result<DrawnRequest> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(number);
         let which = self.weights.sample(&mut rng);
@@ -238,17 +240,17 @@ impl Mix {
         let share: f64 = rng.random();
         let exchange = part.draw(&mut rng, number)?;
         let cancel_after = given_up.then(|| (share * exchange.most_chars() as f64).ceil().max(1.0) as u64);
-        Ok(Drawn { which, exchange, cancel_after })
+        Ok(DrawnRequest { which, exchange, cancel_after })
     }
 }
 
-impl Spec {
+impl WorkloadSpec {
     /// Checks what every kind has.
     ///
     /// # Errors
     /// The option, and its bound.
     pub fn check(&self) -> Result<()> {
-        let Self { weight, shared_prefix, prefixes, temperature, most_symbols, .. } = self;
+        let Self { weight, shared_prefix, prefixes, temperature, max_symbols, .. } = self;
         if !(weight.is_finite() && *weight > 0.0) {
             return Err(Error::option("--workload weight", weight, "a number above 0"));
         }
@@ -259,8 +261,8 @@ impl Spec {
             return Err(Error::option("--temperature", warmth, "from 0 to 100"));
         }
         let prompt = match self.prompts {
-            Prompts::Parts(length) => length.longest().unwrap_or(1),
-            Prompts::Lines | Prompts::Documents => 1,
+            PromptSource::Parts(length) => length.longest().unwrap_or(1),
+            PromptSource::Lines | PromptSource::Documents => 1,
         };
         if !(1..=MAX_LENGTH).contains(&self.chunk_chars) {
             return Err(Error::option("--chunk-chars", self.chunk_chars, format!("from 1 to {MAX_LENGTH}")));
@@ -270,11 +272,11 @@ impl Spec {
             return Ok(());
         }
         let longest = shared_prefix.saturating_add(prompt).saturating_add(self.output.longest().unwrap_or(1));
-        if longest > *most_symbols {
+        if longest > *max_symbols {
             return Err(Error::option(
                 format!("workload {}: --shared-prefix, --prompt-chars and --output-chars together", self.name),
                 longest,
-                format!("at most {most_symbols} characters, the model's limit (limits.max_symbols)"),
+                format!("at most {max_symbols} characters, the model's limit (limits.max_symbols)"),
             ));
         }
         Ok(())

@@ -1,11 +1,11 @@
 //! From moments to figures: the clock of one request, histograms of all, objectives, the course of time, and what the tester
 //! itself took.
 
-pub mod meter;
+pub mod counters;
+pub mod histogram;
 pub mod objective;
-pub mod record;
+pub mod request_timer;
 pub mod shortening;
-pub mod spread;
+pub mod stats;
 pub mod summaries;
 pub mod tester;
-pub mod watch;

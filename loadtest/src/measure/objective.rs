@@ -1,14 +1,14 @@
 //! Service objectives of a single request: it is good if it ended well and kept all of them.
 
-use super::watch::Watch;
+use super::request_timer::RequestTimer;
 use crate::units;
 use std::{fmt, str::FromStr, time::Duration};
 
 /// What an objective is about: its name, what it is, and how a request's figure is found.
-type Kind = (&'static str, &'static str, fn(&Watch, Duration) -> Option<Duration>);
+type Objective = (&'static str, &'static str, fn(&RequestTimer, Duration) -> Option<Duration>);
 
 /// All that can be asked for. A figure that a request does not have, such as a gap where one message came, is kept.
-const KINDS: [Kind; 7] = [
+const KINDS: [Objective; 7] = [
     ("ttfc", "time to the first character, from the intended start", |watch, _| watch.first()),
     ("total", "time to the end, from the intended start", |_, total| Some(total)),
     ("char", "mean time of a character after the first", |watch, _| watch.per_char()),
@@ -24,7 +24,7 @@ pub struct Objectives(Vec<(usize, Duration)>);
 
 impl Objectives {
     /// Whether a request that ended well after `total` kept all of them.
-    pub fn kept(&self, watch: &Watch, total: Duration) -> bool {
+    pub fn kept(&self, watch: &RequestTimer, total: Duration) -> bool {
         self.0.iter().all(|&(kind, most)| KINDS[kind].2(watch, total).is_none_or(|found| found <= most))
     }
 
@@ -64,17 +64,17 @@ impl fmt::Display for Objectives {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::watch::{Arrived, Watch};
+    use crate::measure::request_timer::{ReceivedMessage, RequestTimer};
     use std::sync::Arc;
     use tokio::time::{Instant, sleep};
 
     #[tokio::test(start_paused = true)]
     async fn a_request_is_good_if_it_kept_every_objective() {
-        let mut watch = Watch::new(Arc::default(), Instant::now(), None);
+        let mut watch = RequestTimer::new(Arc::default(), Instant::now(), None);
         watch.sends();
         for after in [100, 10, 10, 40] {
             sleep(Duration::from_millis(after)).await;
-            let _ = watch.arrived(Arrived { characters: 1, ends: 0, marked: 0 });
+            let _ = watch.arrived(ReceivedMessage { characters: 1, ends: 0, marked: 0 });
         }
         let total = Duration::from_millis(160);
         let kept = |text: &str| Objectives::from_str(text).unwrap().kept(&watch, total);

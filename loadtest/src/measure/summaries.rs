@@ -1,6 +1,6 @@
 //! What is measured of summaries beside what is measured of every request.
 
-use super::spread::{Numbers, Spread};
+use super::histogram::{Percentiles, ValueHistogram};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -10,7 +10,7 @@ const MILLI: f64 = 1e-3;
 
 /// What is known of a summary when it has ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct SummaryMeasurement {
     /// From sending to when the last of the document was handed to the client library.
     pub upload: Duration,
     /// What encoding took: all layers, and making the decoder's keys and values. The server's word.
@@ -31,7 +31,7 @@ pub struct Summary {
     pub unpooled_cross_attention_bytes: u64,
 }
 
-impl Summary {
+impl SummaryMeasurement {
     /// The mean time of a token after the first.
     pub fn per_token(&self) -> Option<Duration> {
         self.decode.checked_div(u32::try_from(self.summary_tokens.checked_sub(1)?).ok()?)
@@ -40,15 +40,15 @@ impl Summary {
 
 /// Numbers of all summaries so far.
 #[derive(Debug)]
-pub(super) struct Summaries {
+pub(super) struct SummaryStats {
     count: u64,
-    sums: Summary,
-    upload: Numbers,
-    encode: Numbers,
-    encode_rest: Numbers,
-    decode: Numbers,
-    per_token: Numbers,
-    speed: Numbers,
+    sums: SummaryMeasurement,
+    upload: ValueHistogram,
+    encode: ValueHistogram,
+    encode_rest: ValueHistogram,
+    decode: ValueHistogram,
+    per_token: ValueHistogram,
+    speed: ValueHistogram,
 }
 
 /// Figures of summaries.
@@ -68,17 +68,17 @@ pub struct SummaryFigures {
     /// Not measured: the same without pooling, by the model's shape.
     pub unpooled_cross_attention_bytes: u64,
     /// From sending to the document's end.
-    pub upload_ns: Spread,
+    pub upload_ns: Percentiles,
     /// Of documents that were encoded: what their layers and the decoder's keys and values took. The server's word.
-    pub encode_ns: Spread,
+    pub encode_ns: Percentiles,
     /// From the end of the document's arrival to the end of its encoding. The server's word.
-    pub encode_rest_ns: Spread,
+    pub encode_rest_ns: Percentiles,
     /// From the decoder's first step to its last. The server's word.
-    pub decode_ns: Spread,
+    pub decode_ns: Percentiles,
     /// The mean of these steps. The server's word.
-    pub decode_token_ns: Spread,
+    pub decode_token_ns: Percentiles,
     /// Tokens a second after the first, of each summary. The server's word.
-    pub tokens_per_second: Spread,
+    pub tokens_per_second: Percentiles,
 }
 
 impl SummaryFigures {
@@ -90,22 +90,22 @@ impl SummaryFigures {
     }
 }
 
-impl Summaries {
+impl SummaryStats {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             count: 0,
-            sums: Summary::default(),
-            upload: Numbers::new()?,
-            encode: Numbers::new()?,
-            encode_rest: Numbers::new()?,
-            decode: Numbers::new()?,
-            per_token: Numbers::new()?,
-            speed: Numbers::new()?,
+            sums: SummaryMeasurement::default(),
+            upload: ValueHistogram::new()?,
+            encode: ValueHistogram::new()?,
+            encode_rest: ValueHistogram::new()?,
+            decode: ValueHistogram::new()?,
+            per_token: ValueHistogram::new()?,
+            speed: ValueHistogram::new()?,
         })
     }
 
     /// Takes one that ended well.
-    pub(super) fn take(&mut self, summary: &Summary) {
+    pub(super) fn take(&mut self, summary: &SummaryMeasurement) {
         self.count += 1;
         self.add_sums(summary);
         self.upload.time(summary.upload);
@@ -120,7 +120,7 @@ impl Summaries {
         }
     }
 
-    fn add_sums(&mut self, other: &Summary) {
+    fn add_sums(&mut self, other: &SummaryMeasurement) {
         let sums = &mut self.sums;
         sums.document_tokens += other.document_tokens;
         sums.cached_tokens += other.cached_tokens;

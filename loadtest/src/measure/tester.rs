@@ -7,8 +7,8 @@
 //! own thread was kept from running that says too much: the tester is suspected once too often rather than not at all.)
 
 use super::{
-    meter::Change,
-    spread::{Numbers, Spread},
+    counters::CounterDelta,
+    histogram::{Percentiles, ValueHistogram},
 };
 use crate::{
     client::connection::OWN,
@@ -41,7 +41,7 @@ pub const TELLING: f64 = 0.25;
 /// What the tester took.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tester {
+pub struct TesterFigures {
     /// Threads that it may compute on.
     pub threads: usize,
     /// Connections that it held.
@@ -58,14 +58,14 @@ pub struct Tester {
     /// a core that most of that was not for messages.
     pub messages_per_cpu_second: Option<f64>,
     /// How late it took the beats of its pulse.
-    pub event_lag_ns: Spread,
+    pub event_lag_ns: Percentiles,
     /// Requests that waited for the limit on requests in flight.
     pub held: u64,
     /// Why its figures may be its own rather than the server's. Empty if nothing speaks for that.
     pub limits: Vec<String>,
 }
 
-impl Tester {
+impl TesterFigures {
     /// Whether it may have kept requests from being answered in time, of which `own` were ended by its library, and whose median time to
     /// the first character is `first`. That it sees single gaps late is no such reason.
     pub fn holds_up(&self, own: u64, first: Option<f64>) -> bool {
@@ -98,14 +98,14 @@ fn clock(_: bool) -> Option<Duration> {
 }
 
 /// A pulse, until it is dropped or asked.
-pub struct Pulse {
+pub struct LagProbe {
     // dropped first, which ends the thread
     stop: Option<SyncSender<()>>,
     thread: Option<thread::JoinHandle<()>>,
-    taken: oneshot::Receiver<Result<Numbers>>,
+    taken: oneshot::Receiver<Result<ValueHistogram>>,
 }
 
-impl Pulse {
+impl LagProbe {
     /// Begins, on this runtime.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl Pulse {
         let thread = thread.map_err(|error| Error::Internal(format!("no thread for the pulse: {error}")))?;
         let (tell, taken) = oneshot::channel();
         tokio::spawn(async move {
-            let mut lags = Numbers::new();
+            let mut lags = ValueHistogram::new();
             while let Some(beat) = taking.recv().await {
                 if let Ok(lags) = &mut lags {
                     lags.time(beat.elapsed());
@@ -140,7 +140,7 @@ impl Pulse {
     ///
     /// # Errors
     /// No memory.
-    pub async fn stop(mut self) -> Result<Numbers> {
+    pub async fn stop(mut self) -> Result<ValueHistogram> {
         drop(self.stop.take());
         let taken = (&mut self.taken).await;
         taken.unwrap_or_else(|_| Err(Error::Internal("the pulse was lost".into())))
@@ -162,7 +162,7 @@ fn leave(beats: &mpsc::Sender<Instant>, last: &mut Instant, now: Instant) -> boo
     true
 }
 
-impl Drop for Pulse {
+impl Drop for LagProbe {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -174,19 +174,19 @@ impl Drop for Pulse {
 
 /// What there is to judge the tester by.
 #[derive(Debug)]
-pub struct Evidence {
+pub struct TesterMeasurement {
     /// Its threads and connections.
     pub threads: usize,
-    /// See [`Tester::connections`].
+    /// See [`TesterFigures::connections`].
     pub connections: usize,
     /// What happened in the window.
-    pub window: Change,
+    pub window: CounterDelta,
     /// Processor time in it.
     pub cpu: Option<Duration>,
     /// Of the course.
     pub peak: Option<f64>,
     /// How late beats were taken, if there was a pulse.
-    pub lags: Option<Numbers>,
+    pub lags: Option<ValueHistogram>,
     /// Requests that waited for room.
     pub held: u64,
     /// Requests that its own HTTP/2 library ended.
@@ -195,9 +195,9 @@ pub struct Evidence {
     pub medians: [Option<f64>; 2],
 }
 
-impl Evidence {
+impl TesterMeasurement {
     /// Judges.
-    pub fn judge(self) -> Tester {
+    pub fn judge(self) -> TesterFigures {
         let Self { threads, connections, window, cpu, peak, lags, held, own, medians } = self;
         let seconds = window.span.as_secs_f64().max(1e-9);
         let messages = window.counts[1] as f64;
@@ -229,7 +229,7 @@ impl Evidence {
                 ));
             }
         }
-        Tester {
+        TesterFigures {
             threads,
             connections,
             cpu_ns: cpu.map(crate::units::ns),
@@ -251,39 +251,44 @@ impl Evidence {
 mod tests {
     use super::*;
 
-    fn evidence() -> Evidence {
-        let window = Change { span: Duration::from_secs(10), counts: [100, 50, 10, 10, 0, 10, 10] };
+    fn evidence() -> TesterMeasurement {
+        let window = CounterDelta { span: Duration::from_secs(10), counts: [100, 50, 10, 10, 0, 10, 10] };
         let (cpu, medians) = (Some(Duration::from_secs(1)), [Some(100e6), Some(10e6)]);
-        Evidence { threads: 1, connections: 1, window, cpu, peak: None, lags: None, held: 0, own: 0, medians }
+        TesterMeasurement { threads: 1, connections: 1, window, cpu, peak: None, lags: None, held: 0, own: 0, medians }
     }
 
     #[test]
     fn a_tester_at_ease_is_no_limit() {
-        let mut lags = Numbers::new().unwrap();
+        let mut lags = ValueHistogram::new().unwrap();
         (0..1000).for_each(|_| lags.time(Duration::from_micros(900)));
-        let told = Evidence { lags: Some(lags), ..evidence() }.judge();
+        let told = TesterMeasurement { lags: Some(lags), ..evidence() }.judge();
         assert_eq!(told.limits, Vec::<String>::new());
         assert_eq!((told.cpu_share, told.messages_per_second, told.messages_per_cpu_second), (Some(0.1), 5.0, None));
-        let busy = Evidence { cpu: Some(Duration::from_secs(4)), ..evidence() }.judge();
+        let busy = TesterMeasurement { cpu: Some(Duration::from_secs(4)), ..evidence() }.judge();
         assert_eq!(busy.messages_per_cpu_second, Some(12.5), "at a load that tells");
     }
 
     #[test]
     fn each_way_of_being_the_limit_is_told() {
-        let told = Evidence { cpu: Some(Duration::from_secs(9)), ..evidence() }.judge();
+        let told = TesterMeasurement { cpu: Some(Duration::from_secs(9)), ..evidence() }.judge();
         assert!(told.limits.len() == 1 && told.limits[0].contains("90 %"), "{:?}", told.limits);
-        assert!(Evidence { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }.judge().limits.is_empty());
-        assert!(Evidence { held: 3, ..evidence() }.judge().limits[0].starts_with("3 requests waited"));
-        assert!(Evidence { own: 2, ..evidence() }.judge().limits[0].contains("with them 2 requests, told as TESTER"));
-        let mut lags = Numbers::new().unwrap();
+        assert!(
+            TesterMeasurement { threads: 2, cpu: Some(Duration::from_secs(9)), ..evidence() }.judge().limits.is_empty()
+        );
+        assert!(TesterMeasurement { held: 3, ..evidence() }.judge().limits[0].starts_with("3 requests waited"));
+        assert!(
+            TesterMeasurement { own: 2, ..evidence() }.judge().limits[0]
+                .contains("with them 2 requests, told as TESTER")
+        );
+        let mut lags = ValueHistogram::new().unwrap();
         (0..1000).for_each(|_| lags.time(Duration::from_millis(2)));
-        let told = Evidence { lags: Some(lags), ..evidence() }.judge();
+        let told = TesterMeasurement { lags: Some(lags), ..evidence() }.judge();
         assert!(told.limits.len() == 1 && told.limits[0].contains("median gap"), "{:?}", told.limits);
     }
 
     #[tokio::test]
     async fn the_pulse_tells_how_long_the_runtime_did_not_look() {
-        let pulse = Pulse::start().unwrap();
+        let pulse = LagProbe::start().unwrap();
         // nothing else runs on this thread meanwhile
         let begun = std::time::Instant::now();
         while begun.elapsed() < Duration::from_millis(120) {

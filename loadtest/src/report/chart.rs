@@ -32,7 +32,7 @@ pub(super) enum Scale {
 }
 
 /// A line, or bars.
-pub(super) struct Series {
+pub(super) struct ChartSeries {
     pub(super) label: String,
     pub(super) points: Vec<(f64, f64)>,
     /// Whether points are the upper corners of steps rather than joined.
@@ -40,7 +40,7 @@ pub(super) struct Series {
 }
 
 /// A vertical line with a word.
-pub(super) struct Mark {
+pub(super) struct VerticalLine {
     pub(super) at: f64,
     pub(super) label: String,
 }
@@ -52,8 +52,8 @@ pub(super) struct Chart {
     pub(super) x: (String, Scale),
     /// With the unit.
     pub(super) y: (String, Scale),
-    pub(super) series: Vec<Series>,
-    pub(super) marks: Vec<Mark>,
+    pub(super) series: Vec<ChartSeries>,
+    pub(super) marks: Vec<VerticalLine>,
     /// Conditions, and what lines and marks are.
     pub(super) note: String,
 }
@@ -74,7 +74,7 @@ impl Scale {
 }
 
 /// From numbers to places.
-struct Axis {
+struct ChartAxis {
     scale: Scale,
     low: f64,
     high: f64,
@@ -83,7 +83,7 @@ struct Axis {
     ticks: Vec<f64>,
 }
 
-impl Axis {
+impl ChartAxis {
     fn new(scale: Scale, values: impl Iterator<Item = f64>, (from, to): (f64, f64)) -> Self {
         let drawn: Vec<_> = values.filter(|value| value.is_finite() && (*value > 0.0 || !scale.is_log())).collect();
         let (least, most) =
@@ -148,8 +148,8 @@ fn decades(low: f64, high: f64) -> Vec<f64> {
 pub(super) fn draw(chart: &Chart) -> Markup {
     let all = || chart.series.iter().flat_map(|series| series.points.iter());
     let marks = chart.marks.iter().map(|mark| mark.at);
-    let x = Axis::new(chart.x.1, all().map(|point| point.0).chain(marks), (LEFT, WIDTH - RIGHT));
-    let y = Axis::new(chart.y.1, all().map(|point| point.1), (HEIGHT - BOTTOM, TOP));
+    let x = ChartAxis::new(chart.x.1, all().map(|point| point.0).chain(marks), (LEFT, WIDTH - RIGHT));
+    let y = ChartAxis::new(chart.y.1, all().map(|point| point.1), (HEIGHT - BOTTOM, TOP));
     html! {
         figure {
             figcaption { strong { (chart.title) } }
@@ -180,7 +180,7 @@ pub(super) fn draw(chart: &Chart) -> Markup {
     }
 }
 
-fn grid(chart: &Chart, x: &Axis, y: &Axis) -> Markup {
+fn grid(chart: &Chart, x: &ChartAxis, y: &ChartAxis) -> Markup {
     html! {
         @for tick in &y.ticks {
             @let at = y.place(*tick);
@@ -199,7 +199,7 @@ fn grid(chart: &Chart, x: &Axis, y: &Axis) -> Markup {
     }
 }
 
-fn line(series: &Series, look: usize, (chart, x, y): (&Chart, &Axis, &Axis)) -> Markup {
+fn line(series: &ChartSeries, look: usize, (chart, x, y): (&Chart, &ChartAxis, &ChartAxis)) -> Markup {
     let drawn = |point: &&(f64, f64)| point.0.is_finite() && point.1.is_finite();
     let mut path = String::new();
     for (px, py) in series.points.iter().filter(drawn) {
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     fn chart(points: Vec<(f64, f64)>, scale: Scale) -> String {
-        let series = vec![Series { label: "a <b>".into(), points, steps: false }];
+        let series = vec![ChartSeries { label: "a <b>".into(), points, steps: false }];
         let [x, y] = ["rate (requests/s)", "time"].map(str::to_owned);
         let (title, note) = ("t".into(), "n".into());
         draw(&Chart { title, x: (x, scale), y: (y, Scale::LogTime), series, marks: vec![], note }).into_string()
@@ -263,13 +263,13 @@ mod tests {
 
     #[test]
     fn axes_have_few_ticks_in_round_numbers_and_labels_are_escaped() {
-        let axis = Axis::new(Scale::Linear, [0.0, 73.0].into_iter(), (0.0, 1.0));
+        let axis = ChartAxis::new(Scale::Linear, [0.0, 73.0].into_iter(), (0.0, 1.0));
         assert_eq!(axis.ticks, [0.0, 20.0, 40.0, 60.0]);
         assert_eq!(decades(0.0, 1.0), [1.0, 2.0, 5.0, 10.0]);
         assert_eq!(decades(3.0, 6.0), [1e3, 1e4, 1e5, 1e6]);
         for least in 0..1000 {
             let least = 10f64.powf(f64::from(least) / 250.0);
-            let axis = Axis::new(Scale::LogTime, [least, least * 1.1].into_iter(), (0.0, 1.0));
+            let axis = ChartAxis::new(Scale::LogTime, [least, least * 1.1].into_iter(), (0.0, 1.0));
             assert!(axis.ticks.len() > 1, "one label from {least}: {:?}", axis.ticks);
         }
         let drawn = chart(vec![(1.0, 1e6)], Scale::Log);

@@ -1,27 +1,27 @@
 //! Which figures make which charts.
 
 use super::{
-    chart::{Chart, Mark, Scale, Series, draw},
-    document::{Conditions, Point},
+    chart::{Chart, ChartSeries, Scale, VerticalLine, draw},
+    data::{Conditions, LoadPoint},
 };
 use crate::{
+    comparison::ModelComparison,
     knee::Knee,
-    load::plan::Load,
+    load::schedule::LoadPattern,
     measure::{
-        record::Figures,
-        spread::{Bar, Spread},
+        histogram::{HistogramBar, Percentiles},
+        stats::RequestFigures,
     },
-    pair::Comparison,
 };
 use maud::{Markup, html};
 
-fn line(label: &str, points: Vec<(f64, f64)>) -> Series {
-    Series { label: label.into(), points, steps: false }
+fn line(label: &str, points: Vec<(f64, f64)>) -> ChartSeries {
+    ChartSeries { label: label.into(), points, steps: false }
 }
 
 /// What was asked of the server, in words.
-fn asked(conditions: &Conditions, figures: Option<&Figures>) -> String {
-    let one = |workload: &crate::load::workload::Described| {
+fn asked(conditions: &Conditions, figures: Option<&RequestFigures>) -> String {
+    let one = |workload: &crate::load::workload::WorkloadInfo| {
         let of = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
         format!("prompts of {} characters, answers of {}{of}", workload.prompt_chars, workload.output_chars)
     };
@@ -32,41 +32,46 @@ fn asked(conditions: &Conditions, figures: Option<&Figures>) -> String {
 }
 
 /// How a number is taken from a spread.
-type Percentile = fn(&Spread) -> Option<f64>;
+type Percentile = fn(&Percentiles) -> Option<f64>;
 
 /// The lines p50, p90 and p99 of a spread over some axis.
-fn percentiles(points: &[Point], at: fn(&Point) -> Option<f64>, of: fn(&Figures) -> Spread, name: &str) -> Vec<Series> {
+fn percentiles(
+    points: &[LoadPoint],
+    at: fn(&LoadPoint) -> Option<f64>,
+    of: fn(&RequestFigures) -> Percentiles,
+    name: &str,
+) -> Vec<ChartSeries> {
     let all: [(&str, Percentile); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
     let series = all.into_iter().map(|(percentile, value)| {
-        let point = |point: &Point| Some((at(point)?, value(&of(&point.figures))?));
+        let point = |point: &LoadPoint| Some((at(point)?, value(&of(&point.figures))?));
         line(&format!("{name}, {percentile}"), points.iter().filter_map(point).collect())
     });
     series.filter(|series| !series.points.is_empty()).collect()
 }
 
-fn rate(point: &Point) -> Option<f64> {
+fn rate(point: &LoadPoint) -> Option<f64> {
     match point.load {
-        Load::Open { rate, .. } => Some(rate),
-        Load::Closed { .. } => None,
+        LoadPattern::Open { rate, .. } => Some(rate),
+        LoadPattern::Closed { .. } => None,
     }
 }
 
-fn concurrency(point: &Point) -> Option<f64> {
+fn concurrency(point: &LoadPoint) -> Option<f64> {
     match point.load {
-        Load::Closed { concurrency } => Some(concurrency as f64),
-        Load::Open { .. } => None,
+        LoadPattern::Closed { concurrency } => Some(concurrency as f64),
+        LoadPattern::Open { .. } => None,
     }
 }
 
 /// Latency over rate, and what the server answers of what it is offered.
-pub(super) fn rates(model: &str, points: &[Point], knee: &Knee, conditions: &Conditions) -> Markup {
+pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: &Conditions) -> Markup {
     let x = || ("offered rate (requests/s)".to_owned(), Scale::Log);
     let marks = || match knee.rate {
-        Some(rate) => vec![Mark { at: rate, label: "knee".into() }],
+        Some(rate) => vec![VerticalLine { at: rate, label: "knee".into() }],
         None => Vec::new(),
     };
     let mut first = percentiles(points, rate, |figures| figures.time_to_first_char_ns, "from the intended start");
-    let sent = |point: &Point| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
+    let sent = |point: &LoadPoint| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
     first.push(line("from sending, p90", points.iter().filter_map(sent).collect()));
     let note = format!(
         "{model}; {}. Each point is a run of its own.",
@@ -86,7 +91,7 @@ pub(super) fn rates(model: &str, points: &[Point], knee: &Knee, conditions: &Con
 }
 
 /// What a curve of summaries says of its characters.
-fn of_summaries(points: &[Point]) -> &'static str {
+fn of_summaries(points: &[LoadPoint]) -> &'static str {
     match points.iter().any(|point| point.figures.summaries.is_some()) {
         true => {
             " Characters of summaries depend on what the model writes with its tokens: between models compare tokens."
@@ -96,14 +101,15 @@ fn of_summaries(points: &[Point]) -> &'static str {
 }
 
 /// Speed and latency over concurrency.
-pub(super) fn batches(model: &str, points: &[Point], conditions: &Conditions) -> Markup {
+pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions) -> Markup {
     let x = || ("requests at a time".to_owned(), Scale::Log);
     let all: Vec<_> =
         points.iter().filter_map(|point| Some((concurrency(point)?, point.window.chars_per_second))).collect();
-    let each = |point: &Point| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
+    let each = |point: &LoadPoint| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
     let each: Vec<_> = points.iter().filter_map(each).collect();
     let figures = points.first().map(|point| &point.figures);
-    let tokens = |point: &Point| Some((concurrency(point)?, point.figures.summaries.as_ref()?.tokens_per_second.p50?));
+    let tokens =
+        |point: &LoadPoint| Some((concurrency(point)?, point.figures.summaries.as_ref()?.tokens_per_second.p50?));
     let tokens: Vec<_> = points.iter().filter_map(tokens).collect();
     let about = of_summaries(points);
     let note = format!("{model}; {}. Each point is a run of its own.{about}", asked(conditions, figures));
@@ -123,7 +129,7 @@ pub(super) fn batches(model: &str, points: &[Point], conditions: &Conditions) ->
 }
 
 /// Steps of a distribution: the share of the numbers in each bar.
-fn steps(bars: &[Bar]) -> Vec<(f64, f64)> {
+fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
     let all: u64 = bars.iter().map(|bar| bar.count).sum();
     let mut points = Vec::new();
     let mut end = None;
@@ -142,9 +148,9 @@ fn steps(bars: &[Bar]) -> Vec<(f64, f64)> {
 }
 
 /// The distribution of gaps.
-pub(super) fn gaps(what: &str, figures: &Figures, conditions: &Conditions) -> Markup {
-    let stepped = |label: String, bars: &[Bar]| Series { label, points: steps(bars), steps: true };
-    let count = |spread: Option<Spread>| spread.map_or(0, |spread| spread.count);
+pub(super) fn gaps(what: &str, figures: &RequestFigures, conditions: &Conditions) -> Markup {
+    let stepped = |label: String, bars: &[HistogramBar]| ChartSeries { label, points: steps(bars), steps: true };
+    let count = |spread: Option<Percentiles>| spread.map_or(0, |spread| spread.count);
     let series = match (figures.plain_gap_ns, figures.boundary_gap_ns) {
         (Some(_), Some(_)) => vec![
             stepped(format!("plain, {} gaps", count(figures.plain_gap_ns)), &figures.plain_gap_bars),
@@ -167,15 +173,15 @@ pub(super) fn gaps(what: &str, figures: &Figures, conditions: &Conditions) -> Ma
 }
 
 /// The course of time.
-pub(super) fn course(model: &str, point: &Point) -> Markup {
+pub(super) fn course(model: &str, point: &LoadPoint) -> Markup {
     let middle = |at: u64, span: u64| at as f64 + span as f64 / 2.0;
-    let of = |value: &dyn Fn(&crate::measure::meter::Sample) -> Option<f64>| -> Vec<(f64, f64)> {
+    let of = |value: &dyn Fn(&crate::measure::counters::TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
         let long = point.course.iter().filter(|sample| sample.span_ns > 10_000_000);
         long.filter_map(|sample| Some((middle(sample.at_ns, sample.span_ns), value(sample)?))).collect()
     };
     let note = format!(
         "{model}, {}. Until the last request had ended; the measured window is {} long.",
-        point.load.words(),
+        point.load.describe(),
         crate::units::time(point.window.window_ns as f64)
     );
     let chart = |title: &str, y: (&str, Scale), series| {
@@ -195,7 +201,7 @@ pub(super) fn course(model: &str, point: &Point) -> Markup {
 }
 
 /// Bits per character against the measured time of a character.
-pub(super) fn gains(comparison: &Comparison) -> Markup {
+pub(super) fn gains(comparison: &ModelComparison) -> Markup {
     let series: Vec<_> = comparison
         .models
         .iter()

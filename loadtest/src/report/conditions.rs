@@ -1,9 +1,9 @@
 //! Under which conditions it was measured, on the page: server, models, workloads, and the settings in force.
 
-use super::{document::Conditions, table::GOODPUT};
+use super::{data::Conditions, table::GOODPUT};
 use crate::{
-    client::models::{About, AboutDocuments},
-    load::workload::{Described, SUMMARIZE},
+    client::models::{DocumentInfo, ModelInfo},
+    load::workload::{SUMMARIZE, WorkloadInfo},
     units::{digits, time},
 };
 use maud::{Markup, html};
@@ -45,9 +45,9 @@ pub(super) fn server(Conditions { server, software, .. }: &Conditions) -> String
 }
 
 /// A row of a table: what it is, and how one column's is told.
-type Row<T> = (&'static str, fn(&T) -> String);
+type TableRow<T> = (&'static str, fn(&T) -> String);
 
-const SAID: [Row<About>; 17] = [
+const SAID: [TableRow<ModelInfo>; 17] = [
     ("family", |model| model.family.clone()),
     ("shape", |model| model.shape.clone()),
     ("parameters", |model| model.parameters.to_string()),
@@ -58,7 +58,7 @@ const SAID: [Row<About>; 17] = [
         false => format!("{} characters", model.max_symbols),
     }),
     ("document, at most", |model| {
-        let padded = |documents: &AboutDocuments| if documents.padded { ", to which all are padded" } else { "" };
+        let padded = |documents: &DocumentInfo| if documents.padded { ", to which all are padded" } else { "" };
         documents(model, |documents| format!("{} tokens{}", documents.max_tokens, padded(documents)))
     }),
     ("summary, at most", |model| documents(model, |documents| format!("{} tokens", documents.max_summary_tokens))),
@@ -75,21 +75,21 @@ const SAID: [Row<About>; 17] = [
     ("sha256 of the weights", |model| model.sha256.chars().take(16).collect::<String>() + "…"),
 ];
 
-fn documents(model: &About, told: impl Fn(&AboutDocuments) -> String) -> String {
+fn documents(model: &ModelInfo, told: impl Fn(&DocumentInfo) -> String) -> String {
     model.documents.as_ref().map_or_else(|| NONE.into(), told)
 }
 
-fn pools(model: &About) -> String {
+fn pools(model: &ModelInfo) -> String {
     match &model.documents {
-        Some(AboutDocuments { poolings: 0, .. }) => "no".into(),
-        Some(AboutDocuments { poolings, .. }) => format!("its documents, {poolings} times"),
+        Some(DocumentInfo { poolings: 0, .. }) => "no".into(),
+        Some(DocumentInfo { poolings, .. }) => format!("its documents, {poolings} times"),
         // reports of earlier versions tell it of a model that reads documents by its shape alone
         None if model.summarizes => "by its shape".into(),
         None => if model.pooled { "yes" } else { "no" }.into(),
     }
 }
 
-const ASKED: [Row<Described>; 10] = [
+const ASKED: [TableRow<WorkloadInfo>; 10] = [
     ("kind", |workload| workload.kind.clone()),
     ("model", |workload| workload.model.clone().unwrap_or_else(|| "the measured one".into())),
     ("weight", |workload| digits(workload.weight)),
@@ -109,7 +109,7 @@ const ASKED: [Row<Described>; 10] = [
 ];
 
 /// Of reports that tell no settings: what was sent.
-fn temperature(workload: &Described) -> String {
+fn temperature(workload: &WorkloadInfo) -> String {
     match (workload.kind == SUMMARIZE, workload.temperature, workload.beam) {
         _ if !workload.settings.is_empty() => NONE.into(),
         (true, _, beam) => beam.map_or("model's default beam".into(), |beam| format!("beam {beam}")),
@@ -118,8 +118,8 @@ fn temperature(workload: &Described) -> String {
 }
 
 /// A table with a column for each of `all`, without the rows that say nothing of any; words wrap in it.
-fn turned<T>(corner: &str, all: &[T], name: fn(&T) -> &String, rows: &[Row<T>]) -> Markup {
-    let says = |(_, told): &&Row<T>| all.iter().any(|one| told(one) != NONE);
+fn turned<T>(corner: &str, all: &[T], name: fn(&T) -> &String, rows: &[TableRow<T>]) -> Markup {
+    let says = |(_, told): &&TableRow<T>| all.iter().any(|one| told(one) != NONE);
     html! {
         div.scroll { table.words {
             thead { tr { th { (corner) } @for one in all { th { (name(one)) } } } }
@@ -129,7 +129,7 @@ fn turned<T>(corner: &str, all: &[T], name: fn(&T) -> &String, rows: &[Row<T>]) 
 }
 
 /// The settings of generation that each workload's requests were made with.
-fn settings(workloads: &[Described]) -> Markup {
+fn settings(workloads: &[WorkloadInfo]) -> Markup {
     let mut names: Vec<_> = workloads.iter().flat_map(|workload| workload.settings.keys()).collect();
     names.sort();
     names.dedup();

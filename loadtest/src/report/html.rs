@@ -3,16 +3,16 @@
 use super::{
     charts,
     conditions::conditions,
-    document::{Conditions, Document, Missing, Part, Point},
-    rows::{COLUMNS, SUMMARIES, pooled_words, rows},
+    data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
+    figure_rows::{COLUMNS, SUMMARIES, pooled_words, rows},
     table::{cached_words, ends, failures, gain_words, is_nothing, knee_words, load_words},
 };
 use crate::{
+    comparison::{ComparedModel, Gains, ModelComparison, bootstrap::Gain},
     measure::{
-        record::Figures,
-        tester::{TELLING, Tester},
+        stats::RequestFigures,
+        tester::{TELLING, TesterFigures},
     },
-    pair::{Comparison, Gains, Side, bootstrap::Gain},
     units::{digits, time},
 };
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -20,7 +20,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 const STYLE: &str = include_str!("style.css");
 
 /// The page of several documents, in order.
-pub fn page(title: &str, documents: &[Document]) -> String {
+pub fn page(title: &str, documents: &[MeasurementReport]) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -43,13 +43,13 @@ pub fn page(title: &str, documents: &[Document]) -> String {
     page.into_string()
 }
 
-fn one(document: &Document) -> Markup {
+fn one(document: &MeasurementReport) -> Markup {
     html! {
         @if let Some(why) = document.broken_words() {
             div.warn {
                 strong { "Broken off: " } (why)
                 @if let Some(missing) = document.missing.as_ref().filter(|missing| !missing.is_empty()) {
-                    ul { @for Missing { model, what } in missing { li { (model) ": " (what) } } }
+                    ul { @for MissingPart { model, what } in missing { li { (model) ": " (what) } } }
                 } @else { "." }
             }
         }
@@ -59,27 +59,27 @@ fn one(document: &Document) -> Markup {
     }
 }
 
-fn part_of(part: &Part, conditions: &Conditions) -> Markup {
+fn part_of(part: &ReportPart, conditions: &Conditions) -> Markup {
     match part {
-        Part::Run { model, point } => {
-            html! { h2 { (model) ": " (point.load.words()) } (run(point, model, conditions)) }
+        ReportPart::Run { model, point } => {
+            html! { h2 { (model) ": " (point.load.describe()) } (run(point, model, conditions)) }
         }
-        Part::Batches { model, points } => html! {
+        ReportPart::Batches { model, points } => html! {
             h2 { (model) ": closed loops of growing concurrency" }
             (charts::batches(model, points, conditions))
             (points_table(points))
         },
-        Part::Rates { model, points, knee } => html! {
+        ReportPart::Rates { model, points, knee } => html! {
             h2 { (model) ": open loops of several rates" }
             p { strong { (knee_words(knee)) } }
             (charts::rates(model, points, knee, conditions))
             (points_table(points))
         },
-        Part::Compare { comparison } => compare(comparison, conditions),
+        ReportPart::Compare { comparison } => compare(comparison, conditions),
     }
 }
 
-fn warnings(tester: &Tester) -> Markup {
+fn warnings(tester: &TesterFigures) -> Markup {
     html! {
         @for limit in &tester.limits {
             p.warn { strong { "The tester may be the limit: " } (limit) "." }
@@ -87,7 +87,7 @@ fn warnings(tester: &Tester) -> Markup {
     }
 }
 
-fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
+fn run(point: &LoadPoint, model: &str, conditions: &Conditions) -> Markup {
     if is_nothing(point) {
         return html! { p.warn { (ends(point)) "." } };
     }
@@ -95,7 +95,7 @@ fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
         p { (ends(point)) "." }
         (warnings(&point.tester))
         (figures(&point.figures))
-        (charts::gaps(&format!("{model}, {}", point.load.words()), &point.figures, conditions))
+        (charts::gaps(&format!("{model}, {}", point.load.describe()), &point.figures, conditions))
         (charts::course(model, point))
         @if !point.workloads.is_empty() {
             @for (described, part) in conditions.workloads.iter().zip(&point.workloads) {
@@ -107,7 +107,7 @@ fn run(point: &Point, model: &str, conditions: &Conditions) -> Markup {
     }
 }
 
-fn figures(figures: &Figures) -> Markup {
+fn figures(figures: &RequestFigures) -> Markup {
     html! {
         div.scroll { table {
             thead { tr { th { "figure" } th { "count" } @for column in COLUMNS { th { (column) } } } }
@@ -124,7 +124,7 @@ fn figures(figures: &Figures) -> Markup {
     }
 }
 
-fn points_table(points: &[Point]) -> Markup {
+fn points_table(points: &[LoadPoint]) -> Markup {
     let head = [
         "load",
         "window",
@@ -165,12 +165,12 @@ fn points_table(points: &[Point]) -> Markup {
             } }
         } }
         @for point in points { @for limit in &point.tester.limits {
-            p.warn { strong { "At " (point.load.words()) " the tester may be the limit: " } (limit) "." }
+            p.warn { strong { "At " (point.load.describe()) " the tester may be the limit: " } (limit) "." }
         } }
     }
 }
 
-fn tester(tester: &Tester) -> Markup {
+fn tester(tester: &TesterFigures) -> Markup {
     let share = tester.cpu_share.map(|share| format!("{} % of {} thread(s)", digits(share * 100.0), tester.threads));
     // reports of earlier versions have one of any load
     let used = tester.cpu_share.unwrap_or(0.0) * tester.threads as f64;
@@ -206,9 +206,9 @@ fn told(ns: Option<f64>) -> String {
     ns.map_or(NONE.to_owned(), time)
 }
 
-fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
-    let Comparison { baseline, rounds, complete, concurrency, warm_up, scored, models, .. } = comparison;
-    let has = |of: fn(&Side) -> bool| models.iter().any(of);
+fn compare(comparison: &ModelComparison, conditions: &Conditions) -> Markup {
+    let ModelComparison { baseline, rounds, complete, concurrency, warm_up, scored, models, .. } = comparison;
+    let has = |of: fn(&ComparedModel) -> bool| models.iter().any(of);
     html! {
         h2 { "Measured gain over " (baseline) }
         p {
@@ -235,7 +235,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
         } }
         @for side in models { @if let Some(table) = &side.calibrated {
             p.(if table.doubt.is_some() { "warn" } else { "note" }) {
-                strong { (side.model) ": ESTIMATED gains by a calibration: " } (table.words()) "."
+                strong { (side.model) ": ESTIMATED gains by a calibration: " } (table.describe()) "."
             }
         } }
         @for side in models { @if let Some(why) = &side.score_refused {
@@ -250,7 +250,7 @@ fn compare(comparison: &Comparison, conditions: &Conditions) -> Markup {
 }
 
 /// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
-type Column = (&'static str, fn(&Side) -> String);
+type Column = (&'static str, fn(&ComparedModel) -> String);
 
 const SIDES: [Column; 18] = [
     ("model", |side| side.model.clone()),
@@ -276,7 +276,7 @@ const SIDES: [Column; 18] = [
 ];
 
 /// The models of a comparison, in the columns that say something of any of them: the page is no wider than it must be.
-fn sides(models: &[Side]) -> Markup {
+fn sides(models: &[ComparedModel]) -> Markup {
     let says = |(_, of): &&Column| models.iter().any(|side| ![NONE, BASELINE].contains(&of(side).as_str()));
     let columns: Vec<_> = SIDES.iter().filter(says).collect();
     html! {

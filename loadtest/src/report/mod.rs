@@ -3,7 +3,7 @@
 mod chart;
 mod charts;
 mod conditions;
-pub mod document;
+pub mod data;
+mod figure_rows;
 pub mod html;
-mod rows;
 pub mod table;

@@ -2,28 +2,28 @@
 
 use super::{
     conditions::server,
-    document::{Conditions, Document, Missing, Part, Point},
-    rows::{COLUMNS, SUMMARIES, pooled_words, rows},
+    data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
+    figure_rows::{COLUMNS, SUMMARIES, pooled_words, rows},
 };
 use crate::{
-    client::models::About,
+    client::models::ModelInfo,
+    comparison::{ModelComparison, bootstrap::Gain},
     knee::Knee,
-    load::workload::Described,
+    load::workload::WorkloadInfo,
     measure::{
-        record::{Ends, Figures},
-        tester::Tester,
+        stats::{OutcomeCounts, RequestFigures},
+        tester::TesterFigures,
     },
-    pair::{Comparison, bootstrap::Gain},
     units::{digits, time},
 };
 use std::{collections::BTreeMap, fmt::Write};
 
 /// All parts of a report.
-pub fn table(document: &Document) -> String {
+pub fn table(document: &MeasurementReport) -> String {
     let mut out = String::new();
     if let Some(why) = document.broken_words() {
         let _ = writeln!(out, "BROKEN OFF: {why}");
-        for Missing { model, what } in document.missing.iter().flatten() {
+        for MissingPart { model, what } in document.missing.iter().flatten() {
             let _ = writeln!(out, "  {model}: {what}");
         }
         out.push('\n');
@@ -31,22 +31,22 @@ pub fn table(document: &Document) -> String {
     for part in &document.parts {
         // writing to a string does not fail
         let _ = match part {
-            Part::Run { model, point } => writeln!(out, "{model}: {}", point.load.words()).and(run(
+            ReportPart::Run { model, point } => writeln!(out, "{model}: {}", point.load.describe()).and(run(
                 &mut out,
                 point,
                 &document.conditions.workloads,
             )),
-            Part::Batches { model, points } => {
+            ReportPart::Batches { model, points } => {
                 writeln!(out, "{model}: closed loops").and(points_table(&mut out, points))
             }
-            Part::Rates { model, points, knee } => writeln!(out, "{model}: open loops")
+            ReportPart::Rates { model, points, knee } => writeln!(out, "{model}: open loops")
                 .and(points_table(&mut out, points))
                 .and(writeln!(out, "{}", knee_words(knee))),
-            Part::Compare { comparison } => compare(&mut out, comparison),
+            ReportPart::Compare { comparison } => compare(&mut out, comparison),
         };
         out.push('\n');
     }
-    if document.parts.iter().any(|part| !matches!(part, Part::Compare { .. })) {
+    if document.parts.iter().any(|part| !matches!(part, ReportPart::Compare { .. })) {
         let objectives =
             document.conditions.objectives.as_ref().map(|more| format!(", with {more}")).unwrap_or_default();
         let _ = writeln!(out, "good: ends well{objectives}; goodput: {GOODPUT}");
@@ -59,11 +59,11 @@ pub fn table(document: &Document) -> String {
 /// What the server says of itself, and the settings that requests were made with.
 fn conditions(out: &mut String, conditions: &Conditions) -> std::fmt::Result {
     writeln!(out, "server: {}", server(conditions))?;
-    for About { name, family, shape, dtype, rows, .. } in &conditions.models {
+    for ModelInfo { name, family, shape, dtype, rows, .. } in &conditions.models {
         let shape = if shape.is_empty() { family } else { shape };
         writeln!(out, "  {name}: {shape}, {dtype}, at most {rows} requests at once")?;
     }
-    for Described { name, settings, .. } in conditions.workloads.iter().filter(|one| !one.settings.is_empty()) {
+    for WorkloadInfo { name, settings, .. } in conditions.workloads.iter().filter(|one| !one.settings.is_empty()) {
         let mut values: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         settings.iter().for_each(|(name, value)| values.entry(value).or_default().push(name));
         let values: Vec<_> = values.iter().map(|(value, names)| format!("{}: {value}", names.join(", "))).collect();
@@ -88,20 +88,20 @@ fn aligned(out: &mut String, lines: &[Vec<String>]) -> std::fmt::Result {
     Ok(())
 }
 
-fn run(out: &mut String, point: &Point, workloads: &[Described]) -> std::fmt::Result {
+fn run(out: &mut String, point: &LoadPoint, workloads: &[WorkloadInfo]) -> std::fmt::Result {
     if is_nothing(point) {
         return writeln!(out, "{NOTHING}");
     }
     figures_table(out, &point.figures)?;
     for (described, figures) in workloads.iter().zip(&point.workloads) {
-        writeln!(out, "workload {}: {}", described.name, figures.requests.words())?;
+        writeln!(out, "workload {}: {}", described.name, figures.requests.describe())?;
         figures_table(out, figures)?;
     }
     writeln!(out, "{}", ends(point))?;
     tester(out, &point.tester)
 }
 
-fn figures_table(out: &mut String, figures: &Figures) -> std::fmt::Result {
+fn figures_table(out: &mut String, figures: &RequestFigures) -> std::fmt::Result {
     let head = ["", "count"].into_iter().chain(COLUMNS).map(str::to_owned).collect();
     let mut lines = vec![head];
     for row in rows(figures) {
@@ -116,7 +116,7 @@ pub(super) const GOODPUT: &str = "good requests that ended in the measured windo
                                   warm-up; those do not that ended after the window";
 
 /// Whether it was interrupted before any request was to be measured.
-pub(super) fn is_nothing(point: &Point) -> bool {
+pub(super) fn is_nothing(point: &LoadPoint) -> bool {
     point.interrupted && point.figures.requests.measured == 0
 }
 
@@ -124,12 +124,12 @@ pub(super) fn is_nothing(point: &Point) -> bool {
 const NOTHING: &str = "nothing was measured: interrupted before a request began after the warm-up";
 
 /// How requests ended and what the window saw, in a line.
-pub(super) fn ends(point: &Point) -> String {
+pub(super) fn ends(point: &LoadPoint) -> String {
     let (requests, window) = (&point.figures.requests, &point.window);
     if is_nothing(point) {
         return NOTHING.into();
     }
-    let mut line = requests.words();
+    let mut line = requests.describe();
     let good = 100.0 * point.figures.good as f64 / (requests.measured.max(1)) as f64;
     line += &format!(
         "; good {} ({} %), goodput {} requests/s; {} characters/s in all, over {}",
@@ -156,7 +156,7 @@ pub(super) fn ends(point: &Point) -> String {
 }
 
 /// What pooling made of texts; nothing where no segment was closed.
-fn shortening(point: &Point) -> String {
+fn shortening(point: &LoadPoint) -> String {
     let told = |factor: Option<f64>| factor.map_or("–".into(), |factor| format!("{factor:.3}"));
     if let Some(factor) = point.figures.shortening_factor {
         return format!("; shortening factor {}", told(Some(factor)));
@@ -170,7 +170,7 @@ fn shortening(point: &Point) -> String {
 }
 
 /// The shares that the server had cached, of what: texts' characters and documents' tokens do not add up.
-fn cached(figures: &Figures) -> Vec<(f64, &'static str)> {
+fn cached(figures: &RequestFigures) -> Vec<(f64, &'static str)> {
     let tokens = figures.summaries.as_ref().map_or((0, 0), |told| (told.cached_tokens, told.document_tokens));
     // reports of earlier versions have documents' tokens here again
     let chars = if figures.prompt_chars == tokens.1 { (0, 0) } else { (figures.cached_chars, figures.prompt_chars) };
@@ -179,29 +179,29 @@ fn cached(figures: &Figures) -> Vec<(f64, &'static str)> {
 }
 
 /// The same in words; a dash where there was nothing to cache.
-pub(super) fn cached_words(figures: &Figures) -> String {
+pub(super) fn cached_words(figures: &RequestFigures) -> String {
     let all: Vec<_> =
         cached(figures).iter().map(|(share, what)| format!("{} % of {what}", digits(share * 100.0))).collect();
     if all.is_empty() { "–".into() } else { all.join(", ") }
 }
 
 /// A load of several: what it was, and whether it is only a part of what was to be measured.
-pub(super) fn load_words(point: &Point) -> String {
+pub(super) fn load_words(point: &LoadPoint) -> String {
     let how = match (&point.broken_off, point.interrupted) {
         (Some(_), _) => " (broken off: the server went away)",
         (None, true) => " (interrupted)",
         (None, false) => "",
     };
-    format!("{}{how}", point.load.words())
+    format!("{}{how}", point.load.describe())
 }
 
 /// Those that failed, by code.
-pub(super) fn failures(ends: &Ends) -> String {
+pub(super) fn failures(ends: &OutcomeCounts) -> String {
     let all: Vec<_> = ends.errors.iter().map(|(code, count)| format!("{count} {code}")).collect();
     if all.is_empty() { "0".into() } else { all.join(", ") }
 }
 
-fn tester(out: &mut String, tester: &Tester) -> std::fmt::Result {
+fn tester(out: &mut String, tester: &TesterFigures) -> std::fmt::Result {
     let mut line = format!("tester: {} messages/s", digits(tester.messages_per_second));
     if let Some(most) = tester.peak_messages_per_second {
         line += &format!(", at most {} /s", digits(most));
@@ -217,7 +217,7 @@ fn tester(out: &mut String, tester: &Tester) -> std::fmt::Result {
     tester.limits.iter().try_for_each(|limit| writeln!(out, "THE TESTER MAY BE THE LIMIT: {limit}"))
 }
 
-fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
+fn points_table(out: &mut String, points: &[LoadPoint]) -> std::fmt::Result {
     let head = [
         "load",
         "started/s",
@@ -257,7 +257,7 @@ fn points_table(out: &mut String, points: &[Point]) -> std::fmt::Result {
     aligned(out, &lines)?;
     for point in points.iter().filter(|point| !point.tester.limits.is_empty()) {
         for limit in &point.tester.limits {
-            writeln!(out, "at {}, THE TESTER MAY BE THE LIMIT: {limit}", point.load.words())?;
+            writeln!(out, "at {}, THE TESTER MAY BE THE LIMIT: {limit}", point.load.describe())?;
         }
     }
     Ok(())
@@ -285,8 +285,8 @@ pub(super) fn gain_words(gain: Option<Gain>) -> String {
     }
 }
 
-fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
-    let Comparison { baseline, complete, rounds, concurrency, .. } = comparison;
+fn compare(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {
+    let ModelComparison { baseline, complete, rounds, concurrency, .. } = comparison;
     writeln!(
         out,
         "measured gain over {baseline}: {complete} complete rounds of {rounds}, {concurrency} at a time; in brackets 95 % intervals"
@@ -313,7 +313,7 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for side in &comparison.models {
         let (figures, gains, medians) = (&side.figures, side.gains.clone(), side.told());
-        let gain = |of: fn(&crate::pair::Gains) -> Option<Gain>| {
+        let gain = |of: fn(&crate::comparison::Gains) -> Option<Gain>| {
             gains.as_ref().map_or_else(|| "baseline".to_owned(), |gains| gain_words(of(gains)))
         };
         let told = |ns: Option<f64>| ns.map_or("–".into(), time);
@@ -346,7 +346,7 @@ fn compare(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
 }
 
 /// What the table has no room for.
-fn remarks(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
+fn remarks(out: &mut String, comparison: &ModelComparison) -> std::fmt::Result {
     if comparison.interrupted {
         writeln!(out, "the comparison was interrupted")?;
     }
@@ -362,7 +362,7 @@ fn remarks(out: &mut String, comparison: &Comparison) -> std::fmt::Result {
             )?;
         }
         if let Some(table) = &side.calibrated {
-            writeln!(out, "{}: ESTIMATED by a calibration: {}", side.model, table.words())?;
+            writeln!(out, "{}: ESTIMATED by a calibration: {}", side.model, table.describe())?;
         }
         if let Some(why) = &side.score_refused {
             writeln!(out, "{}: no bits per character: {why}", side.model)?;

@@ -4,9 +4,9 @@ use super::Stub;
 use tonic::{Request, Response, Status, Streaming};
 use weir_proto::inference::{self as oip, grpc_inference_service_server::GrpcInferenceService};
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
-fn nothing<T>() -> Answer<T> {
+fn nothing<T>() -> RpcResult<T> {
     Err(Status::unimplemented("it has nothing but delays"))
 }
 
@@ -14,7 +14,7 @@ fn nothing<T>() -> Answer<T> {
 impl GrpcInferenceService for Stub {
     type ModelStreamInferStream = tokio_stream::Empty<Result<oip::ModelStreamInferResponse, Status>>;
 
-    async fn server_metadata(&self, _: Request<oip::ServerMetadataRequest>) -> Answer<oip::ServerMetadataResponse> {
+    async fn server_metadata(&self, _: Request<oip::ServerMetadataRequest>) -> RpcResult<oip::ServerMetadataResponse> {
         let version = env!("CARGO_PKG_VERSION").into();
         Ok(Response::new(oip::ServerMetadataResponse { name: "stub".into(), version, extensions: Vec::new() }))
     }
@@ -22,39 +22,45 @@ impl GrpcInferenceService for Stub {
     async fn model_stream_infer(
         &self,
         _: Request<Streaming<oip::ModelInferRequest>>,
-    ) -> Answer<Self::ModelStreamInferStream> {
+    ) -> RpcResult<Self::ModelStreamInferStream> {
         nothing()
     }
 
-    async fn server_live(&self, _: Request<oip::ServerLiveRequest>) -> Answer<oip::ServerLiveResponse> {
+    async fn server_live(&self, _: Request<oip::ServerLiveRequest>) -> RpcResult<oip::ServerLiveResponse> {
         nothing()
     }
 
-    async fn server_ready(&self, _: Request<oip::ServerReadyRequest>) -> Answer<oip::ServerReadyResponse> {
+    async fn server_ready(&self, _: Request<oip::ServerReadyRequest>) -> RpcResult<oip::ServerReadyResponse> {
         nothing()
     }
 
-    async fn model_ready(&self, _: Request<oip::ModelReadyRequest>) -> Answer<oip::ModelReadyResponse> {
+    async fn model_ready(&self, _: Request<oip::ModelReadyRequest>) -> RpcResult<oip::ModelReadyResponse> {
         nothing()
     }
 
-    async fn model_metadata(&self, _: Request<oip::ModelMetadataRequest>) -> Answer<oip::ModelMetadataResponse> {
+    async fn model_metadata(&self, _: Request<oip::ModelMetadataRequest>) -> RpcResult<oip::ModelMetadataResponse> {
         nothing()
     }
 
-    async fn model_infer(&self, _: Request<oip::ModelInferRequest>) -> Answer<oip::ModelInferResponse> {
+    async fn model_infer(&self, _: Request<oip::ModelInferRequest>) -> RpcResult<oip::ModelInferResponse> {
         nothing()
     }
 
-    async fn model_config(&self, _: Request<oip::ModelConfigRequest>) -> Answer<oip::ModelConfigResponse> {
+    async fn model_config(&self, _: Request<oip::ModelConfigRequest>) -> RpcResult<oip::ModelConfigResponse> {
         nothing()
     }
 
-    async fn model_statistics(&self, _: Request<oip::ModelStatisticsRequest>) -> Answer<oip::ModelStatisticsResponse> {
+    async fn model_statistics(
+        &self,
+        _: Request<oip::ModelStatisticsRequest>,
+    ) -> RpcResult<oip::ModelStatisticsResponse> {
         nothing()
     }
 
-    async fn repository_index(&self, _: Request<oip::RepositoryIndexRequest>) -> Answer<oip::RepositoryIndexResponse> {
+    async fn repository_index(
+        &self,
+        _: Request<oip::RepositoryIndexRequest>,
+    ) -> RpcResult<oip::RepositoryIndexResponse> {
         nothing()
     }
 }

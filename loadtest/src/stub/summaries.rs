@@ -18,7 +18,7 @@ use weir_proto::v1::{
 const BYTES: u64 = 64;
 
 /// What a document comes to.
-struct Read {
+struct StubSummarization {
     script: Script,
     options: SummarizeOptions,
     /// Characters, each of which is a token.
@@ -28,7 +28,7 @@ struct Read {
     out: mpsc::Sender<Result<SummarizeResponse, Status>>,
 }
 
-impl Read {
+impl StubSummarization {
     /// Answers; ends early if nobody reads.
     async fn run(self) -> Option<()> {
         let came = Instant::now();
@@ -97,7 +97,7 @@ impl summarization_server::Summarization for Stub {
             }
         }
         let (out, answers) = mpsc::channel(WAITING);
-        tokio::spawn(Read { script, options, tokens, upload: came.elapsed(), out }.run());
+        tokio::spawn(StubSummarization { script, options, tokens, upload: came.elapsed(), out }.run());
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }
 }

@@ -5,16 +5,16 @@ use serde_json::Value;
 use std::{collections::BTreeMap, path::Path, time::Duration};
 use tokio::sync::watch;
 use weir_loadtest::{
-    client::models::{About, AboutDocuments, Software},
-    knee::{self, Tried},
-    load::arrivals::Shape,
+    client::models::{DocumentInfo, ModelInfo, ServerSoftware},
+    comparison::{ComparisonSetup, play},
+    knee::{self, RateResult},
+    load::arrivals::ArrivalProcess,
     load::{
-        plan::{Extent, Load},
-        workload::Mix,
+        schedule::{LoadPattern, RunLength},
+        workload::WorkloadMix,
     },
-    pair::{Match, play},
     report::{
-        document::{self, Conditions, Document, FORMAT, Missing, Part, Point},
+        data::{self, Conditions, FORMAT, LoadPoint, MeasurementReport, MissingPart, ReportPart},
         html, table,
     },
     stub::{Script, Stub},
@@ -26,31 +26,31 @@ fn script() -> Script {
     Script { first: ms(80), plain: ms(5), boundary: ms(20), segment: 5, ..Script::instant("stub") }
 }
 
-async fn point(rate: Option<f64>, refuse: u64) -> Point {
-    let extent = Extent { warm_up: ms(1000), duration: Some(Duration::from_secs(2)), requests: None };
+async fn point(rate: Option<f64>, refuse: u64) -> LoadPoint {
+    let extent = RunLength { warm_up: ms(1000), duration: Some(Duration::from_secs(2)), requests: None };
     let test =
         Test { rate, extent, concurrency: 3, objectives: "ttfc=90ms", ..Test::new(Script { refuse, ..script() }, 20) };
     let (driven, _) = test.drive().await;
     let load = match rate {
-        Some(rate) => Load::Open { arrivals: Shape::Constant, rate, burst: 1 },
-        None => Load::Closed { concurrency: 3 },
+        Some(rate) => LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate, burst: 1 },
+        None => LoadPattern::Closed { concurrency: 3 },
     };
-    Point::new(load, extent, driven, 1, 1).unwrap()
+    LoadPoint::new(load, extent, driven, 1, 1).unwrap()
 }
 
 /// One of everything.
-async fn measured() -> Document {
+async fn measured() -> MeasurementReport {
     let stub = Stub::new(vec![Script { name: "slow".into(), plain: ms(10), ..script() }, script()]);
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "stub", true).await];
     let (_never, stop) = watch::channel(false);
-    let mix = Mix::new(&[spec(20)], 1, 0.0).unwrap();
-    let plan = Match { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
+    let mix = WorkloadMix::new(&[spec(20)], 1, 0.0).unwrap();
+    let plan = ComparisonSetup { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
     let mut comparison = play(plan, (stop, false), |_| {}).await.unwrap();
     comparison.scored = Some("the first 2000 characters of bundled English sample".into());
     comparison.models[0].bits_per_char = Some(1.9);
     comparison.models[1].score_refused = Some("UNIMPLEMENTED: <it & does not>".into());
     let rate = point(Some(10.0), 7).await;
-    let tried = Tried {
+    let tried = RateResult {
         rate: 10.0,
         ended: 40,
         measured: [40, 34, 34],
@@ -62,33 +62,33 @@ async fn measured() -> Document {
     let run = point(Some(10.0), 0).await;
     let model = || "stub".to_owned();
     let parts = vec![
-        Part::Run { model: model(), point: run },
-        Part::Batches { model: model(), points: vec![point(None, 0).await] },
-        Part::Rates { model: model(), points: vec![rate], knee },
-        Part::Compare { comparison },
+        ReportPart::Run { model: model(), point: run },
+        ReportPart::Batches { model: model(), points: vec![point(None, 0).await] },
+        ReportPart::Rates { model: model(), points: vec![rate], knee },
+        ReportPart::Compare { comparison },
     ];
     let conditions = Conditions {
         version: "0.1.0".into(),
         begun_unix_s: 1_795_000_000,
         command: "weir-loadtest run 127.0.0.1:50051 --rate 10 --arrivals constant".into(),
         server: "127.0.0.1:50051".into(),
-        software: Some(Software { name: "weir".into(), version: "0.1.0".into() }),
+        software: Some(ServerSoftware { name: "weir".into(), version: "0.1.0".into() }),
         tester: "linux x86_64, 2 cores".into(),
         note: Some("a stub server, on a clock that stands still".into()),
         models: vec![
-            About { name: "stub".into(), family: "stub".into(), dtype: "f32".into(), ..About::default() },
-            About { name: "reader".into(), documents: Some(AboutDocuments::default()), ..About::default() },
+            ModelInfo { name: "stub".into(), family: "stub".into(), dtype: "f32".into(), ..ModelInfo::default() },
+            ModelInfo { name: "reader".into(), documents: Some(DocumentInfo::default()), ..ModelInfo::default() },
         ],
-        workloads: Mix::new(&[spec(20)], 1, 0.0).unwrap().described(),
+        workloads: WorkloadMix::new(&[spec(20)], 1, 0.0).unwrap().info(),
         seed: 1,
         boundaries: true,
         timeout_ns: 60_000_000_000,
         cancel_share: 0.0,
         objectives: Some("ttfc ≤ 90.0 ms".into()),
     };
-    let missing = Missing { model: model(), what: "open loop, Poisson arrivals, 20.0 requests/s".into() };
+    let missing = MissingPart { model: model(), what: "open loop, Poisson arrivals, 20.0 requests/s".into() };
     let (broken_off, missing) = (Some("it was interrupted".into()), Some(vec![missing]));
-    Document { format: FORMAT.into(), conditions, parts, broken_off, missing }
+    MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off, missing }
 }
 
 /// Every key's path, and what kinds of values it has; the members of a list, and of maps whose keys are codes, share theirs.
@@ -119,7 +119,7 @@ fn shape(value: &Value, path: &str, out: &mut BTreeMap<String, Vec<&'static str>
 
 #[tokio::test(start_paused = true)]
 async fn the_example_in_the_documents_has_the_keys_that_reports_have() {
-    let json = document::json(&[measured().await]).unwrap();
+    let json = data::json(&[measured().await]).unwrap();
     if std::env::vars().any(|(name, _)| name == "WEIR_WRITE_EXAMPLE") {
         std::fs::write(EXAMPLE, json.clone() + "\n").unwrap();
     }
@@ -133,9 +133,9 @@ async fn the_example_in_the_documents_has_the_keys_that_reports_have() {
     assert!(found.len() > 150, "{}", found.len());
     assert_eq!(found, told, "write it anew with WEIR_WRITE_EXAMPLE=1");
     // it is read, and nothing in it is lost
-    let read = document::read(Path::new(EXAMPLE)).unwrap();
+    let read = data::read(Path::new(EXAMPLE)).unwrap();
     assert_eq!(
-        serde_json::from_str::<Value>(&document::json(&read).unwrap()).unwrap(),
+        serde_json::from_str::<Value>(&data::json(&read).unwrap()).unwrap(),
         serde_json::from_str::<Value>(&example).unwrap()
     );
 }
@@ -207,7 +207,7 @@ fn what_is_no_report_is_refused_with_the_place() {
     let told = |text: &str| {
         let path = folder.path().join("r.json");
         std::fs::write(&path, text).unwrap();
-        document::read(&path).unwrap_err().to_string()
+        data::read(&path).unwrap_err().to_string()
     };
     assert!(told("[{}]").contains("missing field"));
     let example = std::fs::read_to_string(EXAMPLE).unwrap();

@@ -17,16 +17,16 @@ use std::{
 use tokio::{net::TcpListener, runtime::Builder, sync::watch, time::Instant};
 use tonic::transport::{Channel, Endpoint, server::TcpIncoming};
 use weir_loadtest::{
-    client::connection::{OWN, Reach, code},
+    client::connection::{ConnectOptions, OWN, code},
     load::{
-        arrivals::Shape,
-        drive::{Driven, Job, Source, drive},
+        arrivals::ArrivalProcess,
+        driver::{LoadResult, LoadSetup, RequestSource, run_load},
         pacer::Pacer,
-        plan::{Extent, Load},
-        workload::{Mix, Target},
+        schedule::{LoadPattern, RunLength},
+        workload::{RequestTarget, WorkloadMix},
     },
     measure::objective::Objectives,
-    stub::{Script, Sent, Stub},
+    stub::{Script, SentTimes, Stub},
 };
 use weir_proto::v1::{GenerateRequest, Stopping, generate_response::Event, generation_client::GenerationClient};
 
@@ -113,18 +113,19 @@ fn overload() {
 }
 
 /// The tester itself, over a socket to a stub in this process.
-async fn driven(stub: &Stub, load: Load, extent: Extent, output: u64) -> Driven {
+async fn driven(stub: &Stub, load: LoadPattern, extent: RunLength, output: u64) -> LoadResult {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
-    let pool = Reach { address, ..Reach::default() }.pool(2).await.unwrap();
-    let target = Target { pool, model: String::new(), boundaries: true, timeout: Duration::from_secs(60) };
-    let mix = Mix::new(&[spec(output)], 1, 0.0).unwrap();
-    let job = Arc::new(Job { target, mix, objectives: Objectives::default() });
+    let pool = ConnectOptions { address, ..ConnectOptions::default() }.pool(2).await.unwrap();
+    let target = RequestTarget { pool, model: String::new(), boundaries: true, timeout: Duration::from_secs(60) };
+    let mix = WorkloadMix::new(&[spec(output)], 1, 0.0).unwrap();
+    let job = Arc::new(LoadSetup { target, mix, objectives: Objectives::default() });
     let begin = Instant::now();
     let (pacer, tickets) = Pacer::start(extent.tickets(load.schedule(3).unwrap().unwrap(), begin)).unwrap();
     let (_never, stop) = watch::channel(false);
-    let driven = drive(job, (extent, begin), Source::Open(tickets, 1000), (stop, true), &mut |_| {}).await.unwrap();
+    let driven =
+        run_load(job, (extent, begin), RequestSource::Open(tickets, 1000), (stop, true), &mut |_| {}).await.unwrap();
     drop(pacer);
     driven
 }
@@ -138,8 +139,8 @@ fn a_pause_over_a_socket_is_seen_by_those_who_would_have_come_in_it() {
 
 async fn pause() {
     let stub = Stub::new(vec![Script { pause: Some((ms(600), ms(2600))), ..Script::instant("stub") }]);
-    let load = Load::Open { arrivals: Shape::Constant, rate: 100.0, burst: 1 };
-    let extent = Extent { warm_up: Duration::ZERO, duration: Some(ms(3000)), requests: None };
+    let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 100.0, burst: 1 };
+    let extent = RunLength { warm_up: Duration::ZERO, duration: Some(ms(3000)), requests: None };
     let figures = driven(&stub, load, extent, 1).await.tallies[0].figures().unwrap();
     assert_eq!(figures.requests.well, 300);
     let first = figures.time_to_first_char_ns;
@@ -158,18 +159,18 @@ fn over_a_socket_it_finds_what_the_stub_noted() {
 async fn known() {
     let stub =
         Stub::new(vec![Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") }]);
-    let extent = Extent { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
-    let load = Load::Open { arrivals: Shape::Poisson, rate: 20.0, burst: 1 };
+    let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
+    let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate: 20.0, burst: 1 };
     let driven = driven(&stub, load, extent, 9).await;
     let figures = driven.tallies[0].figures().unwrap();
     assert_eq!(figures.requests.well, 60);
     let sent = stub.sent();
-    let median = |of: &dyn Fn(&Sent) -> Vec<Duration>| {
+    let median = |of: &dyn Fn(&SentTimes) -> Vec<Duration>| {
         let mut all: Vec<_> = sent.iter().flat_map(of).collect();
         all.sort();
         all[all.len() / 2]
     };
-    let gaps = |sent: &Sent, ends: bool| -> Vec<Duration> {
+    let gaps = |sent: &SentTimes, ends: bool| -> Vec<Duration> {
         let all = sent.at.windows(2).enumerate();
         all.filter(|(at, _)| ((at + 2) % 4 == 0) == ends).map(|(_, pair)| pair[1] - pair[0]).collect()
     };
@@ -224,7 +225,8 @@ fn a_reader_that_stands_still_makes_no_errors_of_the_server() {
     let serving = Running::start(&["--first", "500ms", "--gap", "1ms"]);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let ours = Reach { address: serving.address.clone(), ..Reach::default() }.connect().await.unwrap();
+        let ours =
+            ConnectOptions { address: serving.address.clone(), ..ConnectOptions::default() }.connect().await.unwrap();
         assert_eq!(read_late(ours.channel(), CHARS).await, vec![Ok(CHARS); STREAMS]);
         let other = Endpoint::from_shared(format!("http://{}", serving.address)).unwrap();
         let other = other.initial_stream_window_size(1 << 20).initial_connection_window_size(1 << 18);

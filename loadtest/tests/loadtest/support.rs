@@ -6,17 +6,17 @@ use tokio::{sync::mpsc, sync::watch, time::Instant};
 use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint};
 use weir_loadtest::{
-    client::connection::{Connection, Pool},
+    client::connection::{ConnectionPool, ServerConnection},
     load::{
-        arrivals::{Schedule, Shape},
-        drive::{Driven, Job, Source, drive},
+        arrivals::{ArrivalProcess, ArrivalSchedule},
+        driver::{LoadResult, LoadSetup, RequestSource, run_load},
         length::Length,
-        plan::Extent,
-        workload::{Mix, Prompts, Spec, Target},
+        schedule::RunLength,
+        workload::{PromptSource, RequestTarget, WorkloadMix, WorkloadSpec},
     },
     measure::{
         objective::Objectives,
-        record::{Figures, Tally},
+        stats::{RequestFigures, RequestStats},
     },
     stub::{Script, Stub},
 };
@@ -51,27 +51,27 @@ pub(super) async fn connect(stub: &Stub) -> Channel {
     Endpoint::from_static("http://stub").connect_with_connector(connector).await.unwrap()
 }
 
-pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> Target {
-    let pool = Pool::of(vec![Connection::over(connect(stub).await, None).unwrap()]);
-    Target { pool, model: model.into(), boundaries, timeout: TIMEOUT }
+pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> RequestTarget {
+    let pool = ConnectionPool::of(vec![ServerConnection::over(connect(stub).await, None).unwrap()]);
+    RequestTarget { pool, model: model.into(), boundaries, timeout: TIMEOUT }
 }
 
-pub(super) fn spec(output: u64) -> Spec {
-    Spec {
+pub(super) fn spec(output: u64) -> WorkloadSpec {
+    WorkloadSpec {
         name: "test".into(),
         kind: "generate".into(),
         model: None,
         pools: false,
         weight: 1.0,
         files: Vec::new(),
-        prompts: Prompts::Parts(Length::Fixed(20)),
+        prompts: PromptSource::Parts(Length::Fixed(20)),
         output: Length::Fixed(output),
         shared_prefix: 0,
         prefixes: 1,
         temperature: None,
         chunk_chars: 7,
         beam: None,
-        most_symbols: 1 << 20,
+        max_symbols: 1 << 20,
         seed: 1,
     }
 }
@@ -82,16 +82,16 @@ pub(super) struct Test {
     pub(super) output: u64,
     pub(super) rate: Option<f64>,
     pub(super) concurrency: usize,
-    pub(super) extent: Extent,
+    pub(super) extent: RunLength,
     pub(super) objectives: &'static str,
     pub(super) cancel: f64,
-    pub(super) most_in_flight: usize,
+    pub(super) max_in_flight: usize,
     pub(super) timeout: Duration,
 }
 
 impl Test {
     pub(super) fn new(script: Script, output: u64) -> Self {
-        let extent = Extent { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
+        let extent = RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
         let stub = Stub::new(vec![script]);
         Self {
             stub,
@@ -101,27 +101,27 @@ impl Test {
             extent,
             objectives: "",
             cancel: 0.0,
-            most_in_flight: 1 << 16,
+            max_in_flight: 1 << 16,
             timeout: TIMEOUT,
         }
     }
 
-    pub(super) async fn drive(self) -> (Driven, Figures) {
-        let target = Target { timeout: self.timeout, ..target(&self.stub, "", true).await };
-        let mix = Mix::new(&[spec(self.output)], 1, self.cancel).unwrap();
+    pub(super) async fn drive(self) -> (LoadResult, RequestFigures) {
+        let target = RequestTarget { timeout: self.timeout, ..target(&self.stub, "", true).await };
+        let mix = WorkloadMix::new(&[spec(self.output)], 1, self.cancel).unwrap();
         let objectives = match self.objectives {
             "" => Objectives::default(),
             some => some.parse().unwrap(),
         };
-        let job = Arc::new(Job { target, mix, objectives });
+        let job = Arc::new(LoadSetup { target, mix, objectives });
         let begin = Instant::now();
         let source = match self.rate {
-            None => Source::Closed(self.concurrency),
-            Some(rate) => Source::Open(paced(rate, self.extent, begin), self.most_in_flight),
+            None => RequestSource::Closed(self.concurrency),
+            Some(rate) => RequestSource::Open(paced(rate, self.extent, begin), self.max_in_flight),
         };
         let (_never, stop) = watch::channel(false);
-        let driven = drive(job, (self.extent, begin), source, (stop, false), &mut |_| {}).await.unwrap();
-        let mut all = Tally::new(true).unwrap();
+        let driven = run_load(job, (self.extent, begin), source, (stop, false), &mut |_| {}).await.unwrap();
+        let mut all = RequestStats::new(true).unwrap();
         driven.tallies.iter().for_each(|tally| all.add(tally).unwrap());
         let figures = all.figures().unwrap();
         (driven, figures)
@@ -129,9 +129,13 @@ impl Test {
 }
 
 /// Tickets of a schedule, paced by the runtime's timers: they stand still with the clock.
-fn paced(rate: f64, extent: Extent, begin: Instant) -> mpsc::Receiver<weir_loadtest::load::plan::Ticket> {
+fn paced(
+    rate: f64,
+    extent: RunLength,
+    begin: Instant,
+) -> mpsc::Receiver<weir_loadtest::load::schedule::ScheduledRequest> {
     let (hand, taken) = mpsc::channel(1 << 10);
-    let tickets = extent.tickets(Schedule::new(Shape::Constant, rate, 1, 1).unwrap(), begin);
+    let tickets = extent.tickets(ArrivalSchedule::new(ArrivalProcess::Constant, rate, 1, 1).unwrap(), begin);
     let tickets: Vec<_> = tickets.collect();
     tokio::spawn(async move {
         for ticket in tickets {

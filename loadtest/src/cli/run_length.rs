@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    load::plan::Extent,
+    load::schedule::RunLength,
     units,
 };
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const MAX_REQUESTS: u64 = 100_000_000;
 
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct ExtentArgs {
+pub(super) struct RunLengthArgs {
     /// How long requests are made before those that are measured.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::span)]
     warm_up: Duration,
@@ -30,14 +30,14 @@ pub(super) struct ExtentArgs {
     pub(super) cancel_share: f64,
 }
 
-impl ExtentArgs {
-    pub(super) fn extent(&self) -> Result<Extent> {
+impl RunLengthArgs {
+    pub(super) fn extent(&self) -> Result<RunLength> {
         if let Some(most) = self.requests.filter(|most| !(1..=MAX_REQUESTS).contains(most)) {
             return Err(Error::option("--requests", most, format!("from 1 to {MAX_REQUESTS}")));
         }
         in_flight("--max-in-flight", self.max_in_flight)?;
         let fallback = self.requests.is_none().then_some(Duration::from_secs(30));
-        Ok(Extent { warm_up: self.warm_up, duration: self.duration.or(fallback), requests: self.requests })
+        Ok(RunLength { warm_up: self.warm_up, duration: self.duration.or(fallback), requests: self.requests })
     }
 }
 

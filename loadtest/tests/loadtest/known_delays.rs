@@ -5,16 +5,16 @@ use super::support::{Test, ms, near};
 use std::time::Duration;
 use weir_loadtest::{
     load::{
-        arrivals::Shape,
-        plan::{Extent, Load},
+        arrivals::ArrivalProcess,
+        schedule::{LoadPattern, RunLength},
     },
-    measure::spread::Spread,
-    report::document::Point,
+    measure::histogram::Percentiles,
+    report::data::LoadPoint,
     stub::Script,
 };
 
 #[track_caller]
-fn all_near(spread: &Spread, expected: Duration, what: &str) {
+fn all_near(spread: &Percentiles, expected: Duration, what: &str) {
     for found in [spread.min, spread.mean, spread.p50, spread.max] {
         near(found, expected, what);
     }
@@ -94,16 +94,16 @@ async fn a_pause_of_the_server_is_seen_by_those_who_would_have_come_in_it() {
 #[tokio::test(start_paused = true)]
 async fn what_the_tester_holds_back_counts_and_is_said() {
     let script = Script { first: ms(500), ..Script::instant("stub") };
-    let test = Test { rate: Some(4.0), most_in_flight: 1, ..Test::new(script, 1) };
+    let test = Test { rate: Some(4.0), max_in_flight: 1, ..Test::new(script, 1) };
     let (driven, figures) = test.drive().await;
     // 250 ms apart, 500 ms each: the n-th waits for n quarters of a second
     near(figures.total_ns.max, ms(39 * 250 + 500), "the last one's total");
     near(figures.total_from_send_ns.max, ms(500), "from sending it looks well");
     near(figures.start_lag_ns.max, ms(39 * 250), "the lag is told apart");
     assert!(driven.held >= 38, "{}", driven.held);
-    let load = Load::Open { arrivals: Shape::Constant, rate: 4.0, burst: 1 };
-    let extent = Extent { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
-    let point = Point::new(load, extent, driven, 1, 1).unwrap();
+    let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 4.0, burst: 1 };
+    let extent = RunLength { warm_up: Duration::ZERO, duration: Some(Duration::from_secs(10)), requests: None };
+    let point = LoadPoint::new(load, extent, driven, 1, 1).unwrap();
     assert!(point.tester.limits.iter().any(|limit| limit.contains("--max-in-flight")), "{:?}", point.tester.limits);
 }
 
@@ -133,7 +133,7 @@ async fn refusals_cancellations_and_missed_objectives_are_counted_apart() {
 #[tokio::test(start_paused = true)]
 async fn no_request_outlasts_its_time_limit() {
     let script = Script { first: ms(200), rows: 2, ..Script::instant("stub") };
-    let extent = Extent { warm_up: Duration::ZERO, duration: None, requests: Some(3) };
+    let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(3) };
     let test = Test { concurrency: 3, extent, timeout: ms(300), ..Test::new(script, 1) };
     let (driven, figures) = test.drive().await;
     assert_eq!((figures.requests.well, figures.requests.errors["DEADLINE_EXCEEDED"]), (2, 1));
@@ -145,7 +145,7 @@ async fn no_request_outlasts_its_time_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn the_warm_up_is_not_measured_and_a_count_ends_a_measurement() {
-    let extent = Extent { warm_up: Duration::from_secs(3), duration: None, requests: Some(40) };
+    let extent = RunLength { warm_up: Duration::from_secs(3), duration: None, requests: Some(40) };
     let (driven, figures) = Test { concurrency: 4, extent, ..Test::new(script(), 20) }.drive().await;
     assert_eq!(figures.requests.well, 40);
     // four at a time: ten rounds, and those in flight when the warm-up ended

@@ -2,10 +2,10 @@
 
 mod inference;
 mod report;
-mod rows;
+mod slots;
 mod summaries;
 
-use self::rows::Rows;
+use self::slots::StubSlots;
 
 use crate::units::ns;
 use std::{
@@ -90,7 +90,7 @@ impl Script {
 
 /// When the server sent a request's characters, by its own clock.
 #[derive(Debug, Clone)]
-pub struct Sent {
+pub struct SentTimes {
     /// When the request came.
     pub came: Instant,
     /// When each character was handed to the connection.
@@ -100,9 +100,9 @@ pub struct Sent {
 /// The server.
 #[derive(Clone)]
 pub struct Stub {
-    models: Arc<Vec<(Script, Arc<Rows>)>>,
+    models: Arc<Vec<(Script, Arc<StubSlots>)>>,
     start: Instant,
-    sent: Arc<Mutex<Vec<Sent>>>,
+    sent: Arc<Mutex<Vec<SentTimes>>>,
     count: Arc<Mutex<u64>>,
 }
 
@@ -110,14 +110,14 @@ impl Stub {
     /// With these models; its time begins now.
     pub fn new(scripts: Vec<Script>) -> Self {
         let models = scripts.into_iter().map(|script| {
-            let rows = Arc::new(Rows::new(script.rows));
+            let rows = Arc::new(StubSlots::new(script.rows));
             (script, rows)
         });
         Self { models: Arc::new(models.collect()), start: Instant::now(), sent: Arc::default(), count: Arc::default() }
     }
 
     /// When it sent what, so far.
-    pub fn sent(&self) -> Vec<Sent> {
+    pub fn sent(&self) -> Vec<SentTimes> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -138,7 +138,7 @@ impl Stub {
         routes.add_service(models_server::ModelsServer::new(self)).serve_with_incoming_shutdown(incoming, end).await
     }
 
-    fn model(&self, name: &str) -> Result<&(Script, Arc<Rows>), Status> {
+    fn model(&self, name: &str) -> Result<&(Script, Arc<StubSlots>), Status> {
         let named = self.models.iter().find(|(script, _)| name.is_empty() || script.name == name);
         named.ok_or_else(|| Status::not_found(format!("no model {name:?}")))
     }
@@ -151,17 +151,17 @@ impl Stub {
 }
 
 /// A request that is being answered.
-struct Job {
+struct StubGeneration {
     stub: Stub,
     script: Script,
-    rows: Arc<Rows>,
+    rows: Arc<StubSlots>,
     prompt: u64,
     chars: u64,
     boundaries: bool,
     out: mpsc::Sender<Result<GenerateResponse, Status>>,
 }
 
-impl Job {
+impl StubGeneration {
     /// Answers; ends early if nobody reads.
     async fn run(self) -> Option<()> {
         let came = Instant::now();
@@ -190,7 +190,7 @@ impl Job {
         self.send(generate_response::Event::Finished(self.finished(queue, came, at.first().copied()))).await?;
         let mut sent = self.stub.sent.lock().unwrap_or_else(PoisonError::into_inner);
         if sent.len() < MOST_KEPT {
-            sent.push(Sent { came, at });
+            sent.push(SentTimes { came, at });
         }
         Some(())
     }
@@ -250,12 +250,12 @@ impl Job {
     }
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl generation_server::Generation for Stub {
-    type GenerateStream = Answers<GenerateResponse>;
-    type ScoreStream = Answers<ScoreResponse>;
+    type GenerateStream = ResponseStream<GenerateResponse>;
+    type ScoreStream = ResponseStream<ScoreResponse>;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
@@ -264,7 +264,7 @@ impl generation_server::Generation for Stub {
             return Err(Status::resource_exhausted("the queue is full"));
         }
         let (out, answers) = mpsc::channel(WAITING);
-        let job = Job {
+        let job = StubGeneration {
             stub: self.clone(),
             script,
             rows,

@@ -1,6 +1,6 @@
 //! What a model's speed costs: bits per character of a text, by the server's `Score`.
 
-use crate::{client::connection::code, load::workload::Target};
+use crate::{client::connection::code, load::workload::RequestTarget};
 use tokio::time::timeout;
 use tonic::Status;
 use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
@@ -9,7 +9,7 @@ use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_re
 ///
 /// # Errors
 /// The server refuses, or takes longer than a request may.
-pub async fn bits_per_char(target: &Target, text: &str) -> Result<f64, String> {
+pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
     let told = |status: Status| format!("{}: {}", code(&status), status.message());
     match timeout(target.timeout, score(target, text)).await {
         Ok(answer) => answer.map_err(told),
@@ -17,7 +17,7 @@ pub async fn bits_per_char(target: &Target, text: &str) -> Result<f64, String> {
     }
 }
 
-async fn score(target: &Target, text: &str) -> Result<f64, Status> {
+async fn score(target: &RequestTarget, text: &str) -> Result<f64, Status> {
     let connection = target.pool.next()?;
     let message = ScoreRequest { model: Some(target.model.clone()), text: text.into(), ..Default::default() };
     let request = connection.request(message, target.timeout);

@@ -1,6 +1,6 @@
 //! The course of time: counters that every request moves, looked at again and again.
 
-use super::spread::Numbers;
+use super::histogram::ValueHistogram;
 use crate::{error::Result, units};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -17,7 +17,7 @@ const MOST_SAMPLES: usize = 240;
 
 /// Counters from the start of the program on, warm-up included.
 #[derive(Debug, Default)]
-pub struct Meter {
+pub struct LiveCounters {
     /// Characters that came.
     pub characters: AtomicU64,
     /// Messages with characters.
@@ -33,31 +33,31 @@ pub struct Meter {
     /// Requests that are measured and ended, however they did.
     pub measured: AtomicU64,
     /// Times to the first character of the requests that ended since it was last taken.
-    pub first: Mutex<Option<Numbers>>,
+    pub first: Mutex<Option<ValueHistogram>>,
 }
 
 /// What the counters said at a moment.
 #[derive(Debug, Clone, Copy)]
-pub struct Reading {
+pub struct CounterSnapshot {
     at: Instant,
     counts: [u64; 7],
 }
 
 /// What happened within a span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
+pub struct CounterDelta {
     /// The span.
     pub span: Duration,
     /// Characters, messages, requests started, ended well, ended otherwise, good ones, and measured ones that ended.
     pub counts: [u64; 7],
 }
 
-impl Meter {
+impl LiveCounters {
     /// Reads the counters.
-    pub fn read(&self) -> Reading {
+    pub fn read(&self) -> CounterSnapshot {
         let Self { characters, messages, started, finished, failed, good, measured, .. } = self;
         let counts = [characters, messages, started, finished, failed, good, measured].map(|count| count.load(Relaxed));
-        Reading { at: Instant::now(), counts }
+        CounterSnapshot { at: Instant::now(), counts }
     }
 
     /// Notes the time to the first character of a request that ended.
@@ -68,19 +68,19 @@ impl Meter {
         }
     }
 
-    fn take_first(&self) -> Result<Numbers> {
-        let fresh = Numbers::new()?;
+    fn take_first(&self) -> Result<ValueHistogram> {
+        let fresh = ValueHistogram::new()?;
         let mut first = self.first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        first.replace(fresh).map_or_else(Numbers::new, Ok)
+        first.replace(fresh).map_or_else(ValueHistogram::new, Ok)
     }
 }
 
-impl Reading {
+impl CounterSnapshot {
     /// What happened since an earlier one.
-    pub fn since(&self, before: &Self) -> Change {
+    pub fn since(&self, before: &Self) -> CounterDelta {
         let mut counts = self.counts;
         counts.iter_mut().zip(before.counts).for_each(|(now, then)| *now -= then);
-        Change { span: self.at - before.at, counts }
+        CounterDelta { span: self.at - before.at, counts }
     }
 
     /// Requests that have been started and have not ended.
@@ -98,7 +98,7 @@ impl Reading {
 /// A part of the course of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sample {
+pub struct TimelineSample {
     /// Its beginning, counted from the end of the warm-up.
     pub at_ns: u64,
     /// Its length.
@@ -122,25 +122,25 @@ pub struct Sample {
 }
 
 /// A sample before it is told: when it began, what happened, requests in flight at its end, times to the first character.
-type Taken = (Duration, Change, u64, Numbers);
+type Taken = (Duration, CounterDelta, u64, ValueHistogram);
 
 /// The samples of a measurement, of which there are never more than a few hundred.
 #[derive(Debug)]
-pub struct Course {
-    begun: Reading,
-    latest: Reading,
+pub struct Timeline {
+    begun: CounterSnapshot,
+    latest: CounterSnapshot,
     samples: Vec<Taken>,
     /// Looks that one sample takes.
     looks: u32,
     since: u32,
 }
 
-impl Course {
+impl Timeline {
     /// Begins now.
     ///
     /// # Errors
     /// No memory.
-    pub fn begin(meter: &Meter) -> Result<Self> {
+    pub fn begin(meter: &LiveCounters) -> Result<Self> {
         meter.take_first()?;
         let begun = meter.read();
         Ok(Self { begun, latest: begun, samples: Vec::new(), looks: 1, since: 0 })
@@ -150,7 +150,7 @@ impl Course {
     ///
     /// # Errors
     /// No memory.
-    pub fn look(&mut self, meter: &Meter) -> Result<()> {
+    pub fn look(&mut self, meter: &LiveCounters) -> Result<()> {
         self.since += 1;
         if self.since >= self.looks { self.close(meter) } else { Ok(()) }
     }
@@ -159,7 +159,7 @@ impl Course {
     ///
     /// # Errors
     /// No memory.
-    pub fn close(&mut self, meter: &Meter) -> Result<()> {
+    pub fn close(&mut self, meter: &LiveCounters) -> Result<()> {
         let (now, first) = (meter.read(), meter.take_first()?);
         let change = now.since(&self.latest);
         match self.samples.last_mut().filter(|_| change.span.is_zero()) {
@@ -193,11 +193,11 @@ impl Course {
     }
 
     /// What is told.
-    pub fn told(&self) -> Vec<Sample> {
+    pub fn told(&self) -> Vec<TimelineSample> {
         let one = |(at, change, in_flight, first): &Taken| {
             let [characters, messages, started, finished, failed, ..] = change.counts;
             let spread = first.spread(1.0);
-            Sample {
+            TimelineSample {
                 at_ns: units::ns(*at),
                 span_ns: units::ns(change.span),
                 started,
@@ -215,7 +215,7 @@ impl Course {
 }
 
 /// Puts what followed it to a sample.
-fn add(before: &mut Taken, (change, in_flight, first): (Change, u64, &Numbers)) -> Result<()> {
+fn add(before: &mut Taken, (change, in_flight, first): (CounterDelta, u64, &ValueHistogram)) -> Result<()> {
     before.1.span += change.span;
     before.1.counts.iter_mut().zip(change.counts).for_each(|(sum, count)| *sum += count);
     before.2 = in_flight;
@@ -229,9 +229,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_long_course_keeps_its_sums_in_few_samples() {
-        let meter = Meter::default();
+        let meter = LiveCounters::default();
         meter.characters.fetch_add(5, Relaxed);
-        let mut course = Course::begin(&meter).unwrap();
+        let mut course = Timeline::begin(&meter).unwrap();
         for _ in 0..1000 {
             sleep(Duration::from_millis(250)).await;
             meter.characters.fetch_add(3, Relaxed);

@@ -1,10 +1,10 @@
 //! What all requests of a workload came to.
 
 use super::{
-    shortening::{Shortening, Sums, by_model},
-    spread::{Bar, Numbers, Spread},
-    summaries::{Summaries, SummaryFigures},
-    watch::{Told, Watch},
+    histogram::{HistogramBar, Percentiles, ValueHistogram},
+    request_timer::{RequestTimer, ServerReport},
+    shortening::{ModelShortening, TextTotals, by_model},
+    summaries::{SummaryFigures, SummaryStats},
 };
 use crate::{client::connection::OWN, error::Result};
 use serde::{Deserialize, Serialize};
@@ -18,9 +18,9 @@ pub const GONE: &str = "UNAVAILABLE";
 
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub enum RequestOutcome {
     /// With everything that it asked for.
-    Well,
+    Completed,
     /// This client went away, as it was to.
     Cancelled,
     /// The measurement was interrupted.
@@ -31,7 +31,7 @@ pub enum End {
 
 /// Numbers of all requests so far. Times are of requests that ended well.
 #[derive(Debug)]
-pub struct Tally {
+pub struct RequestStats {
     /// Whether boundary gaps were told from others.
     split: bool,
     well: u64,
@@ -41,33 +41,33 @@ pub struct Tally {
     errors: BTreeMap<String, u64>,
     characters: u64,
     messages: u64,
-    sums: Sums,
-    first: Numbers,
-    first_sent: Numbers,
-    total: Numbers,
-    total_sent: Numbers,
-    lag: Numbers,
-    plain: Numbers,
-    boundary: Numbers,
-    segment: Numbers,
-    per_char: Numbers,
-    speed: Numbers,
-    queue: Numbers,
-    prefill: Numbers,
-    server_first: Numbers,
-    server_total: Numbers,
-    summaries: Summaries,
+    sums: TextTotals,
+    first: ValueHistogram,
+    first_sent: ValueHistogram,
+    total: ValueHistogram,
+    total_sent: ValueHistogram,
+    lag: ValueHistogram,
+    plain: ValueHistogram,
+    boundary: ValueHistogram,
+    segment: ValueHistogram,
+    per_char: ValueHistogram,
+    speed: ValueHistogram,
+    queue: ValueHistogram,
+    prefill: ValueHistogram,
+    server_first: ValueHistogram,
+    server_total: ValueHistogram,
+    summaries: SummaryStats,
 }
 
 /// Shortening factors of workloads' models, where they are of texts; each tally stands beside its model.
-pub fn shortening<'a>(parts: impl Iterator<Item = (&'a str, &'a Tally)>) -> Vec<Shortening> {
+pub fn shortening<'a>(parts: impl Iterator<Item = (&'a str, &'a RequestStats)>) -> Vec<ModelShortening> {
     by_model(parts.map(|(model, tally)| (model, tally.sums)))
 }
 
 /// How requests ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ends {
+pub struct OutcomeCounts {
     /// Requests whose intended start lay in the measured window.
     pub measured: u64,
     /// Those that ended with all that they asked for.
@@ -80,7 +80,7 @@ pub struct Ends {
     pub errors: BTreeMap<String, u64>,
 }
 
-impl Ends {
+impl OutcomeCounts {
     /// Counts others, too.
     pub fn add(&mut self, other: &Self) {
         self.measured += other.measured;
@@ -108,7 +108,7 @@ impl Ends {
     }
 
     /// For people.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let mut line = format!("{} requests: {} well", self.measured, self.well);
         for (code, count) in &self.errors {
             line += &format!(", {count} {code}");
@@ -126,23 +126,23 @@ impl Ends {
 /// What the server told of the requests that ended well.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Server {
+pub struct ServerTimings {
     /// `timing.queue_ns`.
-    pub queue_ns: Spread,
+    pub queue_ns: Percentiles,
     /// `timing.prefill_ns`.
-    pub prefill_ns: Spread,
+    pub prefill_ns: Percentiles,
     /// `timing.time_to_first_char_ns`.
-    pub time_to_first_char_ns: Spread,
+    pub time_to_first_char_ns: Percentiles,
     /// `timing.total_ns`.
-    pub total_ns: Spread,
+    pub total_ns: Percentiles,
 }
 
 /// All figures.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Figures {
+pub struct RequestFigures {
     /// How requests ended.
-    pub requests: Ends,
+    pub requests: OutcomeCounts,
     /// Requests that ended well and kept every objective; of no objectives, those that ended well.
     pub good: u64,
     /// Characters that came, of the requests that ended well.
@@ -157,40 +157,40 @@ pub struct Figures {
     /// models, which a point tells of each.
     pub shortening_factor: Option<f64>,
     /// From the intended start to the first characters.
-    pub time_to_first_char_ns: Spread,
+    pub time_to_first_char_ns: Percentiles,
     /// From sending to the first characters: what coordinated omission would have told.
-    pub time_to_first_char_from_send_ns: Spread,
+    pub time_to_first_char_from_send_ns: Percentiles,
     /// From the intended start to the end of the stream.
-    pub total_ns: Spread,
+    pub total_ns: Percentiles,
     /// From sending to the end of the stream.
-    pub total_from_send_ns: Spread,
+    pub total_from_send_ns: Percentiles,
     /// From the intended start to sending.
-    pub start_lag_ns: Spread,
+    pub start_lag_ns: Percentiles,
     /// Between messages, all of them.
-    pub gap_ns: Spread,
+    pub gap_ns: Percentiles,
     /// Between messages, where the middle layers did not run; absent if boundaries were not asked for.
-    pub plain_gap_ns: Option<Spread>,
+    pub plain_gap_ns: Option<Percentiles>,
     /// Between messages, where they did; absent likewise.
-    pub boundary_gap_ns: Option<Spread>,
+    pub boundary_gap_ns: Option<Percentiles>,
     /// From one end of a segment to the next; absent likewise.
-    pub segment_ns: Option<Spread>,
+    pub segment_ns: Option<Percentiles>,
     /// Of each request: the mean time of a character after the first message's.
-    pub char_ns: Spread,
+    pub char_ns: Percentiles,
     /// Of each request: characters a second after the first message.
-    pub chars_per_second: Spread,
+    pub chars_per_second: Percentiles,
     /// What the server told.
-    pub server: Server,
+    pub server: ServerTimings,
     /// The distribution of `time_to_first_char_ns`.
-    pub time_to_first_char_bars: Vec<Bar>,
+    pub time_to_first_char_bars: Vec<HistogramBar>,
     /// The distribution of `plain_gap_ns`, or of `gap_ns` if boundaries were not asked for.
-    pub plain_gap_bars: Vec<Bar>,
+    pub plain_gap_bars: Vec<HistogramBar>,
     /// The distribution of `boundary_gap_ns`.
-    pub boundary_gap_bars: Vec<Bar>,
+    pub boundary_gap_bars: Vec<HistogramBar>,
     /// Of summaries, if there were any.
     pub summaries: Option<SummaryFigures>,
 }
 
-impl Tally {
+impl RequestStats {
     /// Of no requests; `split` if boundaries are asked for.
     ///
     /// # Errors
@@ -205,22 +205,22 @@ impl Tally {
             errors: BTreeMap::new(),
             characters: 0,
             messages: 0,
-            sums: Sums::default(),
-            first: Numbers::new()?,
-            first_sent: Numbers::new()?,
-            total: Numbers::new()?,
-            total_sent: Numbers::new()?,
-            lag: Numbers::new()?,
-            plain: Numbers::new()?,
-            boundary: Numbers::new()?,
-            segment: Numbers::new()?,
-            per_char: Numbers::new()?,
-            speed: Numbers::new()?,
-            queue: Numbers::new()?,
-            prefill: Numbers::new()?,
-            server_first: Numbers::new()?,
-            server_total: Numbers::new()?,
-            summaries: Summaries::new()?,
+            sums: TextTotals::default(),
+            first: ValueHistogram::new()?,
+            first_sent: ValueHistogram::new()?,
+            total: ValueHistogram::new()?,
+            total_sent: ValueHistogram::new()?,
+            lag: ValueHistogram::new()?,
+            plain: ValueHistogram::new()?,
+            boundary: ValueHistogram::new()?,
+            segment: ValueHistogram::new()?,
+            per_char: ValueHistogram::new()?,
+            speed: ValueHistogram::new()?,
+            queue: ValueHistogram::new()?,
+            prefill: ValueHistogram::new()?,
+            server_first: ValueHistogram::new()?,
+            server_total: ValueHistogram::new()?,
+            summaries: SummaryStats::new()?,
         })
     }
 
@@ -230,15 +230,15 @@ impl Tally {
     }
 
     /// Takes a request that ended `total` after its intended start.
-    pub fn take(&mut self, watch: &Watch, end: &End, total: Duration, good: bool) {
+    pub fn take(&mut self, watch: &RequestTimer, end: &RequestOutcome, total: Duration, good: bool) {
         self.lag.time(watch.sent.map_or(total, |sent| sent - watch.intended));
         match end {
-            End::Well => {}
-            End::Cancelled => self.cancelled += 1,
-            End::Unfinished => self.unfinished += 1,
-            End::Failed(code) => *self.errors.entry((*code).to_owned()).or_default() += 1,
+            RequestOutcome::Completed => {}
+            RequestOutcome::Cancelled => self.cancelled += 1,
+            RequestOutcome::Unfinished => self.unfinished += 1,
+            RequestOutcome::Failed(code) => *self.errors.entry((*code).to_owned()).or_default() += 1,
         }
-        if *end != End::Well {
+        if *end != RequestOutcome::Completed {
             return;
         }
         self.well += 1;
@@ -251,7 +251,7 @@ impl Tally {
         }
     }
 
-    fn times(&mut self, watch: &Watch, total: Duration) {
+    fn times(&mut self, watch: &RequestTimer, total: Duration) {
         self.total.time(total);
         if let Some(sent) = watch.sent {
             self.total_sent.time(total.saturating_sub(sent - watch.intended));
@@ -268,7 +268,7 @@ impl Tally {
         watch.segments.iter().for_each(|&span| self.segment.time(span));
     }
 
-    fn told(&mut self, told: &Told) {
+    fn told(&mut self, told: &ServerReport) {
         self.queue.time(told.queue);
         self.prefill.time(told.prefill);
         self.server_first.time(told.first);
@@ -299,7 +299,7 @@ impl Tally {
         self.numbers_mut().into_iter().zip(other.numbers()).try_for_each(|(sum, part)| sum.add(part))
     }
 
-    fn numbers(&self) -> [&Numbers; 14] {
+    fn numbers(&self) -> [&ValueHistogram; 14] {
         [
             &self.first,
             &self.first_sent,
@@ -318,7 +318,7 @@ impl Tally {
         ]
     }
 
-    fn numbers_mut(&mut self) -> [&mut Numbers; 14] {
+    fn numbers_mut(&mut self) -> [&mut ValueHistogram; 14] {
         [
             &mut self.first,
             &mut self.first_sent,
@@ -341,11 +341,11 @@ impl Tally {
     ///
     /// # Errors
     /// No memory.
-    pub fn figures(&self) -> Result<Figures> {
+    pub fn figures(&self) -> Result<RequestFigures> {
         let mut gaps = self.plain.clone();
         gaps.add(&self.boundary)?;
-        let split = |numbers: &Numbers| self.split.then(|| numbers.spread(1.0));
-        Ok(Figures {
+        let split = |numbers: &ValueHistogram| self.split.then(|| numbers.spread(1.0));
+        Ok(RequestFigures {
             requests: self.ends(),
             good: self.good,
             characters: self.characters,
@@ -364,7 +364,7 @@ impl Tally {
             segment_ns: split(&self.segment),
             char_ns: self.per_char.spread(1.0),
             chars_per_second: self.speed.spread(MILLI),
-            server: Server {
+            server: ServerTimings {
                 queue_ns: self.queue.spread(1.0),
                 prefill_ns: self.prefill.spread(1.0),
                 time_to_first_char_ns: self.server_first.spread(1.0),
@@ -377,9 +377,9 @@ impl Tally {
         })
     }
 
-    fn ends(&self) -> Ends {
+    fn ends(&self) -> OutcomeCounts {
         let Self { well, cancelled, unfinished, errors, .. } = self;
         let measured = well + cancelled + unfinished + errors.values().sum::<u64>();
-        Ends { measured, well: *well, cancelled: *cancelled, unfinished: *unfinished, errors: errors.clone() }
+        OutcomeCounts { measured, well: *well, cancelled: *cancelled, unfinished: *unfinished, errors: errors.clone() }
     }
 }

@@ -2,21 +2,21 @@
 
 use crate::{
     error::{Error, Result},
-    report::document::{Document, Missing},
+    report::data::{MeasurementReport, MissingPart},
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What broke a command off, if anything did; all its sessions share it.
 #[derive(Clone, Default)]
-pub(super) struct Broken(Arc<Mutex<State>>);
+pub(super) struct AbortLog(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     error: Option<Error>,
-    missing: Vec<Missing>,
+    missing: Vec<MissingPart>,
 }
 
-impl Broken {
+impl AbortLog {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -33,11 +33,11 @@ impl Broken {
 
     /// This was to be measured and was not.
     pub(super) fn misses(&self, model: &str, what: impl Into<String>) {
-        self.state().missing.push(Missing { model: model.into(), what: what.into() });
+        self.state().missing.push(MissingPart { model: model.into(), what: what.into() });
     }
 
     /// Marks the last of a command's documents if something that was to follow is missing; gives the error if that is why.
-    pub(super) fn end(&self, documents: &mut [Document], interrupted: bool) -> Option<Error> {
+    pub(super) fn end(&self, documents: &mut [MeasurementReport], interrupted: bool) -> Option<Error> {
         let mut state = self.state();
         let error = state.error.take();
         let why = error.as_ref().map(Error::to_string).or(interrupted.then(|| "it was interrupted".to_owned()));

@@ -1,11 +1,11 @@
 //! What requests ask for.
 
 use crate::{
-    client::models::About,
+    client::models::ModelInfo,
     error::{Error, Result},
     load::{
         length::Length,
-        workload::{Mix, Prompts, SUMMARIZE, Spec},
+        workload::{PromptSource, SUMMARIZE, WorkloadMix, WorkloadSpec},
     },
     measure::objective::Objectives,
     units,
@@ -13,7 +13,7 @@ use crate::{
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Work {
+pub(super) struct WorkloadArgs {
     /// Text files that prompts, or documents, are from; if not given, 16 KB of bundled English.
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     prompts: Vec<PathBuf>,
@@ -21,7 +21,7 @@ pub(super) struct Work {
     /// `lines`: each line of the files is a prompt; or `documents`: each file is one, and of a file named `.jsonl` each line's
     /// `text`, `document` or `article`.
     #[arg(long, value_name = "LENGTH", default_value = "64..256", value_parser = prompts)]
-    prompt_chars: Prompts,
+    prompt_chars: PromptSource,
     /// Characters that each request generates, or tokens of each summary: a length as in --prompt-chars.
     #[arg(long, value_name = "LENGTH", default_value = "128")]
     output_chars: Length,
@@ -72,15 +72,15 @@ pub(super) enum Boundaries {
     Leave,
 }
 
-fn prompts(text: &str) -> std::result::Result<Prompts, String> {
+fn prompts(text: &str) -> std::result::Result<PromptSource, String> {
     match text {
-        "lines" => Ok(Prompts::Lines),
-        "documents" => Ok(Prompts::Documents),
-        length => length.parse().map(Prompts::Parts),
+        "lines" => Ok(PromptSource::Lines),
+        "documents" => Ok(PromptSource::Documents),
+        length => length.parse().map(PromptSource::Parts),
     }
 }
 
-impl Work {
+impl WorkloadArgs {
     /// The objectives.
     pub(super) fn objectives(&self) -> Objectives {
         self.objective.clone().unwrap_or_default()
@@ -101,20 +101,20 @@ impl Work {
 
     /// The workloads, for models of which the smallest decides what is too long; of so large a share the client goes away.
     /// Workloads may name others of the `known`.
-    pub(super) fn mix(&self, models: &[About], known: &[About], cancel: f64, seed: u64) -> Result<Mix> {
+    pub(super) fn mix(&self, models: &[ModelInfo], known: &[ModelInfo], cancel: f64, seed: u64) -> Result<WorkloadMix> {
         if !(0.0..=1.0).contains(&cancel) {
             return Err(Error::option("--cancel-share", cancel, "from 0 to 1"));
         }
-        let most_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
+        let max_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
         // models that read documents are asked for nothing else
         let plain =
-            self.plain(kind(!models.is_empty() && models.iter().all(|model| model.summarizes)), most_symbols, seed);
+            self.plain(kind(!models.is_empty() && models.iter().all(|model| model.summarizes)), max_symbols, seed);
         let specs = if self.workloads.is_empty() {
             vec![plain]
         } else {
             let numbered = self.workloads.iter().enumerate();
             let read = |(number, text): (usize, &String)| {
-                let plain = Spec { name: format!("workload {}", number + 1), ..plain.clone() };
+                let plain = WorkloadSpec { name: format!("workload {}", number + 1), ..plain.clone() };
                 spec(plain, text)
                     .and_then(|spec| of_model(spec, known))
                     .and_then(|spec| fits(spec, models, known))
@@ -125,12 +125,12 @@ impl Work {
         if self.prefixes > 1 && specs.iter().all(|spec| spec.shared_prefix == 0) {
             return Err(Error::option("--prefixes", self.prefixes, "given with --shared-prefix, the length of each"));
         }
-        Mix::new(&specs, seed, cancel)
+        WorkloadMix::new(&specs, seed, cancel)
     }
 
     /// What the flags ask for.
-    fn plain(&self, kind: &str, most_symbols: u64, seed: u64) -> Spec {
-        Spec {
+    fn plain(&self, kind: &str, max_symbols: u64, seed: u64) -> WorkloadSpec {
+        WorkloadSpec {
             name: kind.into(),
             kind: kind.into(),
             model: None,
@@ -144,14 +144,14 @@ impl Work {
             temperature: self.temperature,
             chunk_chars: self.chunk_chars,
             beam: self.beam,
-            most_symbols,
+            max_symbols,
             seed,
         }
     }
 
     /// The text whose bits per character are told, and what it is.
-    pub(super) fn scored(&self, chars: usize, models: &[About]) -> Result<(String, String)> {
-        let text = crate::load::text::Text::read(&self.prompts)?;
+    pub(super) fn scored(&self, chars: usize, models: &[ModelInfo]) -> Result<(String, String)> {
+        let text = crate::load::text::PromptText::read(&self.prompts)?;
         let most = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
         let count = chars.min(text.len()).min(usize::try_from(most).unwrap_or(usize::MAX));
         Ok((text.head(count), format!("the first {count} characters of {}", text.name)))
@@ -168,32 +168,32 @@ fn refused(text: &str, why: String) -> Error {
 }
 
 /// A workload with the limits of the model that it names, if it names one.
-fn of_model(mut spec: Spec, known: &[About]) -> std::result::Result<Spec, String> {
+fn of_model(mut spec: WorkloadSpec, known: &[ModelInfo]) -> std::result::Result<WorkloadSpec, String> {
     let Some(name) = &spec.model else { return Ok(spec) };
     let Some(model) = known.iter().find(|model| model.name == *name) else {
         let names: Vec<_> = known.iter().map(|model| model.name.as_str()).collect();
         return Err(format!("model={name}: one of {}", names.join(", ")));
     };
-    (spec.most_symbols, spec.pools) = (model.max_symbols, model.pooled);
+    (spec.max_symbols, spec.pools) = (model.max_symbols, model.pooled);
     Ok(spec)
 }
 
 /// A workload that those it is for can do.
-fn fits(spec: Spec, models: &[About], known: &[About]) -> std::result::Result<Spec, String> {
-    let other = |model: &&About| spec.kind == kind(!model.summarizes);
+fn fits(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> std::result::Result<WorkloadSpec, String> {
+    let other = |model: &&ModelInfo| spec.kind == kind(!model.summarizes);
     let unfit = match &spec.model {
         Some(name) => known.iter().filter(|model| model.name == *name).find(other),
         None => models.iter().find(other),
     };
     match unfit {
-        Some(About { name, summarizes: true, .. }) => Err(format!("kind={}: {name} reads documents", spec.kind)),
-        Some(About { name, .. }) => Err(format!("kind={}: {name} does not read documents", spec.kind)),
+        Some(ModelInfo { name, summarizes: true, .. }) => Err(format!("kind={}: {name} reads documents", spec.kind)),
+        Some(ModelInfo { name, .. }) => Err(format!("kind={}: {name} does not read documents", spec.kind)),
         None => Ok(spec),
     }
 }
 
 /// A workload's own values over those of the flags.
-fn spec(mut spec: Spec, text: &str) -> std::result::Result<Spec, String> {
+fn spec(mut spec: WorkloadSpec, text: &str) -> std::result::Result<WorkloadSpec, String> {
     fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
         value.parse().map_err(|_| format!("{key}={value} is no number that it takes"))
     }

@@ -3,8 +3,8 @@
 use super::support::{ms, spec, target};
 use tokio::sync::watch;
 use weir_loadtest::{
-    load::workload::{Mix, Spec},
-    pair::{Comparison, Match, play, score},
+    comparison::{ComparisonSetup, ModelComparison, play, score},
+    load::workload::{WorkloadMix, WorkloadSpec},
     stub::{Script, Stub},
 };
 
@@ -24,22 +24,26 @@ fn scripts() -> Vec<Script> {
 }
 
 /// With answers of 5 to 60 characters.
-async fn compare_lengths(rounds: u64) -> Comparison {
-    compare_of(scripts(), rounds, Spec { output: "5..60".parse().unwrap(), ..spec(1) }).await
+async fn compare_lengths(rounds: u64) -> ModelComparison {
+    compare_of(scripts(), rounds, WorkloadSpec { output: "5..60".parse().unwrap(), ..spec(1) }).await
 }
 
-async fn compare(scripts: Vec<Script>, rounds: u64) -> Comparison {
+async fn compare(scripts: Vec<Script>, rounds: u64) -> ModelComparison {
     compare_of(scripts, rounds, spec(21)).await
 }
 
-async fn compare_of(scripts: Vec<Script>, rounds: u64, spec: Spec) -> Comparison {
+async fn compare_of(scripts: Vec<Script>, rounds: u64, spec: WorkloadSpec) -> ModelComparison {
     let stub = Stub::new(scripts);
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "fast", true).await];
-    let mix = Mix::new(&[spec], 1, 0.0).unwrap();
+    let mix = WorkloadMix::new(&[spec], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
-    play(Match { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 }, (stop, false), |_| {})
-        .await
-        .unwrap()
+    play(
+        ComparisonSetup { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 },
+        (stop, false),
+        |_| {},
+    )
+    .await
+    .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,9 +101,9 @@ async fn a_known_gain_of_summaries_is_found() {
     let fast = Script { first: ms(20), plain: ms(3), segment: 4, ..Script { name: "fast".into(), ..slow.clone() } };
     let stub = Stub::new(vec![slow, fast]);
     let targets = vec![target(&stub, "slow", false).await, target(&stub, "fast", false).await];
-    let mix = Mix::new(&[Spec { kind: "summarize".into(), ..spec(11) }], 1, 0.0).unwrap();
+    let mix = WorkloadMix::new(&[WorkloadSpec { kind: "summarize".into(), ..spec(11) }], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
-    let plan = Match { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
+    let plan = ComparisonSetup { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
     let told = play(plan, (stop, false), |_| {}).await.unwrap();
     assert_eq!(told.complete, 10);
     let gains = told.models[1].gains.clone().unwrap();

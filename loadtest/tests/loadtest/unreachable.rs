@@ -2,7 +2,7 @@
 
 use super::{
     commands::{run, script, serve},
-    secured::Papers,
+    tls_and_keys::Papers,
 };
 use std::{
     io::{Read, Write},

@@ -1,21 +1,21 @@
 //! What a measurement leaves: the JSON that every report is drawn from. docs/loadtest.md explains each key.
 
 use crate::{
-    client::models::{About, Software},
+    client::models::{ModelInfo, ServerSoftware},
+    comparison::ModelComparison,
     error::{Error, Result},
     knee::Knee,
     load::{
-        drive::Driven,
-        plan::{Extent, Load},
-        workload::Described,
+        driver::LoadResult,
+        schedule::{LoadPattern, RunLength},
+        workload::WorkloadInfo,
     },
     measure::{
-        meter::Sample,
-        record::{Ends, Figures, Tally, shortening},
-        shortening::Shortening,
-        tester::{Evidence, Tester},
+        counters::TimelineSample,
+        shortening::ModelShortening,
+        stats::{OutcomeCounts, RequestFigures, RequestStats, shortening},
+        tester::{TesterFigures, TesterMeasurement},
     },
-    pair::Comparison,
     units::ns,
 };
 use serde::{Deserialize, Serialize};
@@ -29,33 +29,33 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Measurements made together, under the same conditions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Document {
+pub struct MeasurementReport {
     /// [`FORMAT`].
     pub format: String,
     /// Under which conditions.
     pub conditions: Conditions,
     /// What was measured, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ReportPart>,
     /// Why what was to follow is missing, if it is: an interruption, or the error that ended the command.
     #[serde(default)]
     pub broken_off: Option<String>,
     /// What that is, in the order in which it would have been measured. Absent if nothing was broken off, and from reports of versions
     /// that did not list it.
     #[serde(default)]
-    pub missing: Option<Vec<Missing>>,
+    pub missing: Option<Vec<MissingPart>>,
 }
 
 /// Something that was to be measured and was not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Missing {
+pub struct MissingPart {
     /// The model; of a comparison all of them, with commas.
     pub model: String,
     /// A load, a comparison, or a search, in words.
     pub what: String,
 }
 
-impl Document {
+impl MeasurementReport {
     /// Why it was broken off, in a sentence that ends before the list of what is missing.
     pub fn broken_words(&self) -> Option<String> {
         let why = self.broken_off.as_ref()?;
@@ -67,25 +67,25 @@ impl Document {
     }
 
     /// How requests ended, of each load, or of each model of a comparison.
-    pub fn ends(&self) -> impl Iterator<Item = &Ends> {
-        self.parts.iter().flat_map(Part::ends)
+    pub fn ends(&self) -> impl Iterator<Item = &OutcomeCounts> {
+        self.parts.iter().flat_map(ReportPart::ends)
     }
 }
 
-impl Part {
+impl ReportPart {
     /// Whether it looks for loads that are too much: that requests fail then is what it is for.
     pub fn is_search(&self) -> bool {
         matches!(self, Self::Rates { .. })
     }
 
-    /// As [`Document::ends`].
-    pub fn ends(&self) -> Vec<&Ends> {
+    /// As [`MeasurementReport::ends`].
+    pub fn ends(&self) -> Vec<&OutcomeCounts> {
         match self {
-            Part::Run { point, .. } => vec![&point.figures.requests],
-            Part::Batches { points, .. } | Part::Rates { points, .. } => {
+            ReportPart::Run { point, .. } => vec![&point.figures.requests],
+            ReportPart::Batches { points, .. } | ReportPart::Rates { points, .. } => {
                 points.iter().map(|point| &point.figures.requests).collect()
             }
-            Part::Compare { comparison } => comparison.models.iter().map(|side| &side.figures.requests).collect(),
+            ReportPart::Compare { comparison } => comparison.models.iter().map(|side| &side.figures.requests).collect(),
         }
     }
 }
@@ -104,15 +104,15 @@ pub struct Conditions {
     pub server: String,
     /// The server's program. Absent where it does not tell, and from reports of versions that did not ask.
     #[serde(default)]
-    pub software: Option<Software>,
+    pub software: Option<ServerSoftware>,
     /// The tester's system, and cores that it may use.
     pub tester: String,
     /// What the user says of machine and server.
     pub note: Option<String>,
     /// The server's models that were asked.
-    pub models: Vec<About>,
+    pub models: Vec<ModelInfo>,
     /// What was asked for.
-    pub workloads: Vec<Described>,
+    pub workloads: Vec<WorkloadInfo>,
     /// Of all draws.
     pub seed: u64,
     /// Whether clients asked where segments end; characters then come a step later.
@@ -128,47 +128,47 @@ pub struct Conditions {
 /// A part of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Part {
+pub enum ReportPart {
     /// One load.
     Run {
         /// The model.
         model: String,
         /// What came of it.
-        point: Point,
+        point: LoadPoint,
     },
     /// Closed loops of growing concurrency.
     Batches {
         /// The model.
         model: String,
         /// What came of each.
-        points: Vec<Point>,
+        points: Vec<LoadPoint>,
     },
     /// Open loops of several rates.
     Rates {
         /// The model.
         model: String,
         /// What came of each, by rate.
-        points: Vec<Point>,
+        points: Vec<LoadPoint>,
         /// The highest rate that was sustained.
         knee: Knee,
     },
     /// Models compared request by request.
     Compare {
         /// What came of it.
-        comparison: Comparison,
+        comparison: ModelComparison,
     },
 }
 
 /// What came of one load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Point {
+pub struct LoadPoint {
     /// The load.
-    pub load: Load,
+    pub load: LoadPattern,
     /// Requests before this were not measured.
     pub warm_up_ns: u64,
     /// The measured window.
-    pub window: Window,
+    pub window: MeasuredWindow,
     /// Whether the measurement was ended before its time.
     pub interrupted: bool,
     /// That the server went away, if it did: the point tells nothing of a server that is there. Absent from reports of versions that did
@@ -176,22 +176,22 @@ pub struct Point {
     #[serde(default)]
     pub broken_off: Option<String>,
     /// Figures of all requests together.
-    pub figures: Figures,
+    pub figures: RequestFigures,
     /// Figures of each workload, where there are several; in the order of `conditions.workloads`.
-    pub workloads: Vec<Figures>,
+    pub workloads: Vec<RequestFigures>,
     /// Shortening factors of each model, where texts are of several: one of all would be of none of them. `figures` then has none.
     #[serde(default)]
-    pub shortening_by_model: Vec<Shortening>,
+    pub shortening_by_model: Vec<ModelShortening>,
     /// The course of time, until the last request had ended.
-    pub course: Vec<Sample>,
+    pub course: Vec<TimelineSample>,
     /// What the tester took.
-    pub tester: Tester,
+    pub tester: TesterFigures,
 }
 
 /// What happened in the measured window, whichever requests it belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Window {
+pub struct MeasuredWindow {
     /// Its length: from the end of the warm-up until no more requests are started, or, if only their number is given, until the
     /// last has ended.
     pub window_ns: u64,
@@ -214,15 +214,21 @@ pub struct Window {
     pub chars_per_second: f64,
 }
 
-impl Point {
+impl LoadPoint {
     /// Of what was driven.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(load: Load, extent: Extent, driven: Driven, threads: usize, connections: usize) -> Result<Self> {
-        let Driven { tallies, models, window: change, cpu, course, lags, held, interrupted } = driven;
-        let split = tallies.first().is_some_and(Tally::is_split);
-        let mut all = Tally::new(split)?;
+    pub fn new(
+        load: LoadPattern,
+        extent: RunLength,
+        driven: LoadResult,
+        threads: usize,
+        connections: usize,
+    ) -> Result<Self> {
+        let LoadResult { tallies, models, window: change, cpu, course, lags, held, interrupted } = driven;
+        let split = tallies.first().is_some_and(RequestStats::is_split);
+        let mut all = RequestStats::new(split)?;
         tallies.iter().try_for_each(|tally| all.add(tally))?;
         let mut figures = all.figures()?;
         let mut shortening_by_model = shortening(models.iter().map(String::as_str).zip(&tallies));
@@ -232,11 +238,12 @@ impl Point {
             shortening_by_model.clear();
         }
         let workloads =
-            if tallies.len() > 1 { tallies.iter().map(Tally::figures).collect::<Result<_>>()? } else { vec![] };
+            if tallies.len() > 1 { tallies.iter().map(RequestStats::figures).collect::<Result<_>>()? } else { vec![] };
         let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
         let peak = course.peak_messages();
         let own = figures.requests.own();
-        let mut tester = Evidence { threads, connections, window: change, cpu, peak, lags, held, own, medians }.judge();
+        let mut tester =
+            TesterMeasurement { threads, connections, window: change, cpu, peak, lags, held, own, medians }.judge();
         let broken_off = figures.requests.gone();
         if broken_off.is_some() {
             // whatever the tester took, it was the server that ended it
@@ -245,7 +252,7 @@ impl Point {
         let seconds = change.span.as_secs_f64();
         let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         let [characters, _, started, well, failed, good, measured] = change.counts;
-        let window = Window {
+        let window = MeasuredWindow {
             window_ns: ns(change.span),
             started,
             ended: well + failed,
@@ -277,7 +284,7 @@ impl Point {
 ///
 /// # Errors
 /// Numbers that JSON does not have.
-pub fn json(documents: &[Document]) -> Result<String> {
+pub fn json(documents: &[MeasurementReport]) -> Result<String> {
     serde_json::to_string_pretty(documents).map_err(|error| Error::Internal(format!("a report: {error}")))
 }
 
@@ -285,7 +292,7 @@ pub fn json(documents: &[Document]) -> Result<String> {
 ///
 /// # Errors
 /// A file that is not there, too large, or no report of this version.
-pub fn read(path: &Path) -> Result<Vec<Document>> {
+pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
     let wrong = |place: String, why: String| Error::Report { path: path.to_owned(), place, why };
     let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
     if bytes > MAX_BYTES {
@@ -293,7 +300,7 @@ pub fn read(path: &Path) -> Result<Vec<Document>> {
     }
     let text = fs::read_to_string(path).map_err(Error::io(path))?;
     let mut reader = serde_json::Deserializer::from_str(&text);
-    let documents: Vec<Document> = serde_path_to_error::deserialize(&mut reader)
+    let documents: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader)
         .map_err(|error| wrong(error.path().to_string(), error.inner().to_string()))?;
     match documents.iter().find(|document| document.format != FORMAT) {
         None => Ok(documents),

@@ -1,19 +1,19 @@
 //! The loops: requests made as a plan says, all of them recorded.
 
 use super::{
-    ask::ask,
-    plan::{Extent, Ticket},
-    workload::{Drawn, Mix, Target},
+    execute::execute,
+    schedule::{RunLength, ScheduledRequest},
+    workload::{DrawnRequest, RequestTarget, WorkloadMix},
 };
 use crate::{
     error::{Error, Result},
     measure::{
-        meter::{Change, Course, Meter, Reading},
+        counters::{CounterDelta, CounterSnapshot, LiveCounters, Timeline},
+        histogram::ValueHistogram,
         objective::Objectives,
-        record::{End, GONE, Tally},
-        spread::Numbers,
-        tester::{self, Pulse},
-        watch::Watch,
+        request_timer::RequestTimer,
+        stats::{GONE, RequestOutcome, RequestStats},
+        tester::{self, LagProbe},
     },
 };
 use std::{
@@ -38,52 +38,52 @@ const AGAIN: Duration = Duration::from_millis(100);
 const LATEST: Duration = Duration::from_secs(1);
 
 /// Turns true when everything is to end.
-pub type Stop = watch::Receiver<bool>;
+pub type StopSignal = watch::Receiver<bool>;
 
 /// What is measured.
-pub struct Job {
+pub struct LoadSetup {
     /// Whom requests go to.
-    pub target: Target,
+    pub target: RequestTarget,
     /// What they ask for.
-    pub mix: Mix,
+    pub mix: WorkloadMix,
     /// What a good one keeps.
     pub objectives: Objectives,
 }
 
 /// Where requests come from.
-pub enum Source {
+pub enum RequestSource {
     /// So many at a time, each followed by the next.
     Closed(usize),
     /// A schedule, and how many may be in flight.
-    Open(Receiver<Ticket>, usize),
+    Open(Receiver<ScheduledRequest>, usize),
 }
 
 /// What was measured.
-pub struct Driven {
+pub struct LoadResult {
     /// Of each workload.
-    pub tallies: Vec<Tally>,
+    pub tallies: Vec<RequestStats>,
     /// The model that each asked.
     pub models: Vec<String>,
     /// What happened in the window.
-    pub window: Change,
+    pub window: CounterDelta,
     /// Processor time of this process in it.
     pub cpu: Option<Duration>,
     /// The course, until the last request had ended.
-    pub course: Course,
+    pub course: Timeline,
     /// How late the pulse was taken, if there was one.
-    pub lags: Option<Numbers>,
+    pub lags: Option<ValueHistogram>,
     /// Requests that waited for the limit on requests in flight.
     pub held: u64,
     /// Whether it was told to end before its time.
     pub interrupted: bool,
 }
 
-struct Shared {
-    job: Arc<Job>,
-    meter: Arc<Meter>,
-    tallies: Mutex<Vec<Tally>>,
+struct DriverState {
+    job: Arc<LoadSetup>,
+    meter: Arc<LiveCounters>,
+    tallies: Mutex<Vec<RequestStats>>,
     held: AtomicU64,
-    stop: Stop,
+    stop: StopSignal,
 }
 
 /// Drives a job. The window opens after the warm-up and closes after the duration, or with the last request if only their number
@@ -91,17 +91,22 @@ struct Shared {
 ///
 /// # Errors
 /// A broken invariant; what requests are answered is no error.
-pub async fn drive(
-    job: Arc<Job>,
-    (extent, begin): (Extent, Instant),
-    source: Source,
-    (stop, pulse): (Stop, bool),
-    look: &mut (dyn FnMut(&Meter) + Send),
-) -> Result<Driven> {
-    let meter = Arc::new(Meter::default());
-    let tallies = (0..job.mix.size()).map(|_| Tally::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
-    let shared =
-        Arc::new(Shared { job, meter: meter.clone(), tallies: Mutex::new(tallies), held: AtomicU64::new(0), stop });
+pub async fn run_load(
+    job: Arc<LoadSetup>,
+    (extent, begin): (RunLength, Instant),
+    source: RequestSource,
+    (stop, pulse): (StopSignal, bool),
+    look: &mut (dyn FnMut(&LiveCounters) + Send),
+) -> Result<LoadResult> {
+    let meter = Arc::new(LiveCounters::default());
+    let tallies = (0..job.mix.size()).map(|_| RequestStats::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let shared = Arc::new(DriverState {
+        job,
+        meter: meter.clone(),
+        tallies: Mutex::new(tallies),
+        held: AtomicU64::new(0),
+        stop,
+    });
     let models = shared.job.mix.models(&shared.job.target.model);
     let requests = make(shared.clone(), extent, begin, source);
     tokio::pin!(requests);
@@ -117,7 +122,7 @@ pub async fn drive(
             () = sleep_until(open) => {}
         }
     }
-    let (mut course, pulse) = (Course::begin(&meter)?, if pulse { Some(Pulse::start()?) } else { None });
+    let (mut course, pulse) = (Timeline::begin(&meter)?, if pulse { Some(LagProbe::start()?) } else { None });
     let (opened, cpu) = (meter.read(), tester::cpu());
     let close = extent.duration.map(|duration| open + duration);
     let closed = if is_done { None } else { observe((&meter, &mut course), close, requests, look).await? };
@@ -128,7 +133,7 @@ pub async fn drive(
         None => None,
     };
     let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(Driven {
+    Ok(LoadResult {
         tallies: std::mem::take(&mut *tallies),
         models,
         window: closed.since(&opened),
@@ -142,11 +147,11 @@ pub async fn drive(
 
 /// Looks on until all requests have ended; what there was when the window closed, if it closed before that.
 async fn observe(
-    (meter, course): (&Meter, &mut Course),
+    (meter, course): (&LiveCounters, &mut Timeline),
     close: Option<Instant>,
     mut requests: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
-    look: &mut (dyn FnMut(&Meter) + Send),
-) -> Result<Option<(Reading, Option<Duration>)>> {
+    look: &mut (dyn FnMut(&LiveCounters) + Send),
+) -> Result<Option<(CounterSnapshot, Option<Duration>)>> {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     looks.tick().await;
@@ -166,16 +171,16 @@ async fn observe(
     }
 }
 
-async fn make(shared: Arc<Shared>, extent: Extent, begin: Instant, source: Source) -> Result<()> {
+async fn make(shared: Arc<DriverState>, extent: RunLength, begin: Instant, source: RequestSource) -> Result<()> {
     let mut running = JoinSet::new();
     match source {
-        Source::Closed(concurrency) => {
+        RequestSource::Closed(concurrency) => {
             let counts = Arc::new(Mutex::new((0, 0)));
             for _ in 0..concurrency {
                 running.spawn(repeat(shared.clone(), extent, begin, counts.clone()));
             }
         }
-        Source::Open(tickets, most) => dispatch(&shared, tickets, most, &mut running).await?,
+        RequestSource::Open(tickets, most) => dispatch(&shared, tickets, most, &mut running).await?,
     }
     while let Some(ended) = running.join_next().await {
         joined(ended)?;
@@ -196,7 +201,12 @@ fn joined(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Res
 }
 
 /// One of the clients of a closed loop. It would ask a server that is not there thousands of times a second.
-async fn repeat(shared: Arc<Shared>, extent: Extent, begin: Instant, counts: Arc<Mutex<(u64, u64)>>) -> Result<()> {
+async fn repeat(
+    shared: Arc<DriverState>,
+    extent: RunLength,
+    begin: Instant,
+    counts: Arc<Mutex<(u64, u64)>>,
+) -> Result<()> {
     let mut wait = AGAIN;
     while !*shared.stop.borrow() {
         let ticket = {
@@ -205,7 +215,7 @@ async fn repeat(shared: Arc<Shared>, extent: Extent, begin: Instant, counts: Arc
             extent.now(begin, (warm, measured))
         };
         let Some(ticket) = ticket else { break };
-        if one(&shared, ticket).await? != End::Failed(GONE) {
+        if one(&shared, ticket).await? != RequestOutcome::Failed(GONE) {
             wait = AGAIN;
             continue;
         }
@@ -221,8 +231,8 @@ async fn repeat(shared: Arc<Shared>, extent: Extent, begin: Instant, counts: Arc
 
 /// Starts a request for each ticket when it comes.
 async fn dispatch(
-    shared: &Arc<Shared>,
-    mut tickets: Receiver<Ticket>,
+    shared: &Arc<DriverState>,
+    mut tickets: Receiver<ScheduledRequest>,
     most: usize,
     running: &mut JoinSet<Result<()>>,
 ) -> Result<()> {
@@ -255,19 +265,20 @@ async fn dispatch(
 }
 
 /// Makes one request and records it; how it ended.
-async fn one(shared: &Shared, ticket: Ticket) -> Result<End> {
-    let Shared { job, meter, .. } = shared;
-    let Drawn { which, exchange, cancel_after } = job.mix.draw(ticket.number)?;
-    let mut watch = Watch::new(meter.clone(), ticket.intended, cancel_after);
+async fn one(shared: &DriverState, ticket: ScheduledRequest) -> Result<RequestOutcome> {
+    let DriverState { job, meter, .. } = shared;
+    let DrawnRequest { which, exchange, cancel_after } = job.mix.draw(ticket.number)?;
+    let mut watch = RequestTimer::new(meter.clone(), ticket.intended, cancel_after);
     meter.started.fetch_add(1, Relaxed);
     let mut stop = shared.stop.clone();
-    let end = ask(&*exchange, &job.target, &mut watch, &mut stop).await;
+    let end = execute(&*exchange, &job.target, &mut watch, &mut stop).await;
     let total = ticket.intended.elapsed();
-    let good = end == End::Well && job.objectives.kept(&watch, total);
-    let (count, kept) = if end == End::Well { (&meter.finished, u64::from(good)) } else { (&meter.failed, 0) };
+    let good = end == RequestOutcome::Completed && job.objectives.kept(&watch, total);
+    let (count, kept) =
+        if end == RequestOutcome::Completed { (&meter.finished, u64::from(good)) } else { (&meter.failed, 0) };
     count.fetch_add(1, Relaxed);
     meter.good.fetch_add(kept, Relaxed);
-    if end == End::Well {
+    if end == RequestOutcome::Completed {
         watch.first().into_iter().for_each(|span| meter.first(span));
     }
     if ticket.measured {

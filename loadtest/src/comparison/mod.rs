@@ -6,19 +6,19 @@ pub mod score;
 
 use self::bootstrap::{Gain, gain, median};
 use crate::{
-    client::models::Calibrated,
+    client::models::CalibrationSummary,
     error::{Error, Result},
     load::{
-        ask::ask,
-        drive::Stop,
-        workload::{Exchange, Mix, Target},
+        driver::StopSignal,
+        execute::execute,
+        workload::{PreparedRequest, RequestTarget, WorkloadMix},
     },
     measure::{
-        meter::{Meter, Reading},
-        record::{End, Figures, Tally},
-        spread::Numbers,
-        tester::{self, Evidence, Pulse, Tester},
-        watch::{Unpooled, Watch},
+        counters::{CounterSnapshot, LiveCounters},
+        histogram::ValueHistogram,
+        request_timer::{RequestTimer, UnpooledTimes},
+        stats::{RequestFigures, RequestOutcome, RequestStats},
+        tester::{self, LagProbe, TesterFigures, TesterMeasurement},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub const MAX_PAIRS: u64 = 100_000;
 /// What came of a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Comparison {
+pub struct ModelComparison {
     /// The model that others are measured by.
     pub baseline: String,
     /// Rounds in which every model answered the same request.
@@ -55,16 +55,16 @@ pub struct Comparison {
     /// The text that `bits_per_char` are of, and its characters.
     pub scored: Option<String>,
     /// Every model, the baseline first.
-    pub models: Vec<Side>,
+    pub models: Vec<ComparedModel>,
     /// What the tester took, warm-up included. Absent from reports of versions that did not tell.
     #[serde(default)]
-    pub tester: Option<Tester>,
+    pub tester: Option<TesterFigures>,
 }
 
 /// A model in a comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Side {
+pub struct ComparedModel {
     /// Its name.
     pub model: String,
     /// What it costs: bits per character of the scored text, by the server's `Score`. Absent if not asked for, or refused.
@@ -72,7 +72,7 @@ pub struct Side {
     /// Why there is no `bits_per_char` although it was asked for.
     pub score_refused: Option<String>,
     /// Figures of its requests.
-    pub figures: Figures,
+    pub figures: RequestFigures,
     /// What gains are ratios of. Absent from reports of versions that did not tell.
     #[serde(default)]
     pub medians: Option<Medians>,
@@ -83,7 +83,7 @@ pub struct Side {
     pub estimated: Option<Gains>,
     /// The server's word of what that comes from. None where it tells none.
     #[serde(default)]
-    pub calibrated: Option<Calibrated>,
+    pub calibrated: Option<CalibrationSummary>,
 }
 
 /// Medians over the rounds in which all models have the figure, from sending: the middle number, or the mean of the two in the middle.
@@ -119,7 +119,7 @@ pub struct Gains {
     pub decode_token: Option<Gain>,
 }
 
-impl Side {
+impl ComparedModel {
     /// The medians that its gains are made of; of reports that do not tell them, those of its requests' histograms.
     pub fn told(&self) -> Medians {
         let figures = &self.figures;
@@ -143,7 +143,7 @@ impl Side {
     }
 }
 
-impl Comparison {
+impl ModelComparison {
     /// Holds the server's estimates against what was measured.
     ///
     /// # Errors
@@ -163,11 +163,11 @@ impl Comparison {
 }
 
 /// What is compared.
-pub struct Match {
+pub struct ComparisonSetup {
     /// One for each model, the baseline first.
-    pub targets: Vec<Target>,
+    pub targets: Vec<RequestTarget>,
     /// What they are asked for.
-    pub mix: Mix,
+    pub mix: WorkloadMix,
     /// Rounds that are measured.
     pub rounds: u64,
     /// Rounds that are not, before.
@@ -182,26 +182,24 @@ pub struct Match {
 
 /// A model's figures in a round that ended well.
 #[derive(Debug, Clone, Copy)]
-struct Figured {
+struct RoundFigures {
     /// The time to the end, to the first character, of a character; of a document's encoding, and of a token of its summary.
     times: [Option<Duration>; 5],
     /// What the server says it took, and would have taken without pooling.
-    unpooled: Option<Unpooled>,
+    unpooled: Option<UnpooledTimes>,
 }
 
-type Timed = Option<Figured>;
-
-struct Shared {
-    plan: Match,
-    meter: Arc<Meter>,
+struct ComparisonState {
+    plan: ComparisonSetup,
+    meter: Arc<LiveCounters>,
     next: AtomicU64,
-    played: Mutex<Played>,
-    stop: Stop,
+    played: Mutex<RoundResults>,
+    stop: StopSignal,
 }
 
-struct Played {
-    tallies: Vec<Tally>,
-    rounds: Vec<Vec<Timed>>,
+struct RoundResults {
+    tallies: Vec<RequestStats>,
+    rounds: Vec<Vec<Option<RoundFigures>>>,
 }
 
 /// Plays all rounds; `look` is called after each with how many there were. With a `pulse` it is told how late events are seen.
@@ -209,14 +207,14 @@ struct Played {
 /// # Errors
 /// A broken invariant; what requests are answered is no error.
 pub async fn play(
-    plan: Match,
-    (stop, pulse): (Stop, bool),
+    plan: ComparisonSetup,
+    (stop, pulse): (StopSignal, bool),
     look: impl Fn(u64) + Send + Sync + 'static,
-) -> Result<Comparison> {
-    let tallies = plan.targets.iter().map(|target| Tally::new(target.boundaries)).collect::<Result<Vec<_>>>()?;
-    let played = Mutex::new(Played { tallies, rounds: Vec::new() });
-    let shared = Arc::new(Shared { plan, meter: Arc::default(), next: AtomicU64::new(0), played, stop });
-    let pulse = if pulse { Some(Pulse::start()?) } else { None };
+) -> Result<ModelComparison> {
+    let tallies = plan.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let played = Mutex::new(RoundResults { tallies, rounds: Vec::new() });
+    let shared = Arc::new(ComparisonState { plan, meter: Arc::default(), next: AtomicU64::new(0), played, stop });
+    let pulse = if pulse { Some(LagProbe::start()?) } else { None };
     let begun = (shared.meter.read(), tester::cpu());
     let (look, mut players) = (Arc::new(look), JoinSet::new());
     for _ in 0..shared.plan.concurrency {
@@ -246,14 +244,15 @@ pub async fn play(
 
 /// Whether the tester may be the limit: held against the fastest model, whose figures it would change most.
 fn judged(
-    shared: &Shared,
-    (begun, cpu): (Reading, Option<Duration>),
-    lags: Option<Numbers>,
-    models: &[Side],
-) -> Tester {
-    let least =
-        |of: fn(&Figures) -> Option<f64>| models.iter().filter_map(|side| of(&side.figures)).min_by(f64::total_cmp);
-    let evidence = Evidence {
+    shared: &ComparisonState,
+    (begun, cpu): (CounterSnapshot, Option<Duration>),
+    lags: Option<ValueHistogram>,
+    models: &[ComparedModel],
+) -> TesterFigures {
+    let least = |of: fn(&RequestFigures) -> Option<f64>| {
+        models.iter().filter_map(|side| of(&side.figures)).min_by(f64::total_cmp)
+    };
+    let evidence = TesterMeasurement {
         threads: shared.plan.threads,
         connections: shared.plan.targets.iter().map(|target| target.pool.size()).sum(),
         window: shared.meter.read().since(&begun),
@@ -268,21 +267,21 @@ fn judged(
 }
 
 /// One request, of every model in turn.
-async fn round(shared: &Shared, number: u64) -> Result<()> {
-    let Match { targets, mix, warm_up, .. } = &shared.plan;
+async fn round(shared: &ComparisonState, number: u64) -> Result<()> {
+    let ComparisonSetup { targets, mix, warm_up, .. } = &shared.plan;
     let drawn = mix.draw(number)?;
-    let mut times: Vec<Timed> = vec![None; targets.len()];
+    let mut times: Vec<Option<RoundFigures>> = vec![None; targets.len()];
     let mut done = Vec::new();
     for turn in 0..targets.len() {
         let which = (turn + number as usize) % targets.len();
         let (watch, end, total) = timed(shared, &*drawn.exchange, &targets[which]).await;
-        if end == End::Well {
+        if end == RequestOutcome::Completed {
             let summary = watch.told.and_then(|told| told.summary);
             let encode = summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode);
             let token = summary.and_then(|summary| summary.per_token());
             // of summaries so many tokens are asked for, which are more characters in one model's words than in another's
             let char = watch.per_char().filter(|_| summary.is_none());
-            times[which] = Some(Figured {
+            times[which] = Some(RoundFigures {
                 times: [Some(total), watch.first_sent(), char, encode, token],
                 unpooled: watch.told.and_then(|told| told.unpooled),
             });
@@ -297,7 +296,7 @@ async fn round(shared: &Shared, number: u64) -> Result<()> {
     }
     let mut played = shared.played.lock().unwrap_or_else(PoisonError::into_inner);
     for (which, watch, end, total) in done {
-        let good = end == End::Well;
+        let good = end == RequestOutcome::Completed;
         if let Some(tally) = played.tallies.get_mut(which) {
             tally.take(&watch, &end, total, good);
         }
@@ -306,16 +305,20 @@ async fn round(shared: &Shared, number: u64) -> Result<()> {
     Ok(())
 }
 
-async fn timed(shared: &Shared, exchange: &dyn Exchange, target: &Target) -> (Watch, End, Duration) {
-    let mut watch = Watch::new(shared.meter.clone(), Instant::now(), None);
-    let end = ask(exchange, target, &mut watch, &mut shared.stop.clone()).await;
+async fn timed(
+    shared: &ComparisonState,
+    exchange: &dyn PreparedRequest,
+    target: &RequestTarget,
+) -> (RequestTimer, RequestOutcome, Duration) {
+    let mut watch = RequestTimer::new(shared.meter.clone(), Instant::now(), None);
+    let end = execute(exchange, target, &mut watch, &mut shared.stop.clone()).await;
     let total = watch.sent.unwrap_or(watch.intended).elapsed();
     (watch, end, total)
 }
 
 /// The server's estimates of the same requests, as gains.
-fn estimated(told: &[Unpooled], seed: u64) -> Option<Gains> {
-    let of = |times: fn(&Unpooled) -> (Duration, Duration)| {
+fn estimated(told: &[UnpooledTimes], seed: u64) -> Option<Gains> {
+    let of = |times: fn(&UnpooledTimes) -> (Duration, Duration)| {
         let pairs = told.iter().map(times).filter(|(_, took)| !took.is_zero());
         gain(&pairs.map(|(would, took)| (would.as_secs_f64(), took.as_secs_f64())).collect::<Vec<_>>(), seed)
     };
@@ -328,20 +331,21 @@ fn estimated(told: &[Unpooled], seed: u64) -> Option<Gains> {
     })
 }
 
-fn told(shared: &Shared) -> Result<Comparison> {
-    let Match { targets, warm_up, concurrency, seed, .. } = &shared.plan;
+fn told(shared: &ComparisonState) -> Result<ModelComparison> {
+    let ComparisonSetup { targets, warm_up, concurrency, seed, .. } = &shared.plan;
     let played = shared.played.lock().unwrap_or_else(PoisonError::into_inner);
-    let complete: Vec<&Vec<Timed>> = played.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    let complete: Vec<&Vec<Option<RoundFigures>>> =
+        played.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
     // of rounds in which all models have the figure, so that a model has one median, whomever it is held against
     let column = |which: usize, figure: usize| -> Vec<f64> {
-        let of = |timed: &Timed| Some(timed.as_ref()?.times[figure]?.as_nanos() as f64);
+        let of = |timed: &Option<RoundFigures>| Some(timed.as_ref()?.times[figure]?.as_nanos() as f64);
         let whole = complete.iter().filter(|round| round.iter().all(|timed| of(timed).is_some()));
         whole.filter_map(|round| of(round.get(which)?)).collect()
     };
     let gain_of = |which: usize, figure: usize| {
         gain(&column(0, figure).into_iter().zip(column(which, figure)).collect::<Vec<_>>(), *seed)
     };
-    let side = |(which, target): (usize, &Target)| {
+    let side = |(which, target): (usize, &RequestTarget)| {
         let tally = played.tallies.get(which).ok_or_else(|| Error::Internal("a model without figures".into()))?;
         let gains = || Gains {
             total: gain_of(which, 0),
@@ -350,8 +354,9 @@ fn told(shared: &Shared) -> Result<Comparison> {
             encode: gain_of(which, 3),
             decode_token: gain_of(which, 4),
         };
-        let told: Vec<Unpooled> = complete.iter().filter_map(|round| round.get(which)?.as_ref()?.unpooled).collect();
-        Ok(Side {
+        let told: Vec<UnpooledTimes> =
+            complete.iter().filter_map(|round| round.get(which)?.as_ref()?.unpooled).collect();
+        Ok(ComparedModel {
             model: target.model.clone(),
             bits_per_char: None,
             score_refused: None,
@@ -368,7 +373,7 @@ fn told(shared: &Shared) -> Result<Comparison> {
             calibrated: None,
         })
     };
-    Ok(Comparison {
+    Ok(ModelComparison {
         baseline: targets.first().map(|target| target.model.clone()).unwrap_or_default(),
         rounds: played.rounds.len() as u64,
         complete: complete.len() as u64,

@@ -12,13 +12,13 @@ const BARS: f64 = 24.0;
 
 /// Whole numbers that were measured: nanoseconds, mostly.
 #[derive(Debug, Clone)]
-pub struct Numbers(Histogram<u64>);
+pub struct ValueHistogram(Histogram<u64>);
 
 /// What is told of many numbers. A percentile is the least recorded number that at least this share of them do not exceed; it
 /// is absent where fewer numbers were recorded than it takes to have one beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Spread {
+pub struct Percentiles {
     /// How many.
     pub count: u64,
     /// The mean.
@@ -44,7 +44,7 @@ pub struct Spread {
 /// A bar of a drawn distribution: numbers from `from` to `to`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Bar {
+pub struct HistogramBar {
     /// The least number of the bar.
     pub from: f64,
     /// The number that the next bar begins with.
@@ -53,7 +53,7 @@ pub struct Bar {
     pub count: u64,
 }
 
-impl Numbers {
+impl ValueHistogram {
     /// None yet.
     ///
     /// # Errors
@@ -94,17 +94,17 @@ impl Numbers {
     }
 
     /// What is told of them, each multiplied by `scale`.
-    pub fn spread(&self, scale: f64) -> Spread {
+    pub fn spread(&self, scale: f64) -> Percentiles {
         let (numbers, count) = (&self.0, self.0.len());
         if count == 0 {
-            return Spread::default();
+            return Percentiles::default();
         }
         // the middle of what three digits cannot tell apart
         let at = |share: f64, least: u64| {
             let number = numbers.median_equivalent(numbers.value_at_quantile(share)).min(numbers.max());
             (count >= least).then_some(number as f64 * scale)
         };
-        Spread {
+        Percentiles {
             count,
             mean: Some(numbers.mean() * scale),
             min: Some(numbers.min() as f64 * scale),
@@ -119,14 +119,14 @@ impl Numbers {
     }
 
     /// Their distribution in bars of equal width on a logarithmic axis; numbers below 1 are in the first.
-    pub fn bars(&self) -> Vec<Bar> {
-        let mut bars: Vec<Bar> = Vec::new();
+    pub fn bars(&self) -> Vec<HistogramBar> {
+        let mut bars: Vec<HistogramBar> = Vec::new();
         for step in self.0.iter_recorded() {
             let place = ((step.value_iterated_to().max(1) as f64).log10() * BARS).floor();
             let (from, to) = (10f64.powf(place / BARS), 10f64.powf((place + 1.0) / BARS));
             match bars.last_mut().filter(|bar| bar.from == from) {
                 Some(bar) => bar.count += step.count_at_value(),
-                None => bars.push(Bar { from, to, count: step.count_at_value() }),
+                None => bars.push(HistogramBar { from, to, count: step.count_at_value() }),
             }
         }
         bars
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_those_of_the_numbers_within_three_digits() {
-        let mut numbers = Numbers::new().unwrap();
+        let mut numbers = ValueHistogram::new().unwrap();
         (1..=10_000u64).for_each(|number| numbers.number(number * 1000));
         let spread = numbers.spread(1.0);
         let all =
@@ -155,8 +155,8 @@ mod tests {
 
     #[test]
     fn percentiles_that_few_numbers_do_not_have_are_not_told() {
-        let mut numbers = Numbers::new().unwrap();
-        assert_eq!(numbers.spread(1.0), Spread::default());
+        let mut numbers = ValueHistogram::new().unwrap();
+        assert_eq!(numbers.spread(1.0), Percentiles::default());
         (0..99).for_each(|_| numbers.number(5));
         let spread = numbers.spread(2.0);
         assert_eq!((spread.p50, spread.p95, spread.p99, spread.p999), (Some(10.0), Some(10.0), None, None));

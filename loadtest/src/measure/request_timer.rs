@@ -6,7 +6,7 @@
 //! has it; where the model writes a mark instead, the character is told when the mark is chosen and the middle layers run after
 //! that, so that the gap *after* it has it.
 
-use super::{meter::Meter, summaries::Summary};
+use super::{counters::LiveCounters, summaries::SummaryMeasurement};
 use std::{
     ops::ControlFlow,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -19,7 +19,7 @@ const MOST: usize = 1 << 20;
 
 /// Characters that came in one message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Arrived {
+pub struct ReceivedMessage {
     /// How many.
     pub characters: u64,
     /// Those that end a segment, by the predictor's word.
@@ -30,7 +30,7 @@ pub struct Arrived {
 
 /// What the server tells of a request when it has ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ServerReport {
     /// From arrival to admission.
     pub queue: Duration,
     /// From admission to the first distribution.
@@ -48,14 +48,14 @@ pub struct Told {
     /// Segments closed, prompt included.
     pub segments: u64,
     /// What it took and, estimated, would have taken without pooling.
-    pub unpooled: Option<Unpooled>,
+    pub unpooled: Option<UnpooledTimes>,
     /// Of a summary.
-    pub summary: Option<Summary>,
+    pub summary: Option<SummaryMeasurement>,
 }
 
 /// A request's time on its row by the server's word: measured, and estimated without pooling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Unpooled {
+pub struct UnpooledTimes {
     /// Of the prompt: what it took.
     pub prefill: Duration,
     /// And would have taken.
@@ -77,8 +77,8 @@ pub struct Gap {
 
 /// What is known of a request so far.
 #[derive(Debug)]
-pub struct Watch {
-    meter: Arc<Meter>,
+pub struct RequestTimer {
+    meter: Arc<LiveCounters>,
     /// When it was to be sent.
     pub intended: Instant,
     /// When it was sent.
@@ -102,12 +102,12 @@ pub struct Watch {
     /// From one end of a segment to the next that came in another message.
     pub segments: Vec<Duration>,
     /// What the server told in the end.
-    pub told: Option<Told>,
+    pub told: Option<ServerReport>,
 }
 
-impl Watch {
+impl RequestTimer {
     /// Of a request that is to be sent at `intended`, and given up after `cancel_after` characters.
-    pub fn new(meter: Arc<Meter>, intended: Instant, cancel_after: Option<u64>) -> Self {
+    pub fn new(meter: Arc<LiveCounters>, intended: Instant, cancel_after: Option<u64>) -> Self {
         Self {
             meter,
             intended,
@@ -132,7 +132,7 @@ impl Watch {
     }
 
     /// Characters came now. Breaks if this client is to go away.
-    pub fn arrived(&mut self, arrived: Arrived) -> ControlFlow<()> {
+    pub fn arrived(&mut self, arrived: ReceivedMessage) -> ControlFlow<()> {
         if arrived.characters == 0 {
             return ControlFlow::Continue(());
         }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use tokio::time::sleep;
 
-    const ONE: Arrived = Arrived { characters: 1, ends: 0, marked: 0 };
+    const ONE: ReceivedMessage = ReceivedMessage { characters: 1, ends: 0, marked: 0 };
 
     fn ms(span: u64) -> Duration {
         Duration::from_millis(span)
@@ -207,12 +207,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gaps_are_boundary_gaps_where_the_middle_layers_ran() {
-        let mut watch = Watch::new(Arc::default(), Instant::now(), None);
+        let mut watch = RequestTimer::new(Arc::default(), Instant::now(), None);
         sleep(ms(5)).await;
         watch.sends();
         // first, plain, ended by the predictor, plain, ended by a mark, the gap of the mark, plain
-        let ends = Arrived { ends: 1, ..ONE };
-        let marked = Arrived { marked: 1, ..ONE };
+        let ends = ReceivedMessage { ends: 1, ..ONE };
+        let marked = ReceivedMessage { marked: 1, ..ONE };
         for (after, what) in [(20, ONE), (10, ONE), (30, ends), (11, ONE), (12, marked), (40, ONE), (13, ONE)] {
             sleep(ms(after)).await;
             assert!(watch.arrived(what).is_continue());
@@ -226,11 +226,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_message_without_characters_is_no_arrival_and_several_in_one_have_no_gap_between_them() {
-        let mut watch = Watch::new(Arc::default(), Instant::now(), Some(4));
+        let mut watch = RequestTimer::new(Arc::default(), Instant::now(), Some(4));
         watch.sends();
-        assert!(watch.arrived(Arrived::default()).is_continue());
+        assert!(watch.arrived(ReceivedMessage::default()).is_continue());
         assert_eq!((watch.first(), watch.messages), (None, 0));
-        assert!(watch.arrived(Arrived { characters: 3, ends: 1, marked: 0 }).is_continue());
+        assert!(watch.arrived(ReceivedMessage { characters: 3, ends: 1, marked: 0 }).is_continue());
         sleep(ms(7)).await;
         assert!(watch.arrived(ONE).is_break() && watch.is_cancelled());
         assert_eq!(watch.gaps, [Gap { span: ms(7), boundary: false }]);

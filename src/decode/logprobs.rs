@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    kernels::distribution::largest_and_excess,
+    kernels::distribution::max_and_log_sum_exp,
 };
 use std::cmp::Ordering;
 
@@ -69,7 +69,7 @@ pub(super) struct Normaliser {
 impl Normaliser {
     pub(super) fn of(logits: &[f32]) -> Result<Self> {
         // by the machine's own instruction set: what is told of a model does not depend on the one that it computes with
-        let (peak, excess) = largest_and_excess(logits);
+        let (peak, excess) = max_and_log_sum_exp(logits);
         let peak = f64::from(peak);
         if peak.is_finite() && excess.is_finite() {
             return Ok(Self { peak, excess });

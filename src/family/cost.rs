@@ -2,7 +2,7 @@
 
 use crate::{
     decode::cost::StepCost,
-    kernels::{attention::Layout, linear::Linear, rowwise::Norm},
+    kernels::{attention::PageLayout, linear::Linear, rowwise::LayerNorm},
     nn::{stack::Stack, t5},
 };
 
@@ -13,17 +13,17 @@ pub fn linear(matrix: &Linear) -> StepCost {
 }
 
 /// A normalisation: its multiplications are not worth counting.
-pub fn norm(norm: &Norm) -> StepCost {
+pub fn norm(norm: &LayerNorm) -> StepCost {
     StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
 }
 
 /// A T5 stack, for a row that attends to so many keys of its own in each layer, and in a decoder to so many of its memory.
 pub fn t5_stack(stack: &t5::Stack, keys: usize, memory: usize) -> StepCost {
-    let Layout { layers, heads, head_dim, .. } = stack.layout;
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim; // of one key in all layers
     let mut cost = StepCost {
         shared_bytes: stack.position.bytes_for(&stack.layout, keys) + size_of_val(&*stack.norm.weight),
-        own_bytes: (keys + memory) * stack.layout.bytes_for_key(),
+        own_bytes: (keys + memory) * stack.layout.bytes_per_key(),
         // queries with keys, weights with values
         multiply_adds: 2 * (keys + memory) * numbers,
     };
@@ -43,11 +43,11 @@ pub fn t5_stack(stack: &t5::Stack, keys: usize, memory: usize) -> StepCost {
 /// A stack, for the last of so many `positions`.
 pub fn stack(stack: &Stack, positions: usize) -> StepCost {
     let keys = stack.window.keys(positions);
-    let Layout { layers, heads, head_dim, .. } = stack.layout;
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim * keys; // of the keys of all layers, and as many of the values
     let mut cost = StepCost {
         shared_bytes: stack.position.bytes_for(&stack.layout, keys),
-        own_bytes: keys * stack.layout.bytes_for_key(),
+        own_bytes: keys * stack.layout.bytes_per_key(),
         multiply_adds: (stack.position.products() + 1) * numbers,
     };
     for layer in &stack.layers {
@@ -70,7 +70,7 @@ pub fn stack(stack: &Stack, positions: usize) -> StepCost {
 
 /// A stack's attention to a memory of so many vectors.
 pub fn memory(stack: &Stack, vectors: usize) -> StepCost {
-    let Layout { layers, heads, head_dim, .. } = stack.layout;
+    let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let multiply_adds = 2 * layers * heads * head_dim * vectors;
-    StepCost { shared_bytes: 0, own_bytes: vectors * stack.layout.bytes_for_key(), multiply_adds }
+    StepCost { shared_bytes: 0, own_bytes: vectors * stack.layout.bytes_per_key(), multiply_adds }
 }

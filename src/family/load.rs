@@ -7,7 +7,7 @@ use super::{
 use crate::{
     decode::contract::Model,
     error::{Error, Result},
-    kernels::{Dtype, Isa, Pool},
+    kernels::{Dtype, Isa, ThreadPool},
 };
 use std::{
     path::{Path, PathBuf},
@@ -32,7 +32,7 @@ pub struct Settings {
     /// The instruction set of the kernels; the widest that the processor has, unless a test asks for another.
     pub isa: Isa,
     /// The threads, once started: models loaded with clones of the same settings share them.
-    pub pool: Option<Arc<Pool>>,
+    pub pool: Option<Arc<ThreadPool>>,
 }
 
 impl Default for Settings {
@@ -45,7 +45,7 @@ impl Default for Settings {
 impl Settings {
     /// The same with the threads started: all models loaded with these settings, or clones of them, share those.
     pub fn with_threads(mut self) -> Self {
-        self.pool.get_or_insert_with(|| Arc::new(Pool::new(self.threads)));
+        self.pool.get_or_insert_with(|| Arc::new(ThreadPool::new(self.threads)));
         self
     }
 

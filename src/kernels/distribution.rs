@@ -8,7 +8,7 @@ use super::{
 
 /// The largest of `x`, and ln Σ e^(x − largest): within a millionth of what it is. One of the two is not finite, if there is no
 /// number above minus infinity, or one that is infinite or none.
-pub fn largest_and_excess(x: &[f32]) -> (f32, f64) {
+pub fn max_and_log_sum_exp(x: &[f32]) -> (f32, f64) {
     let isa = Isa::detect();
     let largest = largest(isa, x);
     (largest, sum_above(isa, x, largest).ln())
@@ -103,12 +103,12 @@ mod tests {
             for wrong in [f32::NAN, f32::from_bits(0xffff_ffff), f32::INFINITY] {
                 let mut x = [1f32; 21];
                 x[place] = wrong;
-                let (largest, excess) = largest_and_excess(&x);
+                let (largest, excess) = max_and_log_sum_exp(&x);
                 assert!(!(largest.is_finite() && excess.is_finite()), "{wrong} at {place}: {largest} {excess}");
             }
         }
-        assert!(!largest_and_excess(&[f32::NEG_INFINITY; 17]).0.is_finite());
-        assert!(!largest_and_excess(&[]).0.is_finite());
+        assert!(!max_and_log_sum_exp(&[f32::NEG_INFINITY; 17]).0.is_finite());
+        assert!(!max_and_log_sum_exp(&[]).0.is_finite());
     }
 
     #[test]

@@ -11,22 +11,22 @@
 #![allow(unsafe_code, reason = "the one room that has it")]
 
 pub mod attention;
-pub mod ceiling;
+mod disjoint;
 pub mod distribution;
 mod dtype;
 #[cfg(test)]
-mod exact;
+mod exact_tests;
 mod isa;
 pub mod linear;
 pub mod memory;
 pub mod pages;
+pub mod peak;
 mod pool;
 pub mod rowwise;
-mod shared;
 
 pub use dtype::Dtype;
 pub use isa::Isa;
-pub use pool::Pool;
+pub use pool::ThreadPool;
 
 use std::sync::Arc;
 
@@ -39,5 +39,5 @@ pub struct Compute {
     /// Instruction set.
     pub isa: Isa,
     /// Threads.
-    pub pool: Arc<Pool>,
+    pub pool: Arc<ThreadPool>,
 }

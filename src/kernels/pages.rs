@@ -61,7 +61,7 @@ impl PagePool {
     ///
     /// # Errors
     /// [`Error::OutOfPages`] if the limit is reached; [`Error::Internal`] if the system has no more memory.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Page> {
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Page> {
         let room = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         if self.in_use.fetch_update(Relaxed, Relaxed, room).is_err() {
             return Err(Error::OutOfPages { needed: self.in_use().saturating_add(bytes), limit: self.limit });
@@ -129,7 +129,7 @@ impl Page {
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let missing = || Error::Internal("a page without memory".into());
         if self.is_shared() {
-            let mut copy = self.pool.take(self.bytes().len())?;
+            let mut copy = self.pool.allocate(self.bytes().len())?;
             let region = copy.region.as_mut().and_then(Arc::get_mut).ok_or_else(missing)?;
             region.bytes_mut().copy_from_slice(self.bytes());
             *self = copy;
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_shared_page_is_copied_by_the_writer_alone() {
         let pool = PagePool::new(1 << 20);
-        let mut page = pool.take(128).unwrap();
+        let mut page = pool.allocate(128).unwrap();
         page.bytes_mut().unwrap().fill(1);
         let mut other = page.clone();
         assert!(page.is_shared());
@@ -185,18 +185,18 @@ mod tests {
     #[test]
     fn the_limit_holds_and_is_given_back() {
         let pool = PagePool::new(128);
-        let page = pool.take(128).unwrap();
-        assert!(matches!(pool.take(64), Err(Error::OutOfPages { needed: 192, limit: 128 })));
+        let page = pool.allocate(128).unwrap();
+        assert!(matches!(pool.allocate(64), Err(Error::OutOfPages { needed: 192, limit: 128 })));
         assert!(matches!(page.clone().bytes_mut(), Err(Error::OutOfPages { .. })));
         drop(page);
-        assert!(pool.take(128).is_ok());
+        assert!(pool.allocate(128).is_ok());
     }
 
     #[test]
     fn threads_dropping_references_leave_nothing() {
         let pool = PagePool::new(1 << 20);
         for _ in 0..200 {
-            let page = pool.take(64).unwrap();
+            let page = pool.allocate(64).unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     let page = page.clone();
@@ -211,10 +211,10 @@ mod tests {
     fn what_was_given_back_is_given_out_again() {
         let pool = PagePool::new(1 << 20);
         let start = |page: &Page| page.bytes().as_ptr();
-        let (first, second) = (pool.take(640).unwrap(), pool.take(64).unwrap());
+        let (first, second) = (pool.allocate(640).unwrap(), pool.allocate(64).unwrap());
         let (at_first, at_second) = (start(&first), start(&second));
         drop((first, second));
-        assert_eq!((start(&pool.take(64).unwrap()), start(&pool.take(640).unwrap())), (at_second, at_first));
+        assert_eq!((start(&pool.allocate(64).unwrap()), start(&pool.allocate(640).unwrap())), (at_second, at_first));
     }
 
     /// Of pages of so many bytes: how many there are, and how many of them nobody holds.
@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn take(pool: &Arc<PagePool>, bytes: usize, count: usize) -> Vec<Page> {
-        (0..count).map(|_| pool.take(bytes).unwrap()).collect()
+        (0..count).map(|_| pool.allocate(bytes).unwrap()).collect()
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((count(&pool, 128), count(&pool, 512)), ((0, 0), (1, 0)));
         let mut held = take(&pool, 128, 4);
         held[0].bytes_mut().unwrap().fill(7);
-        assert!(matches!(pool.take(1), Err(Error::OutOfPages { needed: 1025, limit: 1024 })));
+        assert!(matches!(pool.allocate(1), Err(Error::OutOfPages { needed: 1025, limit: 1024 })));
         // again, while some of the smaller ones are held: those stay as they are, and only the kept ones go
         drop(large);
         drop(held.split_off(3));
@@ -265,7 +265,7 @@ mod tests {
         let piece = |page: &Page| page.bytes().as_ptr() as usize / (2 << 20);
         let mut pages = Vec::new();
         for _ in 0..20 {
-            pages.extend([64, 1 << 20, 192].map(|bytes| pool.take(bytes).unwrap()));
+            pages.extend([64, 1 << 20, 192].map(|bytes| pool.allocate(bytes).unwrap()));
         }
         let of = |bytes: usize| pages.iter().filter(move |page| page.bytes().len() == bytes).map(piece);
         for (one, other) in [(64, 192), (64, 1 << 20), (192, 1 << 20)] {
@@ -288,7 +288,7 @@ mod tests {
             match below(5) {
                 0 | 1 if !held.is_empty() => drop(held.swap_remove(below(held.len()))),
                 2 if !held.is_empty() => held.push(held[below(held.len())].clone()),
-                _ => match pool.take(sizes[below(sizes.len())]) {
+                _ => match pool.allocate(sizes[below(sizes.len())]) {
                     Ok(page) => {
                         held.push(page);
                         let left: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1).sum();

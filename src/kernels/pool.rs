@@ -5,7 +5,7 @@
 //! elsewhere thus delays nobody by more than the task it took. A worker that finds nothing to do spins for some dozens of
 //! microseconds (the next product of the same step comes sooner than that) and then sleeps.
 
-use super::shared::Shared;
+use super::disjoint::DisjointSlice;
 use std::{
     any::Any,
     cell::Cell,
@@ -23,7 +23,7 @@ const SPINS: usize = 4_000;
 const PATIENCE: usize = 10_000;
 
 /// Threads that run the tasks of one job together. Any thread may call [`run`](Self::run); jobs take turns.
-pub struct Pool {
+pub struct ThreadPool {
     board: Arc<Board>,
     workers: Vec<JoinHandle<()>>,
     turn: Mutex<()>,
@@ -33,7 +33,7 @@ pub struct Pool {
 type Body<'a> = &'a (dyn Fn(usize) + Sync);
 
 /// What is done with some rows' parts of one column.
-type CellBody<'a> = dyn Fn((usize, usize), &mut [&mut [f32]]) + Sync + 'a;
+type CellBody<'a> = dyn Fn(usize, usize, &mut [&mut [f32]]) + Sync + 'a;
 
 /// What caller and workers share.
 #[derive(Default)]
@@ -66,7 +66,7 @@ thread_local! {
 
 const TASKS: u64 = u32::MAX as u64;
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `threads`, the caller of [`run`](Self::run) included; at least one. Where the system refuses a thread, the
     /// pool works with those it got.
     pub fn new(threads: usize) -> Self {
@@ -110,29 +110,30 @@ impl Pool {
     }
 
     /// Calls `body(i, part)` for the consecutive parts of `width` floats, on all threads if `share`.
-    pub fn chunks(&self, floats: &mut [f32], width: usize, share: bool, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    pub fn for_chunks(&self, floats: &mut [f32], width: usize, share: bool, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
         assert!(floats.len().is_multiple_of(width));
         if !share {
             floats.chunks_exact_mut(width).enumerate().for_each(|(index, part)| body(index, part));
             return;
         }
-        let (parts, shared) = (floats.len() / width, Shared::new(floats));
+        let (parts, shared) = (floats.len() / width, DisjointSlice::new(floats));
         // SAFETY: each part belongs to one task.
         self.run(parts, &|part| body(part, unsafe { shared.part(part * width, width) }));
     }
 
     /// Calls `body((row, column), parts)` for `floats`, (rows, columns, width), on all threads if `share`: with the parts of
     /// up to `T` rows from that one on, in one column. The rows of the first column come first.
-    pub fn columns<const T: usize>(
+    pub fn for_columns<const T: usize>(
         &self,
         floats: &mut [f32],
-        (rows, columns): (usize, usize),
+        rows: usize,
+        columns: usize,
         share: bool,
         body: &CellBody<'_>,
     ) {
         let Some(width) = floats.len().checked_div(rows * columns) else { return };
         assert_eq!(floats.len(), width * rows * columns);
-        let (shared, blocks) = (Shared::new(floats), rows.div_ceil(T));
+        let (shared, blocks) = (DisjointSlice::new(floats), rows.div_ceil(T));
         let task = |task: usize| {
             let (first, column) = (task % blocks * T, task / blocks);
             let mut parts: [&mut [f32]; T] = std::array::from_fn(|_| &mut [][..]);
@@ -141,19 +142,19 @@ impl Pool {
                 // SAFETY: each part belongs to one task.
                 *part = unsafe { shared.part(((first + row) * columns + column) * width, width) };
             }
-            body((first, column), parts);
+            body(first, column, parts);
         };
         if share { self.run(blocks * columns, &task) } else { (0..blocks * columns).for_each(task) }
     }
 }
 
-impl std::fmt::Debug for Pool {
+impl std::fmt::Debug for ThreadPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("threads", &self.threads()).finish()
+        f.debug_struct("ThreadPool").field("threads", &self.threads()).finish()
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.board.stopped.store(true, SeqCst);
         self.board.wake();
@@ -256,7 +257,7 @@ mod tests {
 
     #[test]
     fn every_task_runs_once() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         for tasks in [0, 1, 2, 7, 500] {
             let counts: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
             pool.run(tasks, &|task| {
@@ -268,7 +269,7 @@ mod tests {
 
     #[test]
     fn many_callers_take_turns() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let total = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -286,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_job_within_a_task_runs_where_it_is() {
-        let (pool, count) = (Pool::new(2), AtomicUsize::new(0));
+        let (pool, count) = (ThreadPool::new(2), AtomicUsize::new(0));
         pool.run(8, &|_| {
             pool.run(8, &|_| {
                 count.fetch_add(1, Relaxed);
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let result = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|task| assert_ne!(task, 5))));
         let message = result.unwrap_err();
         assert!(message.downcast_ref::<String>().is_some_and(|said| said.contains("left != right")));

@@ -1,7 +1,7 @@
 //! Functions of one row: norms, activations. Sums run in sixteen lanes, added up in a fixed order.
 
 use super::{
-    Compute, LANES, Pool,
+    Compute, LANES, ThreadPool,
     dtype::{inverse_of, scale_of, to_byte},
     isa::{Simd, multiversion},
 };
@@ -11,13 +11,13 @@ const WORTH_SHARING: usize = 1 << 13;
 
 /// Applies `body` to consecutive runs of whole rows of `x` (rows, width), on all threads if that pays; it is told where in
 /// `x` its run starts.
-fn by_rows(pool: &Pool, x: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+fn by_rows(pool: &ThreadPool, x: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     let share = x.len() >= WORTH_SHARING;
-    pool.chunks(x, width, share, &|row, part| body(row * width, part));
+    pool.for_chunks(x, width, share, &|row, part| body(row * width, part));
 }
 
 /// x ← LayerNorm(x + y), row by row: (rows, width), biased variance, then `weight` and `bias` (width).
-pub fn add_norm(compute: &Compute, x: &mut [f32], y: &[f32], norm: &Norm) {
+pub fn add_layer_norm(compute: &Compute, x: &mut [f32], y: &[f32], norm: &LayerNorm) {
     let width = norm.weight.len();
     assert_eq!(x.len(), y.len());
     by_rows(&compute.pool, x, width, &|at, part| {
@@ -26,12 +26,12 @@ pub fn add_norm(compute: &Compute, x: &mut [f32], y: &[f32], norm: &Norm) {
 }
 
 /// x ← LayerNorm(x), row by row: (rows, width).
-pub fn norm(compute: &Compute, x: &mut [f32], norm: &Norm) {
+pub fn layer_norm(compute: &Compute, x: &mut [f32], norm: &LayerNorm) {
     by_rows(&compute.pool, x, norm.weight.len(), &|_, part| norm_rows(compute.isa, part, norm));
 }
 
 /// A LayerNorm's parameters.
-pub struct Norm {
+pub struct LayerNorm {
     /// (width)
     pub weight: Vec<f32>,
     /// (width)
@@ -41,7 +41,7 @@ pub struct Norm {
 }
 
 /// A norm by the root of the mean square: no mean is taken off, nothing is added.
-pub struct Rms {
+pub struct RmsNorm {
     /// (width)
     pub weight: Vec<f32>,
     /// Added to the mean square.
@@ -49,17 +49,17 @@ pub struct Rms {
 }
 
 /// `out` = x / √(mean(x²) + eps) · weight, row by row: (rows, width) each.
-pub fn rms_norm(compute: &Compute, x: &[f32], norm: &Rms, out: &mut [f32]) {
+pub fn rms_norm(compute: &Compute, x: &[f32], norm: &RmsNorm, out: &mut [f32]) {
     assert_eq!(x.len(), out.len());
     by_rows(&compute.pool, out, norm.weight.len(), &|at, part| {
         rms_rows(compute.isa, &x[at..at + part.len()], norm, part);
     });
 }
 
-multiversion! { fn rms_rows(x: &[f32], norm: &Rms, out: &mut [f32]) = rms_body }
+multiversion! { fn rms_rows(x: &[f32], norm: &RmsNorm, out: &mut [f32]) = rms_body }
 
 #[inline(always)]
-fn rms_body<S: Simd>(_: S, x: &[f32], norm: &Rms, out: &mut [f32]) {
+fn rms_body<S: Simd>(_: S, x: &[f32], norm: &RmsNorm, out: &mut [f32]) {
     let width = norm.weight.len();
     for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
         let scale = 1.0 / (lane_sum::<S, true>(x, 0.0) / width as f32 + norm.eps).sqrt();
@@ -69,11 +69,11 @@ fn rms_body<S: Simd>(_: S, x: &[f32], norm: &Rms, out: &mut [f32]) {
     }
 }
 
-multiversion! { fn add_norm_rows(x: &mut [f32], y: &[f32], norm: &Norm) = add_norm_body }
-multiversion! { fn norm_rows(x: &mut [f32], norm: &Norm) = norm_body }
+multiversion! { fn add_norm_rows(x: &mut [f32], y: &[f32], norm: &LayerNorm) = add_norm_body }
+multiversion! { fn norm_rows(x: &mut [f32], norm: &LayerNorm) = norm_body }
 
 #[inline(always)]
-fn add_norm_body<S: Simd>(_: S, x: &mut [f32], y: &[f32], norm: &Norm) {
+fn add_norm_body<S: Simd>(_: S, x: &mut [f32], y: &[f32], norm: &LayerNorm) {
     let width = norm.weight.len();
     for (x, y) in x.chunks_exact_mut(width).zip(y.chunks_exact(width)) {
         for (x, y) in x.iter_mut().zip(y) {
@@ -84,14 +84,14 @@ fn add_norm_body<S: Simd>(_: S, x: &mut [f32], y: &[f32], norm: &Norm) {
 }
 
 #[inline(always)]
-fn norm_body<S: Simd>(_: S, x: &mut [f32], norm: &Norm) {
+fn norm_body<S: Simd>(_: S, x: &mut [f32], norm: &LayerNorm) {
     for x in x.chunks_exact_mut(norm.weight.len()) {
         norm_row::<S>(x, norm);
     }
 }
 
 #[inline(always)]
-fn norm_row<S: Simd>(x: &mut [f32], norm: &Norm) {
+fn norm_row<S: Simd>(x: &mut [f32], norm: &LayerNorm) {
     let width = x.len() as f32;
     let mean = lane_sum::<S, false>(x, 0.0) / width;
     let variance = lane_sum::<S, true>(x, mean) / width;
@@ -293,15 +293,15 @@ mod tests {
         for width in [1, 2, 15, 16, 17, 48, 100] {
             let numbers = |k: f32| (0..width).map(|i| (i as f32 * k).sin() * 3.0 + 1.0).collect::<Vec<_>>();
             let (x, y, weight, bias) = (numbers(0.7), numbers(1.3), numbers(0.2), numbers(2.1));
-            let parameters = Norm { weight, bias, eps: 1e-5 };
+            let parameters = LayerNorm { weight, bias, eps: 1e-5 };
             let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(x + y)).collect();
             let mean = sums.iter().sum::<f64>() / width as f64;
             let variance = sums.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
             let mut all = Vec::new();
             for isa in Isa::all() {
                 let mut got = x.clone();
-                let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(1)) };
-                add_norm(&compute, &mut got, &y, &parameters);
+                let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(1)) };
+                add_layer_norm(&compute, &mut got, &y, &parameters);
                 for i in 0..width {
                     let unit = (sums[i] - mean) / (variance + 1e-5).sqrt();
                     let want = unit * f64::from(parameters.weight[i]) + f64::from(parameters.bias[i]);
@@ -317,9 +317,9 @@ mod tests {
     fn the_root_of_the_mean_square_agrees_with_its_definition() {
         for (width, eps) in [(1, 1e-6), (15, 1e-6), (16, 0.3), (48, 1e-6), (101, 1e-5)] {
             let numbers = |k: f32| (0..width * 3).map(|i| (i as f32 * k).sin() * 0.1 + 0.03).collect::<Vec<_>>();
-            let (x, norm) = (numbers(0.7), Rms { weight: numbers(0.2)[..width].to_vec(), eps });
+            let (x, norm) = (numbers(0.7), RmsNorm { weight: numbers(0.2)[..width].to_vec(), eps });
             for isa in Isa::all() {
-                let compute = Compute { isa, pool: std::sync::Arc::new(Pool::new(2)) };
+                let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(2)) };
                 let mut got = vec![f32::NAN; x.len()];
                 rms_norm(&compute, &x, &norm, &mut got);
                 for (row, got) in x.chunks(width).zip(got.chunks(width)) {

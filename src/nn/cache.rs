@@ -8,7 +8,7 @@
 use crate::{
     error::{Error, Result},
     kernels::{
-        attention::{self, Layout, POSITIONS},
+        attention::{self, POSITIONS, PageLayout},
         memory::{cast, cast_mut},
         pages::{Page, PagePool},
     },
@@ -20,7 +20,7 @@ const ROOM: usize = 256;
 
 /// One sequence's keys and values of one stack.
 pub struct Cache {
-    layout: Layout,
+    layout: PageLayout,
     pool: Arc<PagePool>,
     pages: Vec<Page>,
     /// Pages forgotten before the first of these.
@@ -42,7 +42,7 @@ impl Clone for Cache {
 
 impl Cache {
     /// An empty one.
-    pub fn new(layout: Layout, pool: Arc<PagePool>) -> Self {
+    pub fn new(layout: PageLayout, pool: Arc<PagePool>) -> Self {
         Self { layout, pool, pages: Vec::with_capacity(ROOM), forgotten: 0, first: 0, len: 0 }
     }
 
@@ -63,7 +63,7 @@ impl Cache {
     }
 
     /// Its layout.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &PageLayout {
         &self.layout
     }
 
@@ -119,7 +119,7 @@ impl Cache {
             self.page_mut(self.len)?;
         }
         while self.forgotten + self.pages.len() < (self.len + more).div_ceil(POSITIONS) {
-            match self.pool.take(self.layout.page_bytes()) {
+            match self.pool.allocate(self.layout.page_bytes()) {
                 Ok(page) => self.pages.push(page),
                 Err(error) => {
                     self.pages.truncate(have);
@@ -136,7 +136,7 @@ impl Cache {
     /// [`Error::Internal`] if the position was not reserved.
     pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) -> Result<()> {
         let layout = self.layout;
-        attention::write(&layout, self.page_mut(position)?, (layer, position % POSITIONS), keys, values);
+        attention::write(&layout, self.page_mut(position)?, layer, position % POSITIONS, keys, values);
         Ok(())
     }
 
@@ -193,7 +193,7 @@ impl Cache {
     }
 
     fn output_at(&self, position: usize) -> usize {
-        self.layout.outputs_at() + position % POSITIONS * self.layout.output * size_of::<f32>()
+        self.layout.outputs_offset() + position % POSITIONS * self.layout.output * size_of::<f32>()
     }
 
     /// Counts `more` positions as held: all layers have been written.

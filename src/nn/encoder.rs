@@ -13,9 +13,9 @@ use super::{
 };
 use crate::kernels::{
     Compute,
-    attention::{Dense, attend_dense},
-    linear::{Quantized, Then},
-    rowwise::{Norm, add_norm, norm},
+    attention::{DenseLayout, attend_dense},
+    linear::{Epilogue, QuantizedRows},
+    rowwise::{LayerNorm, add_layer_norm, layer_norm},
 };
 
 /// An encoder's layers. D = width, I = heads · head_dim.
@@ -38,7 +38,7 @@ pub struct Encoder {
 #[derive(Default)]
 pub struct EncoderWork {
     /// The products'.
-    pub quantized: Quantized,
+    pub quantized: QuantizedRows,
     /// (rows, I), scaled where they meet a softmax over keys: what [`Encoder::project`] left.
     pub queries: Vec<f32>,
     /// (rows, I): what [`Encoder::finish`] takes.
@@ -52,8 +52,8 @@ pub struct EncoderWork {
 
 impl Encoder {
     /// A store of so many keys.
-    pub fn store(&self, room: usize) -> Dense {
-        Dense { heads: self.heads, head_dim: self.head_dim, room }
+    pub fn store(&self, room: usize) -> DenseLayout {
+        DenseLayout { heads: self.heads, head_dim: self.head_dim, capacity: room }
     }
 
     /// Multiply-adds of one row in a layer's matrix products.
@@ -68,15 +68,15 @@ impl Encoder {
         let mut store = std::mem::take(&mut work.store);
         let blocks = (x.len() / self.layers[layer].qkv.inputs()).div_ceil(block);
         // what fills up panels and vectors is met and left out again, whatever it is
-        store.resize(blocks * layout.numbers(), 0.0);
+        store.resize(blocks * layout.floats(), 0.0);
         self.project(compute, layer, x, work, |row, keys, values| {
-            layout.write(&mut store[row / block * layout.numbers()..][..layout.numbers()], row % block, keys, values);
+            layout.write(&mut store[row / block * layout.floats()..][..layout.floats()], row % block, keys, values);
         });
         let EncoderWork { queries, mixed, .. } = work;
         let mixed = sized(mixed, queries.len());
         let runs = queries.chunks(block * inner).zip(mixed.chunks_mut(block * inner));
-        for ((queries, mixed), store) in runs.zip(store.chunks_exact(layout.numbers())) {
-            attend_dense(compute, (layout, store, queries.len() / inner), queries, mixed);
+        for ((queries, mixed), store) in runs.zip(store.chunks_exact(layout.floats())) {
+            attend_dense(compute, layout, store, queries.len() / inner, queries, mixed);
         }
         work.store = store;
         self.finish(compute, layer, x, work);
@@ -86,7 +86,7 @@ impl Encoder {
     /// appended to `mass`, one number a row.
     pub fn block_mass(&self, compute: &Compute, block: usize, work: &EncoderWork, mass: &mut Vec<f32>) {
         let (inner, layout) = (self.heads * self.head_dim, self.store(block));
-        for (queries, store) in work.queries.chunks(block * inner).zip(work.store.chunks_exact(layout.numbers())) {
+        for (queries, store) in work.queries.chunks(block * inner).zip(work.store.chunks_exact(layout.floats())) {
             let from = mass.len();
             mass.resize(from + queries.len() / inner, 0.0);
             self.add_mass(compute, (layout, store), queries, &mut mass[from..]);
@@ -94,12 +94,18 @@ impl Encoder {
     }
 
     /// `mass` (keys) += what each key of a store weighs with some queries, (rows, I), summed over heads in order.
-    pub fn add_mass(&self, compute: &Compute, (layout, store): (Dense, &[f32]), queries: &[f32], mass: &mut [f32]) {
+    pub fn add_mass(
+        &self,
+        compute: &Compute,
+        (layout, store): (DenseLayout, &[f32]),
+        queries: &[f32],
+        mass: &mut [f32],
+    ) {
         let mut sums = vec![0.0; self.heads * mass.len()];
-        compute.pool.chunks(&mut sums, mass.len(), true, &|head, sums| {
+        compute.pool.for_chunks(&mut sums, mass.len(), true, &|head, sums| {
             let rows = queries.chunks_exact(self.heads * self.head_dim);
             let of_head = rows.map(|row| &row[head * self.head_dim..(head + 1) * self.head_dim]);
-            layout.add_weights((store, head), of_head, sums);
+            layout.add_weights(store, head, of_head, sums);
         });
         for sums in sums.chunks_exact(mass.len()) {
             mass.iter_mut().zip(sums).for_each(|(mass, sum)| *mass += sum);
@@ -123,7 +129,7 @@ impl Encoder {
         };
         let rows = x.len() / layer.qkv.inputs();
         let qkv = sized(qkv, rows * 3 * inner);
-        layer.qkv.apply(compute, x, Then::Nothing, quantized, qkv); // (rows, 3·I)
+        layer.qkv.apply(compute, x, Epilogue::None, quantized, qkv); // (rows, 3·I)
         let (scale, scaled) = (1.0 / (self.head_dim as f32).sqrt(), self.attending.scaled(self.heads) * self.head_dim);
         let queries = sized(queries, rows * inner);
         for (row, (qkv, query)) in qkv.chunks_exact(3 * inner).zip(queries.chunks_exact_mut(inner)).enumerate() {
@@ -140,20 +146,20 @@ impl Encoder {
         let layer = &self.layers[layer];
         let EncoderWork { quantized, mixed, normed, wide, change, .. } = work;
         let change = sized(change, x.len());
-        layer.output.apply(compute, mixed, Then::Nothing, quantized, change); // (rows, D)
+        layer.output.apply(compute, mixed, Epilogue::None, quantized, change); // (rows, D)
         let wide = sized(wide, x.len() / layer.up.inputs() * layer.up.outputs());
         match self.order {
             Order::Post => {
-                add_norm(compute, x, change, &layer.attention_norm);
+                add_layer_norm(compute, x, change, &layer.attention_norm);
                 layer.up.apply(compute, x, self.activation.then(), quantized, wide); // (rows, F)
-                layer.down.apply(compute, wide, Then::Nothing, quantized, change);
-                add_norm(compute, x, change, &layer.feed_forward_norm);
+                layer.down.apply(compute, wide, Epilogue::None, quantized, change);
+                add_layer_norm(compute, x, change, &layer.feed_forward_norm);
             }
             Order::Pre => {
                 add(x, change);
                 let normed = copy_norm(compute, x, &layer.feed_forward_norm, normed);
                 layer.up.apply(compute, normed, self.activation.then(), quantized, wide);
-                layer.down.apply(compute, wide, Then::Nothing, quantized, change);
+                layer.down.apply(compute, wide, Epilogue::None, quantized, change);
                 add(x, change);
             }
         }
@@ -161,10 +167,10 @@ impl Encoder {
 }
 
 /// The norm of `x`, (rows, D).
-fn copy_norm<'a>(compute: &Compute, x: &[f32], parameters: &Norm, normed: &'a mut Vec<f32>) -> &'a [f32] {
+fn copy_norm<'a>(compute: &Compute, x: &[f32], parameters: &LayerNorm, normed: &'a mut Vec<f32>) -> &'a [f32] {
     normed.clear();
     normed.extend_from_slice(x);
-    norm(compute, normed, parameters);
+    layer_norm(compute, normed, parameters);
     normed
 }
 

@@ -13,16 +13,16 @@ use crate::{
     error::{Error, Result},
     kernels::{
         Compute,
-        attention::{Bias, Forms, Probes, Row, Source, TOGETHER, attend},
-        linear::{Linear, Quantized, Then},
-        rowwise::Norm,
+        attention::{AttentionHead, Bias, QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
+        linear::{Epilogue, Linear, QuantizedRows},
+        rowwise::LayerNorm,
     },
 };
 
 /// A layer's attention to a memory of vectors of width C. D = width, I = heads · head_dim.
 pub struct Cross {
     /// After attention and residual, or before attention: (D)
-    pub norm: Norm,
+    pub norm: LayerNorm,
     /// (I, D)
     pub query: Linear,
     /// (2·I, C): keys, values.
@@ -40,13 +40,13 @@ pub fn remember(
     compute: &Compute,
     layers: &[Layer],
     rows: &[f32],
-    (buffer, quantized): (&mut Vec<f32>, &mut Quantized),
+    (buffer, quantized): (&mut Vec<f32>, &mut QuantizedRows),
     mut write: impl FnMut((usize, usize), &[f32], &[f32]) -> Result<()>,
 ) -> Result<()> {
     let crosses = layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)));
     for (index, Cross { memory, .. }) in crosses {
         let both = sized(buffer, rows.len() / memory.inputs() * memory.outputs());
-        memory.apply(compute, rows, Then::Nothing, quantized, both); // (rows, 2·I)
+        memory.apply(compute, rows, Epilogue::None, quantized, both); // (rows, 2·I)
         for (row, both) in both.chunks_exact(memory.outputs()).enumerate() {
             let (keys, values) = both.split_at(both.len() / 2);
             write((index, row), keys, values)?;
@@ -62,17 +62,17 @@ pub fn remember(
 pub(super) fn recall(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
     let Pass { compute, places, caches, work } = pass;
     let (caches, rows) = (&**caches, places.len());
-    let queries = work.asking.numbers(rows * cross.query.outputs());
-    cross.query.apply(compute, x, Then::Nothing, &mut work.quantized, queries); // (rows, I)
+    let queries = work.asking.values_mut(rows * cross.query.outputs());
+    cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (rows, I)
     let mut keys = 0;
     for place in *places {
         keys += memory_of(caches, place.sequence)?.len();
     }
     let Some(first) = places.first() else { return Ok(()) };
     let layout = *memory_of(caches, first.sequence)?.layout();
-    work.asking.settle(compute, layout.dtype, layout.head_dim);
+    work.asking.finish(compute, layout.dtype, layout.head_dim);
     let asking = &work.asking;
-    let some = |(first, head): (usize, usize), outs: &mut [&mut [f32]]| {
+    let some = |first: usize, head: usize, outs: &mut [&mut [f32]]| {
         let (mut done, mut outs) = (0, outs);
         while !outs.is_empty() {
             let cache = |index: usize| memory_of(caches, places[first + index].sequence).ok();
@@ -88,9 +88,9 @@ pub(super) fn recall(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_,
     };
     let mixed = sized(&mut work.mixed, rows * cross.query.outputs());
     let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
-    compute.pool.columns::<TOGETHER>(mixed, (rows, layout.heads), share, &some);
+    compute.pool.for_columns::<ROW_TILE>(mixed, rows, layout.heads, share, &some);
     let change = sized(&mut work.change, x.len());
-    cross.output.apply(compute, mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+    cross.output.apply(compute, mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
     Ok(())
 }
 
@@ -99,19 +99,20 @@ fn ask(
     compute: &Compute,
     cache: &Cache,
     (layer, head): (usize, usize),
-    (asking, first): (&Probes, usize),
+    (asking, first): (&QueryBuffer, usize),
     outs: &mut [&mut [f32]],
 ) {
     let layout = cache.layout();
-    let mut rows = [Row::default(); TOGETHER];
+    let mut rows = [QueryRow::default(); ROW_TILE];
     for (index, row) in rows.iter_mut().enumerate().take(outs.len()) {
-        let content = Forms::one(asking, (first + index) * layout.heads + head);
-        *row = Row { low: 0, position: cache.len() - 1, content, ..Row::default() };
+        let content = QueryVariants::single(asking, (first + index) * layout.heads + head);
+        *row = QueryRow { first_key: 0, position: cache.len() - 1, content, ..QueryRow::default() };
     }
     let (pages, start, block) = (cache.pages(), cache.start(), usize::MAX);
     let scale = 1.0 / (layout.head_dim as f32).sqrt();
     let (distances, bias, near) = (None, Bias::None, false);
-    let source = Source { pages, start, layout, layer, head, block, distances, bias, scale, near };
+    let source =
+        AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale, recently_read: near };
     attend(compute.isa, &source, &rows[..outs.len()], outs);
 }
 

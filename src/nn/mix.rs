@@ -6,7 +6,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{Layout, Row, Source, TOGETHER, attend},
+        attention::{AttentionHead, PageLayout, QueryRow, ROW_TILE, attend},
     },
 };
 
@@ -17,7 +17,7 @@ pub(super) const WORTH_SHARING: usize = 1 << 15;
 pub(super) struct Mixing<'a> {
     pub(super) compute: &'a Compute,
     /// Of the caches.
-    pub(super) layout: &'a Layout,
+    pub(super) layout: &'a PageLayout,
     /// Where each row stands in which sequence.
     pub(super) places: &'a [Place],
     /// Keys that the rows attend to, all together.
@@ -29,13 +29,13 @@ pub(super) struct Mixing<'a> {
 pub(super) fn mix<'c, 'r, 's>(
     Mixing { compute, layout, places, keys }: &Mixing<'_>,
     cache: &(impl Fn(usize) -> Result<&'c Cache> + Sync),
-    row: &(impl Fn(usize, usize) -> Row<'r> + Sync),
-    source: &(impl Fn(&'c Cache, usize, bool) -> Source<'s> + Sync),
+    row: &(impl Fn(usize, usize) -> QueryRow<'r> + Sync),
+    source: &(impl Fn(&'c Cache, usize, bool) -> AttentionHead<'s> + Sync),
     mixed: &mut Vec<f32>,
 ) {
-    let Layout { heads, head_dim, .. } = **layout;
-    let some = |(first, head): (usize, usize), outs: &mut [&mut [f32]]| {
-        let mut rows = [Row::default(); TOGETHER];
+    let PageLayout { heads, head_dim, .. } = **layout;
+    let some = |first: usize, head: usize, outs: &mut [&mut [f32]]| {
+        let mut rows = [QueryRow::default(); ROW_TILE];
         for (to, at) in rows.iter_mut().zip(first..).take(outs.len()) {
             *to = row(at, head);
         }
@@ -50,7 +50,7 @@ pub(super) fn mix<'c, 'r, 's>(
             match cache(sequence) {
                 Ok(cache) => {
                     // of a sequence that was taken up in its middle there is nothing further back
-                    rows.iter_mut().for_each(|row| row.low = row.low.max(cache.first()));
+                    rows.iter_mut().for_each(|row| row.first_key = row.first_key.max(cache.first()));
                     attend(compute.isa, &source(cache, head, near), rows, outs);
                 }
                 // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
@@ -62,7 +62,7 @@ pub(super) fn mix<'c, 'r, 's>(
     let share = keys * heads * head_dim >= WORTH_SHARING;
     let mixed = sized(mixed, places.len() * heads * head_dim);
     // a head's rows come one after the other: they read the same distances
-    compute.pool.columns::<TOGETHER>(mixed, (places.len(), heads), share, &some);
+    compute.pool.for_columns::<ROW_TILE>(mixed, places.len(), heads, share, &some);
 }
 
 /// How many rows from the first on are neighbours in one sequence.

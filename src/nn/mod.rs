@@ -20,7 +20,7 @@ pub mod t5;
 pub mod topk;
 pub mod window;
 
-use crate::kernels::linear::Then;
+use crate::kernels::linear::Epilogue;
 use serde::Deserialize;
 
 /// Where a row belongs: which sequence of the step, and its position in it.
@@ -48,12 +48,12 @@ pub enum Activation {
 
 impl Activation {
     /// As a product's last touch.
-    pub fn then(self) -> Then {
+    pub fn then(self) -> Epilogue {
         match self {
-            Self::Gelu => Then::Gelu,
-            Self::GeluTanh => Then::GeluTanh,
-            Self::Silu => Then::Silu,
-            Self::Relu => Then::Relu,
+            Self::Gelu => Epilogue::Gelu,
+            Self::GeluTanh => Epilogue::GeluTanh,
+            Self::Silu => Epilogue::Silu,
+            Self::Relu => Epilogue::Relu,
         }
     }
 }

@@ -60,7 +60,7 @@ impl Rows {
     pub fn extend(&mut self, more: usize) -> Result<()> {
         let have = self.pages.len();
         while self.pages.len() * self.per_page < self.len + more {
-            match self.pool.take(self.page_bytes()) {
+            match self.pool.allocate(self.page_bytes()) {
                 Ok(page) => self.pages.push(page),
                 Err(error) => {
                     self.pages.truncate(have);

@@ -19,9 +19,9 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout, POSITIONS, Probes, Row, Source, TOGETHER, scores},
-        linear::{Linear, Quantized, Then},
-        rowwise::{Norm, add_norm, norm},
+        attention::{AttentionHead, DistanceTable, POSITIONS, PageLayout, QueryBuffer, QueryRow, ROW_TILE, scores},
+        linear::{Epilogue, Linear, QuantizedRows},
+        rowwise::{LayerNorm, add_layer_norm, layer_norm},
     },
 };
 
@@ -36,7 +36,7 @@ pub struct Stack {
     /// Where their norms stand.
     pub order: Order,
     /// What their cache looks like.
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// The feed-forwards' nonlinearity.
     pub activation: Activation,
 }
@@ -57,17 +57,17 @@ pub struct Layer {
     /// (D, I)
     pub output: Linear,
     /// After attention and residual, or before attention.
-    pub attention_norm: Norm,
+    pub attention_norm: LayerNorm,
     /// Between the heads and `output`, (I): a sub-layer norm (Wang et al. 2022), where there is one.
-    pub mixed_norm: Option<Norm>,
+    pub mixed_norm: Option<LayerNorm>,
     /// (F, D)
     pub up: Linear,
     /// (D, F)
     pub down: Linear,
     /// After feed-forward and residual, or before the feed-forward.
-    pub feed_forward_norm: Norm,
+    pub feed_forward_norm: LayerNorm,
     /// Between the nonlinearity and `down`, (F): a sub-layer norm, where there is one.
-    pub wide_norm: Option<Norm>,
+    pub wide_norm: Option<LayerNorm>,
     /// Attention to a memory, between the other two, where there is one.
     pub cross: Option<Cross>,
 }
@@ -104,13 +104,13 @@ pub struct StackWork {
     /// Watches intermediate results; golden tests do, servers do not.
     pub watcher: Option<Watcher>,
     /// The products'.
-    pub quantized: Quantized,
+    pub quantized: QuantizedRows,
     /// Notes every score, if somebody wants to know them; servers do not.
     pub scores: Option<Scores>,
     qkv: Vec<f32>,
     queries: Queries,
     /// Those for a memory.
-    pub(super) asking: Probes,
+    pub(super) asking: QueryBuffer,
     normed: Vec<f32>,
     pub(super) mixed: Vec<f32>,
     wide: Vec<f32>,
@@ -145,13 +145,13 @@ impl Stack {
             match self.order {
                 Order::Post => {
                     self.attention(index, x, &mut pass)?;
-                    add_norm(compute, x, &pass.work.change, &layer.attention_norm);
+                    add_layer_norm(compute, x, &pass.work.change, &layer.attention_norm);
                     if let Some(cross) = &layer.cross {
                         recall(index, cross, x, &mut pass)?;
-                        add_norm(compute, x, &pass.work.change, &cross.norm);
+                        add_layer_norm(compute, x, &pass.work.change, &cross.norm);
                     }
                     self.feed_forward(compute, layer, x, pass.work);
-                    add_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
+                    add_layer_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
                 }
                 Order::Pre => {
                     let mut normed = std::mem::take(&mut pass.work.normed);
@@ -202,7 +202,7 @@ impl Stack {
         let (layer, layout, rows) = (&self.layers[index], &self.layout, places.len());
         let inner = layout.heads * layout.head_dim;
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
-        layer.qkv.apply(compute, x, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
+        layer.qkv.apply(compute, x, Epilogue::None, &mut work.quantized, qkv); // (rows, 3·I)
         self.position.prepare((compute, layout, self.window), places, qkv, &mut work.queries); // (rows, I) each
         for (place, row) in places.iter().zip(qkv.chunks_exact(3 * inner)) {
             let (keys, values) = row[inner..].split_at(inner);
@@ -214,10 +214,10 @@ impl Stack {
             watcher(Stage::Heads, index, places, &work.mixed);
         }
         if let Some(parameters) = &layer.mixed_norm {
-            norm(compute, &mut work.mixed, parameters);
+            layer_norm(compute, &mut work.mixed, parameters);
         }
         let change = sized(&mut work.change, x.len());
-        layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+        layer.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
         if let Some(watcher) = &mut work.watcher {
             watcher(Stage::Attention, index, places, change);
         }
@@ -231,13 +231,13 @@ impl Stack {
         let heads = layout.heads;
         let low = |place: &Place| self.window.low(place.position);
         // whole pages of keys are met, and those of the row before
-        let beside = self.window.reach().map_or(0, |_| TOGETHER);
+        let beside = self.window.reach().map_or(0, |_| ROW_TILE);
         let furthest = places.iter().map(|place| place.position - low(place) / POSITIONS * POSITIONS).max();
         let distances = self.position.distances(compute, layer, furthest.unwrap_or(0) + beside)?;
         let (caches, queries) = (&**caches, &work.queries);
         let row = |at: usize, head: usize| {
             let (content, distance) = (queries.content(at, head, heads), queries.distance(at, head, heads));
-            Row { low: low(&places[at]), position: places[at].position, content, distance }
+            QueryRow { first_key: low(&places[at]), position: places[at].position, content, distance }
         };
         let source = |cache, head, near| self.source(cache, (layer, head), distances, near);
         let keys = places.iter().map(|place| place.position + 1 - low(place)).sum();
@@ -248,7 +248,7 @@ impl Stack {
             for (at, head) in (0..rows).flat_map(|at| (0..heads).map(move |head| (at, head))) {
                 let cache = caches.cache(places[at].sequence)?;
                 let mut row = row(at, head);
-                row.low = row.low.max(cache.first());
+                row.first_key = row.first_key.max(cache.first());
                 scores(compute.isa, &self.source(cache, (layer, head), distances, false), &row, &mut found);
                 noted.add(layer, &found);
             }
@@ -263,11 +263,11 @@ impl Stack {
         (layer, head): (usize, usize),
         distances: Option<&'a DistanceTable>,
         near: bool,
-    ) -> Source<'a> {
+    ) -> AttentionHead<'a> {
         let (pages, start, layout) = (cache.pages(), cache.start(), &self.layout);
         let (block, bias) = (self.position.block(), self.position.bias(head));
         let scale = 1.0 / (layout.head_dim as f32).sqrt();
-        Source { pages, start, layout, layer, head, block, distances, bias, scale, near }
+        AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale, recently_read: near }
     }
 
     /// `work.change` (rows, D) = feed-forward of `x`.
@@ -276,18 +276,18 @@ impl Stack {
         let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * width);
         layer.up.apply(compute, x, self.activation.then(), &mut work.quantized, wide); // (rows, F)
         if let Some(parameters) = &layer.wide_norm {
-            norm(compute, wide, parameters);
+            layer_norm(compute, wide, parameters);
         }
         let change = sized(&mut work.change, x.len());
-        layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
+        layer.down.apply(compute, wide, Epilogue::None, &mut work.quantized, change); // (rows, D)
     }
 }
 
 /// `normed` (rows, D) = norm of `x`.
-fn copy_norm(compute: &Compute, x: &[f32], parameters: &Norm, normed: &mut Vec<f32>) {
+fn copy_norm(compute: &Compute, x: &[f32], parameters: &LayerNorm, normed: &mut Vec<f32>) {
     normed.clear();
     normed.extend_from_slice(x);
-    norm(compute, normed, parameters);
+    layer_norm(compute, normed, parameters);
 }
 
 /// `x` += `change`.

@@ -17,9 +17,9 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{Bias, Forms, Layout, Probes, Row, Source},
-        linear::{Linear, Quantized, Then},
-        rowwise::{Rms, rms_norm},
+        attention::{AttentionHead, Bias, PageLayout, QueryBuffer, QueryRow, QueryVariants},
+        linear::{Epilogue, Linear, QuantizedRows},
+        rowwise::{RmsNorm, rms_norm},
     },
 };
 
@@ -30,15 +30,15 @@ pub struct Stack {
     /// What scores owe to their distances, in all layers: buckets, or nothing.
     pub position: Position,
     /// What the cache of their own keys looks like.
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// After the last layer: (D)
-    pub norm: Rms,
+    pub norm: RmsNorm,
 }
 
 /// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
 pub struct Layer {
     /// (D), or (E) where the layer takes vectors of another width E.
-    pub attention_norm: Rms,
+    pub attention_norm: RmsNorm,
     /// (3·I, D): queries, keys, values; (3·I, E) in such a layer.
     pub qkv: Linear,
     /// (D, I). A layer that takes another width has no residual around its attention.
@@ -46,7 +46,7 @@ pub struct Layer {
     /// Attention to a memory, in a decoder.
     pub cross: Option<Cross>,
     /// (D)
-    pub feed_forward_norm: Rms,
+    pub feed_forward_norm: RmsNorm,
     /// (F, D)
     pub up: Linear,
     /// (D, F)
@@ -56,7 +56,7 @@ pub struct Layer {
 /// Attention to a memory of vectors of width C.
 pub struct Cross {
     /// (D)
-    pub norm: Rms,
+    pub norm: RmsNorm,
     /// (I, D)
     pub query: Linear,
     /// (2·I, C): keys, values.
@@ -77,10 +77,10 @@ pub struct Memory<'a, C> {
 #[derive(Default)]
 pub struct StackWork {
     /// The products'.
-    pub quantized: Quantized,
+    pub quantized: QuantizedRows,
     normed: Vec<f32>,
     qkv: Vec<f32>,
-    queries: Probes,
+    queries: QueryBuffer,
     mixed: Vec<f32>,
     wide: Vec<f32>,
     change: Vec<f32>,
@@ -142,8 +142,8 @@ impl Stack {
         let normed = sized(&mut work.normed, x.len());
         rms_norm(compute, x, &layer.attention_norm, normed);
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
-        layer.qkv.apply(compute, normed, Then::Nothing, &mut work.quantized, qkv); // (rows, 3·I)
-        let queries = work.queries.numbers(rows * inner);
+        layer.qkv.apply(compute, normed, Epilogue::None, &mut work.quantized, qkv); // (rows, 3·I)
+        let queries = work.queries.values_mut(rows * inner);
         for ((place, row), query) in places.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries.chunks_exact_mut(inner))
         {
             query.copy_from_slice(&row[..inner]);
@@ -154,7 +154,7 @@ impl Stack {
         let (cache, bias) = (|sequence| caches.cache(sequence), |head| self.position.bias(head));
         unscaled((compute, layout, index), places, &cache, &bias, &mut work.queries, &mut work.mixed); // (rows, I)
         let change = sized(&mut work.change, rows * layer.output.outputs());
-        layer.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+        layer.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl Stack {
         {
             let (width, both) = (cross.memory.inputs(), cross.memory.outputs());
             let qkv = sized(&mut work.qkv, rows.len() / width * both);
-            cross.memory.apply(compute, rows, Then::Nothing, &mut work.quantized, qkv); // (rows, 2·I)
+            cross.memory.apply(compute, rows, Epilogue::None, &mut work.quantized, qkv); // (rows, 2·I)
             for (row, both) in qkv.chunks_exact(both).enumerate() {
                 let (keys, values) = both.split_at(both.len() / 2);
                 write((index, row), keys, values)?;
@@ -199,12 +199,12 @@ fn recall<C: Caches>(
     let layout = *(memory.cache)(caches, first.sequence)?.layout();
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &cross.norm, normed);
-    let queries = work.queries.numbers(memory.places.len() * cross.query.outputs());
-    cross.query.apply(compute, normed, Then::Nothing, &mut work.quantized, queries); // (rows, I)
+    let queries = work.queries.values_mut(memory.places.len() * cross.query.outputs());
+    cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (rows, I)
     let cache = |sequence: usize| (memory.cache)(caches, sequence);
     unscaled((compute, &layout, layer), memory.places, &cache, &|_| Bias::None, &mut work.queries, &mut work.mixed); // (rows, I)
     let change = sized(&mut work.change, x.len());
-    cross.output.apply(compute, &work.mixed, Then::Nothing, &mut work.quantized, change); // (rows, D)
+    cross.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
     Ok(())
 }
 
@@ -213,30 +213,30 @@ fn feed_forward(compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWor
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &layer.feed_forward_norm, normed);
     let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * layer.up.outputs());
-    layer.up.apply(compute, normed, Then::Relu, &mut work.quantized, wide); // (rows, F)
+    layer.up.apply(compute, normed, Epilogue::Relu, &mut work.quantized, wide); // (rows, F)
     let change = sized(&mut work.change, x.len());
-    layer.down.apply(compute, wide, Then::Nothing, &mut work.quantized, change); // (rows, D)
+    layer.down.apply(compute, wide, Epilogue::None, &mut work.quantized, change); // (rows, D)
 }
 
 /// `mixed` (rows, I) = each head's values up to each row's place, weighted by the softmax of the queries' unscaled scores.
 fn unscaled<'a>(
-    (compute, layout, layer): (&Compute, &Layout, usize),
+    (compute, layout, layer): (&Compute, &PageLayout, usize),
     places: &[Place],
     cache: &(impl Fn(usize) -> Result<&'a Cache> + Sync),
     bias: &(impl Fn(usize) -> Bias<'a> + Sync),
-    queries: &mut Probes,
+    queries: &mut QueryBuffer,
     mixed: &mut Vec<f32>,
 ) {
-    queries.settle(compute, layout.dtype, layout.head_dim);
+    queries.finish(compute, layout.dtype, layout.head_dim);
     let queries = &*queries;
     let row = |at: usize, head: usize| {
-        let content = Forms::one(queries, at * layout.heads + head);
-        Row { low: 0, position: places[at].position, content, ..Row::default() }
+        let content = QueryVariants::single(queries, at * layout.heads + head);
+        QueryRow { first_key: 0, position: places[at].position, content, ..QueryRow::default() }
     };
     let source = |cache: &'a Cache, head: usize, near: bool| {
         let (pages, start, block, layout) = (cache.pages(), cache.start(), usize::MAX, cache.layout());
         let (distances, bias) = (None, bias(head));
-        Source { pages, start, layout, layer, head, block, distances, bias, scale: 1.0, near }
+        AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale: 1.0, recently_read: near }
     };
     let keys = places.iter().map(|place| place.position + 1).sum();
     let mixing = Mixing { compute, layout, places, keys };

@@ -5,7 +5,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        ceiling::{Stream, multiply_adds},
+        peak::{MemoryStream, multiply_adds},
     },
 };
 use std::{
@@ -53,7 +53,7 @@ impl Machine {
     /// # Errors
     /// No memory for them.
     pub fn read_bytes_per_second(&self, bytes: usize) -> Result<f64> {
-        let stream = Stream::new(bytes)?;
+        let stream = MemoryStream::new(bytes)?;
         let times = LEAST_BYTES.div_ceil(stream.bytes());
         let bytes = (stream.bytes() * times) as f64;
         Ok(median_rate(&mut || {

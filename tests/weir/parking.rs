@@ -9,12 +9,12 @@ use std::{
     sync::{Barrier, Mutex},
     time::{Duration, Instant},
 };
-use weir::kernels::Pool;
+use weir::kernels::ThreadPool;
 
 const THREADS: usize = 3;
 
 /// Runs a job that every thread of the pool has to take part in: where the system tells about each.
-fn meet(pool: &Pool) -> BTreeSet<PathBuf> {
+fn meet(pool: &ThreadPool) -> BTreeSet<PathBuf> {
     let (barrier, met) = (Barrier::new(THREADS), Mutex::new(BTreeSet::new()));
     pool.run(THREADS, &|_| {
         met.lock().unwrap().insert(PathBuf::from("/proc").join(fs::read_link("/proc/thread-self").unwrap()));
@@ -36,7 +36,7 @@ fn sleeps(thread: &Path) -> bool {
 
 #[test]
 fn threads_without_a_job_take_no_time_and_wake_for_the_next() {
-    let pool = Pool::new(THREADS);
+    let pool = ThreadPool::new(THREADS);
     let own = PathBuf::from("/proc").join(fs::read_link("/proc/thread-self").unwrap());
     let all = meet(&pool);
     let workers: Vec<_> = all.iter().filter(|thread| **thread != own).collect();

@@ -4,7 +4,7 @@ use super::{Common, Compute, Told, count, each, picture, table};
 use crate::{
     error::Result,
     family::load::MAX_SYMBOLS,
-    kernels::{self, Pool},
+    kernels::{self, ThreadPool},
     report::{
         self, endless,
         machine::{Machine, free_bytes},
@@ -75,7 +75,7 @@ pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let picture = told.picture()?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let entries = each(compute.threads(), |threads| {
-        let pool = Pool::new(threads.map_or_else(cores, usize::from)).into();
+        let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
         let machine = Machine { compute: kernels::Compute { isa: compute.isa(), pool } };
         report::kernels::measure(&compute.dtype, plan, &machine)
     })?;

@@ -13,7 +13,7 @@ use crate::{
         Blueprint, Parts, cost,
         parts::loader::{Loader, StackPlan},
     },
-    kernels::{Compute, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
+    kernels::{Compute, ThreadPool, linear::Linear, pages::PagePool, rowwise::LayerNorm},
     nn::{
         cache::Cache,
         stack::{Order, Stack},
@@ -32,7 +32,7 @@ pub struct Decoder {
     /// Its layers.
     pub stack: Stack,
     /// After the last layer, where layers do not end with one.
-    pub norm: Option<Norm>,
+    pub norm: Option<LayerNorm>,
     /// (V, D)
     pub head: Linear,
     /// Where a text begins with a mark, what that leaves behind, computed once.
@@ -61,7 +61,7 @@ impl Decoder {
         let Parts { config, name, mut weights, sha256, settings, .. } = parts;
         let a = &blueprint.architecture;
         let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
-        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
+        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(settings.threads)));
         let mut loader = Loader::new(&mut weights, blueprint.stack_shape(), a.layer_norm_eps, settings.dtype)?;
         let (window, order, positions) = (a.window, Order::Pre, max_symbols + blueprint.lead());
         let plan = StackPlan { name: "layers", count: a.layers, output: 0, window, order, positions };

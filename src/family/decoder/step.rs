@@ -11,7 +11,7 @@ use crate::{
     },
     error::{Error, Result},
     family::parts::step::{Stepping, hand_out, stepping},
-    kernels::{linear::Then, rowwise::norm},
+    kernels::{linear::Epilogue, rowwise::layer_norm},
     nn::{
         Place,
         cache::Cache,
@@ -174,11 +174,11 @@ impl Decoder {
             work.picked.append(&mut state(rows, index)?.hidden);
         }
         if let Some(parameters) = &self.norm {
-            norm(&self.compute, &mut work.picked, parameters); // (wanted, D)
+            layer_norm(&self.compute, &mut work.picked, parameters); // (wanted, D)
         }
         let vectors = work.picked.len() / self.head.inputs();
         let logits = sized(&mut work.logits, vectors * self.head.outputs());
-        self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
+        self.head.apply(&self.compute, &work.picked, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
         hand_out(rows, which, logits, self.head.outputs())?;
         for &index in which {
             let state = state(rows, index)?;

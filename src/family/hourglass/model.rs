@@ -17,7 +17,7 @@ use crate::{
         Blueprint, Parts, cost,
         parts::loader::{Loader, StackPlan},
     },
-    kernels::{Compute, Pool, linear::Linear, pages::PagePool, rowwise::Norm},
+    kernels::{Compute, ThreadPool, linear::Linear, pages::PagePool, rowwise::LayerNorm},
     nn::{
         Place,
         boundary::{
@@ -53,7 +53,7 @@ pub struct Hourglass {
 pub(super) struct Pooled {
     pub(super) pooling: Pooling,
     /// Between pooling and middle stack; the null group passes it too.
-    pub(super) norm: Norm,
+    pub(super) norm: LayerNorm,
     pub(super) middle: Stack,
     pub(super) post: Stack,
     /// The null group's keys, values and output: the first page of every sequence's middle cache, computed once.
@@ -68,7 +68,7 @@ impl Hourglass {
     pub fn load(blueprint: &HourglassBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, companions, settings } = parts;
         let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
-        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
+        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(settings.threads)));
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
         let compute = Compute { isa: settings.isa, pool };
@@ -269,7 +269,7 @@ impl Builder<'_> {
 /// The middle cache of a sequence that has closed no segment: position 0 is the null group, normed like any pooled vector.
 fn null_group(
     compute: &Compute,
-    norm: &Norm,
+    norm: &LayerNorm,
     middle: &Stack,
     mut null: Vec<f32>,
     pages: &Arc<PagePool>,
@@ -285,7 +285,7 @@ fn null_group(
     }
     let mut only = Only(Cache::new(middle.layout, pages.clone()));
     only.0.reserve(1)?;
-    crate::kernels::rowwise::norm(compute, &mut null, norm);
+    crate::kernels::rowwise::layer_norm(compute, &mut null, norm);
     let place = [Place { sequence: 0, position: 0 }];
     middle.forward(compute, &mut null, &place, &mut only, &mut StackWork::default())?;
     only.0.write_output(0, &null)?;

@@ -10,7 +10,7 @@ use crate::{
     decode::contract::{Mark, Row, Scratch, State, Status, Want, advance, state_mut, state_ref},
     error::{Error, Result},
     family::parts::step::{Stepping, hand_out, stepping},
-    kernels::{distribution::entropy, linear::Then},
+    kernels::{distribution::entropy, linear::Epilogue},
     nn::{
         Place,
         boundary::{self, Evidence, Verdict},
@@ -308,7 +308,7 @@ impl Hourglass {
     fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         let vectors = work.picked.len() / self.head.inputs();
         let logits = sized(&mut work.logits, vectors * self.head.outputs());
-        self.head.apply(&self.compute, &work.picked, Then::Nothing, &mut work.stack.quantized, logits); // (wanted, V)
+        self.head.apply(&self.compute, &work.picked, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
         hand_out(rows, which, logits, self.head.outputs())?;
         for &index in which {
             let state = state(rows, index)?;

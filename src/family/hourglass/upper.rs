@@ -10,7 +10,7 @@ use super::{
 use crate::{
     decode::contract::{Row, Status},
     error::Result,
-    kernels::rowwise::norm,
+    kernels::rowwise::layer_norm,
     nn::{Place, sized},
 };
 
@@ -59,7 +59,7 @@ impl Hourglass {
             x.copy_from_slice(&closed[(place.position - *above_from - 1) * dim..][..dim]);
         }
         work.show(Stage::Pooled);
-        norm(&self.compute, &mut work.x, &model.norm);
+        layer_norm(&self.compute, &mut work.x, &model.norm);
         work.show(Stage::PooledNormed);
         let caches = &mut Of::<MIDDLE>(rows);
         model.middle.forward(&self.compute, &mut work.x, &work.places, caches, &mut work.stack)?;

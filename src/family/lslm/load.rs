@@ -6,9 +6,9 @@ use crate::{
     family::checkpoint::Weights,
     kernels::{
         Dtype,
-        attention::Layout,
-        linear::{Linear, Store},
-        rowwise::Rms,
+        attention::PageLayout,
+        linear::{Linear, WeightArena},
+        rowwise::RmsNorm,
     },
     nn::{
         boundary::summed::Summed,
@@ -22,12 +22,12 @@ use std::sync::Arc;
 pub(super) struct Loader<'a> {
     blueprint: &'a LslmBlueprint,
     weights: &'a mut Weights,
-    store: Store,
+    store: WeightArena,
 }
 
 impl<'a> Loader<'a> {
     pub(super) fn new(blueprint: &'a LslmBlueprint, weights: &'a mut Weights, dtype: Dtype) -> Self {
-        Self { blueprint, weights, store: Store::new(dtype) }
+        Self { blueprint, weights, store: WeightArena::new(dtype) }
     }
 
     /// The token encoder's and the decoder's: (V, D) each.
@@ -51,7 +51,7 @@ impl<'a> Loader<'a> {
         // pooling reads the token encoder's outputs; nobody looks back at the others'
         let output = if name == "token" { shape.dim } else { 0 };
         let StackShape { layers: count, heads, head_dim, .. } = shape;
-        let layout = Layout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
+        let layout = PageLayout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
         let mut layers = Vec::with_capacity(count);
         for index in 0..count {
             layers.push(self.layer(name, &shape, index)?);
@@ -128,8 +128,8 @@ impl<'a> Loader<'a> {
         Linear::pack(&self.store, &weight, &[], names.len() * outputs, inputs)
     }
 
-    fn norm(&mut self, name: &str) -> Result<Rms> {
+    fn norm(&mut self, name: &str) -> Result<RmsNorm> {
         let weight = self.weights.take(&format!("{name}.weight"))?;
-        Ok(Rms { weight, eps: self.blueprint.architecture.norm_eps })
+        Ok(RmsNorm { weight, eps: self.blueprint.architecture.norm_eps })
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     },
     error::{Error, Result},
     family::{Blueprint, Parts, cost},
-    kernels::{Compute, Pool, attention::Layout, linear::Linear, pages::PagePool},
+    kernels::{Compute, ThreadPool, attention::PageLayout, linear::Linear, pages::PagePool},
     nn::{boundary::summed::Summed, cache::Cache, pooling::Pooling, t5::Stack},
     text::Specials,
 };
@@ -42,7 +42,7 @@ pub struct Lslm {
     /// What the head's vectors are multiplied with: 1, unless it is the embedding.
     pub(super) head_scale: f32,
     /// Of the decoder's keys of segments.
-    memory: Layout,
+    memory: PageLayout,
     /// What every sequence begins with, computed once.
     start: Start,
     pages: Arc<PagePool>,
@@ -58,7 +58,7 @@ impl Lslm {
     pub fn load(blueprint: &LslmBlueprint, parts: Parts) -> Result<Self> {
         let Parts { config, name, mut weights, sha256, settings, .. } = parts;
         let max_symbols = settings.max_symbols(config.training_length);
-        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
+        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(settings.threads)));
         let pages = PagePool::new(settings.memory_bytes);
         let vocabulary = config.vocabulary(Path::new("config.json"))?;
         let specials = vocabulary.specials().ok_or_else(|| Error::Internal("a vocabulary without marks".into()))?;
@@ -68,7 +68,7 @@ impl Lslm {
         let (head, head_scale) = loader.head(&decoder_embedding)?;
         let (predictor, projection) = (loader.predictor()?, loader.projection()?);
         // the keys of the memory are heads of the decoder's, kept as it keeps its own
-        let memory = Layout { output: 0, ..decoder.layout };
+        let memory = PageLayout { output: 0, ..decoder.layout };
         let cache = |layout| Cache::new(layout, pages.clone());
         let start = Start { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
         let tensors = blueprint.tensors();

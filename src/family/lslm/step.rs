@@ -13,7 +13,7 @@ use crate::{
     },
     error::{Error, Result},
     family::parts::step::{Stepping, stepping},
-    kernels::{attention::Layout, distribution::sigmoid, linear::Then, pages::PagePool},
+    kernels::{attention::PageLayout, distribution::sigmoid, linear::Epilogue, pages::PagePool},
     nn::{Place, boundary::summed, cache::Cache, sized, stack::Caches, t5::StackWork},
 };
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Work {
     }
 
     /// Makes sure that there are so many empty rows of the decoder.
-    pub(super) fn clear_spare(&mut self, count: usize, layout: Layout) {
+    pub(super) fn clear_spare(&mut self, count: usize, layout: PageLayout) {
         while self.spare.len() < count {
             self.spare.push(Cache::new(layout, self.spare_pages.clone()));
         }
@@ -336,7 +336,7 @@ impl Lslm {
         if let Some(projection) = &self.projection {
             std::mem::swap(&mut work.x, &mut work.narrow);
             let x = sized(&mut work.x, work.places.len() * projection.outputs());
-            projection.apply(&self.compute, &work.narrow, Then::Nothing, &mut work.stack.quantized, x); // (segments, C)
+            projection.apply(&self.compute, &work.narrow, Epilogue::None, &mut work.stack.quantized, x); // (segments, C)
         }
         let caches = &mut Of::<CONTEXT>(rows);
         self.context.forward(&self.compute, &mut work.x, &work.places, (caches, None), &mut work.stack)?;

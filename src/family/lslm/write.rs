@@ -18,7 +18,7 @@ use crate::{
     },
     error::Result,
     family::parts::step::{hand_out, stepping},
-    kernels::linear::Then,
+    kernels::linear::Epilogue,
     nn::{Place, cache::Cache, sized, stack::Caches, t5::Memory},
 };
 
@@ -210,7 +210,7 @@ impl Lslm {
             vectors.iter_mut().for_each(|x| *x *= self.head_scale);
         }
         let logits = sized(&mut work.logits, vectors.len() / self.head.inputs() * self.head.outputs());
-        self.head.apply(&self.compute, vectors, Then::Nothing, &mut work.stack.quantized, logits); // (vectors, V)
+        self.head.apply(&self.compute, vectors, Epilogue::None, &mut work.stack.quantized, logits); // (vectors, V)
     }
 }
 

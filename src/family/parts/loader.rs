@@ -6,9 +6,9 @@ use crate::{
     family::checkpoint::Weights,
     kernels::{
         Dtype,
-        attention::{Layout, POSITIONS, TOGETHER},
-        linear::{Linear, Store},
-        rowwise::Norm,
+        attention::{POSITIONS, PageLayout, ROW_TILE},
+        linear::{Linear, WeightArena},
+        rowwise::LayerNorm,
     },
     nn::{
         position::{
@@ -33,9 +33,9 @@ pub struct Loader<'a> {
     pub weights: &'a mut Weights,
     shape: StackShape,
     eps: f32,
-    store: Store,
+    store: WeightArena,
     /// Of what is computed once and kept as a table.
-    tables: Store,
+    tables: WeightArena,
     shared: SharedPosition,
 }
 
@@ -91,7 +91,7 @@ impl<'a> Loader<'a> {
             PositionKind::Learned { .. } => SharedPosition::Learned(take("table")?.into()),
             PositionKind::None => SharedPosition::None,
         };
-        let (store, tables) = (Store::new(dtype), Store::new(Dtype::F32));
+        let (store, tables) = (WeightArena::new(dtype), WeightArena::new(Dtype::F32));
         Ok(Self { weights, shape, eps, store, tables, shared })
     }
 
@@ -118,10 +118,10 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// As for [`new`](Self::new).
-    pub fn norm(&mut self, name: &str) -> Result<Norm> {
+    pub fn norm(&mut self, name: &str) -> Result<LayerNorm> {
         let (weight, bias) =
             (self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?);
-        Ok(Norm { weight, bias, eps: self.eps })
+        Ok(LayerNorm { weight, bias, eps: self.eps })
     }
 
     /// A stack.
@@ -131,7 +131,7 @@ impl<'a> Loader<'a> {
     pub fn stack(&mut self, plan: &StackPlan<'_>) -> Result<Stack> {
         let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
         let StackPlan { name, count, output, window, order, .. } = *plan;
-        let layout = Layout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
+        let layout = PageLayout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
         let (mut layers, mut distances) = (Vec::with_capacity(count), Vec::new());
         for index in 0..count {
             let prefix = format!("{name}.{index}");
@@ -164,12 +164,12 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn position(&self, distances: Vec<Linear>, layout: &Layout, plan: &StackPlan<'_>) -> Position {
+    fn position(&self, distances: Vec<Linear>, layout: &PageLayout, plan: &StackPlan<'_>) -> Position {
         let StackPlan { window, positions, .. } = *plan;
         match &self.shared {
             SharedPosition::TransformerXl(shared) => {
                 // whole pages of keys are met, and those of the rows beside
-                let reach = window.reach().map_or(positions, |reach| reach + POSITIONS + TOGETHER);
+                let reach = window.reach().map_or(positions, |reach| reach + POSITIONS + ROW_TILE);
                 Position::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
             }
             SharedPosition::Turned(scale_base) => {

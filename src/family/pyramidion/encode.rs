@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     kernels::{
         memory::{cast, cast_mut},
-        rowwise::norm,
+        rowwise::layer_norm,
     },
     nn::{
         Place,
@@ -157,7 +157,7 @@ impl Pyramidion {
         let (meeting, inner) = (self.encoder.meeting(layer, keys), self.encoder.heads * self.encoder.head_dim);
         let per_page = e.rows.per_page();
         if e.met.is_none() {
-            let mut store = self.decoder.pages.take(meeting.numbers() * size_of::<f32>())?;
+            let mut store = self.decoder.pages.allocate(meeting.numbers() * size_of::<f32>())?;
             meeting.open(&mut cast_mut(store.bytes_mut()?)[..meeting.numbers()]);
             let queries = Rows::new(self.decoder.pages.clone(), inner, per_page);
             e.met = Some(Met { store, count: 0, queries });
@@ -225,7 +225,7 @@ impl Pyramidion {
         let (page, per_page) = (have / e.rows.per_page(), e.rows.per_page());
         let x = &mut e.rows.page_mut(page)?[(have - page * per_page) * dim..];
         let (taken, places, compute) = (&work.taken, &work.places, &self.decoder.compute);
-        compute.pool.chunks(x, dim, true, &|row, x| match taken[row] {
+        compute.pool.for_chunks(x, dim, true, &|row, x| match taken[row] {
             PAD => x.fill(0.0),
             token => {
                 x.copy_from_slice(&self.decoder.embedding[token as usize * dim..][..dim]);
@@ -359,7 +359,7 @@ impl Pyramidion {
             }
         }
         if let Some(parameters) = &self.encoder_norm {
-            norm(&self.decoder.compute, &mut work.x, parameters);
+            layer_norm(&self.decoder.compute, &mut work.x, parameters);
         }
         let Work { watcher, x, .. } = work;
         if let Some(watcher) = watcher {

@@ -9,9 +9,9 @@ use crate::{
     family::checkpoint::Weights,
     kernels::{
         Dtype,
-        attention::Layout,
-        linear::{Linear, Store},
-        rowwise::Norm,
+        attention::PageLayout,
+        linear::{Linear, WeightArena},
+        rowwise::LayerNorm,
     },
     nn::{
         encoder::Encoder,
@@ -32,12 +32,12 @@ pub(super) const FIRST_SINUSOID: usize = 2;
 pub(super) struct Loader<'a> {
     blueprint: &'a PyramidionBlueprint,
     weights: &'a mut Weights,
-    store: Store,
+    store: WeightArena,
 }
 
 impl<'a> Loader<'a> {
     pub(super) fn new(blueprint: &'a PyramidionBlueprint, weights: &'a mut Weights, dtype: Dtype) -> Self {
-        Self { blueprint, weights, store: Store::new(dtype) }
+        Self { blueprint, weights, store: WeightArena::new(dtype) }
     }
 
     pub(super) fn architecture(&self) -> &'a Architecture {
@@ -85,13 +85,13 @@ impl<'a> Loader<'a> {
             false => Position::None,
         };
         let (heads, head_dim) = (a.heads, a.dim / a.heads);
-        let layout = Layout { dtype: self.store.dtype(), layers: a.decoder_layers, heads, head_dim, output: 0 };
+        let layout = PageLayout { dtype: self.store.dtype(), layers: a.decoder_layers, heads, head_dim, output: 0 };
         let (window, order, activation) = (Window::Full, self.order(), a.activation);
         Ok(Stack { layers, position, window, order, layout, activation })
     }
 
     /// The norm behind a stack's last layer, where norms stand before sub-layers.
-    pub(super) fn last_norm(&mut self, stack: &str) -> Result<Option<Norm>> {
+    pub(super) fn last_norm(&mut self, stack: &str) -> Result<Option<LayerNorm>> {
         self.architecture().pre_norm.then(|| self.norm(&format!("{stack}.layer_norm"))).transpose()
     }
 
@@ -168,9 +168,9 @@ impl<'a> Loader<'a> {
         self.weights.take(name)
     }
 
-    fn norm(&mut self, name: &str) -> Result<Norm> {
+    fn norm(&mut self, name: &str) -> Result<LayerNorm> {
         let (weight, bias) =
             (self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?);
-        Ok(Norm { weight, bias, eps: self.architecture().layer_norm_eps })
+        Ok(LayerNorm { weight, bias, eps: self.architecture().layer_norm_eps })
     }
 }

@@ -22,7 +22,7 @@ use crate::{
         Blueprint, Parts, checkpoint, cost,
         decoder::{model::Decoder, state::DecoderState, step},
     },
-    kernels::{Compute, Pool, pages::PagePool, rowwise::Norm},
+    kernels::{Compute, ThreadPool, pages::PagePool, rowwise::LayerNorm},
     nn::{
         Place,
         cache::Cache,
@@ -48,7 +48,7 @@ pub struct Pyramidion {
     /// Of the encoder's input.
     pub(super) positions: Position,
     /// Behind the encoder's last layer, where layers do not end with one.
-    pub(super) encoder_norm: Option<Norm>,
+    pub(super) encoder_norm: Option<LayerNorm>,
     /// One for each pooling that chooses, in order.
     pub(super) scorers: Vec<Scores>,
     /// What its poolings are, if it has any.
@@ -118,7 +118,7 @@ impl Pyramidion {
         let Parts { config, name, mut weights, sha256, settings, .. } = parts;
         let a = &blueprint.architecture;
         let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
-        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(Pool::new(settings.threads)));
+        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(settings.threads)));
         let mut loader = Loader::new(blueprint, &mut weights, settings.dtype);
         let (embedding, head) = loader.embedding()?;
         let (encoder, stack) = (loader.encoder()?, loader.decoder()?);

@@ -18,14 +18,14 @@ impl Pyramidion {
         let block = segment.block.unwrap_or(segment.length).min(segment.length);
         let (layout, compute) = (self.encoder.store(block), &self.decoder.compute);
         let mut x = vec![0.0; self.decoder.head.inputs()];
-        let mut store = vec![0.0; layout.numbers()];
+        let mut store = vec![0.0; layout.floats()];
         work.show(Seen::Padding(None), 0, &x);
         for layer in segment.first..segment.end {
             self.encoder.project(compute, layer, &x, &mut work.encoder, |_, keys, values| {
                 (0..block).for_each(|at| layout.write(&mut store, at, keys, values));
             });
             let mixed = sized(&mut work.encoder.mixed, work.encoder.queries.len());
-            attend_dense(compute, (layout, &store, block), &work.encoder.queries, mixed);
+            attend_dense(compute, layout, &store, block, &work.encoder.queries, mixed);
             self.encoder.finish(compute, layer, &mut x, &mut work.encoder);
             work.show(Seen::Padding(Some(layer)), 0, &x);
         }

@@ -2,7 +2,7 @@
 
 use super::{
     Outs, POSITIONS, SPAN, Span, VECTORS,
-    probe::Probe,
+    query::Query,
     softmax::largest,
     stored::{Bytes, Columns, Head, Stored},
 };
@@ -24,7 +24,7 @@ impl Stored for Bytes {
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
         simd: S,
-        queries: &[Probe<'_>; B],
+        queries: &[Query<'_>; B],
         columns: Columns<'_, Self>,
     ) -> [[f32; POSITIONS]; B] {
         let cells = queries[0].cells.len();
@@ -108,7 +108,7 @@ fn to_ints<const B: usize>(
     // adding 1.5 · 2^23 leaves the nearest integer in the low bits, in every rounding mode weir runs in
     const ROUND: f32 = 12_582_912.0;
     let source = span.source;
-    let at = source.layout.head_at(source.layer, source.head);
+    let at = source.layout.head_offset(source.layer, source.head);
     let (mut tops, mut nothings) = ([0f32; LANES], [0f32; LANES]);
     for (index, (page, weights)) in span.pages.iter().zip(weights.as_chunks_mut::<POSITIONS>().0).enumerate() {
         let scales = Head::<Bytes>::of(source.layout, page.bytes(), at).values.scales;
@@ -217,7 +217,7 @@ fn add_rest<const B: usize>(
 #[inline(always)]
 fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
     let source = span.source;
-    let at = source.layout.head_at(source.layer, source.head);
+    let at = source.layout.head_offset(source.layer, source.head);
     Head::<Bytes>::of(source.layout, span.pages[page].bytes(), at).values.numbers
 }
 

@@ -23,19 +23,19 @@ const WORTH_SHARING: usize = 1 << 15;
 /// A store of keys and values: for each head the keys, (panels of sixteen, head_dim, 16), and behind all of them for each head
 /// the values, (keys, head_dim filled up to whole vectors). What fills up is met and left out again, whatever it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dense {
+pub struct DenseLayout {
     /// Heads.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
     /// Keys that there is room for.
-    pub room: usize,
+    pub capacity: usize,
 }
 
-impl Dense {
+impl DenseLayout {
     /// Numbers of a store.
-    pub fn numbers(&self) -> usize {
-        self.values_at() + self.heads * self.room * self.wide()
+    pub fn floats(&self) -> usize {
+        self.values_at() + self.heads * self.capacity * self.wide()
     }
 
     fn wide(&self) -> usize {
@@ -43,7 +43,7 @@ impl Dense {
     }
 
     fn head_keys(&self) -> usize {
-        self.room.next_multiple_of(LANES) * self.head_dim
+        self.capacity.next_multiple_of(LANES) * self.head_dim
     }
 
     fn values_at(&self) -> usize {
@@ -57,7 +57,8 @@ impl Dense {
     /// If there are not so many keys.
     pub fn add_weights<'a>(
         &self,
-        (store, head): (&[f32], usize),
+        store: &[f32],
+        head: usize,
         queries: impl Iterator<Item = &'a [f32]>,
         sums: &mut [f32],
     ) {
@@ -83,7 +84,7 @@ impl Dense {
     /// # Panics
     /// If there is no room for it.
     pub fn write(&self, store: &mut [f32], at: usize, keys: &[f32], values: &[f32]) {
-        assert!(at < self.room);
+        assert!(at < self.capacity);
         let (keys_of_all, values_of_all) = store.split_at_mut(self.values_at());
         let heads = keys_of_all.chunks_exact_mut(self.head_keys()).zip(keys.chunks_exact(self.head_dim));
         for (all, key) in heads {
@@ -92,7 +93,7 @@ impl Dense {
                 lanes[at % LANES] = x;
             }
         }
-        let heads = values_of_all.chunks_exact_mut(self.room * self.wide()).zip(values.chunks_exact(self.head_dim));
+        let heads = values_of_all.chunks_exact_mut(self.capacity * self.wide()).zip(values.chunks_exact(self.head_dim));
         for (all, value) in heads {
             all[at * self.wide()..][..self.head_dim].copy_from_slice(value);
         }
@@ -101,7 +102,7 @@ impl Dense {
 
 /// What all tasks share.
 struct Job<'a> {
-    layout: Dense,
+    layout: DenseLayout,
     store: &'a [f32],
     /// Keys that are there.
     count: usize,
@@ -114,21 +115,28 @@ struct Job<'a> {
 ///
 /// # Panics
 /// If the lengths do not fit, or there is no key.
-pub fn attend_all(compute: &Compute, (layout, store, count): (Dense, &[f32], usize), queries: &[f32], out: &mut [f32]) {
+pub fn attend_dense(
+    compute: &Compute,
+    layout: DenseLayout,
+    store: &[f32],
+    count: usize,
+    queries: &[f32],
+    out: &mut [f32],
+) {
     let inner = layout.heads * layout.head_dim;
     assert!(queries.len() == out.len() && out.len().is_multiple_of(inner));
-    assert!((1..=layout.room).contains(&count) && store.len() == layout.numbers());
+    assert!((1..=layout.capacity).contains(&count) && store.len() == layout.floats());
     let job = Job { layout, store, count, queries };
     let share = out.len() * count >= WORTH_SHARING;
-    compute.pool.columns::<GROUP>(out, (queries.len() / inner, layout.heads), share, &|place, outs| {
-        group(compute.isa, &job, place, outs);
+    compute.pool.for_columns::<GROUP>(out, queries.len() / inner, layout.heads, share, &|first, head, outs| {
+        group(compute.isa, &job, first, head, outs);
     });
 }
 
-multiversion! { fn group(job: &Job<'_>, place: (usize, usize), outs: &mut [&mut [f32]]) = group_body }
+multiversion! { fn group(job: &Job<'_>, first: usize, head: usize, outs: &mut [&mut [f32]]) = group_body }
 
 #[inline(always)]
-fn group_body<S: Simd>(simd: S, job: &Job<'_>, (first, head): (usize, usize), outs: &mut [&mut [f32]]) {
+fn group_body<S: Simd>(simd: S, job: &Job<'_>, first: usize, head: usize, outs: &mut [&mut [f32]]) {
     let mut softmax = [Softmax::NEW; GROUP];
     outs.iter_mut().for_each(|out| out.fill(0.0));
     for start in (0..job.count).step_by(SPAN) {
@@ -166,14 +174,14 @@ impl<'a> Span<'a> {
     fn of(job: &'a Job<'a>, head: usize, start: usize) -> Self {
         let (layout, count) = (&job.layout, SPAN.min(job.count - start));
         let keys = &job.store[head * layout.head_keys() + start * layout.head_dim..];
-        let values = &job.store[layout.values_at() + (head * layout.room + start) * layout.wide()..];
+        let values = &job.store[layout.values_at() + (head * layout.capacity + start) * layout.wide()..];
         let keys = &keys[..count.next_multiple_of(LANES) * layout.head_dim];
         Self { job, head, keys, values: &values[..count * layout.wide()], count }
     }
 
     #[inline(always)]
     fn tile<S: Simd, const R: usize>(&self, simd: S, at: usize, outs: &mut [&mut [f32]], softmax: &mut [Softmax]) {
-        let Dense { heads, head_dim, .. } = self.job.layout;
+        let DenseLayout { heads, head_dim, .. } = self.job.layout;
         let queries: [&[f32]; R] =
             std::array::from_fn(|row| &self.job.queries[((at + row) * heads + self.head) * head_dim..][..head_dim]);
         let mut scores = [[0f32; SPAN]; R];
@@ -268,7 +276,7 @@ fn panel_scores<S: Simd, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Isa, Pool};
+    use crate::kernels::{Isa, ThreadPool};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -282,7 +290,7 @@ mod tests {
     }
 
     fn computes(threads: usize) -> Vec<Compute> {
-        let pool = Arc::new(Pool::new(threads));
+        let pool = Arc::new(ThreadPool::new(threads));
         Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
     }
 
@@ -305,8 +313,8 @@ mod tests {
         out
     }
 
-    fn stored(layout: Dense, keys: &[f32], values: &[f32]) -> Vec<f32> {
-        let (mut store, inner) = (vec![0.0; layout.numbers()], layout.heads * layout.head_dim);
+    fn stored(layout: DenseLayout, keys: &[f32], values: &[f32]) -> Vec<f32> {
+        let (mut store, inner) = (vec![0.0; layout.floats()], layout.heads * layout.head_dim);
         for (at, (key, value)) in keys.chunks_exact(inner).zip(values.chunks_exact(inner)).enumerate() {
             layout.write(&mut store, at, key, value);
         }
@@ -323,15 +331,15 @@ mod tests {
             let inner = heads * head_dim;
             let (keys, values) = (numbers(seed, count * inner), numbers(seed ^ 1, count * inner));
             let queries: Vec<f32> = numbers(seed ^ 2, rows * inner).iter().map(|x| 2.0 * x).collect();
-            let layout = Dense { heads, head_dim, room: count + spare };
+            let layout = DenseLayout { heads, head_dim, capacity: count + spare };
             let store = stored(layout, &keys, &values);
             for (compute, alone) in computes(2).iter().zip(computes(1)) {
                 let mut out = vec![f32::NAN; rows * inner];
-                attend_all(compute, (layout, &store, count), &queries, &mut out);
+                attend_dense(compute, layout, &store, count, &queries, &mut out);
                 for row in 0..rows {
                     let query = &queries[row * inner..][..inner];
                     let mut single = vec![f32::NAN; inner];
-                    attend_all(&alone, (layout, &store, count), query, &mut single);
+                    attend_dense(&alone, layout, &store, count, query, &mut single);
                     prop_assert_eq!(&single[..], &out[row * inner..][..inner]);
                     if row % 16 == 0 {
                         let head = row / 16 % heads;
@@ -348,11 +356,11 @@ mod tests {
 
     #[test]
     fn weights_of_keys_add_up_over_queries() {
-        let layout = Dense { heads: 2, head_dim: 5, room: 40 };
+        let layout = DenseLayout { heads: 2, head_dim: 5, capacity: 40 };
         let (keys, values, queries) = (numbers(1, 370), numbers(2, 370), numbers(3, 80));
         let store = stored(layout, &keys, &values);
         let mut sums = vec![0.0; 37];
-        layout.add_weights((&store, 1), queries.chunks(10).map(|query| &query[5..]), &mut sums);
+        layout.add_weights(&store, 1, queries.chunks(10).map(|query| &query[5..]), &mut sums);
         assert!((sums.iter().sum::<f32>() - 8.0).abs() < 1e-5);
         // a key's weight is what the mean of values is that are one there and zero elsewhere
         for key in [0, 15, 36] {
@@ -365,15 +373,15 @@ mod tests {
 
     #[test]
     fn what_is_no_number_does_not_pass_for_one() {
-        let layout = Dense { heads: 1, head_dim: 4, room: 20 };
+        let layout = DenseLayout { heads: 1, head_dim: 4, capacity: 20 };
         let (mut keys, values) = (numbers(1, 80), numbers(2, 80));
         keys[77] = f32::NAN;
         let store = stored(layout, &keys, &values);
         for compute in computes(1) {
             let mut out = [0.0; 4];
-            attend_all(&compute, (layout, &store, 20), &[1.0; 4], &mut out);
+            attend_dense(&compute, layout, &store, 20, &[1.0; 4], &mut out);
             assert!(out.iter().all(|x| x.is_nan()));
-            attend_all(&compute, (layout, &store, 19), &[1.0; 4], &mut out);
+            attend_dense(&compute, layout, &store, 19, &[1.0; 4], &mut out);
             assert!(out.iter().all(|x| x.is_finite()));
         }
     }

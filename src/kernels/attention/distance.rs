@@ -36,7 +36,7 @@ pub struct DistanceTable {
 
 impl DistanceTable {
     /// A table for sequences of up to `positions`, beside keys in `dtype`.
-    pub fn new(dtype: Dtype, (heads, head_dim): (usize, usize), positions: usize, arena: Arc<Arena>) -> Self {
+    pub fn new(dtype: Dtype, heads: usize, head_dim: usize, positions: usize, arena: Arc<Arena>) -> Self {
         let blocks = (0..positions.div_ceil(BLOCK)).map(|_| OnceLock::new()).collect();
         Self { dtype, heads, head_dim, arena, blocks }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Outs, POSITIONS, SPAN, Span, VECTORS,
-    probe::Probe,
+    query::Query,
     stored::{Columns, Floats, Head, Load, Stored},
 };
 use crate::kernels::isa::{Simd, WIDTH};
@@ -15,7 +15,7 @@ impl<L: Load> Stored for Floats<L> {
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
         simd: S,
-        queries: &[Probe<'_>; B],
+        queries: &[Query<'_>; B],
         columns: Columns<'_, Self>,
     ) -> [[f32; POSITIONS]; B] {
         let dim = queries[0].numbers.len();
@@ -51,7 +51,7 @@ impl<L: Load> Stored for Floats<L> {
         outs: &mut Outs<'_, B>,
     ) {
         let source = span.source;
-        let at = source.layout.head_at(source.layer, source.head);
+        let at = source.layout.head_offset(source.layer, source.head);
         for (index, page) in span.pages.iter().enumerate() {
             span.ask_for(simd, span.pages.len() + index + Self::AHEAD);
             let values = Head::<Self>::of(source.layout, page.bytes(), at).values.numbers;

@@ -9,7 +9,7 @@ use crate::kernels::Dtype;
 /// scales of the keys, (positions), and of the values, (positions). Behind all layers the stack's outputs, (positions,
 /// output), always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct PageLayout {
     /// Of keys and values.
     pub dtype: Dtype,
     /// Layers of the stack.
@@ -22,35 +22,35 @@ pub struct Layout {
     pub output: usize,
 }
 
-impl Layout {
+impl PageLayout {
     /// Bytes of one head's keys, or values.
-    pub fn half(&self) -> usize {
+    pub fn keys_bytes(&self) -> usize {
         columns_bytes(self.dtype, self.head_dim)
     }
 
     /// Bytes of one head's keys, values and scales.
     pub fn head_bytes(&self) -> usize {
-        2 * (self.half() + scales_bytes(self.dtype))
+        2 * (self.keys_bytes() + scales_bytes(self.dtype))
     }
 
     /// Bytes of R, for the distances of `keys` keys, in all heads of one layer.
     pub fn distance_bytes(&self, keys: usize) -> usize {
-        keys * self.heads * (self.half() + scales_bytes(self.dtype)) / POSITIONS
+        keys * self.heads * (self.keys_bytes() + scales_bytes(self.dtype)) / POSITIONS
     }
 
     /// Where a head of a layer starts.
-    pub fn head_at(&self, layer: usize, head: usize) -> usize {
+    pub fn head_offset(&self, layer: usize, head: usize) -> usize {
         (layer * self.heads + head) * self.head_bytes()
     }
 
     /// Where the outputs start.
-    pub fn outputs_at(&self) -> usize {
+    pub fn outputs_offset(&self) -> usize {
         self.layers * self.heads * self.head_bytes()
     }
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        (self.outputs_at() + POSITIONS * self.output * size_of::<f32>()).next_multiple_of(64)
+        (self.outputs_offset() + POSITIONS * self.output * size_of::<f32>()).next_multiple_of(64)
     }
 
     /// Bytes that `positions` take.
@@ -59,7 +59,7 @@ impl Layout {
     }
 
     /// Bytes that a query of each layer reads for one key and its value.
-    pub fn bytes_for_key(&self) -> usize {
+    pub fn bytes_per_key(&self) -> usize {
         self.layers * self.heads * self.head_bytes() / POSITIONS
     }
 }

@@ -1,7 +1,7 @@
 //! Attention of queries over pages of keys and values, with a relative-distance term or bias, over all keys or those of a
 //! window; softmax included.
 //!
-//! A page holds [`POSITIONS`] positions of all layers of one stack ([`Layout`]); a head's keys lie as (head_dim, positions),
+//! A page holds [`POSITIONS`] positions of all layers of one stack ([`PageLayout`]); a head's keys lie as (head_dim, positions),
 //! so that one vector instruction meets as many keys as it has lanes. The softmax runs over spans of pages with a running
 //! maximum. Spans start at fixed positions, so the order of every sum is a function of the query's position alone; a key that a
 //! row's window leaves out is never multiplied with anything that is kept. Rows at
@@ -13,21 +13,21 @@
 
 mod bias;
 mod bytes;
-mod chosen;
 mod dense;
 mod distance;
 mod floats;
 mod layout;
-mod probe;
+mod query;
+mod selected;
 mod softmax;
 mod stored;
 
 pub use bias::Bias;
-pub use chosen::{Loose, attend_chosen};
-pub use dense::{Dense, attend_all as attend_dense};
+pub use dense::{DenseLayout, attend_dense};
 pub use distance::DistanceTable;
-pub use layout::Layout;
-pub use probe::{Forms, Probe, Probes};
+pub use layout::PageLayout;
+pub use query::{Query, QueryBuffer, QueryVariants};
+pub use selected::{HeadKeyValues, attend_selected};
 pub use stored::write;
 
 use super::{
@@ -41,7 +41,7 @@ use stored::{Head, Stored};
 /// Positions in a page.
 pub const POSITIONS: usize = 2 * LANES;
 /// Rows that read the same pages side by side.
-pub const TOGETHER: usize = 3;
+pub const ROW_TILE: usize = 3;
 
 /// Vectors of a page's scores.
 const VECTORS: usize = POSITIONS / WIDTH;
@@ -51,13 +51,13 @@ const SPAN: usize = 16 * POSITIONS;
 const LINE: usize = 64;
 
 /// One head of one layer of one sequence: where its keys and values are.
-pub struct Source<'a> {
+pub struct AttentionHead<'a> {
     /// The sequence's pages, one behind the other, as far back as any row attends.
     pub pages: &'a [Page],
     /// The first page's first position: a multiple of [`POSITIONS`].
     pub start: usize,
     /// What they hold.
-    pub layout: &'a Layout,
+    pub layout: &'a PageLayout,
     /// The layer.
     pub layer: usize,
     /// The head.
@@ -72,20 +72,20 @@ pub struct Source<'a> {
     /// Multiplies every score.
     pub scale: f32,
     /// Whether the pages were read a moment ago, so that nothing has to be asked for.
-    pub near: bool,
+    pub recently_read: bool,
 }
 
 /// One query.
 #[derive(Clone, Copy, Default)]
-pub struct Row<'a> {
+pub struct QueryRow<'a> {
     /// The first position that it attends to.
-    pub low: usize,
+    pub first_key: usize,
     /// The last one: its own.
     pub position: usize,
     /// The query for the keys, bias included.
-    pub content: Forms<'a>,
+    pub content: QueryVariants<'a>,
     /// The query for the distances, bias included; unused where there are none.
-    pub distance: Probe<'a>,
+    pub distance: Query<'a>,
 }
 
 /// Where rows' outcomes go, (head_dim) each.
@@ -93,7 +93,7 @@ type Outs<'a, const B: usize> = [&'a mut [f32]; B];
 
 /// Some pages of a source, and which of their keys each row attends to.
 struct Span<'a, const B: usize> {
-    source: &'a Source<'a>,
+    source: &'a AttentionHead<'a>,
     pages: &'a [Page],
     /// The position of its first key.
     first: usize,
@@ -106,12 +106,12 @@ struct Span<'a, const B: usize> {
 impl<'a, const B: usize> Span<'a, B> {
     /// The span that begins at a page's first position, and where the next one does, if there is one.
     #[inline(always)]
-    fn at(source: &'a Source<'a>, rows: &[Row<'_>; B], first: usize) -> (Self, Option<usize>) {
+    fn at(source: &'a AttentionHead<'a>, rows: &[QueryRow<'_>; B], first: usize) -> (Self, Option<usize>) {
         // whatever the window, spans end where they would without one
         let end = (first / SPAN + 1) * SPAN;
         let (mut from, mut to) = ([0; B], [0; B]);
         for (row, (from, to)) in rows.iter().zip(from.iter_mut().zip(&mut to)) {
-            *from = row.low.saturating_sub(first).min(end - first);
+            *from = row.first_key.saturating_sub(first).min(end - first);
             *to = (row.position + 1).saturating_sub(first).min(end - first);
         }
         let pages = &source.pages[(first - source.start) / POSITIONS..][..to[B - 1].div_ceil(POSITIONS)];
@@ -122,14 +122,14 @@ impl<'a, const B: usize> Span<'a, B> {
     /// for the processor to foresee.
     #[inline(always)]
     fn ask_for<S: Simd>(&self, simd: S, block: usize) {
-        let Source { layout, layer, head, near, .. } = *self.source;
+        let AttentionHead { layout, layer, head, recently_read, .. } = *self.source;
         let (values, page) = (block >= self.pages.len(), block % self.pages.len());
-        if near || block >= 2 * self.pages.len() {
+        if recently_read || block >= 2 * self.pages.len() {
             return;
         }
-        let head = &self.pages[page].bytes()[layout.head_at(layer, head)..][..layout.head_bytes()];
-        let (keys, rest) = head.split_at(layout.half());
-        let (of_values, scales) = rest.split_at(layout.half());
+        let head = &self.pages[page].bytes()[layout.head_offset(layer, head)..][..layout.head_bytes()];
+        let (keys, rest) = head.split_at(layout.keys_bytes());
+        let (of_values, scales) = rest.split_at(layout.keys_bytes());
         // all scales are read before the first values
         let (numbers, scales) = if values { (of_values, &[][..]) } else { (keys, scales) };
         for line in numbers.chunks(LINE).chain(scales.chunks(LINE)) {
@@ -143,13 +143,14 @@ impl<'a, const B: usize> Span<'a, B> {
 ///
 /// # Panics
 /// If they do not, if there are not as many outcomes, or if a page is missing.
-pub fn attend(isa: Isa, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
+pub fn attend(isa: Isa, source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
     // where nothing depends on the distance, rows may stand at one position, as those that ask the same memory do
     let level = source.distances.is_none() && matches!(source.bias, Bias::None);
     let rises = |from: usize, to: usize| from + 1 == to || (level && from == to);
-    let rise = |pair: &[Row<'_>]| rises(pair[0].position, pair[1].position) && pair[0].low <= pair[1].low;
+    let rise =
+        |pair: &[QueryRow<'_>]| rises(pair[0].position, pair[1].position) && pair[0].first_key <= pair[1].first_key;
     assert!(rows.windows(2).all(rise) && rows.len() == outs.len());
-    assert!(rows.iter().all(|row| source.start <= row.low && row.low <= row.position));
+    assert!(rows.iter().all(|row| source.start <= row.first_key && row.first_key <= row.position));
     match source.layout.dtype {
         Dtype::F32 => full(isa, source, rows, outs),
         Dtype::Bf16 => half(isa, source, rows, outs),
@@ -161,8 +162,8 @@ pub fn attend(isa: Isa, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut 
 ///
 /// # Panics
 /// If a page is missing.
-pub fn scores(isa: Isa, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
-    assert!(source.start <= row.low && row.low <= row.position);
+pub fn scores(isa: Isa, source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
+    assert!(source.start <= row.first_key && row.first_key <= row.position);
     out.clear();
     match source.layout.dtype {
         Dtype::F32 => full_scores(isa, source, row, out),
@@ -171,29 +172,29 @@ pub fn scores(isa: Isa, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) 
     }
 }
 
-multiversion! { fn full_scores(source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) = full_scores_body }
-multiversion! { fn half_scores(source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) = half_scores_body }
-multiversion! { fn bytes_scores(source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) = bytes_scores_body }
+multiversion! { fn full_scores(source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = full_scores_body }
+multiversion! { fn half_scores(source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = half_scores_body }
+multiversion! { fn bytes_scores(source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = bytes_scores_body }
 
 #[inline(always)]
-fn full_scores_body<S: Simd>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+fn full_scores_body<S: Simd>(simd: S, source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
     scores_of::<S, stored::Floats<f32>>(simd, source, row, out);
 }
 
 #[inline(always)]
-fn half_scores_body<S: Simd>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+fn half_scores_body<S: Simd>(simd: S, source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
     scores_of::<S, stored::Floats<u16>>(simd, source, row, out);
 }
 
 #[inline(always)]
-fn bytes_scores_body<S: Simd>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+fn bytes_scores_body<S: Simd>(simd: S, source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
     scores_of::<S, stored::Bytes>(simd, source, row, out);
 }
 
 #[inline(always)]
-fn scores_of<S: Simd, N: Stored>(simd: S, source: &Source<'_>, row: &Row<'_>, out: &mut Vec<f32>) {
+fn scores_of<S: Simd, N: Stored>(simd: S, source: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
     let (rows, mut scores) = ([*row], [[0f32; SPAN]; 1]);
-    let mut next = Some(row.low / POSITIONS * POSITIONS);
+    let mut next = Some(row.first_key / POSITIONS * POSITIONS);
     while let Some(first) = next {
         let (span, after) = Span::at(source, &rows, first);
         score::<S, N, 1>(simd, &span, &rows, &mut scores);
@@ -202,31 +203,31 @@ fn scores_of<S: Simd, N: Stored>(simd: S, source: &Source<'_>, row: &Row<'_>, ou
     }
 }
 
-multiversion! { fn full(source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) = full_body }
-multiversion! { fn half(source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) = half_body }
-multiversion! { fn bytes(source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) = bytes_body }
+multiversion! { fn full(source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = full_body }
+multiversion! { fn half(source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = half_body }
+multiversion! { fn bytes(source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = bytes_body }
 
 #[inline(always)]
-fn full_body<S: Simd>(simd: S, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
+fn full_body<S: Simd>(simd: S, source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
     attend_all::<S, stored::Floats<f32>>(simd, source, rows, outs);
 }
 
 #[inline(always)]
-fn half_body<S: Simd>(simd: S, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
+fn half_body<S: Simd>(simd: S, source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
     attend_all::<S, stored::Floats<u16>>(simd, source, rows, outs);
 }
 
 #[inline(always)]
-fn bytes_body<S: Simd>(simd: S, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
+fn bytes_body<S: Simd>(simd: S, source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
     attend_all::<S, stored::Bytes>(simd, source, rows, outs);
 }
 
 #[inline(always)]
-fn attend_all<S: Simd, N: Stored>(simd: S, source: &Source<'_>, rows: &[Row<'_>], outs: &mut [&mut [f32]]) {
-    let (together, rest) = rows.as_chunks::<TOGETHER>();
-    let (outs, rest_outs) = outs.as_chunks_mut::<TOGETHER>();
+fn attend_all<S: Simd, N: Stored>(simd: S, source: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
+    let (together, rest) = rows.as_chunks::<ROW_TILE>();
+    let (outs, rest_outs) = outs.as_chunks_mut::<ROW_TILE>();
     for (rows, outs) in together.iter().zip(outs) {
-        attend_some::<S, N, TOGETHER>(simd, source, rows, outs);
+        attend_some::<S, N, ROW_TILE>(simd, source, rows, outs);
     }
     for (row, out) in rest.iter().zip(rest_outs) {
         attend_some::<S, N, 1>(simd, source, &[*row], std::array::from_mut(out));
@@ -236,14 +237,14 @@ fn attend_all<S: Simd, N: Stored>(simd: S, source: &Source<'_>, rows: &[Row<'_>]
 #[inline(always)]
 fn attend_some<S: Simd, N: Stored, const B: usize>(
     simd: S,
-    source: &Source<'_>,
-    rows: &[Row<'_>; B],
+    source: &AttentionHead<'_>,
+    rows: &[QueryRow<'_>; B],
     outs: &mut Outs<'_, B>,
 ) {
     let mut scores = [[0f32; SPAN]; B];
     let mut softmax = [Softmax::NEW; B];
     outs.iter_mut().for_each(|out| out.fill(0.0));
-    let mut next = Some(rows[0].low / POSITIONS * POSITIONS);
+    let mut next = Some(rows[0].first_key / POSITIONS * POSITIONS);
     while let Some(first) = next {
         let (span, after) = Span::at(source, rows, first);
         score::<S, N, B>(simd, &span, rows, &mut scores);
@@ -267,13 +268,13 @@ fn attend_some<S: Simd, N: Stored, const B: usize>(
 fn score<S: Simd, N: Stored, const B: usize>(
     simd: S,
     span: &Span<'_, B>,
-    rows: &[Row<'_>; B],
+    rows: &[QueryRow<'_>; B],
     scores: &mut [[f32; SPAN]; B],
 ) {
     let source = span.source;
     let mut far = [[0f32; SPAN + POSITIONS]; B];
     let places = far_products::<S, N, B>(simd, span, rows, &mut far);
-    let at = source.layout.head_at(source.layer, source.head);
+    let at = source.layout.head_offset(source.layer, source.head);
     (1..N::AHEAD).for_each(|block| span.ask_for(simd, block));
     for (index, page) in span.pages.iter().enumerate() {
         span.ask_for(simd, index + N::AHEAD);
@@ -298,7 +299,7 @@ fn score<S: Simd, N: Stored, const B: usize>(
 fn far_products<S: Simd, N: Stored, const B: usize>(
     simd: S,
     span: &Span<'_, B>,
-    rows: &[Row<'_>; B],
+    rows: &[QueryRow<'_>; B],
     far: &mut [[f32; SPAN + POSITIONS]; B],
 ) -> [usize; B] {
     let (mut places, mut chunks) = ([0; B], [0; B]);

@@ -1,6 +1,6 @@
 //! How keys, values and distances are stored, and how they are written.
 
-use super::{Layout, Outs, POSITIONS, SPAN, Span, layout::scales_bytes, probe::Probe};
+use super::{Outs, POSITIONS, PageLayout, SPAN, Span, layout::scales_bytes, query::Query};
 use crate::kernels::{
     Dtype,
     dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
@@ -20,7 +20,7 @@ pub(super) trait Stored: Copy {
     /// numbers in order.
     fn products<S: Simd, const B: usize>(
         simd: S,
-        queries: &[Probe<'_>; B],
+        queries: &[Query<'_>; B],
         columns: Columns<'_, Self>,
     ) -> [[f32; POSITIONS]; B];
 
@@ -110,8 +110,8 @@ pub(super) struct Head<'a, N: Stored> {
 impl<'a, N: Stored> Head<'a, N> {
     /// The head whose bytes start at `at` of a page.
     #[inline(always)]
-    pub(super) fn of(layout: &Layout, page: &'a [u8], at: usize) -> Self {
-        let (half, scales) = (layout.half(), scales_bytes(layout.dtype));
+    pub(super) fn of(layout: &PageLayout, page: &'a [u8], at: usize) -> Self {
+        let (half, scales) = (layout.keys_bytes(), scales_bytes(layout.dtype));
         let (keys, rest) = page[at..at + layout.head_bytes()].split_at(half);
         let (values, rest) = rest.split_at(half);
         let (of_keys, of_values) = rest.split_at(scales);
@@ -120,10 +120,10 @@ impl<'a, N: Stored> Head<'a, N> {
 }
 
 /// Writes keys and values of a layer, each (heads, head_dim), at a slot of a page.
-pub fn write(layout: &Layout, page: &mut [u8], (layer, slot): (usize, usize), keys: &[f32], values: &[f32]) {
-    let (dim, half) = (layout.head_dim, layout.half());
+pub fn write(layout: &PageLayout, page: &mut [u8], layer: usize, slot: usize, keys: &[f32], values: &[f32]) {
+    let (dim, half) = (layout.head_dim, layout.keys_bytes());
     for (head, (keys, values)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
-        let bytes = &mut page[layout.head_at(layer, head)..][..layout.head_bytes()];
+        let bytes = &mut page[layout.head_offset(layer, head)..][..layout.head_bytes()];
         let (all_keys, rest) = bytes.split_at_mut(half);
         let (all_values, scales) = rest.split_at_mut(half);
         match layout.dtype {

@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Compute, Pool,
+        Compute, ThreadPool,
         dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
         memory::Arena,
         pages::PagePool,
@@ -55,14 +55,14 @@ fn naive(query: &Asked<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> 
 }
 
 /// Pages with these keys and values; what lies beyond them must not matter.
-pub(super) fn pages(layout: &Layout, keys: &[f32], values: &[f32]) -> Vec<Page> {
+pub(super) fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Page> {
     let (pool, h) = (PagePool::new(1 << 30), layout.head_dim);
     let fill = |(keys, values): (&[f32], &[f32])| {
-        let mut page = pool.take(layout.page_bytes()).unwrap();
+        let mut page = pool.allocate(layout.page_bytes()).unwrap();
         let bytes = page.bytes_mut().unwrap();
         bytes.fill(0xff); // not a number, where floats are stored
         for (slot, (key, value)) in keys.chunks_exact(h).zip(values.chunks_exact(h)).enumerate() {
-            write(layout, bytes, (0, slot), key, value);
+            write(layout, bytes, 0, slot, key, value);
         }
         page
     };
@@ -70,18 +70,18 @@ pub(super) fn pages(layout: &Layout, keys: &[f32], values: &[f32]) -> Vec<Page> 
 }
 
 /// Attends for neighbouring rows with these queries, (rows, head_dim), the first at a position.
-fn attend_to(isa: Isa, source: &Source<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
-    let (dim, compute) = (source.layout.head_dim, Compute { isa, pool: Arc::new(Pool::new(1)) });
+fn attend_to(isa: Isa, source: &AttentionHead<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
+    let (dim, compute) = (source.layout.head_dim, Compute { isa, pool: Arc::new(ThreadPool::new(1)) });
     let probes = |numbers: &[f32]| {
-        let mut probes = Probes::default();
-        probes.numbers(numbers.len()).copy_from_slice(numbers);
-        probes.settle(&compute, source.layout.dtype, dim);
+        let mut probes = QueryBuffer::default();
+        probes.values_mut(numbers.len()).copy_from_slice(numbers);
+        probes.finish(&compute, source.layout.dtype, dim);
         probes
     };
     let (contents, distances) = (probes(content), probes(distance));
     let row = |row| {
-        let (content, distance) = (Forms::one(&contents, row), distances.get(row));
-        Row { low: 0, position: first + row, content, distance }
+        let (content, distance) = (QueryVariants::single(&contents, row), distances.get(row));
+        QueryRow { first_key: 0, position: first + row, content, distance }
     };
     let rows: Vec<_> = (0..content.len() / dim).map(row).collect();
     let mut out = vec![f32::NAN; content.len()];
@@ -89,14 +89,19 @@ fn attend_to(isa: Isa, source: &Source<'_>, first: usize, content: &[f32], dista
     out
 }
 
-fn source<'a>(layout: &'a Layout, pages: &'a [Page], distances: Option<&'a DistanceTable>, scale: f32) -> Source<'a> {
+fn source<'a>(
+    layout: &'a PageLayout,
+    pages: &'a [Page],
+    distances: Option<&'a DistanceTable>,
+    scale: f32,
+) -> AttentionHead<'a> {
     let (start, block, bias) = (0, usize::MAX, Bias::None);
-    Source { pages, start, layout, layer: 0, head: 0, block, distances, bias, scale, near: false }
+    AttentionHead { pages, start, layout, layer: 0, head: 0, block, distances, bias, scale, recently_read: false }
 }
 
 #[test]
 fn overflow_is_not_taken_for_a_number() {
-    let layout = Layout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
+    let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
     for (key, query) in [(f32::MAX, 4.0), (f32::MAX, -4.0), (f32::NAN, 1.0)] {
         let pages = pages(&layout, &[0.5, 0.5, key, key], &[1.0; 4]);
         let source = source(&layout, &pages, None, 1.0);
@@ -112,7 +117,7 @@ fn overflow_is_not_taken_for_a_number() {
 #[test]
 fn what_is_no_number_stays_so() {
     for dtype in Dtype::ALL {
-        let layout = Layout { dtype, layers: 1, heads: 1, head_dim: 4, output: 0 };
+        let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim: 4, output: 0 };
         for (key, value, query) in
             [(f32::NAN, 1.0, 1.0), (1.0, f32::NAN, 1.0), (1.0, f32::INFINITY, 1.0), (1.0, 1.0, f32::NAN)]
         {
@@ -131,7 +136,7 @@ fn what_is_no_number_stays_so() {
 /// Wherever a span ends: keys at −∞ weigh nothing, and if all are there, there is no distribution.
 #[test]
 fn a_span_without_weight_is_passed_over() {
-    let layout = Layout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 1, output: 0 };
+    let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 1, output: 0 };
     for (low, positions) in [(SPAN, SPAN + 1), (SPAN - 1, SPAN + 1), (SPAN, SPAN), (3, 3)] {
         let keys: Vec<f32> = (0..positions).map(|j| if j < low { -f32::MAX } else { 1.0 }).collect();
         let pages = pages(&layout, &keys, &vec![2.0; positions]);
@@ -161,10 +166,10 @@ fn agrees_with_the_naive_twin_alone_and_in_company() {
     for (dtype, (head_dim, positions)) in Dtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
         let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
         let (keys, values) = (floats(1, positions * head_dim), floats(2, positions * head_dim));
-        let layout = Layout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
+        let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
         let pages = pages(&layout, &keys, &values);
         let distances = floats(3, (positions + BLOCK) * head_dim);
-        let table = DistanceTable::new(dtype, (1, head_dim), positions, Arc::new(Arena::new(1)));
+        let table = DistanceTable::new(dtype, 1, head_dim, positions, Arc::new(Arena::new(1)));
         let fill = |range: std::ops::Range<usize>| distances[range.start * head_dim..range.end * head_dim].to_vec();
         table.cover(positions - 1, fill).unwrap();
         let of_bytes = if dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
@@ -178,7 +183,7 @@ fn agrees_with_the_naive_twin_alone_and_in_company() {
                 let mut all = Vec::new();
                 for isa in Isa::all() {
                     let mut source = source(&layout, &pages, table, 0.4);
-                    source.near = first % 2 == 0;
+                    source.recently_read = first % 2 == 0;
                     let together = attend_to(isa, &source, first, &content, &far);
                     for (row, (content, far)) in content.chunks(head_dim).zip(far.chunks(head_dim)).enumerate() {
                         let out = &together[row * head_dim..][..head_dim];

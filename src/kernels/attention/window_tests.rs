@@ -1,7 +1,7 @@
 //! Windows, forms of queries and biases beside their definition, in every type of numbers.
 
 use super::{
-    super::{Compute, Pool, memory::Arena},
+    super::{Compute, ThreadPool, memory::Arena},
     tests::{pages, stored, wave},
     *,
 };
@@ -22,7 +22,7 @@ const WINDOWS: [(&str, Low); 6] = [
 
 /// What is attended to.
 struct Case {
-    layout: Layout,
+    layout: PageLayout,
     keys: Vec<f32>,
     values: Vec<f32>,
     distances: Option<(Vec<f32>, DistanceTable)>,
@@ -33,7 +33,7 @@ struct Case {
 }
 
 const SCALE: f32 = 0.4;
-/// Forms that a query has at most.
+/// QueryVariants that a query has at most.
 const FORMS: usize = 48;
 
 impl Case {
@@ -83,20 +83,20 @@ impl Case {
 
     /// As the kernel has it, of neighbouring rows, from pages that are held only as far back as the first row needs.
     fn attend(&self, isa: Isa, all: &[Page], positions: std::ops::Range<usize>) -> Vec<f32> {
-        let (h, compute) = (self.layout.head_dim, Compute { isa, pool: Arc::new(Pool::new(1)) });
-        let (mut forms, mut far) = (Probes::default(), Probes::default());
+        let (h, compute) = (self.layout.head_dim, Compute { isa, pool: Arc::new(ThreadPool::new(1)) });
+        let (mut forms, mut far) = (QueryBuffer::default(), QueryBuffer::default());
         let rows = positions.len();
         let numbers: Vec<f32> = (positions.clone())
             .flat_map(|position| (0..FORMS).flat_map(move |form| self.query(position, form)))
             .collect();
-        forms.numbers(numbers.len()).copy_from_slice(&numbers);
+        forms.values_mut(numbers.len()).copy_from_slice(&numbers);
         let numbers: Vec<f32> = positions.clone().flat_map(|position| self.query(position, 99)).collect();
-        far.numbers(numbers.len()).copy_from_slice(&numbers);
+        far.values_mut(numbers.len()).copy_from_slice(&numbers);
         for probes in [&mut forms, &mut far] {
-            probes.settle(&compute, self.layout.dtype, h);
+            probes.finish(&compute, self.layout.dtype, h);
         }
         let held = (self.low)(positions.start) / POSITIONS;
-        let source = Source {
+        let source = AttentionHead {
             pages: &all[held..],
             start: held * POSITIONS,
             layout: &self.layout,
@@ -106,13 +106,13 @@ impl Case {
             distances: self.distances.as_ref().map(|(_, table)| table),
             bias: self.bias(),
             scale: SCALE,
-            near: false,
+            recently_read: false,
         };
         let row = |(index, position): (usize, usize)| {
             let low = (self.low)(position);
             let count = position / self.block - low / self.block + 1;
-            let content = Forms::new(&forms, index * FORMS, 1, count);
-            Row { low, position, content, distance: far.get(index) }
+            let content = QueryVariants::new(&forms, index * FORMS, 1, count);
+            QueryRow { first_key: low, position, content, distance: far.get(index) }
         };
         let rows_at: Vec<_> = positions.enumerate().map(row).collect();
         let mut out = vec![f32::NAN; rows * h];
@@ -143,7 +143,7 @@ impl Case {
 
 fn case(dtype: Dtype, head_dim: usize, positions: usize, low: Low) -> Case {
     let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
-    let layout = Layout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
+    let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
     let (keys, values) = (floats(1, positions * head_dim), floats(2, positions * head_dim));
     let (distances, table, slope, block) = (None, Vec::new(), None, usize::MAX);
     Case { layout, keys, values, distances, table, slope, block, low }
@@ -174,7 +174,7 @@ fn biases_and_distances_keep_to_their_windows() {
         let table = (0..70).map(|distance| wave(11, distance)).collect();
         Case { table, ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
         let rows: Vec<f32> = (0..1024 * 40).map(|i| wave(3, i)).collect();
-        let table = DistanceTable::new(dtype, (1, 40), positions, Arc::new(Arena::new(1)));
+        let table = DistanceTable::new(dtype, 1, 40, positions, Arc::new(Arena::new(1)));
         table.cover(positions, |range| rows[range.start * 40..range.end * 40].to_vec()).unwrap();
         Case { distances: Some((rows, table)), ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
     }

@@ -12,13 +12,13 @@ mod format;
 mod product;
 mod quantized;
 
-pub use quantized::Quantized;
+pub use quantized::QuantizedRows;
 
 use super::{
     Compute, LANES,
+    disjoint::DisjointSlice,
     dtype::{Dtype, inverse_of, scale_of, to_bf16, to_byte},
     memory::{Arena, Region},
-    shared::Shared,
 };
 use crate::error::{Error, Result};
 use product::Job;
@@ -31,12 +31,12 @@ const PARTS: usize = 4;
 const ARENA: usize = 8 << 20;
 
 /// Where matrices are packed to: in the order in which they come, one behind the other.
-pub struct Store {
+pub struct WeightArena {
     dtype: Dtype,
     arena: Arena,
 }
 
-impl Store {
+impl WeightArena {
     /// A store of matrices in one type of numbers.
     pub fn new(dtype: Dtype) -> Self {
         Self { dtype, arena: Arena::new(ARENA) }
@@ -67,9 +67,9 @@ pub struct Linear {
 
 /// What becomes of each output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum Epilogue {
     /// It stays.
-    Nothing,
+    None,
     /// x·Φ(x).
     Gelu,
     /// The same by tanh, as GPT-2 has it.
@@ -88,7 +88,7 @@ impl Linear {
     ///
     /// # Panics
     /// If the lengths do not fit; the checkpoint reader has checked shapes.
-    pub fn pack(store: &Store, weight: &[f32], bias: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
+    pub fn pack(store: &WeightArena, weight: &[f32], bias: &[f32], outputs: usize, inputs: usize) -> Result<Self> {
         assert_eq!(weight.len(), outputs * inputs);
         assert!(bias.is_empty() || bias.len() == outputs);
         let dtype = store.dtype;
@@ -176,11 +176,11 @@ impl Linear {
     ///
     /// # Panics
     /// If the lengths are not those of the same number of rows.
-    pub fn apply(&self, compute: &Compute, x: &[f32], then: Then, work: &mut Quantized, out: &mut [f32]) {
+    pub fn apply(&self, compute: &Compute, x: &[f32], then: Epilogue, work: &mut QuantizedRows, out: &mut [f32]) {
         let rows = x.len() / self.inputs;
         assert_eq!(x.len(), rows * self.inputs);
         assert_eq!(out.len(), rows * self.outputs);
-        let (isa, out) = (compute.isa, &Shared::new(out));
+        let (isa, out) = (compute.isa, &DisjointSlice::new(out));
         let (matrix, scales) = (self, &[][..]);
         match self.dtype {
             Dtype::F32 => {
@@ -226,7 +226,7 @@ fn group_bytes(dtype: Dtype) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Isa, Pool},
+        super::{Isa, ThreadPool},
         *,
     };
     use proptest::prelude::*;
@@ -269,7 +269,7 @@ mod tests {
     }
 
     fn computes(threads: usize) -> Vec<Compute> {
-        let pool = Arc::new(Pool::new(threads));
+        let pool = Arc::new(ThreadPool::new(threads));
         Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
     }
 
@@ -279,11 +279,11 @@ mod tests {
             let (weight, bias, x) =
                 (numbers(seed, outputs * inputs), numbers(seed ^ 1, outputs), numbers(seed ^ 2, rows * inputs));
             for dtype in Dtype::ALL {
-                let linear = Linear::pack(&Store::new(dtype), &weight, &bias, outputs, inputs).unwrap();
+                let linear = Linear::pack(&WeightArena::new(dtype), &weight, &bias, outputs, inputs).unwrap();
                 let expected = naive(dtype, &weight, &x, outputs, inputs);
                 for compute in computes(2) {
                     let mut out = vec![f32::NAN; rows * outputs];
-                    linear.apply(&compute, &x, Then::Nothing, &mut Quantized::default(), &mut out);
+                    linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
                     for (index, (got, (want, size))) in out.iter().zip(&expected).enumerate() {
                         let want = want + f64::from(bias[index % outputs]);
                         prop_assert!((f64::from(*got) - want).abs() < 3e-6 * (size + 1.0), "{dtype:?} {got} {want}");
@@ -297,13 +297,13 @@ mod tests {
             let inputs = 333;
             let (weight, x) = (numbers(seed, outputs * inputs), numbers(seed ^ 2, rows * inputs));
             for dtype in Dtype::ALL {
-                let linear = Linear::pack(&Store::new(dtype), &weight, &[], outputs, inputs).unwrap();
+                let linear = Linear::pack(&WeightArena::new(dtype), &weight, &[], outputs, inputs).unwrap();
                 for (compute, alone) in computes(2).iter().zip(computes(1)) {
-                    let (mut together, mut work) = (vec![0.0; rows * outputs], Quantized::default());
-                    linear.apply(compute, &x, Then::Gelu, &mut work, &mut together);
+                    let (mut together, mut work) = (vec![0.0; rows * outputs], QuantizedRows::default());
+                    linear.apply(compute, &x, Epilogue::Gelu, &mut work, &mut together);
                     for row in 0..rows {
                         let mut out = vec![0.0; outputs];
-                        linear.apply(&alone, &x[row * inputs..(row + 1) * inputs], Then::Gelu, &mut work, &mut out);
+                        linear.apply(&alone, &x[row * inputs..(row + 1) * inputs], Epilogue::Gelu, &mut work, &mut out);
                         prop_assert_eq!(&out[..], &together[row * outputs..(row + 1) * outputs]);
                     }
                 }
@@ -316,11 +316,11 @@ mod tests {
             let sign = |index: usize| if signs >> (index % 61) & 1 == 0 { 1.0 } else { -1.0 };
             let (outputs, x) = (40, (0..rows * inputs).map(|i| sign(i * 7)).collect::<Vec<_>>());
             let weight: Vec<f32> = (0..outputs * inputs).map(|i| sign(i * 3 + 1)).collect();
-            let linear = Linear::pack(&Store::new(Dtype::Int8), &weight, &[], outputs, inputs).unwrap();
+            let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &weight, &[], outputs, inputs).unwrap();
             let expected = naive(Dtype::F32, &weight, &x, outputs, inputs);
             for compute in computes(1) {
                 let mut out = vec![0.0; rows * outputs];
-                linear.apply(&compute, &x, Then::Nothing, &mut Quantized::default(), &mut out);
+                linear.apply(&compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
                 for (got, (want, size)) in out.iter().zip(&expected) {
                     prop_assert!((f64::from(*got) - want).abs() < 1e-6 * (size + 1.0), "{got} {want}");
                 }
@@ -331,11 +331,11 @@ mod tests {
     #[test]
     fn a_sum_of_bytes_has_room_or_is_refused() {
         let row = |inputs| vec![1.0; inputs];
-        assert!(Linear::pack(&Store::new(Dtype::Int8), &row(MOST_BYTES + 1), &[], 1, MOST_BYTES + 1).is_err());
-        let linear = Linear::pack(&Store::new(Dtype::Int8), &row(MOST_BYTES), &[], 1, MOST_BYTES).unwrap();
+        assert!(Linear::pack(&WeightArena::new(Dtype::Int8), &row(MOST_BYTES + 1), &[], 1, MOST_BYTES + 1).is_err());
+        let linear = Linear::pack(&WeightArena::new(Dtype::Int8), &row(MOST_BYTES), &[], 1, MOST_BYTES).unwrap();
         for compute in computes(1) {
             let mut out = [0.0];
-            linear.apply(&compute, &row(MOST_BYTES), Then::Nothing, &mut Quantized::default(), &mut out);
+            linear.apply(&compute, &row(MOST_BYTES), Epilogue::None, &mut QuantizedRows::default(), &mut out);
             assert!((out[0] - MOST_BYTES as f32).abs() < 1.0, "{out:?}");
         }
     }
@@ -344,11 +344,12 @@ mod tests {
     fn instruction_sets_agree_to_the_bit_on_bytes_and_on_floats_where_all_have_fused_multiply_adds() {
         let (outputs, inputs) = (177, 300);
         for (dtype, rows) in Dtype::ALL.into_iter().flat_map(|dtype| [1, 2, 7, 20].map(|rows| (dtype, rows))) {
-            let linear = Linear::pack(&Store::new(dtype), &numbers(1, outputs * inputs), &[], outputs, inputs).unwrap();
+            let linear =
+                Linear::pack(&WeightArena::new(dtype), &numbers(1, outputs * inputs), &[], outputs, inputs).unwrap();
             let x = numbers(2, rows * inputs);
             let apply = |compute: &Compute| {
                 let mut out = vec![0.0; rows * outputs];
-                linear.apply(compute, &x, Then::Nothing, &mut Quantized::default(), &mut out);
+                linear.apply(compute, &x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
                 out
             };
             // with one set that has them, there is nothing to compare but bytes

@@ -6,14 +6,14 @@
 //! and tiles change no bit.
 
 use super::{
-    Linear, Then,
+    Epilogue, Linear,
     format::{Bytes, Floats, Format},
 };
 use crate::kernels::{
     LANES,
+    disjoint::DisjointSlice,
     isa::{Simd, multiversion},
     rowwise,
-    shared::Shared,
 };
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ pub(super) struct Job<'a, C> {
     pub(super) x: &'a [C],
     /// What each row was divided by; empty where rows are floats.
     pub(super) scales: &'a [f32],
-    pub(super) then: Then,
-    pub(super) out: &'a Shared<'a>,
+    pub(super) then: Epilogue,
+    pub(super) out: &'a DisjointSlice<'a>,
 }
 
 multiversion! { pub(super) fn full(job: &Job<'_, f32>, panels: Range<usize>) = full_body }
@@ -112,11 +112,11 @@ fn finish<S: Simd, F: Format<S>>(
         }
     }
     match then {
-        Then::Nothing => {}
-        Then::Gelu => rowwise::gelu_body(simd, numbers),
-        Then::GeluTanh => rowwise::gelu_tanh_body(simd, numbers),
-        Then::Silu => rowwise::silu_body(simd, numbers),
-        Then::Relu => rowwise::relu(numbers),
+        Epilogue::None => {}
+        Epilogue::Gelu => rowwise::gelu_body(simd, numbers),
+        Epilogue::GeluTanh => rowwise::gelu_tanh_body(simd, numbers),
+        Epilogue::Silu => rowwise::silu_body(simd, numbers),
+        Epilogue::Relu => rowwise::relu(numbers),
     }
     // SAFETY: a panel belongs to one task, and a task finishes each row of it once.
     unsafe { out.part(row * matrix.outputs + first, width) }.copy_from_slice(numbers);

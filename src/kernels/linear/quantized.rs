@@ -4,14 +4,14 @@ use crate::kernels::{Compute, rowwise};
 
 /// Working memory of products with bytes, kept between steps.
 #[derive(Default)]
-pub struct Quantized {
+pub struct QuantizedRows {
     /// (rows, width/4), filled up to whole cells with zeros
     cells: Vec<[i8; 4]>,
     /// (rows): what each row's numbers were divided by
     scales: Vec<f32>,
 }
 
-impl Quantized {
+impl QuantizedRows {
     /// Takes rows of floats, (rows, width).
     pub(in crate::kernels) fn fill(&mut self, compute: &Compute, x: &[f32], width: usize) {
         let (rows, cells) = (x.len() / width, width.div_ceil(4));

@@ -9,7 +9,7 @@ use crate::{
     kernels::{
         Compute,
         distribution::sigmoid,
-        linear::{Linear, Quantized, Then},
+        linear::{Epilogue, Linear, QuantizedRows},
     },
     nn::{Activation, sized},
 };
@@ -29,7 +29,7 @@ pub struct Learned {
 /// Buffers, kept between steps.
 #[derive(Default)]
 pub struct Work {
-    quantized: Quantized,
+    quantized: QuantizedRows,
     hidden: Vec<f32>,
     logits: Vec<f32>,
 }
@@ -46,7 +46,7 @@ impl Learned {
         let hidden = sized(&mut work.hidden, rows * width);
         self.hidden.apply(compute, evidence.hidden, self.activation.then(), &mut work.quantized, hidden); // (rows, hidden)
         let logits = sized(&mut work.logits, rows);
-        self.output.apply(compute, hidden, Then::Nothing, &mut work.quantized, logits); // (rows, 1)
+        self.output.apply(compute, hidden, Epilogue::None, &mut work.quantized, logits); // (rows, 1)
         for (logit, noise) in logits.iter().zip(evidence.noise) {
             let probability = sigmoid(*logit);
             let closes = match noise {

@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute, Dtype,
-        linear::{Linear, Quantized, Store, Then},
+        linear::{Epilogue, Linear, QuantizedRows, WeightArena},
     },
     nn::sized,
 };
@@ -26,7 +26,7 @@ pub struct Summed {
 /// Buffers, kept between steps.
 #[derive(Default)]
 pub struct Work {
-    quantized: Quantized,
+    quantized: QuantizedRows,
     hidden: Vec<f32>,
 }
 
@@ -36,7 +36,7 @@ impl Summed {
     /// # Errors
     /// No memory.
     pub fn new(first: &[f32], second: &[f32], (hidden, dim): (usize, usize), threshold: f32) -> Result<Self> {
-        let store = Store::new(Dtype::F32);
+        let store = WeightArena::new(Dtype::F32);
         let mut folded = vec![0f64; hidden];
         for row in second.chunks_exact(hidden) {
             folded.iter_mut().zip(row).for_each(|(sum, &weight)| *sum += f64::from(weight));
@@ -54,9 +54,9 @@ impl Summed {
     pub fn logits(&self, compute: &Compute, x: &[f32], work: &mut Work, logits: &mut Vec<f32>) {
         let rows = x.len() / self.hidden.inputs();
         let hidden = sized(&mut work.hidden, rows * self.hidden.outputs());
-        self.hidden.apply(compute, x, Then::Relu, &mut work.quantized, hidden); // (rows, hidden)
+        self.hidden.apply(compute, x, Epilogue::Relu, &mut work.quantized, hidden); // (rows, hidden)
         let logits = sized(logits, rows);
-        self.output.apply(compute, hidden, Then::Nothing, &mut work.quantized, logits); // (rows, 1)
+        self.output.apply(compute, hidden, Epilogue::None, &mut work.quantized, logits); // (rows, 1)
     }
 
     /// Whether a logit is a boundary.
@@ -73,7 +73,7 @@ impl Summed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Isa, Pool};
+    use crate::kernels::{Isa, ThreadPool};
     use std::sync::Arc;
 
     #[test]
@@ -82,7 +82,7 @@ mod tests {
         let numbers = |count: usize, k: f32| (0..count).map(|i| (i as f32 * k).sin()).collect::<Vec<_>>();
         let (first, second) = (numbers(hidden * dim, 0.7), numbers(dim * hidden, 1.9));
         let predictor = Summed::new(&first, &second, (hidden, dim), 0.5).unwrap();
-        let compute = Compute { isa: Isa::detect(), pool: Arc::new(Pool::new(1)) };
+        let compute = Compute { isa: Isa::detect(), pool: Arc::new(ThreadPool::new(1)) };
         let (x, mut logits) = (numbers(2 * dim, 0.3), Vec::new());
         predictor.logits(&compute, &x, &mut Work::default(), &mut logits);
         for (x, logit) in x.chunks(dim).zip(&logits) {

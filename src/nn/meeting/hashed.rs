@@ -9,7 +9,7 @@
 
 use crate::kernels::{
     Isa,
-    attention::{Loose, attend_chosen},
+    attention::{HeadKeyValues, attend_selected},
 };
 
 /// Added to the mean square that keys are divided by the root of.
@@ -119,6 +119,6 @@ impl Hashing {
             }
             runs.push(&order[chunk_of(order, own)]);
         }
-        attend_chosen(isa, Loose { keys, values }, query, (&runs, place as f32), out);
+        attend_selected(isa, HeadKeyValues { keys, values }, query, &runs, place as f32, out);
     }
 }

@@ -11,7 +11,7 @@ pub mod hashed;
 use super::encoder::Encoder;
 use crate::kernels::{
     Compute,
-    attention::{Dense, attend_dense},
+    attention::{DenseLayout, attend_dense},
 };
 use hashed::Hashing;
 
@@ -52,7 +52,7 @@ pub enum Rest {
 }
 
 /// One layer's keys, values and queries. A store is of [`numbers`](Self::numbers) floats; of each head that attends to blocks, or to
-/// all, keys and values as [`Dense`] has them, a block behind the other; then what the other heads keep.
+/// all, keys and values as [`DenseLayout`] has them, a block behind the other; then what the other heads keep.
 #[derive(Clone, Copy)]
 pub struct Meeting<'a> {
     attending: &'a Attending,
@@ -79,7 +79,7 @@ impl Meeting<'_> {
             Attending::Mixed { rest: Rest::Efficient, .. } => rest * efficient::numbers(self.head_dim),
             Attending::Mixed { rest: Rest::Hashed(hashing), .. } => rest * hashing.numbers(self.room, self.head_dim),
         };
-        self.blocks() * local.numbers() + kept
+        self.blocks() * local.floats() + kept
     }
 
     /// Multiply-adds of `count` vectors that meet as many.
@@ -90,25 +90,25 @@ impl Meeting<'_> {
             Attending::Mixed { rest: Rest::Efficient, .. } => 2 * dim * dim,
             Attending::Mixed { rest: Rest::Hashed(hashing), .. } => hashing.multiply_adds(count, dim),
         };
-        count * (2 * local.heads * local.room.min(count) * dim + (self.heads - local.heads) * rest)
+        count * (2 * local.heads * local.capacity.min(count) * dim + (self.heads - local.heads) * rest)
     }
 
     /// What a block's keys and values look like, of the heads that attend to those.
-    fn local(&self) -> Dense {
+    fn local(&self) -> DenseLayout {
         let (heads, room) = match *self.attending {
             Attending::All => (self.heads, self.room),
             Attending::Mixed { local, block, .. } => (local, block.min(self.room)),
         };
-        Dense { heads, head_dim: self.head_dim, room }
+        DenseLayout { heads, head_dim: self.head_dim, capacity: room }
     }
 
     fn blocks(&self) -> usize {
-        self.room.div_ceil(self.local().room.max(1))
+        self.room.div_ceil(self.local().capacity.max(1))
     }
 
     /// The stores of the other heads, one behind the other.
     fn rest<'s>(&self, store: &'s mut [f32]) -> &'s mut [f32] {
-        let from = self.blocks() * self.local().numbers();
+        let from = self.blocks() * self.local().floats();
         &mut store[from..]
     }
 
@@ -128,8 +128,8 @@ impl Meeting<'_> {
     pub fn write(&self, store: &mut [f32], place: usize, keys: &[f32], values: &[f32]) {
         let (local, dim) = (self.local(), self.head_dim);
         let own = local.heads * dim;
-        let block = place / local.room * local.numbers();
-        local.write(&mut store[block..][..local.numbers()], place % local.room, &keys[..own], &values[..own]);
+        let block = place / local.capacity * local.floats();
+        local.write(&mut store[block..][..local.floats()], place % local.capacity, &keys[..own], &values[..own]);
         let Attending::Mixed { rest, .. } = self.attending else { return };
         let all = self.rest(store);
         let size = all.len() / (self.heads - local.heads);
@@ -148,7 +148,7 @@ impl Meeting<'_> {
         let heads = self.heads - self.local().heads;
         let all = self.rest(store);
         let size = all.len() / heads;
-        compute.pool.chunks(all, size, true, &|_, store| match rest {
+        compute.pool.for_chunks(all, size, true, &|_, store| match rest {
             Rest::Efficient => efficient::close(dim, store),
             Rest::Hashed(hashing) => hashing.close(store, (count, self.room), dim),
         });
@@ -168,13 +168,13 @@ impl Meeting<'_> {
     ) {
         let local = self.local();
         let Attending::Mixed { rest, .. } = self.attending else {
-            return attend_dense(compute, (local, store, count), queries, out);
+            return attend_dense(compute, local, store, count, queries, out);
         };
         self.attend_locally(compute, (store, count), (first, queries), out);
         let (inner, dim) = (self.heads * self.head_dim, self.head_dim);
-        let all = &store[self.blocks() * local.numbers()..];
+        let all = &store[self.blocks() * local.floats()..];
         let size = all.len() / (self.heads - local.heads);
-        compute.pool.columns::<GROUP>(out, (queries.len() / inner, self.heads), true, &|(row, head), outs| {
+        compute.pool.for_columns::<GROUP>(out, queries.len() / inner, self.heads, true, &|row, head, outs| {
             let Some(other) = head.checked_sub(local.heads) else { return };
             let store = &all[other * size..][..size];
             for (row, out) in (row..).zip(outs) {
@@ -204,17 +204,17 @@ impl Meeting<'_> {
         }
         let mut row = 0;
         while row < rows {
-            let block = (first + row) / local.room;
-            let end = rows.min((block + 1) * local.room - first);
+            let block = (first + row) / local.capacity;
+            let end = rows.min((block + 1) * local.capacity - first);
             let asking: Vec<f32> = queries[row * inner..end * inner]
                 .chunks_exact(inner)
                 .flat_map(|query| &query[..own])
                 .copied()
                 .collect();
             let mut mixed = vec![0.0; asking.len()];
-            let keys = local.room.min(count - block * local.room);
-            let store = &store[block * local.numbers()..][..local.numbers()];
-            attend_dense(compute, (local, store, keys), &asking, &mut mixed);
+            let keys = local.capacity.min(count - block * local.capacity);
+            let store = &store[block * local.floats()..][..local.floats()];
+            attend_dense(compute, local, store, keys, &asking, &mut mixed);
             for (out, mixed) in out[row * inner..].chunks_exact_mut(inner).zip(mixed.chunks_exact(own)) {
                 out[..own].copy_from_slice(mixed);
             }

@@ -18,7 +18,7 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{Bias, DistanceTable, Forms, Layout, POSITIONS, Probe, Probes},
+        attention::{Bias, DistanceTable, POSITIONS, PageLayout, Query, QueryBuffer, QueryVariants},
     },
 };
 use absolute::Absolute;
@@ -158,9 +158,9 @@ pub enum Position {
 #[derive(Default)]
 pub struct Queries {
     /// For the keys: (rows' forms, heads, head_dim).
-    content: Probes,
+    content: QueryBuffer,
     /// For the distances: (rows, heads, head_dim), or empty.
-    distance: Probes,
+    distance: QueryBuffer,
     /// Which forms are a row's.
     forms: Vec<RowForms>,
 }
@@ -185,13 +185,13 @@ impl Queries {
     }
 
     /// A row's query for the keys, of one head.
-    pub(super) fn content(&self, row: usize, head: usize, heads: usize) -> Forms<'_> {
+    pub(super) fn content(&self, row: usize, head: usize, heads: usize) -> QueryVariants<'_> {
         let RowForms { first, count } = self.forms[row];
-        Forms::new(&self.content, first * heads + head, heads, count)
+        QueryVariants::new(&self.content, first * heads + head, heads, count)
     }
 
     /// A row's query for the distances, of one head.
-    pub(super) fn distance(&self, row: usize, head: usize, heads: usize) -> Probe<'_> {
+    pub(super) fn distance(&self, row: usize, head: usize, heads: usize) -> Query<'_> {
         self.distance.get(row * heads + head)
     }
 }
@@ -207,7 +207,7 @@ impl Position {
     /// Turns a layer's `qkv`, (rows, 3 · heads · head_dim), into the queries for `places`; keys may be changed in place.
     pub fn prepare(
         &self,
-        (compute, layout, window): (&Compute, &Layout, Window),
+        (compute, layout, window): (&Compute, &PageLayout, Window),
         places: &[Place],
         qkv: &mut [f32],
         queries: &mut Queries,
@@ -221,14 +221,14 @@ impl Position {
             Self::Alibi(_) | Self::Buckets(_) | Self::Absolute(_) | Self::None => {
                 queries.number(places, |_| 1);
                 let inner = layout.heads * layout.head_dim;
-                let content = queries.content.numbers(places.len() * inner);
+                let content = queries.content.values_mut(places.len() * inner);
                 for (row, content) in qkv.chunks_exact(3 * inner).zip(content.chunks_exact_mut(inner)) {
                     content.copy_from_slice(&row[..inner]);
                 }
             }
         }
         for probes in [&mut queries.content, &mut queries.distance] {
-            probes.settle(compute, layout.dtype, layout.head_dim);
+            probes.finish(compute, layout.dtype, layout.head_dim);
         }
     }
 
@@ -262,7 +262,7 @@ impl Position {
 
     /// What all layers of a stack read, beside keys and values, for a query that attends to `keys` keys: bytes that
     /// sequences share.
-    pub fn bytes_for(&self, layout: &Layout, keys: usize) -> usize {
+    pub fn bytes_for(&self, layout: &PageLayout, keys: usize) -> usize {
         match self {
             Self::TransformerXl(_) => transformer_xl::bytes_for(layout, keys),
             Self::Buckets(tables) => {

@@ -6,7 +6,7 @@
 //! block's start. No number depends on how far from the sequence's start they stand, and no key is ever turned again.
 
 use super::{super::Place, Queries};
-use crate::kernels::attention::{Layout, POSITIONS};
+use crate::kernels::attention::{POSITIONS, PageLayout};
 use std::sync::OnceLock;
 
 /// γ of the paper.
@@ -74,7 +74,7 @@ impl Rotary {
     /// row's first key.
     pub(super) fn prepare(
         &self,
-        layout: &Layout,
+        layout: &PageLayout,
         places: &[Place],
         low: &dyn Fn(usize) -> usize,
         qkv: &mut [f32],
@@ -83,7 +83,7 @@ impl Rotary {
         let (dim, inner) = (layout.head_dim, layout.heads * layout.head_dim);
         queries.number(places, |position| position / self.block - low(position) / self.block + 1);
         let forms: usize = queries.forms.iter().map(|forms| forms.count).sum();
-        let mut out = queries.content.numbers(forms * inner).chunks_exact_mut(inner);
+        let mut out = queries.content.values_mut(forms * inner).chunks_exact_mut(inner);
         for (place, row) in places.iter().zip(qkv.chunks_exact_mut(3 * inner)) {
             let (block, within) = (place.position / self.block, place.position % self.block);
             let (query, rest) = row.split_at_mut(inner);

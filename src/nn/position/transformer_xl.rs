@@ -9,8 +9,8 @@ use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{DistanceTable, Layout, Probes},
-        linear::{Linear, Quantized, Then},
+        attention::{DistanceTable, PageLayout, QueryBuffer},
+        linear::{Epilogue, Linear, QuantizedRows},
         memory::Arena,
     },
 };
@@ -44,24 +44,23 @@ struct LayerDistances {
 impl TransformerXl {
     /// From the layers' projections; distances are below `positions`. Tables are computed once, from projections in f32
     /// whatever else is stored in.
-    pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &Layout, positions: usize) -> Self {
+    pub fn new(shared: Arc<SharedTerms>, projections: Vec<Linear>, layout: &PageLayout, positions: usize) -> Self {
         let arena = Arc::new(Arena::new(ARENA));
-        let shape = (layout.heads, layout.head_dim);
-        let table = || DistanceTable::new(layout.dtype, shape, positions, arena.clone());
+        let table = || DistanceTable::new(layout.dtype, layout.heads, layout.head_dim, positions, arena.clone());
         let layers = projections.into_iter().map(|projection| LayerDistances { projection, table: table() });
         Self { shared, layers: layers.collect() }
     }
 
     pub(super) fn prepare(
         &self,
-        layout: &Layout,
+        layout: &PageLayout,
         places: &[Place],
         qkv: &[f32],
-        (content, distance): (&mut Probes, &mut Probes),
+        (content, distance): (&mut QueryBuffer, &mut QueryBuffer),
     ) {
         let inner = layout.heads * layout.head_dim;
-        let content = content.numbers(places.len() * inner);
-        let distance = distance.numbers(places.len() * inner);
+        let content = content.values_mut(places.len() * inner);
+        let distance = distance.values_mut(places.len() * inner);
         let targets = content.chunks_exact_mut(inner).zip(distance.chunks_exact_mut(inner));
         for (row, (content, distance)) in qkv.chunks_exact(3 * inner).zip(targets) {
             for (number, &q) in row[..inner].iter().enumerate() {
@@ -76,8 +75,8 @@ impl TransformerXl {
         table.cover(furthest, |range| {
             let rows: Vec<f32> = range.clone().flat_map(|distance| self.encoding(distance)).collect();
             let mut out = vec![0.0; range.len() * projection.outputs()];
-            let mut work = Quantized::default();
-            projection.apply(compute, &rows, Then::Nothing, &mut work, &mut out); // (distances, heads · head_dim)
+            let mut work = QuantizedRows::default();
+            projection.apply(compute, &rows, Epilogue::None, &mut work, &mut out); // (distances, heads · head_dim)
             out
         })?;
         Ok(table)
@@ -91,7 +90,7 @@ impl TransformerXl {
 }
 
 /// Bytes of R for the distances of `keys` keys in each layer, and of u and v.
-pub(super) fn bytes_for(layout: &Layout, keys: usize) -> usize {
+pub(super) fn bytes_for(layout: &PageLayout, keys: usize) -> usize {
     let inner = layout.heads * layout.head_dim;
     layout.layers * layout.distance_bytes(keys) + 2 * inner * size_of::<f32>()
 }

@@ -5,7 +5,7 @@ use crate::{
     error::Result,
     kernels::{
         Dtype,
-        linear::{Linear, Quantized, Store, Then},
+        linear::{Epilogue, Linear, QuantizedRows, WeightArena},
     },
     report::{machine::Machine, quantiles::Quantiles},
 };
@@ -21,7 +21,7 @@ const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 512];
 /// Matrices that are all alike: where their numbers differ would not matter.
 fn matrices(dtype: Dtype, (inputs, outputs): (usize, usize), count: usize) -> Result<Vec<Linear>> {
     let weight: Vec<f32> = (0..inputs * outputs).map(|index| (index % 251) as f32 / 251.0 - 0.5).collect();
-    let (store, bias) = (Store::new(dtype), vec![0.1; outputs]);
+    let (store, bias) = (WeightArena::new(dtype), vec![0.1; outputs]);
     (0..count).map(|_| Linear::pack(&store, &weight, &bias, outputs, inputs)).collect()
 }
 
@@ -40,8 +40,8 @@ pub(super) fn measure(
     for (weights, matrices) in [("cold", &matrices[..]), ("hot", &matrices[..1])] {
         let working_set = matrices.iter().map(Linear::bytes).sum();
         let ceilings = Ceilings { read: machine.read_bytes_per_second(working_set)?, peak_gflops };
-        let gelu = (weights == "hot" && shape == ACTIVATED).then_some(("matrix+gelu", Then::Gelu));
-        for (kernel, then) in [Some(("matrix", Then::Nothing)), gelu].into_iter().flatten() {
+        let gelu = (weights == "hot" && shape == ACTIVATED).then_some(("matrix+gelu", Epilogue::Gelu));
+        for (kernel, then) in [Some(("matrix", Epilogue::None)), gelu].into_iter().flatten() {
             for rows in ROWS {
                 let (times, work) = product(matrices, rows, then, plan, machine)?;
                 let mut entry = Entry::new(kernel, rows, times, machine);
@@ -56,9 +56,15 @@ pub(super) fn measure(
 }
 
 /// The matrices in turns: a product's time, and what one of them is.
-fn product(matrices: &[Linear], rows: usize, then: Then, plan: Plan, machine: &Machine) -> Result<(Quantiles, Work)> {
+fn product(
+    matrices: &[Linear],
+    rows: usize,
+    then: Epilogue,
+    plan: Plan,
+    machine: &Machine,
+) -> Result<(Quantiles, Work)> {
     let (inputs, outputs) = (matrices[0].inputs(), matrices[0].outputs());
-    let (x, mut out, mut quantized) = (vec![0.5; rows * inputs], vec![0.0; rows * outputs], Quantized::default());
+    let (x, mut out, mut quantized) = (vec![0.5; rows * inputs], vec![0.0; rows * outputs], QuantizedRows::default());
     let times = timing::calls(plan.least(), &mut |number| {
         let matrix = &matrices[number % matrices.len()];
         matrix.apply(&machine.compute, black_box(&x), then, &mut quantized, &mut out);

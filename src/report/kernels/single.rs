@@ -5,10 +5,13 @@ use crate::{
     error::Result,
     kernels::{
         Dtype,
-        attention::{Bias, DistanceTable, Forms, Layout, POSITIONS, Probes, Row, Source, attend, write},
+        attention::{
+            AttentionHead, Bias, DistanceTable, POSITIONS, PageLayout, QueryBuffer, QueryRow, QueryVariants, attend,
+            write,
+        },
         memory::Arena,
         pages::{Page, PagePool},
-        rowwise::{Norm, add_norm},
+        rowwise::{LayerNorm, add_layer_norm},
     },
     report::machine::Machine,
 };
@@ -30,7 +33,7 @@ fn numbers(count: usize) -> Vec<f32> {
 
 /// Keys and values of one layer, and R of their distances.
 pub(super) struct Attention {
-    layout: Layout,
+    layout: PageLayout,
     keys: usize,
     pages: Vec<Page>,
     table: DistanceTable,
@@ -39,28 +42,28 @@ pub(super) struct Attention {
 impl Attention {
     /// So many keys, stored in one type of numbers.
     pub(super) fn new(dtype: Dtype, keys: usize) -> Result<Self> {
-        let layout = Layout { dtype, layers: 1, heads: HEADS, head_dim: HEAD_DIM, output: 0 };
+        let layout = PageLayout { dtype, layers: 1, heads: HEADS, head_dim: HEAD_DIM, output: 0 };
         let (pool, row) = (PagePool::new(usize::MAX), numbers(WIDTH));
         let page = |_| {
-            let mut page = pool.take(layout.page_bytes())?;
+            let mut page = pool.allocate(layout.page_bytes())?;
             let bytes = page.bytes_mut()?;
-            (0..POSITIONS).for_each(|slot| write(&layout, bytes, (0, slot), &row, &row));
+            (0..POSITIONS).for_each(|slot| write(&layout, bytes, 0, slot, &row, &row));
             Ok(page)
         };
         let pages = (0..keys.div_ceil(POSITIONS)).map(page).collect::<Result<_>>()?;
-        let table = DistanceTable::new(dtype, (HEADS, HEAD_DIM), keys, Arena::new(ARENA).into());
+        let table = DistanceTable::new(dtype, HEADS, HEAD_DIM, keys, Arena::new(ARENA).into());
         table.cover(keys - 1, |range| numbers(range.len() * WIDTH))?;
         Ok(Self { layout, keys, pages, table })
     }
 
     /// The last position attends to all of them, head by head on all threads, with the relative distances' term or without.
     pub(super) fn measure(&self, distances: bool, peak_gflops: f64, plan: Plan, machine: &Machine) -> Result<Entry> {
-        let (mut probes, mut out) = (Probes::default(), vec![0.0; WIDTH]);
-        probes.numbers(WIDTH).copy_from_slice(&numbers(WIDTH));
-        probes.settle(&machine.compute, self.layout.dtype, HEAD_DIM);
+        let (mut probes, mut out) = (QueryBuffer::default(), vec![0.0; WIDTH]);
+        probes.values_mut(WIDTH).copy_from_slice(&numbers(WIDTH));
+        probes.finish(&machine.compute, self.layout.dtype, HEAD_DIM);
         let times = timing::calls(plan.least(), &mut |_| {
-            machine.compute.pool.chunks(&mut out, HEAD_DIM, true, &|head, out| {
-                let source = Source {
+            machine.compute.pool.for_chunks(&mut out, HEAD_DIM, true, &|head, out| {
+                let source = AttentionHead {
                     pages: &self.pages,
                     start: 0,
                     layout: &self.layout,
@@ -70,10 +73,10 @@ impl Attention {
                     distances: distances.then_some(&self.table),
                     bias: Bias::None,
                     scale: 0.125,
-                    near: true,
+                    recently_read: true,
                 };
-                let (content, distance) = (Forms::one(&probes, head), probes.get(head));
-                let row = Row { low: 0, position: self.keys - 1, content, distance };
+                let (content, distance) = (QueryVariants::single(&probes, head), probes.get(head));
+                let row = QueryRow { first_key: 0, position: self.keys - 1, content, distance };
                 attend(machine.compute.isa, &source, &[row], &mut [out]);
             });
             black_box(&mut out);
@@ -91,7 +94,7 @@ impl Attention {
     fn work(&self, distances: bool) -> Work {
         let numbers = self.keys * WIDTH;
         let table = if distances { self.layout.distance_bytes(self.keys) } else { 0 };
-        let bytes = self.keys * self.layout.bytes_for_key() + table;
+        let bytes = self.keys * self.layout.bytes_per_key() + table;
         Work { bytes, working_set: bytes, multiply_adds: numbers * if distances { 3 } else { 2 } }
     }
 }
@@ -99,9 +102,9 @@ impl Attention {
 /// Residual and LayerNorm of one row.
 pub(super) fn norm(width: usize, plan: Plan, machine: &Machine) -> Result<Entry> {
     let (mut x, y) = (numbers(width), numbers(width));
-    let parameters = Norm { weight: vec![1.0; width], bias: vec![0.0; width], eps: 1e-5 };
+    let parameters = LayerNorm { weight: vec![1.0; width], bias: vec![0.0; width], eps: 1e-5 };
     let times = timing::calls(plan.least(), &mut |_| {
-        add_norm(&machine.compute, &mut x, black_box(&y[..]), &parameters);
+        add_layer_norm(&machine.compute, &mut x, black_box(&y[..]), &parameters);
         black_box(&mut x);
     })?;
     let mut entry = Entry::new("norm", 1, times, machine);

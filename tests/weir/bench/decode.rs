@@ -9,7 +9,7 @@ use serde_json::Value;
 use weir::{
     decode::{contract::Model, cost::Cost, gather::BOUNDARY_WAIT},
     family::load::load,
-    kernels::{Compute, Isa, Pool},
+    kernels::{Compute, Isa, ThreadPool},
     report::{decode, machine::Machine, sample::Sample},
 };
 
@@ -168,7 +168,7 @@ fn people_get_a_table() {
 #[test]
 fn a_run_leaves_the_rows_as_they_were() {
     let (model, machine) =
-        (fixture("gumbel"), Machine { compute: Compute { isa: Isa::detect(), pool: Pool::new(1).into() } });
+        (fixture("gumbel"), Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } });
     let sample = Sample::new(&model.card().vocabulary);
     for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
         let plan = decode::Plan { batch: 2, context: 33, steps: 50, boundary_wait };

@@ -2,17 +2,17 @@
 
 use std::marker::PhantomData;
 
-/// A mutable slice that tasks of one [`Pool::run`](super::Pool::run) write to, each its own part.
-pub(super) struct Shared<'a> {
+/// A mutable slice that tasks of one [`ThreadPool::run`](super::ThreadPool::run) write to, each its own part.
+pub(super) struct DisjointSlice<'a> {
     start: *mut f32,
     len: usize,
     owner: PhantomData<&'a mut [f32]>,
 }
 
 // SAFETY: the pointer comes from an exclusive borrow that `owner` keeps alive; `part`'s contract forbids overlap.
-unsafe impl Sync for Shared<'_> {}
+unsafe impl Sync for DisjointSlice<'_> {}
 
-impl<'a> Shared<'a> {
+impl<'a> DisjointSlice<'a> {
     pub(super) fn new(slice: &'a mut [f32]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), owner: PhantomData }
     }

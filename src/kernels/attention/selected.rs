@@ -13,7 +13,7 @@ const OWN: f32 = -1e5;
 
 /// One head's keys and values, (keys, head_dim) each.
 #[derive(Clone, Copy)]
-pub struct Loose<'a> {
+pub struct HeadKeyValues<'a> {
     /// Keys.
     pub keys: &'a [f32],
     /// Values.
@@ -26,17 +26,17 @@ pub struct Loose<'a> {
 ///
 /// # Panics
 /// If a place has no key, or none is chosen.
-pub fn attend_chosen(isa: Isa, head: Loose<'_>, query: &[f32], (runs, own): (&[&[f32]], f32), out: &mut [f32]) {
+pub fn attend_selected(isa: Isa, head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) {
     assert!(query.len() == out.len() && runs.iter().any(|run| !run.is_empty()));
-    attend(isa, head, query, (runs, own), out);
+    attend(isa, head, query, runs, own, out);
 }
 
 multiversion! {
-    fn attend(head: Loose<'_>, query: &[f32], chosen: (&[&[f32]], f32), out: &mut [f32]) = attend_body
+    fn attend(head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) = attend_body
 }
 
 #[inline(always)]
-fn attend_body<S: Simd>(simd: S, head: Loose<'_>, query: &[f32], (runs, own): (&[&[f32]], f32), out: &mut [f32]) {
+fn attend_body<S: Simd>(simd: S, head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) {
     let dim = query.len();
     let mut softmax = Softmax::NEW;
     out.fill(0.0);
@@ -124,8 +124,8 @@ mod tests {
             let runs: Vec<&[f32]> = places.iter().map(Vec::as_slice).collect();
             for isa in Isa::all() {
                 let mut out = vec![f32::NAN; dim];
-                let head = Loose { keys: &keys, values: &values };
-                attend_chosen(isa, head, &query, (&runs, f32::from(own)), &mut out);
+                let head = HeadKeyValues { keys: &keys, values: &values };
+                attend_selected(isa, head, &query, &runs, f32::from(own), &mut out);
                 for (got, want) in out.iter().zip(&want) {
                     prop_assert!((f64::from(*got) - want).abs() < 1e-5, "{got} {want}");
                 }
@@ -138,15 +138,29 @@ mod tests {
         let (mut keys, values) = (numbers(3, 20), numbers(4, 20));
         for isa in Isa::all() {
             let mut out = [0.0; 4];
-            attend_chosen(isa, Loose { keys: &keys, values: &values }, &[1.0; 4], (&[&[2.0]], 2.0), &mut out);
+            attend_selected(isa, HeadKeyValues { keys: &keys, values: &values }, &[1.0; 4], &[&[2.0]], 2.0, &mut out);
             assert_eq!(out, values[8..12]);
-            attend_chosen(isa, Loose { keys: &keys, values: &values }, &[1.0; 4], (&[&[2.0], &[1.0]], 2.0), &mut out);
+            attend_selected(
+                isa,
+                HeadKeyValues { keys: &keys, values: &values },
+                &[1.0; 4],
+                &[&[2.0], &[1.0]],
+                2.0,
+                &mut out,
+            );
             assert_eq!(out, values[4..8]);
         }
         keys[5] = f32::INFINITY;
         for isa in Isa::all() {
             let mut out = [0.0; 4];
-            attend_chosen(isa, Loose { keys: &keys, values: &values }, &[1.0; 4], (&[&[2.0, 1.0]], 9.0), &mut out);
+            attend_selected(
+                isa,
+                HeadKeyValues { keys: &keys, values: &values },
+                &[1.0; 4],
+                &[&[2.0, 1.0]],
+                9.0,
+                &mut out,
+            );
             assert!(out.iter().all(|x| x.is_nan()));
         }
     }

@@ -2,7 +2,7 @@
 //! beside. Measurements are told beside these.
 
 use super::{
-    Isa, Pool,
+    Isa, ThreadPool,
     isa::{Simd, WIDTH, multiversion},
     memory::{Arena, Region},
 };
@@ -14,11 +14,11 @@ const GROUP: usize = 4;
 const PARTS: usize = 4;
 
 /// Numbers to read from the first to the last, in memory like that of weights and pages.
-pub struct Stream {
+pub struct MemoryStream {
     region: Region,
 }
 
-impl Stream {
+impl MemoryStream {
     /// At least `bytes`, written once: memory that was never written reads as one shared page of zeros, which is no memory.
     ///
     /// # Errors
@@ -35,13 +35,13 @@ impl Stream {
     }
 
     /// Reads all of it `times` times, each thread its own part: the sum of what was read, so that nothing can be left out.
-    pub fn read(&self, isa: Isa, pool: &Pool, times: usize) -> f32 {
+    pub fn read(&self, isa: Isa, pool: &ThreadPool, times: usize) -> f32 {
         // a stream read several times is cut into one part a thread: the same one each time, as weights would be
         let parts = if times > 1 { pool.threads() } else { pool.threads() * PARTS };
         let numbers = self.region.numbers::<f32>();
         let part = numbers.len().div_ceil(parts).next_multiple_of(GROUP * WIDTH);
         let mut sums = vec![0.0; numbers.len().div_ceil(part)];
-        pool.chunks(&mut sums, 1, true, &|index, sum| {
+        pool.for_chunks(&mut sums, 1, true, &|index, sum| {
             let numbers = &numbers[index * part..];
             sum[0] = add(isa, &numbers[..part.min(numbers.len())], times);
         });
@@ -74,13 +74,13 @@ const TURN: usize = CHAINS * WIDTH;
 
 /// Does at least `count` multiply-adds on all threads without touching memory: how many they were, and a number that depends
 /// on each of them.
-pub fn multiply_adds(isa: Isa, pool: &Pool, count: usize) -> (usize, f32) {
+pub fn multiply_adds(isa: Isa, pool: &ThreadPool, count: usize) -> (usize, f32) {
     let parts = pool.threads() * PARTS;
     let turns = count.div_ceil(parts * TURN);
     let mut ends = vec![0.0; parts];
     // the factor is hidden from the compiler, which could else foresee where the chains end
     let factor = std::hint::black_box(0.5);
-    pool.chunks(&mut ends, 1, true, &|_, end| end[0] = chains(isa, factor, turns));
+    pool.for_chunks(&mut ends, 1, true, &|_, end| end[0] = chains(isa, factor, turns));
     (parts * turns * TURN, ends.iter().sum())
 }
 
@@ -128,9 +128,9 @@ mod tests {
     #[test]
     fn every_number_is_read_as_often_as_asked_for() {
         for threads in [1, 3] {
-            let pool = Pool::new(threads);
+            let pool = ThreadPool::new(threads);
             for (bytes, times) in [(0, 1), (1, 2), (4096, 1), (4100, 3), (100_000, 1), (100_000, 5)] {
-                let stream = Stream::new(bytes).unwrap();
+                let stream = MemoryStream::new(bytes).unwrap();
                 assert!(stream.bytes() >= bytes && stream.bytes() < bytes + 2 * GROUP * WIDTH * size_of::<f32>());
                 for isa in Isa::all() {
                     let numbers = (stream.bytes() / size_of::<f32>() * times) as f32;
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn chains_end_where_their_recurrence_does() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         for isa in Isa::all() {
             let (count, sum) = multiply_adds(isa, &pool, 1_000_000);
             assert!((1_000_000..1_000_000 + 8 * TURN).contains(&count));

@@ -2,8 +2,8 @@
 //! the tile or the instruction set, and nothing is a matter of tolerance.
 
 use super::{
-    Compute, Dtype, Isa, Pool,
-    linear::{Linear, Quantized, Store, Then},
+    Compute, Dtype, Isa, ThreadPool,
+    linear::{Epilogue, Linear, QuantizedRows, WeightArena},
 };
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn products(x: &[f32], weight: &[f32], inputs: usize) -> Vec<i64> {
 }
 
 fn computes(threads: usize) -> Vec<Compute> {
-    let pool = Arc::new(Pool::new(threads));
+    let pool = Arc::new(ThreadPool::new(threads));
     Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
 }
 
@@ -42,10 +42,10 @@ fn check(dtypes: &[Dtype], computes: &[Compute], x: &[f32], weight: &[f32], inpu
     let (rows, outputs) = (x.len() / inputs, weight.len() / inputs);
     let expected: Vec<f32> = products(x, weight, inputs).iter().map(|&sum| sum as f32).collect();
     for &dtype in dtypes {
-        let linear = Linear::pack(&Store::new(dtype), weight, &[], outputs, inputs).unwrap();
+        let linear = Linear::pack(&WeightArena::new(dtype), weight, &[], outputs, inputs).unwrap();
         for compute in computes {
             let mut out = vec![f32::NAN; rows * outputs];
-            linear.apply(compute, x, Then::Nothing, &mut Quantized::default(), &mut out);
+            linear.apply(compute, x, Epilogue::None, &mut QuantizedRows::default(), &mut out);
             assert!(out == expected, "{dtype:?}, {}, {rows} rows, {inputs} -> {outputs}", compute.isa.name());
         }
     }
@@ -93,5 +93,5 @@ fn the_largest_bytes_never_saturate_up_to_the_longest_row() {
         }
     }
     let too_long = vec![1.0; LONGEST + 1];
-    assert!(Linear::pack(&Store::new(Dtype::Int8), &too_long, &[], 1, LONGEST + 1).is_err());
+    assert!(Linear::pack(&WeightArena::new(Dtype::Int8), &too_long, &[], 1, LONGEST + 1).is_err());
 }

@@ -5,9 +5,9 @@
 //!
 //! # The path of a request
 //!
-//! `serve/generation` (with `serve/convert`: text to symbols, fields to options) → `engine/handle` → `engine/worker` (the desk
+//! `serve/grpc/generation` (with `serve/grpc/convert`: text to symbols, fields to options) → `engine/handle` → `engine/worker` (the desk
 //! and the loop) → `engine/batch` (one step of all rows) → `decode/session` (what a row is fed, what comes of it) →
-//! `family/<one>/step`. Back through the sender inside the request: `engine/outlet` → `serve/answer` → `serve/generated`.
+//! `family/<one>/step`. Back through the sender inside the request: `engine/outlet` → `serve/grpc/response_stream` → `serve/grpc/generate_stream`.
 //! Everything else stands beside that path.
 //!
 //! # Rooms, in reading order

@@ -6,81 +6,46 @@
 //! another protocol of gRPC); `client` and `streams` call
 //! such a server, to run it and to measure it.
 
-mod access;
-mod acks;
 mod admin;
-mod answer;
-mod asked;
-mod calibrating;
-mod calls;
+mod call;
 pub mod client;
-mod compression;
-mod connections;
-mod convert;
-mod engines;
-mod generated;
-mod generation;
-mod http;
-mod inference;
-mod intake;
-mod latency;
-mod layers;
-mod library;
-mod models;
-mod monitor;
-mod pieces;
-mod port;
-mod scored;
-mod seed;
-mod segments;
-mod shutdown;
+mod grpc;
+mod in_process;
+mod middleware;
+mod oip;
+mod openai;
+mod registry;
 mod status;
-pub mod streams;
-mod summarization;
-mod summarized;
-mod tenant;
-mod totals;
 mod traces;
-mod warm;
-mod within;
+mod transport;
 
 pub use admin::{Admin, Loader};
-pub use engines::{Engines, Fresh, Lease};
-pub use layers::REQUEST_ID;
-pub use monitor::Monitor;
-pub use port::watch_over;
+pub use call::REQUEST_ID;
+pub use registry::{
+    engines::{Engines, Fresh, Lease},
+    health::Monitor,
+};
 pub use status::{DOMAIN, status};
 pub use traces::Traces;
+pub use transport::admin_port::watch_over;
 
 use crate::{
     config::Wire,
     error::{Error, Result},
-    metrics::Metrics,
 };
-use access::admitted;
-use calls::counted;
-use compression::{compressing, mirrored};
-use connections::Speech;
-use generation::Generation;
-use intake::metered;
-use latency::Latency;
-use layers::{Around, Next, guarded, named, said_in_http, timed, traced};
-use library::worded;
-use models::Models;
-use shutdown::Gate;
+use grpc::{generation::Generation, latency::Latency, models::Models, summarization::Summarization};
+use middleware::compression::compressing;
+use registry::{calibration, drain::Gate};
 use std::{
     future::Future,
-    sync::Arc,
     time::{Duration, Instant},
 };
-use summarization::Summarization;
 use tokio::{net::TcpListener, sync::watch};
 use tonic::{server::NamedService, service::Routes, transport::Server};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
-use tower::Layer;
 use weir_proto::v1::{
     admin_server::AdminServer, generation_server::GenerationServer, latency_server::LatencyServer,
     models_server::ModelsServer, summarization_server::SummarizationServer,
@@ -97,7 +62,7 @@ const SERVICES: [&str; 5] = [
     <GenerationServer<Generation> as NamedService>::NAME,
     <SummarizationServer<Summarization> as NamedService>::NAME,
     <ModelsServer<Models> as NamedService>::NAME,
-    <inference::Served as NamedService>::NAME,
+    <oip::Served as NamedService>::NAME,
     <LatencyServer<Latency> as NamedService>::NAME,
 ];
 /// The service that gives orders.
@@ -163,11 +128,12 @@ pub async fn run(
     if let Some(admin) = admin {
         routes = routes.add_service(admin);
     }
-    let around = |routes: Routes| layered(routes, &wire, (engines.metrics(), traces.clone()), ending.clone());
+    let around = |routes: Routes| middleware::stack(routes, &wire, engines.metrics(), traces.clone(), ending.clone());
     // What another protocol asks for goes through all layers again, as a call of our own services.
-    let own = within::services(around(routes.clone().prepare()));
-    let calls = around(routes.add_service(inference::served(own, monitor.clone(), &wire)).prepare());
-    let incoming = connections::incoming(listener, &wire, ending.clone(), Speech::Http2);
+    let own = in_process::services(around(routes.clone().prepare()));
+    let calls = around(routes.add_service(oip::served(own, monitor.clone(), &wire)).prepare());
+    let incoming =
+        transport::connections::incoming(listener, &wire, ending.clone(), transport::connections::Speech::Http2);
     let mut closed = closing.clone();
     let server = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
         // An error means that the other end is dropped, and then the server is too.
@@ -175,8 +141,9 @@ pub async fn run(
     });
     let told = async {
         if let Some(listener) = http {
-            let requests = connections::incoming(listener, &wire, ending, Speech::Http1);
-            http::serve(requests, within::services(calls), monitor.clone(), &wire, closing).await;
+            let requests =
+                transport::connections::incoming(listener, &wire, ending, transport::connections::Speech::Http1);
+            openai::serve(requests, in_process::services(calls), monitor.clone(), &wire, closing).await;
         }
     };
     let ending = async {
@@ -189,41 +156,12 @@ pub async fn run(
     let served = tokio::select! {
         (served, ()) = async { tokio::join!(server, told) } => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
         () = ending => Ok(()),
-        () = calibrating::when_idle(engines.clone()) => Ok(()),
+        () = calibration::when_idle(engines.clone()) => Ok(()),
     };
     if let Some(traces) = traces {
         traces.close().await;
     }
     served
-}
-
-/// What happens to every call before its service sees it, however it came.
-fn layered(
-    routes: Routes,
-    wire: &Wire,
-    (metrics, traces): (&Arc<Metrics>, Option<Traces>),
-    ending: watch::Receiver<bool>,
-) -> Next {
-    // Innermost: nobody but the services asks how an answer may be compressed.
-    let calls = Around(mirrored).layer(routes);
-    // Around the services: only their code can panic, and the layers above should see an ordinary failure.
-    let calls = Around(guarded).layer(calls);
-    // Right above the library, whose words it replaces before anyone counts or logs them.
-    let calls = Around(worded).layer(calls);
-    // Above the services, whose answers it may have to give up waiting for.
-    let calls = Around(timed).layer(calls);
-    // Below those who need not let a request in; above the services, which read it.
-    let calls = Around(metered(wire, ending)).layer(calls);
-    // Within the span, which it tells who calls; above all that costs anything.
-    let calls = Around(admitted(wire.access.keys.clone())).layer(calls);
-    // Above all that can fail, so that every failure is logged within the call's span.
-    let calls = Around(traced).layer(calls);
-    // Above all that may say that the server is unavailable.
-    let calls = Around(said_in_http(wire.late_headers)).layer(calls);
-    // Above all that answers, so that every call is counted with the status that the client sees.
-    let calls = Around(counted(Arc::clone(metrics), traces)).layer(calls);
-    // Outermost: whatever answers, a layer or a service, the answer has the call's name.
-    Next::new(Around(named).layer(calls))
 }
 
 /// What each connection may do.

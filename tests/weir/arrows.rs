@@ -36,6 +36,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("tonic_types", &["serve"]),
     ("http_body", &["serve"]),
     ("tower", &["serve"]),
+    ("tower_http", &["serve"]),
     ("weir_proto", &["serve"]),
     // Of checkpoints; of messages that may be none.
     ("prost", &["family", "serve"]),
@@ -55,6 +56,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("webpki", &["serve"]),
     ("rand_chacha", &["decode", "family"]),
     ("unicode_normalization", &["text"]),
+    ("uuid", &["engine", "serve"]),
     ("tokenizers", &["text"]),
     ("thiserror", &["error", "family", "text"]),
     ("plotters", &["report"]),

@@ -10,7 +10,7 @@ use crate::{
         prefill::MAX_RUNS,
         resume::{Answered, Entry, Plan},
     },
-    serve::streams::Request,
+    serve::client::streams::Request,
 };
 use std::path::PathBuf;
 

@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     serve::{
         self, Engines,
-        streams::{Client, Read, Request},
+        client::streams::{Client, Read, Request},
     },
 };
 use std::{

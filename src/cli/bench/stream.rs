@@ -11,7 +11,7 @@ use crate::{
         head::Head,
         stream::{Asked, Entry, MAX_BATCH, Plan, Run},
     },
-    serve::streams::{Read, Request},
+    serve::client::streams::{Read, Request},
     text::TextStream,
 };
 use std::{path::PathBuf, time::Instant};

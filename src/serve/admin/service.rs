@@ -1,20 +1,19 @@
 //! The calls.
 
-use super::{
-    super::{
-        access::bearer,
-        compression::compressing,
-        engines::{Engines, Lease},
-        layers::Call,
-        shutdown::{Gate, Pass},
-        status::status,
-    },
-    Admin, place,
-};
+use super::{Admin, place};
 use crate::{
     config::Token,
     engine::handle::Phase,
     error::{Error, Result},
+    serve::{
+        call::Call,
+        middleware::{auth::bearer, compression::compressing},
+        registry::{
+            drain::{Gate, Pass},
+            engines::{Engines, Lease},
+        },
+        status::status,
+    },
 };
 use std::{
     path::{Path, PathBuf},

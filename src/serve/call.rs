@@ -1,0 +1,149 @@
+//! A call as transport, middleware and handlers share it: its id, its deadline, and the client that it belongs to.
+
+use super::traces::Trace;
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Instant,
+};
+use tonic::{
+    body::Body,
+    codegen::http::{HeaderMap, Request},
+};
+use uuid::Uuid;
+
+/// The header that carries a request's id.
+pub const REQUEST_ID: &str = "x-request-id";
+/// Maximum length in bytes of an id that a client chooses.
+const ID_BYTES: usize = 64;
+
+/// What the middleware knows about a call. Handlers find it in the request's extensions.
+#[derive(Clone)]
+pub(super) struct Call {
+    /// The request's id in the log and in errors.
+    pub(super) id: Arc<str>,
+    /// When the call arrived: its deadline counts from here.
+    pub(super) arrived: Instant,
+    /// When the client stops waiting.
+    pub(super) deadline: Option<Instant>,
+    /// The client that the call belongs to.
+    pub(super) principal: Principal,
+    /// The OpenTelemetry span, if the call is traced.
+    pub(super) trace: Option<Trace>,
+}
+
+impl Call {
+    /// A call that has just arrived.
+    pub(super) fn new(id: Arc<str>, arrived: Instant) -> Self {
+        Self { id, arrived, deadline: None, principal: Principal::Unknown, trace: None }
+    }
+
+    /// Returns the call of a gRPC request.
+    pub(super) fn of<T>(request: &tonic::Request<T>) -> Self {
+        request.extensions().get().cloned().unwrap_or_else(Self::unknown)
+    }
+
+    /// Returns the call of an HTTP request on its way through the middleware.
+    pub(super) fn of_http(request: &Request<Body>) -> Self {
+        request.extensions().get().cloned().unwrap_or_else(Self::unknown)
+    }
+
+    /// Returns the tenant whose share of the engine the call uses.
+    pub(super) fn tenant(&self) -> Arc<str> {
+        self.principal.to_string().into()
+    }
+
+    fn unknown() -> Self {
+        Self::new("".into(), Instant::now())
+    }
+}
+
+/// The other end of a connection.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    /// The client's address.
+    pub(super) address: Option<SocketAddr>,
+    /// The name in the client's certificate, if the server asks for one.
+    pub(super) certificate: Option<Arc<str>>,
+}
+
+/// The client of a call. Kinds never collide: an API key may be named like an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Principal {
+    /// The name of an API key.
+    Key(Arc<str>),
+    /// The name in a client certificate.
+    Certificate(Arc<str>),
+    /// The address that the connection comes from.
+    Address(IpAddr),
+    /// No key, certificate or address is known.
+    Unknown,
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(name) => write!(f, "key:{name}"),
+            Self::Certificate(name) => write!(f, "certificate:{name}"),
+            Self::Address(IpAddr::V4(address)) => write!(f, "address:{address}"),
+            // A site has a whole /64 network, in which its hosts choose their addresses freely.
+            Self::Address(IpAddr::V6(address)) => {
+                let [a, b, c, d, ..] = address.segments();
+                write!(f, "address:{a:x}:{b:x}:{c:x}:{d:x}::/64")
+            }
+            Self::Unknown => Ok(()),
+        }
+    }
+}
+
+/// Returns the client's `x-request-id` if it is acceptable, otherwise a random id.
+pub(super) fn request_id(headers: &HeaderMap) -> Arc<str> {
+    client_id(headers).unwrap_or_else(draw_id).into()
+}
+
+/// Returns the client's own id if it is 1 to [`ID_BYTES`] letters, digits, or any of `-_.:/`.
+fn client_id(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
+    ((1..=ID_BYTES).contains(&id.len()) && id.bytes().all(allowed)).then(|| id.to_owned())
+}
+
+/// Draws an id: 16 hexadecimal digits, the low half of a version 4 UUID.
+fn draw_id() -> String {
+    format!("{:016x}", Uuid::new_v4().as_u64_pair().1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::codegen::http::HeaderValue;
+
+    #[test]
+    fn only_acceptable_ids_are_taken_from_clients() {
+        let chosen = |id: &str| {
+            let value = HeaderValue::from_str(id).unwrap();
+            client_id(&HeaderMap::from_iter([(REQUEST_ID.parse().unwrap(), value)]))
+        };
+        assert_eq!(chosen("job-7/a"), Some("job-7/a".into()));
+        assert_eq!(chosen("a b"), None);
+        assert_eq!(chosen(&"a".repeat(65)), None);
+        assert_ne!(draw_id(), draw_id());
+        assert_eq!(draw_id().len(), 16);
+    }
+
+    #[test]
+    fn principals_of_different_kinds_are_different_tenants() {
+        let name = || Arc::<str>::from("127.0.0.1");
+        let all = [
+            Principal::Key(name()),
+            Principal::Certificate(name()),
+            Principal::Address("127.0.0.1".parse().unwrap()),
+            Principal::Unknown,
+        ];
+        assert_eq!(all.map(|who| who.to_string()), ["key:127.0.0.1", "certificate:127.0.0.1", "address:127.0.0.1", ""]);
+        let tenant = |address: &str| Principal::Address(address.parse().unwrap()).to_string();
+        assert_eq!(tenant("2001:db8:1:2:3::4"), "address:2001:db8:1:2::/64");
+        assert_eq!(tenant("2001:db8:1:2:ffff::1"), tenant("2001:db8:1:2:3::4"));
+    }
+}

@@ -1,0 +1,259 @@
+//! The service `Latency`: what requests took, of every model, beside an estimate of what they would have taken without pooling.
+
+use crate::{
+    engine::{
+        calibration::{Calibrated, Cell, Missing, Table},
+        handle::Handle,
+    },
+    error::{Error, Result},
+    metrics::ledger::{Slice, Sums, Time, Window},
+    serve::{
+        call::Call,
+        registry::engines::{Engines, Lease},
+        status::status,
+    },
+};
+use std::time::{Duration, UNIX_EPOCH};
+use tonic::{Request, Response, Status};
+use weir_proto::v1::{self, ReportWindow, latency_server};
+
+/// The service.
+pub(in crate::serve) struct Latency {
+    engines: Engines,
+}
+
+impl Latency {
+    /// Of these engines.
+    pub(in crate::serve) fn new(engines: Engines) -> Self {
+        Self { engines }
+    }
+
+    fn report(&self, request: &v1::GetReportRequest) -> Result<v1::GetReportResponse> {
+        let (window, told) = window(request)?;
+        let engines = self.engines.chosen("model", request.model.as_deref())?;
+        let models = engines.iter().map(|engine| model(engine, window, told)).collect();
+        Ok(v1::GetReportResponse { models })
+    }
+}
+
+impl Engines {
+    /// Begins the reports since the last reset of a model anew, or of all; returns their names.
+    pub(in crate::serve) fn reset_reports(&self, model: Option<&str>) -> Result<Vec<String>> {
+        let engines = self.chosen("model", model)?;
+        engines.iter().for_each(|engine| engine.meter().reset());
+        Ok(engines.iter().map(|engine| engine.card().name.clone()).collect())
+    }
+
+    /// The engine of that name; all of them if no name is given.
+    fn chosen(&self, field: &'static str, name: Option<&str>) -> Result<Vec<Lease>> {
+        match name.filter(|name| !name.is_empty()) {
+            Some(name) => Ok(vec![self.find(field, Some(name))?]),
+            None => Ok(self.all()),
+        }
+    }
+}
+
+fn window(request: &v1::GetReportRequest) -> Result<(Window, ReportWindow)> {
+    let number = request.window.unwrap_or_default();
+    match ReportWindow::try_from(number) {
+        Ok(ReportWindow::Unspecified | ReportWindow::SinceLoad) => Ok((Window::SinceLoad, ReportWindow::SinceLoad)),
+        Ok(told @ ReportWindow::SinceReset) => Ok((Window::SinceReset, told)),
+        Ok(told @ ReportWindow::LastMinute) => Ok((Window::LastMinute, told)),
+        Err(_) => Err(Error::BadOption {
+            field: "window",
+            found: number.to_string(),
+            bound: "a value of ReportWindow: 0 to 3".into(),
+        }),
+    }
+}
+
+fn model(engine: &Lease, window: Window, told: ReportWindow) -> v1::ModelReport {
+    let (slice, length) = engine.meter().report(window);
+    let (card, calibration) = (engine.card(), engine.calibration());
+    let reads = engine.reading().is_some();
+    v1::ModelReport {
+        model: card.name.clone(),
+        family: card.family.to_owned(),
+        shape: card.shape.clone(),
+        dtype: card.dtype.to_owned(),
+        sha256: card.sha256.clone(),
+        generation: engine.generation(),
+        pooled: card.pooled,
+        window: told.into(),
+        window_ns: nanoseconds(length),
+        texts: (!reads).then(|| texts(&slice)),
+        estimated_gain: gain(&slice.sums, calibration),
+        estimate_missing: missing(engine, &slice.sums, calibration),
+        cache: (!reads).then(|| cache(&slice.sums)),
+        summaries: reads.then(|| summaries(&slice)),
+    }
+}
+
+fn texts(slice: &Slice) -> v1::MeasuredTexts {
+    let Sums { middle_run, middle_skipped, steps, rows, middle_steps, middle_rows, .. } = slice.sums;
+    v1::MeasuredTexts {
+        requests: slice.sums.requests,
+        failed: slice.sums.failed,
+        prompt_chars: slice.sums.prompt_chars,
+        cached_chars: slice.sums.cached_chars,
+        generated_chars: slice.sums.generated_chars,
+        middle_steps_run: middle_run,
+        middle_steps_skipped: middle_skipped,
+        shortening_factor: ratio(middle_run + middle_skipped, middle_run),
+        steps,
+        rows_per_step: ratio(rows, steps),
+        rows_per_middle_step: ratio(middle_rows, middle_steps),
+        time_to_first_char: histogram(slice, Time::First),
+        plain_gap: histogram(slice, Time::PlainGap),
+        boundary_gap: histogram(slice, Time::BoundaryGap),
+        segment: histogram(slice, Time::Segment),
+        queue: histogram(slice, Time::Queue),
+        prefill: histogram(slice, Time::Prefill),
+        total: histogram(slice, Time::Total),
+    }
+}
+
+fn summaries(slice: &Slice) -> v1::MeasuredSummaries {
+    let sums = &slice.sums;
+    let layer = |layer: &crate::metrics::ledger::Layer| v1::EncoderLayerReport {
+        vectors: layer.vectors,
+        took_ns: layer.took_ns,
+    };
+    v1::MeasuredSummaries {
+        requests: sums.requests,
+        failed: sums.failed,
+        cached_documents: sums.cached_documents,
+        document_tokens: sums.prompt_chars,
+        summary_tokens: sums.generated_chars,
+        queue: histogram(slice, Time::Queue),
+        upload: histogram(slice, Time::Upload),
+        encode: histogram(slice, Time::Encode),
+        time_to_first_token: histogram(slice, Time::First),
+        decode: histogram(slice, Time::Decode),
+        decode_per_token: histogram(slice, Time::TokenDecode),
+        total: histogram(slice, Time::Total),
+        layers: slice.layers.iter().map(layer).collect(),
+        cross_attention_bytes: sums.memory_bytes,
+        unpooled_cross_attention_bytes: sums.unpooled_memory_bytes,
+    }
+}
+
+fn cache(sums: &Sums) -> v1::CacheEffect {
+    let computed = sums.prompt_chars.saturating_sub(sums.cached_chars);
+    let each = ratio(sums.prefill_ns, computed);
+    v1::CacheEffect {
+        hits: sums.hits,
+        misses: sums.misses,
+        looked_up_chars: sums.looked_up,
+        found_chars: sums.found,
+        shared_bytes: sums.shared_bytes,
+        prefill_spared_estimate_ns: each.map(|each| (each * sums.cached_chars as f64) as u64),
+    }
+}
+
+fn gain(sums: &Sums, calibration: Option<&Calibrated>) -> Option<v1::EstimatedGain> {
+    let Some(Ok(table)) = calibration else { return None };
+    let Sums { measured_prefill_ns, unpooled_prefill_ns, measured_decode_ns, unpooled_decode_ns, .. } = *sums;
+    Some(v1::EstimatedGain {
+        requests: sums.estimated,
+        measured_prefill_ns,
+        unpooled_prefill_estimate_ns: unpooled_prefill_ns,
+        measured_decode_ns,
+        unpooled_decode_estimate_ns: unpooled_decode_ns,
+        prefill_gain_estimate: ratio(unpooled_prefill_ns, measured_prefill_ns),
+        decode_gain_estimate: ratio(unpooled_decode_ns, measured_decode_ns),
+        gain_estimate: ratio(
+            unpooled_prefill_ns.saturating_add(unpooled_decode_ns),
+            measured_prefill_ns.saturating_add(measured_decode_ns),
+        ),
+        calibration: Some(calibrated(table)),
+    })
+}
+
+/// Why there is no estimate, or none of all requests.
+fn missing(engine: &Handle, sums: &Sums, calibration: Option<&Calibrated>) -> Option<String> {
+    match calibration {
+        Some(Ok(_)) if sums.estimated < sums.requests => {
+            let without = sums.requests - sums.estimated;
+            Some(format!("{without} of {} requests began before the calibration", sums.requests))
+        }
+        Some(Ok(_)) => None,
+        Some(Err(missing)) => Some(missing.why().into()),
+        None if engine.reading().is_some() || !engine.card().pooled => Some(Missing::NothingToSkip.why().into()),
+        None => Some(Missing::Stopped.why().into()),
+    }
+}
+
+fn calibrated(table: &Table) -> v1::Calibration {
+    let step = |cell: &Cell| v1::CalibratedStep {
+        rows: count(cell.rows),
+        chars: count(cell.symbols),
+        context: count(cell.context),
+        context_segments: count(cell.context_segments),
+        segments: count(cell.closed),
+        samples: count(cell.samples),
+        symbol_ns: nanoseconds(cell.symbol),
+        middle_ns: nanoseconds(cell.middle),
+        finish_ns: nanoseconds(cell.finish),
+        plain_symbol_ns: cell.plain.map(|plain| nanoseconds(plain.0)),
+        plain_finish_ns: cell.plain.map(|plain| nanoseconds(plain.1)),
+        spread: cell.spread,
+    };
+    v1::Calibration {
+        made_unix_s: table.made.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        took_ns: nanoseconds(table.took),
+        steps: table.cells.iter().map(step).collect(),
+        fewest_samples: count(table.fewest_samples()),
+        spread: table.spread(),
+        doubt: table.doubt(),
+    }
+}
+
+fn histogram(slice: &Slice, time: Time) -> Option<v1::LatencyHistogram> {
+    let Some(times) = slice.times(time) else { return Some(v1::LatencyHistogram::default()) };
+    let at = |share: f64| times.value_at_quantile(share).min(times.max());
+    let bar = |from_ns: u64, value: u64, count: u64| v1::LatencyBar {
+        from_ns,
+        below_ns: times.highest_equivalent(value).saturating_add(1),
+        count,
+    };
+    let bars = times.iter_recorded().map(|step| {
+        let value = step.value_iterated_to();
+        bar(times.lowest_equivalent(value), value, step.count_at_value())
+    });
+    Some(v1::LatencyHistogram {
+        count: times.len(),
+        mean_ns: times.mean() as u64,
+        min_ns: times.min(),
+        p50_ns: at(0.5),
+        p90_ns: at(0.9),
+        p99_ns: at(0.99),
+        p999_ns: at(0.999),
+        max_ns: times.max(),
+        bars: bars.collect(),
+    })
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn count(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[tonic::async_trait]
+impl latency_server::Latency for Latency {
+    async fn get_report(
+        &self,
+        request: Request<v1::GetReportRequest>,
+    ) -> Result<Response<v1::GetReportResponse>, Status> {
+        let call = Call::of(&request);
+        let report = self.report(request.get_ref());
+        report.map(Response::new).map_err(|error| status(&error, &call.id))
+    }
+}

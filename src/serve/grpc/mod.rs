@@ -1,0 +1,14 @@
+//! The services of `weir.v1`: each converts requests to jobs, submits them to an engine, and streams the events back.
+
+pub(super) mod convert;
+mod generate_stream;
+pub(super) mod generation;
+pub(super) mod latency;
+pub(super) mod models;
+mod pieces;
+mod response_stream;
+mod score_stream;
+mod segments;
+pub(super) mod summarization;
+mod summary_stream;
+mod totals;

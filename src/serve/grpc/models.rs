@@ -1,0 +1,146 @@
+//! The service `Models`: what is served, and within which limits.
+
+use super::{convert::MAX_COALESCE, pieces::symbol};
+use crate::{
+    config::Wire,
+    decode::{document, options::Bounds},
+    engine::handle::{Handle, PRIORITIES},
+    serve::{call::Call, registry::engines::Engines, status::status},
+    text::{Specials, Vocabulary},
+};
+use std::time::Duration;
+use tonic::{Request, Response, Status};
+use weir_proto::v1::{self, models_server};
+
+/// The service.
+pub(in crate::serve) struct Models {
+    engines: Engines,
+    wire: Wire,
+}
+
+impl Models {
+    /// Of these engines, behind a wire with these limits.
+    pub(in crate::serve) fn new(engines: Engines, wire: Wire) -> Self {
+        Self { engines, wire }
+    }
+
+    fn describe(&self, engine: &Handle) -> v1::Model {
+        let card = engine.card();
+        v1::Model {
+            name: card.name.clone(),
+            family: card.family.to_owned(),
+            shape: card.shape.clone(),
+            parameters: card.parameters as u64,
+            vocabulary: Some(vocabulary(&card.vocabulary)),
+            training_length: card.training_length as u64,
+            pooled: card.pooled,
+            boundary_modes: card.boundary_modes.iter().map(|mode| mode.name().to_owned()).collect(),
+            dtype: card.dtype.to_owned(),
+            sha256: card.sha256.clone(),
+            limits: Some(self.limits(engine)),
+            documents: engine.reading().map(documents),
+        }
+    }
+
+    fn limits(&self, engine: &Handle) -> v1::Limits {
+        let limits = engine.limits();
+        v1::Limits {
+            max_symbols: engine.card().max_symbols as u64,
+            rows: count(limits.rows),
+            queue: count(limits.queue),
+            chunk: count(limits.chunk),
+            boundary_wait: count(limits.boundary_wait),
+            queued_symbols: limits.queued_symbols as u64,
+            stall_ns: nanoseconds(limits.stall),
+            cache_bytes: limits.cache_bytes as u64,
+            highest_priority: *PRIORITIES.end(),
+            lowest_priority: *PRIORITIES.start(),
+            message_bytes: self.wire.message_bytes as u64,
+            concurrent_streams: self.wire.concurrent_streams,
+            stop_strings: count(Bounds::STOPS),
+            stop_symbols: count(Bounds::STOP_SYMBOLS),
+            top_logprobs: count(Bounds::TOP_LOGPROBS),
+            logit_bias: count(Bounds::LOGIT_BIAS),
+            coalesce_chars: count(MAX_COALESCE),
+            document_bytes: limits.document_bytes as u64,
+            document_keep_ns: nanoseconds(limits.document_keep),
+            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
+            header_bytes: self.wire.header_bytes,
+            pending_resets: count(self.wire.pending_resets),
+            error_resets: count(self.wire.error_resets),
+            connections: count(self.wire.connections),
+            handshake_ns: nanoseconds(self.wire.handshake),
+            request_memory_bytes: self.wire.request_memory as u64,
+            upload_ns: nanoseconds(self.wire.upload),
+            events: count(limits.events),
+            step_ns: nanoseconds(limits.step),
+            keepalive_interval_ns: self.wire.keepalive_interval.map_or(0, nanoseconds),
+            keepalive_timeout_ns: nanoseconds(self.wire.keepalive_timeout),
+        }
+    }
+}
+
+fn documents(limits: &document::Limits) -> v1::Documents {
+    let document::Limits { tokens, targets, padded, ref poolings, generation, .. } = *limits;
+    let step = |step: &document::PoolingStep| v1::PoolingStep {
+        layer: count(step.layer),
+        length_before: step.from as u64,
+        length_after: step.to as u64,
+    };
+    let most = targets.saturating_sub(1);
+    v1::Documents {
+        max_tokens: tokens.saturating_sub(1) as u64,
+        max_summary_tokens: most as u64,
+        padded,
+        poolings: poolings.iter().map(step).collect(),
+        beam_size: count(generation.beam),
+        length_penalty: generation.length_penalty,
+        min_tokens: count(generation.min_tokens),
+        max_summary_tokens_default: count(generation.max_tokens.min(most)),
+        no_repeat_ngram: count(generation.no_repeat_ngram),
+    }
+}
+
+fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
+    let size = count(vocabulary.len());
+    let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
+    let marks = vocabulary.specials().into_iter().flat_map(Specials::named);
+    v1::Vocabulary {
+        size,
+        symbols: symbols.map(|id| shown(id, vocabulary)).collect(),
+        bytes: vocabulary.is_bytes(),
+        normaliser: vocabulary.normaliser().name().to_owned(),
+        first_byte: vocabulary.byte_zero().unwrap_or_default(),
+        pieces: vocabulary.is_pieces(),
+        marks: marks.map(|(name, id)| (name.to_owned(), id)).collect(),
+    }
+}
+
+/// A symbol in a list: marks have no text, but a spelling.
+fn shown(id: u32, vocabulary: &Vocabulary) -> String {
+    let mark = vocabulary.specials().and_then(|specials| specials.shown(id));
+    mark.map_or_else(|| symbol(id, vocabulary), str::to_owned)
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Limits that would not fit are none.
+fn count(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[tonic::async_trait]
+impl models_server::Models for Models {
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let models = self.engines.all().iter().map(|engine| self.describe(engine)).collect();
+        Ok(Response::new(v1::ListModelsResponse { models }))
+    }
+
+    async fn get_model(&self, request: Request<v1::GetModelRequest>) -> Result<Response<v1::Model>, Status> {
+        let call = Call::of(&request);
+        let engine = self.engines.find("name", request.get_ref().name.as_deref());
+        engine.map(|engine| Response::new(self.describe(&engine))).map_err(|error| status(&error, &call.id))
+    }
+}

@@ -1,0 +1,51 @@
+//! From the engine to the wire: what a job processed, and where its time went.
+
+use crate::decode::options::Reason;
+use crate::decode::usage::{Timing, Usage};
+use weir_proto::v1;
+
+/// What was processed.
+pub(in crate::serve) fn usage(usage: Usage) -> v1::Usage {
+    v1::Usage {
+        prompt_chars: usage.prompt_chars as u64,
+        cached_chars: usage.cached_chars as u64,
+        generated_chars: usage.generated_chars as u64,
+        prompt_segments: usage.prompt_segments as u64,
+        generated_segments: usage.generated_segments as u64,
+        shortening_factor: usage.shortening_factor(),
+        nxt_steps: usage.nxt_steps as u64,
+    }
+}
+
+/// Where the time went.
+pub(in crate::serve) fn timing(timing: Timing) -> v1::Timing {
+    let unpooled = timing.unpooled.map(|unpooled| unpooled.prefill_ns.saturating_add(unpooled.decode_ns));
+    let took = timing.prefill_ns.saturating_add(timing.decode_ns);
+    v1::Timing {
+        queue_ns: timing.queue_ns,
+        prefill_ns: timing.prefill_ns,
+        time_to_first_char_ns: timing.time_to_first_char_ns,
+        decode_ns: timing.decode_ns,
+        total_ns: timing.total_ns,
+        steps: timing.steps,
+        wait_steps: timing.wait_steps,
+        middle_steps: timing.middle_steps,
+        middle_ns: timing.middle_ns,
+        unpooled_estimate_ns: unpooled,
+        gain_estimate: unpooled.filter(|_| took > 0).map(|unpooled| unpooled as f64 / took as f64),
+        unpooled_prefill_estimate_ns: timing.unpooled.map(|unpooled| unpooled.prefill_ns),
+        unpooled_decode_estimate_ns: timing.unpooled.map(|unpooled| unpooled.decode_ns),
+    }
+}
+
+/// Why a generation ended.
+pub(in crate::serve) fn reason(reason: &Reason) -> v1::FinishReason {
+    match reason {
+        Reason::MaxChars => v1::FinishReason::MaxChars,
+        Reason::MaxSegments => v1::FinishReason::MaxSegments,
+        Reason::Stop(_) => v1::FinishReason::Stop,
+        Reason::MaxContext => v1::FinishReason::MaxContext,
+        Reason::EndOfText => v1::FinishReason::EndOfText,
+        Reason::End => v1::FinishReason::Unspecified,
+    }
+}

@@ -1,0 +1,113 @@
+//! The deadline that a client sets with `grpc-timeout`.
+
+use super::{Call, Next, ResponseFuture, status::status};
+use crate::error::{Error, Result, clip};
+use std::{
+    pin::pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
+use tonic::{
+    body::Body,
+    codegen::http::{HeaderMap, Request},
+};
+use tower::ServiceExt;
+
+/// Reads `grpc-timeout` into the call's deadline, and answers DEADLINE_EXCEEDED if the response has not begun by then.
+///
+/// tonic's own timer for the same header answers CANCELLED. tonic polls it after this one, and never starts it earlier. Timers
+/// that are due in the same tick may fire in any order, so this middleware also reads the clock.
+pub(super) fn enforce(mut request: Request<Body>, next: Next) -> ResponseFuture {
+    Box::pin(async move {
+        let mut call = Call::of_http(&request);
+        let refuse = |error, id: &str| Ok(status(&error, id).into_http());
+        call.deadline = match deadline(request.headers(), call.arrived) {
+            Ok(deadline) => deadline,
+            Err(error) => return refuse(error, &call.id),
+        };
+        let Call { id, deadline, .. } = call.clone();
+        request.extensions_mut().insert(call);
+        let Some(deadline) = deadline else { return next.oneshot(request).await };
+        let mut response = pin!(next.oneshot(request));
+        let mut timer = pin!(tokio::time::sleep_until(deadline.into()));
+        std::future::poll_fn(|cx| match response.as_mut().poll(cx) {
+            Poll::Pending if timer.as_mut().poll(cx).is_ready() || deadline <= Instant::now() => {
+                Poll::Ready(refuse(Error::Deadline { stage: "before the answer began" }, &id))
+            }
+            other => other,
+        })
+        .await
+    })
+}
+
+/// Returns the instant that `grpc-timeout` names, counted from `arrived`.
+fn deadline(headers: &HeaderMap, arrived: Instant) -> Result<Option<Instant>> {
+    const FIELD: &str = "grpc-timeout";
+    let Some(value) = headers.get(FIELD) else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default();
+    let timeout = timeout(text).ok_or_else(|| {
+        let bound = "at most eight digits and one of H, M, S, m, u, n".into();
+        Error::BadOption { field: FIELD, found: format!("{:?}", clip(text, 64)), bound }
+    })?;
+    // A deadline beyond the clock's range is no deadline.
+    Ok(arrived.checked_add(timeout))
+}
+
+/// Parses one to eight digits and a unit.
+fn timeout(text: &str) -> Option<Duration> {
+    let unit = text.chars().next_back()?;
+    let digits = text.strip_suffix(unit)?;
+    if !(1..=8).contains(&digits.len()) || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        'H' => Duration::from_secs(count * 3600),
+        'M' => Duration::from_secs(count * 60),
+        'S' => Duration::from_secs(count),
+        'm' => Duration::from_millis(count),
+        'u' => Duration::from_micros(count),
+        'n' => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::testing::{Answered, code, respond, seconds_left},
+        *,
+    };
+    use tonic::Code;
+
+    #[test]
+    fn timeouts_are_read_as_grpc_writes_them() {
+        assert_eq!(timeout("100m"), Some(Duration::from_millis(100)));
+        assert_eq!(timeout("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(timeout("0n"), Some(Duration::ZERO));
+        assert_eq!(timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for wrong in ["", "m", "10", "10x", "123456789n", "-1S", "+1S", "1.5S", "1 S", "１S"] {
+            assert_eq!(timeout(wrong), None, "{wrong:?}");
+        }
+    }
+
+    async fn never(_: Request<Body>) -> Answered {
+        std::future::pending().await
+    }
+
+    #[tokio::test]
+    async fn a_response_that_does_not_begin_in_time_is_abandoned() {
+        for timeout in ["0n", "20m"] {
+            let response = respond(enforce, never, &[("grpc-timeout", timeout)]).await;
+            assert_eq!(code(&response), Code::DeadlineExceeded);
+        }
+        let response = respond(enforce, seconds_left, &[("grpc-timeout", "1H")]).await;
+        assert_eq!(response.headers()["left"], "Some(3599)");
+        for headers in [&[][..], &[("grpc-timeout", "99999999H")]] {
+            let response = respond(enforce, seconds_left, headers).await;
+            assert_eq!(code(&response), Code::Ok);
+        }
+        let response = respond(enforce, seconds_left, &[("grpc-timeout", "soon")]).await;
+        assert_eq!(code(&response), Code::InvalidArgument);
+    }
+}

@@ -1,0 +1,91 @@
+//! An engine's first steps, before anyone depends on them: caches, tables and pages are touched once, and a model that
+//! cannot step is found out before it serves.
+
+use crate::{
+    decode::{
+        document::Limits,
+        options::{Generate, Sampling, Stopping},
+        summary::Summarize,
+    },
+    engine::handle::{DocumentEvent, Event, Events, Handle, Job, Source, Terms},
+    error::{Error, Result},
+};
+use std::sync::Arc;
+
+/// Whose requests these are: what they leave in a cache is nobody else's.
+const TENANT: &str = "weir:warm-up";
+/// Characters generated.
+const CHARS: usize = 16;
+/// How many different symbols the prompt has; which ones does not matter.
+const SYMBOLS: usize = 4;
+
+/// Runs a prompt of one full chunk and a few characters through the engine. Blocks until they are done.
+///
+/// # Errors
+/// What the engine answers.
+pub(in crate::serve) fn run(engine: &Handle) -> Result<()> {
+    match engine.reading() {
+        None => finish(text(engine)?),
+        Some(limits) => finish(document(engine, limits)?),
+    }
+}
+
+fn text(engine: &Handle) -> Result<Events> {
+    let card = engine.card();
+    let chars = CHARS.min(card.max_symbols.saturating_sub(1)).max(1);
+    let length = engine.limits().chunk.min(card.max_symbols.saturating_sub(chars)).max(1);
+    let symbols: Vec<u32> = card.vocabulary.text_ids().take(SYMBOLS).collect();
+    let prompt = symbols.iter().copied().cycle().take(length).collect();
+    let job = Generate {
+        prompt,
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        stopping: Stopping {
+            max_chars: chars,
+            min_chars: 0,
+            max_segments: None,
+            stop: Vec::new(),
+            include_stop: false,
+            ignore_end: true,
+        },
+        details: Default::default(),
+        boundaries: Default::default(),
+    };
+    engine.submit(Job::Generate(job), terms())
+}
+
+/// A document of two blocks at most, and a few tokens about it.
+fn document(engine: &Handle, limits: &Limits) -> Result<Events> {
+    let marks = limits.marks;
+    let symbols = engine.card().vocabulary.text_ids().filter(|id| ![marks.start, marks.pad, marks.end].contains(id));
+    let symbols: Vec<u32> = symbols.take(SYMBOLS).collect();
+    let length = limits.tokens.min(limits.block.saturating_mul(2)).saturating_sub(1).max(1);
+    let ids: Vec<u32> = symbols.iter().copied().cycle().take(length).chain([marks.end]).collect();
+    let (upload, arriving) = engine.upload();
+    let tokens = CHARS.min(limits.targets.saturating_sub(1)).max(1);
+    let request = Summarize {
+        beam: Some(1),
+        min_tokens: Some(tokens),
+        max_tokens: Some(tokens),
+        no_repeat_ngram: Some(0),
+        ..Summarize::default()
+    };
+    let events = engine.summarize(&request, Source::Arriving(arriving), terms())?;
+    upload.push(&ids, &vec![(0, 0); ids.len()]);
+    upload.close(false);
+    Ok(events)
+}
+
+fn terms() -> Terms {
+    Terms { tenant: Arc::from(TENANT), ..Terms::default() }
+}
+
+fn finish(mut events: Events) -> Result<()> {
+    loop {
+        match events.blocking_recv() {
+            Some(Ok(Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))) => return Ok(()),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(error),
+            None => return Err(Error::Internal("the engine dropped its first job without a word".into())),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The admin port: metrics, health and version over plain HTTP, for those who look after the server. It takes no orders.
+
+use crate::serve::registry::health::Monitor;
+use axum::{
+    Router,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use std::{sync::Arc, time::Duration};
+use tokio::{net::TcpListener, sync::Semaphore};
+
+/// Connections at once; more wait in the system's queue.
+const CONNECTIONS: usize = 256;
+/// How long a request's headers may take to come.
+const HEADERS: Duration = Duration::from_secs(2);
+/// How long a connection may last: it is for one request, and its answer.
+const LONGEST: Duration = Duration::from_secs(10);
+/// How long to wait after a connection could not be taken: there may be no file descriptors left for now.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Answers on this listener; never returns.
+pub async fn watch_over(listener: TcpListener, monitor: Monitor) {
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/health/live", get(|State(monitor): State<Monitor>| async move { health(monitor.alive()) }))
+        .route("/health/ready", get(|State(monitor): State<Monitor>| async move { health(monitor.ready()) }))
+        .route("/version", get(version))
+        .with_state(monitor);
+    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&connections).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "the admin port cannot take a connection");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let mut server = http1::Builder::new();
+            server.timer(TokioTimer::new()).header_read_timeout(HEADERS).keep_alive(false);
+            let served = server.serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(LONGEST, served).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin port broke"),
+                Err(_) => tracing::debug!("a client of the admin port did not read"),
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn metrics(State(monitor): State<Monitor>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    match monitor.engines().measured() {
+        Ok(text) if accept.contains("application/openmetrics-text") => {
+            ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
+        }
+        Ok(text) => ([(header::CONTENT_TYPE, PROMETHEUS)], classic(&text)).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+fn health(state: Result<(), String>) -> Response {
+    match state {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+async fn version() -> Response {
+    let version = serde_json::json!({ "name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION") });
+    ([(header::CONTENT_TYPE, "application/json")], format!("{version}\n")).into_response()
+}
+
+/// The older text format of Prometheus, for those who do not ask for OpenMetrics: there a counter's name ends with `_total`
+/// and an info's with `_info` in its description too, and the end is not marked.
+fn classic(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let described = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '));
+        match (described, lines.peek().and_then(|next| next.strip_prefix("# TYPE "))) {
+            (Some((name, help)), Some(kind)) => {
+                let (ending, kind) = match kind.rsplit(' ').next() {
+                    Some("counter") => ("_total", "counter"),
+                    Some("info") => ("_info", "gauge"),
+                    kind => ("", kind.unwrap_or("untyped")),
+                };
+                out.push_str(&format!("# HELP {name}{ending} {help}\n# TYPE {name}{ending} {kind}\n"));
+                lines.next();
+            }
+            _ if line == "# EOF" => {}
+            _ => {
+                out.push_str(line);
+                out.push('\n');
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_older_format_names_counters_in_full() {
+        let open = "# HELP a A.\n# TYPE a counter\na_total{m=\"x\"} 1\n# HELP b B.\n# TYPE b gauge\nb 2\n\
+                    # HELP c C.\n# TYPE c info\nc_info{v=\"1\"} 1\n# EOF\n";
+        let old = "# HELP a_total A.\n# TYPE a_total counter\na_total{m=\"x\"} 1\n# HELP b B.\n# TYPE b gauge\nb 2\n\
+                   # HELP c_info C.\n# TYPE c_info gauge\nc_info{v=\"1\"} 1\n";
+        assert_eq!(classic(open), old);
+    }
+}

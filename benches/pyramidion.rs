@@ -16,8 +16,11 @@ use weir::{
     },
     kernels::pages::PagePool,
     nn::{
-        rows::Rows,
-        topk::{Input, Kind, Pooled},
+        paged_vectors::PagedVectors,
+        topk::{
+            PoolerKind,
+            pooler::{Input, Pooled},
+        },
     },
 };
 
@@ -26,8 +29,8 @@ const SHAPES: [&str; 2] = ["pyramidion-124m", "blockwise-124m"];
 const SOURCE: usize = 8192;
 /// Width of the vectors of appendix B.5, of which the paper says nothing.
 const DIM: usize = 64;
-const SOFT: Kind = Kind::Halving { flip_right: true, sort_back: true };
-const HARD: Kind = Kind::Hard { sort_back: true };
+const SOFT: PoolerKind = PoolerKind::Halving { flip_right: true, sort_back: true };
+const HARD: PoolerKind = PoolerKind::HardTopK { sort_back: true };
 
 fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
@@ -67,9 +70,9 @@ fn uniform(state: &mut u64) -> f32 {
     (*state >> 40) as f32 / (1u64 << 24) as f32
 }
 
-fn random(count: usize, seed: u64) -> (Rows, Vec<u32>, Vec<f32>) {
+fn random(count: usize, seed: u64) -> (PagedVectors, Vec<u32>, Vec<f32>) {
     let mut state = seed;
-    let mut rows = Rows::new(PagePool::new(1 << 30), DIM, 512);
+    let mut rows = PagedVectors::new(PagePool::new(1 << 30), DIM, 512);
     rows.extend(count).expect("memory for the vectors");
     for page in 0..rows.pages() {
         let numbers = rows.page_mut(page).expect("a page of them");
@@ -78,15 +81,15 @@ fn random(count: usize, seed: u64) -> (Rows, Vec<u32>, Vec<f32>) {
     (rows, (0..count as u32).collect(), (0..count).map(|_| uniform(&mut state)).collect())
 }
 
-fn pooled(kind: Kind, (rows, places, scores): &(Rows, Vec<u32>, Vec<f32>), kept: usize) -> Pooled {
+fn pooled(kind: PoolerKind, (rows, places, scores): &(PagedVectors, Vec<u32>, Vec<f32>), kept: usize) -> Pooled {
     let pool = PagePool::new(1 << 30);
-    let select = kind.of(places.len(), kept).expect("lengths that halve");
-    let make = || Rows::new(pool.clone(), DIM, 512);
-    select.select(&Input { rows, places }, scores.clone(), &make).expect("memory for what is left")
+    let select = kind.pooler(places.len(), kept).expect("lengths that halve");
+    let make = || PagedVectors::new(pool.clone(), DIM, 512);
+    select.pool(&Input { rows, positions: places }, scores.clone(), &make).expect("memory for what is left")
 }
 
 /// How near the soft choice is to the hard one.
-fn nccs(soft: &Rows, hard: &Rows) -> f64 {
+fn nccs(soft: &PagedVectors, hard: &PagedVectors) -> f64 {
     let unit = |row: &[f32]| -> Vec<f64> {
         let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
         row.iter().map(|x| f64::from(*x) / length).collect()

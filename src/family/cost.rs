@@ -3,7 +3,7 @@
 use crate::{
     decode::cost::StepCost,
     kernels::{attention::PageLayout, linear::Linear, rowwise::LayerNorm},
-    nn::{stack::Stack, t5},
+    nn::{attention::stack::Stack, t5},
 };
 
 /// A matrix product.
@@ -18,7 +18,7 @@ pub fn norm(norm: &LayerNorm) -> StepCost {
 }
 
 /// A T5 stack, for a row that attends to so many keys of its own in each layer, and in a decoder to so many of its memory.
-pub fn t5_stack(stack: &t5::Stack, keys: usize, memory: usize) -> StepCost {
+pub fn t5_stack(stack: &t5::T5Stack, keys: usize, memory: usize) -> StepCost {
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let numbers = layers * heads * head_dim; // of one key in all layers
     let mut cost = StepCost {
@@ -56,7 +56,7 @@ pub fn stack(stack: &Stack, positions: usize) -> StepCost {
         }
         cost += norm(&layer.attention_norm);
         cost += norm(&layer.feed_forward_norm);
-        for sub_norm in [&layer.mixed_norm, &layer.wide_norm].into_iter().flatten() {
+        for sub_norm in [&layer.context_norm, &layer.hidden_norm].into_iter().flatten() {
             cost += norm(sub_norm);
         }
         if let Some(cross) = &layer.cross {

@@ -1,21 +1,17 @@
 //! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
 //!
-//! Reading order: [`cache`] (keys and values of one stack), [`stack`] (layers; [`memory`], what
-//! they may attend to beside their own past), [`encoder`] (layers that look both ways; [`meeting`], across a whole document;
-//! [`topk`], fewer vectors), [`position`], [`window`], [`boundary`], [`pooling`]; [`t5`] (another kind of layers); [`resolution`] measures what a scheme achieves.
+//! Reading order: [`kv_cache`] (keys and values of one stack), [`attention`] (layers), [`position`], [`window`], [`boundary`],
+//! [`pooling`], [`topk`] (fewer vectors of a document, which lie in [`paged_vectors`]); [`t5`] (another kind of layers);
+//! [`resolution`] measures what a position scheme achieves.
 //! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
 
+pub mod attention;
 pub mod boundary;
-pub mod cache;
-pub mod encoder;
-pub mod meeting;
-pub mod memory;
-mod mix;
+pub mod kv_cache;
+pub mod paged_vectors;
 pub mod pooling;
 pub mod position;
 pub mod resolution;
-pub mod rows;
-pub mod stack;
 pub mod t5;
 pub mod topk;
 pub mod window;
@@ -25,11 +21,11 @@ use serde::Deserialize;
 
 /// Where a row belongs: which sequence of the step, and its position in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// The sequence, by its index in the step.
     pub sequence: usize,
     /// The position, from 0.
-    pub position: usize,
+    pub index: usize,
 }
 
 /// A feed-forward's nonlinearity.

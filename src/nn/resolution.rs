@@ -6,7 +6,7 @@
 
 /// The scores of a stack's layers, by distance.
 #[derive(Debug, Clone, Default)]
-pub struct Scores {
+pub struct ScoresByDistance {
     layers: Vec<Vec<Mean>>,
 }
 
@@ -16,7 +16,7 @@ struct Mean {
     count: u64,
 }
 
-impl Scores {
+impl ScoresByDistance {
     /// Notes the scores of one query of a layer: of its furthest key to its own.
     pub fn add(&mut self, layer: usize, scores: &[f32]) {
         if self.layers.len() <= layer {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn scores_are_averaged_by_distance() {
-        let mut scores = Scores::default();
+        let mut scores = ScoresByDistance::default();
         scores.add(0, &[2.0]);
         scores.add(0, &[1.0, 4.0]);
         scores.add(1, &[5.0, 7.0]);

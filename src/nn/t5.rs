@@ -6,12 +6,14 @@
 //! more norm. As in [`nn::stack`](crate::nn::stack) any mixture of rows is one pass, and a row's arithmetic is the same in all.
 
 use super::{
-    Place,
-    cache::Cache,
-    mix::{Mixing, mix},
-    position::Position,
+    Position,
+    attention::{
+        layer::{Caches, add},
+        mix::{Mixing, mix},
+    },
+    kv_cache::KvCache,
+    position::PositionScheme,
     sized,
-    stack::Caches,
 };
 use crate::{
     error::Result,
@@ -24,11 +26,11 @@ use crate::{
 };
 
 /// Layers that share caches.
-pub struct Stack {
+pub struct T5Stack {
     /// Bottom first.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<T5Layer>,
     /// What scores owe to their distances, in all layers: buckets, or nothing.
-    pub position: Position,
+    pub position: PositionScheme,
     /// What the cache of their own keys looks like.
     pub layout: PageLayout,
     /// After the last layer: (D)
@@ -36,7 +38,7 @@ pub struct Stack {
 }
 
 /// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
-pub struct Layer {
+pub struct T5Layer {
     /// (D), or (E) where the layer takes vectors of another width E.
     pub attention_norm: RmsNorm,
     /// (3·I, D): queries, keys, values; (3·I, E) in such a layer.
@@ -44,7 +46,7 @@ pub struct Layer {
     /// (D, I). A layer that takes another width has no residual around its attention.
     pub output: Linear,
     /// Attention to a memory, in a decoder.
-    pub cross: Option<Cross>,
+    pub cross: Option<T5Cross>,
     /// (D)
     pub feed_forward_norm: RmsNorm,
     /// (F, D)
@@ -54,7 +56,7 @@ pub struct Layer {
 }
 
 /// Attention to a memory of vectors of width C.
-pub struct Cross {
+pub struct T5Cross {
     /// (D)
     pub norm: RmsNorm,
     /// (I, D)
@@ -66,16 +68,16 @@ pub struct Cross {
 }
 
 /// A memory: up to which position of its sequence's each row sees it, and where a sequence's is.
-pub struct Memory<'a, C> {
-    /// One place a row.
-    pub places: &'a [Place],
+pub struct T5Memory<'a, C> {
+    /// One position a row.
+    pub positions: &'a [Position],
     /// A sequence's cache.
-    pub cache: fn(&C, usize) -> Result<&Cache>,
+    pub cache: fn(&C, usize) -> Result<&KvCache>,
 }
 
 /// Buffers of a pass, kept between steps.
 #[derive(Default)]
-pub struct StackWork {
+pub struct T5Work {
     /// The products'.
     pub quantized: QuantizedRows,
     normed: Vec<f32>,
@@ -89,14 +91,14 @@ pub struct StackWork {
 /// What one pass through all layers works with.
 struct Pass<'a, C> {
     compute: &'a Compute,
-    places: &'a [Place],
+    positions: &'a [Position],
     caches: &'a mut C,
-    work: &'a mut StackWork,
+    work: &'a mut T5Work,
 }
 
-impl Stack {
-    /// Runs rows `x` at `places` through all layers, in place: (rows, D), or of another width that the first layer takes. Their
-    /// keys and values go into the caches, whose positions must be reserved. Rows of one sequence come in rising position, none
+impl T5Stack {
+    /// Runs rows `x` at `positions` through all layers, in position: (rows, D), or of another width that the first layer takes. Their
+    /// keys and values go into the caches, whose positions must be reserved. PagedVectors of one sequence come in rising position, none
     /// left out since the cache's end.
     ///
     /// # Errors
@@ -105,14 +107,14 @@ impl Stack {
         &self,
         compute: &Compute,
         x: &mut Vec<f32>,
-        places: &[Place],
-        (caches, memory): (&mut C, Option<&Memory<'_, C>>),
-        work: &mut StackWork,
+        positions: &[Position],
+        (caches, memory): (&mut C, Option<&T5Memory<'_, C>>),
+        work: &mut T5Work,
     ) -> Result<()> {
-        if places.is_empty() {
+        if positions.is_empty() {
             return Ok(());
         }
-        let mut pass = Pass { compute, places, caches, work };
+        let mut pass = Pass { compute, positions, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
             self.attention(index, x, &mut pass)?;
             if layer.output.outputs() == layer.qkv.inputs() {
@@ -122,7 +124,7 @@ impl Stack {
                 x.extend_from_slice(&pass.work.change);
             }
             if let (Some(cross), Some(memory)) = (&layer.cross, memory) {
-                recall(index, cross, memory, x, &mut pass)?;
+                forward(index, cross, memory, x, &mut pass)?;
                 add(x, &pass.work.change);
             }
             feed_forward(compute, layer, x, pass.work);
@@ -136,23 +138,24 @@ impl Stack {
 
     /// `change` (rows, D) = attention of `x`.
     fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut Pass<'_, C>) -> Result<()> {
-        let Pass { compute, places, caches, work } = pass;
-        let (layer, layout, rows) = (&self.layers[index], &self.layout, places.len());
+        let Pass { compute, positions, caches, work } = pass;
+        let (layer, layout, rows) = (&self.layers[index], &self.layout, positions.len());
         let inner = layout.heads * layout.head_dim;
         let normed = sized(&mut work.normed, x.len());
         rms_norm(compute, x, &layer.attention_norm, normed);
         let qkv = sized(&mut work.qkv, rows * 3 * inner);
         layer.qkv.apply(compute, normed, Epilogue::None, &mut work.quantized, qkv); // (rows, 3·I)
         let queries = work.queries.values_mut(rows * inner);
-        for ((place, row), query) in places.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries.chunks_exact_mut(inner))
+        for ((position, row), query) in
+            positions.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries.chunks_exact_mut(inner))
         {
             query.copy_from_slice(&row[..inner]);
             let (keys, values) = row[inner..].split_at(inner);
-            caches.cache_mut(place.sequence)?.write(index, place.position, keys, values)?;
+            caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
         }
         let caches = &**caches;
         let (cache, bias) = (|sequence| caches.cache(sequence), |head| self.position.bias(head));
-        unscaled((compute, layout, index), places, &cache, &bias, &mut work.queries, &mut work.mixed); // (rows, I)
+        unscaled((compute, layout, index), positions, &cache, &bias, &mut work.queries, &mut work.mixed); // (rows, I)
         let change = sized(&mut work.change, rows * layer.output.outputs());
         layer.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
         Ok(())
@@ -163,11 +166,11 @@ impl Stack {
     ///
     /// # Errors
     /// What `write` says.
-    pub fn remember(
+    pub fn project_memory(
         &self,
         compute: &Compute,
         rows: &[f32],
-        work: &mut StackWork,
+        work: &mut T5Work,
         mut write: impl FnMut((usize, usize), &[f32], &[f32]) -> Result<()>,
     ) -> Result<()> {
         for (index, cross) in
@@ -186,30 +189,30 @@ impl Stack {
 }
 
 /// `change` (rows, D) = attention of `x` to a memory.
-fn recall<C: Caches>(
+fn forward<C: Caches>(
     layer: usize,
-    cross: &Cross,
-    memory: &Memory<'_, C>,
+    cross: &T5Cross,
+    memory: &T5Memory<'_, C>,
     x: &[f32],
     pass: &mut Pass<'_, C>,
 ) -> Result<()> {
     let Pass { compute, caches, work, .. } = pass;
-    let Some(first) = memory.places.first() else { return Ok(()) };
+    let Some(first) = memory.positions.first() else { return Ok(()) };
     let caches = &**caches;
     let layout = *(memory.cache)(caches, first.sequence)?.layout();
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &cross.norm, normed);
-    let queries = work.queries.values_mut(memory.places.len() * cross.query.outputs());
+    let queries = work.queries.values_mut(memory.positions.len() * cross.query.outputs());
     cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (rows, I)
     let cache = |sequence: usize| (memory.cache)(caches, sequence);
-    unscaled((compute, &layout, layer), memory.places, &cache, &|_| Bias::None, &mut work.queries, &mut work.mixed); // (rows, I)
+    unscaled((compute, &layout, layer), memory.positions, &cache, &|_| Bias::None, &mut work.queries, &mut work.mixed); // (rows, I)
     let change = sized(&mut work.change, x.len());
     cross.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
     Ok(())
 }
 
 /// `work.change` (rows, D) = feed-forward of `x`.
-fn feed_forward(compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWork) {
+fn feed_forward(compute: &Compute, layer: &T5Layer, x: &[f32], work: &mut T5Work) {
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &layer.feed_forward_norm, normed);
     let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * layer.up.outputs());
@@ -218,11 +221,11 @@ fn feed_forward(compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWor
     layer.down.apply(compute, wide, Epilogue::None, &mut work.quantized, change); // (rows, D)
 }
 
-/// `mixed` (rows, I) = each head's values up to each row's place, weighted by the softmax of the queries' unscaled scores.
+/// `mixed` (rows, I) = each head's values up to each row's position, weighted by the softmax of the queries' unscaled scores.
 fn unscaled<'a>(
     (compute, layout, layer): (&Compute, &PageLayout, usize),
-    places: &[Place],
-    cache: &(impl Fn(usize) -> Result<&'a Cache> + Sync),
+    positions: &[Position],
+    cache: &(impl Fn(usize) -> Result<&'a KvCache> + Sync),
     bias: &(impl Fn(usize) -> Bias<'a> + Sync),
     queries: &mut QueryBuffer,
     mixed: &mut Vec<f32>,
@@ -231,21 +234,14 @@ fn unscaled<'a>(
     let queries = &*queries;
     let row = |at: usize, head: usize| {
         let content = QueryVariants::single(queries, at * layout.heads + head);
-        QueryRow { first_key: 0, position: places[at].position, content, ..QueryRow::default() }
+        QueryRow { first_key: 0, position: positions[at].index, content, ..QueryRow::default() }
     };
-    let source = |cache: &'a Cache, head: usize, near: bool| {
+    let source = |cache: &'a KvCache, head: usize, near: bool| {
         let (pages, start, block, layout) = (cache.pages(), cache.start(), usize::MAX, cache.layout());
         let (distances, bias) = (None, bias(head));
         AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale: 1.0, recently_read: near }
     };
-    let keys = places.iter().map(|place| place.position + 1).sum();
-    let mixing = Mixing { compute, layout, places, keys };
+    let keys = positions.iter().map(|position| position.index + 1).sum();
+    let mixing = Mixing { compute, layout, positions, keys };
     mix(&mixing, cache, &row, &source, mixed);
-}
-
-/// x ← x + y
-fn add(x: &mut [f32], y: &[f32]) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x += y;
-    }
 }

@@ -30,7 +30,7 @@ pub enum Window {
 /// many, so that a rollback may cross a block's edge.
 pub const ROLLBACK: usize = POSITIONS;
 /// Positions that a windowed stack takes of a sequence at a time, since all of them hold keys until they have attended.
-pub const PIECE: usize = 512;
+pub const CHUNK: usize = 512;
 /// The longest window.
 const MOST: usize = 1 << 24;
 
@@ -53,7 +53,7 @@ impl Window {
     }
 
     /// The first position that `position` attends to.
-    pub fn low(self, position: usize) -> usize {
+    pub fn first_key(self, position: usize) -> usize {
         match self {
             Self::Full => 0,
             Self::Blockwise { length } => (position / (length / 2)).saturating_sub(1) * (length / 2),
@@ -62,12 +62,12 @@ impl Window {
     }
 
     /// The first position that `position` depends on through so many layers, each of which attends like this.
-    pub fn low_through(self, position: usize, layers: usize) -> usize {
-        (0..layers).fold(position, |position, _| self.low(position))
+    pub fn first_key_through(self, position: usize, layers: usize) -> usize {
+        (0..layers).fold(position, |position, _| self.first_key(position))
     }
 
     /// The most keys that a position attends to, if there is a bound.
-    pub fn reach(self) -> Option<usize> {
+    pub fn max_keys(self) -> Option<usize> {
         match self {
             Self::Full => None,
             Self::Blockwise { length } => Some(length),
@@ -77,16 +77,16 @@ impl Window {
 
     /// Of `positions`, how many the last one attends to.
     pub fn keys(self, positions: usize) -> usize {
-        positions - self.low(positions.saturating_sub(1))
+        positions - self.first_key(positions.saturating_sub(1))
     }
 
     /// The first position whose key is still needed when `next` is the next to come, or one up to [`ROLLBACK`] before it.
-    pub fn keep_from(self, next: usize) -> usize {
-        self.low(next.saturating_sub(ROLLBACK))
+    pub fn first_kept(self, next: usize) -> usize {
+        self.first_key(next.saturating_sub(ROLLBACK))
     }
 
     /// The shortest length that a sequence can be rolled back to, other than none, whose keys before `start` are gone.
-    pub fn earliest(self, start: usize) -> usize {
+    pub fn earliest_rollback(self, start: usize) -> usize {
         match self {
             _ if start == 0 => 0,
             // nothing ever goes
@@ -97,14 +97,14 @@ impl Window {
     }
 
     /// How many of a sequence's positions a stack takes at a time.
-    pub fn piece(self) -> usize {
-        self.reach().map_or(usize::MAX, |_| PIECE)
+    pub fn chunk(self) -> usize {
+        self.max_keys().map_or(usize::MAX, |_| CHUNK)
     }
 
     /// The most positions that a cache holds of a sequence of `positions`.
-    pub fn most_held(self, positions: usize) -> usize {
+    pub fn max_held(self, positions: usize) -> usize {
         // what was left behind goes in whole pages
-        self.reach().map_or(positions, |reach| positions.min(reach + ROLLBACK + POSITIONS + PIECE))
+        self.max_keys().map_or(positions, |reach| positions.min(reach + ROLLBACK + POSITIONS + CHUNK))
     }
 
     /// For people.
@@ -139,18 +139,18 @@ mod tests {
         let others = [1, 5, 32, 33, 70].map(|keys| Window::Sliding { keys });
         for window in windows.into_iter().chain(others).chain([Window::Full]) {
             for i in 0..300 {
-                let low = window.low(i);
+                let low = window.first_key(i);
                 assert!((0..300).all(|j| sees(window, i, j) == (low..=i).contains(&j)), "{window:?} at {i}");
-                assert!(window.reach().is_none_or(|reach| i - low < reach));
+                assert!(window.max_keys().is_none_or(|reach| i - low < reach));
                 assert_eq!(window.keys(i + 1), i + 1 - low);
                 // whoever comes next, after a rollback too, finds its keys
-                let kept = window.keep_from(i);
-                assert!((i.saturating_sub(ROLLBACK)..i + 50).all(|next| window.low(next) >= kept));
-                let earliest = window.earliest(kept);
+                let kept = window.first_kept(i);
+                assert!((i.saturating_sub(ROLLBACK)..i + 50).all(|next| window.first_key(next) >= kept));
+                let earliest = window.earliest_rollback(kept);
                 assert!(earliest + ROLLBACK <= i || earliest == 0, "{window:?}: {earliest} at {i}");
-                assert!(window.low(earliest) >= kept || earliest == 0);
-                assert!(earliest == 0 || window.low(earliest - 1) < kept);
-                assert!(i + PIECE - kept / POSITIONS * POSITIONS <= window.most_held(i + PIECE), "{window:?}");
+                assert!(window.first_key(earliest) >= kept || earliest == 0);
+                assert!(earliest == 0 || window.first_key(earliest - 1) < kept);
+                assert!(i + CHUNK - kept / POSITIONS * POSITIONS <= window.max_held(i + CHUNK), "{window:?}");
             }
         }
     }

@@ -166,7 +166,7 @@ fn every_stage_between() {
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
             Work::of(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
-                record.lock().unwrap().push((stage, place.position, numbers.to_vec()));
+                record.lock().unwrap().push((stage, place.index, numbers.to_vec()));
             }));
             // in two chunks, so that segments and symbols that straddle a cut are seen as well
             alone.feed(&ids[..41]);

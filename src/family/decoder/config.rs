@@ -159,7 +159,7 @@ impl Blueprint for DecoderBlueprint {
     fn bounds(&self) -> Bounds {
         let a = &self.architecture;
         let longest = a.position.longest(a.head_dim, a.window).map(|(most, why)| (most - self.lead(), why));
-        Bounds { longest, endless: a.window.reach().is_some() }
+        Bounds { longest, endless: a.window.max_keys().is_some() }
     }
 
     fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {

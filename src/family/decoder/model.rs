@@ -15,8 +15,8 @@ use crate::{
     },
     kernels::{Compute, ThreadPool, linear::Linear, pages::PagePool, rowwise::LayerNorm},
     nn::{
-        cache::Cache,
-        stack::{Order, Stack},
+        attention::{layer::Order, stack::Stack},
+        kv_cache::KvCache,
     },
 };
 use std::{path::Path, sync::Arc};
@@ -46,7 +46,7 @@ pub struct Decoder {
 /// What the start's mark leaves behind.
 pub struct Start {
     /// Its keys and values.
-    cache: Arc<Cache>,
+    cache: Arc<KvCache>,
     /// What the logits before a text's first symbol are made of: (D).
     pub hidden: Vec<f32>,
 }
@@ -137,7 +137,7 @@ impl Model for Decoder {
 
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
         check_mode(&boundaries, &self.card)?;
-        let empty = || Arc::new(Cache::new(self.stack.layout, self.pages.clone()));
+        let empty = || Arc::new(KvCache::new(self.stack.layout, self.pages.clone()));
         let begun = self.start.as_ref().map_or_else(empty, |start| start.cache.clone());
         Ok(Box::new(DecoderState::new(begun, self.stack.window, None)))
     }

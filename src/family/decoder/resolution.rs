@@ -5,7 +5,7 @@ use super::step::Work;
 use crate::{
     decode::contract::{BoundaryOptions, Model, Row, Want, advance},
     error::{Error, Result},
-    nn::resolution::{self, Scores},
+    nn::resolution::{self, ScoresByDistance},
 };
 
 /// Symbols a step.
@@ -29,7 +29,7 @@ pub struct Resolution {
 pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
     let (mut scratch, card) = (model.scratch(), model.card());
     match Work::of(&mut scratch) {
-        Ok(work) => work.stack.scores = Some(Scores::default()),
+        Ok(work) => work.stack.scores = Some(ScoresByDistance::default()),
         Err(_) => {
             let (call, wanted) = ("attention resolution", "is of the family decoder");
             return Err(Error::WrongKind { call, model: card.name.clone(), wanted, found: card.shape.clone() });

@@ -6,16 +6,16 @@ use crate::{
         origin::Origin,
     },
     error::{Error, Result},
-    nn::{cache::Cache, window::Window},
+    nn::{kv_cache::KvCache, window::Window},
 };
 use std::sync::Arc;
 
 /// One sequence of a decoder.
 pub struct DecoderState {
     /// Keys and values: of what every sequence begins with, then of its symbols.
-    pub cache: Cache,
+    pub cache: KvCache,
     /// The cache of a sequence that has seen no symbol: empty, or with the start's mark.
-    pub begun: Arc<Cache>,
+    pub begun: Arc<KvCache>,
     /// Which positions a position attends to.
     pub window: Window,
     /// Symbols that have had their finish step; those behind are in flight.
@@ -23,14 +23,14 @@ pub struct DecoderState {
     /// What the finish step makes logits of: (wanted, D).
     pub hidden: Vec<f32>,
     /// What it attends to beside its own past, where that is something: never written, shared with whoever else reads it.
-    pub memory: Option<Cache>,
+    pub memory: Option<KvCache>,
     /// Where it was taken up, if that was not at the text's beginning.
     pub resumed: Option<Origin>,
 }
 
 impl DecoderState {
     /// One that has seen no symbol.
-    pub fn new(begun: Arc<Cache>, window: Window, memory: Option<Cache>) -> Self {
+    pub fn new(begun: Arc<KvCache>, window: Window, memory: Option<KvCache>) -> Self {
         Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new(), memory, resumed: None }
     }
 
@@ -86,7 +86,7 @@ impl State for DecoderState {
     }
 
     fn earliest(&self) -> usize {
-        let held = self.window.earliest(self.cache.start()).saturating_sub(self.begun.len());
+        let held = self.window.earliest_rollback(self.cache.start()).saturating_sub(self.begun.len());
         held.max(self.resumed.map_or(0, |origin| origin.sound))
     }
 
@@ -94,7 +94,7 @@ impl State for DecoderState {
         let (sound, lead) = (self.earliest(), self.begun.len());
         let known = self.memory.is_none() && self.is_ready() && (1..=self.len()).contains(&sound);
         // the last layer's keys for the next symbol, the one's before for those, and so on down to the symbols
-        let low = self.window.low_through(lead + sound, self.cache.layout().layers);
+        let low = self.window.first_key_through(lead + sound, self.cache.layout().layers);
         let symbol = low.checked_sub(lead).filter(|&symbol| known && symbol > 0)?;
         Some(Origin { symbol, sound, passed: None })
     }
@@ -119,16 +119,16 @@ impl State for DecoderState {
     }
 
     fn bytes(&self) -> usize {
-        self.cache.bytes() + self.memory.as_ref().map_or(0, Cache::bytes)
+        self.cache.bytes() + self.memory.as_ref().map_or(0, KvCache::bytes)
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.cache.pages().iter().chain(self.memory.iter().flat_map(Cache::pages)) {
+        for page in self.cache.pages().iter().chain(self.memory.iter().flat_map(KvCache::pages)) {
             each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
         }
     }
 
     fn own_bytes(&self) -> usize {
-        size_of::<Self>() + self.cache.own_bytes() + self.memory.as_ref().map_or(0, Cache::own_bytes)
+        size_of::<Self>() + self.cache.own_bytes() + self.memory.as_ref().map_or(0, KvCache::own_bytes)
     }
 }

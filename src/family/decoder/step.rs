@@ -13,10 +13,10 @@ use crate::{
     family::parts::step::{Stepping, hand_out, stepping},
     kernels::{linear::Epilogue, rowwise::layer_norm},
     nn::{
-        Place,
-        cache::Cache,
+        Position,
+        attention::layer::{Caches, Hook, StackWork},
+        kv_cache::KvCache,
         sized,
-        stack::{Caches, StackWork, Watcher},
     },
 };
 
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Default)]
 pub struct Work {
     pub(super) stack: StackWork,
-    places: Vec<Place>,
+    places: Vec<Position>,
     /// For each of `which` how many of its symbols were fed.
     fed: Vec<usize>,
     /// The rows among those asked for that this step is for.
@@ -47,8 +47,8 @@ impl Work {
     }
 
     /// Has every layer's intermediate results shown from now on.
-    pub fn watch(&mut self, watcher: Watcher) {
-        self.stack.watcher = Some(watcher);
+    pub fn watch(&mut self, hook: Hook) {
+        self.stack.hook = Some(hook);
     }
 }
 
@@ -62,15 +62,15 @@ impl Stepping for Work {
 struct Of<'a>(&'a mut [Row]);
 
 impl Caches for Of<'_> {
-    fn cache(&self, sequence: usize) -> Result<&Cache> {
+    fn cache(&self, sequence: usize) -> Result<&KvCache> {
         Ok(&state_ref::<DecoderState>(&*self.0[sequence].state)?.cache)
     }
 
-    fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache> {
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
         Ok(&mut state(self.0, sequence)?.cache)
     }
 
-    fn memory(&self, sequence: usize) -> Result<Option<&Cache>> {
+    fn memory(&self, sequence: usize) -> Result<Option<&KvCache>> {
         Ok(state_ref::<DecoderState>(&*self.0[sequence].state)?.memory.as_ref())
     }
 }
@@ -130,15 +130,15 @@ impl Decoder {
 
     /// Feeds each row as many of its symbols as its stack takes at a time.
     fn feed_piece(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        let (dim, piece) = (self.head.inputs(), self.stack.window.piece());
+        let (dim, piece) = (self.head.inputs(), self.stack.window.chunk());
         work.places.clear();
         work.x.clear();
         for (&index, &fed) in which.iter().zip(&work.fed) {
             let more = (rows[index].places() - fed).min(piece);
             let state = state(rows, index)?;
-            self.stack.make_room(&mut state.cache, more)?;
+            self.stack.reserve(&mut state.cache, more)?;
             let len = state.cache.len();
-            work.places.extend((len..len + more).map(|position| Place { sequence: index, position }));
+            work.places.extend((len..len + more).map(|position| Position { sequence: index, index: position }));
             for &symbol in &rows[index].feed[fed..fed + more] {
                 work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]); // (rows, D)
             }

@@ -246,7 +246,7 @@ impl Blueprint for HourglassBlueprint {
         let longest = stacks.into_iter().flatten().min_by_key(|(most, _)| *most);
         let mut windows = std::iter::once(a.window).chain(middle);
         // a companion remembers every symbol's entropy
-        let endless = windows.all(|window| window.reach().is_some()) && a.boundaries.companion().is_none();
+        let endless = windows.all(|window| window.max_keys().is_some()) && a.boundaries.companion().is_none();
         Bounds { longest, endless }
     }
 

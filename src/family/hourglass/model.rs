@@ -19,13 +19,18 @@ use crate::{
     },
     kernels::{Compute, ThreadPool, linear::Linear, pages::PagePool, rowwise::LayerNorm},
     nn::{
-        Place,
-        boundary::{
-            Boundaries, BoundaryConfig, fixed::Fixed, learned::Learned, spikes::Spikes, whitespace::Whitespace,
+        Position,
+        attention::{
+            layer::{Caches, Order, StackWork},
+            stack::Stack,
         },
-        cache::Cache,
+        boundary::{
+            Boundaries, BoundaryConfig,
+            learned::Learned,
+            rules::{Fixed, Spikes, Whitespace},
+        },
+        kv_cache::KvCache,
         pooling::Pooling,
-        stack::{Caches, Order, Stack, StackWork},
     },
     text::Vocabulary,
 };
@@ -57,7 +62,7 @@ pub(super) struct Pooled {
     pub(super) middle: Stack,
     pub(super) post: Stack,
     /// The null group's keys, values and output: the first page of every sequence's middle cache, computed once.
-    null: Cache,
+    null: KvCache,
 }
 
 impl Hourglass {
@@ -118,7 +123,7 @@ impl Model for Hourglass {
         check_mode(&boundaries, &self.card)?;
         let mode = boundaries.mode.unwrap_or(self.card.boundary_modes[0]);
         let noise: Option<Noise> = (mode == BoundaryMode::Sampled).then_some(boundaries.noise);
-        let cache = |layout| Cache::new(layout, self.pages.clone());
+        let cache = |layout| KvCache::new(layout, self.pages.clone());
         let pooled = self.pooled.as_ref().map(|pooled| PooledState {
             null: pooled.null.clone(),
             middle: pooled.null.clone(),
@@ -160,7 +165,7 @@ impl Model for Hourglass {
 
     fn bytes_for(&self, symbols: usize) -> usize {
         let pooled = self.pooled.as_ref().map_or(0, |pooled| {
-            let segments = self.boundaries.most_segments(symbols);
+            let segments = self.boundaries.max_segments(symbols);
             pooled.post.bytes_for(symbols) + pooled.middle.bytes_for(segments + 1)
         });
         let companion = self.companion.as_ref().map_or(0, |model| model.bytes_for(symbols));
@@ -172,7 +177,7 @@ impl Model for Hourglass {
         let Ok(state) = state_ref::<HourglassState>(state) else { return 0 };
         let len = state.len() + more;
         let pooled = self.pooled.as_ref().zip(state.pooled.as_ref()).map_or(0, |(model, pooled)| {
-            let segments = self.boundaries.most_segments(len).min(pooled.ends.len() + more);
+            let segments = self.boundaries.max_segments(len).min(pooled.ends.len() + more);
             model.post.growth(&pooled.post, len) + model.middle.growth(&pooled.middle, segments + 1)
         });
         let companion = self.companion.as_ref().zip(state.companion_state());
@@ -273,20 +278,20 @@ fn null_group(
     middle: &Stack,
     mut null: Vec<f32>,
     pages: &Arc<PagePool>,
-) -> Result<Cache> {
-    struct Only(Cache);
+) -> Result<KvCache> {
+    struct Only(KvCache);
     impl Caches for Only {
-        fn cache(&self, _: usize) -> Result<&Cache> {
+        fn cache(&self, _: usize) -> Result<&KvCache> {
             Ok(&self.0)
         }
-        fn cache_mut(&mut self, _: usize) -> Result<&mut Cache> {
+        fn cache_mut(&mut self, _: usize) -> Result<&mut KvCache> {
             Ok(&mut self.0)
         }
     }
-    let mut only = Only(Cache::new(middle.layout, pages.clone()));
+    let mut only = Only(KvCache::new(middle.layout, pages.clone()));
     only.0.reserve(1)?;
     crate::kernels::rowwise::layer_norm(compute, &mut null, norm);
-    let place = [Place { sequence: 0, position: 0 }];
+    let place = [Position { sequence: 0, index: 0 }];
     middle.forward(compute, &mut null, &place, &mut only, &mut StackWork::default())?;
     only.0.write_output(0, &null)?;
     only.0.advance(1);

@@ -11,14 +11,14 @@ use crate::{
         origin::{Origin, Passed},
     },
     error::{Error, Result},
-    nn::{cache::Cache, window::Window},
+    nn::{kv_cache::KvCache, window::Window},
 };
 
 /// One sequence of an hourglass.
 pub struct HourglassState {
     /// The pre stack's keys and values; with what pooling reads at each symbol: the sum of its segment's outputs so far, or its
     /// own output.
-    pub pre: Cache,
+    pub pre: KvCache,
     /// What pre and post stack attend to.
     pub window: Window,
     /// What there is beyond the pre stack; none in a vanilla model.
@@ -44,13 +44,13 @@ pub const SYMBOLS_ROOM: usize = 4096;
 /// The part of a sequence beyond the pre stack.
 pub struct PooledState {
     /// What the middle stack's cache is before a segment has closed: the null group, which a window may leave behind.
-    pub null: Cache,
+    pub null: KvCache,
     /// The middle stack: position 0 is the null group, position m + 1 segment m; with its output, which upsampling reads.
-    pub middle: Cache,
+    pub middle: KvCache,
     /// What the middle stack attends to.
     pub middle_window: Window,
     /// The post stack.
-    pub post: Cache,
+    pub post: KvCache,
     /// Where segments ended.
     pub ends: Ends,
     /// The vectors of the segments that symbols in flight closed, (D) each.
@@ -103,7 +103,7 @@ impl HourglassState {
     }
 
     /// The caches of all stacks.
-    fn caches(&self) -> impl Iterator<Item = &Cache> {
+    fn caches(&self) -> impl Iterator<Item = &KvCache> {
         let pooled = self.pooled.iter().flat_map(|pooled| [&pooled.middle, &pooled.post]);
         std::iter::once(&self.pre).chain(pooled)
     }
@@ -165,8 +165,8 @@ impl PooledState {
     pub fn passed(&self, window: Window, sound: usize) -> Option<Passed> {
         // The post stack's last layer has keys from its window on, the first layer's symbols see segments from that one on; and
         // these depend, through the middle stack, on some before.
-        let seen = self.ends.before(window.low_through(sound, self.post.layout().layers.max(1)) + 1);
-        let count = self.middle_window.low_through(seen, self.middle.layout().layers).checked_sub(1)?;
+        let seen = self.ends.before(window.first_key_through(sound, self.post.layout().layers.max(1)) + 1);
+        let count = self.middle_window.first_key_through(seen, self.middle.layout().layers).checked_sub(1)?;
         let (opens, closes) = (self.ends.start(count)?, self.ends.get(count)?);
         (opens > 0).then_some(Passed { count, opens, closes })
     }
@@ -237,11 +237,11 @@ impl State for HourglassState {
     fn earliest(&self) -> usize {
         let companion = self.companion_state().map_or(0, State::earliest);
         let resumed = self.resumed.map_or(0, |origin| origin.sound);
-        let own = companion.max(self.window.earliest(self.pre.start())).max(resumed);
+        let own = companion.max(self.window.earliest_rollback(self.pre.start())).max(resumed);
         let Some(pooled) = &self.pooled else { return own };
-        let own = own.max(self.window.earliest(pooled.post.start()));
+        let own = own.max(self.window.earliest_rollback(pooled.post.start()));
         // the middle stack goes back by segments; its position 0 is the null group; ends are forgotten later than keys
-        let middle = pooled.middle_window.earliest(pooled.middle.start());
+        let middle = pooled.middle_window.earliest_rollback(pooled.middle.start());
         let closed = middle.checked_sub(2).map_or(0, |last| pooled.ends.get(last).map_or(0, |end| end + 1));
         own.max(closed)
     }
@@ -258,7 +258,7 @@ impl State for HourglassState {
         };
         // of segments the pre stack's outputs are needed from the first one's start on, for whole vectors
         let from = passed.map_or(sound, |passed| passed.opens);
-        let symbol = self.window.low_through(from, self.pre.layout().layers);
+        let symbol = self.window.first_key_through(from, self.pre.layout().layers);
         (symbol > 0).then_some(Origin { symbol, sound, passed })
     }
 
@@ -298,11 +298,11 @@ impl State for HourglassState {
     }
 
     fn bytes(&self) -> usize {
-        self.caches().map(Cache::bytes).sum::<usize>() + self.companion_state().map_or(0, State::bytes)
+        self.caches().map(KvCache::bytes).sum::<usize>() + self.companion_state().map_or(0, State::bytes)
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.caches().flat_map(Cache::pages) {
+        for page in self.caches().flat_map(KvCache::pages) {
             each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
         }
         if let Some(companion) = self.companion_state() {
@@ -315,6 +315,6 @@ impl State for HourglassState {
         let entropies =
             self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
         let companion = self.companion_state().map_or(0, State::own_bytes);
-        size_of::<Self>() + self.caches().map(Cache::own_bytes).sum::<usize>() + ends + entropies + companion
+        size_of::<Self>() + self.caches().map(KvCache::own_bytes).sum::<usize>() + ends + entropies + companion
     }
 }

@@ -12,12 +12,15 @@ use crate::{
     family::parts::step::{Stepping, hand_out, stepping},
     kernels::{distribution::entropy, linear::Epilogue},
     nn::{
-        Place,
-        boundary::{self, Evidence, Verdict},
-        cache::Cache,
-        pooling::{Pooling, mean},
+        Position,
+        attention::layer::{Caches, StackWork},
+        boundary::{
+            self,
+            evidence::{BoundaryDecision, Evidence},
+        },
+        kv_cache::KvCache,
+        pooling::{self, Pooling},
         sized,
-        stack::{Caches, StackWork},
     },
 };
 use std::ops::RangeInclusive;
@@ -40,7 +43,7 @@ pub enum Stage {
 }
 
 /// Is shown intermediate results, each with its place: (D).
-pub type Watcher = Box<dyn FnMut(Stage, Place, &[f32]) + Send>;
+pub type Watcher = Box<dyn FnMut(Stage, Position, &[f32]) + Send>;
 
 /// Working memory of one thread.
 #[derive(Default)]
@@ -48,12 +51,12 @@ pub struct Work {
     /// Watches intermediate results; golden tests do, servers do not.
     pub watcher: Option<Watcher>,
     pub(super) stack: StackWork,
-    boundary: boundary::learned::Work,
-    pub(super) places: Vec<Place>,
+    boundary: boundary::learned::LearnedWork,
+    pub(super) places: Vec<Position>,
     symbols: Vec<u32>,
     noise: Vec<Option<f32>>,
     stream_positions: Vec<usize>,
-    verdicts: Vec<Verdict>,
+    decisions: Vec<BoundaryDecision>,
     /// For each of the rows of a step how many of its symbols went through a stack.
     pub(super) fed: Vec<usize>,
     /// The rows among those asked for that this step is for.
@@ -100,7 +103,7 @@ pub(super) const MIDDLE: usize = 1;
 pub(super) const POST: usize = 2;
 
 impl<const STACK: usize> Caches for Of<'_, STACK> {
-    fn cache(&self, sequence: usize) -> Result<&Cache> {
+    fn cache(&self, sequence: usize) -> Result<&KvCache> {
         let state: &HourglassState = state_ref(&*self.0[sequence].state)?;
         Ok(match STACK {
             PRE => &state.pre,
@@ -109,7 +112,7 @@ impl<const STACK: usize> Caches for Of<'_, STACK> {
         })
     }
 
-    fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache> {
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
         let state: &mut HourglassState = state_mut(&mut *self.0[sequence].state)?;
         Ok(match STACK {
             PRE => &mut state.pre,
@@ -206,10 +209,10 @@ impl Hourglass {
         for (&index, &fed) in which.iter().zip(&work.fed) {
             let Row { state, feed, .. } = &mut rows[index];
             let state: &mut HourglassState = state_mut(&mut **state)?;
-            let (len, more) = (state.pre.len(), (feed.len() - fed).min(self.pre.window.piece()));
-            self.pre.make_room(&mut state.pre, more)?;
+            let (len, more) = (state.pre.len(), (feed.len() - fed).min(self.pre.window.chunk()));
+            self.pre.reserve(&mut state.pre, more)?;
             for position in len..len + more {
-                work.places.push(Place { sequence: index, position });
+                work.places.push(Position { sequence: index, index: position });
                 work.stream_positions.push(state.offset + position);
                 work.noise.push(state.noise.as_ref().map(|noise| noise.at(position)).transpose()?);
             }
@@ -244,30 +247,30 @@ impl Hourglass {
         Ok(())
     }
 
-    /// Fills `work.verdicts` for the symbols just fed.
+    /// Fills `work.decisions` for the symbols just fed.
     fn decide(&self, rows: &[Row], work: &mut Work) -> Result<()> {
-        work.verdicts.clear();
+        work.decisions.clear();
         let entropies = |sequence: usize| -> Result<&[f64]> {
             let state: &HourglassState = state_ref(&*rows[sequence].state)?;
             Ok(state.companion.as_ref().map_or(&[], |companion| &companion.entropies))
         };
         let evidence = Evidence {
-            places: &work.places,
+            positions: &work.places,
             symbols: &work.symbols,
             stream_positions: &work.stream_positions,
             hidden: &work.x,
             noise: &work.noise,
             entropies: &entropies,
         };
-        self.boundaries.decide(&self.compute, &evidence, &mut work.boundary, &mut work.verdicts)
+        self.boundaries.decide(&self.compute, &evidence, &mut work.boundary, &mut work.decisions)
     }
 
     /// Keeps what the pre stack gave: what pooling and residual will read, marks, segment ends.
     fn keep(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = work.x.len() / work.places.len();
-        for ((place, verdict), x) in work.places.iter().zip(&work.verdicts).zip(work.x.chunks_exact(dim)) {
+        for ((place, decision), x) in work.places.iter().zip(&work.decisions).zip(work.x.chunks_exact(dim)) {
             let row = &mut rows[place.sequence];
-            let (boundary, probability) = (verdict.closes, verdict.probability);
+            let (boundary, probability) = (decision.closes, decision.probability);
             row.marks.push(Mark { boundary, probability, end_logprob: None });
             // wanted logits are those of the last symbols
             let wanted = row.marks.len() + row.wanted() > row.feed.len();
@@ -278,22 +281,22 @@ impl Hourglass {
             }
             if let (Some(pooled), Some(model)) = (&mut state.pooled, &self.pooled) {
                 let start = pooled.ends.open();
-                if place.position < start {
+                if place.index < start {
                     // of a segment that was passed over, in a sequence taken up in its middle: nothing ends there
                     row.marks.iter_mut().next_back().into_iter().for_each(|mark| mark.boundary = false);
                     continue;
                 }
                 if model.pooling.sums() {
-                    state.pre.add_output(place.position, x, place.position > start)?;
+                    state.pre.add_output(place.index, x, place.index > start)?;
                 } else {
-                    state.pre.write_output(place.position, x)?;
+                    state.pre.write_output(place.index, x)?;
                 }
-                if verdict.closes {
+                if decision.closes {
                     // while all that it needs is held
                     let at = pooled.closed.len();
                     pooled.closed.resize(at + dim, 0.0);
-                    pool(model.pooling, &state.pre, start..=place.position, &mut pooled.closed[at..]);
-                    pooled.ends.push(place.position);
+                    pool(model.pooling, &state.pre, start..=place.index, &mut pooled.closed[at..]);
+                    pooled.ends.push(place.index);
                 }
             }
         }
@@ -319,9 +322,9 @@ impl Hourglass {
 }
 
 /// `out` (D) = the vector of a segment that consists of these symbols, from what the pre stack's cache keeps of them.
-fn pool(pooling: Pooling, pre: &Cache, symbols: RangeInclusive<usize>, out: &mut [f32]) {
+fn pool(pooling: Pooling, pre: &KvCache, symbols: RangeInclusive<usize>, out: &mut [f32]) {
     if pooling.sums() {
-        return mean::of_sum(pre.output(*symbols.end()), symbols.count(), out);
+        return pooling::mean_of_sum(pre.output(*symbols.end()), symbols.count(), out);
     }
     let from = (symbols.end() + 1).saturating_sub(pooling.looks_back()).max(*symbols.start());
     pooling.pool((from..=*symbols.end()).map(|t| pre.output(t)), out);

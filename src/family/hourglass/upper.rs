@@ -11,7 +11,7 @@ use crate::{
     decode::contract::{Row, Status},
     error::Result,
     kernels::rowwise::layer_norm,
-    nn::{Place, sized},
+    nn::{Position, sized},
 };
 
 impl Hourglass {
@@ -35,9 +35,9 @@ impl Hourglass {
             for &index in waiting {
                 let PooledState { middle, ends, .. } = state(rows, index)?.pooled_mut()?;
                 let (done, closed) = (middle.len(), ends.len() + 1);
-                let more = (closed - done).min(model.middle.window.piece());
-                model.middle.make_room(middle, more)?;
-                work.places.extend((done..done + more).map(|position| Place { sequence: index, position }));
+                let more = (closed - done).min(model.middle.window.chunk());
+                model.middle.reserve(middle, more)?;
+                work.places.extend((done..done + more).map(|position| Position { sequence: index, index: position }));
             }
             if work.places.is_empty() {
                 break;
@@ -56,7 +56,7 @@ impl Hourglass {
         for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
             // the first in flight follows the last one whose output was known before
             let PooledState { closed, above_from, .. } = state(rows, place.sequence)?.pooled_mut()?;
-            x.copy_from_slice(&closed[(place.position - *above_from - 1) * dim..][..dim]);
+            x.copy_from_slice(&closed[(place.index - *above_from - 1) * dim..][..dim]);
         }
         work.show(Stage::Pooled);
         layer_norm(&self.compute, &mut work.x, &model.norm);
@@ -66,7 +66,7 @@ impl Hourglass {
         work.show(Stage::MiddleOutput);
         for (place, x) in work.places.iter().zip(work.x.chunks_exact(dim)) {
             let PooledState { middle, above, .. } = state(rows, place.sequence)?.pooled_mut()?;
-            middle.write_output(place.position, x)?;
+            middle.write_output(place.index, x)?;
             middle.advance(1);
             above.extend_from_slice(x);
         }
@@ -83,11 +83,11 @@ impl Hourglass {
         loop {
             work.places.clear();
             for (&index, &fed) in which.iter().zip(&work.fed) {
-                let more = (rows[index].marks.len() - fed).min(model.post.window.piece());
+                let more = (rows[index].marks.len() - fed).min(model.post.window.chunk());
                 let post = &mut state(rows, index)?.pooled_mut()?.post;
-                model.post.make_room(post, more)?;
+                model.post.reserve(post, more)?;
                 let done = post.len();
-                work.places.extend((done..done + more).map(|position| Place { sequence: index, position }));
+                work.places.extend((done..done + more).map(|position| Position { sequence: index, index: position }));
             }
             if work.places.is_empty() {
                 break;
@@ -102,8 +102,8 @@ impl Hourglass {
         let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
         for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
             let state = state(rows, place.sequence)?;
-            let below = &state.hidden[(place.position - state.finished) * dim..][..dim];
-            for ((x, below), above) in x.iter_mut().zip(below).zip(state.pooled()?.seen(place.position)) {
+            let below = &state.hidden[(place.index - state.finished) * dim..][..dim];
+            for ((x, below), above) in x.iter_mut().zip(below).zip(state.pooled()?.seen(place.index)) {
                 *x = below + above;
             }
         }
@@ -114,7 +114,7 @@ impl Hourglass {
         // what was taken from below is not needed any more: what the head takes comes in its place
         for (place, x) in work.places.iter().zip(work.x.chunks_exact(dim)) {
             let state = state(rows, place.sequence)?;
-            let at = (place.position - state.finished) * dim;
+            let at = (place.index - state.finished) * dim;
             state.hidden[at..at + dim].copy_from_slice(x);
             state.pooled_mut()?.post.advance(1);
         }

@@ -157,7 +157,7 @@ impl StackShape {
         if self.buckets < least {
             return Some(("buckets", format!("at least {least}, half of them for single distances"), self.buckets));
         }
-        let sound = self.buckets().are_sound();
+        let sound = self.buckets().is_valid();
         (!sound).then(|| {
             ("max_distance", "more than the distances that have buckets of their own".into(), self.max_distance)
         })

@@ -12,8 +12,8 @@ use crate::{
     },
     nn::{
         boundary::summed::Summed,
-        position::Position,
-        t5::{Cross, Layer, Stack},
+        position::PositionScheme,
+        t5::{T5Cross, T5Layer, T5Stack},
     },
 };
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl<'a> Loader<'a> {
         Ok([table("token.embedding.weight")?, table("decoder.embedding.weight")?])
     }
 
-    pub(super) fn stack(&mut self, name: &str) -> Result<Stack> {
+    pub(super) fn stack(&mut self, name: &str) -> Result<T5Stack> {
         let shapes = self.blueprint.stacks();
         let [token, context, decoder] = shapes.map(|(_, shape)| *shape);
         let shape = match name {
@@ -57,16 +57,16 @@ impl<'a> Loader<'a> {
             layers.push(self.layer(name, &shape, index)?);
         }
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
-        let position = Position::Buckets(shape.buckets().tables(&table));
-        Ok(Stack { layers, position, layout, norm: self.norm(&format!("{name}.norm"))? })
+        let position = PositionScheme::Buckets(shape.buckets().tables(&table));
+        Ok(T5Stack { layers, position, layout, norm: self.norm(&format!("{name}.norm"))? })
     }
 
-    fn layer(&mut self, stack: &str, shape: &StackShape, index: usize) -> Result<Layer> {
+    fn layer(&mut self, stack: &str, shape: &StackShape, index: usize) -> Result<T5Layer> {
         let at = |name: &str| format!("{stack}.{index}.{name}");
         let (dim, inner, taken) = (shape.dim, shape.inner(), self.blueprint.taken(stack, index));
         let parts = ["query", "key", "value"].map(|name| at(&format!("attention.{name}")));
         let cross = if stack == "decoder" { Some(self.cross(shape, &at)?) } else { None };
-        Ok(Layer {
+        Ok(T5Layer {
             attention_norm: self.norm(&at("attention.norm"))?,
             qkv: self.joined(&parts, inner, taken)?,
             output: self.linear(&at("attention.output"), dim, inner)?,
@@ -77,9 +77,9 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn cross(&mut self, shape: &StackShape, at: &dyn Fn(&str) -> String) -> Result<Cross> {
+    fn cross(&mut self, shape: &StackShape, at: &dyn Fn(&str) -> String) -> Result<T5Cross> {
         let (dim, inner, memory) = (shape.dim, shape.inner(), self.blueprint.architecture.context.dim);
-        Ok(Cross {
+        Ok(T5Cross {
             norm: self.norm(&at("memory.norm"))?,
             query: self.linear(&at("memory.query"), inner, dim)?,
             memory: self.joined(&[at("memory.key"), at("memory.value")], inner, memory)?,

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     family::{Blueprint, Parts, cost},
     kernels::{Compute, ThreadPool, attention::PageLayout, linear::Linear, pages::PagePool},
-    nn::{boundary::summed::Summed, cache::Cache, pooling::Pooling, t5::Stack},
+    nn::{boundary::summed::Summed, kv_cache::KvCache, pooling::Pooling, t5::T5Stack},
     text::Specials,
 };
 use std::{path::Path, sync::Arc};
@@ -30,13 +30,13 @@ pub struct Lslm {
     pub(super) token_embedding: Arc<[f32]>,
     /// (V, width of the decoder)
     pub(super) decoder_embedding: Arc<[f32]>,
-    pub(super) token: Stack,
+    pub(super) token: T5Stack,
     pub(super) predictor: Summed,
     pub(super) pooling: Pooling,
     /// Between pooling and context encoder, where their widths differ and the first layer takes no other.
     pub(super) projection: Option<Linear>,
-    pub(super) context: Stack,
-    pub(super) decoder: Stack,
+    pub(super) context: T5Stack,
+    pub(super) decoder: T5Stack,
     /// (V, width of the decoder)
     pub(super) head: Linear,
     /// What the head's vectors are multiplied with: 1, unless it is the embedding.
@@ -69,7 +69,7 @@ impl Lslm {
         let (predictor, projection) = (loader.predictor()?, loader.projection()?);
         // the keys of the memory are heads of the decoder's, kept as it keeps its own
         let memory = PageLayout { output: 0, ..decoder.layout };
-        let cache = |layout| Cache::new(layout, pages.clone());
+        let cache = |layout| KvCache::new(layout, pages.clone());
         let start = Start { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
         let tensors = blueprint.tensors();
         let card = Card {
@@ -116,7 +116,7 @@ impl Lslm {
 
     /// What the start's mark leaves behind: it is read, and is a segment by itself.
     fn begun(&self) -> Result<Start> {
-        let state = LslmState::new(self.start.clone(), Cache::new(self.decoder.layout, self.pages.clone()));
+        let state = LslmState::new(self.start.clone(), KvCache::new(self.decoder.layout, self.pages.clone()));
         let mut rows = [Row::new(Box::new(state))];
         let mut work = Work::new();
         self.read_start(&mut rows, &mut work)?;
@@ -140,7 +140,7 @@ impl Model for Lslm {
 
     fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
         check_mode(&boundaries, &self.card)?;
-        let open = Cache::new(self.decoder.layout, self.pages.clone());
+        let open = KvCache::new(self.decoder.layout, self.pages.clone());
         Ok(Box::new(LslmState::new(self.start.clone(), open)))
     }
 

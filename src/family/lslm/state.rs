@@ -9,7 +9,7 @@ use crate::{
     decode::contract::{PageUse, State},
     error::{Error, Result},
     kernels::pages::Page,
-    nn::cache::Cache,
+    nn::kv_cache::KvCache,
 };
 use std::ops::Range;
 
@@ -20,13 +20,13 @@ const SYMBOLS_ROOM: usize = 4 * SEGMENTS_ROOM;
 /// One sequence of a latent segment model.
 pub struct LslmState {
     /// The token encoder: position 0 is the start's mark, position t + 1 symbol t; with its outputs, which pooling reads.
-    pub token: Cache,
+    pub token: KvCache,
     /// The context encoder: position 0 is the segment of the start's mark alone, position m + 1 segment m.
-    pub context: Cache,
+    pub context: KvCache,
     /// The decoder's keys and values of the same segments, for its attention to them.
-    pub memory: Cache,
+    pub memory: KvCache,
     /// The decoder's own, of one segment: position 0 is the segment's opening mark, position i its i-th symbol.
-    pub open: Cache,
+    pub open: KvCache,
     /// The segment that `open` is of.
     pub open_of: usize,
     /// The symbols fed.
@@ -49,16 +49,16 @@ pub struct LslmState {
 #[derive(Clone)]
 pub struct Start {
     /// See [`LslmState::token`].
-    pub token: Cache,
+    pub token: KvCache,
     /// See [`LslmState::context`].
-    pub context: Cache,
+    pub context: KvCache,
     /// See [`LslmState::memory`].
-    pub memory: Cache,
+    pub memory: KvCache,
 }
 
 impl LslmState {
     /// A sequence that has seen nothing but the start's mark; `open` is empty.
-    pub fn new(start: Start, open: Cache) -> Self {
+    pub fn new(start: Start, open: KvCache) -> Self {
         let Start { token, context, memory } = start;
         Self {
             token,
@@ -146,7 +146,7 @@ impl LslmState {
         self.agreed = self.agreed.min(ends);
     }
 
-    fn caches(&self) -> [&Cache; 4] {
+    fn caches(&self) -> [&KvCache; 4] {
         [&self.token, &self.context, &self.memory, &self.open]
     }
 }
@@ -203,11 +203,11 @@ impl State for LslmState {
     }
 
     fn bytes(&self) -> usize {
-        self.caches().into_iter().map(Cache::bytes).sum()
+        self.caches().into_iter().map(KvCache::bytes).sum()
     }
 
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
-        for page in self.caches().into_iter().flat_map(Cache::pages) {
+        for page in self.caches().into_iter().flat_map(KvCache::pages) {
             each(PageUse { id: page.id(), bytes: page.bytes().len(), references: page.references() });
         }
     }
@@ -216,7 +216,7 @@ impl State for LslmState {
         let lists = self.symbols.capacity() * size_of::<u32>()
             + self.said.capacity() * size_of::<bool>()
             + self.ends.capacity() * size_of::<usize>();
-        size_of::<Self>() + self.caches().into_iter().map(Cache::own_bytes).sum::<usize>() + lists
+        size_of::<Self>() + self.caches().into_iter().map(KvCache::own_bytes).sum::<usize>() + lists
     }
 
     fn agreed(&self) -> usize {

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     family::parts::step::{Stepping, stepping},
     kernels::{attention::PageLayout, distribution::sigmoid, linear::Epilogue, pages::PagePool},
-    nn::{Place, boundary::summed, cache::Cache, sized, stack::Caches, t5::StackWork},
+    nn::{Position, attention::layer::Caches, boundary::summed, kv_cache::KvCache, sized, t5::T5Work},
 };
 use std::sync::Arc;
 
@@ -32,17 +32,17 @@ pub enum Stage {
 }
 
 /// Is shown intermediate results, each with its place.
-pub type Watcher = Box<dyn FnMut(Stage, Place, &[f32]) + Send>;
+pub type Watcher = Box<dyn FnMut(Stage, Position, &[f32]) + Send>;
 
 /// Working memory of one thread.
 pub struct Work {
     /// Watches intermediate results; golden tests do, servers do not.
     pub watcher: Option<Watcher>,
-    pub(super) stack: StackWork,
-    predictor: summed::Work,
-    pub(super) places: Vec<Place>,
+    pub(super) stack: T5Work,
+    predictor: summed::SummedWork,
+    pub(super) places: Vec<Position>,
     /// Up to where each row of the decoder sees its memory.
-    pub(super) seen: Vec<Place>,
+    pub(super) seen: Vec<Position>,
     /// The rows among those asked for that this step is for.
     stepping: Vec<usize>,
     /// (rows, width)
@@ -56,7 +56,7 @@ pub struct Work {
     /// Runs of positions for the decoder.
     pub(super) lines: Vec<Line>,
     /// The decoder's rows of segments that are closed in the same step as they are scored.
-    pub(super) spare: Vec<Cache>,
+    pub(super) spare: Vec<KvCache>,
     spare_pages: Arc<PagePool>,
     /// Where each row's first wanted logits go.
     pub(super) slots: Vec<usize>,
@@ -73,8 +73,8 @@ impl Work {
     pub(super) fn new() -> Self {
         Self {
             watcher: None,
-            stack: StackWork::default(),
-            predictor: summed::Work::default(),
+            stack: T5Work::default(),
+            predictor: summed::SummedWork::default(),
             places: Vec::new(),
             seen: Vec::new(),
             stepping: Vec::new(),
@@ -105,7 +105,7 @@ impl Work {
     /// Makes sure that there are so many empty rows of the decoder.
     pub(super) fn clear_spare(&mut self, count: usize, layout: PageLayout) {
         while self.spare.len() < count {
-            self.spare.push(Cache::new(layout, self.spare_pages.clone()));
+            self.spare.push(KvCache::new(layout, self.spare_pages.clone()));
         }
         self.spare.iter_mut().for_each(|cache| cache.truncate(0));
     }
@@ -132,12 +132,12 @@ const TOKEN: usize = 0;
 const CONTEXT: usize = 1;
 
 impl<const STACK: usize> Caches for Of<'_, STACK> {
-    fn cache(&self, sequence: usize) -> Result<&Cache> {
+    fn cache(&self, sequence: usize) -> Result<&KvCache> {
         let state: &LslmState = state_ref(&*self.0[sequence].state)?;
         Ok(if STACK == TOKEN { &state.token } else { &state.context })
     }
 
-    fn cache_mut(&mut self, sequence: usize) -> Result<&mut Cache> {
+    fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache> {
         let state: &mut LslmState = state_mut(&mut *self.0[sequence].state)?;
         Ok(if STACK == TOKEN { &mut state.token } else { &mut state.context })
     }
@@ -164,7 +164,7 @@ impl Lslm {
         for at in 0..work.reading.len() {
             let (index, from) = work.reading[at];
             let to = state(rows, index)?.symbols.len();
-            work.places.extend((from..to).map(|t| Place { sequence: index, position: t + 1 }));
+            work.places.extend((from..to).map(|t| Position { sequence: index, index: t + 1 }));
         }
         self.read(rows, work)?;
         self.keep(rows, which, work)
@@ -212,7 +212,7 @@ impl Lslm {
         let dim = self.token.norm.weight.len();
         let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
         let mut at = 0;
-        while let Some(&Place { sequence, position }) = work.places.get(at) {
+        while let Some(&Position { sequence, index: position }) = work.places.get(at) {
             let run = work.places[at..].iter().take_while(|place| place.sequence == sequence).count();
             let state = state(rows, sequence)?;
             state.token.reserve(run)?;
@@ -228,7 +228,7 @@ impl Lslm {
         work.show(Stage::Boundary);
         for ((place, x), &logit) in work.places.iter().zip(work.x.chunks_exact(dim)).zip(&work.said) {
             let state = state(rows, place.sequence)?;
-            state.token.write_output(place.position, x)?;
+            state.token.write_output(place.index, x)?;
             state.token.advance(1);
             state.said.push(self.predictor.closes(logit));
         }
@@ -278,7 +278,7 @@ impl Lslm {
         let dim = self.token.norm.weight.len();
         let at = self.specials.start as usize * dim;
         work.places.clear();
-        work.places.push(Place { sequence: 0, position: 0 });
+        work.places.push(Position { sequence: 0, index: 0 });
         work.x.clear();
         work.x.extend_from_slice(&self.token_embedding[at..at + dim]); // (1, D)
         let LslmState { token, context, memory, .. } = state(rows, 0)?;
@@ -298,7 +298,7 @@ impl Lslm {
             for &index in waiting {
                 let state = state(rows, index)?;
                 let closed = state.start_of(state.ends.len());
-                work.places.extend((state.read()..closed).map(|t| Place { sequence: index, position: t + 1 }));
+                work.places.extend((state.read()..closed).map(|t| Position { sequence: index, index: t + 1 }));
             }
             self.read(rows, work)?;
             self.summarise(rows, waiting, work)
@@ -314,12 +314,12 @@ impl Lslm {
             let (done, closed) = (state.context.len(), state.ends.len() + 1);
             state.context.reserve(closed - done)?;
             state.memory.reserve(closed - done)?;
-            work.places.extend((done..closed).map(|position| Place { sequence: index, position }));
+            work.places.extend((done..closed).map(|position| Position { sequence: index, index: position }));
         }
         let x = sized(&mut work.x, work.places.len() * dim); // (segments, D)
         for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
             let state = state(rows, place.sequence)?;
-            let symbols = state.segment(place.position - 1);
+            let symbols = state.segment(place.index - 1);
             self.pooling.pool(symbols.map(|t| state.token.output(t + 1)), x);
         }
         work.show(Stage::Pooled);
@@ -342,8 +342,8 @@ impl Lslm {
         self.context.forward(&self.compute, &mut work.x, &work.places, (caches, None), &mut work.stack)?;
         work.show(Stage::Context);
         let places = &work.places;
-        self.decoder.remember(&self.compute, &work.x, &mut work.stack, |(layer, row), keys, values| {
-            let Place { sequence, position } = places[row];
+        self.decoder.project_memory(&self.compute, &work.x, &mut work.stack, |(layer, row), keys, values| {
+            let Position { sequence, index: position } = places[row];
             state(rows, sequence)?.memory.write(layer, position, keys, values)
         })?;
         for place in places {

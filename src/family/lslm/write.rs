@@ -19,7 +19,7 @@ use crate::{
     error::Result,
     family::parts::step::{hand_out, stepping},
     kernels::linear::Epilogue,
-    nn::{Place, cache::Cache, sized, stack::Caches, t5::Memory},
+    nn::{Position, attention::layer::Caches, kv_cache::KvCache, sized, t5::T5Memory},
 };
 
 /// Rows of closed segments that are run at a time.
@@ -45,11 +45,11 @@ pub(super) struct Line {
 struct Lines<'a> {
     rows: &'a mut [Row],
     lines: &'a [Line],
-    spare: &'a mut [Cache],
+    spare: &'a mut [KvCache],
 }
 
 impl Caches for Lines<'_> {
-    fn cache(&self, line: usize) -> Result<&Cache> {
+    fn cache(&self, line: usize) -> Result<&KvCache> {
         let Line { row, spare, .. } = self.lines[line];
         match spare {
             Some(index) => Ok(&self.spare[index]),
@@ -57,7 +57,7 @@ impl Caches for Lines<'_> {
         }
     }
 
-    fn cache_mut(&mut self, line: usize) -> Result<&mut Cache> {
+    fn cache_mut(&mut self, line: usize) -> Result<&mut KvCache> {
         let Line { row, spare, .. } = self.lines[line];
         match spare {
             Some(index) => Ok(&mut self.spare[index]),
@@ -151,16 +151,16 @@ impl Lslm {
             cache.reserve(line.to - line.from)?;
             let start = state.start_of(line.segment);
             for position in line.from..line.to {
-                work.places.push(Place { sequence: index, position });
+                work.places.push(Position { sequence: index, index: position });
                 // the start's own segment is at 0, so segment m sees as far as m
-                work.seen.push(Place { sequence: index, position: line.segment });
+                work.seen.push(Position { sequence: index, index: line.segment });
                 let symbol =
                     if position == 0 { self.specials.segment_start } else { state.symbols[start + position - 1] };
                 work.x.extend_from_slice(&self.decoder_embedding[symbol as usize * dim..][..dim]); // (positions, D)
             }
         }
         let mut caches = Lines { rows, lines: &lines, spare: &mut work.spare };
-        let memory = Memory { places: &work.seen, cache: memory_of };
+        let memory = T5Memory { positions: &work.seen, cache: memory_of };
         let stack = &mut work.stack;
         self.decoder.forward(&self.compute, &mut work.x, &work.places, (&mut caches, Some(&memory)), stack)?;
         let mut rest = &work.x[..];
@@ -215,7 +215,7 @@ impl Lslm {
 }
 
 /// A line's memory: its sequence's.
-fn memory_of<'a>(lines: &'a Lines<'_>, line: usize) -> Result<&'a Cache> {
+fn memory_of<'a>(lines: &'a Lines<'_>, line: usize) -> Result<&'a KvCache> {
     Ok(&state_ref::<LslmState>(&*lines.rows[lines.lines[line].row].state)?.memory)
 }
 

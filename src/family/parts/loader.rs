@@ -11,14 +11,17 @@ use crate::{
         rowwise::LayerNorm,
     },
     nn::{
+        attention::{
+            layer::{Layer, Order},
+            stack::Stack,
+        },
         position::{
-            Position, PositionKind,
+            PositionKind, PositionScheme,
             absolute::Absolute,
             buckets::Buckets,
             rotary::Rotary,
             transformer_xl::{SharedTerms, TransformerXl},
         },
-        stack::{Layer, Order, Stack},
         window::Window,
     },
 };
@@ -150,38 +153,39 @@ impl<'a> Loader<'a> {
         let sub_norm = |name: &str, loader: &mut Self| {
             sub_norms.then(|| loader.norm(&format!("{prefix}.{name}.inner_norm"))).transpose()
         };
-        let (mixed_norm, wide_norm) = (sub_norm("attention", self)?, sub_norm("feed_forward", self)?);
+        let (context_norm, hidden_norm) = (sub_norm("attention", self)?, sub_norm("feed_forward", self)?);
         Ok(Layer {
             qkv: self.linear(&format!("{prefix}.attention.qkv"))?,
             output: self.linear(&format!("{prefix}.attention.output"))?,
             attention_norm: self.norm(&format!("{prefix}.attention.norm"))?,
-            mixed_norm,
+            context_norm,
             up: self.linear(&format!("{prefix}.feed_forward.up"))?,
             down: self.linear(&format!("{prefix}.feed_forward.down"))?,
             feed_forward_norm: self.norm(&format!("{prefix}.feed_forward.norm"))?,
-            wide_norm,
+            hidden_norm,
             cross: None,
         })
     }
 
-    fn position(&self, distances: Vec<Linear>, layout: &PageLayout, plan: &StackPlan<'_>) -> Position {
+    fn position(&self, distances: Vec<Linear>, layout: &PageLayout, plan: &StackPlan<'_>) -> PositionScheme {
         let StackPlan { window, positions, .. } = *plan;
         match &self.shared {
             SharedPosition::TransformerXl(shared) => {
                 // whole pages of keys are met, and those of the rows beside
-                let reach = window.reach().map_or(positions, |reach| reach + POSITIONS + ROW_TILE);
-                Position::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
+                let reach = window.max_keys().map_or(positions, |reach| reach + POSITIONS + ROW_TILE);
+                PositionScheme::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
             }
             SharedPosition::Turned(scale_base) => {
-                Position::Rotary(Rotary::new(layout.head_dim, *scale_base, window.reach(), positions))
+                PositionScheme::Rotary(Rotary::new(layout.head_dim, *scale_base, window.max_keys(), positions))
             }
-            SharedPosition::Slopes(slopes) => Position::Alibi(slopes.clone()),
-            SharedPosition::Buckets(tables) => Position::Buckets(tables.clone()),
-            SharedPosition::Sinusoidal(frequencies) => {
-                Position::Absolute(Absolute::Sinusoidal { frequencies: frequencies.clone(), first: FIRST_SINUSOID })
-            }
-            SharedPosition::Learned(table) => Position::Absolute(Absolute::Learned { table: table.clone() }),
-            SharedPosition::None => Position::None,
+            SharedPosition::Slopes(slopes) => PositionScheme::Alibi(slopes.clone()),
+            SharedPosition::Buckets(tables) => PositionScheme::Buckets(tables.clone()),
+            SharedPosition::Sinusoidal(frequencies) => PositionScheme::Absolute(Absolute::Sinusoidal {
+                frequencies: frequencies.clone(),
+                first: FIRST_SINUSOID,
+            }),
+            SharedPosition::Learned(table) => PositionScheme::Absolute(Absolute::Learned { table: table.clone() }),
+            SharedPosition::None => PositionScheme::None,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     family::{Init, TensorSpec, parts::specs::linear},
     kernels::linear::Linear,
-    nn::meeting::{Attending, Rest, hashed::Hashing},
+    nn::attention::encoder_attention::{AttentionPattern, Global, hashed::Hashing},
 };
 use serde::Deserialize;
 
@@ -24,12 +24,12 @@ pub enum Attention {
     /// By softmax of products: to a block, or to all.
     #[default]
     Softmax,
-    /// See [`Rest::Efficient`].
+    /// See [`Global::Efficient`].
     Efficient {
         /// The first heads, which attend to blocks.
         local_heads: usize,
     },
-    /// See [`Rest::Hashed`].
+    /// See [`Global::Hashed`].
     Lsh {
         /// As above.
         local_heads: usize,
@@ -122,19 +122,19 @@ pub(super) fn tensors(a: &Architecture, out: &mut Vec<TensorSpec>, prefix: &str)
 
 impl Loader<'_> {
     /// Of all layers.
-    pub(super) fn attending(&mut self) -> Result<Attending> {
+    pub(super) fn attending(&mut self) -> Result<AttentionPattern> {
         let a = self.architecture();
         let (local, block) = (a.attention.local_heads(), a.block.unwrap_or(a.source_length));
         let rest = match a.attention {
-            Attention::Softmax => return Ok(Attending::All),
-            Attention::Efficient { .. } => Rest::Efficient,
+            Attention::Softmax => return Ok(AttentionPattern::Full),
+            Attention::Efficient { .. } => Global::Efficient,
             Attention::Lsh { chunk, hashes, buckets, .. } => {
                 let name = |layer| format!("encoder.layers.{layer}.self_attn.rotations");
                 let rotations = (0..a.encoder_layers).map(|layer| self.take(&name(layer))).collect::<Result<_>>()?;
-                Rest::Hashed(Hashing { chunk, rounds: hashes, buckets, rotations })
+                Global::Hashed(Hashing { chunk, rounds: hashes, buckets, rotations })
             }
         };
-        Ok(Attending::Mixed { local, block, rest })
+        Ok(AttentionPattern::Hybrid { local, block, rest })
     }
 
     /// An encoder layer's queries, keys and values. The keys of heads that hash are their queries.

@@ -14,7 +14,7 @@ use crate::{
         load::Bounds,
         parts::specs::{MAX_PARAMETERS, linear, norm},
     },
-    nn::{Activation, topk::Kind},
+    nn::{Activation, topk::PoolerKind},
 };
 use serde::Deserialize;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -134,7 +134,7 @@ pub enum Scorer {
         /// j, from 0.
         dimension: usize,
     },
-    /// 1 at every so many places from the first, 0 elsewhere.
+    /// 1 at every so many positions from the first, 0 elsewhere.
     Index {
         /// How many.
         every: usize,
@@ -150,13 +150,15 @@ pub enum Scorer {
 
 impl Pooling {
     /// What it is, unless it is nothing.
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<PoolerKind> {
         match *self {
             Self::None {} => None,
-            Self::SuccessiveHalving { flip_right, sort_back, .. } => Some(Kind::Halving { flip_right, sort_back }),
-            Self::HardTopK { sort_back, .. } => Some(Kind::Hard { sort_back }),
-            Self::Mean { .. } | Self::Funnel { .. } => Some(Kind::Mean),
-            Self::Max { .. } => Some(Kind::Max),
+            Self::SuccessiveHalving { flip_right, sort_back, .. } => {
+                Some(PoolerKind::Halving { flip_right, sort_back })
+            }
+            Self::HardTopK { sort_back, .. } => Some(PoolerKind::HardTopK { sort_back }),
+            Self::Mean { .. } | Self::Funnel { .. } => Some(PoolerKind::Mean),
+            Self::Max { .. } => Some(PoolerKind::Max),
         }
     }
 

@@ -16,10 +16,10 @@ impl Pyramidion {
             for layer in segment.first..segment.end {
                 let meetings = match segment.block {
                     Some(block) => {
-                        rows / block * self.encoder.meeting(layer, block).multiply_adds(block)
-                            + self.encoder.meeting(layer, rows % block).multiply_adds(rows % block)
+                        rows / block * self.encoder.attention(layer, block).multiply_adds(block)
+                            + self.encoder.attention(layer, rows % block).multiply_adds(rows % block)
                     }
-                    None => self.encoder.meeting(layer, rows).multiply_adds(rows),
+                    None => self.encoder.attention(layer, rows).multiply_adds(rows),
                 };
                 sum += meetings + rows * self.encoder.products(layer);
             }

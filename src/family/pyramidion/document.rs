@@ -2,14 +2,14 @@
 
 use crate::{
     decode::document::{Choice, Document, LayerTime},
-    nn::cache::Cache,
+    nn::kv_cache::KvCache,
 };
 
 /// A document that was read.
 pub struct PyramidionDocument {
     pub(super) tokens: usize,
     /// Keys and values, (vectors) positions.
-    pub(super) memory: Cache,
+    pub(super) memory: KvCache,
     pub(super) unpooled_bytes: usize,
     pub(super) choices: Vec<Choice>,
     pub(super) timings: Vec<LayerTime>,

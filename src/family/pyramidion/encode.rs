@@ -21,13 +21,13 @@ use crate::{
         rowwise::layer_norm,
     },
     nn::{
-        Place,
-        cache::Cache,
-        memory::remember,
-        position::{Position, absolute::Absolute},
-        rows::Rows,
+        Position,
+        attention::cross::project_memory,
+        kv_cache::KvCache,
+        paged_vectors::PagedVectors,
+        position::{PositionScheme, absolute::Absolute},
         sized,
-        topk::Input,
+        topk::pooler::Input,
     },
 };
 use std::{sync::Arc, time::Instant};
@@ -41,7 +41,7 @@ impl Pyramidion {
             match e.segment().cloned() {
                 Some(segment) if segment.block.is_some() => self.block(e, &segment, work)?,
                 Some(segment) => self.half(e, &segment, work)?,
-                None => self.remember(e, work)?,
+                None => self.project_memory(e, work)?,
             }
             (ran, e.blocks) = (ran + 1, e.blocks + 1);
             self.settle(e, work)?;
@@ -104,14 +104,14 @@ impl Pyramidion {
         };
         if asking {
             let met = e.met.as_ref().ok_or_else(|| Error::Internal("queries without keys".into()))?;
-            let meeting = self.encoder.meeting(segment.first + layer, self.keys(e));
-            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..meeting.numbers()]);
+            let attention = self.encoder.attention(segment.first + layer, self.keys(e));
+            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..attention.numbers()]);
             let mixed = sized(&mut work.encoder.mixed, queries.len());
-            meeting.attend(compute, (store, met.count), (page * segment.span(), queries), mixed);
+            attention.attend(compute, (store, met.count), (page * segment.span(), queries), mixed);
             if self.weighs(segment, layer) {
                 let layout = self.encoder.store(self.keys(e));
                 e.mass.resize(met.count, 0.0);
-                // what is alike asks from many places, and comes last
+                // what is alike asks from many positions, and comes last
                 let last =
                     queries.len() - if alike > 0 && page + 1 == pages { layout.heads * layout.head_dim } else { 0 };
                 let mut of_alike = vec![0.0; met.count];
@@ -154,26 +154,26 @@ impl Pyramidion {
     fn meet(&self, e: &mut PyramidionEncoding, layer: usize, work: &mut Work) -> Result<()> {
         let (page, alike, own) = (e.cursor.page, self.alike(e), e.own_rows());
         let (keys, first_segment) = (self.keys(e), e.segment == 0);
-        let (meeting, inner) = (self.encoder.meeting(layer, keys), self.encoder.heads * self.encoder.head_dim);
+        let (attention, inner) = (self.encoder.attention(layer, keys), self.encoder.heads * self.encoder.head_dim);
         let per_page = e.rows.per_page();
         if e.met.is_none() {
-            let mut store = self.decoder.pages.allocate(meeting.numbers() * size_of::<f32>())?;
-            meeting.open(&mut cast_mut(store.bytes_mut()?)[..meeting.numbers()]);
-            let queries = Rows::new(self.decoder.pages.clone(), inner, per_page);
+            let mut store = self.decoder.pages.allocate(attention.numbers() * size_of::<f32>())?;
+            attention.open(&mut cast_mut(store.bytes_mut()?)[..attention.numbers()]);
+            let queries = PagedVectors::new(self.decoder.pages.clone(), inner, per_page);
             e.met = Some(Met { store, count: 0, queries });
         }
         let met = e.met.as_mut().ok_or_else(|| Error::Internal("no room for keys".into()))?;
         let (x, hidden, count) = (e.rows.page(page), e.plan.hides_padding, &mut met.count);
-        let store = &mut cast_mut(met.store.bytes_mut()?)[..meeting.numbers()];
+        let store = &mut cast_mut(met.store.bytes_mut()?)[..attention.numbers()];
         self.encoder.project(&self.decoder.compute, layer, x, &mut work.encoder, |row, keys, values| {
-            // what is alike stands at many places, and is met at each
+            // what is alike stands at many positions, and is met at each
             let copies = match first_segment && page * per_page + row == own {
                 true if hidden => 0,
                 true => alike,
                 false => 1,
             };
             for _ in 0..copies {
-                meeting.write(store, *count, keys, values);
+                attention.write(store, *count, keys, values);
                 *count += 1;
             }
         });
@@ -185,10 +185,10 @@ impl Pyramidion {
 
     /// All have left their keys.
     fn close(&self, e: &mut PyramidionEncoding, layer: usize) -> Result<()> {
-        let meeting = self.encoder.meeting(layer, self.keys(e));
+        let attention = self.encoder.attention(layer, self.keys(e));
         if let Some(met) = &mut e.met {
-            let store = &mut cast_mut(met.store.bytes_mut()?)[..meeting.numbers()];
-            meeting.close(&self.decoder.compute, store, met.count);
+            let store = &mut cast_mut(met.store.bytes_mut()?)[..attention.numbers()];
+            attention.close(&self.decoder.compute, store, met.count);
         }
         Ok(())
     }
@@ -212,24 +212,24 @@ impl Pyramidion {
         let (have, dim) = (e.rows.len(), self.decoder.head.inputs());
         let full = e.plan.segments.first().is_some_and(|first| first.block.is_none());
         e.rows.extend(upto - have)?;
-        work.places.clear();
+        work.positions.clear();
         work.taken.clear();
         let passed = |&&token: &&u32| !full || token != PAD;
         for &token in e.tokens.iter().filter(passed).skip(have).take(upto - have) {
-            work.places.push(Place { sequence: 0, position: e.counted });
+            work.positions.push(Position { sequence: 0, index: e.counted });
             work.taken.push(token);
             e.counted += usize::from(token != PAD);
         }
         work.taken.resize(upto - have, PAD);
-        work.places.resize(upto - have, Place { sequence: 0, position: 0 });
+        work.positions.resize(upto - have, Position { sequence: 0, index: 0 });
         let (page, per_page) = (have / e.rows.per_page(), e.rows.per_page());
         let x = &mut e.rows.page_mut(page)?[(have - page * per_page) * dim..];
-        let (taken, places, compute) = (&work.taken, &work.places, &self.decoder.compute);
+        let (taken, positions, compute) = (&work.taken, &work.positions, &self.decoder.compute);
         compute.pool.for_chunks(x, dim, true, &|row, x| match taken[row] {
             PAD => x.fill(0.0),
             token => {
                 x.copy_from_slice(&self.decoder.embedding[token as usize * dim..][..dim]);
-                self.positions.embed(x, &places[row..=row]);
+                self.positions.embed(x, &positions[row..=row]);
             }
         });
         work.show(Seen::Embedded, have, x);
@@ -242,7 +242,7 @@ impl Pyramidion {
             self.place(e, segment, work)?;
         }
         for time in &mut e.timings[segment.first..segment.end] {
-            time.length = e.places.len();
+            time.length = e.positions.len();
         }
         e.cursor = Cursor::default();
         e.segment += 1;
@@ -250,18 +250,18 @@ impl Pyramidion {
         let started = Instant::now();
         let (from, next) = match e.plan.padded {
             true => (segment.length, e.plan.segments[e.segment].clone()),
-            false => (e.places.len().next_multiple_of(factor), e.plan.segments[e.segment].clone()),
+            false => (e.positions.len().next_multiple_of(factor), e.plan.segments[e.segment].clone()),
         };
-        let input = Input { rows: &e.rows, places: &e.places };
+        let input = Input { rows: &e.rows, positions: &e.positions };
         // in a block of nothing but padding every query gives every key the same
         let mass = (std::mem::take(&mut e.mass), self.encoder.heads as f32);
         let scores = self.scorers.get(e.segment - 1);
         let scores = scores.map_or_else(Vec::new, |scorer| scorer.of(&input, (&mass.0, mass.1)));
         let (pool, dim) = (&self.decoder.pages, self.decoder.head.inputs());
-        let make = || Rows::new(pool.clone(), dim, next.span());
+        let make = || PagedVectors::new(pool.clone(), dim, next.span());
         let kind = self.pooling.map(|kind| if e.hard { kind.hardened() } else { kind });
-        let select = kind.ok_or_else(|| "no kind of pooling".into()).and_then(|kind| kind.of(from, from / factor));
-        let pooled = select.map_err(Error::Internal)?.select(&input, scores, &make)?;
+        let select = kind.ok_or_else(|| "no kind of pooling".into()).and_then(|kind| kind.pooler(from, from / factor));
+        let pooled = select.map_err(Error::Internal)?.pool(&input, scores, &make)?;
         // what fills up stands behind all tokens
         let origin = |place: usize| e.origins.get(place).copied().unwrap_or(e.tokens.len() + place);
         let origins: Vec<usize> = match pooled.winners.is_empty() {
@@ -275,7 +275,7 @@ impl Pyramidion {
         let before = std::mem::replace(&mut e.rows, pooled.rows);
         e.origins = origins;
         if e.plan.upsamples && e.before.is_none() {
-            e.before = Some((before, std::mem::take(&mut e.places)));
+            e.before = Some((before, std::mem::take(&mut e.positions)));
         }
         (0..e.rows.pages())
             .for_each(|page| work.show(Seen::Pooled(segment.end - 1), page * e.rows.per_page(), e.rows.page(page)));
@@ -284,7 +284,7 @@ impl Pyramidion {
             e.rows.truncate(whole);
             e.origins.truncate(whole);
         }
-        e.places = (0..e.rows.len() as u32).collect();
+        e.positions = (0..e.rows.len() as u32).collect();
         e.timings[segment.end - 1].ns += elapsed(started);
         Ok(())
     }
@@ -294,7 +294,7 @@ impl Pyramidion {
         let (own, length) = (e.own_rows(), e.first_length());
         let alike = own as u32;
         if segment.block.is_some() {
-            e.places = (0..length as u32).map(|place| place.min(alike)).collect();
+            e.positions = (0..length as u32).map(|place| place.min(alike)).collect();
             if own < length {
                 let padding = self.padding(segment, work)?;
                 e.rows.extend(1)?;
@@ -307,33 +307,33 @@ impl Pyramidion {
                 Some(&token) if token != PAD => next.next().unwrap_or(alike),
                 _ => alike,
             };
-            e.places = (0..length).map(&mut place).collect();
+            e.positions = (0..length).map(&mut place).collect();
         }
         e.origins = (0..length).collect();
         Ok(())
     }
 
     /// The decoder's keys and values of a page of vectors; after the last one, the document.
-    fn remember(&self, e: &mut PyramidionEncoding, work: &mut Work) -> Result<()> {
+    fn project_memory(&self, e: &mut PyramidionEncoding, work: &mut Work) -> Result<()> {
         let started = Instant::now();
         let (page, per_page, stack) = (e.cursor.page, e.rows.per_page(), &self.decoder.stack);
-        let vectors = e.before.as_ref().map_or(e.places.len(), |(_, places)| places.len());
+        let vectors = e.before.as_ref().map_or(e.positions.len(), |(_, positions)| positions.len());
         self.collect(e, work)?;
         let memory = match &mut e.memory {
             Some(memory) => memory,
             empty => {
-                let mut memory = Cache::new(stack.layout, self.decoder.pages.clone());
+                let mut memory = KvCache::new(stack.layout, self.decoder.pages.clone());
                 memory.reserve(vectors)?;
                 empty.insert(memory)
             }
         };
         let (first, rows) = (page * per_page, if e.before.is_some() { vectors } else { e.rows.len() });
-        // what is alike comes last, and stands at all places that are left
-        let places =
+        // what is alike comes last, and stands at all positions that are left
+        let positions =
             |row: usize| if first + row + 1 == rows { first + row..vectors } else { first + row..first + row + 1 };
         let buffers = (&mut work.both, &mut work.encoder.quantized);
-        remember(&self.decoder.compute, &stack.layers, &work.x, buffers, |(layer, row), keys, values| {
-            places(row).try_for_each(|place| memory.write(layer, place, keys, values))
+        project_memory(&self.decoder.compute, &stack.layers, &work.x, buffers, |(layer, row), keys, values| {
+            positions(row).try_for_each(|place| memory.write(layer, place, keys, values))
         })?;
         e.cursor.page += 1;
         e.memory_ns += elapsed(started);
@@ -350,9 +350,9 @@ impl Pyramidion {
         work.x.clear();
         match &e.before {
             None => work.x.extend_from_slice(e.rows.page(page)),
-            Some((before, places)) => {
+            Some((before, positions)) => {
                 let stride: usize = e.plan.segments.iter().filter_map(|segment| segment.factor).product();
-                for (place, &row) in places.iter().enumerate().skip(page * per_page).take(per_page) {
+                for (place, &row) in positions.iter().enumerate().skip(page * per_page).take(per_page) {
                     let sum = before.row(row as usize).iter().zip(e.rows.row(place / stride)).map(|(a, b)| a + b);
                     work.x.extend(sum);
                 }
@@ -374,7 +374,7 @@ impl Pyramidion {
         let unpooled = if e.plan.padded { e.plan.segments[0].length } else { e.tokens.len() };
         e.rows.truncate(0);
         e.before = None;
-        (e.places, e.origins) = (Vec::new(), Vec::new());
+        (e.positions, e.origins) = (Vec::new(), Vec::new());
         let document = PyramidionDocument {
             tokens: e.tokens.len(),
             unpooled_bytes: memory.layout().bytes_for(unpooled),
@@ -388,8 +388,8 @@ impl Pyramidion {
 }
 
 /// fairseq's positions for an encoder.
-pub(super) fn positions(frequencies: Vec<f32>) -> Position {
-    Position::Absolute(Absolute::Sinusoidal { frequencies, first: FIRST_SINUSOID })
+pub(super) fn positions(frequencies: Vec<f32>) -> PositionScheme {
+    PositionScheme::Absolute(Absolute::Sinusoidal { frequencies, first: FIRST_SINUSOID })
 }
 
 fn elapsed(started: Instant) -> u64 {

@@ -8,7 +8,7 @@ use crate::{
     decode::document::{Choice, Document, Encoding, LayerTime, Progress, Stage},
     error::{Error, Result},
     kernels::pages::Page,
-    nn::{cache::Cache, rows::Rows},
+    nn::{kv_cache::KvCache, paged_vectors::PagedVectors},
 };
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ pub struct PyramidionEncoding {
     /// What comes next within it.
     pub(super) cursor: Cursor,
     /// The segment's vectors. Of the first segment those whose tokens have been taken up.
-    pub(super) rows: Rows,
+    pub(super) rows: PagedVectors,
     /// Which of them stands at each place; of the first segment known once it is over.
-    pub(super) places: Vec<u32>,
+    pub(super) positions: Vec<u32>,
     /// The token that the vector at each place was at first.
     pub(super) origins: Vec<usize>,
     /// Tokens taken up that are no padding.
@@ -39,9 +39,9 @@ pub struct PyramidionEncoding {
     /// The attention that vectors got in the segment's last layer, where a pooling asks for it.
     pub(super) mass: Vec<f32>,
     /// What stood at each place before the first pooling, where the decoder attends to all of them.
-    pub(super) before: Option<(Rows, Vec<u32>)>,
+    pub(super) before: Option<(PagedVectors, Vec<u32>)>,
     /// Keys and values for the decoder.
-    pub(super) memory: Option<Cache>,
+    pub(super) memory: Option<KvCache>,
     pub(super) blocks: usize,
     pub(super) choices: Vec<Choice>,
     pub(super) timings: Vec<LayerTime>,
@@ -65,7 +65,7 @@ pub(super) struct Met {
     pub(super) store: Page,
     /// Keys written.
     pub(super) count: usize,
-    pub(super) queries: Rows,
+    pub(super) queries: PagedVectors,
 }
 
 impl PyramidionEncoding {
@@ -80,7 +80,7 @@ impl PyramidionEncoding {
         self.whole(first, length)
     }
 
-    /// Of `length` places, those that lie in whole blocks.
+    /// Of `length` positions, those that lie in whole blocks.
     pub(super) fn whole(&self, segment: &Segment, length: usize) -> usize {
         match segment.block {
             Some(block) if self.plan.padded => length / block.min(length).max(1) * block.min(length),
@@ -210,7 +210,7 @@ impl Encoding for PyramidionEncoding {
 
     fn bytes(&self) -> usize {
         let met = self.met.as_ref().map_or(0, |met| met.store.bytes().len() + met.queries.bytes());
-        let memory = self.memory.as_ref().map_or(0, Cache::bytes);
+        let memory = self.memory.as_ref().map_or(0, KvCache::bytes);
         let before = self.before.as_ref().map_or(0, |(rows, _)| rows.bytes());
         self.rows.bytes() + before + met + memory + self.document.as_ref().map_or(0, |document| document.bytes())
     }

@@ -14,13 +14,16 @@ use crate::{
         rowwise::LayerNorm,
     },
     nn::{
-        encoder::Encoder,
-        memory::Cross,
+        attention::encoder::Encoder,
+        attention::layer::Cross,
+        attention::{
+            layer::{Layer, Order},
+            stack::Stack,
+        },
         position::{
-            Position,
+            PositionScheme,
             absolute::{Absolute, frequencies},
         },
-        stack::{Layer, Order, Stack},
         window::Window,
     },
 };
@@ -81,8 +84,11 @@ impl<'a> Loader<'a> {
             layers.push(self.layer(&prefix, projections, cross)?);
         }
         let position = match a.decoder_positions {
-            true => Position::Absolute(Absolute::Sinusoidal { frequencies: frequencies(a.dim), first: FIRST_SINUSOID }),
-            false => Position::None,
+            true => PositionScheme::Absolute(Absolute::Sinusoidal {
+                frequencies: frequencies(a.dim),
+                first: FIRST_SINUSOID,
+            }),
+            false => PositionScheme::None,
         };
         let (heads, head_dim) = (a.heads, a.dim / a.heads);
         let layout = PageLayout { dtype: self.store.dtype(), layers: a.decoder_layers, heads, head_dim, output: 0 };
@@ -130,11 +136,11 @@ impl<'a> Loader<'a> {
             qkv,
             output: self.joined(&[at("self_attn.out_proj")])?,
             attention_norm: self.norm(&at("self_attn_layer_norm"))?,
-            mixed_norm: None,
+            context_norm: None,
             up: self.joined(&[at("fc1")])?,
             down: self.joined(&[at("fc2")])?,
             feed_forward_norm: self.norm(&at("final_layer_norm"))?,
-            wide_norm: None,
+            hidden_norm: None,
             cross,
         })
     }

@@ -7,7 +7,7 @@
 //!
 //! [`config`] and [`attention`] are the blueprint and `plan` what it means layer by layer, [`model`] the weights, [`encoding`] a
 //! document that is being read, `encode` the reading, `cost` what it costs, `padding` what is read once for all, [`document`] what
-//! comes of it. Rows are the decoder family's: the same stack, with a memory.
+//! comes of it. PagedVectors are the decoder family's: the same stack, with a memory.
 
 pub mod attention;
 pub mod config;

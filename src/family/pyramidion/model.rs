@@ -24,12 +24,12 @@ use crate::{
     },
     kernels::{Compute, ThreadPool, pages::PagePool, rowwise::LayerNorm},
     nn::{
-        Place,
-        cache::Cache,
-        encoder::{Encoder, EncoderWork},
-        position::{Position, absolute::frequencies},
-        rows::Rows,
-        topk::Kind,
+        Position,
+        attention::encoder::{Encoder, EncoderWork},
+        kv_cache::KvCache,
+        paged_vectors::PagedVectors,
+        position::{PositionScheme, absolute::frequencies},
+        topk::PoolerKind,
     },
 };
 use std::{
@@ -42,17 +42,17 @@ const DEFAULT_BEAM: usize = 5;
 
 /// A loaded encoder-decoder. D = width, V = symbols.
 pub struct Pyramidion {
-    /// Rows, and what both sides use: embedding, threads, pages.
+    /// PagedVectors, and what both sides use: embedding, threads, pages.
     pub(super) decoder: Decoder,
     pub(super) encoder: Encoder,
     /// Of the encoder's input.
-    pub(super) positions: Position,
+    pub(super) positions: PositionScheme,
     /// Behind the encoder's last layer, where layers do not end with one.
     pub(super) encoder_norm: Option<LayerNorm>,
     /// One for each pooling that chooses, in order.
     pub(super) scorers: Vec<Scores>,
     /// What its poolings are, if it has any.
-    pub(super) pooling: Option<Kind>,
+    pub(super) pooling: Option<PoolerKind>,
     pub(super) plan: Arc<Plan>,
     /// What is all padding, behind the first segment: (D), once somebody needed it.
     pub(super) padding: Mutex<Option<Arc<[f32]>>>,
@@ -87,7 +87,7 @@ pub struct Work {
     pub(super) x: Vec<f32>,
     /// Keys and values of a memory.
     pub(super) both: Vec<f32>,
-    pub(super) places: Vec<Place>,
+    pub(super) positions: Vec<Position>,
     pub(super) taken: Vec<u32>,
     /// Sees what the encoder does, if somebody wants to know; servers do not.
     pub watcher: Option<Watcher>,
@@ -156,7 +156,7 @@ impl Pyramidion {
     fn encoding(&self, hard: bool) -> PyramidionEncoding {
         let (plan, symbols) = (self.plan.clone(), self.decoder.head.outputs());
         let per_page = plan.segments.first().map_or(1, super::plan::Segment::span);
-        let rows = Rows::new(self.decoder.pages.clone(), self.decoder.head.inputs(), per_page);
+        let rows = PagedVectors::new(self.decoder.pages.clone(), self.decoder.head.inputs(), per_page);
         PyramidionEncoding {
             plan,
             symbols,
@@ -166,7 +166,7 @@ impl Pyramidion {
             segment: 0,
             cursor: Cursor::default(),
             rows,
-            places: Vec::new(),
+            positions: Vec::new(),
             origins: Vec::new(),
             counted: 0,
             met: None,
@@ -266,7 +266,7 @@ impl Reader for Pyramidion {
     }
 
     fn open_hard(&self) -> Result<Box<dyn Encoding>> {
-        if !self.pooling.is_some_and(Kind::chooses) {
+        if !self.pooling.is_some_and(PoolerKind::scores) {
             let Card { name, shape, .. } = &self.decoder.card;
             let (call, wanted) = ("hard top-k", "has a pooling that scores");
             return Err(Error::WrongKind { call, model: name.clone(), wanted, found: shape.clone() });
@@ -280,9 +280,9 @@ impl Reader for Pyramidion {
         let (mut length, mut most, mut before) = (longest, 0, 0);
         for (index, segment) in self.plan.segments.iter().enumerate() {
             // one row more for what is alike
-            let rows = Rows::bytes_for(length + 1, dim, segment.span());
+            let rows = PagedVectors::bytes_for(length + 1, dim, segment.span());
             let met = match segment.block {
-                None => self.encoder.meeting(segment.first, length).numbers() * size_of::<f32>() + rows,
+                None => self.encoder.attention(segment.first, length).numbers() * size_of::<f32>() + rows,
                 Some(_) => 0,
             };
             let mut pooled = 0;
@@ -290,8 +290,8 @@ impl Reader for Pyramidion {
                 length = length.div_ceil(factor);
                 let next = self.plan.segments[index + 1].span();
                 // a round's vectors are there beside those of the round before
-                let half = Rows::bytes_for(length * factor / 2, dim, next);
-                pooled = half + if factor > 2 { Rows::bytes_for(length * factor / 4, dim, next) } else { 0 };
+                let half = PagedVectors::bytes_for(length * factor / 2, dim, next);
+                pooled = half + if factor > 2 { PagedVectors::bytes_for(length * factor / 4, dim, next) } else { 0 };
             }
             most = most.max(before + rows + met.max(pooled));
             if index == 0 && self.plan.upsamples {
@@ -319,7 +319,7 @@ impl Reader for Pyramidion {
         if *document.memory.layout() != stack.layout {
             return Err(Error::Internal("a document of another model".into()));
         }
-        let cache = Cache::new(stack.layout, self.decoder.pages.clone());
+        let cache = KvCache::new(stack.layout, self.decoder.pages.clone());
         Ok(Box::new(DecoderState::new(Arc::new(cache), stack.window, Some(document.memory.clone()))))
     }
 }

@@ -64,7 +64,7 @@ impl Plan {
                 return Err(PlanError::new(key(), format!("fewer than the {length} vectors that come in"), kept));
             }
             if let Some(kind) = a.pooling.kind() {
-                kind.of(length, kept).map_err(|rule| PlanError::new(key(), rule, kept))?;
+                kind.pooler(length, kept).map_err(|rule| PlanError::new(key(), rule, kept))?;
             }
             segments.push(Segment { first, end: layer + 1, length, block, factor: Some(length / kept) });
             (first, length) = (layer + 1, kept);

@@ -3,7 +3,7 @@
 use crate::{
     decode::random::{Purpose, uniform},
     kernels::distribution::sigmoid,
-    nn::topk::{Input, halving::EPSILON},
+    nn::topk::{halving::EPSILON, pooler::Input},
 };
 
 /// Where a pooling's scores come from. D = width.
@@ -28,25 +28,27 @@ impl Scores {
     pub(super) fn of(&self, input: &Input<'_>, (mass, alike): (&[f32], f32)) -> Vec<f32> {
         match *self {
             Self::Attention => {
-                return input.places.iter().map(|&row| mass.get(row as usize).copied().unwrap_or(alike)).collect();
+                return input.positions.iter().map(|&row| mass.get(row as usize).copied().unwrap_or(alike)).collect();
             }
             Self::Index(every) => {
-                return (0..input.places.len()).map(|place| f32::from(u8::from(place.is_multiple_of(every)))).collect();
+                return (0..input.positions.len())
+                    .map(|place| f32::from(u8::from(place.is_multiple_of(every))))
+                    .collect();
             }
             Self::Random(seed) => {
-                return (0..input.places.len()).map(|place| uniform(seed, Purpose::Scores, place)).collect();
+                return (0..input.positions.len()).map(|place| uniform(seed, Purpose::Scores, place)).collect();
             }
             _ => {}
         }
         let of_row: Vec<f32> =
             (0..input.rows.len()).map(|row| sigmoid(self.logit(input.rows.row(row))) + EPSILON).collect();
-        input.places.iter().map(|&row| of_row[row as usize]).collect()
+        input.positions.iter().map(|&row| of_row[row as usize]).collect()
     }
 
     fn logit(&self, x: &[f32]) -> f32 {
         match self {
             Self::Embedding(dimension) => x[*dimension],
-            // these look at places, not at vectors
+            // these look at positions, not at vectors
             Self::Index(_) | Self::Random(_) | Self::Attention => 0.0,
             Self::Linear(weight, bias) => (dot(weight, x) + f64::from(*bias)) as f32,
             Self::Ffn { dense, shift, weight, bias } => {

@@ -4,7 +4,7 @@
 //! boundary if u > 1 − p, u uniform, which is what the Gumbel-sigmoid of eq. 4 amounts to once it is rounded; its temperature
 //! has no influence.
 
-use super::{Evidence, Verdict};
+use super::evidence::{BoundaryDecision, Evidence};
 use crate::{
     kernels::{
         Compute,
@@ -28,7 +28,7 @@ pub struct Learned {
 
 /// Buffers, kept between steps.
 #[derive(Default)]
-pub struct Work {
+pub struct LearnedWork {
     quantized: QuantizedRows,
     hidden: Vec<f32>,
     logits: Vec<f32>,
@@ -39,10 +39,10 @@ impl Learned {
         &self,
         compute: &Compute,
         evidence: &Evidence<'_>,
-        work: &mut Work,
-        verdicts: &mut Vec<Verdict>,
+        work: &mut LearnedWork,
+        decisions: &mut Vec<BoundaryDecision>,
     ) {
-        let (rows, width) = (evidence.places.len(), self.hidden.outputs());
+        let (rows, width) = (evidence.positions.len(), self.hidden.outputs());
         let hidden = sized(&mut work.hidden, rows * width);
         self.hidden.apply(compute, evidence.hidden, self.activation.then(), &mut work.quantized, hidden); // (rows, hidden)
         let logits = sized(&mut work.logits, rows);
@@ -53,7 +53,7 @@ impl Learned {
                 Some(noise) => *noise > 1.0 - probability.clamp(f32::EPSILON, 1.0 - f32::EPSILON),
                 None => probability > self.threshold,
             };
-            verdicts.push(Verdict { closes, probability: Some(probability) });
+            decisions.push(BoundaryDecision { closes, probability: Some(probability) });
         }
     }
 }

@@ -3,17 +3,18 @@
 //! To add one: a file with its type, a variant of [`BoundaryConfig`], and its arms in the tables below. What a source may
 //! look at is [`Evidence`]; a family provides all of it, in bulk and step alike, so a source is written once.
 
-pub mod fixed;
+pub mod evidence;
 pub mod learned;
-pub mod spikes;
+pub mod rules;
 pub mod summed;
-pub mod whitespace;
 
-use super::Place;
 use crate::{
     error::Result,
     kernels::{Compute, linear::Linear},
 };
+use evidence::{BoundaryDecision, Evidence};
+use learned::Learned;
+use rules::{Fixed, IdOf, Spikes, Whitespace};
 use serde::Deserialize;
 
 /// What a checkpoint's `boundaries` says.
@@ -47,9 +48,6 @@ pub enum BoundaryConfig {
         companion: String,
     },
 }
-
-/// Finds the id of a character in a vocabulary, if it is a symbol.
-pub type IdOf<'a> = &'a dyn Fn(char) -> Option<u32>;
 
 /// A key that is wrong, what was expected, what was found.
 type Wrong = (&'static str, String, String);
@@ -105,7 +103,7 @@ impl BoundaryConfig {
         match self {
             Self::None {} => Ok(()),
             Self::Fixed { every } => bounded("every", *every),
-            Self::Whitespace { symbol } => match whitespace::Whitespace::new(symbol, id_of) {
+            Self::Whitespace { symbol } => match Whitespace::new(symbol, id_of) {
                 Some(_) => Ok(()),
                 None => Err(("symbol", "one character of the vocabulary".into(), format!("{symbol:?}"))),
             },
@@ -126,54 +124,22 @@ impl BoundaryConfig {
     }
 }
 
-/// What a source may look at: one entry or row for each symbol of a step.
-pub struct Evidence<'a> {
-    /// Where the symbols stand.
-    pub places: &'a [Place],
-    /// The symbols.
-    pub symbols: &'a [u32],
-    /// Their positions in the streams that the sequences are cut from.
-    pub stream_positions: &'a [usize],
-    /// The pre stack's output, (rows, D).
-    pub hidden: &'a [f32],
-    /// Uniform noise for the rows whose boundaries are sampled; none for those decided by threshold.
-    pub noise: &'a [Option<f32>],
-    /// A sequence's conditional entropies (nats) by the companion, from position 0 to at least its last row here; empty
-    /// where there is no companion.
-    pub entropies: &'a dyn Fn(usize) -> Result<&'a [f64]>,
-}
-
-/// What a source says of one symbol.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Verdict {
-    /// Whether a segment ends with it.
-    pub closes: bool,
-    /// A learned predictor's output.
-    pub probability: Option<f32>,
-}
-
-impl Verdict {
-    fn certain(closes: bool) -> Self {
-        Self { closes, probability: None }
-    }
-}
-
 /// A boundary source, ready to decide.
 pub enum Boundaries {
     /// No segments.
     None,
-    /// See [`fixed::Fixed`].
-    Fixed(fixed::Fixed),
-    /// See [`whitespace::Whitespace`].
-    Whitespace(whitespace::Whitespace),
-    /// See [`learned::Learned`].
-    Learned(learned::Learned),
-    /// See [`spikes::Spikes`].
-    Spikes(spikes::Spikes),
+    /// See [`Fixed`].
+    Fixed(Fixed),
+    /// See [`Whitespace`].
+    Whitespace(Whitespace),
+    /// See [`Learned`].
+    Learned(Learned),
+    /// See [`Spikes`].
+    Spikes(Spikes),
 }
 
 impl Boundaries {
-    /// Appends one verdict for each row.
+    /// Appends one decision for each row.
     ///
     /// # Errors
     /// Evidence that is missing.
@@ -181,23 +147,25 @@ impl Boundaries {
         &self,
         compute: &Compute,
         evidence: &Evidence<'_>,
-        work: &mut learned::Work,
-        verdicts: &mut Vec<Verdict>,
+        work: &mut learned::LearnedWork,
+        decisions: &mut Vec<BoundaryDecision>,
     ) -> Result<()> {
-        let places = evidence.places.iter();
+        let positions = evidence.positions.iter();
         match self {
-            Self::None => verdicts.extend(places.map(|_| Verdict::certain(false))),
+            Self::None => decisions.extend(positions.map(|_| BoundaryDecision::certain(false))),
             Self::Fixed(source) => {
-                verdicts.extend(evidence.stream_positions.iter().map(|&t| Verdict::certain(source.closes(t))));
+                decisions
+                    .extend(evidence.stream_positions.iter().map(|&t| BoundaryDecision::certain(source.closes(t))));
             }
             Self::Whitespace(source) => {
-                verdicts.extend(evidence.symbols.iter().map(|&symbol| Verdict::certain(source.closes(symbol))));
+                decisions
+                    .extend(evidence.symbols.iter().map(|&symbol| BoundaryDecision::certain(source.closes(symbol))));
             }
-            Self::Learned(source) => source.decide(compute, evidence, work, verdicts),
+            Self::Learned(source) => source.decide(compute, evidence, work, decisions),
             Self::Spikes(source) => {
-                for place in places {
-                    let entropies = (evidence.entropies)(place.sequence)?;
-                    verdicts.push(Verdict::certain(source.closes(entropies, place.position)));
+                for position in positions {
+                    let entropies = (evidence.entropies)(position.sequence)?;
+                    decisions.push(BoundaryDecision::certain(source.closes(entropies, position.index)));
                 }
             }
         }
@@ -213,7 +181,7 @@ impl Boundaries {
     }
 
     /// The most segments that so many symbols can close.
-    pub fn most_segments(&self, symbols: usize) -> usize {
+    pub fn max_segments(&self, symbols: usize) -> usize {
         match self {
             Self::None => 0,
             Self::Fixed(source) => source.segments(symbols),

@@ -25,7 +25,7 @@ pub struct Summed {
 
 /// Buffers, kept between steps.
 #[derive(Default)]
-pub struct Work {
+pub struct SummedWork {
     quantized: QuantizedRows,
     hidden: Vec<f32>,
 }
@@ -51,7 +51,7 @@ impl Summed {
     }
 
     /// `logits` (rows) = b of each row of `x`, (rows, D).
-    pub fn logits(&self, compute: &Compute, x: &[f32], work: &mut Work, logits: &mut Vec<f32>) {
+    pub fn logits(&self, compute: &Compute, x: &[f32], work: &mut SummedWork, logits: &mut Vec<f32>) {
         let rows = x.len() / self.hidden.inputs();
         let hidden = sized(&mut work.hidden, rows * self.hidden.outputs());
         self.hidden.apply(compute, x, Epilogue::Relu, &mut work.quantized, hidden); // (rows, hidden)
@@ -84,7 +84,7 @@ mod tests {
         let predictor = Summed::new(&first, &second, (hidden, dim), 0.5).unwrap();
         let compute = Compute { isa: Isa::detect(), pool: Arc::new(ThreadPool::new(1)) };
         let (x, mut logits) = (numbers(2 * dim, 0.3), Vec::new());
-        predictor.logits(&compute, &x, &mut Work::default(), &mut logits);
+        predictor.logits(&compute, &x, &mut SummedWork::default(), &mut logits);
         for (x, logit) in x.chunks(dim).zip(&logits) {
             let dot = |row: &[f32], x: &[f32]| row.iter().zip(x).map(|(w, x)| w * x).sum::<f32>();
             let inner: Vec<f32> = first.chunks(dim).map(|row| dot(row, x).max(0.0)).collect();

@@ -1,6 +1,6 @@
 //! Absolute positions: a vector for each position of the sequence, added to a stack's input.
 
-use super::super::Place;
+use crate::nn::Position;
 use std::sync::Arc;
 
 /// Where a position's vector comes from.
@@ -27,21 +27,21 @@ pub fn frequencies(dim: usize) -> Vec<f32> {
 }
 
 impl Absolute {
-    /// `x` (rows, dim) += the vectors of their places.
-    pub(super) fn add(&self, x: &mut [f32], places: &[Place]) {
-        let dim = x.len() / places.len().max(1);
-        for (place, x) in places.iter().zip(x.chunks_exact_mut(dim.max(1))) {
+    /// `x` (rows, dim) += the vectors of their positions.
+    pub(super) fn add(&self, x: &mut [f32], positions: &[Position]) {
+        let dim = x.len() / positions.len().max(1);
+        for (position, x) in positions.iter().zip(x.chunks_exact_mut(dim.max(1))) {
             match self {
                 Self::Sinusoidal { frequencies, first } => {
                     let (sines, cosines) = x.split_at_mut(frequencies.len());
-                    let angles = frequencies.iter().map(|f| f64::from((place.position + first) as f32 * f));
+                    let angles = frequencies.iter().map(|f| f64::from((position.index + first) as f32 * f));
                     for ((sine, cosine), angle) in sines.iter_mut().zip(cosines).zip(angles) {
                         *sine += angle.sin() as f32;
                         *cosine += angle.cos() as f32;
                     }
                 }
                 Self::Learned { table } => {
-                    for (x, add) in x.iter_mut().zip(&table[place.position * dim..][..dim]) {
+                    for (x, add) in x.iter_mut().zip(&table[position.index * dim..][..dim]) {
                         *x += add;
                     }
                 }

@@ -4,7 +4,7 @@
 /// How distances fall into buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buckets {
-    /// Rows of the learned table.
+    /// PagedVectors of the learned table.
     pub count: usize,
     /// From here on all distances are in the last one.
     pub max_distance: usize,
@@ -14,13 +14,13 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Rows for keys that came before.
+    /// PagedVectors for keys that came before.
     fn used(self) -> usize {
         if self.bidirectional { self.count / 2 } else { self.count }
     }
 
     /// Whether there are exact buckets, and a range left for the growing ones.
-    pub fn are_sound(self) -> bool {
+    pub fn is_valid(self) -> bool {
         let exact = self.used() / 2;
         exact >= 1 && self.max_distance > exact
     }
@@ -84,10 +84,10 @@ mod tests {
 
     #[test]
     fn other_sizes_are_sound_or_refused() {
-        assert!(USUAL.are_sound() && Buckets { count: 2, ..USUAL }.are_sound());
-        assert!(!Buckets { count: 1, ..USUAL }.are_sound());
-        assert!(!Buckets { count: 2, bidirectional: true, ..USUAL }.are_sound());
-        assert!(!Buckets { max_distance: 16, ..USUAL }.are_sound());
+        assert!(USUAL.is_valid() && Buckets { count: 2, ..USUAL }.is_valid());
+        assert!(!Buckets { count: 1, ..USUAL }.is_valid());
+        assert!(!Buckets { count: 2, bidirectional: true, ..USUAL }.is_valid());
+        assert!(!Buckets { max_distance: 16, ..USUAL }.is_valid());
         // a wrong largest distance moves the first bucket that is shared
         assert_ne!(Buckets { max_distance: 64, ..USUAL }.of(60), USUAL.of(60));
     }

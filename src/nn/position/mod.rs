@@ -1,8 +1,8 @@
-//! Position schemes: how attention knows where a query and a key stand, or how far apart.
+//! PositionScheme schemes: how attention knows where a query and a key stand, or how far apart.
 //!
-//! A scheme meets a stack's rows in up to four places: before the first layer it may add to them ([`Position::embed`]), before
-//! attention it turns projections into queries and may change keys ([`Position::prepare`]), and in attention it gives each
-//! distance a vector ([`Position::distances`]) or a number ([`Position::bias`]). Keys are stored as they leave `prepare` and
+//! A scheme meets a stack's rows in up to four positions: before the first layer it may add to them ([`PositionScheme::embed`]), before
+//! attention it turns projections into queries and may change keys ([`PositionScheme::prepare`]), and in attention it gives each
+//! distance a vector ([`PositionScheme::distances`]) or a number ([`PositionScheme::bias`]). Keys are stored as they leave `prepare` and
 //! never changed again.
 //!
 //! To add one: a file with its type, a variant in each of the two tables here, and its arms below; stacks need no change.
@@ -10,18 +10,20 @@
 pub mod absolute;
 pub mod alibi;
 pub mod buckets;
+pub mod queries;
 pub mod rotary;
 pub mod transformer_xl;
 
-use super::{Place, window::Window};
+use super::{Position, window::Window};
 use crate::{
     error::Result,
     kernels::{
         Compute,
-        attention::{Bias, DistanceTable, POSITIONS, PageLayout, Query, QueryBuffer, QueryVariants},
+        attention::{Bias, DistanceTable, POSITIONS, PageLayout},
     },
 };
 use absolute::Absolute;
+use queries::Queries;
 use rotary::Rotary;
 use serde::Deserialize;
 use transformer_xl::TransformerXl;
@@ -85,7 +87,7 @@ impl PositionKind {
                 // a query is turned from the start of a block, which lies before its window's
                 let within = scale_base.ceil() as usize + POSITIONS;
                 let longest = rotary::longest(head_dim, scale_base).saturating_sub(within);
-                match window.reach() {
+                match window.max_keys() {
                     Some(reach) if reach > longest => {
                         let expected = format!(
                             "at most {longest} keys: with position.xpos.scale_base {scale_base} the scale of keys further off leaves f32's range"
@@ -139,7 +141,7 @@ impl PositionKind {
 }
 
 /// A scheme with its weights, for the layers of one stack.
-pub enum Position {
+pub enum PositionScheme {
     /// See [`TransformerXl`].
     TransformerXl(TransformerXl),
     /// See [`Rotary`]; xPos too.
@@ -154,74 +156,34 @@ pub enum Position {
     None,
 }
 
-/// The queries that attention takes.
-#[derive(Default)]
-pub struct Queries {
-    /// For the keys: (rows' forms, heads, head_dim).
-    content: QueryBuffer,
-    /// For the distances: (rows, heads, head_dim), or empty.
-    distance: QueryBuffer,
-    /// Which forms are a row's.
-    forms: Vec<RowForms>,
-}
-
-/// The forms of one row, among those of all rows.
-#[derive(Clone, Copy)]
-struct RowForms {
-    first: usize,
-    count: usize,
-}
-
-impl Queries {
-    /// Numbers the rows' forms, of which a row at a position has so many.
-    fn number(&mut self, places: &[Place], forms: impl Fn(usize) -> usize) {
-        self.forms.clear();
-        let mut first = 0;
-        for place in places {
-            let count = forms(place.position);
-            self.forms.push(RowForms { first, count });
-            first += count;
-        }
-    }
-
-    /// A row's query for the keys, of one head.
-    pub(super) fn content(&self, row: usize, head: usize, heads: usize) -> QueryVariants<'_> {
-        let RowForms { first, count } = self.forms[row];
-        QueryVariants::new(&self.content, first * heads + head, heads, count)
-    }
-
-    /// A row's query for the distances, of one head.
-    pub(super) fn distance(&self, row: usize, head: usize, heads: usize) -> Query<'_> {
-        self.distance.get(row * heads + head)
-    }
-}
-
-impl Position {
+impl PositionScheme {
     /// Adds what there is of positions to a stack's input, (rows, dim).
-    pub fn embed(&self, x: &mut [f32], places: &[Place]) {
+    pub fn embed(&self, x: &mut [f32], positions: &[Position]) {
         if let Self::Absolute(scheme) = self {
-            scheme.add(x, places);
+            scheme.add(x, positions);
         }
     }
 
-    /// Turns a layer's `qkv`, (rows, 3 · heads · head_dim), into the queries for `places`; keys may be changed in place.
+    /// Turns a layer's `qkv`, (rows, 3 · heads · head_dim), into the queries for `positions`; keys may be changed in position.
     pub fn prepare(
         &self,
         (compute, layout, window): (&Compute, &PageLayout, Window),
-        places: &[Place],
+        positions: &[Position],
         qkv: &mut [f32],
         queries: &mut Queries,
     ) {
         match self {
             Self::TransformerXl(scheme) => {
-                queries.number(places, |_| 1);
-                scheme.prepare(layout, places, qkv, (&mut queries.content, &mut queries.distance));
+                queries.number(positions, |_| 1);
+                scheme.prepare(layout, positions, qkv, (&mut queries.content, &mut queries.distance));
             }
-            Self::Rotary(scheme) => scheme.prepare(layout, places, &|position| window.low(position), qkv, queries),
+            Self::Rotary(scheme) => {
+                scheme.prepare(layout, positions, &|position| window.first_key(position), qkv, queries)
+            }
             Self::Alibi(_) | Self::Buckets(_) | Self::Absolute(_) | Self::None => {
-                queries.number(places, |_| 1);
+                queries.number(positions, |_| 1);
                 let inner = layout.heads * layout.head_dim;
-                let content = queries.content.values_mut(places.len() * inner);
+                let content = queries.content.values_mut(positions.len() * inner);
                 for (row, content) in qkv.chunks_exact(3 * inner).zip(content.chunks_exact_mut(inner)) {
                     content.copy_from_slice(&row[..inner]);
                 }

@@ -1,12 +1,15 @@
 //! Rotary positions (Su et al. 2021) and xPos (LeX, Sun et al. 2023, §3.2): keys and queries turned by their position.
 //!
 //! Pairs of neighbouring numbers turn by n·θ_m, θ_m = 10000^(−m/(h/2)); xPos also scales them, queries by ζ_m^(n/B) and keys
-//! by its inverse, ζ_m = (2m + γh)/((1 + γ)h), so that a score decays with the distance. A key is turned once, by its place in
+//! by its inverse, ζ_m = (2m + γh)/((1 + γ)h), so that a score decays with the distance. A key is turned once, by its position in
 //! its block of positions, and stored so; a query is turned anew for each block that it meets, by its distance from that
 //! block's start. No number depends on how far from the sequence's start they stand, and no key is ever turned again.
 
-use super::{super::Place, Queries};
-use crate::kernels::attention::{POSITIONS, PageLayout};
+use super::queries::Queries;
+use crate::{
+    kernels::attention::{POSITIONS, PageLayout},
+    nn::Position,
+};
 use std::sync::OnceLock;
 
 /// γ of the paper.
@@ -55,14 +58,14 @@ impl Rotary {
         Self { block, queries: table(1.0, far), keys: table(-1.0, block.min(positions.max(1))) }
     }
 
-    /// See [`Source::block`](crate::kernels::attention::Source::block).
+    /// See [`AttentionHead::block`](crate::kernels::attention::AttentionHead::block).
     pub fn block(&self) -> usize {
         self.block
     }
 
-    /// Turns a key's heads, (head_dim) each, by its place in its block.
-    pub fn turn_key<'a>(&self, place: usize, heads: impl Iterator<Item = &'a mut [f32]>) {
-        self.keys.turn(place, heads);
+    /// Turns a key's heads, (head_dim) each, by its position in its block.
+    pub fn turn_key<'a>(&self, position: usize, heads: impl Iterator<Item = &'a mut [f32]>) {
+        self.keys.turn(position, heads);
     }
 
     /// Turns a query's heads by its distance from a block's start.
@@ -70,25 +73,25 @@ impl Rotary {
         self.queries.turn(distance, heads);
     }
 
-    /// Turns keys in place, and each query into its forms, (forms, heads, head_dim), its own block's first. `low` gives a
+    /// Turns keys in position, and each query into its forms, (forms, heads, head_dim), its own block's first. `low` gives a
     /// row's first key.
     pub(super) fn prepare(
         &self,
         layout: &PageLayout,
-        places: &[Place],
+        positions: &[Position],
         low: &dyn Fn(usize) -> usize,
         qkv: &mut [f32],
         queries: &mut Queries,
     ) {
         let (dim, inner) = (layout.head_dim, layout.heads * layout.head_dim);
-        queries.number(places, |position| position / self.block - low(position) / self.block + 1);
+        queries.number(positions, |position| position / self.block - low(position) / self.block + 1);
         let forms: usize = queries.forms.iter().map(|forms| forms.count).sum();
         let mut out = queries.content.values_mut(forms * inner).chunks_exact_mut(inner);
-        for (place, row) in places.iter().zip(qkv.chunks_exact_mut(3 * inner)) {
-            let (block, within) = (place.position / self.block, place.position % self.block);
+        for (position, row) in positions.iter().zip(qkv.chunks_exact_mut(3 * inner)) {
+            let (block, within) = (position.index / self.block, position.index % self.block);
             let (query, rest) = row.split_at_mut(inner);
             self.turn_key(within, rest[..inner].chunks_exact_mut(dim));
-            for back in 0..=block - low(place.position) / self.block {
+            for back in 0..=block - low(position.index) / self.block {
                 let Some(form) = out.next() else { return };
                 form.copy_from_slice(query);
                 self.turn_query(within + back * self.block, form.chunks_exact_mut(dim));

@@ -4,7 +4,7 @@
 //! are shared by all layers of all stacks; W is a layer's own. R depends on weights only: one table a layer serves every
 //! sequence, and keys carry no position.
 
-use super::super::Place;
+use crate::nn::Position;
 use crate::{
     error::Result,
     kernels::{
@@ -54,13 +54,13 @@ impl TransformerXl {
     pub(super) fn prepare(
         &self,
         layout: &PageLayout,
-        places: &[Place],
+        positions: &[Position],
         qkv: &[f32],
         (content, distance): (&mut QueryBuffer, &mut QueryBuffer),
     ) {
         let inner = layout.heads * layout.head_dim;
-        let content = content.values_mut(places.len() * inner);
-        let distance = distance.values_mut(places.len() * inner);
+        let content = content.values_mut(positions.len() * inner);
+        let distance = distance.values_mut(positions.len() * inner);
         let targets = content.chunks_exact_mut(inner).zip(distance.chunks_exact_mut(inner));
         for (row, (content, distance)) in qkv.chunks_exact(3 * inner).zip(targets) {
             for (number, &q) in row[..inner].iter().enumerate() {

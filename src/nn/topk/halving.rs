@@ -4,8 +4,8 @@
 //! and one score are left, means by weights w = softmax(20^v). The weights are the sharper the further apart the two scores are,
 //! and depend on their level: 0.9 and 0.8 give 0.979 and 0.021, 0.2 and 0.1 give 0.616 and 0.384.
 
-use super::{Input, Make, Pooled, Select, by_score};
-use crate::{error::Result, nn::rows::Rows};
+use super::pooler::{Input, NewVectors, Pooled, Pooler, by_score};
+use crate::{error::Result, nn::paged_vectors::PagedVectors};
 
 /// The published code's base of the weights.
 const BASE: f64 = 20.0;
@@ -58,12 +58,12 @@ struct Pair {
     score: f32,
 }
 
-impl Select for Halving {
-    fn select(&self, input: &Input<'_>, mut scores: Vec<f32>, make: Make<'_>) -> Result<Pooled> {
-        let given = input.places.len();
+impl Pooler for Halving {
+    fn pool(&self, input: &Input<'_>, mut scores: Vec<f32>, make: NewVectors<'_>) -> Result<Pooled> {
+        let given = input.positions.len();
         scores.resize(self.from, EPSILON);
         let mut winners: Vec<usize> = (0..self.from).collect();
-        let mut rows: Option<Rows> = None;
+        let mut rows: Option<PagedVectors> = None;
         for _ in 0..self.rounds() {
             let pairs = self.pair(&scores);
             let next = match &rows {
@@ -121,7 +121,7 @@ impl Halving {
 }
 
 /// The pairs' vectors; those that are not there are zero.
-fn mix<'a>(pairs: &[Pair], row: &dyn Fn(usize) -> Option<&'a [f32]>, make: Make<'_>) -> Result<Rows> {
+fn mix<'a>(pairs: &[Pair], row: &dyn Fn(usize) -> Option<&'a [f32]>, make: NewVectors<'_>) -> Result<PagedVectors> {
     let mut out = make();
     out.extend(pairs.len())?;
     let per_page = out.per_page();
@@ -146,8 +146,8 @@ mod tests {
     use crate::kernels::pages::PagePool;
     use proptest::prelude::*;
 
-    fn rows(numbers: &[f32], dim: usize) -> Rows {
-        let mut rows = Rows::new(PagePool::new(1 << 24), dim, 5);
+    fn rows(numbers: &[f32], dim: usize) -> PagedVectors {
+        let mut rows = PagedVectors::new(PagePool::new(1 << 24), dim, 5);
         rows.extend(numbers.len() / dim).unwrap();
         for page in 0..rows.pages() {
             let to = rows.page_mut(page).unwrap();
@@ -157,7 +157,7 @@ mod tests {
         rows
     }
 
-    /// By the definition, in f64, a list of (score, place, vector) at a time.
+    /// By the definition, in f64, a list of (score, position, vector) at a time.
     fn naive(halving: &Halving, vectors: &[Vec<f64>], scores: &[f64]) -> Vec<(f64, usize, Vec<f64>)> {
         let mut all: Vec<(f64, usize, Vec<f64>)> = (0..halving.from)
             .map(|at| match vectors.get(at) {
@@ -197,10 +197,10 @@ mod tests {
             let scores: Vec<f32> = (0..given as u64).map(|at| ((at * 7919 + seed % 1000) % 8009) as f32 / 8009.0).collect();
             let numbers: Vec<f32> = (0..given * dim).map(|at| ((at * 31 + 7) % 17) as f32 - 8.0).collect();
             let source = rows(&numbers, dim);
-            let places: Vec<u32> = (0..given as u32).collect();
+            let positions: Vec<u32> = (0..given as u32).collect();
             let pool = PagePool::new(1 << 24);
-            let make = || Rows::new(pool.clone(), dim, 3);
-            let pooled = halving.select(&Input { rows: &source, places: &places }, scores.clone(), &make).unwrap();
+            let make = || PagedVectors::new(pool.clone(), dim, 3);
+            let pooled = halving.pool(&Input { rows: &source, positions: &positions }, scores.clone(), &make).unwrap();
             let vectors: Vec<Vec<f64>> = numbers.chunks(dim).map(|v| v.iter().map(|&x| f64::from(x)).collect()).collect();
             let wide: Vec<f64> = scores.iter().map(|&v| f64::from(v)).collect();
             let want = naive(&halving, &vectors, &wide);
@@ -244,10 +244,10 @@ mod tests {
     #[test]
     fn without_memory_nothing_is_taken() {
         let source = rows(&[1.0; 16], 2);
-        let (pool, places) = (PagePool::new(16), [0, 1, 2, 3, 4, 5, 6, 7]);
-        let make = || Rows::new(pool.clone(), 2, 3);
+        let (pool, positions) = (PagePool::new(16), [0, 1, 2, 3, 4, 5, 6, 7]);
+        let make = || PagedVectors::new(pool.clone(), 2, 3);
         let halving = Halving::new(8, 4, (true, true)).unwrap();
-        assert!(halving.select(&Input { rows: &source, places: &places }, vec![0.5; 8], &make).is_err());
+        assert!(halving.pool(&Input { rows: &source, positions: &positions }, vec![0.5; 8], &make).is_err());
         assert_eq!(pool.in_use(), 0);
     }
 }

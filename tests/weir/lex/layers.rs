@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
 };
-use weir::{decode::contract::BoundaryOptions, family::decoder::step::Work, kernels, nn::stack::Stage};
+use weir::{decode::contract::BoundaryOptions, family::decoder::step::Work, kernels, nn::attention::layer::HookPoint};
 
 #[test]
 fn every_layer_is_the_official_one() {
@@ -19,9 +19,9 @@ fn every_layer_is_the_official_one() {
             let record = seen.clone();
             Work::of(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, places, numbers| {
                 let name = match stage {
-                    Stage::Heads => "attn_concat",
-                    Stage::Attention => "self_attn_out",
-                    Stage::Layer => "out",
+                    HookPoint::Heads => "attn_concat",
+                    HookPoint::Attention => "self_attn_out",
+                    HookPoint::Layer => "out",
                 };
                 assert!(numbers.len().is_multiple_of(places.len()));
                 record.lock().unwrap().entry(format!("layer.{layer}.{name}")).or_default().extend(numbers);

@@ -93,7 +93,7 @@ fn every_stage_between() {
         let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
         let record = seen.clone();
         Work::of(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
-            record.lock().unwrap().push((stage, place.position, numbers.to_vec()));
+            record.lock().unwrap().push((stage, place.index, numbers.to_vec()));
         }));
         // in pieces, so that segments that straddle a cut are seen as well
         text.chunks(41).for_each(|piece| drop(alone.feed(piece)));

@@ -4,8 +4,11 @@ use super::super::{golden::Golden, support::*};
 use weir::{
     kernels::pages::PagePool,
     nn::{
-        rows::Rows,
-        topk::{Input, Select, halving::Halving},
+        paged_vectors::PagedVectors,
+        topk::{
+            halving::Halving,
+            pooler::{Input, Pooler},
+        },
     },
 };
 
@@ -34,7 +37,7 @@ fn every_case_of_the_published_operator() {
         let (count, dim) = (number("n_actual"), golden.shape(&format!("{id}.E"))[2]);
         for item in 0..golden.shape(&format!("{id}.E"))[0] {
             let row = |name: &str| golden.row(&format!("{id}.{name}"), item);
-            let make = || Rows::new(pool.clone(), dim, 5);
+            let make = || PagedVectors::new(pool.clone(), dim, 5);
             let mut rows = make();
             rows.extend(count).unwrap();
             for page in 0..rows.pages() {
@@ -43,8 +46,8 @@ fn every_case_of_the_published_operator() {
                 to.copy_from_slice(&row("E")[page * 5 * dim..][..len]);
             }
             let places: Vec<u32> = (0..count as u32).collect();
-            let input = Input { rows: &rows, places: &places };
-            let pooled = halving.select(&input, row("v")[..count].to_vec(), &make).unwrap();
+            let input = Input { rows: &rows, positions: &places };
+            let pooled = halving.pool(&input, row("v")[..count].to_vec(), &make).unwrap();
             let vectors: Vec<f32> = (0..kept).flat_map(|at| pooled.rows.row(at).to_vec()).collect();
             assert!(difference(&vectors, row("out")) <= TOLERANCE, "case {id}: {}", difference(&vectors, row("out")));
             assert!(difference(&pooled.scores, row("scores_out")) <= TOLERANCE, "case {id}");

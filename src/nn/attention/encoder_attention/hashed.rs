@@ -1,10 +1,10 @@
 //! Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020, §2): queries and keys are the same vectors, keys made as
-//! long as one; each round of random rotations puts vectors into buckets, sorts them by bucket and place, and cuts the order
+//! long as one; each round of random rotations puts vectors into buckets, sorts them by bucket and position, and cuts the order
 //! into chunks. A vector meets those of its own chunk and of the one before, in each round; those that it meets in several rounds
 //! count as often, and all rounds share one softmax. It meets itself only where there is nobody else.
 //!
-//! A head's store: keys and values, (room, head_dim) each; for each round the order, (room): the vectors' places, sorted; for each
-//! round the ranks, (room): where in the order the vector of each place is, and until all have come its bucket. Places are below 2²⁴, so
+//! A head's store: keys and values, (room, head_dim) each; for each round the order, (room): the vectors' positions, sorted; for each
+//! round the ranks, (room): where in the order the vector of each position is, and until all have come its bucket. Places are below 2²⁴, so
 //! floats hold them exactly.
 
 use crate::kernels::{
@@ -45,21 +45,21 @@ impl Hashing {
         &self,
         store: &mut [f32],
         (layer, head): (usize, usize),
-        (place, room): (usize, usize),
+        (position, room): (usize, usize),
         (key, value): (&[f32], &[f32]),
     ) {
         let dim = key.len();
         let (keys, rest) = store.split_at_mut(room * dim);
         let (values, rest) = rest.split_at_mut(room * dim);
         let buckets = &mut rest[self.rounds * room..];
-        values[place * dim..][..dim].copy_from_slice(value);
+        values[position * dim..][..dim].copy_from_slice(value);
         let square = key.iter().map(|x| x * x).sum::<f32>();
         let scale = 1.0 / ((square / dim as f32 + EPSILON).sqrt() * (dim as f32).sqrt());
-        keys[place * dim..][..dim].iter_mut().zip(key).for_each(|(to, x)| *to = x * scale);
+        keys[position * dim..][..dim].iter_mut().zip(key).for_each(|(to, x)| *to = x * scale);
         let size = self.rounds * dim * self.buckets / 2;
         let of_rounds = self.rotations[layer][head * size..][..size].chunks_exact(dim * self.buckets / 2);
         for (round, rotation) in of_rounds.enumerate() {
-            buckets[round * room + place] = self.bucket(key, rotation) as f32;
+            buckets[round * room + position] = self.bucket(key, rotation) as f32;
         }
     }
 
@@ -88,20 +88,20 @@ impl Hashing {
         for (order, ranks) in orders.chunks_exact_mut(room).zip(ranks.chunks_exact_mut(room)) {
             sorted.clear();
             sorted.extend(0..count as u32);
-            sorted.sort_by_key(|&place| ranks[place as usize] as u32);
-            for (rank, &place) in sorted.iter().enumerate() {
-                order[rank] = place as f32;
-                ranks[place as usize] = rank as f32;
+            sorted.sort_by_key(|&position| ranks[position as usize] as u32);
+            for (rank, &position) in sorted.iter().enumerate() {
+                order[rank] = position as f32;
+                ranks[position as usize] = rank as f32;
             }
         }
     }
 
-    /// `out` = what the vector of a place gets; all (head_dim).
+    /// `out` = what the vector of a position gets; all (head_dim).
     pub(super) fn attend(
         &self,
         isa: Isa,
         (store, count, room): (&[f32], usize, usize),
-        (place, query): (usize, &[f32]),
+        (position, query): (usize, &[f32]),
         out: &mut [f32],
     ) {
         let dim = query.len();
@@ -112,13 +112,13 @@ impl Hashing {
         let chunk_of = |order: &'_ [f32], chunk: usize| chunk * self.chunk..order.len().min((chunk + 1) * self.chunk);
         let mut runs: Vec<&[f32]> = Vec::with_capacity(2 * self.rounds);
         for (order, ranks) in orders.chunks_exact(room).zip(ranks.chunks_exact(room)) {
-            let (order, own) = (&order[..count], ranks[place] as usize / self.chunk);
+            let (order, own) = (&order[..count], ranks[position] as usize / self.chunk);
             let before = own.checked_sub(1).unwrap_or(last);
             if before != own {
                 runs.push(&order[chunk_of(order, before)]);
             }
             runs.push(&order[chunk_of(order, own)]);
         }
-        attend_selected(isa, HeadKeyValues { keys, values }, query, &runs, place as f32, out);
+        attend_selected(isa, HeadKeyValues { keys, values }, query, &runs, position as f32, out);
     }
 }

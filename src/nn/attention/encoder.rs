@@ -1,21 +1,22 @@
 //! Layers of an encoder: vectors attend to all vectors of their block, or to all there are, before and behind them.
 //!
-//! A run of whole blocks goes through a layer at once, in place ([`Encoder::blocks`]). Where vectors attend to the whole document
-//! ([`meeting`](super::meeting) says how), a layer has two halves: the first ([`Encoder::project`]) leaves queries, keys and values of some vectors; once all have left
+//! A run of whole blocks goes through a layer at once, in position ([`Encoder::blocks`]). Where vectors attend to the whole document
+//! ([`attention`](super::encoder_attention) says how), a layer has two halves: the first ([`Encoder::project`]) leaves queries, keys and values of some vectors; once all have left
 //! theirs, the second ([`Encoder::finish`]) takes the same vectors through the rest. In both a vector's numbers depend on the
 //! keys that it meets and on nothing else.
 
 use super::{
-    Activation,
-    meeting::Attending,
-    sized,
-    stack::{Layer, Order},
+    encoder_attention::{AttentionPattern, EncoderAttention},
+    layer::{Layer, Order, add, copy_norm},
 };
-use crate::kernels::{
-    Compute,
-    attention::{DenseLayout, attend_dense},
-    linear::{Epilogue, QuantizedRows},
-    rowwise::{LayerNorm, add_layer_norm, layer_norm},
+use crate::{
+    kernels::{
+        Compute,
+        attention::{DenseLayout, attend_dense},
+        linear::{Epilogue, QuantizedRows},
+        rowwise::add_layer_norm,
+    },
+    nn::{Activation, sized},
 };
 
 /// An encoder's layers. D = width, I = heads · head_dim.
@@ -31,7 +32,7 @@ pub struct Encoder {
     /// Width of a head.
     pub head_dim: usize,
     /// How vectors attend to each other where a layer has two halves.
-    pub attending: Attending,
+    pub attending: AttentionPattern,
 }
 
 /// Buffers of a pass, kept between passes.
@@ -51,6 +52,11 @@ pub struct EncoderWork {
 }
 
 impl Encoder {
+    /// A layer's attention across `room` vectors.
+    pub fn attention(&self, layer: usize, room: usize) -> EncoderAttention<'_> {
+        EncoderAttention { attending: &self.attending, layer, heads: self.heads, head_dim: self.head_dim, room }
+    }
+
     /// A store of so many keys.
     pub fn store(&self, room: usize) -> DenseLayout {
         DenseLayout { heads: self.heads, head_dim: self.head_dim, capacity: room }
@@ -62,7 +68,7 @@ impl Encoder {
         [qkv, output, up, down].iter().map(|matrix| matrix.inputs() * matrix.outputs()).sum()
     }
 
-    /// Takes `x`, (rows, D), through a layer, in place: each run of `block` rows is a block, the last of which may be shorter.
+    /// Takes `x`, (rows, D), through a layer, in position: each run of `block` rows is a block, the last of which may be shorter.
     pub fn blocks(&self, compute: &Compute, layer: usize, x: &mut [f32], block: usize, work: &mut EncoderWork) {
         let (inner, layout) = (self.heads * self.head_dim, self.store(block));
         let mut store = std::mem::take(&mut work.store);
@@ -141,7 +147,7 @@ impl Encoder {
         }
     }
 
-    /// Takes `x`, (rows, D), through the rest of a layer, in place, by `work.mixed`.
+    /// Takes `x`, (rows, D), through the rest of a layer, in position, by `work.mixed`.
     pub fn finish(&self, compute: &Compute, layer: usize, x: &mut [f32], work: &mut EncoderWork) {
         let layer = &self.layers[layer];
         let EncoderWork { quantized, mixed, normed, wide, change, .. } = work;
@@ -163,20 +169,5 @@ impl Encoder {
                 add(x, change);
             }
         }
-    }
-}
-
-/// The norm of `x`, (rows, D).
-fn copy_norm<'a>(compute: &Compute, x: &[f32], parameters: &LayerNorm, normed: &'a mut Vec<f32>) -> &'a [f32] {
-    normed.clear();
-    normed.extend_from_slice(x);
-    layer_norm(compute, normed, parameters);
-    normed
-}
-
-/// `x` += `change`.
-fn add(x: &mut [f32], change: &[f32]) {
-    for (x, change) in x.iter_mut().zip(change) {
-        *x += change;
     }
 }

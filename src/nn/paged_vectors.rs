@@ -10,7 +10,7 @@ use crate::{
 use std::sync::Arc;
 
 /// Vectors, (len, dim), so many to a page.
-pub struct Rows {
+pub struct PagedVectors {
     pool: Arc<PagePool>,
     pages: Vec<Page>,
     dim: usize,
@@ -18,7 +18,7 @@ pub struct Rows {
     len: usize,
 }
 
-impl Rows {
+impl PagedVectors {
     /// None yet, `per_page` to a page.
     pub fn new(pool: Arc<PagePool>, dim: usize, per_page: usize) -> Self {
         Self { pool, pages: Vec::new(), dim, per_page, len: 0 }

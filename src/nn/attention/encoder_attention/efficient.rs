@@ -20,8 +20,8 @@ pub(super) fn open(dim: usize, store: &mut [f32]) {
 pub(super) fn write(store: &mut [f32], key: &[f32], value: &[f32]) {
     let (tops, rest) = store.split_at_mut(key.len());
     let (sums, matrix) = rest.split_at_mut(key.len());
-    let places = tops.iter_mut().zip(sums).zip(matrix.chunks_exact_mut(key.len())).zip(key);
-    for (((top, sum), row), &number) in places {
+    let positions = tops.iter_mut().zip(sums).zip(matrix.chunks_exact_mut(key.len())).zip(key);
+    for (((top, sum), row), &number) in positions {
         if number > *top {
             let shrink = (*top - number).exp();
             *top = number;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 const ROOM: usize = 256;
 
 /// One sequence's keys and values of one stack.
-pub struct Cache {
+pub struct KvCache {
     layout: PageLayout,
     pool: Arc<PagePool>,
     pages: Vec<Page>,
@@ -30,7 +30,7 @@ pub struct Cache {
     len: usize,
 }
 
-impl Clone for Cache {
+impl Clone for KvCache {
     fn clone(&self) -> Self {
         // with the same room as a new one, which a derived clone would not have
         let mut pages = Vec::with_capacity(self.pages.len().max(ROOM));
@@ -40,7 +40,7 @@ impl Clone for Cache {
     }
 }
 
-impl Cache {
+impl KvCache {
     /// An empty one.
     pub fn new(layout: PageLayout, pool: Arc<PagePool>) -> Self {
         Self { layout, pool, pages: Vec::with_capacity(ROOM), forgotten: 0, first: 0, len: 0 }
@@ -150,7 +150,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Writes at a reserved position, in the output's place, the sum of `output` and what stands there at the position before;
+    /// Writes at a reserved position, in the output's position, the sum of `output` and what stands there at the position before;
     /// `output` alone where a sum starts.
     ///
     /// # Errors

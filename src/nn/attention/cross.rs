@@ -1,42 +1,28 @@
 //! Attention to a memory: what an encoder left behind, keys and values of which are made once and read by every row.
 //!
-//! Rows of several sequences may ask the same memory, as the hypotheses of a beam do; where they follow each other its pages are
+//! PagedVectors of several sequences may ask the same memory, as the hypotheses of a beam do; where they follow each other its pages are
 //! read for all of them together.
 
 use super::{
-    cache::Cache,
+    layer::{Caches, Cross, Layer, Pass},
     mix::WORTH_SHARING,
-    sized,
-    stack::{Caches, Layer, Pass},
 };
 use crate::{
     error::{Error, Result},
     kernels::{
         Compute,
         attention::{AttentionHead, Bias, QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
-        linear::{Epilogue, Linear, QuantizedRows},
-        rowwise::LayerNorm,
+        linear::{Epilogue, QuantizedRows},
     },
+    nn::{kv_cache::KvCache, sized},
 };
-
-/// A layer's attention to a memory of vectors of width C. D = width, I = heads · head_dim.
-pub struct Cross {
-    /// After attention and residual, or before attention: (D)
-    pub norm: LayerNorm,
-    /// (I, D)
-    pub query: Linear,
-    /// (2·I, C): keys, values.
-    pub memory: Linear,
-    /// (D, I)
-    pub output: Linear,
-}
 
 /// Hands the keys and values, (I) each, that each of the layers has for the vectors of a memory, (rows, C), to `write`, with the
 /// layer and the row.
 ///
 /// # Errors
 /// What `write` says.
-pub fn remember(
+pub fn project_memory(
     compute: &Compute,
     layers: &[Layer],
     rows: &[f32],
@@ -59,27 +45,27 @@ pub fn remember(
 ///
 /// # Errors
 /// A row without a memory.
-pub(super) fn recall(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
-    let Pass { compute, places, caches, work } = pass;
-    let (caches, rows) = (&**caches, places.len());
-    let queries = work.asking.values_mut(rows * cross.query.outputs());
+pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
+    let Pass { compute, positions, caches, work } = pass;
+    let (caches, rows) = (&**caches, positions.len());
+    let queries = work.cross_queries.values_mut(rows * cross.query.outputs());
     cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (rows, I)
     let mut keys = 0;
-    for place in *places {
-        keys += memory_of(caches, place.sequence)?.len();
+    for position in *positions {
+        keys += memory_of(caches, position.sequence)?.len();
     }
-    let Some(first) = places.first() else { return Ok(()) };
+    let Some(first) = positions.first() else { return Ok(()) };
     let layout = *memory_of(caches, first.sequence)?.layout();
-    work.asking.finish(compute, layout.dtype, layout.head_dim);
-    let asking = &work.asking;
+    work.cross_queries.finish(compute, layout.dtype, layout.head_dim);
+    let queries = &work.cross_queries;
     let some = |first: usize, head: usize, outs: &mut [&mut [f32]]| {
         let (mut done, mut outs) = (0, outs);
         while !outs.is_empty() {
-            let cache = |index: usize| memory_of(caches, places[first + index].sequence).ok();
+            let cache = |index: usize| memory_of(caches, positions[first + index].sequence).ok();
             let run = 1 + (done + 1..done + outs.len()).take_while(|&next| same(cache(done), cache(next))).count();
             let (own, later) = outs.split_at_mut(run);
             match cache(done) {
-                Some(cache) => ask(compute, cache, (layer, head), (asking, first + done), own),
+                Some(cache) => ask(compute, cache, (layer, head), (queries, first + done), own),
                 // it was found a moment ago; else nothing here is to pass for a number
                 None => own.iter_mut().for_each(|out| out.fill(f32::NAN)),
             }
@@ -97,15 +83,15 @@ pub(super) fn recall(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_,
 /// The rows from `first` on ask one memory.
 fn ask(
     compute: &Compute,
-    cache: &Cache,
+    cache: &KvCache,
     (layer, head): (usize, usize),
-    (asking, first): (&QueryBuffer, usize),
+    (queries, first): (&QueryBuffer, usize),
     outs: &mut [&mut [f32]],
 ) {
     let layout = cache.layout();
     let mut rows = [QueryRow::default(); ROW_TILE];
     for (index, row) in rows.iter_mut().enumerate().take(outs.len()) {
-        let content = QueryVariants::single(asking, (first + index) * layout.heads + head);
+        let content = QueryVariants::single(queries, (first + index) * layout.heads + head);
         *row = QueryRow { first_key: 0, position: cache.len() - 1, content, ..QueryRow::default() };
     }
     let (pages, start, block) = (cache.pages(), cache.start(), usize::MAX);
@@ -117,13 +103,13 @@ fn ask(
 }
 
 /// Whether two memories are one, by their pages.
-fn same(a: Option<&Cache>, b: Option<&Cache>) -> bool {
-    let of = |cache: Option<&Cache>| cache.and_then(|cache| Some((cache.pages().first()?.id(), cache.len())));
+fn same(a: Option<&KvCache>, b: Option<&KvCache>) -> bool {
+    let of = |cache: Option<&KvCache>| cache.and_then(|cache| Some((cache.pages().first()?.id(), cache.len())));
     of(a).is_some() && of(a) == of(b)
 }
 
 /// A sequence's memory, which holds something.
-fn memory_of(caches: &impl Caches, sequence: usize) -> Result<&Cache> {
+fn memory_of(caches: &impl Caches, sequence: usize) -> Result<&KvCache> {
     let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
     memory.ok_or_else(|| Error::Internal("a row of a decoder without a memory".into()))
 }

@@ -1,36 +1,36 @@
-//! Rows' queries over their sequences' caches: each head's values, weighted by the softmax of the scores. Neighbours in one
+//! PagedVectors' queries over their sequences' caches: each head's values, weighted by the softmax of the scores. Neighbours in one
 //! sequence, as a prompt's rows are, read its pages together.
 
-use super::{Place, cache::Cache, sized};
 use crate::{
     error::Result,
     kernels::{
         Compute,
         attention::{AttentionHead, PageLayout, QueryRow, ROW_TILE, attend},
     },
+    nn::{Position, kv_cache::KvCache, sized},
 };
 
 /// Multiply-adds of attention below which waking other threads costs more than it brings.
-pub(super) const WORTH_SHARING: usize = 1 << 15;
+pub(in crate::nn) const WORTH_SHARING: usize = 1 << 15;
 
 /// Which rows attend, and to how much.
-pub(super) struct Mixing<'a> {
-    pub(super) compute: &'a Compute,
+pub(in crate::nn) struct Mixing<'a> {
+    pub(in crate::nn) compute: &'a Compute,
     /// Of the caches.
-    pub(super) layout: &'a PageLayout,
+    pub(in crate::nn) layout: &'a PageLayout,
     /// Where each row stands in which sequence.
-    pub(super) places: &'a [Place],
+    pub(in crate::nn) positions: &'a [Position],
     /// Keys that the rows attend to, all together.
-    pub(super) keys: usize,
+    pub(in crate::nn) keys: usize,
 }
 
 /// `mixed` (rows, heads · head_dim), given a sequence's cache, a row's query of one head, and where a head's keys and values
 /// are in a cache, whose pages a row of the same sequence may have read just before.
-pub(super) fn mix<'c, 'r, 's>(
-    Mixing { compute, layout, places, keys }: &Mixing<'_>,
-    cache: &(impl Fn(usize) -> Result<&'c Cache> + Sync),
+pub(in crate::nn) fn mix<'c, 'r, 's>(
+    Mixing { compute, layout, positions, keys }: &Mixing<'_>,
+    cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),
     row: &(impl Fn(usize, usize) -> QueryRow<'r> + Sync),
-    source: &(impl Fn(&'c Cache, usize, bool) -> AttentionHead<'s> + Sync),
+    source: &(impl Fn(&'c KvCache, usize, bool) -> AttentionHead<'s> + Sync),
     mixed: &mut Vec<f32>,
 ) {
     let PageLayout { heads, head_dim, .. } = **layout;
@@ -41,12 +41,12 @@ pub(super) fn mix<'c, 'r, 's>(
         }
         let mut rest = (first, &mut rows[..outs.len()], outs);
         while let (first, [_, ..], _) = rest {
-            let run = run_of(&places[first..first + rest.1.len()]);
+            let run = run_of(&positions[first..first + rest.1.len()]);
             let (rows, later_rows) = rest.1.split_at_mut(run);
             let (outs, later_outs) = rest.2.split_at_mut(run);
-            let sequence = places[first].sequence;
+            let sequence = positions[first].sequence;
             // the rows before, in a chunk of the same sequence, have just read the same pages
-            let near = first > 0 && places[first - 1].sequence == sequence;
+            let near = first > 0 && positions[first - 1].sequence == sequence;
             match cache(sequence) {
                 Ok(cache) => {
                     // of a sequence that was taken up in its middle there is nothing further back
@@ -60,13 +60,13 @@ pub(super) fn mix<'c, 'r, 's>(
         }
     };
     let share = keys * heads * head_dim >= WORTH_SHARING;
-    let mixed = sized(mixed, places.len() * heads * head_dim);
+    let mixed = sized(mixed, positions.len() * heads * head_dim);
     // a head's rows come one after the other: they read the same distances
-    compute.pool.for_columns::<ROW_TILE>(mixed, places.len(), heads, share, &some);
+    compute.pool.for_columns::<ROW_TILE>(mixed, positions.len(), heads, share, &some);
 }
 
 /// How many rows from the first on are neighbours in one sequence.
-fn run_of(places: &[Place]) -> usize {
-    let follows = |pair: &&[Place]| pair[0].sequence == pair[1].sequence && pair[0].position + 1 == pair[1].position;
-    1 + places.windows(2).take_while(follows).count()
+fn run_of(positions: &[Position]) -> usize {
+    let follows = |pair: &&[Position]| pair[0].sequence == pair[1].sequence && pair[0].index + 1 == pair[1].index;
+    1 + positions.windows(2).take_while(follows).count()
 }

@@ -1,14 +1,14 @@
-# A server with the shipped model. Needs BuildKit (docker build, buildah, podman).
+# Image of a server with the shipped model. Needs BuildKit (docker build, buildah, podman).
 #
 #   docker build -t weir .
 #   docker run --read-only -p 50051:50051 weir
 #
-# docs/operations.md tells what can be set.
+# docs/operations.md describes the settings.
 
 FROM rust:1.95.0-slim-bookworm AS build
 WORKDIR /weir
 COPY . .
-# The compiler's output is kept between builds; the program itself must be copied out of it.
+# The compiler's output is cached between builds, so the program must be copied out of the cache.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/weir/target \
     cargo build --release --locked --bin weir && cp target/release/weir /usr/local/bin/weir
 
@@ -16,13 +16,13 @@ FROM debian:bookworm-slim
 LABEL org.opencontainers.image.title="weir" \
       org.opencontainers.image.description="Inference server for character- and byte-level language models" \
       org.opencontainers.image.licenses="MIT OR Apache-2.0"
-# A user without a name: nothing in the image belongs to it.
+# A user without a name, which owns no file of the image.
 USER 10001:10001
 COPY --from=build /usr/local/bin/weir /usr/local/bin/weir
 COPY LICENSE-MIT LICENSE-APACHE /usr/share/doc/weir/
 COPY models/hourglass-whitespace-english /models/hourglass-whitespace-english
 ENV WEIR_MODELS=/models WEIR_LISTEN=0.0.0.0:50051 WEIR_HTTP_LISTEN=0.0.0.0:8000 WEIR_ADMIN_LISTEN=0.0.0.0:9090
-# gRPC, completions over HTTP, and metrics and health: publish the last to your monitoring only.
+# gRPC; completions over HTTP; metrics and health, which only your monitoring should reach.
 EXPOSE 50051 8000 9090
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \

@@ -1,8 +1,8 @@
 """Checks KServe's kinds by the classes of its SDK, which its maintainers generate from its OpenAPI document.
 
-The SDK's own reader takes what it does not know; here an unknown field is an error, as it is to an API server that validates
-strictly. The classes are read as text: importing them means importing what all of KServe's servers need. What KServe takes over
-from Kubernetes, such as containers, is checked by the schemas that kubernetes-validate brings.
+The SDK's own reader accepts unknown fields; here an unknown field is an error, as it is to an API server that validates
+strictly. The classes are parsed as text: importing them would import the dependencies of all of KServe's servers. Kinds that
+KServe takes from Kubernetes, such as containers, are checked by the schemas of kubernetes-validate.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _SCALARS: Dict[str, Tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (
 
 @dataclass(frozen=True)
 class Shape:
-    """A class of the SDK."""
+    """The fields of a class of the SDK."""
 
-    #: By the name in a manifest.
+    #: Type of each field, by its name in a manifest.
     fields: Dict[str, str]
     required: Set[str]
 
 
 def sdk() -> Optional[Path]:
-    """Where the SDK's classes are, if it is installed."""
-    found = importlib.util.find_spec("kserve")
-    return Path(found.origin).parent / "models" if found is not None and found.origin else None
+    """Returns the folder of the SDK's classes, or None if it is not installed."""
+    spec = importlib.util.find_spec("kserve")
+    return Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
 
 
 class Checker:
-    """Knows the SDK's classes, and a version of Kubernetes."""
+    """Checks documents against the SDK's classes and one version of Kubernetes."""
 
     def __init__(self, models: Path, version: str) -> None:
         self._shapes = {name: shape for file in sorted(models.glob("v*.py")) for name, shape in _shapes(file)}
@@ -52,65 +52,65 @@ class Checker:
         self._registry: Registry[Any] = Resource.from_contents(self._definitions) @ Registry()
 
     def errors(self, document: Dict[str, Any]) -> List[str]:
-        """What is wrong with a manifest of one of `KINDS`."""
+        """Returns the errors of a manifest of one of `KINDS`."""
         kind = KINDS[document["apiVersion"], document["kind"]]
         return list(self._check(document, kind, document["kind"]))
 
-    def _check(self, value: Any, kind: str, at: str) -> Iterator[str]:
+    def _check(self, value: Any, kind: str, path: str) -> Iterator[str]:
         if listed := re.fullmatch(r"list\[(.*)\]", kind):
             if not isinstance(value, list):
-                yield f"{at}: {value!r} is no list"
+                yield f"{path}: {value!r} is no list"
                 return
-            for number, one in enumerate(value):
-                yield from self._check(one, listed[1], f"{at}[{number}]")
+            for index, item in enumerate(value):
+                yield from self._check(item, listed[1], f"{path}[{index}]")
         elif mapped := re.fullmatch(r"dict\(str, (.*)\)", kind):
-            for key, one in value.items():
-                yield from self._check(one, mapped[1], f"{at}.{key}")
+            for key, item in value.items():
+                yield from self._check(item, mapped[1], f"{path}.{key}")
         elif kind in _SCALARS:
-            # to Python, True is a number
+            # in Python, bool is a subclass of int
             if not isinstance(value, _SCALARS[kind]) or (isinstance(value, bool) and kind != "bool"):
-                yield f"{at}: {value!r} is no {kind}"
+                yield f"{path}: {value!r} is no {kind}"
         elif kind in self._shapes:
-            yield from self._check_shape(value, self._shapes[kind], at)
+            yield from self._check_shape(value, self._shapes[kind], path)
         else:
-            yield from self._check_kubernetes(value, kind, at)
+            yield from self._check_kubernetes(value, kind, path)
 
-    def _check_shape(self, value: Any, shape: Shape, at: str) -> Iterator[str]:
+    def _check_shape(self, value: Any, shape: Shape, path: str) -> Iterator[str]:
         if not isinstance(value, dict):
-            yield f"{at}: {value!r} is no mapping"
+            yield f"{path}: {value!r} is no mapping"
             return
         for missing in sorted(shape.required - value.keys()):
-            yield f"{at}: {missing} is missing"
-        for name, one in value.items():
+            yield f"{path}: {missing} is missing"
+        for name, item in value.items():
             if name in shape.fields:
-                yield from self._check(one, shape.fields[name], f"{at}.{name}")
+                yield from self._check(item, shape.fields[name], f"{path}.{name}")
             else:
-                yield f"{at}: {name} is no field"
+                yield f"{path}: {name} is no field"
 
-    def _check_kubernetes(self, value: Any, kind: str, at: str) -> Iterator[str]:
-        # V1Container is io.k8s.api.core.v1.Container, V1ObjectMeta lies elsewhere.
+    def _check_kubernetes(self, value: Any, kind: str, path: str) -> Iterator[str]:
+        # V1Container is io.k8s.api.core.v1.Container; V1ObjectMeta is in another package.
         name = re.sub(r"^(K8sIoApi\w*?)?V1", "", kind)
-        ends = f".v1.{name}"
-        found = [key for key in self._definitions["$defs"] if key.endswith(ends)]
-        core = [key for key in found if ".core." in key] or found
+        suffix = f".v1.{name}"
+        matches = [key for key in self._definitions["$defs"] if key.endswith(suffix)]
+        core = [key for key in matches if ".core." in key] or matches
         if not core:
-            raise LookupError(f"{at}: no schema of {kind}")
+            raise LookupError(f"{path}: no schema of {kind}")
         schema = {"$ref": f"{self._definitions['$id']}#/$defs/{core[0]}"}
         validator = jsonschema.Draft202012Validator(schema, registry=self._registry)
         for error in validator.iter_errors(value):
-            yield f"{at}{error.json_path[1:]}: {error.message}"
+            yield f"{path}{error.json_path[1:]}: {error.message}"
 
 
 def _shapes(file: Path) -> Iterator[Tuple[str, Shape]]:
-    """The classes of one of the SDK's files."""
+    """Yields the classes of one of the SDK's files."""
     for node in ast.parse(file.read_text()).body:
         if not isinstance(node, ast.ClassDef):
             continue
         tables = {
-            target.id: ast.literal_eval(one.value)
-            for one in node.body
-            if isinstance(one, ast.Assign)
-            for target in one.targets
+            target.id: ast.literal_eval(statement.value)
+            for statement in node.body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
             if isinstance(target, ast.Name) and target.id in ("openapi_types", "attribute_map")
         }
         types, names = tables["openapi_types"], tables["attribute_map"]
@@ -119,7 +119,7 @@ def _shapes(file: Path) -> Iterator[Tuple[str, Shape]]:
 
 
 def _required(node: ast.ClassDef) -> Iterator[str]:
-    """What the constructor sets in any case; what may be left out it sets within an `if`."""
+    """Yields the fields that the constructor sets unconditionally; it sets optional fields within an `if`."""
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             for line in method.body:

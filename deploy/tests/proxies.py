@@ -1,4 +1,4 @@
-"""The proxies of `deploy/` as they are installed, in front of replicas of ours, for gRPC and for HTTP."""
+"""Runs the installed proxies with the files of `deploy/`, in front of weir replicas, for gRPC and for HTTP."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import List, Optional, Sequence, Tuple
 import local
 
 FOLDER = local.ROOT / "deploy"
-#: A line of a file, and what it is to be instead.
+#: Replacements in the files: old text, new text.
 Changes = Sequence[Tuple[str, str]]
 
 
 def program(name: str) -> Optional[str]:
-    """Debian puts them where a user's PATH may not lead."""
+    """Finds a proxy, also in folders of Debian that a user's PATH may lack."""
     return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 class Replica(local.Server):
-    """A server that the files of `deploy/` may name: `http` is where it listens for OpenAI's clients."""
+    """A server that the files of `deploy/` can address. `http` is its address for OpenAI's clients."""
 
     def __init__(self, *flags: str, drain: int = 60) -> None:
         fixed = ["--late-headers", "--threads", "1", "--kv-memory", "64MiB", "--http-listen", "127.0.0.1:0"]
@@ -34,14 +34,14 @@ class Replica(local.Server):
 
 
 class Proxy(local.Program):
-    """HAProxy or nginx with its files, of which these lines are changed. It listens at `address` for gRPC, at `http` for HTTP."""
+    """HAProxy or nginx with its files after `changes`. It listens at `address` for gRPC and at `http` for HTTP."""
 
     def __init__(self, name: str, replicas: Sequence[Replica], changes: Changes = ()) -> None:
         self.address, self.http = _free(2)
-        ours = [("127.0.0.1:8080", self.address), ("127.0.0.1:8000", self.http)]
+        addresses = [("127.0.0.1:8080", self.address), ("127.0.0.1:8000", self.http)]
         for number, replica in enumerate(replicas, 1):
-            ours += [(f"127.0.0.1:5005{number}", replica.address), (f"127.0.0.1:800{number}", replica.http)]
-            ours += [(f"port 909{number}", "port " + replica.admin.rsplit(":", 1)[1])]
+            addresses += [(f"127.0.0.1:5005{number}", replica.address), (f"127.0.0.1:800{number}", replica.http)]
+            addresses += [(f"port 909{number}", "port " + replica.admin.rsplit(":", 1)[1])]
         files = {"haproxy": ["haproxy.cfg", "haproxy-http.cfg"], "nginx": ["nginx.conf", "nginx-http.conf"]}[name]
         texts = [(FOLDER / file).read_text() for file in files]
         if name == "nginx":
@@ -51,8 +51,8 @@ class Proxy(local.Program):
                 raise RuntimeError(f"{old!r} is not in {files}")
         self._folder = tempfile.TemporaryDirectory()
         for file, text in zip(files, texts):
-            # changes first: what is put in for addresses is not meant by them
-            for old, new in [*changes, *ours]:
+            # changes come first, so that they do not match the inserted addresses
+            for old, new in [*changes, *addresses]:
                 text = text.replace(old, new)
             (Path(self._folder.name) / file).write_text(text)
         super().__init__(self._command(name, files), folder=Path(self._folder.name))
@@ -69,13 +69,13 @@ class Proxy(local.Program):
         return self
 
     def stop(self) -> None:
-        """Ends it, and its files."""
+        """Stops the proxy and deletes its files."""
         super().stop()
         self._folder.cleanup()
 
 
 def _free(count: int) -> List[str]:
-    """Addresses that the kernel picks; somebody else could take one in between, and then the proxy ends at once."""
+    """Returns addresses that the kernel picks. If another process takes one in between, the proxy ends at once."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = ["127.0.0.1:{}".format(probe.getsockname()[1]) for probe in probes]
     for probe in probes:

@@ -1,4 +1,4 @@
-"""What `docs/scale-out.md` tells to write is at least well written."""
+"""The configuration fragments of `docs/scale-out.md` are valid."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def fragments(language: str) -> List[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
-def test_nginx_takes_affinity(tmp_path: Path) -> None:
+def test_nginx_accepts_affinity(tmp_path: Path) -> None:
     nginx = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     if nginx is None:
         assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", "nginx is required, and not installed"
         pytest.skip("nginx is not installed")
-    balance, beside = fragments("nginx")
+    balance, mapping = fragments("nginx")
     text = (local.ROOT / "deploy/nginx.conf").read_text()
     assert text.count("least_conn;") == text.count("http {\n") == 1
 
-    def takes(text: str) -> bool:
+    def accepts(text: str) -> bool:
         file = tmp_path / "nginx.conf"
         file.write_text(text)
         command = [nginx, "-t", "-p", str(tmp_path), "-c", str(file)]
         return subprocess.run(command, capture_output=True, timeout=local.SOON).returncode == 0
 
-    assert takes(text.replace("least_conn;", balance).replace("http {\n", "http {\n" + beside))
-    assert not takes(text.replace("least_conn;", balance))
+    assert accepts(text.replace("least_conn;", balance).replace("http {\n", "http {\n" + mapping))
+    assert not accepts(text.replace("least_conn;", balance))
 
 
 def test_the_other_fragments() -> None:
@@ -52,7 +52,7 @@ def test_the_other_fragments() -> None:
 
 
 def test_the_header_of_other_clients() -> None:
-    """What the guide tells other clients to send is what ours sends."""
+    """The header that the guide describes for other clients is the one that the Python client sends."""
     with Client(affinity_chars=5) as client:
         assert client._settings.metadata("the history", {}) == (
             ("weir-affinity", hashlib.sha256(b"the h").hexdigest()[:16]),

@@ -1,5 +1,5 @@
-"""Calls that stream their requests, and completions over HTTP, through the proxies of `deploy/`. What is lost of gRPC's other
-calls when a replica dies is found by `tests/weir/deploy.rs`."""
+"""Calls that stream their requests, and completions over HTTP, through the proxies of `deploy/`. `tests/weir/deploy.rs` checks
+which other gRPC calls are lost when a replica dies."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from weir_client import Client, Progress
 
 MODEL = local.MODEL.name
 PROMPT = "the history of the city of "
-# Nothing that streams its request may wait for these: they bound requests that are waited for.
-HASTE = [("60s", "1s")]
-# Longer than what HASTE allows.
+# Shortens the time-out of buffered requests, which must not apply to calls that stream their requests.
+SHORT_BUFFERING = [("60s", "1s")]
+# Longer than the time-out in SHORT_BUFFERING.
 PAUSE = 1.5
 
 
 def weir() -> None:
-    """There is one."""
+    """Skips the test if there is no server to test with."""
     if local.weir_program() is None:
         pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
 
 
 def installed(name: str) -> str:
-    """A proxy's name, if it is there."""
+    """Returns the proxy's name, or skips the test if it is not installed."""
     if program(name) is None:
         assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", f"{name} is required, and not installed"
         pytest.skip(f"{name} is not installed")
@@ -44,13 +44,13 @@ def installed(name: str) -> str:
 
 @pytest.fixture(params=["haproxy", "nginx"])
 def name(request: Any) -> str:
-    """Both, one after the other."""
+    """Each proxy in turn."""
     return installed(request.param)
 
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[List[Replica]]:
-    """Two that no test ends, with a model that summarizes beside the shipped one."""
+    """Two replicas that no test stops, with the shipped model and one that summarizes."""
     weir()
     flags = ["--model", str(summarizer.make(tmp_path_factory.mktemp("models")))]
     with Replica(*flags) as first, Replica(*flags) as second:
@@ -59,39 +59,39 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[List[Replica]
 
 @pytest.fixture
 def pair() -> Iterator[List[Replica]]:
-    """Two that may end, each with few rows."""
+    """Two replicas that a test may stop, each with few rows."""
     weir()
     with Replica("--rows", "2") as first, Replica("--rows", "2") as second:
         yield [first, second]
 
 
 def wait(proxy: Proxy) -> None:
-    """Until it has found the replicas."""
+    """Waits until the proxy has found the replicas."""
     with Client(proxy.address, timeout=local.SOON) as client:
         client.wait_until_serving()
 
 
 def test_an_open_stream_is_answered(name: str, replicas: List[Replica]) -> None:
-    """Triton's client leaves its stream open between requests, however long: each is answered before the next is sent."""
+    """Triton's client keeps its stream open between requests: each is answered before the next is sent."""
     numpy, triton = pytest.importorskip("numpy"), pytest.importorskip("tritonclient.grpc")
 
     def tensor(name: str, value: Any, kind: str) -> Any:
-        made = triton.InferInput(name, [1], kind)
-        made.set_data_from_numpy(numpy.array([value], dtype=bool if kind == "BOOL" else numpy.object_))
-        return made
+        tensor = triton.InferInput(name, [1], kind)
+        tensor.set_data_from_numpy(numpy.array([value], dtype=bool if kind == "BOOL" else numpy.object_))
+        return tensor
 
-    asked = [
+    inputs = [
         tensor("text_input", PROMPT.encode(), "BYTES"),
         tensor("stream", True, "BOOL"),
         tensor("sampling_parameters", b'{"max_tokens": 5}', "BYTES"),
     ]
     answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
-    with Proxy(name, replicas, HASTE) as proxy:
+    with Proxy(name, replicas, SHORT_BUFFERING) as proxy:
         wait(proxy)
         with triton.InferenceServerClient(proxy.address) as client:
             client.start_stream(lambda result, error: answers.put((result, error)))
             for number in range(2):
-                client.async_stream_infer(MODEL, asked, request_id=str(number))
+                client.async_stream_infer(MODEL, inputs, request_id=str(number))
                 last = False
                 while not last:
                     result, error = answers.get(timeout=local.SOON)
@@ -102,26 +102,26 @@ def test_an_open_stream_is_answered(name: str, replicas: List[Replica]) -> None:
 
 
 def test_a_document_is_read_while_it_is_sent(name: str, replicas: List[Replica]) -> None:
-    """Its second part is sent after the first was told to be read, and after a while."""
+    """The second part is sent a while after an event reported that the first was read."""
     read = threading.Event()
 
     def parts() -> Iterator[str]:
         yield "the river runs past the mill. " * 3
-        assert read.wait(local.SOON), "nothing was told of the first part"
+        assert read.wait(local.SOON), "no event arrived for the first part"
         time.sleep(PAUSE)
         yield "and under the old bridge. "
 
-    told = []
-    with Proxy(name, replicas, HASTE) as proxy, Client(proxy.address, timeout=local.SOON) as client:
+    kinds = []
+    with Proxy(name, replicas, SHORT_BUFFERING) as proxy, Client(proxy.address, timeout=local.SOON) as client:
         client.wait_until_serving()
         for event in client.summarize_stream(parts(), model="summarizer", max_tokens=9):
-            told.append(type(event))
+            kinds.append(type(event))
             read.set()
-    assert told[0] is Progress and told[-1] is not Progress
+    assert kinds[0] is Progress and kinds[-1] is not Progress
 
 
 def post(address: str, body: Any, **headers: str) -> http.client.HTTPResponse:
-    """An answer of which the head has come."""
+    """Posts a completion and returns the response once its headers have arrived."""
     connection = http.client.HTTPConnection(address, timeout=local.SOON)
     text = body if isinstance(body, bytes) else json.dumps({"model": MODEL, **body}).encode()
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -130,7 +130,7 @@ def post(address: str, body: Any, **headers: str) -> http.client.HTTPResponse:
 
 
 def events(answer: http.client.HTTPResponse) -> Iterator[str]:
-    """The texts of a stream; a stream that breaks off raises."""
+    """Yields the texts of a stream; raises if the stream breaks off."""
     assert answer.status == 200, answer.read()
     while (line := answer.readline().strip()) != b"data: [DONE]":
         assert line or not answer.isclosed(), "it broke off"
@@ -138,53 +138,55 @@ def events(answer: http.client.HTTPResponse) -> Iterator[str]:
             yield json.loads(line[len(b"data: ") :])["choices"][0]["text"]
 
 
-def test_a_completion_comes_bit_by_bit(name: str, replicas: List[Replica]) -> None:
+def test_a_completion_arrives_incrementally(name: str, replicas: List[Replica]) -> None:
     with Proxy(name, replicas) as proxy:
         wait(proxy)
         answer = post(proxy.http, {"prompt": PROMPT, "max_tokens": 400, "stream": True, "ignore_eos": True})
-        text, came = "", [time.monotonic()]
+        text = ""
+        times = [time.monotonic()]
         for piece in events(answer):
-            text, came = text + piece, [*came, time.monotonic()]
+            text += piece
+            times.append(time.monotonic())
     assert len(text) == 400
-    gaps = [after - before for before, after in zip(came, came[1:])]
-    # where events wait for company, most come at once, and few after a long gap
+    gaps = [after - before for before, after in zip(times, times[1:])]
+    # if a proxy collected events, most gaps would be near zero and a few long
     assert statistics.median(gaps) * len(gaps) > 0.1 * sum(gaps), gaps
 
 
-def test_who_is_gone_keeps_no_row(name: str, replicas: List[Replica]) -> None:
-    def made() -> float:
+def test_a_disconnected_client_keeps_no_row(name: str, replicas: List[Replica]) -> None:
+    def generated() -> float:
         return sum(replica.metric("generation_tokens_total") for replica in replicas)
 
     with Proxy(name, replicas) as proxy:
         wait(proxy)
-        before = made()
+        before = generated()
         answer = post(proxy.http, {"prompt": PROMPT, "max_tokens": 4000, "stream": True, "ignore_eos": True})
         next(events(answer))
         answer.close()
         deadline = time.monotonic() + local.SOON
         while any(replica.metric("num_requests_running") for replica in replicas):
-            assert time.monotonic() < deadline, "a row is kept for nobody"
-        assert made() - before < 2000
+            assert time.monotonic() < deadline, "a row is still taken after the client disconnected"
+        assert generated() - before < 2000
 
 
-def test_what_is_too_long_is_told_in_the_servers_words(name: str, replicas: List[Replica]) -> None:
+def test_the_server_itself_refuses_a_long_request(name: str, replicas: List[Replica]) -> None:
     with Proxy(name, replicas) as proxy:
         wait(proxy)
         answer = post(proxy.http, {"prompt": "a" * 5_000_000})
         assert answer.status == 413 and "4194304" in json.loads(answer.read())["error"]["message"]
 
 
-@pytest.mark.parametrize("how", ["killed", "told to end"])
+@pytest.mark.parametrize("how", ["killed", "terminated"])
 def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica], how: str) -> None:
     outcomes: List[str] = []
 
     def ask(seed: int) -> None:
         text = ""
         try:
-            asked = {"prompt": PROMPT, "max_tokens": 150, "stream": True, "seed": seed, "ignore_eos": True}
-            for piece in events(post(proxy.http, asked)):
+            body = {"prompt": PROMPT, "max_tokens": 150, "stream": True, "seed": seed, "ignore_eos": True}
+            for piece in events(post(proxy.http, body)):
                 text += piece
-            outcomes.append("whole" if len(text) == 150 else f"lost: {text}")
+            outcomes.append("complete" if len(text) == 150 else f"lost: {text}")
         except (AssertionError, OSError, ValueError, http.client.HTTPException) as error:
             outcomes.append("cut" if text else f"lost: {error!r}")
 
@@ -193,37 +195,37 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
 
     with Proxy(name, pair) as proxy:
         wait(proxy)
-        asking = [threading.Thread(target=ask, args=[seed]) for seed in range(16)]
-        for one in asking:
-            one.start()
+        early = [threading.Thread(target=ask, args=[seed]) for seed in range(16)]
+        for thread in early:
+            thread.start()
         while not all(map(busy, pair)):
-            assert any(one.is_alive() for one in asking), "all were over before both replicas were busy"
+            assert any(thread.is_alive() for thread in early), "all requests ended before both replicas were busy"
         pair[0].end(killed=how == "killed")
         late = [threading.Thread(target=ask, args=[seed]) for seed in range(16)]
-        for one in late:
-            one.start()
-        for one in [*asking, *late]:
-            one.join()
-        assert [one for one in outcomes if one.startswith("lost")] == []
+        for thread in late:
+            thread.start()
+        for thread in [*early, *late]:
+            thread.join()
+        assert [outcome for outcome in outcomes if outcome.startswith("lost")] == []
         # a replica runs two at once
         assert outcomes.count("cut") <= (2 if how == "killed" else 0), outcomes
         assert len(outcomes) == 32
-        # and when nobody is left, that is told as OpenAI's clients know it
+        # with no replica left, the error has the form that OpenAI's clients expect
         for replica in pair:
             replica.stop()
         answer = post(proxy.http, {"prompt": PROMPT})
-        told = json.loads(answer.read())["error"]
-        assert (answer.status, answer.headers["retry-after"], told["code"]) == (503, "1", "unavailable")
+        error = json.loads(answer.read())["error"]
+        assert (answer.status, answer.headers["retry-after"], error["code"]) == (503, "1", "unavailable")
 
 
-@pytest.mark.parametrize("who", ["the client", "the proxy"])
-def test_prompts_that_begin_alike_meet_their_cache(pair: List[Replica], who: str) -> None:
-    """By a header, or by the line of haproxy-http.cfg that takes the prompt's beginning in its place."""
+@pytest.mark.parametrize("sender", ["the client", "the proxy"])
+def test_prompts_that_begin_alike_use_one_cache(pair: List[Replica], sender: str) -> None:
+    """By a header of the client, or by the line of haproxy-http.cfg that computes it from the prompt's beginning."""
     line = "# http-request set-header weir-affinity"
-    changes = [] if who == "the client" else [(line, line[2:]), ("bytes(0,200)", "bytes(0,20)")]
+    changes = [] if sender == "the client" else [(line, line[2:]), ("bytes(0,200)", "bytes(0,20)")]
 
     def cached(prompt: str) -> int:
-        headers = {"weir_affinity": prompt[:20]} if who == "the client" else {}
+        headers = {"weir_affinity": prompt[:20]} if sender == "the client" else {}
         answer = json.loads(post(proxy.http, {"prompt": prompt, "max_tokens": 5}, **headers).read())
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -232,8 +234,8 @@ def test_prompts_that_begin_alike_meet_their_cache(pair: List[Replica], who: str
         prompts = [f"{chr(97 + n)} {PROMPT}{chr(97 + n)} and what became of it " for n in range(12)]
         assert [cached(prompt) for prompt in prompts] == [0] * 12
         assert all(cached(prompt + "in the end") >= len(prompt) - 1 for prompt in prompts)
-        # and not all of them by one replica
+        # both replicas served some of them
         assert min(replica.metric("prefix_cache_queries_total") for replica in pair) > 0
-        # one without a prompt, or with several, goes anywhere
+        # a request without a prompt, or with several, goes to any replica
         assert post(proxy.http, {}).status == 400
         assert post(proxy.http, {"prompt": [PROMPT, PROMPT], "max_tokens": 5}).status == 200

@@ -144,7 +144,10 @@ impl Site {
         let order = weir_proto::v1::ListGenerationsRequest {};
         let mut admin = weir_proto::v1::admin_client::AdminClient::new(self.channel.clone());
         let refused = admin.list_generations(order).await.unwrap_err();
-        assert_eq!((refused.code(), refused.message()), (Code::PermissionDenied, "admin calls are not proxied: call a replica directly"));
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (Code::PermissionDenied, "admin calls are not proxied: call a replica directly")
+        );
         self
     }
 

@@ -118,6 +118,7 @@ PAGES: Dict[str, List[Step]] = {
         Elsewhere(".ci/run", CI),
         Elsewhere(".ci/sanitize", CI),
         Elsewhere(".ci/python", CI),
+        Elsewhere("ln -s ../../.ci/commit-msg .git/hooks/commit-msg", "it changes the repository's hooks"),
     ],
     "clients/python/README.md": [
         Elsewhere(INSTALL, CI),

@@ -12,7 +12,7 @@ use crate::{
     },
     engine::handle::{Event, Handle, Job, Limits},
     error::{Error, Result},
-    text::TextStream,
+    text::StreamDetokenizer,
 };
 use serde_json::{Value, json};
 
@@ -86,8 +86,8 @@ pub fn run(args: Args) -> Result<()> {
     Err(Error::Internal("the engine ended without an answer".into()))
 }
 
-fn stream(model: &dyn Model) -> TextStream {
-    TextStream::new(model.card().vocabulary.clone())
+fn stream(model: &dyn Model) -> StreamDetokenizer {
+    StreamDetokenizer::new(model.card().vocabulary.clone())
 }
 
 impl Args {
@@ -134,7 +134,7 @@ struct Told<'a> {
     mode: Option<BoundaryMode>,
     json: bool,
     characters: Vec<Character>,
-    stream: TextStream,
+    stream: StreamDetokenizer,
 }
 
 impl Told<'_> {

@@ -134,8 +134,8 @@ impl Found {
     fn json(&self) -> Value {
         let mut vocabulary = match self.vocabulary.characters() {
             Some(characters) => json!({ "symbols": characters }),
-            None if self.vocabulary.is_pieces() => {
-                json!({ "size": self.vocabulary.len(), "tokenizer": self.vocabulary.subwords().map(|_| TOKENIZER_FILE) })
+            None if self.vocabulary.is_subword() => {
+                json!({ "size": self.vocabulary.len(), "tokenizer": self.vocabulary.tokenizer().map(|_| TOKENIZER_FILE) })
             }
             None => json!({ "bytes": true }),
         };
@@ -201,8 +201,8 @@ impl Found {
         const SHOWN: usize = 40;
         let count = self.vocabulary.len();
         match self.vocabulary.characters() {
-            None if self.vocabulary.subwords().is_some() => format!("{count} subwords"),
-            None if self.vocabulary.is_pieces() => format!("{count} ids, without a tokenizer"),
+            None if self.vocabulary.tokenizer().is_some() => format!("{count} subwords"),
+            None if self.vocabulary.is_subword() => format!("{count} ids, without a tokenizer"),
             None if self.vocabulary.specials().is_some() => format!("{count} bytes and marks"),
             None => format!("{count} bytes"),
             Some(_) => {

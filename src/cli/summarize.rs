@@ -19,7 +19,7 @@ use crate::{
     engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source},
     error::{Error, Result},
     report::rouge::rouge,
-    text::TextStream,
+    text::StreamDetokenizer,
 };
 use input::Document;
 use std::{path::PathBuf, sync::Arc};
@@ -141,7 +141,7 @@ pub fn run(args: Args) -> Result<()> {
     // before the work that it is compared with
     let read = |file: &PathBuf| std::fs::read_to_string(file).map_err(Error::io(file));
     let reference = args.reference.as_ref().map(read).transpose()?;
-    let mut stream = TextStream::new(model.card().vocabulary.clone());
+    let mut stream = StreamDetokenizer::new(model.card().vocabulary.clone());
     // what is shown before the summary is not known before the document is read
     let mut told = |event: Told<'_>| match event {
         _ if args.json => Ok(()),

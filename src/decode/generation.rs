@@ -18,7 +18,7 @@ use super::{
     stops::Stops,
     trace,
 };
-use crate::{error::Result, text::Specials};
+use crate::{error::Result, text::SpecialSymbols};
 use std::collections::VecDeque;
 
 /// The sampled part of a sequence.
@@ -48,7 +48,7 @@ pub(super) struct Generation {
 /// What a model may choose beside the symbols of a text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Marks {
-    specials: Specials,
+    specials: SpecialSymbols,
     /// Whether its marks end segments; if not, its predictor does.
     ends_segments: bool,
     /// Whether it may end the text.
@@ -61,7 +61,11 @@ pub(super) struct Marks {
 
 impl Marks {
     /// Those of a model with such symbols, if it has any, whose segments are ended in that way.
-    pub(super) fn new(specials: Option<Specials>, mode: Option<BoundaryMode>, stopping: &Stopping) -> Option<Self> {
+    pub(super) fn new(
+        specials: Option<SpecialSymbols>,
+        mode: Option<BoundaryMode>,
+        stopping: &Stopping,
+    ) -> Option<Self> {
         let (ends_segments, ends_text) = (mode == Some(BoundaryMode::Nxt), !stopping.ignore_end);
         specials.map(|specials| Self { specials, ends_segments, ends_text, chosen: 0, is_ending: false })
     }

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::{
         decode::document::{Generation, Marks},
-        text::{Normaliser, Vocabulary},
+        text::{TextNormaliser, Vocabulary},
     };
     use std::sync::Arc;
 
@@ -228,7 +228,7 @@ mod tests {
             family: "fake",
             shape: String::new(),
             parameters: 0,
-            vocabulary: Arc::new(Vocabulary::of_symbols(&symbols, Normaliser::None).unwrap()),
+            vocabulary: Arc::new(Vocabulary::from_symbols(&symbols, TextNormaliser::None).unwrap()),
             training_length: 8,
             max_symbols: 100,
             max_symbols_why: None,

@@ -180,7 +180,7 @@ pub fn blueprint(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
         Some((_, read)) => {
             let blueprint = read(config, file)?;
             if !blueprint.reads_documents() {
-                if config.vocabulary(file)?.is_pieces() {
+                if config.vocabulary(file)?.is_subword() {
                     let expected = "`symbols` or `bytes`: this family's symbols are characters or bytes";
                     return Err(Error::checkpoint(file, "vocabulary", expected, "pieces of a tokenizer"));
                 }

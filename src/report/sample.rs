@@ -63,7 +63,7 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::Normaliser;
+    use crate::text::TextNormaliser;
 
     #[test]
     fn the_text_is_plain_and_closes_into_a_circle() {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn windows_go_on_at_the_start() {
-        let sample = Sample::new(&Vocabulary::of_bytes(Normaliser::None));
+        let sample = Sample::new(&Vocabulary::byte_level(TextNormaliser::None));
         let len = sample.len();
         assert_eq!((sample.foreign(), len), (0, ENGLISH.len()));
         let text: Vec<u32> = ENGLISH.bytes().map(u32::from).collect();
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn letters_that_a_vocabulary_lacks_are_replaced_and_counted() {
-        let vocabulary = Vocabulary::of_symbols(&["e", " ", "ж"], Normaliser::None).unwrap();
+        let vocabulary = Vocabulary::from_symbols(&["e", " ", "ж"], TextNormaliser::None).unwrap();
         let sample = Sample::new(&vocabulary);
         let known = ENGLISH.chars().filter(|letter| [' ', 'e'].contains(letter)).count();
         assert_eq!(sample.foreign(), ENGLISH.len() - known);

@@ -1,20 +1,24 @@
-//! Text on one side, symbols on the other.
+//! Converts between text and symbols. This room does not depend on any model.
 //!
-//! [`Vocabulary`] turns one into the other, after its [`Normaliser`] has made the text look like the text the model was
-//! trained on. [`Subwords`] is the tokenizer of a vocabulary whose symbols are longer than a character. [`TextStream`] turns symbols into text one at a time and never splits a code point;
-//! [`Reading`] turns a text that arrives in chunks into symbols. This room knows no model.
+//! [`Vocabulary`] maps text to symbol ids and back, after its [`TextNormaliser`] has made the text look like the training
+//! text. [`SubwordTokenizer`] is the tokenizer of a vocabulary whose symbols are longer than a character.
+//! [`StreamTokenizer`] encodes a text that arrives in chunks. [`StreamDetokenizer`] decodes one symbol at a time and never
+//! splits a code point.
 
-pub mod normalise;
-pub mod reading;
+pub mod detokenizer;
+pub mod error;
+pub mod normaliser;
 pub mod specials;
-pub mod stream;
+pub mod stream_tokenizer;
 pub mod subwords;
+mod tokenizer_check;
 pub mod vocabulary;
-mod words;
 
-pub use normalise::Normaliser;
-pub use reading::{Reading, Room, Token};
-pub use specials::Specials;
-pub use stream::TextStream;
-pub use subwords::{Subword, Subwords};
-pub use vocabulary::{Vocabulary, VocabularyError};
+pub use detokenizer::StreamDetokenizer;
+pub use error::VocabularyError;
+pub use normaliser::TextNormaliser;
+pub use specials::SpecialSymbols;
+pub use stream_tokenizer::{LimitStatus, StreamTokenizer, TokenSpan};
+pub use subwords::{Subword, SubwordTokenizer};
+pub use tokenizer_check::BLANK;
+pub use vocabulary::Vocabulary;

@@ -1,32 +1,33 @@
-//! Symbols that are no text: a model's own marks between the characters.
+//! Special symbols: ids that a model uses between the characters of a text, such as the end of a text or of a segment.
 //!
-//! They have ids among the others', wherever the checkpoint puts them. `unknown` is the one that may stand in a text: for a
-//! character that the vocabulary lacks. None of them is ever encoded from text, so a text that spells one out is text.
+//! The checkpoint decides which ids they have. Only `unknown` may occur in a text: it replaces a character that the
+//! vocabulary lacks. Text is never encoded as a special symbol, so a text that spells out `<eos>` stays text.
 
+use super::VocabularyError;
 use serde::{Deserialize, Serialize};
 
-/// The ids of a model's marks.
+/// Ids of a model's special symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Specials {
-    /// Stands before each text; the model puts it there itself.
+pub struct SpecialSymbols {
+    /// Precedes each text; the model inserts it.
     pub start: u32,
     /// Ends a text.
     pub end: u32,
-    /// Stands before each segment where segments are written; the model puts it there itself.
+    /// Precedes each segment if the model writes segments; the model inserts it.
     pub segment_start: u32,
-    /// Ends each segment where segments are written.
+    /// Ends each segment if the model writes segments.
     pub segment_end: u32,
-    /// Stands for a character that is not in the vocabulary.
+    /// Replaces a character that is not in the vocabulary.
     pub unknown: u32,
 }
 
-impl Specials {
-    /// How many there are.
+impl SpecialSymbols {
+    /// Number of special symbols.
     pub const COUNT: usize = 5;
 
-    /// Each with its name in a checkpoint.
-    pub fn named(self) -> [(&'static str, u32); Self::COUNT] {
+    /// Returns each special symbol's name in a checkpoint, with its id.
+    pub fn named_ids(self) -> [(&'static str, u32); Self::COUNT] {
         [
             ("start", self.start),
             ("end", self.end),
@@ -36,38 +37,43 @@ impl Specials {
         ]
     }
 
-    /// Whether an id is one of them.
-    pub fn holds(self, id: u32) -> bool {
-        self.named().iter().any(|&(_, own)| own == id)
+    /// Returns true if `id` is a special symbol.
+    pub fn contains(self, id: u32) -> bool {
+        self.named_ids().iter().any(|&(_, own)| own == id)
     }
 
-    /// Its name in messages and listings, if it is one of them.
-    pub fn shown(self, id: u32) -> Option<&'static str> {
-        const SHOWN: [&str; Specials::COUNT] = ["<BoS>", "<eos>", "<bos>", "<nxt>", "<oov>"];
-        self.named().iter().zip(SHOWN).find(|((_, own), _)| *own == id).map(|(_, shown)| shown)
+    /// Returns the name of `id` in messages and listings if it is a special symbol.
+    pub fn display_name(self, id: u32) -> Option<&'static str> {
+        const NAMES: [&str; SpecialSymbols::COUNT] = ["<BoS>", "<eos>", "<bos>", "<nxt>", "<oov>"];
+        self.named_ids().iter().zip(NAMES).find(|((_, own), _)| *own == id).map(|(_, name)| name)
     }
 
-    /// Those that are never sampled: two that the model writes itself, and one without a surface.
+    /// Returns the ids that are never sampled: two that the model inserts itself, and `unknown`, which has no surface form.
     pub fn never_sampled(self) -> [u32; 3] {
         [self.start, self.segment_start, self.unknown]
     }
 
-    /// The first one that is out of bounds, stands twice, or where `taken` has a symbol of text: its name, what was expected,
-    /// what was found.
-    pub(super) fn wrong(self, len: usize, taken: impl Fn(u32) -> bool) -> Option<(&'static str, String, String)> {
-        let named = self.named();
+    /// Checks that all ids are below `len`, distinct, and not text symbols according to `is_text`.
+    ///
+    /// # Errors
+    /// The first special symbol that breaks a rule.
+    pub(super) fn check(self, len: usize, is_text: impl Fn(u32) -> bool) -> Result<(), VocabularyError> {
+        let named = self.named_ids();
+        let error = |name, expected: String, found: String| {
+            VocabularyError::new(format!("vocabulary.specials.{name}"), expected, found)
+        };
         for (index, (name, id)) in named.into_iter().enumerate() {
             if id as usize >= len {
-                return Some((name, format!("an id below {len}"), id.to_string()));
+                return Err(error(name, format!("an id below {len}"), id.to_string()));
             }
             if let Some((other, _)) = named[..index].iter().find(|(_, own)| *own == id) {
-                return Some((name, "an id of its own".into(), format!("{id}, which is {other}'s")));
+                return Err(error(name, "a distinct id".into(), format!("{id}, which is also {other}'s")));
             }
-            if taken(id) {
-                return Some((name, "an id that is no symbol of text".into(), id.to_string()));
+            if is_text(id) {
+                return Err(error(name, "an id that is not a text symbol".into(), id.to_string()));
             }
         }
-        None
+        Ok(())
     }
 }
 
@@ -75,15 +81,17 @@ impl Specials {
 mod tests {
     use super::*;
 
-    const MARKS: Specials = Specials { start: 0, end: 1, segment_start: 2, segment_end: 3, unknown: 9 };
+    const SPECIALS: SpecialSymbols = SpecialSymbols { start: 0, end: 1, segment_start: 2, segment_end: 3, unknown: 9 };
 
     #[test]
     fn ids_are_distinct_and_in_bounds() {
-        assert_eq!(MARKS.wrong(10, |_| false), None);
-        assert_eq!(MARKS.wrong(9, |_| false).unwrap().0, "unknown");
-        assert_eq!(Specials { end: 3, ..MARKS }.wrong(10, |_| false).unwrap().0, "segment_end");
-        assert_eq!(MARKS.wrong(10, |id| id == 2).unwrap().0, "segment_start");
-        assert!(MARKS.holds(9) && !MARKS.holds(4));
-        assert_eq!((MARKS.shown(0), MARKS.shown(2), MARKS.shown(5)), (Some("<BoS>"), Some("<bos>"), None));
+        let wrong_key = |result: Result<(), VocabularyError>| result.unwrap_err().key;
+        assert_eq!(SPECIALS.check(10, |_| false), Ok(()));
+        assert_eq!(wrong_key(SPECIALS.check(9, |_| false)), "vocabulary.specials.unknown");
+        let repeated = SpecialSymbols { end: 3, ..SPECIALS };
+        assert_eq!(wrong_key(repeated.check(10, |_| false)), "vocabulary.specials.segment_end");
+        assert_eq!(wrong_key(SPECIALS.check(10, |id| id == 2)), "vocabulary.specials.segment_start");
+        assert!(SPECIALS.contains(9) && !SPECIALS.contains(4));
+        assert_eq!([0, 2, 5].map(|id| SPECIALS.display_name(id)), [Some("<BoS>"), Some("<bos>"), None]);
     }
 }

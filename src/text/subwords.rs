@@ -1,160 +1,153 @@
-//! Subword tokenizers: what Hugging Face's `tokenizer.json` describes, by the library that defines it.
+//! Subword tokenizers read from Hugging Face's `tokenizer.json`, by the library that defines the format.
 //!
-//! Text that spells out one of the tokenizer's own marks is text: marks are never encoded from it. Only tokenizers that look at
-//! each word by itself are taken.
+//! Special tokens are never encoded from text: a text that spells out `</s>` stays text. Only tokenizers that encode each
+//! word independently are accepted.
 
-use super::{VocabularyError, words::check_words};
+use super::{VocabularyError, tokenizer_check::check_word_by_word};
 use serde_json::Value;
 use std::collections::HashSet;
 use tokenizers::{Tokenizer, step_decode_stream};
 
-/// The name of the file in a checkpoint.
+/// Name of the tokenizer's file in a checkpoint.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
-/// The largest such file.
+/// Maximum size of that file, in bytes.
 pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
-/// Whitespace other than the space, as Python counts it.
-pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
-
-/// A tokenizer.
-pub struct Subwords {
+/// A subword tokenizer.
+pub struct SubwordTokenizer {
     tokenizer: Tokenizer,
-    /// Its marks, but for the unknown one.
-    marks: HashSet<u32>,
-    /// The mark for what it has no piece for.
+    /// Ids of special tokens, without `unknown`.
+    specials: HashSet<u32>,
+    /// Id that replaces text for which the tokenizer has no piece.
     unknown: Option<u32>,
-    /// The file it was read from.
+    /// Contents of the file.
     json: String,
 }
 
-/// One subword of a text.
+/// One subword of a text, with its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subword {
-    /// Its id.
+    /// Id in the vocabulary.
     pub id: u32,
-    /// Its first byte in the text.
+    /// Offset of its first byte in the text.
     pub start: usize,
-    /// One past its last.
+    /// Offset after its last byte.
     pub end: usize,
 }
 
-/// What a stream of pieces has told so far, in the words of the library.
+/// State of decoding one id at a time, in the form that `step_decode_stream` expects.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Spelling {
-    /// Bytes of which the next piece decides whether they are a character, and marks among them.
+pub(super) struct DecodeState {
+    /// Byte pieces whose text depends on the next piece, and special tokens among them.
     bytes: Vec<u32>,
     ids: Vec<u32>,
     prefix: String,
     index: usize,
 }
 
-impl std::fmt::Debug for Subwords {
+impl std::fmt::Debug for SubwordTokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Subwords").field("pieces", &self.len()).finish_non_exhaustive()
+        f.debug_struct("SubwordTokenizer").field("pieces", &self.len()).finish_non_exhaustive()
     }
 }
 
-impl Subwords {
-    /// Reads a `tokenizer.json`.
+impl SubwordTokenizer {
+    /// Parses a `tokenizer.json`.
     ///
     /// # Errors
-    /// What the library cannot make a tokenizer of; one that looks beyond words, by the file's own key.
+    /// The library rejects the file, or the tokenizer does not encode words independently.
     pub fn parse(json: &[u8]) -> Result<Self, VocabularyError> {
-        let wrong = |found: String| VocabularyError {
-            key: "the file".into(),
-            expected: "a tokenizer of Hugging Face's format".into(),
-            found,
+        let invalid = |error: &dyn std::fmt::Display| {
+            VocabularyError::new("the file", "a tokenizer in Hugging Face's format", error.to_string())
         };
-        let json = std::str::from_utf8(json).map_err(|error| wrong(error.to_string()))?.to_owned();
-        let mut value: Value = serde_json::from_str(&json).map_err(|error| wrong(error.to_string()))?;
-        let tokenizer: Result<Tokenizer, _> = json.parse();
-        let tokenizer = tokenizer.map_err(|error| wrong(error.to_string()))?;
-        check_words(&value)?;
-        let unknown = unknown(&value, &tokenizer);
+        let json = std::str::from_utf8(json).map_err(|error| invalid(&error))?.to_owned();
+        let mut value: Value = serde_json::from_str(&json).map_err(|error| invalid(&error))?;
+        let tokenizer: Tokenizer = json.parse().map_err(|error| invalid(&error))?;
+        check_word_by_word(&value)?;
+        let unknown = unknown_id(&value, &tokenizer);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
-        let marks: HashSet<u32> = special.filter(|&id| Some(id) != unknown).collect();
-        hide_marks(&mut value, &marks, unknown);
-        let tokenizer: Result<Tokenizer, _> = value.to_string().parse();
-        let mut tokenizer = tokenizer.map_err(|error| wrong(error.to_string()))?;
-        // a document is taken whole, and a text that spells out a mark is text
+        let specials: HashSet<u32> = special.filter(|&id| Some(id) != unknown).collect();
+        lower_special_scores(&mut value, &specials, unknown);
+        let mut tokenizer: Tokenizer = value.to_string().parse().map_err(|error| invalid(&error))?;
+        // documents are not truncated, and text that spells out a special token stays text
         tokenizer.with_padding(None).set_encode_special_tokens(true);
-        tokenizer.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
-        Ok(Self { tokenizer, marks, unknown, json })
+        tokenizer.with_truncation(None).map_err(|error| invalid(&error))?;
+        Ok(Self { tokenizer, specials, unknown, json })
     }
 
-    /// Ids: one more than the largest.
+    /// Returns the number of ids: one more than the largest.
     pub fn len(&self) -> usize {
-        self.tokenizer.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1)
+        self.tokenizer.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
     }
 
-    /// Whether there are none.
+    /// Returns true if the tokenizer has no pieces.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The file it was read from.
+    /// Returns the contents of the file.
     pub fn json(&self) -> &str {
         &self.json
     }
 
-    /// A text's subwords.
+    /// Encodes a text.
     ///
     /// # Errors
-    /// What the library says where a text cannot be cut: a tokenizer without a piece for what it does not know.
+    /// The library's message if the tokenizer has neither a piece nor an unknown token for a part of `text`.
     pub fn encode(&self, text: &str) -> Result<Vec<Subword>, String> {
         let encoding = self.tokenizer.encode(text, false).map_err(|error| error.to_string())?;
         let pieces = encoding.get_ids().iter().zip(encoding.get_offsets());
-        let spelt = |id: u32| match (self.marks.contains(&id), self.unknown) {
+        let text_id = |id: u32| match (self.specials.contains(&id), self.unknown) {
             (false, _) => Ok(id),
             (true, Some(unknown)) => Ok(unknown),
-            (true, None) => Err("a mark, which is no text,".to_owned()),
+            (true, None) => Err("a special token, which is not text,".to_owned()),
         };
-        pieces.map(|(&id, &(start, end))| Ok(Subword { id: spelt(id)?, start, end })).collect()
+        pieces.map(|(&id, &(start, end))| Ok(Subword { id: text_id(id)?, start, end })).collect()
     }
 
-    /// The text of ids; marks, and ids that are none, have none.
+    /// Decodes ids. Special tokens and unknown ids have no text.
     pub fn decode(&self, ids: &[u32]) -> String {
-        // it fails only for decoders that are given what no tokenizer makes
+        // decoders only fail on input that no tokenizer produces
         self.tokenizer.decode(ids, true).unwrap_or_default()
     }
 
-    /// The text that one more piece completes.
-    pub(super) fn spell(&self, so_far: &mut Spelling, id: u32) -> String {
-        let Spelling { bytes, ids, prefix, index } = so_far;
+    /// Decodes one more id and returns the text that it completes.
+    pub(super) fn decode_next(&self, state: &mut DecodeState, id: u32) -> String {
+        let DecodeState { bytes, ids, prefix, index } = state;
         bytes.push(id);
-        // what bytes spell is known when their run has ended, which marks between them do not end
+        // the text of byte pieces is known when their run has ended; special tokens do not end it
         let is_byte = |piece: String| piece.len() == "<0x00>".len() && piece.starts_with("<0x");
-        if self.marks.contains(&id) || self.unknown == Some(id) || self.piece(id).is_none_or(is_byte) {
+        if self.specials.contains(&id) || self.unknown == Some(id) || self.piece(id).is_none_or(is_byte) {
             return String::new();
         }
-        let told = step_decode_stream(&self.tokenizer, std::mem::take(bytes), true, ids, prefix, index);
-        // a decoder that takes back what it has said leaves the rest to the end
-        told.ok().flatten().unwrap_or_default()
+        let decoded = step_decode_stream(&self.tokenizer, std::mem::take(bytes), true, ids, prefix, index);
+        // if a decoder changes earlier text, `decode_rest` returns the remainder
+        decoded.ok().flatten().unwrap_or_default()
     }
 
-    /// What was held back at the end, which may be an unfinished code point.
-    pub(super) fn rest(&self, so_far: &mut Spelling) -> String {
-        let Spelling { bytes, mut ids, prefix, .. } = std::mem::take(so_far);
+    /// Returns the text that was held back, which may be an unfinished code point, and resets `state`.
+    pub(super) fn decode_rest(&self, state: &mut DecodeState) -> String {
+        let DecodeState { bytes, mut ids, prefix, .. } = std::mem::take(state);
         ids.extend(bytes);
-        let whole = self.decode(&ids);
-        let common = whole.chars().zip(prefix.chars()).take_while(|(own, told)| own == told);
-        let told: usize = common.map(|(own, _)| own.len_utf8()).sum();
-        whole.get(told..).unwrap_or_default().to_owned()
+        let decoded = self.decode(&ids);
+        let common = decoded.chars().zip(prefix.chars()).take_while(|(decoded, returned)| decoded == returned);
+        let returned: usize = common.map(|(decoded, _)| decoded.len_utf8()).sum();
+        decoded.get(returned..).unwrap_or_default().to_owned()
     }
 
-    /// The piece of an id as the file spells it.
+    /// Returns the piece of `id` as the file spells it.
     pub fn piece(&self, id: u32) -> Option<String> {
         self.tokenizer.id_to_token(id)
     }
 
-    /// The id of a piece as the file spells it.
+    /// Returns the id of a piece as the file spells it.
     pub fn id_of(&self, piece: &str) -> Option<u32> {
         self.tokenizer.token_to_id(piece)
     }
 }
 
-/// Words of a few characters, a unigram model of them.
+/// A small unigram tokenizer.
 #[cfg(test)]
 pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
     {"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
@@ -166,22 +159,24 @@ pub(super) const SMALL: &str = r#"{"version": "1.0", "added_tokens": [
     "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
     "model": {"type": "Unigram", "unk_id": 3, "byte_fallback": false, "vocab": [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0],
     ["<unk>", 0.0], ["▁", -3.0], ["a", -3.0], ["b", -3.0], ["▁ab", -1.0], ["ba", -2.0], ["<", -5.0], ["/", -5.0], ["s", -5.0], [">", -5.0]]}}"#;
-/// The mark for what a tokenizer has no piece for.
-fn unknown(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
+
+/// Returns the id for text that the tokenizer has no piece for.
+fn unknown_id(json: &Value, tokenizer: &Tokenizer) -> Option<u32> {
     let model = &json["model"];
     let id = model["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());
     id.or_else(|| tokenizer.token_to_id(model["unk_token"].as_str()?))
 }
 
-/// Makes marks so improbable, where pieces have probabilities, that a text that spells one out is cut otherwise.
-fn hide_marks(json: &mut Value, marks: &HashSet<u32>, unknown: Option<u32>) {
-    const HIDDEN: f64 = 1000.0;
+/// Lowers the scores of special tokens so far that text that spells one out is encoded as other pieces.
+fn lower_special_scores(json: &mut Value, specials: &HashSet<u32>, unknown: Option<u32>) {
+    const PENALTY: f64 = 1000.0;
     let Some(vocabulary) = json["model"]["vocab"].as_array_mut() else { return };
-    let is_mark = |id: u32| marks.contains(&id) || Some(id) == unknown;
-    let scores = (0_u32..).zip(&*vocabulary).filter(|(id, _)| !is_mark(*id)).filter_map(|(_, piece)| piece[1].as_f64());
-    let least = scores.fold(0.0, f64::min);
-    let hidden = (0_u32..).zip(vocabulary).filter(|(id, piece)| is_mark(*id) && piece[1].is_number());
-    hidden.for_each(|(_, piece)| piece[1] = Value::from(least - HIDDEN));
+    let is_special = |id: u32| specials.contains(&id) || Some(id) == unknown;
+    let text_pieces = (0_u32..).zip(&*vocabulary).filter(|(id, _)| !is_special(*id));
+    let lowest = text_pieces.filter_map(|(_, piece)| piece[1].as_f64()).fold(0.0, f64::min);
+    for (_, piece) in (0_u32..).zip(vocabulary).filter(|(id, piece)| is_special(*id) && piece[1].is_number()) {
+        piece[1] = Value::from(lowest - PENALTY);
+    }
 }
 
 #[cfg(test)]
@@ -189,8 +184,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_have_their_places_in_the_text_as_given() {
-        let subwords = Subwords::parse(SMALL.as_bytes()).unwrap();
+    fn subwords_have_byte_offsets_in_the_original_text() {
+        let subwords = SubwordTokenizer::parse(SMALL.as_bytes()).unwrap();
         assert_eq!(subwords.len(), 13);
         // the ligature is two characters once normalised
         let text = "ab abba  ﬁ b";
@@ -205,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_never_encoded_from_text() {
-        let subwords = Subwords::parse(SMALL.as_bytes()).unwrap();
+    fn special_tokens_are_never_encoded_from_text() {
+        let subwords = SubwordTokenizer::parse(SMALL.as_bytes()).unwrap();
         for text in ["</s>", "a</s> <pad>b", "<s>", "<unk>"] {
             let pieces = subwords.encode(text).unwrap();
             assert!(!pieces.is_empty() && pieces.iter().all(|piece| piece.id >= 3), "{text}: {pieces:?}");
@@ -215,11 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tokenizer_is_told() {
+    fn a_file_that_is_not_a_tokenizer_is_rejected() {
         for json in ["", "{}", "[1]", "\u{0}"] {
-            let error = Subwords::parse(json.as_bytes()).unwrap_err();
-            assert!(error.to_string().starts_with("the file: expected a tokenizer of"), "{error}");
+            let error = SubwordTokenizer::parse(json.as_bytes()).unwrap_err();
+            assert!(
+                error.to_string().starts_with("the file: expected a tokenizer in Hugging Face's format"),
+                "{error}"
+            );
         }
-        assert!(Subwords::parse(&[0xff]).is_err());
+        assert!(SubwordTokenizer::parse(&[0xff]).is_err());
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use weir::{
     decode::contract::{Mark, Model},
     kernels::Dtype,
-    text::Specials,
+    text::SpecialSymbols,
 };
 
 /// FIXTURES.md: h, s, s_ctx, boundary logits; logits and log-probabilities.
@@ -36,7 +36,7 @@ impl Case {
         LSLM_CASES.into_iter().map(Self::of)
     }
 
-    fn specials(&self) -> Specials {
+    fn specials(&self) -> SpecialSymbols {
         self.model.card().vocabulary.specials().unwrap()
     }
 

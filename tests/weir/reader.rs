@@ -21,7 +21,7 @@ use weir::{
         },
     },
     error::{Error, Result},
-    text::{Normaliser, Vocabulary},
+    text::{TextNormaliser, Vocabulary},
 };
 
 /// Marks: bytes that no text has.
@@ -84,7 +84,7 @@ impl Librarian {
             family: "toy",
             shape: "a hash of documents".into(),
             parameters: 0,
-            vocabulary: Arc::new(Vocabulary::of_bytes(Normaliser::None)),
+            vocabulary: Arc::new(Vocabulary::byte_level(TextNormaliser::None)),
             training_length: TOKENS,
             max_symbols: TARGETS,
             max_symbols_why: None,

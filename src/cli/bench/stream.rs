@@ -12,7 +12,7 @@ use crate::{
         stream::{Asked, Entry, MAX_BATCH, Plan, Run},
     },
     serve::client::streams::{Read, Request},
-    text::TextStream,
+    text::StreamDetokenizer,
 };
 use std::{path::PathBuf, time::Instant};
 
@@ -90,7 +90,7 @@ impl Bench {
         let ns = begun.elapsed().as_nanos() as f64;
         let messages = told.iter().map(|told| told.messages).sum();
         let text = |told: Heard| {
-            let mut stream = TextStream::new(card.vocabulary.clone());
+            let mut stream = StreamDetokenizer::new(card.vocabulary.clone());
             let mut text: String = told.symbols.iter().map(|&symbol| stream.push(symbol).to_owned()).collect();
             text += stream.finish();
             text

@@ -10,7 +10,7 @@ use crate::{
         logprobs::log_probability,
     },
     error::Result,
-    text::Specials,
+    text::SpecialSymbols,
 };
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;
@@ -18,7 +18,7 @@ use std::f64::consts::LN_2;
 /// Sums of bits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Figures {
-    specials: Specials,
+    specials: SpecialSymbols,
     /// Whether segments are written.
     segments: bool,
     /// Symbols of the text.
@@ -34,7 +34,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn new(specials: Specials, segments: bool) -> Self {
+    pub(super) fn new(specials: SpecialSymbols, segments: bool) -> Self {
         Self { specials, segments, symbols: 0, ends: false, text: 0.0, end: 0.0, nxt: 0.0, renormalised: 0.0 }
     }
 

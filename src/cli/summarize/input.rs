@@ -3,7 +3,7 @@
 use crate::{
     decode::{contract::Model, document::Limits, summary::Place},
     error::{Error, Result},
-    text::{Reading, Room},
+    text::{LimitStatus, StreamTokenizer},
 };
 use std::{fs::File, io::Read, path::Path, sync::Arc};
 
@@ -48,7 +48,7 @@ fn from(
 ) -> Result<Document> {
     // the end mark is a token, too
     let limit = limits.tokens.saturating_sub(1);
-    let mut reading = Reading::new(Arc::clone(&model.card().vocabulary), field, limit).cut(cut);
+    let mut reading = StreamTokenizer::new(Arc::clone(&model.card().vocabulary), field, limit).with_truncation(cut);
     let (mut tokens, mut text, mut pending) = (Vec::new(), String::new(), Vec::new());
     let room = loop {
         let read = source.take(PORTION as u64).read_to_end(&mut pending).map_err(Error::io(file))?;
@@ -65,11 +65,11 @@ fn from(
         let portion = String::from_utf8(std::mem::replace(&mut pending, rest)).unwrap_or_default();
         let room = if read == 0 { reading.finish(&mut tokens)? } else { reading.push(&portion, &mut tokens)? };
         text += &portion;
-        if read == 0 || room == Room::Over {
+        if read == 0 || room == LimitStatus::Exceeded {
             break room;
         }
     };
-    if room == Room::Over && !cut {
+    if room == LimitStatus::Exceeded && !cut {
         return Err(Error::LongerThan { field, limit, unit: "tokens (--cut summarizes the beginning)", why: None });
     }
     if tokens.is_empty() {
@@ -80,5 +80,5 @@ fn from(
         tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
     ids.push(limits.marks.end);
     places.push((end, end));
-    Ok(Document { ids, places, text, cut: room == Room::Over })
+    Ok(Document { ids, places, text, cut: room == LimitStatus::Exceeded })
 }

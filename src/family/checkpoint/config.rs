@@ -4,7 +4,7 @@ use super::json;
 use crate::{
     error::{Error, Result, clip},
     text::{
-        Normaliser, Specials, Subwords, Vocabulary,
+        SpecialSymbols, SubwordTokenizer, TextNormaliser, Vocabulary,
         subwords::{MAX_TOKENIZER_BYTES, TOKENIZER_FILE},
     },
 };
@@ -29,7 +29,7 @@ pub struct Config {
     /// Which family reads the rest.
     pub family: String,
     vocabulary: VocabularyConfig,
-    normaliser: Normaliser,
+    normaliser: TextNormaliser,
     /// Symbols in one training window.
     pub training_length: usize,
     /// The family's own part, as JSON text, so that it is parsed once, into the family's type: see [`architecture`].
@@ -38,7 +38,7 @@ pub struct Config {
     pub generation: Option<Generation>,
     /// The tokenizer that the vocabulary names.
     #[serde(skip)]
-    subwords: Option<Arc<Subwords>>,
+    subwords: Option<Arc<SubwordTokenizer>>,
 }
 
 /// How a summary is written unless a request says otherwise: fairseq's options, under their usual names.
@@ -67,9 +67,9 @@ pub enum VocabularyConfig {
     /// Byte values, always `true`.
     Bytes(bool),
     /// The same as the first, with the model's own marks: what the list has at their ids is not looked at.
-    MarkedSymbols(Vec<String>, Specials),
+    MarkedSymbols(Vec<String>, SpecialSymbols),
     /// Byte values from this id on, with the model's own marks at all other ids.
-    MarkedBytes(u32, Specials),
+    MarkedBytes(u32, SpecialSymbols),
     /// So many ids, the pieces of the tokenizer in the file beside this one, if one is named.
     Pieces(usize, Option<String>),
 }
@@ -81,7 +81,7 @@ struct Kinds {
     symbols: Option<Vec<String>>,
     bytes: Option<bool>,
     first_byte: Option<u32>,
-    specials: Option<Specials>,
+    specials: Option<SpecialSymbols>,
     size: Option<usize>,
     tokenizer: Option<String>,
 }
@@ -121,7 +121,7 @@ impl Config {
     /// A vocabulary that is none; `file` is the one to name.
     pub fn new(
         family: &str,
-        vocabulary: (VocabularyConfig, Normaliser),
+        vocabulary: (VocabularyConfig, TextNormaliser),
         training_length: usize,
         architecture: &serde_json::Value,
         file: &Path,
@@ -138,13 +138,13 @@ impl Config {
 
     /// The same with a tokenizer, to be written beside it, and with a way of writing.
     #[must_use]
-    pub fn with(mut self, subwords: Option<Arc<Subwords>>, generation: Option<Generation>) -> Self {
+    pub fn with(mut self, subwords: Option<Arc<SubwordTokenizer>>, generation: Option<Generation>) -> Self {
         (self.subwords, self.generation) = (subwords, generation);
         self
     }
 
     /// The tokenizer, if the vocabulary has one.
-    pub fn subwords(&self) -> Option<&Arc<Subwords>> {
+    pub fn subwords(&self) -> Option<&Arc<SubwordTokenizer>> {
         self.subwords.as_ref()
     }
 
@@ -193,8 +193,8 @@ impl Config {
                 ));
             }
             let beside = file.with_file_name(name);
-            let subwords = Subwords::parse(&json::read_limited(&beside, MAX_TOKENIZER_BYTES)?);
-            config.subwords = Some(Arc::new(subwords.map_err(|error| error.within(&beside))?));
+            let subwords = SubwordTokenizer::parse(&json::read_limited(&beside, MAX_TOKENIZER_BYTES)?);
+            config.subwords = Some(Arc::new(subwords.map_err(|error| error.in_file(&beside))?));
         }
         config.validate(file)?;
         Ok(config)
@@ -215,21 +215,21 @@ impl Config {
     pub fn vocabulary(&self, file: &Path) -> Result<Arc<Vocabulary>> {
         match &self.vocabulary {
             VocabularyConfig::Symbols(symbols) => {
-                Vocabulary::of_symbols(symbols, self.normaliser).map(Arc::new).map_err(|error| error.within(file))
+                Vocabulary::from_symbols(symbols, self.normaliser).map(Arc::new).map_err(|error| error.in_file(file))
             }
-            VocabularyConfig::Bytes(true) => Ok(Arc::new(Vocabulary::of_bytes(self.normaliser))),
+            VocabularyConfig::Bytes(true) => Ok(Arc::new(Vocabulary::byte_level(self.normaliser))),
             VocabularyConfig::Bytes(false) => Err(Error::checkpoint(file, "vocabulary.bytes", "true", "false")),
             VocabularyConfig::MarkedSymbols(symbols, specials) => {
-                let vocabulary = Vocabulary::of_marked(symbols, *specials, self.normaliser);
-                vocabulary.map(Arc::new).map_err(|error| error.within(file))
+                let vocabulary = Vocabulary::from_symbols_with_specials(symbols, *specials, self.normaliser);
+                vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
             }
             VocabularyConfig::MarkedBytes(first, specials) => {
-                let vocabulary = Vocabulary::of_marked_bytes(*first, *specials, self.normaliser);
-                vocabulary.map(Arc::new).map_err(|error| error.within(file))
+                let vocabulary = Vocabulary::byte_level_with_specials(*first, *specials, self.normaliser);
+                vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
             }
             VocabularyConfig::Pieces(size, _) => {
-                let vocabulary = Vocabulary::of_pieces(*size, self.subwords.clone(), self.normaliser);
-                vocabulary.map(Arc::new).map_err(|error| error.within(file))
+                let vocabulary = Vocabulary::from_tokenizer(*size, self.subwords.clone(), self.normaliser);
+                vocabulary.map(Arc::new).map_err(|error| error.in_file(file))
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::{
         },
         load::blueprint,
     },
-    text::Normaliser,
+    text::TextNormaliser,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -188,7 +188,7 @@ impl Arguments {
         } else {
             vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?
         };
-        Config::new("decoder", (symbols, Normaliser::None), self.n_positions, &architecture, file)
+        Config::new("decoder", (symbols, TextNormaliser::None), self.n_positions, &architecture, file)
             .map_err(in_official_terms)
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Result},
     family::checkpoint::VocabularyConfig,
-    text::Specials,
+    text::SpecialSymbols,
 };
 use serde::Deserialize;
 use std::path::Path;
@@ -60,7 +60,7 @@ impl Marked {
     /// # Errors
     /// Another size than there are symbols; no list of characters.
     pub(super) fn config(&self, file: &Path) -> Result<VocabularyConfig> {
-        let specials = Specials {
+        let specials = SpecialSymbols {
             start: self.bos_token_id,
             end: self.eos_token_id,
             segment_start: self.segment_bos_token_id,
@@ -73,9 +73,10 @@ impl Marked {
             if size == self.vocab_size { Ok(config) } else { Err(wrong()) }
         };
         match (self.vocab_type, &self.vocab) {
-            (Kind::Byte, _) => {
-                sized(BYTES + Specials::COUNT, VocabularyConfig::MarkedBytes(self.byte_offset.unwrap_or(0), specials))
-            }
+            (Kind::Byte, _) => sized(
+                BYTES + SpecialSymbols::COUNT,
+                VocabularyConfig::MarkedBytes(self.byte_offset.unwrap_or(0), specials),
+            ),
             (Kind::Char, Some(vocab)) => sized(vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials)),
             (Kind::Char, None) => Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
         }

@@ -121,7 +121,7 @@ impl Decoder {
         }
         if len + more > self.card.max_symbols {
             let (length, limit) = (len + more, self.card.max_symbols);
-            let unit = if self.card.vocabulary.is_pieces() { "tokens" } else { "characters" };
+            let unit = if self.card.vocabulary.is_subword() { "tokens" } else { "characters" };
             return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
         }
         state.hidden.clear();

@@ -17,7 +17,7 @@ use crate::{
     family::{Blueprint, Parts, cost},
     kernels::{Compute, ThreadPool, attention::PageLayout, linear::Linear, pages::PagePool},
     nn::{boundary::summed::Summed, kv_cache::KvCache, pooling::Pooling, t5::T5Stack},
-    text::Specials,
+    text::SpecialSymbols,
 };
 use std::{path::Path, sync::Arc};
 
@@ -25,7 +25,7 @@ use std::{path::Path, sync::Arc};
 pub struct Lslm {
     pub(super) card: Card,
     pub(super) compute: Compute,
-    pub(super) specials: Specials,
+    pub(super) specials: SpecialSymbols,
     /// (V, width of the token encoder)
     pub(super) token_embedding: Arc<[f32]>,
     /// (V, width of the decoder)

@@ -201,7 +201,7 @@ pub struct PyramidionBlueprint {
 pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
     let architecture: Architecture = checkpoint::architecture(config, file)?;
     let vocabulary = config.vocabulary(file)?;
-    if !vocabulary.is_pieces() {
+    if !vocabulary.is_subword() {
         let expected = "`size`, and `tokenizer` where there is one: this family's symbols are subwords";
         return Err(Error::checkpoint(file, "vocabulary", expected, "characters or bytes"));
     }

@@ -224,7 +224,7 @@ fn size(count: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::Normaliser;
+    use crate::text::TextNormaliser;
     use std::sync::Arc;
 
     fn card(vocabulary: Vocabulary) -> Card {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn letters() -> Card {
-        card(Vocabulary::of_symbols(&[" ", "a", "b", "c"], Normaliser::Text8).unwrap())
+        card(Vocabulary::from_symbols(&[" ", "a", "b", "c"], TextNormaliser::Text8).unwrap())
     }
 
     fn request(prompt: &str) -> v1::GenerateRequest {
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(stop("b c", &letters()).unwrap(), [2, 0, 3]);
         let message = stop("bC", &letters()).unwrap_err().to_string();
         assert_eq!(message, "stopping.stop[1]: 'C' at character 1 is not in the model's vocabulary");
-        assert_eq!(stop("é", &card(Vocabulary::of_bytes(Normaliser::None))).unwrap(), [0xc3, 0xa9]);
+        assert_eq!(stop("é", &card(Vocabulary::byte_level(TextNormaliser::None))).unwrap(), [0xc3, 0xa9]);
     }
 
     #[test]

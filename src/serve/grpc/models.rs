@@ -6,7 +6,7 @@ use crate::{
     decode::{document, options::Bounds},
     engine::handle::{Handle, PRIORITIES},
     serve::{call::Call, registry::engines::Engines, status::status},
-    text::{Specials, Vocabulary},
+    text::{SpecialSymbols, Vocabulary},
 };
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -104,21 +104,21 @@ fn documents(limits: &document::Limits) -> v1::Documents {
 fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
     let size = count(vocabulary.len());
     let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
-    let marks = vocabulary.specials().into_iter().flat_map(Specials::named);
+    let marks = vocabulary.specials().into_iter().flat_map(SpecialSymbols::named_ids);
     v1::Vocabulary {
         size,
         symbols: symbols.map(|id| shown(id, vocabulary)).collect(),
         bytes: vocabulary.is_bytes(),
         normaliser: vocabulary.normaliser().name().to_owned(),
         first_byte: vocabulary.byte_zero().unwrap_or_default(),
-        pieces: vocabulary.is_pieces(),
+        pieces: vocabulary.is_subword(),
         marks: marks.map(|(name, id)| (name.to_owned(), id)).collect(),
     }
 }
 
 /// A symbol in a list: marks have no text, but a spelling.
 fn shown(id: u32, vocabulary: &Vocabulary) -> String {
-    let mark = vocabulary.specials().and_then(|specials| specials.shown(id));
+    let mark = vocabulary.specials().and_then(|specials| specials.display_name(id));
     mark.map_or_else(|| symbol(id, vocabulary), str::to_owned)
 }
 

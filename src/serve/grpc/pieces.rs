@@ -6,7 +6,7 @@
 use super::convert::{Cut, Plan, Tell};
 use crate::{
     decode::options::Character,
-    text::{TextStream, Vocabulary},
+    text::{StreamDetokenizer, Vocabulary},
 };
 use std::{collections::VecDeque, sync::Arc};
 use weir_proto::v1;
@@ -25,7 +25,7 @@ pub(in crate::serve) struct Pieces {
     echo: usize,
     cut: Cut,
     tell: Tell,
-    text: TextStream,
+    text: StreamDetokenizer,
     vocabulary: Arc<Vocabulary>,
 }
 
@@ -33,7 +33,7 @@ impl Pieces {
     /// Nothing yet.
     pub(in crate::serve) fn new(plan: &Plan, vocabulary: Arc<Vocabulary>) -> Self {
         let echo = if plan.echo { plan.prompt_chars } else { 0 };
-        let text = TextStream::new(Arc::clone(&vocabulary));
+        let text = StreamDetokenizer::new(Arc::clone(&vocabulary));
         Self { waiting: VecDeque::new(), open: 0, echo, cut: plan.cut, tell: plan.tell, text, vocabulary }
     }
 
@@ -136,13 +136,13 @@ pub(in crate::serve) fn symbol(id: u32, vocabulary: &Vocabulary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decode::contract::Mark, text::Normaliser};
+    use crate::{decode::contract::Mark, text::TextNormaliser};
     use proptest::prelude::*;
 
     fn pieces(cut: Cut, prompt_chars: usize, characters: bool) -> Pieces {
         let tell = Tell { characters, boundaries: characters };
         let plan = Plan { prompt_chars, echo: prompt_chars > 0, cut, tell, stop: Vec::new(), seed: 0 };
-        Pieces::new(&plan, Arc::new(Vocabulary::of_bytes(Normaliser::None)))
+        Pieces::new(&plan, Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
     }
 
     fn bytes(text: &str) -> Vec<Character> {

@@ -86,11 +86,11 @@ mod tests {
     use crate::{
         decode::options::Reason,
         decode::usage::{Timing, Usage},
-        text::Normaliser,
+        text::TextNormaliser,
     };
 
     fn said(count: usize) -> Vec<Said> {
-        let mut scored = Scored::new(7, Arc::new(Vocabulary::of_bytes(Normaliser::None)), false);
+        let mut scored = Scored::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
         let logprob = |at| (at > 0).then_some(-0.5_f32.ln().abs());
         let character = |at| Character { symbol: 97, logprob: logprob(at), mark: None, top: Vec::new() };
         scored.take(Event::Characters((0..count).map(character).collect()));

@@ -32,7 +32,7 @@ pub(in crate::serve) fn segments(characters: &[Character], vocabulary: &Vocabula
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decode::contract::Mark, text::Normaliser};
+    use crate::{decode::contract::Mark, text::TextNormaliser};
 
     /// The characters of a text, with a boundary after each symbol that `closing` says.
     fn marked(symbols: &[u32], closing: &[usize]) -> Vec<Character> {
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn offsets_are_in_bytes_and_characters() {
-        let vocabulary = Vocabulary::of_symbols(&["a", "é"], Normaliser::None).unwrap();
+        let vocabulary = Vocabulary::from_symbols(&["a", "é"], TextNormaliser::None).unwrap();
         let found = segments(&marked(&[1, 0, 1, 1], &[1]), &vocabulary);
         let offsets = |s: &v1::Segment| (s.text.clone(), s.byte_start..s.byte_end, s.char_start..s.char_end, s.open);
         assert_eq!(offsets(&found[0]), ("éa".into(), 0..3, 0..2, false));
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_text_that_ends_with_a_boundary_has_no_open_segment() {
-        let vocabulary = Vocabulary::of_symbols(&["a"], Normaliser::None).unwrap();
+        let vocabulary = Vocabulary::from_symbols(&["a"], TextNormaliser::None).unwrap();
         let found = segments(&marked(&[0, 0], &[0, 1]), &vocabulary);
         assert_eq!(found.iter().map(|segment| segment.open).collect::<Vec<_>>(), [false, false]);
         assert!(segments(&[], &vocabulary).is_empty());
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn bytes_may_be_cut_within_a_code_point() {
-        let vocabulary = Vocabulary::of_bytes(Normaliser::None);
+        let vocabulary = Vocabulary::byte_level(TextNormaliser::None);
         let found = segments(&marked(&[0xc3, 0xa9, 0x61], &[0]), &vocabulary);
         assert_eq!((found[0].text.as_str(), found[0].byte_end), ("\u{fffd}", 1));
         assert_eq!((found[1].byte_start, found[1].byte_end), (1, 3));

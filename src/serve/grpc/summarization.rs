@@ -19,7 +19,7 @@ use crate::{
             engines::{Engines, Lease},
         },
     },
-    text::{Reading, Room},
+    text::{LimitStatus, StreamTokenizer},
 };
 use std::sync::Arc;
 use tokio::task::AbortHandle;
@@ -98,7 +98,7 @@ fn submit(
 
 /// A document on its way from the wire to the engine.
 struct Document {
-    reading: Reading,
+    reading: StreamTokenizer,
     upload: Upload,
     /// Whether one that is too long is cut.
     cut: bool,
@@ -112,7 +112,7 @@ impl Document {
         // the end mark is a token, too
         let (limit, end) =
             engine.reading().map_or((0, 0), |limits| (limits.tokens.saturating_sub(1), limits.marks.end));
-        let reading = Reading::new(Arc::clone(&engine.card().vocabulary), TEXT, limit).cut(cut);
+        let reading = StreamTokenizer::new(Arc::clone(&engine.card().vocabulary), TEXT, limit).with_truncation(cut);
         Self { reading, upload, cut, limit, end }
     }
 
@@ -126,15 +126,15 @@ impl Document {
             let more = next.map(|next| next.part);
             let ended = more.is_none();
             match self.take(more.map(|part| part.ok_or(()))) {
-                Ok(Room::Left) if !ended => {}
-                Ok(room) => return self.close(room == Room::Over),
+                Ok(LimitStatus::Within) if !ended => {}
+                Ok(room) => return self.close(room == LimitStatus::Exceeded),
                 Err(error) => return self.upload.fail(error),
             }
         }
     }
 
     /// Takes a part; none is the end.
-    fn take(&mut self, part: Option<Result<Part, ()>>) -> Result<Room> {
+    fn take(&mut self, part: Option<Result<Part, ()>>) -> Result<LimitStatus> {
         let mut tokens = Vec::new();
         let room = match part {
             Some(Ok(Part::Chunk(chunk))) => self.reading.push(&chunk.text, &mut tokens)?,
@@ -142,7 +142,7 @@ impl Document {
             Some(Err(())) => return Err(wrong("part", "nothing", "options or a chunk")),
             None => self.reading.finish(&mut tokens)?,
         };
-        if room == Room::Over && !self.cut {
+        if room == LimitStatus::Exceeded && !self.cut {
             return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
         }
         let (ids, places): (Vec<u32>, Vec<_>) = tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();

@@ -11,7 +11,7 @@ use crate::{
         summary::{self, Encoded, Place},
     },
     engine::handle::{DocumentEvent, Event},
-    text::{TextStream, Vocabulary},
+    text::{StreamDetokenizer, Vocabulary},
 };
 use std::{collections::VecDeque, sync::Arc};
 use weir_proto::v1::{self, summarize_response::Event as Said};
@@ -24,7 +24,7 @@ pub(in crate::serve) struct Summarized {
     request_id: String,
     model: String,
     vocabulary: Arc<Vocabulary>,
-    text: TextStream,
+    text: StreamDetokenizer,
     /// What receives the document; it is of no use once the summary is over.
     receiving: Option<Receiving>,
     started: Option<v1::SummaryStarted>,
@@ -45,7 +45,7 @@ impl Summarized {
         Self {
             request_id: request_id.to_owned(),
             model: card.name.clone(),
-            text: TextStream::new(Arc::clone(&vocabulary)),
+            text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
             vocabulary,
             receiving: None,
             started: None,

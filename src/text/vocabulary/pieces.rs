@@ -1,56 +1,52 @@
-//! Vocabularies whose symbols are a tokenizer's pieces.
+//! Vocabularies whose symbols are the pieces of a subword tokenizer.
 
 use super::{MAX_SYMBOLS, Symbols, Vocabulary, VocabularyError};
 use crate::{
     error::{Error, Result},
-    text::{Normaliser, Subword, Subwords},
+    text::{Subword, SubwordTokenizer, TextNormaliser},
 };
 use std::sync::Arc;
 
 impl Vocabulary {
-    /// Ids below `count`, most of which are pieces of a tokenizer, if there is one.
+    /// Creates a vocabulary of `count` ids. Without a tokenizer, ids have no text.
     ///
     /// # Errors
-    /// No ids, too many, or fewer than the tokenizer has.
-    pub fn of_pieces(
+    /// `count` is 0, above [`MAX_SYMBOLS`], or below the number of ids of the tokenizer.
+    pub fn from_tokenizer(
         count: usize,
-        subwords: Option<Arc<Subwords>>,
-        normaliser: Normaliser,
+        tokenizer: Option<Arc<SubwordTokenizer>>,
+        normaliser: TextNormaliser,
     ) -> Result<Self, VocabularyError> {
-        let least = subwords.as_ref().map_or(0, |subwords| subwords.len()).max(1);
-        if !(least..=MAX_SYMBOLS).contains(&count) {
-            let expected = format!("{least} to {MAX_SYMBOLS}: as many as the tokenizer has pieces, or more");
+        let min = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.len()).max(1);
+        if !(min..=MAX_SYMBOLS).contains(&count) {
+            let expected = format!("{min} to {MAX_SYMBOLS}, at least the number of the tokenizer's pieces");
             return Err(VocabularyError::new("vocabulary.size", expected, count.to_string()));
         }
-        Ok(Self { symbols: Symbols::Pieces { count, subwords }, specials: None, normaliser })
+        Ok(Self { symbols: Symbols::Subwords { count, tokenizer }, specials: None, normaliser })
     }
 
-    /// The tokenizer, where symbols are its pieces.
-    pub fn subwords(&self) -> Option<&Arc<Subwords>> {
+    /// Returns the subword tokenizer, if symbols are its pieces.
+    pub fn tokenizer(&self) -> Option<&Arc<SubwordTokenizer>> {
         match &self.symbols {
-            Symbols::Pieces { subwords, .. } => subwords.as_ref(),
+            Symbols::Subwords { tokenizer, .. } => tokenizer.as_ref(),
             _ => None,
         }
     }
 
-    /// Whether symbols are a tokenizer's pieces rather than characters or bytes.
-    pub fn is_pieces(&self) -> bool {
-        matches!(self.symbols, Symbols::Pieces { .. })
+    /// Returns true if symbols are subwords rather than characters or bytes.
+    pub fn is_subword(&self) -> bool {
+        matches!(self.symbols, Symbols::Subwords { .. })
     }
 
-    /// The subwords of a text, where symbols are a tokenizer's pieces.
+    /// Normalises and encodes a text with the subword tokenizer. `field` names the text in messages.
     ///
     /// # Errors
-    /// [`Error::BadOption`] if there is no tokenizer, or it cannot cut the text.
-    pub fn pieces(&self, field: &'static str, text: &str) -> Result<Vec<Subword>> {
-        let refused = |found: &str, bound: String| Err(Error::BadOption { field, found: found.into(), bound });
-        match self.subwords() {
-            None => refused("a text", "ids: the checkpoint has no tokenizer".into()),
-            Some(subwords) => match subwords.encode(&self.normalise(text)) {
-                Ok(pieces) => Ok(pieces),
-                Err(error) => refused("a text", format!("one that the tokenizer can cut: {error}")),
-            },
-        }
+    /// [`Error::BadOption`] if there is no tokenizer or it cannot encode the text.
+    pub fn encode_subwords(&self, field: &'static str, text: &str) -> Result<Vec<Subword>> {
+        let bad_option = |bound: String| Error::BadOption { field, found: "a text".into(), bound };
+        let tokenizer = self.tokenizer().ok_or_else(|| bad_option("ids: the checkpoint has no tokenizer".into()))?;
+        let encoded = tokenizer.encode(&self.normalise(text));
+        encoded.map_err(|error| bad_option(format!("a text that the tokenizer can encode: {error}")))
     }
 }
 
@@ -60,22 +56,22 @@ mod tests {
     use crate::text::subwords::SMALL;
 
     #[test]
-    fn pieces_are_text_with_a_tokenizer_and_ids_without() {
-        let subwords = Arc::new(Subwords::parse(SMALL.as_bytes()).unwrap());
-        let vocabulary = Vocabulary::of_pieces(20, Some(subwords.clone()), Normaliser::None).unwrap();
+    fn ids_have_text_only_with_a_tokenizer() {
+        let subwords = Arc::new(SubwordTokenizer::parse(SMALL.as_bytes()).unwrap());
+        let vocabulary = Vocabulary::from_tokenizer(20, Some(subwords.clone()), TextNormaliser::None).unwrap();
         assert_eq!(vocabulary.encode("document", "ab ab", 2).unwrap(), [7, 7]);
         let message = vocabulary.encode("document", "ab ab", 1).unwrap_err().to_string();
         assert_eq!(message, "document: 2 tokens is more than the limit of 1");
         assert_eq!((vocabulary.decode(&[7, 8, 2, 19]), vocabulary.len()), ("abba".into(), 20));
         assert_eq!((vocabulary.printable(7), vocabulary.printable(19)), ("\u{2581}ab".into(), "id 19".into()));
         assert!(vocabulary.check_ids("document", &[19]).is_ok() && vocabulary.check_ids("document", &[20]).is_err());
-        let ids = Vocabulary::of_pieces(20, None, Normaliser::None).unwrap();
+        let ids = Vocabulary::from_tokenizer(20, None, TextNormaliser::None).unwrap();
         let message = ids.encode("document", "ab", 9).unwrap_err().to_string();
         assert_eq!(message, "document: a text is out of bounds: ids: the checkpoint has no tokenizer");
         assert_eq!(ids.decode(&[7]), "");
         assert!(!ids.same_symbols(&vocabulary) && ids.same_symbols(&ids.clone()));
         for count in [0, 12, MAX_SYMBOLS + 1] {
-            let error = Vocabulary::of_pieces(count, Some(subwords.clone()), Normaliser::None).unwrap_err();
+            let error = Vocabulary::from_tokenizer(count, Some(subwords.clone()), TextNormaliser::None).unwrap_err();
             assert_eq!(error.key, "vocabulary.size", "{error}");
         }
     }

@@ -15,7 +15,7 @@ use weir::{
     },
     engine::handle::{Handle, Limits},
     error::{Error, Result},
-    text::{Normaliser, Vocabulary},
+    text::{TextNormaliser, Vocabulary},
 };
 
 /// Symbols that are sampled: 0 to 3. A segment ends with 0.
@@ -135,7 +135,7 @@ impl Toy {
 
 fn vocabulary() -> Vocabulary {
     let symbols: [String; VOCABULARY] = std::array::from_fn(|id| char::from(b'a' + id as u8).to_string());
-    Vocabulary::of_symbols(&symbols, Normaliser::None).unwrap()
+    Vocabulary::from_symbols(&symbols, TextNormaliser::None).unwrap()
 }
 
 struct ToyState {

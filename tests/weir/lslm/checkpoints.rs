@@ -31,8 +31,8 @@ fn sources_that_are_something_else_are_refused_by_key() {
         ("dp", &|c| c["vocab_size"] = json!(29), "vocab_size: expected 28"),
         ("byte_vocab", &|c| c["vocab_size"] = json!(256), "vocab_size: expected 261"),
         ("byte_vocab", &|c| c["byte_offset"] = json!(6), "byte_offset: expected 0 to 5, found 6"),
-        ("byte_vocab", &|c| c["byte_offset"] = json!(5), "bos_token_id: expected an id that is no symbol of text"),
-        ("dp", &|c| c["next_token_id"] = json!(2), "next_token_id: expected an id of its own"),
+        ("byte_vocab", &|c| c["byte_offset"] = json!(5), "bos_token_id: expected an id that is not a text symbol"),
+        ("dp", &|c| c["next_token_id"] = json!(2), "next_token_id: expected a distinct id"),
         ("dp", &|c| c["unk_token_id"] = json!(28), "unk_token_id: expected an id below 28"),
         ("dp", &|c| c["vocab"] = json!(null), "vocab: expected a list of symbols"),
         ("dp", &|c| c["pooling"] = json!({"type": "max"}), "pooling"),
@@ -98,7 +98,7 @@ fn configurations_are_checked_by_key() {
         (&|c| c["vocabulary"] = json!({"bytes": true}), "vocabulary.specials: expected the ids of the model's marks"),
         (
             &|c| c["vocabulary"]["first_byte"] = json!(1),
-            "vocabulary.specials.start: expected an id that is no symbol of text",
+            "vocabulary.specials.start: expected an id that is not a text symbol",
         ),
         (&|c| c["vocabulary"]["specials"]["pad"] = json!(1), "vocabulary.specials.pad"),
         (

@@ -84,9 +84,9 @@ fn generated_events_are_the_golden_ones() {
 fn marks_in_a_text_are_refused_by_name() {
     let refused = |args: &[&str]| weir(&[args, &["--model", &folder("dp")]].concat()).unwrap_err();
     let told = refused(&["score", "--ids", "8,3,9"]);
-    assert!(told.contains("--ids: <nxt>, which is no character, at character 1"), "{told}");
+    assert!(told.contains("--ids: <nxt>, which is not a character, at character 1"), "{told}");
     let told = refused(&["generate", "--ids", "8,1"]);
-    assert!(told.contains("prompt: <eos>, which is no character, at character 1"), "{told}");
+    assert!(told.contains("prompt: <eos>, which is not a character, at character 1"), "{told}");
     let told = refused(&["score", "--text", "the", "--boundary-mode", "sampled"]);
     assert!(told.contains("one of nxt, predictor"), "{told}");
     // a character that the vocabulary lacks is the unknown one

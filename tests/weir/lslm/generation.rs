@@ -103,7 +103,7 @@ fn sampled_texts_have_symbols_only_and_no_empty_segment() {
                 let ended = reason == Reason::EndOfText;
                 assert!(!(ended && job.stopping.ignore_end), "{}", case.name);
                 let symbols = &told[..told.len() - usize::from(ended)];
-                assert!(symbols.iter().all(|character| !specials.holds(character.symbol)), "{}", case.name);
+                assert!(symbols.iter().all(|character| !specials.contains(character.symbol)), "{}", case.name);
                 assert_eq!(symbols.len(), usage.generated_chars);
                 assert!(usage.nxt_steps <= usage.generated_chars, "{}: a segment has a symbol", case.name);
                 assert_eq!(usage.nxt_steps, if mode == BoundaryMode::Nxt { usage.generated_segments } else { 0 });

@@ -17,7 +17,7 @@ use weir::{
         cost::Cost,
     },
     error::Result,
-    text::{Normaliser, Vocabulary},
+    text::{TextNormaliser, Vocabulary},
 };
 
 /// The symbols. A segment ends with the first.
@@ -60,8 +60,8 @@ impl Fake {
     /// One whose texts are others than those of one with another salt.
     pub(super) fn salted(name: &str, kind: Kind, salt: u64) -> Arc<Self> {
         let vocabulary = match kind {
-            Kind::Bytes => Vocabulary::of_bytes(Normaliser::None),
-            _ => Vocabulary::of_symbols(&SYMBOLS, Normaliser::None).unwrap(),
+            Kind::Bytes => Vocabulary::byte_level(TextNormaliser::None),
+            _ => Vocabulary::from_symbols(&SYMBOLS, TextNormaliser::None).unwrap(),
         };
         let modes = match kind {
             Kind::Vanilla => vec![BoundaryMode::Given],

@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Result, clip},
     family::checkpoint::{Config, VocabularyConfig},
-    text::Normaliser,
+    text::TextNormaliser,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -117,11 +117,11 @@ impl Arguments {
     }
 
     /// text8's symbols, in whatever order, mean text8's cleaning. Of other vocabularies the cleaning is not known.
-    fn normaliser(&self) -> Normaliser {
+    fn normaliser(&self) -> TextNormaliser {
         let symbols: BTreeSet<&str> = self.vocab.iter().map(String::as_str).collect();
         let letters = ('a'..='z').chain([' ']).map(String::from).collect::<Vec<_>>();
         let text8 = letters.iter().map(String::as_str).collect::<BTreeSet<_>>();
-        if symbols == text8 { Normaliser::Text8 } else { Normaliser::None }
+        if symbols == text8 { TextNormaliser::Text8 } else { TextNormaliser::None }
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::vocabulary::{Marked, official_key};
 use crate::{
     error::{Error, Result},
     family::checkpoint::Config,
-    text::Normaliser,
+    text::TextNormaliser,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -196,7 +196,7 @@ impl Arguments {
             "tied_head": self.tie_word_embeddings,
             "driver": driver,
         });
-        let vocabulary = (vocabulary.config(file)?, Normaliser::None);
+        let vocabulary = (vocabulary.config(file)?, TextNormaliser::None);
         Config::new("lslm", vocabulary, TRAINING_LENGTH, &architecture, file).map_err(in_official_terms)
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Result},
     family::checkpoint::{Config, Generation, VocabularyConfig},
-    text::{Normaliser, Subwords, subwords::TOKENIZER_FILE},
+    text::{SubwordTokenizer, TextNormaliser, subwords::TOKENIZER_FILE},
 };
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -78,7 +78,12 @@ impl Arguments {
     ///
     /// # Errors
     /// The argument that is out of bounds, missing, in contradiction to another, or stands for what the official code cannot do.
-    pub(super) fn config(&self, file: &Path, subwords: Option<Arc<Subwords>>, positions: bool) -> Result<Config> {
+    pub(super) fn config(
+        &self,
+        file: &Path,
+        subwords: Option<Arc<SubwordTokenizer>>,
+        positions: bool,
+    ) -> Result<Config> {
         self.check(file)?;
         let (block, pooling) = self.reduction(file)?;
         let positions = self.decoder_positional_embeddings.map_or(positions, Flag::is_set);
@@ -99,7 +104,7 @@ impl Arguments {
             "scale_embedding": !self.no_scale_embedding.is_some_and(Flag::is_set),
         });
         let tokenizer = subwords.as_ref().map(|_| TOKENIZER_FILE.to_owned());
-        let vocabulary = (VocabularyConfig::Pieces(self.vocab_size, tokenizer), Normaliser::None);
+        let vocabulary = (VocabularyConfig::Pieces(self.vocab_size, tokenizer), TextNormaliser::None);
         let config = Config::new("pyramidion", vocabulary, self.max_source_positions, &architecture, file);
         Ok(config.map_err(in_official_terms)?.with(subwords, self.generation()))
     }

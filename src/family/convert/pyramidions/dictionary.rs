@@ -8,7 +8,7 @@ use super::sentencepiece::{self, Kind, SentencePiece};
 use crate::{
     error::{Error, Result},
     family::checkpoint::json::read_limited,
-    text::{Subwords, subwords::BLANK},
+    text::{BLANK, SubwordTokenizer},
 };
 use serde_json::{Value as Json, json};
 use std::{
@@ -32,7 +32,7 @@ const UNHEARD: f32 = 1e6;
 ///
 /// # Errors
 /// Files that are not what their names say, or of another model.
-pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<Subwords>>> {
+pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenizer>>> {
     let (dictionary, model) = (dir.join(DICTIONARY_FILE), model_file(dir)?);
     let lines = match dictionary.exists() {
         true => Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?),
@@ -49,7 +49,7 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<Subwords>>> {
         _ => return Ok(None),
     };
     let named = if dictionary.exists() { dictionary } else { dir.to_path_buf() };
-    let subwords = Subwords::parse(json.to_string().as_bytes()).map_err(|error| error.within(&named))?;
+    let subwords = SubwordTokenizer::parse(json.to_string().as_bytes()).map_err(|error| error.in_file(&named))?;
     if subwords.len() > size {
         let expected = format!(
             "at most {} pieces: the model has {size} ids, {} of them marks",
@@ -92,7 +92,7 @@ fn lines(bytes: &[u8], file: &Path) -> Result<Vec<String>> {
         if let Some(first) = seen.insert(symbol.clone(), number) {
             return Err(wrong(
                 key(),
-                "a symbol that is not in the list yet",
+                "a symbol that is not yet in the list",
                 format!("{symbol:?}, as in line {first}"),
             ));
         }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use tempfile::TempDir;
 
-    fn ids(subwords: &Subwords, text: &str) -> Vec<u32> {
+    fn ids(subwords: &SubwordTokenizer, text: &str) -> Vec<u32> {
         subwords.encode(text).unwrap().iter().map(|piece| piece.id).collect()
     }
 
@@ -296,7 +296,7 @@ mod tests {
         for (text, expected) in [
             ("a", "line 1: expected a symbol, a space and its count, found \"a\""),
             ("a 1\nb x", "line 2: expected"),
-            ("a 1\na 2", "line 2: expected a symbol that is not in the list yet, found \"a\", as in line 1"),
+            ("a 1\na 2", "line 2: expected a symbol that is not yet in the list, found \"a\", as in line 1"),
         ] {
             let dir = TempDir::new().unwrap();
             fs::write(dir.path().join("dict.txt"), text).unwrap();

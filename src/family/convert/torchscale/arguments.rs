@@ -11,7 +11,7 @@ use crate::{
         checkpoint::{Config, json::parse},
     },
     nn::position::rotary::zeta,
-    text::Normaliser,
+    text::TextNormaliser,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ impl Arguments {
             "scale_embedding": self.scale_embedding,
             "tied": self.tied,
         });
-        let vocabulary = (vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?, Normaliser::None);
+        let vocabulary = (vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?, TextNormaliser::None);
         Config::new("decoder", vocabulary, self.train_length, &architecture, file).map_err(in_official_terms)
     }
 

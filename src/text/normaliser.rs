@@ -1,30 +1,30 @@
-//! What a training text went through before the model saw it, done to prompts alike.
+//! Normalises prompts in the way that the training text was normalised.
 //!
-//! Every character is rewritten by itself, so that the work is linear and the offset of a character in the text as given is
-//! known for whatever comes of it.
+//! Each character is rewritten independently of the others. The work is therefore linear, and every character of the
+//! normalised text can be traced to its offset in the input.
 
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, ops::ControlFlow};
 use unicode_normalization::char::{decompose_compatible, is_combining_mark};
 
-/// How text is made to look like the training text.
+/// Rewrites text so that it looks like the training text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Normaliser {
-    /// Not at all.
+pub enum TextNormaliser {
+    /// Leaves the text as it is.
     None,
-    /// Lower case, digits spelt out one by one, accents folded (NFKD), every other character a space, runs of spaces
-    /// collapsed: 27 symbols. A space at either end stays, and a digit brings its spaces along.
+    /// Lower case, digits spelled out one by one, accents folded (NFKD), every other character replaced with a space, runs
+    /// of spaces collapsed: 27 symbols. Leading and trailing spaces stay. A spelled-out digit has a space on each side.
     Text8,
 }
 
-/// The most characters that one character becomes: `⅒` is ` one one zero `. The digit of a plain text becomes at most 7.
+/// Maximum characters that one character becomes: `⅒` is ` one one zero `. An ASCII digit becomes at most 7.
 pub const MAX_EXPANSION: usize = 14;
 
 const DIGITS: [&str; 10] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
 
-impl Normaliser {
-    /// The name in `config.json`.
+impl TextNormaliser {
+    /// Returns the name in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -32,31 +32,31 @@ impl Normaliser {
         }
     }
 
-    /// Whether of several spaces in a row one is left.
+    /// Returns true if several spaces in a row become one.
     pub(super) fn collapses(self) -> bool {
         self == Self::Text8
     }
 
-    /// The text as the model would have met it in training. Costs nothing where it is so already.
+    /// Returns the normalised text, without a copy if `text` is already normalised.
     pub fn apply(self, text: &str) -> Cow<'_, str> {
         if self == Self::None || is_text8(text) {
             return Cow::Borrowed(text);
         }
         let mut normal = String::with_capacity(text.len());
-        self.each(text, |symbol, _| {
+        self.for_each(text, |symbol, _| {
             normal.push(symbol);
             ControlFlow::Continue(())
         });
         Cow::Owned(normal)
     }
 
-    /// Calls `emit` with each character of the normalised text and the offset, in characters, of the one in `text` that it
-    /// comes from, until it breaks off.
-    pub(super) fn each(self, text: &str, mut emit: impl FnMut(char, usize) -> ControlFlow<()>) {
+    /// Calls `emit` for each character of the normalised text, until `emit` returns `Break`. The second argument is the
+    /// offset, in characters, of the character in `text` that it comes from.
+    pub(super) fn for_each(self, text: &str, mut emit: impl FnMut(char, usize) -> ControlFlow<()>) {
         let mut after_space = false;
         for (offset, character) in text.chars().enumerate() {
             let mut flow = ControlFlow::Continue(());
-            // What is left of one character once the caller has enough is not worth a way out of its decomposition.
+            // a decomposition cannot be interrupted; after `Break` its remaining parts are ignored
             let mut collapsed = |symbol: char| {
                 if flow.is_continue() && (symbol != ' ' || !after_space) {
                     flow = emit(symbol, offset);
@@ -75,8 +75,8 @@ impl Normaliser {
     }
 }
 
-/// What becomes of one part of a decomposed character. Marks vanish: an accent must not cut a word in two. Their canonical
-/// order is of no interest, so that no reordering buffer is needed.
+/// Rewrites one part of a decomposed character. Combining marks are dropped, because an accent must not split a word.
+/// Their canonical order therefore does not matter, and no reordering buffer is needed.
 fn text8_part(part: char, emit: &mut impl FnMut(char)) {
     match part {
         'a'..='z' => emit(part),
@@ -91,7 +91,7 @@ fn text8_part(part: char, emit: &mut impl FnMut(char)) {
     }
 }
 
-/// Whether a text is in text8's form.
+/// Returns true if `text` is already normalised as text8.
 fn is_text8(text: &str) -> bool {
     let mut before = b'a';
     text.bytes().all(|byte| {
@@ -124,22 +124,22 @@ mod tests {
             ("don't", "don t"),
         ];
         for (text, expected) in cases {
-            assert_eq!(Normaliser::Text8.apply(text), expected, "{text:?}");
+            assert_eq!(TextNormaliser::Text8.apply(text), expected, "{text:?}");
         }
     }
 
     #[test]
-    fn what_is_normal_already_is_not_copied() {
-        assert!(matches!(Normaliser::Text8.apply(" the city "), Cow::Borrowed(_)));
-        assert!(matches!(Normaliser::None.apply("Ünï 1"), Cow::Borrowed(_)));
+    fn normalised_text_is_not_copied() {
+        assert!(matches!(TextNormaliser::Text8.apply(" the city "), Cow::Borrowed(_)));
+        assert!(matches!(TextNormaliser::None.apply("Ünï 1"), Cow::Borrowed(_)));
     }
 
     #[test]
-    fn no_character_becomes_more_than_the_bound() {
+    fn no_character_expands_beyond_the_limit() {
         let longest = ('\0'..=char::MAX)
             .map(|character| {
                 let mut count = 0;
-                Normaliser::Text8.each(character.encode_utf8(&mut [0; 4]), |_, _| {
+                TextNormaliser::Text8.for_each(character.encode_utf8(&mut [0; 4]), |_, _| {
                     count += 1;
                     ControlFlow::Continue(())
                 });
@@ -151,23 +151,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text8_is_closed_and_settled(text in "\\PC*") {
-            let once = Normaliser::Text8.apply(&text).into_owned();
+        fn text8_is_idempotent(text in "\\PC*") {
+            let once = TextNormaliser::Text8.apply(&text).into_owned();
             prop_assert!(is_text8(&once));
-            prop_assert_eq!(Normaliser::Text8.apply(&once), once.as_str());
+            prop_assert_eq!(TextNormaliser::Text8.apply(&once), once.as_str());
         }
 
         #[test]
-        fn offsets_name_characters_in_order(text in "\\PC*") {
+        fn offsets_are_in_bounds_and_never_decrease(text in "\\PC*") {
             let count = text.chars().count();
             let mut last = 0;
-            let mut fine = true;
-            Normaliser::Text8.each(&text, |_, offset| {
-                fine &= last <= offset && offset < count;
+            let mut ordered = true;
+            TextNormaliser::Text8.for_each(&text, |_, offset| {
+                ordered &= last <= offset && offset < count;
                 last = offset;
                 ControlFlow::Continue(())
             });
-            prop_assert!(fine);
+            prop_assert!(ordered);
         }
     }
 }

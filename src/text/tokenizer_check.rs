@@ -1,13 +1,18 @@
-//! Which tokenizers look at each word by itself, so that a text may be cut between words while it still arrives
-//! ([`reading`](super::reading)): those whose pre-tokenizer splits before or at every space, whose merges are not drawn by lot,
-//! and whose normaliser rewrites characters where they stand.
+//! Checks that a tokenizer encodes each word independently of the others.
+//!
+//! [`StreamTokenizer`](super::StreamTokenizer) encodes a text word by word while it still arrives. That is only correct if
+//! the pre-tokenizer splits before or at every space, the merges are not random (no dropout), and the normaliser rewrites
+//! characters in place.
 
-use super::{VocabularyError, subwords::BLANK};
+use super::VocabularyError;
 use serde_json::Value;
+
+/// Regular expression for whitespace other than the space, as Python defines it.
+pub const BLANK: &str = r"[\x1c-\x1f]|[^\S ]";
 
 /// Pre-tokenizers that split at every space, by their `type`.
 const SPLITS: [&str; 4] = ["Metaspace", "WhitespaceSplit", "Whitespace", "BertPreTokenizer"];
-/// Normalisers that rewrite characters where they stand, by their `type`.
+/// Normalisers that rewrite characters in place, by their `type`.
 const LOCAL: [&str; 12] = [
     "NFC",
     "NFD",
@@ -23,27 +28,23 @@ const LOCAL: [&str; 12] = [
     "Sequence",
 ];
 
-fn wrong(key: &str, expected: impl Into<String>, found: impl Into<String>) -> VocabularyError {
-    VocabularyError { key: key.into(), expected: expected.into(), found: found.into() }
-}
-
-/// Whether words are looked at one by one.
-pub(super) fn check_words(json: &Value) -> Result<(), VocabularyError> {
+/// Checks that a `tokenizer.json` describes a tokenizer that encodes words one by one.
+///
+/// # Errors
+/// The first key whose value makes the encoding of one word depend on another.
+pub(super) fn check_word_by_word(json: &Value) -> Result<(), VocabularyError> {
     let kind = |value: &Value| value["type"].as_str().unwrap_or("nothing").to_owned();
-    let splits = |value: &Value| {
-        let whole = value["split"] == Value::Bool(false);
-        SPLITS.contains(&kind(value).as_str()) && !whole
-    };
+    let splits = |value: &Value| SPLITS.contains(&kind(value).as_str()) && value["split"] != Value::Bool(false);
     let pre = &json["pre_tokenizer"];
     let members = pre["pretokenizers"].as_array();
-    // within a sequence the first decides: what comes after it sees one word at a time
+    // within a sequence only the first matters: the later ones receive one word at a time
     let first = members.and_then(|members| members.first()).unwrap_or(pre);
     if !splits(first) {
         let expected = format!("one of {} that splits", SPLITS.join(", "));
-        return Err(wrong("pre_tokenizer", expected, kind(first)));
+        return Err(VocabularyError::new("pre_tokenizer", expected, kind(first)));
     }
     if let Some(dropout) = json["model"]["dropout"].as_f64().filter(|dropout| *dropout > 0.0) {
-        return Err(wrong("model.dropout", "none", dropout.to_string()));
+        return Err(VocabularyError::new("model.dropout", "none", dropout.to_string()));
     }
     check_normaliser(&json["normalizer"], &kind)
 }
@@ -53,10 +54,10 @@ fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<()
         return Ok(());
     }
     if !LOCAL.contains(&kind(value).as_str()) {
-        return Err(wrong("normalizer", format!("one of {}", LOCAL.join(", ")), kind(value)));
+        return Err(VocabularyError::new("normalizer", format!("one of {}", LOCAL.join(", ")), kind(value)));
     }
-    let refused = |expected: &str, found: &Value| Err(wrong("normalizer", expected, found.to_string()));
-    // spaces are looked at one run at a time
+    let refused = |expected: &str, found: &Value| Err(VocabularyError::new("normalizer", expected, found.to_string()));
+    // a replacement may only touch one run of spaces at a time
     let pattern = &value["pattern"];
     let known = match (pattern["String"].as_str(), pattern["Regex"].as_str()) {
         (Some(text), _) => text == " " || !text.contains(' '),
@@ -69,7 +70,7 @@ fn check_normaliser(value: &Value, kind: &dyn Fn(&Value) -> String) -> Result<()
             pattern,
         );
     }
-    // the beginning of what is cut off is a space that counts
+    // a word that is encoded by itself begins with the space before it, which stripping would remove
     if value["strip_left"] == Value::Bool(true) {
         return refused("no stripping on the left", value);
     }

@@ -1,0 +1,155 @@
+//! Decodes symbols to text one at a time, while they are generated.
+//!
+//! The concatenation of all pieces equals [`Vocabulary::decode`] of all symbols. No piece splits a code point.
+
+use super::{Vocabulary, subwords::DecodeState};
+use std::sync::Arc;
+
+/// Decodes one symbol at a time.
+#[derive(Debug, Clone)]
+pub struct StreamDetokenizer {
+    vocabulary: Arc<Vocabulary>,
+    /// Bytes of an unfinished code point: at most three between calls.
+    pending: Vec<u8>,
+    /// State of the subword decoder, unused for characters and bytes.
+    subword_state: DecodeState,
+    /// Text that the last call completed; kept so that a call allocates nothing.
+    piece: String,
+}
+
+impl StreamDetokenizer {
+    /// Creates the detokenizer of an empty text.
+    pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self {
+            vocabulary,
+            pending: Vec::with_capacity(4),
+            subword_state: DecodeState::default(),
+            piece: String::with_capacity(16),
+        }
+    }
+
+    /// Decodes the next symbol and returns the text that it completes: usually one character, and an empty string in the
+    /// middle of a code point. An invalid byte becomes U+FFFD as soon as it is recognised as invalid.
+    pub fn push(&mut self, id: u32) -> &str {
+        self.piece.clear();
+        if self.vocabulary.is_subword() {
+            // without a tokenizer, ids have no text
+            let tokenizer = self.vocabulary.tokenizer();
+            self.piece =
+                tokenizer.map(|tokenizer| tokenizer.decode_next(&mut self.subword_state, id)).unwrap_or_default();
+            return &self.piece;
+        }
+        match self.vocabulary.byte_of(id) {
+            Some(byte) => {
+                self.pending.push(byte);
+                self.take_complete();
+            }
+            None => {
+                self.replace_unfinished();
+                self.piece.extend(self.vocabulary.surface(id));
+            }
+        }
+        &self.piece
+    }
+
+    /// Ends the text and returns what was held back: U+FFFD if a code point is unfinished.
+    pub fn finish(&mut self) -> &str {
+        self.piece.clear();
+        if let Some(tokenizer) = self.vocabulary.tokenizer() {
+            self.piece = tokenizer.decode_rest(&mut self.subword_state);
+            return &self.piece;
+        }
+        self.replace_unfinished();
+        &self.piece
+    }
+
+    /// Moves complete code points from `pending` to `piece`.
+    fn take_complete(&mut self) {
+        loop {
+            let (valid, invalid) = match std::str::from_utf8(&self.pending) {
+                Ok(text) => (text, None),
+                Err(error) => {
+                    let (before, _) = self.pending.split_at(error.valid_up_to());
+                    (std::str::from_utf8(before).unwrap_or_default(), error.error_len())
+                }
+            };
+            let mut done = valid.len();
+            self.piece.push_str(valid);
+            if let Some(bytes) = invalid {
+                self.piece.push(char::REPLACEMENT_CHARACTER);
+                done += bytes;
+            }
+            self.pending.drain(..done);
+            if invalid.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Replaces an unfinished code point with U+FFFD.
+    fn replace_unfinished(&mut self) {
+        if !self.pending.is_empty() {
+            self.pending.clear();
+            self.piece.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::TextNormaliser;
+    use proptest::prelude::*;
+
+    fn bytes() -> StreamDetokenizer {
+        StreamDetokenizer::new(Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
+    }
+
+    fn decode_all(mut stream: StreamDetokenizer, ids: &[u32]) -> String {
+        let mut text: String = ids.iter().map(|&id| stream.push(id).to_owned()).collect();
+        text.push_str(stream.finish());
+        assert_eq!(stream.finish(), "");
+        text
+    }
+
+    #[test]
+    fn a_code_point_is_never_split() {
+        let mut stream = bytes();
+        let pieces: Vec<_> = "a€b".bytes().map(|byte| stream.push(byte.into()).to_owned()).collect();
+        assert_eq!(pieces, ["a", "", "", "€", "b"]);
+        assert_eq!(stream.push(0xe2), "");
+        assert_eq!(stream.push(0x28), "\u{fffd}(");
+        assert_eq!(stream.push(0xff), "\u{fffd}");
+        assert_eq!(stream.push(0xf0), "");
+        assert_eq!(stream.finish(), "\u{fffd}");
+    }
+
+    #[test]
+    fn characters_are_returned_at_once() {
+        let vocabulary = Vocabulary::from_symbols(&["é", " "], TextNormaliser::None).unwrap();
+        let mut stream = StreamDetokenizer::new(Arc::new(vocabulary));
+        assert_eq!((stream.push(0).to_owned(), stream.push(1).to_owned()), ("é".into(), " ".into()));
+        assert_eq!(stream.push(2), "\u{fffd}");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_concatenate_to_the_lossy_text(text in prop::collection::vec(any::<u8>(), 0..64)) {
+            let ids: Vec<u32> = text.iter().map(|&byte| byte.into()).collect();
+            prop_assert_eq!(decode_all(bytes(), &ids), String::from_utf8_lossy(&text));
+        }
+
+        #[test]
+        fn truncated_code_points_become_replacement_characters(text in any::<String>(), start in 0_usize..4, end in 0_usize..4) {
+            let all_bytes = text.as_bytes();
+            let cut = all_bytes.get(start..all_bytes.len().saturating_sub(end)).unwrap_or_default();
+            let ids: Vec<u32> = cut.iter().map(|&byte| byte.into()).collect();
+            prop_assert_eq!(decode_all(bytes(), &ids), String::from_utf8_lossy(cut));
+        }
+
+        #[test]
+        fn pieces_concatenate_to_the_decoded_text(ids in prop::collection::vec(prop_oneof![0..256_u32, 0..300_u32], 0..64)) {
+            prop_assert_eq!(decode_all(bytes(), &ids), Vocabulary::byte_level(TextNormaliser::None).decode(&ids));
+        }
+    }
+}

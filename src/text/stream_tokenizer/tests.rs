@@ -1,0 +1,240 @@
+use super::*;
+use crate::text::{StreamDetokenizer, SubwordTokenizer, TextNormaliser};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// A small unigram tokenizer in the form that SentencePiece models are converted to.
+fn tokenizer(normalizer: &Value, bytes: bool) -> Vocabulary {
+    let specials = ["<s>", "<pad>", "</s>", "<unk>"];
+    let pieces = ["▁", "▁the", "▁a", "er", "ab", "abc", "▁ab", "▁abab", "é", "ing", "▁▁", "th", "\n", "3", "fi"];
+    let letters = ('a'..='z').chain(['.', ',', '!']).map(String::from);
+    let mut vocab: Vec<Value> = specials.iter().map(|special| json!([special, 0.0])).collect();
+    vocab.extend(pieces.iter().enumerate().map(|(index, piece)| json!([piece, -2.0 - index as f64 * 0.1])));
+    vocab.extend(letters.map(|letter| json!([letter, -7.0])));
+    if bytes {
+        vocab.extend((0..=255).map(|byte| json!([format!("<0x{byte:02X}>"), -9.0])));
+    }
+    let added: Vec<Value> = specials.iter().enumerate().map(|(id, special)| {
+        json!({"id": id, "content": special, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true})
+    }).collect();
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let decoder = match bytes {
+        false => metaspace.clone(),
+        true => json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]}),
+    };
+    let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": normalizer, "pre_tokenizer": metaspace, "post_processor": null, "decoder": decoder,
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": bytes}});
+    let tokenizer = Arc::new(SubwordTokenizer::parse(file.to_string().as_bytes()).unwrap());
+    Vocabulary::from_tokenizer(tokenizer.len(), Some(tokenizer), TextNormaliser::None).unwrap()
+}
+
+fn normalizers() -> [Value; 3] {
+    let collapsed = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "});
+    let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
+    [
+        Value::Null,
+        json!({"type": "NFKC"}),
+        json!({"type": "Sequence", "normalizers": [{"type": "Nmt"}, {"type": "NFKC"}, strip, collapsed]}),
+    ]
+}
+
+/// Encodes a text in one chunk.
+fn encode_at_once(vocabulary: &Arc<Vocabulary>, text: &str) -> Result<Vec<TokenSpan>> {
+    Ok(encode_chunks(vocabulary, text, &[usize::MAX], usize::MAX)?.0)
+}
+
+/// Naive implementation: the tokenizer encodes the complete text.
+fn naive(vocabulary: &Vocabulary, text: &str) -> Vec<TokenSpan> {
+    let subwords = vocabulary.tokenizer().unwrap().encode(text).unwrap();
+    subwords
+        .into_iter()
+        .map(|Subword { id, start, end }| TokenSpan { id, start: start as u64, end: end as u64 })
+        .collect()
+}
+
+/// Encodes a text in chunks whose lengths, in characters, repeat `lengths`.
+fn encode_chunks(
+    vocabulary: &Arc<Vocabulary>,
+    text: &str,
+    lengths: &[usize],
+    limit: usize,
+) -> Result<(Vec<TokenSpan>, LimitStatus)> {
+    let mut tokenizer = StreamTokenizer::new(Arc::clone(vocabulary), "text", limit);
+    let mut tokens = Vec::new();
+    let mut characters = text.chars();
+    for &length in lengths.iter().cycle() {
+        let chunk: String = characters.by_ref().take(length).collect();
+        if chunk.is_empty() {
+            break;
+        }
+        tokenizer.push(&chunk, &mut tokens)?;
+    }
+    assert!(tokenizer.bytes() == text.len() as u64 || limit < usize::MAX);
+    let status = tokenizer.finish(&mut tokens)?;
+    Ok((tokens, status))
+}
+
+fn texts() -> impl Strategy<Value = String> {
+    let sign = prop_oneof![
+        5 => proptest::sample::select(vec!["a", "b", "c", "the", "er", " ", "  ", ". "]).prop_map(str::to_owned),
+        1 => proptest::sample::select(vec![
+            "\n", "\t", "é", "e\u{301}", " \u{301}", "\u{200b}", "\u{3000}", "ﬁ", "³", "😀", "</s>", "▁", "\u{feff}", "\r\n",
+            "\u{a0}", "\u{d4e}", "日本", "\u{ad}",
+        ]).prop_map(str::to_owned),
+    ];
+    prop::collection::vec(sign, 0..60).prop_map(|signs| signs.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn chunked_text_has_the_tokens_of_the_complete_text(
+        text in texts(), lengths in prop::collection::vec(1_usize..9, 1..5), which in 0_usize..3, bytes in any::<bool>(),
+    ) {
+        let vocabulary = Arc::new(tokenizer(&normalizers()[which], bytes));
+        let naive = naive(&vocabulary, &text);
+        let (tokens, status) = encode_chunks(&vocabulary, &text, &lengths, usize::MAX)?;
+        prop_assert_eq!(&tokens, &naive, "{:?}", text);
+        prop_assert_eq!(status, LimitStatus::Within);
+        prop_assert!(tokens.iter().all(|token| token.start <= token.end && token.end <= text.len() as u64));
+        prop_assert!(!tokens.iter().any(|token| token.id < 3), "text was encoded as a special token");
+        // a limit returns the first `limit` tokens
+        let limit = naive.len() / 2;
+        let (first, status) = encode_chunks(&vocabulary, &text, &lengths, limit)?;
+        prop_assert_eq!(&first[..], &naive[..limit]);
+        prop_assert_eq!(status, if naive.is_empty() { LimitStatus::Within } else { LimitStatus::Exceeded });
+    }
+
+    #[test]
+    fn chunked_text_has_the_characters_and_bytes_of_the_complete_text(
+        text in "[a-cA-Z0-9 ,é]{0,40}", lengths in prop::collection::vec(1_usize..9, 1..5), normalise in any::<bool>(),
+    ) {
+        let normaliser = if normalise { TextNormaliser::Text8 } else { TextNormaliser::None };
+        let bytes = Arc::new(Vocabulary::byte_level(normaliser));
+        let ids: Vec<u32> = encode_chunks(&bytes, &text, &lengths, usize::MAX)?.0.into_iter().map(|token| token.id).collect();
+        prop_assert_eq!(ids, bytes.encode("text", &text, usize::MAX)?);
+        let letters: Vec<String> = ('a'..='z').chain([' ']).map(String::from).collect();
+        let letters = Arc::new(Vocabulary::from_symbols(&letters, TextNormaliser::Text8).unwrap());
+        let (tokens, _) = encode_chunks(&letters, &text, &lengths, usize::MAX)?;
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        prop_assert_eq!(&ids, &letters.encode("text", &text, usize::MAX)?);
+        // a lower-case letter is its own normalisation, so its span must contain it
+        for token in tokens {
+            let original = &text[token.start as usize..token.end as usize];
+            prop_assert!(original.chars().count() == 1);
+            if original.chars().all(|sign| sign.is_ascii_lowercase()) {
+                prop_assert_eq!(letters.decode(&[token.id]), original);
+            }
+        }
+    }
+
+    #[test]
+    fn streamed_pieces_concatenate_to_the_decoded_text(ids in prop::collection::vec(0_u32..305, 0..40), bytes in any::<bool>()) {
+        let vocabulary = Arc::new(tokenizer(&Value::Null, bytes));
+        let ids: Vec<u32> = ids.into_iter().filter(|&id| (id as usize) < vocabulary.len()).collect();
+        let mut stream = StreamDetokenizer::new(Arc::clone(&vocabulary));
+        let mut text: String = ids.iter().map(|&id| stream.push(id).to_owned()).collect();
+        text += stream.finish();
+        prop_assert_eq!(text, vocabulary.decode(&ids));
+    }
+}
+
+#[test]
+fn subwords_have_byte_spans_and_decode_to_the_text() {
+    let vocabulary = Arc::new(tokenizer(&Value::Null, false));
+    let tokens = encode_at_once(&vocabulary, "the ababc ing").unwrap();
+    let pieces: Vec<_> = tokens.iter().map(|token| vocabulary.tokenizer().unwrap().piece(token.id).unwrap()).collect();
+    assert_eq!(pieces, ["▁the", "▁ab", "abc", "▁", "ing"]);
+    assert_eq!(
+        tokens.iter().map(|token| (token.start, token.end)).collect::<Vec<_>>(),
+        [(0, 3), (3, 6), (6, 9), (9, 10), (10, 13)]
+    );
+    let ids: Vec<_> = tokens.iter().map(|token| token.id).collect();
+    assert_eq!(vocabulary.decode(&ids), "the ababc ing");
+    assert_eq!(vocabulary.encode("text", "the ababc ing", 5).unwrap(), ids);
+    let unknown = encode_at_once(&vocabulary, "a 😀").unwrap();
+    assert_eq!(unknown.last().map(|token| (token.id, token.start, token.end)), Some((3, 2, 6)));
+}
+
+#[test]
+fn at_most_one_word_is_held() {
+    let vocabulary = Arc::new(tokenizer(&Value::Null, false));
+    let mut tokenizer = StreamTokenizer::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX);
+    let mut tokens = Vec::new();
+    for _ in 0..1000 {
+        tokenizer.push("ab the", &mut tokens).unwrap();
+        assert!(tokenizer.held.len() < 20);
+    }
+    let word = "a".repeat(WORD_BYTES / 4);
+    let mut tokenizer = StreamTokenizer::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX);
+    let error = (0..5).find_map(|_| tokenizer.push(&word, &mut tokens).err()).unwrap();
+    assert!(matches!(error, Error::LongerThan { field: "chunk.text", limit: WORD_BYTES, .. }), "{error}");
+    // truncation does not depend on where chunks end; a safe point exactly at the limit counts
+    let long = format!("a{}", "ab".repeat(WORD_BYTES));
+    let mut truncated = Vec::new();
+    for chunk in [1, 7, WORD_BYTES - 1, long.len()] {
+        let mut tokenizer =
+            StreamTokenizer::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX).with_truncation(true);
+        let mut tokens = Vec::new();
+        let statuses: Vec<_> = long
+            .as_bytes()
+            .chunks(chunk)
+            .map(|part| tokenizer.push(std::str::from_utf8(part).unwrap(), &mut tokens).unwrap())
+            .collect();
+        assert_eq!(statuses.last(), Some(&LimitStatus::Exceeded));
+        assert_eq!(tokenizer.finish(&mut tokens).unwrap(), LimitStatus::Exceeded);
+        assert_eq!(tokenizer.bytes(), WORD_BYTES as u64);
+        truncated.push(tokens);
+    }
+    assert!(
+        truncated.windows(2).all(|pair| pair[0] == pair[1]) && truncated[0].last().unwrap().end == WORD_BYTES as u64
+    );
+    let words = format!("{} {0} {0}", "a".repeat(WORD_BYTES - 1));
+    for chunk in [1000, words.len()] {
+        let mut tokenizer = StreamTokenizer::new(Arc::clone(&vocabulary), "chunk.text", usize::MAX);
+        for part in words.as_bytes().chunks(chunk) {
+            assert_eq!(tokenizer.push(std::str::from_utf8(part).unwrap(), &mut tokens).unwrap(), LimitStatus::Within);
+        }
+    }
+    // a text with too many tokens ends at the limit
+    let mut tokenizer = StreamTokenizer::new(vocabulary, "chunk.text", 100);
+    tokens.clear();
+    assert_eq!(tokenizer.push(&"ab ".repeat(100_000), &mut tokens).unwrap(), LimitStatus::Exceeded);
+    assert!(tokens.len() == 100 && tokenizer.held.len() <= WORD_BYTES);
+    assert_eq!(tokenizer.push(&word.repeat(10), &mut tokens).unwrap(), LimitStatus::Exceeded);
+    assert_eq!((tokens.len(), tokenizer.finish(&mut tokens).unwrap()), (100, LimitStatus::Exceeded));
+    assert_eq!(tokenizer.held.capacity(), 0);
+}
+
+#[test]
+fn the_error_has_the_offset_in_the_complete_text() {
+    let letters = Arc::new(Vocabulary::from_symbols(&["a", "b"], TextNormaliser::None).unwrap());
+    let mut tokenizer = StreamTokenizer::new(letters, "chunk.text", 100);
+    let mut tokens = Vec::new();
+    tokenizer.push("abab", &mut tokens).unwrap();
+    let error = tokenizer.push("ab!", &mut tokens).unwrap_err();
+    assert_eq!(error.to_string(), "chunk.text: '!' at character 6 is not in the model's vocabulary");
+}
+
+#[test]
+fn tokenizers_that_do_not_encode_words_independently_are_rejected() {
+    let error_after = |key: &str, value: Value| {
+        let valid = tokenizer(&Value::Null, false);
+        let mut file: Value = serde_json::from_str(valid.tokenizer().unwrap().json()).unwrap();
+        *file.pointer_mut(key).unwrap() = value;
+        SubwordTokenizer::parse(file.to_string().as_bytes()).unwrap_err().to_string()
+    };
+    let missing = error_after("/pre_tokenizer", Value::Null);
+    assert!(missing.starts_with("pre_tokenizer: expected one of Metaspace, "), "{missing}");
+    assert!(error_after("/pre_tokenizer/split", json!(false)).starts_with("pre_tokenizer: "));
+    assert!(error_after("/normalizer", json!({"type": "Prepend", "prepend": "x"})).starts_with("normalizer: "));
+    assert!(
+        error_after("/normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true}))
+            .starts_with("norm")
+    );
+    let far = json!({"type": "Replace", "pattern": {"String": "a b"}, "content": "ab"});
+    assert!(error_after("/normalizer", far).starts_with("normalizer: "));
+}

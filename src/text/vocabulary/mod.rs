@@ -1,0 +1,372 @@
+//! The vocabulary of a model: characters, the 256 byte values, or the pieces of a [`SubwordTokenizer`].
+//!
+//! Character and byte vocabularies may also contain [`SpecialSymbols`].
+
+use super::{SpecialSymbols, SubwordTokenizer, TextNormaliser, VocabularyError};
+use crate::error::{Error, Result, clip};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, hash_map::Entry},
+    ops::ControlFlow,
+    sync::Arc,
+};
+
+mod pieces;
+
+/// Maximum symbols of a vocabulary: the number of Unicode code points.
+pub const MAX_SYMBOLS: usize = 1_114_112;
+const BYTES: usize = 256;
+const REPLACEMENT: char = '\u{fffd}';
+
+/// The symbols of a model and the conversion between them and text.
+#[derive(Debug, Clone)]
+pub struct Vocabulary {
+    symbols: Symbols,
+    specials: Option<SpecialSymbols>,
+    normaliser: TextNormaliser,
+}
+
+#[derive(Debug, Clone)]
+enum Symbols {
+    /// The index of a character is its id. U+FFFD fills the ids of special symbols.
+    Characters { symbols: Vec<char>, ids: HashMap<char, u32> },
+    /// The id of a byte is its value plus `first`.
+    Bytes { first: u32 },
+    /// Pieces of a tokenizer. Without a tokenizer, the model accepts and returns ids only.
+    Subwords { count: usize, tokenizer: Option<Arc<SubwordTokenizer>> },
+}
+
+impl Vocabulary {
+    /// Creates a character vocabulary. The index of a symbol is its id.
+    ///
+    /// # Errors
+    /// No symbols, more than [`MAX_SYMBOLS`], a symbol that is not exactly one character, or a repeated symbol.
+    pub fn from_symbols<S: AsRef<str>>(symbols: &[S], normaliser: TextNormaliser) -> Result<Self, VocabularyError> {
+        Self::from_characters(symbols, None, normaliser)
+    }
+
+    /// Creates a character vocabulary with special symbols. The characters at their ids are ignored. A character that is
+    /// not in the vocabulary is encoded as `specials.unknown`.
+    ///
+    /// # Errors
+    /// See [`from_symbols`](Self::from_symbols); also if special symbols are out of bounds or repeated.
+    pub fn from_symbols_with_specials<S: AsRef<str>>(
+        symbols: &[S],
+        specials: SpecialSymbols,
+        normaliser: TextNormaliser,
+    ) -> Result<Self, VocabularyError> {
+        specials.check(symbols.len(), |_| false)?;
+        Self::from_characters(symbols, Some(specials), normaliser)
+    }
+
+    fn from_characters<S: AsRef<str>>(
+        symbols: &[S],
+        specials: Option<SpecialSymbols>,
+        normaliser: TextNormaliser,
+    ) -> Result<Self, VocabularyError> {
+        if symbols.is_empty() || symbols.len() > MAX_SYMBOLS {
+            let found = format!("{} symbols", symbols.len());
+            return Err(VocabularyError::new("vocabulary.symbols", format!("1 to {MAX_SYMBOLS} symbols"), found));
+        }
+        let mut characters = Vec::with_capacity(symbols.len());
+        let mut ids = HashMap::with_capacity(symbols.len());
+        for (id, symbol) in (0_u32..).zip(symbols) {
+            if specials.is_some_and(|specials| specials.contains(id)) {
+                characters.push(REPLACEMENT);
+                continue;
+            }
+            let key = || format!("vocabulary.symbols[{id}]");
+            let mut characters_of = symbol.as_ref().chars();
+            let (Some(character), None) = (characters_of.next(), characters_of.next()) else {
+                return Err(VocabularyError::new(key(), "exactly one character", quote_start(symbol.as_ref())));
+            };
+            match ids.entry(character) {
+                Entry::Vacant(entry) => entry.insert(id),
+                Entry::Occupied(first) => {
+                    let found = format!("{character:?}, which is already symbol {}", first.get());
+                    return Err(VocabularyError::new(key(), "a symbol that is not yet in the list", found));
+                }
+            };
+            characters.push(character);
+        }
+        Ok(Self { symbols: Symbols::Characters { symbols: characters, ids }, specials, normaliser })
+    }
+
+    /// Creates a vocabulary of the 256 byte values of UTF-8 text.
+    pub fn byte_level(normaliser: TextNormaliser) -> Self {
+        Self { symbols: Symbols::Bytes { first: 0 }, specials: None, normaliser }
+    }
+
+    /// Creates a byte vocabulary whose byte 0 has id `first`. The remaining ids are special symbols.
+    ///
+    /// # Errors
+    /// `first` is too large, or special symbols are out of bounds, repeated, or among the bytes.
+    pub fn byte_level_with_specials(
+        first: u32,
+        specials: SpecialSymbols,
+        normaliser: TextNormaliser,
+    ) -> Result<Self, VocabularyError> {
+        let max = SpecialSymbols::COUNT as u32;
+        if first > max {
+            return Err(VocabularyError::new("vocabulary.first_byte", format!("0 to {max}"), first.to_string()));
+        }
+        let is_byte = |id: u32| id.checked_sub(first).is_some_and(|byte| (byte as usize) < BYTES);
+        specials.check(BYTES + SpecialSymbols::COUNT, is_byte)?;
+        Ok(Self { symbols: Symbols::Bytes { first }, specials: Some(specials), normaliser })
+    }
+
+    /// Returns the number of symbols, at least one.
+    #[expect(clippy::len_without_is_empty, reason = "a vocabulary is never empty")]
+    pub fn len(&self) -> usize {
+        match &self.symbols {
+            Symbols::Characters { symbols, .. } => symbols.len(),
+            Symbols::Bytes { .. } => BYTES + self.specials.map_or(0, |_| SpecialSymbols::COUNT),
+            Symbols::Subwords { count, .. } => *count,
+        }
+    }
+
+    /// Returns the special symbols, if the vocabulary has any.
+    pub fn specials(&self) -> Option<SpecialSymbols> {
+        self.specials
+    }
+
+    /// Returns the ids of text symbols, in order.
+    pub fn text_ids(&self) -> impl Iterator<Item = u32> {
+        (0_u32..).take(self.len()).filter(|&id| !self.is_special(id))
+    }
+
+    /// Returns true if `id` is a special symbol.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.specials.is_some_and(|specials| specials.contains(id))
+    }
+
+    /// Returns the byte of `id`, if symbols are bytes.
+    pub fn byte_of(&self, id: u32) -> Option<u8> {
+        match self.symbols {
+            Symbols::Bytes { first } => id.checked_sub(first).and_then(|byte| u8::try_from(byte).ok()),
+            Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
+        }
+    }
+
+    /// Returns the normaliser that is applied before encoding.
+    pub fn normaliser(&self) -> TextNormaliser {
+        self.normaliser
+    }
+
+    /// Returns true if symbols are bytes.
+    pub fn is_bytes(&self) -> bool {
+        matches!(self.symbols, Symbols::Bytes { .. })
+    }
+
+    /// Returns the characters in order of their ids, if symbols are characters.
+    pub fn characters(&self) -> Option<&[char]> {
+        match &self.symbols {
+            Symbols::Characters { symbols, .. } => Some(symbols),
+            Symbols::Bytes { .. } | Symbols::Subwords { .. } => None,
+        }
+    }
+
+    /// Returns true if `other` has the same symbols with the same ids. The normalisers may differ.
+    pub fn same_symbols(&self, other: &Self) -> bool {
+        self.characters() == other.characters()
+            && self.byte_zero() == other.byte_zero()
+            && self.specials == other.specials
+            && self.is_subword() == other.is_subword()
+            && self.len() == other.len()
+            && self.tokenizer().map(|tokenizer| tokenizer.json()) == other.tokenizer().map(|tokenizer| tokenizer.json())
+    }
+
+    /// Returns the id of byte 0, if symbols are bytes.
+    pub fn byte_zero(&self) -> Option<u32> {
+        match self.symbols {
+            Symbols::Bytes { first } => Some(first),
+            Symbols::Characters { .. } | Symbols::Subwords { .. } => None,
+        }
+    }
+
+    /// Normalises `text` like the training text.
+    pub fn normalise<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.normaliser.apply(text)
+    }
+
+    /// Returns the id of a character. In a byte vocabulary, only ASCII characters are single symbols.
+    pub fn id_of(&self, character: char) -> Option<u32> {
+        match &self.symbols {
+            Symbols::Characters { ids, .. } => ids.get(&character).copied(),
+            Symbols::Bytes { first } => character.is_ascii().then_some(first + u32::from(character)),
+            Symbols::Subwords { tokenizer, .. } => {
+                tokenizer.as_ref().and_then(|tokenizer| tokenizer.id_of(character.encode_utf8(&mut [0; 4])))
+            }
+        }
+    }
+
+    /// Returns the id of a character, or the `unknown` symbol if the vocabulary has one.
+    pub(super) fn id_or_unknown(&self, character: char) -> Option<u32> {
+        let unknown = || self.specials.filter(|_| !self.is_bytes()).map(|specials| specials.unknown);
+        self.id_of(character).or_else(unknown)
+    }
+
+    /// Normalises and encodes a text to at most `limit` symbols. `field` names the text in messages.
+    ///
+    /// Encoding stops at the first unknown symbol and at the first symbol above `limit`. A text that is too long therefore
+    /// costs no more than one of `limit` symbols.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary and its offset in `text`, in
+    /// characters; [`Error::TooLong`], or [`Error::LongerThan`] if the length is only known after normalising all of it.
+    pub fn encode(&self, field: &'static str, text: &str, limit: usize) -> Result<Vec<u32>> {
+        if self.is_subword() {
+            let pieces = self.encode_subwords(field, text)?;
+            return match pieces.len() <= limit {
+                true => Ok(pieces.into_iter().map(|piece| piece.id).collect()),
+                false => Err(Error::TooLong { field, length: pieces.len(), limit, unit: "tokens", why: None }),
+            };
+        }
+        let mut encoded = Vec::with_capacity(text.len().min(limit));
+        let mut unknown = None;
+        self.normaliser.for_each(text, |character, offset| {
+            match (self.id_or_unknown(character), self.byte_zero()) {
+                (Some(id), _) => encoded.push(id),
+                (None, Some(zero)) => {
+                    encoded.extend(character.encode_utf8(&mut [0; 4]).bytes().map(|byte| zero + u32::from(byte)));
+                }
+                (None, None) => unknown = Some((character, offset)),
+            }
+            if unknown.is_some() || encoded.len() > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match unknown {
+            Some((character, offset)) => Err(unknown_symbol(field, text, character, offset)),
+            None if encoded.len() > limit => Err(self.too_long(field, text, limit)),
+            None => Ok(encoded),
+        }
+    }
+
+    fn too_long(&self, field: &'static str, text: &str, limit: usize) -> Error {
+        let unit = "characters";
+        match (self.normaliser, self.is_bytes()) {
+            (TextNormaliser::None, true) => Error::TooLong { field, length: text.len(), limit, unit, why: None },
+            (TextNormaliser::None, false) => {
+                Error::TooLong { field, length: text.chars().count(), limit, unit, why: None }
+            }
+            (TextNormaliser::Text8, _) => Error::LongerThan { field, limit, unit, why: None },
+        }
+    }
+
+    /// Encodes a text without normalising it. Stop strings use this, because they must match generated text.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first character that is not in the vocabulary.
+    pub fn encode_exactly(&self, field: &'static str, text: &str) -> Result<Vec<u32>> {
+        if let Some(zero) = self.byte_zero() {
+            return Ok(text.bytes().map(|byte| zero + u32::from(byte)).collect());
+        }
+        if self.is_subword() {
+            return Ok(self.encode_subwords(field, text)?.into_iter().map(|piece| piece.id).collect());
+        }
+        let unknown = |offset, character| Error::UnknownSymbol { field, found: format!("{character:?}"), offset };
+        let symbol = |(offset, character)| self.id_of(character).ok_or_else(|| unknown(offset, character));
+        text.chars().enumerate().map(symbol).collect()
+    }
+
+    /// Checks that all ids are in the vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first id that is not, and its index.
+    pub fn check_ids(&self, field: &'static str, ids: &[u32]) -> Result<()> {
+        let len = self.len();
+        match ids.iter().position(|&id| id as usize >= len) {
+            None => Ok(()),
+            Some(offset) => {
+                let found = format!("id {} (the vocabulary has {len} symbols)", ids[offset]);
+                Err(Error::UnknownSymbol { field, found, offset })
+            }
+        }
+    }
+
+    /// Checks that all ids may occur in a text: ids of the vocabulary except special symbols other than `unknown`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSymbol`] with the first id that may not, and its index.
+    pub fn check_text(&self, field: &'static str, ids: &[u32]) -> Result<()> {
+        self.check_ids(field, ids)?;
+        let Some(specials) = self.specials else { return Ok(()) };
+        match ids.iter().position(|&id| specials.contains(id) && id != specials.unknown) {
+            None => Ok(()),
+            Some(offset) => {
+                let found = format!("{}, which is not a character,", self.printable(ids[offset]));
+                Err(Error::UnknownSymbol { field, found, offset })
+            }
+        }
+    }
+
+    /// Decodes ids to text. Invalid UTF-8, unknown characters and ids outside the vocabulary become U+FFFD. Special symbols
+    /// other than `unknown` have no text.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.symbols {
+            Symbols::Characters { .. } => ids.iter().filter_map(|&id| self.surface(id)).collect(),
+            Symbols::Subwords { tokenizer, .. } => {
+                tokenizer.as_ref().map_or_else(String::new, |tokenizer| tokenizer.decode(ids))
+            }
+            Symbols::Bytes { .. } => {
+                let mut text = String::with_capacity(ids.len());
+                for run in ids.split_inclusive(|&id| self.byte_of(id).is_none()) {
+                    let bytes: Vec<u8> = run.iter().filter_map(|&id| self.byte_of(id)).collect();
+                    text.push_str(&String::from_utf8_lossy(&bytes));
+                    text.extend(run.last().filter(|_| bytes.len() < run.len()).and_then(|&id| self.surface(id)));
+                }
+                text
+            }
+        }
+    }
+
+    /// Returns the character of `id` in a text, or `None` for a special symbol other than `unknown`.
+    pub(super) fn surface(&self, id: u32) -> Option<char> {
+        let has_no_text = |specials: SpecialSymbols| specials.contains(id) && id != specials.unknown;
+        (!self.specials.is_some_and(has_no_text)).then(|| self.character(id))
+    }
+
+    /// Formats a symbol for messages and tables: a quoted character, or the value of an unprintable byte.
+    pub fn printable(&self, id: u32) -> String {
+        match (self.specials.and_then(|specials| specials.display_name(id)), self.byte_of(id)) {
+            _ if id as usize >= self.len() => format!("id {id}"),
+            (Some(name), _) => name.to_owned(),
+            (_, Some(byte)) if !byte.is_ascii_graphic() && byte != b' ' => format!("byte 0x{byte:02x}"),
+            (_, Some(byte)) => format!("{:?}", char::from(byte)),
+            _ if self.is_subword() => {
+                self.tokenizer().and_then(|tokenizer| tokenizer.piece(id)).unwrap_or_else(|| format!("id {id}"))
+            }
+            _ => format!("{:?}", self.character(id)),
+        }
+    }
+
+    /// Returns the character of `id`, or U+FFFD for a non-ASCII byte, a subword, or an id outside the vocabulary.
+    pub(super) fn character(&self, id: u32) -> char {
+        match &self.symbols {
+            Symbols::Characters { symbols, .. } => symbols.get(id as usize).copied().unwrap_or(REPLACEMENT),
+            Symbols::Bytes { .. } => self.byte_of(id).map(char::from).filter(char::is_ascii).unwrap_or(REPLACEMENT),
+            Symbols::Subwords { .. } => REPLACEMENT,
+        }
+    }
+}
+
+/// Returns the error for `character`, which the character of `text` at `offset` was normalised to.
+fn unknown_symbol(field: &'static str, text: &str, character: char, offset: usize) -> Error {
+    let original = text.chars().nth(offset).unwrap_or(character);
+    let found = match original == character {
+        true => format!("{character:?}"),
+        false => format!("{original:?}, normalised to {character:?},"),
+    };
+    Error::UnknownSymbol { field, found, offset }
+}
+
+/// Quotes at most the first 32 bytes of a string.
+fn quote_start(text: &str) -> String {
+    const SHOWN: usize = 32;
+    match text.len() <= SHOWN {
+        true => format!("{text:?}"),
+        false => format!("{:?} ({} bytes)", clip(text, SHOWN), text.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

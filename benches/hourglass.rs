@@ -8,7 +8,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
 use weir::{
-    decode::contract::{BoundaryOptions, Model, Row, Want, advance},
+    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
     family::{
         init::init,
         load::{Settings, load},
@@ -29,8 +29,8 @@ fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
     load(&to, &Settings::default()).expect("and that loads")
 }
 
-fn prefilled(model: &dyn Model, symbols: &[u32]) -> Row {
-    let mut row = Row::new(model.begin(BoundaryOptions::default()).expect("a sequence"));
+fn prefilled(model: &dyn Model, symbols: &[u32]) -> SequenceRow {
+    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default()).expect("a sequence"));
     row.set(&symbols[..CONTEXT], Want::Nothing);
     let rows = std::slice::from_mut(&mut row);
     advance(model, rows, &[0], &mut model.scratch()).expect("a step");
@@ -48,7 +48,8 @@ fn decode(c: &mut Criterion) {
             let symbols = model.card().vocabulary.encode("text", ENGLISH, usize::MAX).expect("English");
             let which: Vec<usize> = (0..batch).collect();
             // rows start at different places of the text, so that their boundaries do not fall together
-            let mut rows: Vec<Row> = which.iter().map(|index| prefilled(&**model, &symbols[index * 7..])).collect();
+            let mut rows: Vec<SequenceRow> =
+                which.iter().map(|index| prefilled(&**model, &symbols[index * 7..])).collect();
             let mut scratch = model.scratch();
             let mut at = 0;
             group.bench_function(BenchmarkId::new(**shape, format!("batch {batch}")), |bencher| {

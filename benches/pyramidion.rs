@@ -40,7 +40,7 @@ fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
 }
 
 fn read(model: &dyn Model, tokens: &[u32]) -> Arc<dyn Document> {
-    let reader = model.reader().expect("it reads documents");
+    let reader = model.document_encoder().expect("it reads documents");
     let (mut encoding, mut scratch) = (reader.open(), model.scratch());
     encoding.push(tokens).expect("room for the document");
     encoding.close().expect("a document");

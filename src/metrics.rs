@@ -8,7 +8,7 @@ pub mod ledger;
 mod meter;
 mod totals;
 
-use crate::{decode::options::Reason, engine::handle::Handle, error::Code};
+use crate::{decode::options::FinishReason, engine::handle::Handle, error::Code};
 pub use meter::Meter;
 use prometheus_client::{
     encoding::text,
@@ -45,8 +45,14 @@ const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0
 
 /// The label whose values tell a gap after a boundary from one within a segment.
 const AFTER: [&str; 2] = ["char", "boundary"];
-const REASONS: [Reason; 6] =
-    [Reason::MaxChars, Reason::MaxSegments, Reason::Stop(0), Reason::MaxContext, Reason::EndOfText, Reason::End];
+const REASONS: [FinishReason; 6] = [
+    FinishReason::MaxChars,
+    FinishReason::MaxSegments,
+    FinishReason::Stop(0),
+    FinishReason::MaxContext,
+    FinishReason::EndOfText,
+    FinishReason::End,
+];
 const CODES: [Code; 11] = [
     Code::InvalidArgument,
     Code::NotFound,

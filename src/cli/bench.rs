@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     decode::{
+        boundary_wait::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
         contract::Model,
-        gather::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
     },
     error::{Error, Result},
     family::load::{MAX_SYMBOLS, Settings, load},

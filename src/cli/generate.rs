@@ -7,7 +7,7 @@ use super::{
 use crate::{
     decode::{
         contract::{BoundaryMode, Model},
-        options::{Character, Details, Generate, Reason, Sampling, Stopping},
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
         usage::{Timing, Usage},
     },
     engine::handle::{Event, Handle, Job, Limits},
@@ -133,12 +133,12 @@ struct Told<'a> {
     model: &'a dyn Model,
     mode: Option<BoundaryMode>,
     json: bool,
-    characters: Vec<Character>,
+    characters: Vec<EmittedSymbol>,
     stream: StreamDetokenizer,
 }
 
 impl Told<'_> {
-    fn take(&mut self, characters: Vec<Character>) -> Result<()> {
+    fn take(&mut self, characters: Vec<EmittedSymbol>) -> Result<()> {
         if self.json {
             self.characters.extend(characters);
             return Ok(());
@@ -150,12 +150,12 @@ impl Told<'_> {
         output::write(&text)
     }
 
-    fn finish(mut self, reason: &Reason, usage: &Usage, timing: &Timing) -> Result<()> {
+    fn finish(mut self, reason: &FinishReason, usage: &Usage, timing: &Timing) -> Result<()> {
         if !self.json {
             return output::write(&format!("{}\n", self.stream.finish()));
         }
         let ids: Vec<u32> = self.characters.iter().map(|character| character.symbol).collect();
-        let boundary = |character: &Character| character.mark.map(|mark| u8::from(mark.boundary));
+        let boundary = |character: &EmittedSymbol| character.decision.map(|mark| u8::from(mark.boundary));
         let mut object = json!({
             "ids": ids,
             "text": self.model.card().vocabulary.decode(&ids),
@@ -173,7 +173,7 @@ impl Told<'_> {
     /// All that was chosen, in order: symbols, and the marks that end segments, where the model writes them.
     fn events(&self, nxt: u32, usage: &Usage) -> Vec<u32> {
         let marked = self.mode == Some(BoundaryMode::Nxt);
-        let ends = |character: &Character| marked && character.mark.is_some_and(|mark| mark.boundary);
+        let ends = |character: &EmittedSymbol| marked && character.decision.is_some_and(|mark| mark.boundary);
         let after_symbols = self.characters.iter().filter(|character| ends(character)).count();
         // one more than that: the first choice ended the prompt's open segment
         let mut events = vec![nxt; usize::from(usage.nxt_steps > after_symbols)];

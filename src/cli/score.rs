@@ -9,10 +9,10 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Mark, Model, Want},
-        evaluate::{Mode, Windowed, run as evaluate, score_window_showing, windows},
-        logprobs::log_probability,
+        contract::{Model, SymbolBoundary, Want},
+        evaluate::{StepSize, WindowScore, run as evaluate, score_window_showing, windows},
         options::{Windows, check_length},
+        sampling::logprobs::log_probability,
     },
     error::{Error, Result},
 };
@@ -111,7 +111,7 @@ impl Found {
         Self { figures: card.vocabulary.specials().map(|marks| Figures::new(marks, card.pooled)), ..Self::default() }
     }
 
-    fn take(&mut self, next: Option<&u32>, logits: &[f32], mark: Mark, keep: bool) -> Result<()> {
+    fn take(&mut self, next: Option<&u32>, logits: &[f32], mark: SymbolBoundary, keep: bool) -> Result<()> {
         self.boundaries.push(mark.boundary.into());
         if let Some(&next) = next {
             let logprob = log_probability(logits, next)?;
@@ -169,13 +169,13 @@ fn find(args: &Args, model: &dyn Model, symbols: &[u32], ends: bool) -> Result<F
     let end = found.figures.filter(|_| ends).map(|figures| figures.end());
     let next = |place: usize| symbols.get(place).or(end.as_ref().filter(|_| place == symbols.len()));
     if let Some(logits) = &model.card().first_logits {
-        let start = Mark { boundary: model.card().pooled, probability: None, end_logprob: None };
+        let start = SymbolBoundary { boundary: model.card().pooled, probability: None, end_logprob: None };
         found.take(next(0), logits, start, keep)?;
     }
     let mode = match args.mode {
-        ModeArg::Full => Mode::Full,
-        ModeArg::Incremental => Mode::Incremental,
-        ModeArg::Chunked => Mode::Chunked(args.chunk as usize),
+        ModeArg::Full => StepSize::Full,
+        ModeArg::Incremental => StepSize::Incremental,
+        ModeArg::Chunked => StepSize::Chunked(args.chunk as usize),
     };
     evaluate(model, symbols, mode, args.boundaries.options(), Want::All, &mut |position, logits, mark| {
         found.take(next(position + 1), logits, mark, keep)
@@ -189,7 +189,7 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], of: Windows) ->
         return Err(Error::TooLong { field: "--windowed", length: of.length, limit, unit: "characters", why: None });
     }
     let all: Vec<_> = windows(symbols.len(), of).collect();
-    let (mut sum, mut losses, mut found) = (Windowed::default(), Vec::with_capacity(all.len()), Found::default());
+    let (mut sum, mut losses, mut found) = (WindowScore::default(), Vec::with_capacity(all.len()), Found::default());
     let bar = bar(all.len());
     for window in all {
         let options = args.boundaries.options();

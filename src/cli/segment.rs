@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Mark, Model, Want},
-        evaluate::{Mode, run as evaluate},
+        contract::{Model, SymbolBoundary, Want},
+        evaluate::{StepSize, run as evaluate},
         options::{check_length, must_pool},
     },
     error::Result,
@@ -50,9 +50,9 @@ pub fn run(args: Args) -> Result<()> {
     must_pool("segment", model.card())?;
     let symbols = args.text.symbols(&*model)?;
     check_length("text", symbols.len(), model.card())?;
-    let mut marks: Vec<Mark> = Vec::with_capacity(symbols.len());
+    let mut marks: Vec<SymbolBoundary> = Vec::with_capacity(symbols.len());
     let boundaries = args.boundaries.options();
-    evaluate(&*model, &symbols, Mode::Chunked(CHUNK), boundaries, Want::Nothing, &mut |_, _, mark| {
+    evaluate(&*model, &symbols, StepSize::Chunked(CHUNK), boundaries, Want::Nothing, &mut |_, _, mark| {
         marks.push(mark);
         Ok(())
     })?;
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
     output::write(&as_text(&*model, &symbols, &segments, std::io::stdout().is_terminal()))
 }
 
-fn cut(marks: &[Mark]) -> Vec<Segment> {
+fn cut(marks: &[SymbolBoundary]) -> Vec<Segment> {
     let (mut segments, mut first) = (Vec::new(), 0);
     for (position, mark) in marks.iter().enumerate() {
         if mark.boundary || position + 1 == marks.len() {

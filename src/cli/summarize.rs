@@ -12,9 +12,9 @@ use super::{
 use crate::{
     decode::{
         contract::Model,
-        document::Limits as DocumentLimits,
+        document::DocumentLimits,
         options::Sampling,
-        summary::{Encoded, Summarize, Summarized},
+        summary::{EncodedDocument, Summarize, SummaryResult},
     },
     engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source},
     error::{Error, Result},
@@ -124,7 +124,7 @@ impl Writing {
 /// What is wrong with the checkpoint, the document, an option, or stdout.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
-    let Some(reader) = model.reader() else {
+    let Some(reader) = model.document_encoder() else {
         let (name, found) = (model.card().name.clone(), model.card().shape.clone());
         return Err(Error::WrongKind { call: "summarize", model: name, wanted: "reads documents", found });
     };
@@ -174,7 +174,7 @@ impl Given {
 
 /// What is told while a summary is written.
 enum Told<'a> {
-    Encoded(&'a Encoded),
+    Encoded(&'a EncodedDocument),
     /// Tokens that are final.
     Text(&'a [u32]),
 }
@@ -199,7 +199,7 @@ impl Writer {
         &self,
         document: &Document,
         told: &mut dyn FnMut(Told<'_>) -> Result<()>,
-    ) -> Result<(Arc<Encoded>, Box<Summarized>)> {
+    ) -> Result<(Arc<EncodedDocument>, Box<SummaryResult>)> {
         let (upload, arriving) = self.engine.upload();
         let mut events: Events = self.engine.summarize(&self.request, Source::Arriving(arriving), None)?;
         upload.push(&document.ids, &document.places);
@@ -228,7 +228,7 @@ impl Writer {
     }
 
     /// The best hypothesis' text.
-    fn text(&self, summary: &Summarized) -> String {
+    fn text(&self, summary: &SummaryResult) -> String {
         let best = summary.hypotheses.first().and_then(|best| best.tokens.split_last());
         best.map_or_else(String::new, |(_, text)| self.engine.card().vocabulary.decode(text))
     }

@@ -1,7 +1,7 @@
 //! What a model that reads documents is to everyone else: tokens in, piece by piece; a document out, from which rows begin.
 //!
 //! An [`Encoding`] takes tokens while they arrive and is worked on a few *blocks* at a time: one block is at most
-//! [`Limits::block`] vectors through one layer, so whoever shares out a machine knows what he gives. Up to the first pooling a
+//! [`DocumentLimits::block`] vectors through one layer, so whoever shares out a machine knows what he gives. Up to the first pooling a
 //! block needs nothing behind it and can run as soon as its tokens are there; from there on each layer waits for all of the
 //! layer before. What comes out is a [`Document`]: it never changes and is shared by all rows that read it, each of which is an
 //! ordinary [`State`], stepped by the [`Model`](super::contract::Model) in any mixture with rows of other documents.
@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use std::{any::Any, sync::Arc};
 
 /// What a model that reads documents can do beside stepping rows.
-pub trait Reader: Send + Sync {
+pub trait DocumentEncoder: Send + Sync {
     /// What there may be of everything, and what a request gets that asks for nothing else.
-    fn limits(&self) -> &Limits;
+    fn limits(&self) -> &DocumentLimits;
 
     /// An encoding that has read nothing. It holds no pages yet.
     fn open(&self) -> Box<dyn Encoding>;
@@ -42,7 +42,7 @@ pub trait Reader: Send + Sync {
     /// encoding of a failed advance is lost: drop it.
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize>;
 
-    /// A row of a document: fed nothing yet. What it is to be fed first is [`Marks::start`]; logits after symbol t predict
+    /// A row of a document: fed nothing yet. What it is to be fed first is [`SpecialIds::start`]; logits after symbol t predict
     /// symbol t + 1. Beside its own pages the row refers to the document's.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ pub trait Encoding: Any + Send {
     /// Takes no pages and does no work.
     ///
     /// # Errors
-    /// [`Error::TooLong`] if there are more than [`Limits::tokens`] together, [`Error::UnknownSymbol`] for an id that is none;
+    /// [`Error::TooLong`] if there are more than [`DocumentLimits::tokens`] together, [`Error::UnknownSymbol`] for an id that is none;
     /// the encoding is then as it was. [`Error::Internal`] after [`close`](Self::close).
     fn push(&mut self, tokens: &[u32]) -> Result<()>;
 
@@ -70,10 +70,10 @@ pub trait Encoding: Any + Send {
     fn tokens(&self) -> usize;
 
     /// Where it stands.
-    fn progress(&self) -> Progress;
+    fn progress(&self) -> EncodingProgress;
 
     /// What poolings that choose have chosen so far, first pooling first; the document tells it once that is there.
-    fn choices(&self) -> &[Choice];
+    fn choices(&self) -> &[PoolingChoice];
 
     /// The document, once it is done.
     fn document(&self) -> Option<Arc<dyn Document>>;
@@ -84,9 +84,9 @@ pub trait Encoding: Any + Send {
 
 /// Where an encoding stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct EncodingProgress {
     /// What comes next.
-    pub stage: Stage,
+    pub stage: EncodingStage,
     /// Blocks that ran.
     pub blocks: usize,
     /// Blocks in all: known once no token follows.
@@ -95,7 +95,7 @@ pub struct Progress {
 
 /// What an encoding does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum EncodingStage {
     /// It needs more tokens, or to be closed.
     Waiting,
     /// A block of this layer of the encoder, counted from 0, can run.
@@ -124,7 +124,7 @@ pub trait Document: Any + Send + Sync {
     fn own_bytes(&self) -> usize;
 
     /// What each pooling that chooses has chosen, first pooling first.
-    fn choices(&self) -> &[Choice];
+    fn choices(&self) -> &[PoolingChoice];
 
     /// What the encoder's layers took, in order.
     fn timings(&self) -> &[LayerTime];
@@ -135,16 +135,16 @@ pub trait Document: Any + Send + Sync {
 
 /// What a pooling kept.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
+pub struct PoolingChoice {
     /// The layer of the encoder behind which it stands, counted from 0.
     pub layer: usize,
     /// The kept vectors, in the order in which they go on.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<KeptVector>,
 }
 
 /// One vector that a pooling kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Kept {
+pub struct KeptVector {
     /// The token that it was at first: of all vectors that were mixed into it, the one that won every time. At
     /// [`Document::tokens`] or beyond, it is padding.
     pub token: usize,
@@ -163,10 +163,10 @@ pub struct LayerTime {
 
 /// What there may be of everything in a model that reads documents, and its defaults.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
+pub struct DocumentLimits {
     /// The most tokens of a document, an end mark included.
     pub tokens: usize,
-    /// The most symbols that a row can be fed, [`Marks::start`] included.
+    /// The most symbols that a row can be fed, [`SpecialIds::start`] included.
     pub targets: usize,
     /// Whether every document is padded to [`tokens`](Self::tokens): then all documents have the same number of vectors.
     pub padded: bool,
@@ -175,9 +175,9 @@ pub struct Limits {
     /// The poolings, in order.
     pub poolings: Vec<PoolingStep>,
     /// Marks among the symbols.
-    pub marks: Marks,
+    pub marks: SpecialIds,
     /// What a request gets that asks for nothing else.
-    pub generation: Generation,
+    pub generation: GenerationDefaults,
 }
 
 /// A pooling between two layers.
@@ -193,7 +193,7 @@ pub struct PoolingStep {
 
 /// A model's marks, by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Marks {
+pub struct SpecialIds {
     /// What a row is fed first.
     pub start: u32,
     /// Padding: never written.
@@ -206,7 +206,7 @@ pub struct Marks {
 
 /// How a model writes unless a request says otherwise; fairseq's semantics.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Generation {
+pub struct GenerationDefaults {
     /// Hypotheses that are followed.
     pub beam: usize,
     /// A hypothesis' log-probability is divided by its length, its end mark included, to this power.

@@ -1,9 +1,9 @@
 //! Texts under a model: all logits in order, however the text is cut into steps; and the windowed evaluation of the papers.
 
 use super::{
-    contract::{BoundaryOptions, Mark, Model, Row, Want, advance},
-    logprobs::log_probability,
+    contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, Want, advance},
     options::Windows,
+    sampling::logprobs::log_probability,
 };
 use crate::error::Result;
 use std::ops::AddAssign;
@@ -13,7 +13,7 @@ const CHUNK: usize = 512;
 
 /// How a text is cut into steps. The numbers are the same; only time and memory differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum StepSize {
     /// All symbols in one step.
     Full,
     /// One symbol a step, as text is generated.
@@ -23,7 +23,7 @@ pub enum Mode {
 }
 
 /// Is shown each position in order: its index, the logits after it, (V), or none where they were not wanted, and its mark.
-pub type Each<'a> = &'a mut dyn FnMut(usize, &[f32], Mark) -> Result<()>;
+pub type VisitPosition<'a> = &'a mut dyn FnMut(usize, &[f32], SymbolBoundary) -> Result<()>;
 
 /// Feeds `symbols` to a fresh sequence and shows each position's logits, those that each step is to compute, with its mark.
 ///
@@ -32,28 +32,28 @@ pub type Each<'a> = &'a mut dyn FnMut(usize, &[f32], Mark) -> Result<()>;
 pub fn run(
     model: &dyn Model,
     symbols: &[u32],
-    mode: Mode,
+    mode: StepSize,
     boundaries: BoundaryOptions,
     want: Want,
-    each: Each<'_>,
+    each: VisitPosition<'_>,
 ) -> Result<()> {
     let size = match mode {
-        Mode::Full => symbols.len(),
-        Mode::Incremental => 1,
-        Mode::Chunked(size) => size,
+        StepSize::Full => symbols.len(),
+        StepSize::Incremental => 1,
+        StepSize::Chunked(size) => size,
     };
     let vocabulary = model.card().vocabulary.len();
-    let mut rows = [Row::new(model.begin(boundaries)?)];
+    let mut rows = [SequenceRow::new(model.begin(boundaries)?)];
     let mut scratch = model.scratch();
     let mut position = 0;
     for chunk in symbols.chunks(size.max(1)) {
         rows[0].set(chunk, want);
         advance(model, &mut rows, &[0], &mut scratch)?;
-        let Row { logits, marks, .. } = &rows[0];
+        let SequenceRow { logits, decisions, .. } = &rows[0];
         // Wanted logits are those of the last symbols.
-        let without = marks.len().saturating_sub(logits.len() / vocabulary);
+        let without = decisions.len().saturating_sub(logits.len() / vocabulary);
         let shown = std::iter::repeat_n(&[][..], without).chain(logits.chunks_exact(vocabulary));
-        for (logits, mark) in shown.zip(marks) {
+        for (logits, mark) in shown.zip(decisions) {
             each(position, logits, *mark)?;
             position += 1;
         }
@@ -63,7 +63,7 @@ pub fn run(
 
 /// A window: symbols `start..end` are fed, and those from `scored` on are scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct ScoringWindow {
     /// The first symbol fed.
     pub start: usize,
     /// The first symbol scored; the one before it is fed and predicts it.
@@ -74,21 +74,21 @@ pub struct Window {
 
 /// The windows of Dynamic Token Pooling's evaluation (its code, not the paper, defines them): targets in runs of `stride`, each
 /// with as much context as fits into `length` symbols; every window starts afresh.
-pub fn windows(symbols: usize, windows: Windows) -> impl Iterator<Item = Window> {
+pub fn windows(symbols: usize, windows: Windows) -> impl Iterator<Item = ScoringWindow> {
     (0..).map_while(move |index| window(symbols, windows, index))
 }
 
 /// The window of that number, if there are so many.
-pub fn window(symbols: usize, Windows { length, stride }: Windows, index: usize) -> Option<Window> {
+pub fn window(symbols: usize, Windows { length, stride }: Windows, index: usize) -> Option<ScoringWindow> {
     let last = symbols.saturating_sub(1);
     let first = index.checked_mul(stride.max(1)).filter(|&first| first < last)?;
     let start = first.saturating_sub(length.saturating_sub(stride));
-    Some(Window { start, scored: first + 1, end: (first + stride).min(last) + 1 })
+    Some(ScoringWindow { start, scored: first + 1, end: (first + stride).min(last) + 1 })
 }
 
 /// What a windowed evaluation finds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Windowed {
+pub struct WindowScore {
     /// Sum of −ln p over the scored symbols.
     pub nats: f64,
     /// Symbols scored.
@@ -99,7 +99,7 @@ pub struct Windowed {
     pub segments: usize,
 }
 
-impl AddAssign for Windowed {
+impl AddAssign for WindowScore {
     fn add_assign(&mut self, other: Self) {
         self.nats += other.nats;
         self.scored += other.scored;
@@ -115,9 +115,9 @@ impl AddAssign for Windowed {
 pub fn score_window(
     model: &dyn Model,
     symbols: &[u32],
-    window: Window,
+    window: ScoringWindow,
     boundaries: &BoundaryOptions,
-) -> Result<Windowed> {
+) -> Result<WindowScore> {
     score_window_showing(model, symbols, window, boundaries, &mut |_, _, _| Ok(()))
 }
 
@@ -129,14 +129,14 @@ pub fn score_window(
 pub fn score_window_showing(
     model: &dyn Model,
     symbols: &[u32],
-    window: Window,
+    window: ScoringWindow,
     boundaries: &BoundaryOptions,
-    each: Each<'_>,
-) -> Result<Windowed> {
-    let mut sum = Windowed::default();
+    each: VisitPosition<'_>,
+) -> Result<WindowScore> {
+    let mut sum = WindowScore::default();
     let fed = &symbols[window.start..window.end - 1];
     let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
-    run(model, fed, Mode::Chunked(CHUNK), boundaries, Want::All, &mut |position, logits, mark| {
+    run(model, fed, StepSize::Chunked(CHUNK), boundaries, Want::All, &mut |position, logits, mark| {
         sum.fed += 1;
         sum.segments += usize::from(mark.boundary);
         let target = window.start + position + 1;
@@ -158,9 +158,9 @@ mod tests {
     fn windows_cover_every_target_once_with_the_official_context() {
         let official = Windows { length: 56, stride: 16 };
         let all: Vec<_> = windows(151, official).collect();
-        assert_eq!(all[0], Window { start: 0, scored: 1, end: 17 });
-        assert_eq!(all[3], Window { start: 8, scored: 49, end: 65 });
-        assert_eq!(all[9], Window { start: 104, scored: 145, end: 151 });
+        assert_eq!(all[0], ScoringWindow { start: 0, scored: 1, end: 17 });
+        assert_eq!(all[3], ScoringWindow { start: 8, scored: 49, end: 65 });
+        assert_eq!(all[9], ScoringWindow { start: 104, scored: 145, end: 151 });
         assert_eq!(all.len(), 10);
         assert_eq!(windows(1, official).count(), 0);
     }

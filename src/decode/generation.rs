@@ -6,16 +6,18 @@
 //! `max_segments` when it was fed. Of those that take effect with the same symbol a stop string comes first, then
 //! `max_segments` (the text is whole, not cut), then `max_chars`, then the longest context.
 //!
-//! A model may write marks as well ([`Marks`]). One ends the text: it is told as the last symbol, and neither fed nor counted.
+//! A model may write marks as well ([`ControlSymbols`]). One ends the text: it is told as the last symbol, and neither fed nor counted.
 //! One ends a segment: it is no symbol of the text, so it is not told, nor counted, nor seen by penalty or stop strings; its draw
 //! is a draw like any other, and the symbol before it gets its boundary.
 
 use super::{
-    contract::{BoundaryMode, Mark, Row, Want},
-    logprobs::{Telling, Told, log_probability},
-    options::{Character, Details, Reason, Sampling, Stopping},
-    sampler::Sampler,
-    stops::Stops,
+    contract::{BoundaryMode, SequenceRow, SymbolBoundary, Want},
+    options::{Details, EmittedSymbol, FinishReason, Sampling, Stopping},
+    sampling::{
+        logprobs::{LogprobOptions, SymbolLogprobs, log_probability},
+        sampler::Sampler,
+        stops::StopMatcher,
+    },
     trace,
 };
 use crate::{error::Result, text::SpecialSymbols};
@@ -25,14 +27,14 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone)]
 pub(super) struct Generation {
     sampler: Sampler,
-    stops: Stops,
+    stops: StopMatcher,
     limits: Limits,
-    telling: Telling,
+    telling: LogprobOptions,
     /// Whether symbols are told with their marks, hence one step later.
     marks: bool,
     include_stop: bool,
     /// Sampled and not yet told, oldest first.
-    held: VecDeque<Character>,
+    held: VecDeque<EmittedSymbol>,
     /// Sampled and not yet fed.
     latest: Option<u32>,
     /// Whether `held` ends with `latest`; not so if that belongs to a stop string that is not told.
@@ -40,14 +42,14 @@ pub(super) struct Generation {
     /// Symbols sampled.
     chars: usize,
     /// Why it ends once `latest` is fed.
-    reason: Option<Reason>,
+    reason: Option<FinishReason>,
     /// The model's own marks, if it writes any.
-    mark_up: Option<Marks>,
+    mark_up: Option<ControlSymbols>,
 }
 
 /// What a model may choose beside the symbols of a text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Marks {
+pub(super) struct ControlSymbols {
     specials: SpecialSymbols,
     /// Whether its marks end segments; if not, its predictor does.
     ends_segments: bool,
@@ -59,7 +61,7 @@ pub(super) struct Marks {
     is_ending: bool,
 }
 
-impl Marks {
+impl ControlSymbols {
     /// Those of a model with such symbols, if it has any, whose segments are ended in that way.
     pub(super) fn new(
         specials: Option<SpecialSymbols>,
@@ -86,16 +88,16 @@ impl Generation {
     pub(super) fn new(
         request: (Sampling, Stopping, &Details),
         (vocabulary, max_symbols): (usize, usize),
-        mark_up: Option<Marks>,
+        mark_up: Option<ControlSymbols>,
     ) -> Self {
         let (sampling, stopping, details) = request;
         let Stopping { max_chars, min_chars, max_segments, stop, include_stop, ignore_end: _ } = stopping;
         Self {
             sampler: Sampler::new(sampling, vocabulary),
-            stops: Stops::new(stop, min_chars),
+            stops: StopMatcher::new(stop, min_chars),
             limits: Limits { max_chars, min_chars, max_segments, max_symbols },
             mark_up,
-            telling: Telling { logprobs: details.logprobs, top: details.top_logprobs },
+            telling: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
             marks: details.boundaries,
             include_stop,
             held: VecDeque::new(),
@@ -139,7 +141,7 @@ impl Generation {
 
     /// Lays the latest symbol, or the mark behind it, into the row; before the first symbol of a text without a beginning, what
     /// asks for its logits. No logits are wanted if it is the last.
-    pub(super) fn feed(&self, row: &mut Row) {
+    pub(super) fn feed(&self, row: &mut SequenceRow) {
         let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };
         let control = if self.mark_up.is_some_and(|marks| marks.is_ending) { trace::END } else { trace::BEGIN };
         row.set(&[self.latest_item().unwrap_or(control)], want);
@@ -147,18 +149,23 @@ impl Generation {
 
     /// Takes the latest symbol's mark, if it was a symbol, and how many segments sampled symbols have closed by now; tells why
     /// the generation ends, if it does.
-    pub(super) fn absorb(&mut self, mark: Option<Mark>, segments: usize, told: &mut Vec<Character>) -> Option<Reason> {
+    pub(super) fn absorb(
+        &mut self,
+        mark: Option<SymbolBoundary>,
+        segments: usize,
+        told: &mut Vec<EmittedSymbol>,
+    ) -> Option<FinishReason> {
         self.latest = None;
         if let Some(marks) = &mut self.mark_up {
             marks.is_ending = false;
         }
         let latest = self.held.back_mut().filter(|_| self.marks && self.latest_is_held);
         if let Some((character, mark)) = latest.zip(mark) {
-            character.mark = Some(mark);
+            character.decision = Some(mark);
         }
         let enough = self.limits.max_segments.is_some_and(|most| segments >= most);
-        if enough && !matches!(self.reason, Some(Reason::Stop(_))) {
-            self.reason = Some(Reason::MaxSegments);
+        if enough && !matches!(self.reason, Some(FinishReason::Stop(_))) {
+            self.reason = Some(FinishReason::MaxSegments);
         }
         if self.reason.is_some() {
             self.abandon(told);
@@ -172,36 +179,36 @@ impl Generation {
         &mut self,
         logits: &[f32],
         (position, opens): (usize, bool),
-        told: &mut Vec<Character>,
-    ) -> Result<Option<Reason>> {
+        told: &mut Vec<EmittedSymbol>,
+    ) -> Result<Option<FinishReason>> {
         if self.limits.max_chars == 0 {
-            return Ok(Some(Reason::MaxChars));
+            return Ok(Some(FinishReason::MaxChars));
         }
         if position >= self.limits.max_symbols {
-            return Ok(Some(Reason::MaxContext));
+            return Ok(Some(FinishReason::MaxContext));
         }
         let symbol = self.choose(logits, position, opens)?;
-        if let Some(Marks { specials, .. }) = self.mark_up {
+        if let Some(ControlSymbols { specials, .. }) = self.mark_up {
             if symbol == specials.segment_end {
                 return self.end_segment(symbol, logits, told).map(|()| None);
             }
             if symbol == specials.end {
                 self.abandon(told);
-                let Told { logprob, top } = self.telling.of(symbol, logits)?;
-                told.push(Character { symbol, logprob, mark: None, top });
-                return Ok(Some(Reason::EndOfText));
+                let SymbolLogprobs { logprob, top } = self.telling.of(symbol, logits)?;
+                told.push(EmittedSymbol { symbol, logprob, decision: None, top });
+                return Ok(Some(FinishReason::EndOfText));
             }
         }
         self.sampler.see(symbol);
         self.chars += 1;
-        let Told { logprob, top } = self.telling.of(symbol, logits)?;
-        self.held.push_back(Character { symbol, logprob, mark: None, top });
+        let SymbolLogprobs { logprob, top } = self.telling.of(symbol, logits)?;
+        self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top });
         (self.latest, self.latest_is_held) = (Some(symbol), true);
         let met = self.stops.push(symbol);
         self.reason = match met {
-            Some(met) => Some(Reason::Stop(met.index)),
-            None if self.chars == self.limits.max_chars => Some(Reason::MaxChars),
-            None if position + 1 == self.limits.max_symbols => Some(Reason::MaxContext),
+            Some(met) => Some(FinishReason::Stop(met.index)),
+            None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
+            None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
             None => None,
         };
         if let Some(met) = met.filter(|_| !self.include_stop) {
@@ -214,7 +221,7 @@ impl Generation {
 
     /// Draws a symbol or a mark. Every draw has a number of its own.
     fn choose(&mut self, logits: &[f32], position: usize, opens: bool) -> Result<u32> {
-        let Some(Marks { specials, ends_segments, ends_text, chosen, .. }) = self.mark_up else {
+        let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.mark_up else {
             return self.sampler.choose(logits, position);
         };
         // no segment is without a symbol
@@ -225,12 +232,12 @@ impl Generation {
     }
 
     /// The segment ends with the latest symbol, which is known now to be its last.
-    fn end_segment(&mut self, mark: u32, logits: &[f32], told: &mut Vec<Character>) -> Result<()> {
+    fn end_segment(&mut self, mark: u32, logits: &[f32], told: &mut Vec<EmittedSymbol>) -> Result<()> {
         if let Some(marks) = &mut self.mark_up {
             (marks.chosen, marks.is_ending) = (marks.chosen + 1, true);
         }
         let latest = self.held.back_mut().filter(|_| self.marks && self.latest_is_held);
-        if let Some(boundary) = latest.and_then(|character| character.mark.as_mut()) {
+        if let Some(boundary) = latest.and_then(|character| character.decision.as_mut()) {
             boundary.boundary = true;
             boundary.end_logprob = Some(log_probability(logits, mark)? as f32);
         }
@@ -240,12 +247,12 @@ impl Generation {
     }
 
     /// Tells all that is held back.
-    pub(super) fn abandon(&mut self, told: &mut Vec<Character>) {
+    pub(super) fn abandon(&mut self, told: &mut Vec<EmittedSymbol>) {
         told.extend(self.held.drain(..));
     }
 
     /// Tells what is held back no longer.
-    fn release(&mut self, told: &mut Vec<Character>) {
+    fn release(&mut self, told: &mut Vec<EmittedSymbol>) {
         let undecided = if self.reason.is_some() { 0 } else { self.stops.withheld() };
         let unmarked = usize::from(self.marks && self.latest_is_held);
         let free = self.held.len().saturating_sub(undecided.max(unmarked));

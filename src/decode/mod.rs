@@ -1,30 +1,32 @@
-//! The contract between models and engine, and one sequence's life.
+//! The contract between models and engine, and the life of one sequence.
 //!
-//! Reading order: [`contract`] (what a model is to everyone else; [`cost`], what its work costs;
-//! [`document`], what one that reads documents is), [`gather`] (which rows of a batch run their middle stack together),
-//! [`options`] (what a request may ask for; [`usage`], what it has taken), [`session`] (one request from prompt to last
-//! character), which is made of given symbols (`known`) and sampled ones (`generation`), and these of [`sampler`],
-//! [`stops`], [`logprobs`] and [`random`]; [`trace`] is how symbols are fed with their boundaries, [`tail`] what is kept of a
-//! text, and [`origin`] how far back a state needs it. For summaries: [`summary`]
-//! (what may be asked for), [`beam`] (which texts are followed) and [`spans`] (what a pooling has kept).
+//! Reading order:
+//!
+//! 1. What a model implements: [`contract`], the [`state`] of a sequence, its segment [`boundary`] options, its [`cost`];
+//!    [`document`] for encoder-decoder models.
+//! 2. What a request contains and reports: [`options`], [`usage`]; [`summary`] for summaries.
+//! 3. One request: [`session`] feeds the `prompt`, then runs the `generation` with a [`sampling`] policy. [`trace`] encodes
+//!    symbols with their boundaries, [`text_window`] holds the text, [`replay`] says where a lost row starts again.
+//! 4. Policies for many rows: [`boundary_wait`] (when waiting rows run their segment step), [`beam`] search.
+//! 5. Tools on top: [`evaluate`] scores texts, [`spans`] maps kept vectors to the document's text.
 
 pub mod beam;
+pub mod boundary;
+pub mod boundary_wait;
 pub mod contract;
 pub mod cost;
 pub mod document;
 pub mod evaluate;
-pub mod gather;
 mod generation;
-mod known;
-pub mod logprobs;
 pub mod options;
-pub mod origin;
+mod prompt;
 pub mod random;
-pub mod sampler;
+pub mod replay;
+pub mod sampling;
 pub mod session;
 pub mod spans;
-pub mod stops;
+pub mod state;
 pub mod summary;
-pub mod tail;
+pub mod text_window;
 pub mod trace;
 pub mod usage;

@@ -1,6 +1,6 @@
 //! What a request may ask for, and what it is told. Pure data: ids, not text; the wire and the command line convert.
 
-use super::contract::{BoundaryOptions, Card, Mark};
+use super::contract::{BoundaryOptions, Card, SymbolBoundary};
 use crate::error::{Error, Result};
 
 /// A request for generated text.
@@ -102,7 +102,7 @@ pub struct Details {
 /// The most characters that are generated where a request does not say.
 const DEFAULT_MAX_CHARS: usize = 256;
 /// The names of the stop strings' fields.
-pub const STOP_FIELDS: [&str; Bounds::STOPS] = [
+pub const STOP_FIELDS: [&str; OptionLimits::STOPS] = [
     "stopping.stop[0]",
     "stopping.stop[1]",
     "stopping.stop[2]",
@@ -123,9 +123,9 @@ pub const STOP_FIELDS: [&str; Bounds::STOPS] = [
 
 /// Limits of what one request may ask for, told to clients.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds;
+pub struct OptionLimits;
 
-impl Bounds {
+impl OptionLimits {
     /// Stop strings a request may give.
     pub const STOPS: usize = 16;
     /// Symbols in one stop string.
@@ -140,20 +140,20 @@ impl Bounds {
 
 /// A symbol, told.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Character {
+pub struct EmittedSymbol {
     /// Its id.
     pub symbol: u32,
     /// Its log-probability, if asked for; the first symbol of a text has none.
     pub logprob: Option<f32>,
     /// Whether a segment ends with it, if asked for.
-    pub mark: Option<Mark>,
+    pub decision: Option<SymbolBoundary>,
     /// The most probable symbols at its position, best first, with their log-probabilities.
     pub top: Vec<(u32, f32)>,
 }
 
 /// Why a generation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
+pub enum FinishReason {
     /// `max_chars` were generated.
     MaxChars,
     /// `max_segments` were closed.
@@ -168,7 +168,7 @@ pub enum Reason {
     End,
 }
 
-impl Reason {
+impl FinishReason {
     /// The name for programs.
     pub fn name(&self) -> &'static str {
         match self {
@@ -195,7 +195,7 @@ impl Generate {
         check_mode(&self.boundaries, card)?;
         self.sampling.validate(card)?;
         self.stopping.validate(card)?;
-        bounded("details.top_logprobs", self.details.top_logprobs, Bounds::TOP_LOGPROBS)
+        bounded("details.top_logprobs", self.details.top_logprobs, OptionLimits::TOP_LOGPROBS)
     }
 }
 
@@ -206,13 +206,13 @@ impl Score {
     /// As for [`Generate::validate`].
     pub fn validate(&self, card: &Card) -> Result<()> {
         match self.windows {
-            Some(_) => check_length_within("text", self.symbols.len(), Bounds::WINDOWED_SYMBOLS)?,
+            Some(_) => check_length_within("text", self.symbols.len(), OptionLimits::WINDOWED_SYMBOLS)?,
             None => check_length("text", self.symbols.len(), card)?,
         }
         card.vocabulary.check_text("text", &self.symbols)?;
         check_mode(&self.boundaries, card)?;
         self.windows.map_or(Ok(()), |windows| windows.validate(card))?;
-        bounded("top_logprobs", self.top, Bounds::TOP_LOGPROBS)
+        bounded("top_logprobs", self.top, OptionLimits::TOP_LOGPROBS)
     }
 }
 
@@ -241,7 +241,7 @@ impl Sampling {
         }
         within("sampling.min_p", self.min_p, 0.0, 1.0)?;
         within("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
-        bounded("sampling.logit_bias", self.logit_bias.len(), Bounds::LOGIT_BIAS)?;
+        bounded("sampling.logit_bias", self.logit_bias.len(), OptionLimits::LOGIT_BIAS)?;
         for &(symbol, bias) in &self.logit_bias {
             card.vocabulary.check_ids("sampling.logit_bias", &[symbol])?;
             within("sampling.logit_bias", bias, -1000.0, 1000.0)?;
@@ -266,8 +266,8 @@ impl Stopping {
         }
         check_stop_count(self.stop.len())?;
         for (field, stop) in STOP_FIELDS.into_iter().zip(&self.stop) {
-            if stop.is_empty() || stop.len() > Bounds::STOP_SYMBOLS {
-                let bound = format!("1 to {} characters", Bounds::STOP_SYMBOLS);
+            if stop.is_empty() || stop.len() > OptionLimits::STOP_SYMBOLS {
+                let bound = format!("1 to {} characters", OptionLimits::STOP_SYMBOLS);
                 return Err(bad(field, format!("{} characters", stop.len()), bound));
             }
             card.vocabulary.check_text(field, stop)?;
@@ -276,7 +276,7 @@ impl Stopping {
     }
 
     /// `max_chars` where a request has none: so many as still fit after its prompt. At least 1, so that a prompt that fills
-    /// the longest sequence is answered with [`Reason::MaxContext`], and no character.
+    /// the longest sequence is answered with [`FinishReason::MaxContext`], and no character.
     pub fn default_max_chars(prompt_chars: usize, card: &Card) -> usize {
         card.max_symbols.saturating_sub(prompt_chars).clamp(1, DEFAULT_MAX_CHARS)
     }
@@ -284,19 +284,19 @@ impl Stopping {
 
 /// Whether so many stop strings may be given; worth asking before they are looked at.
 pub fn check_stop_count(count: usize) -> Result<()> {
-    bounded("stopping.stop", count, Bounds::STOPS)
+    bounded("stopping.stop", count, OptionLimits::STOPS)
 }
 
 /// A boundary mode that the model has, or the default.
 pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
     match boundaries.mode {
-        Some(mode) if !card.boundary_modes.contains(&mode) => Err(no_such_mode(mode.name(), card)),
+        Some(mode) if !card.boundary_modes.contains(&mode) => Err(unknown_mode(mode.name(), card)),
         _ => Ok(()),
     }
 }
 
 /// What is said of a boundary mode that the model does not have.
-pub fn no_such_mode(found: impl ToString, card: &Card) -> Error {
+pub fn unknown_mode(found: impl ToString, card: &Card) -> Error {
     let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
     bad("boundary_mode", found, format!("one of {}", names.join(", ")))
 }

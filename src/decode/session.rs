@@ -11,13 +11,13 @@
 //! ([`resume`](Session::resume)): however long the text, it takes no more memory.
 
 use super::{
-    contract::{BoundaryOptions, Card, Model, Row, State, Status, Want, advance},
-    generation::{Generation, Marks},
-    known::{Absorbed, Known, Tell},
-    logprobs::Telling,
-    options::{Character, Generate, Reason, Score},
-    origin::Origin,
-    tail::Text,
+    contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},
+    generation::{ControlSymbols, Generation},
+    options::{EmittedSymbol, FinishReason, Generate, Score},
+    prompt::{ChunkOutcome, Prompt, PromptOutput},
+    replay::ReplayStart,
+    sampling::logprobs::LogprobOptions,
+    text_window::TextView,
     trace,
     usage::Usage,
 };
@@ -30,19 +30,19 @@ const HELD: usize = 1024;
 #[derive(Debug, Clone)]
 pub struct Session {
     /// The prompt, or the text to score.
-    known: Known,
+    known: Prompt,
     /// What follows it; none for a scored text.
     generation: Option<Generation>,
     boundaries: BoundaryOptions,
     /// What was not taken yet.
-    told: Vec<Character>,
+    told: Vec<EmittedSymbol>,
     usage: Usage,
     /// Symbols that the row has seen in its present sequence; less than [`seen`](Self::seen) while they are fed again.
     at: usize,
     /// Whether it has lost a row.
     rewound: bool,
     /// From where on another row would be fed, if that is not the beginning.
-    origin: Option<Origin>,
+    origin: Option<ReplayStart>,
     /// How many symbols are held when it is time to see whether some can be dropped.
     full: usize,
     /// Symbols of the vocabulary: logits of one position.
@@ -53,13 +53,13 @@ pub struct Session {
 
 /// Where a session stands after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress {
+pub enum SessionProgress {
     /// Given symbols are still to be fed, or such as an earlier row has seen.
     Prefilling,
     /// A sampled symbol is to be fed.
     Decoding,
     /// Nothing is to be fed any more.
-    Finished(Reason),
+    Finished(FinishReason),
 }
 
 impl Session {
@@ -73,12 +73,12 @@ impl Session {
         let most_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let vocabulary = card.vocabulary.len();
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
-        let marks = Marks::new(card.vocabulary.specials(), mode, &stopping);
+        let marks = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
         let mut generation = Generation::new((sampling, stopping, &details), (vocabulary, card.max_symbols), marks);
         generation.see(&prompt);
-        let logprobs = Telling { logprobs: details.logprobs, top: details.top_logprobs };
-        let tell = Tell { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
-        let known = begun(Known::new(prompt, None, tell), card)?;
+        let logprobs = LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs };
+        let tell = PromptOutput { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
+        let known = begun(Prompt::new(prompt, None, tell), card)?;
         Ok(Self::new(known, Some(generation), boundaries, (vocabulary, most_symbols)))
     }
 
@@ -89,14 +89,15 @@ impl Session {
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let Score { symbols, logprobs, top, boundaries, windows } = request;
-        let tell = Tell { symbols: true, logprobs: Telling { logprobs, top }, marks: true, last_logits: false };
-        let known = begun(Known::new(symbols, windows, tell), card)?;
+        let tell =
+            PromptOutput { symbols: true, logprobs: LogprobOptions { logprobs, top }, marks: true, last_logits: false };
+        let known = begun(Prompt::new(symbols, windows, tell), card)?;
         let sizes = (card.vocabulary.len(), known.longest());
         Ok(Self::new(known, None, boundaries, sizes))
     }
 
     fn new(
-        known: Known,
+        known: Prompt,
         generation: Option<Generation>,
         boundaries: BoundaryOptions,
         (vocabulary, most_symbols): (usize, usize),
@@ -111,7 +112,7 @@ impl Session {
     }
 
     /// Symbols of the prompt, or of the text to score.
-    pub fn given_symbols(&self) -> usize {
+    pub fn prompt_symbols(&self) -> usize {
         self.known.len()
     }
 
@@ -121,7 +122,7 @@ impl Session {
     }
 
     /// Of these, those that no row will be fed again.
-    pub fn settled_symbols(&self) -> usize {
+    pub fn replay_position(&self) -> usize {
         self.origin.map_or(0, |origin| origin.symbol)
     }
 
@@ -131,7 +132,7 @@ impl Session {
     }
 
     /// The most symbols that a sequence of it will have.
-    pub fn most_symbols(&self) -> usize {
+    pub fn max_symbols(&self) -> usize {
         self.most_symbols
     }
 
@@ -141,14 +142,14 @@ impl Session {
     }
 
     /// Of these, those still to be fed.
-    pub fn ahead(&self) -> usize {
+    pub fn remaining_symbols(&self) -> usize {
         self.sequence_symbols().saturating_sub(self.at)
     }
 
     /// The text as far as it is known and held: given symbols, then sampled ones. What the row has seen is its beginning. Of a
     /// text that is scored in windows, nothing: its row has mostly not seen its beginning.
-    pub fn text(&self) -> Text<'_> {
-        if self.known.is_windowed() { Text::from(&[]) } else { self.known.text() }
+    pub fn text(&self) -> TextView<'_> {
+        if self.known.is_windowed() { TextView::from(&[]) } else { self.known.text() }
     }
 
     /// How many of the first symbols of [`text`](Self::text) need not be fed if there is a state that has seen them. Symbols that are
@@ -181,7 +182,7 @@ impl Session {
 
     /// Goes on with a fresh row: the one before it was lost, fed or not. What is told stays as it would have been.
     pub fn rewind(&mut self) {
-        (self.at, self.rewound) = (self.settled_symbols(), true);
+        (self.at, self.rewound) = (self.replay_position(), true);
     }
 
     /// Makes a fresh row's state the one that it is to be fed to: it need not see the text from its beginning.
@@ -194,7 +195,7 @@ impl Session {
 
     /// Whether the next feed is a chunk: of given symbols, or of symbols that another row has seen.
     pub fn is_prefilling(&self) -> bool {
-        !self.known.is_done() || self.is_refeeding()
+        !self.known.is_done() || self.is_replaying()
     }
 
     /// Symbols of the present sequence whose outcome was taken.
@@ -208,7 +209,7 @@ impl Session {
     }
 
     /// Whether the next feed is of symbols that an earlier row had seen.
-    pub fn is_refeeding(&self) -> bool {
+    pub fn is_replaying(&self) -> bool {
         self.at < self.seen()
     }
 
@@ -218,7 +219,7 @@ impl Session {
     }
 
     /// Symbols of the answer so far: sampled ones, or scored ones.
-    pub fn answered(&self) -> usize {
+    pub fn output_symbols(&self) -> usize {
         self.generation.as_ref().map_or(self.known.settled(), Generation::chars)
     }
 
@@ -229,8 +230,8 @@ impl Session {
 
     /// Lays into the row what it is to be fed next: at most `chunk` symbols of the prompt or of what an earlier row has
     /// seen, or one sampled symbol.
-    pub fn feed(&self, row: &mut Row, chunk: usize) {
-        if self.is_refeeding() {
+    pub fn feed(&self, row: &mut SequenceRow, chunk: usize) {
+        if self.is_replaying() {
             let start = self.known.start();
             let end = self.seen().min(self.at + chunk.max(1));
             return row.set(self.known.get(start + self.at..start + end), Want::Nothing);
@@ -246,10 +247,10 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Internal`] if the row is not as a step leaves it, or its logits are no distribution.
-    pub fn absorb(&mut self, row: &mut Row) -> Result<Progress> {
+    pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         self.check(row)?;
-        let again = self.is_refeeding();
-        self.at += row.places();
+        let again = self.is_replaying();
+        self.at += row.positions();
         if row.feed[..] == [trace::END] {
             self.known.end_segment();
         }
@@ -257,11 +258,11 @@ impl Session {
             self.known.agree(row.state.agreed());
         }
         if again {
-            return Ok(if self.is_prefilling() { Progress::Prefilling } else { Progress::Decoding });
+            return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
         }
         if !self.known.is_done() {
             let start = self.known.start();
-            let Absorbed { segments, ends_window } = self.known.absorb(row, &mut self.told)?;
+            let ChunkOutcome { segments, ends_window } = self.known.absorb(row, &mut self.told)?;
             self.usage.prompt_segments += segments;
             self.usage.prompt_chars = self.known.settled();
             if ends_window {
@@ -270,13 +271,13 @@ impl Session {
                 row.state.restart(self.boundaries.offset);
             }
             if !self.known.is_done() {
-                return Ok(Progress::Prefilling);
+                return Ok(SessionProgress::Prefilling);
             }
         } else if let Some(generation) = &mut self.generation {
             self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
-            let mark = row.marks.last().copied().filter(|_| row.places() > 0);
+            let mark = row.decisions.last().copied().filter(|_| row.positions() > 0);
             if let Some(reason) = generation.absorb(mark, self.usage.generated_segments, &mut self.told) {
-                return Ok(Progress::Finished(reason));
+                return Ok(SessionProgress::Finished(reason));
             }
             self.shed(&*row.state);
         }
@@ -288,26 +289,26 @@ impl Session {
         if self.known.held() < self.full {
             return;
         }
-        if let Some(origin) = state.origin() {
-            self.known.drop_before(origin.cut());
+        if let Some(origin) = state.replay_start() {
+            self.known.drop_before(origin.cut_position());
             self.origin = Some(origin);
         }
         self.full = HELD + self.known.held();
     }
 
     /// The symbols to tell since the last call, in order.
-    pub fn take(&mut self) -> Vec<Character> {
+    pub fn take_output(&mut self) -> Vec<EmittedSymbol> {
         std::mem::take(&mut self.told)
     }
 
-    /// Whether there is something to [`take`](Self::take).
-    pub fn has_told(&self) -> bool {
+    /// Whether there is something to [`take`](Self::take_output).
+    pub fn has_output(&self) -> bool {
         !self.told.is_empty()
     }
 
     /// Lets go of all that is held back, for an end that no rule brought about: a deadline. The latest symbol may then be
     /// told without its mark.
-    pub fn abandon(&mut self) {
+    pub fn flush(&mut self) {
         if let Some(generation) = &mut self.generation {
             generation.abandon(&mut self.told);
         }
@@ -321,27 +322,27 @@ impl Session {
         mut self,
         model: &dyn Model,
         chunk: usize,
-        tell: &mut dyn FnMut(Vec<Character>) -> Result<()>,
-    ) -> Result<(Reason, Usage)> {
-        let mut row = Row::new(model.begin(self.boundaries.clone())?);
+        tell: &mut dyn FnMut(Vec<EmittedSymbol>) -> Result<()>,
+    ) -> Result<(FinishReason, Usage)> {
+        let mut row = SequenceRow::new(model.begin(self.boundaries.clone())?);
         let mut scratch = model.scratch();
         loop {
             self.feed(&mut row, chunk);
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
             let progress = self.absorb(&mut row)?;
-            if self.has_told() {
-                tell(self.take())?;
+            if self.has_output() {
+                tell(self.take_output())?;
             }
-            if let Progress::Finished(reason) = progress {
+            if let SessionProgress::Finished(reason) = progress {
                 return Ok((reason, self.usage));
             }
         }
     }
 
     /// Chooses the next symbol, where one follows.
-    fn sample(&mut self, row: &Row) -> Result<Progress> {
+    fn sample(&mut self, row: &SequenceRow) -> Result<SessionProgress> {
         let Some(generation) = &mut self.generation else {
-            return Ok(Progress::Finished(Reason::End));
+            return Ok(SessionProgress::Finished(FinishReason::End));
         };
         let last = row.logits.len().checked_sub(self.vocabulary).and_then(|start| row.logits.get(start..));
         let Some(logits) = last else {
@@ -354,20 +355,20 @@ impl Session {
             self.known.push(item);
         }
         (self.usage.generated_chars, self.usage.nxt_steps) = (generation.chars(), generation.nxt_steps());
-        Ok(finished.map_or(Progress::Decoding, Progress::Finished))
+        Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
     }
 
     /// Whether the step kept its side of the contract.
-    fn check(&self, row: &Row) -> Result<()> {
-        let kept = row.status == Status::Ready
+    fn check(&self, row: &SequenceRow) -> Result<()> {
+        let kept = row.status == StepStatus::Ready
             && !row.feed.is_empty()
-            && row.marks.len() == row.feed.len()
+            && row.decisions.len() == row.feed.len()
             && row.logits.len() == row.wanted() * self.vocabulary
-            && row.state.len() == self.at + row.places();
+            && row.state.len() == self.at + row.positions();
         if kept {
             return Ok(());
         }
-        let (status, marks, logits) = (row.status, row.marks.len(), row.logits.len());
+        let (status, marks, logits) = (row.status, row.decisions.len(), row.logits.len());
         let (fed, at, len) = (row.feed.len(), self.at, row.state.len());
         Err(Error::Internal(format!(
             "after a step of {fed} symbols from {at} to {len}: {status:?}, {marks} marks, {logits} logits"
@@ -376,7 +377,7 @@ impl Session {
 }
 
 /// Given symbols with what the model says of the first one, where it knows how a text begins.
-fn begun(mut known: Known, card: &Card) -> Result<Known> {
+fn begun(mut known: Prompt, card: &Card) -> Result<Prompt> {
     if let Some(logits) = &card.first_logits {
         known.begin(logits)?;
     }

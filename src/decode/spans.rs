@@ -1,13 +1,13 @@
 //! What a pooling has kept of a document, as spans of its text.
 
 use super::{
-    document::{Choice, Kept},
-    summary::Place,
+    document::{KeptVector, PoolingChoice},
+    summary::ByteRange,
 };
 
 /// A part of a text that a pooling has kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Span {
+pub struct KeptSpan {
     /// Its first byte.
     pub start: u64,
     /// The byte after its last.
@@ -18,14 +18,14 @@ pub struct Span {
 
 /// What a pooling has chosen of so many tokens, which stand at these places, in the order of the text: neighbouring tokens make one span, and what has no text makes none. Also
 /// how many of the document's tokens it has kept.
-pub fn spans(choice: &Choice, places: &[Place], tokens: usize) -> (Vec<Span>, usize) {
-    let mut kept: Vec<&Kept> = choice.kept.iter().filter(|kept| kept.token < tokens).collect();
+pub fn spans(choice: &PoolingChoice, places: &[ByteRange], tokens: usize) -> (Vec<KeptSpan>, usize) {
+    let mut kept: Vec<&KeptVector> = choice.kept.iter().filter(|kept| kept.token < tokens).collect();
     kept.sort_by_key(|kept| kept.token);
     // tokens may come from one and the same place only if they are one behind the other
     kept.dedup_by_key(|kept| kept.token);
-    let mut spans: Vec<(Span, usize)> = Vec::new();
+    let mut spans: Vec<(KeptSpan, usize)> = Vec::new();
     let mut before = None;
-    for &&Kept { token, score } in &kept {
+    for &&KeptVector { token, score } in &kept {
         let follows = before.is_some_and(|before| token == before + 1);
         before = Some(token);
         let Some(&(start, end)) = places.get(token).filter(|(start, end)| start < end) else { continue };
@@ -35,7 +35,7 @@ pub fn spans(choice: &Choice, places: &[Place], tokens: usize) -> (Vec<Span>, us
                 span.score = (span.score * *count as f32 + score) / (*count + 1) as f32;
                 (span.end, *count) = (span.end.max(end), *count + 1);
             }
-            None => spans.push((Span { start, end, score }, 1)),
+            None => spans.push((KeptSpan { start, end, score }, 1)),
         }
     }
     (spans.into_iter().map(|(span, _)| span).collect(), kept.len())
@@ -49,11 +49,11 @@ mod tests {
     fn neighbours_make_one_span_and_padding_none() {
         // three tokens of one word, a space of its own, a token of two bytes, an end mark
         let places = [(0, 3), (3, 5), (5, 6), (7, 8), (8, 10), (10, 10)];
-        let kept = |pairs: &[(usize, f32)]| Choice {
+        let kept = |pairs: &[(usize, f32)]| PoolingChoice {
             layer: 2,
-            kept: pairs.iter().map(|&(token, score)| Kept { token, score }).collect(),
+            kept: pairs.iter().map(|&(token, score)| KeptVector { token, score }).collect(),
         };
-        let spans = |choice: &Choice| {
+        let spans = |choice: &PoolingChoice| {
             let (spans, tokens) = super::spans(choice, &places, 6);
             (spans.iter().map(|span| (span.start, span.end, span.score)).collect::<Vec<_>>(), tokens)
         };
@@ -66,6 +66,6 @@ mod tests {
         assert_eq!(spans(&kept(&[])), (Vec::new(), 0));
         let places = [(0, 3), (0, 3), (0, 3), (3, 4)];
         let (found, tokens) = super::spans(&kept(&[(0, 0.25), (2, 0.75)]), &places, 4);
-        assert_eq!((found, tokens), (vec![Span { start: 0, end: 3, score: 0.5 }], 2));
+        assert_eq!((found, tokens), (vec![KeptSpan { start: 0, end: 3, score: 0.5 }], 2));
     }
 }

@@ -1,10 +1,10 @@
 //! What a request for a summary may ask for, and what is told of a document. Pure data: ids, not text.
 
 use super::{
-    beam::{Hypothesis, Rules},
+    beam::{Hypothesis, SearchOptions},
     contract::Card,
-    document::{Choice, Document, LayerTime, Limits, Stage},
-    options::Reason,
+    document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice},
+    options::FinishReason,
     usage::{Timing, Usage},
 };
 use crate::error::{Error, Result};
@@ -33,9 +33,9 @@ pub struct Summarize {
 
 /// The most that options may be, told to clients.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds;
+pub struct SummaryLimits;
 
-impl Bounds {
+impl SummaryLimits {
     /// Hypotheses that are followed.
     pub const BEAM: usize = 64;
     /// Tokens of a run that is not repeated.
@@ -46,9 +46,9 @@ impl Bounds {
 
 /// A request that was looked at: what is followed, and how many hypotheses are told.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct SummaryPlan {
     /// How the text is written.
-    pub rules: Rules,
+    pub rules: SearchOptions,
     /// Hypotheses that are told.
     pub hypotheses: usize,
     /// Whether vectors are kept as they are, if that was asked for either way.
@@ -60,12 +60,12 @@ impl Summarize {
     ///
     /// # Errors
     /// [`Error::BadOption`], naming the field.
-    pub fn plan(&self, card: &Card, limits: &Limits, rows: usize) -> Result<Plan> {
+    pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<SummaryPlan> {
         let given = limits.generation;
         // the mark that every text begins with is a symbol of it
         let most = limits.targets.saturating_sub(1);
         // fairseq weighs twice as many continuations as there are paths, and there must be so many
-        let beams = Bounds::BEAM.min(rows).min(card.vocabulary.len().saturating_sub(1) / 2).max(1);
+        let beams = SummaryLimits::BEAM.min(rows).min(card.vocabulary.len().saturating_sub(1) / 2).max(1);
         let beam = self.beam.unwrap_or_else(|| given.beam.min(beams));
         within("options.beam_size", beam, 1..=beams)?;
         let max_tokens = match (self.max_tokens, self.min_tokens) {
@@ -76,15 +76,15 @@ impl Summarize {
         let min_tokens = self.min_tokens.unwrap_or_else(|| given.min_tokens.min(max_tokens));
         within("options.min_tokens", min_tokens, 0..=max_tokens)?;
         let no_repeat_ngram = self.no_repeat_ngram.unwrap_or(given.no_repeat_ngram);
-        if no_repeat_ngram == 1 || no_repeat_ngram > Bounds::NGRAM {
-            let bound = format!("0 for no such rule, or 2 to {}", Bounds::NGRAM);
+        if no_repeat_ngram == 1 || no_repeat_ngram > SummaryLimits::NGRAM {
+            let bound = format!("0 for no such rule, or 2 to {}", SummaryLimits::NGRAM);
             return Err(bad("options.no_repeat_ngram", no_repeat_ngram, bound));
         }
         let length_penalty = self.length_penalty.unwrap_or(given.length_penalty);
         // what is no number is out of bounds, too
-        let bounded = length_penalty.abs() <= Bounds::PENALTY;
+        let bounded = length_penalty.abs() <= SummaryLimits::PENALTY;
         if !bounded {
-            let bound = format!("{} to {}", -Bounds::PENALTY, Bounds::PENALTY);
+            let bound = format!("{} to {}", -SummaryLimits::PENALTY, SummaryLimits::PENALTY);
             return Err(bad("options.length_penalty", length_penalty, bound));
         }
         let hypotheses = self.hypotheses.unwrap_or(1);
@@ -93,8 +93,8 @@ impl Summarize {
             sampling.validate(card)?;
         }
         let sampling = self.sampling.clone();
-        let rules = Rules { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling };
-        Ok(Plan { rules, hypotheses, hard: self.hard })
+        let rules = SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling };
+        Ok(SummaryPlan { rules, hypotheses, hard: self.hard })
     }
 }
 
@@ -110,13 +110,13 @@ fn bad(field: &'static str, found: impl ToString, bound: String) -> Error {
 }
 
 /// A token's bytes in its text, from the first to the one after the last.
-pub type Place = (u64, u64);
+pub type ByteRange = (u64, u64);
 
 /// A document that was encoded, without its keys and values.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Encoded {
+pub struct EncodedDocument {
     /// Where its tokens stand in the text as it came, if it came as text.
-    pub places: Vec<Place>,
+    pub places: Vec<ByteRange>,
     /// Tokens that were read, the end mark included.
     pub tokens: usize,
     /// Whether the text went on.
@@ -128,16 +128,16 @@ pub struct Encoded {
     /// The same, if nothing had been pooled.
     pub unpooled_bytes: usize,
     /// What each pooling that chooses has chosen.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<PoolingChoice>,
     /// What the encoder's layers took, in order.
     pub layers: Vec<LayerTime>,
     /// What making the keys and values took, in nanoseconds.
     pub memory_ns: u64,
 }
 
-impl Encoded {
+impl EncodedDocument {
     /// Of a document.
-    pub fn of(document: &dyn Document, places: Vec<Place>, cut: bool) -> Self {
+    pub fn of(document: &dyn Document, places: Vec<ByteRange>, cut: bool) -> Self {
         Self {
             places,
             cut,
@@ -160,20 +160,20 @@ impl Encoded {
 
 /// What some of a document's poolings have chosen, before it is encoded.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct PoolingUpdate {
     /// Of the poolings that were not told of before.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<PoolingChoice>,
     /// Where its tokens stand in the text as it came, if it came as text.
-    pub places: Vec<Place>,
+    pub places: Vec<ByteRange>,
     /// Tokens that were read, the end mark included.
     pub tokens: usize,
 }
 
 /// How far a document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reading {
+pub struct DocumentProgress {
     /// What comes next.
-    pub stage: Stage,
+    pub stage: EncodingStage,
     /// Tokens that have come.
     pub tokens: usize,
     /// Blocks that ran.
@@ -184,24 +184,24 @@ pub struct Reading {
 
 /// How a summary ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Summarized {
+pub struct SummaryResult {
     /// The best hypotheses, best first. None only if every continuation was forbidden.
     pub hypotheses: Vec<Hypothesis>,
     /// Under what the document is kept, if it is.
     pub document_id: Option<String>,
     /// Whether the best hypothesis ended by itself.
-    pub reason: Reason,
+    pub reason: FinishReason,
     /// Tokens of the document and of the best hypothesis.
     pub usage: Usage,
     /// Where the time went: `prefill` is the encoding.
     pub timing: Timing,
     /// What was waited for.
-    pub waits: Waits,
+    pub waits: DocumentWaits,
 }
 
 /// What of a summary's time was spent on its document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct DocumentWaits {
     /// From the job's row to the end of the document's arrival, in nanoseconds; nothing of one that was kept.
     pub arrival_ns: u64,
     /// From then to the end of its encoding.
@@ -216,7 +216,7 @@ pub struct Waits {
 mod tests {
     use super::*;
     use crate::{
-        decode::document::{Generation, Marks},
+        decode::document::{GenerationDefaults, SpecialIds},
         text::{TextNormaliser, Vocabulary},
     };
     use std::sync::Arc;
@@ -240,20 +240,20 @@ mod tests {
         }
     }
 
-    fn limits() -> Limits {
-        let marks = Marks { start: 2, pad: 1, end: 2, unknown: 3 };
+    fn limits() -> DocumentLimits {
+        let marks = SpecialIds { start: 2, pad: 1, end: 2, unknown: 3 };
         let generation =
-            Generation { beam: 3, length_penalty: 1.5, min_tokens: 72, max_tokens: 966, no_repeat_ngram: 0 };
-        Limits { tokens: 64, targets: 100, padded: true, block: 8, poolings: Vec::new(), marks, generation }
+            GenerationDefaults { beam: 3, length_penalty: 1.5, min_tokens: 72, max_tokens: 966, no_repeat_ngram: 0 };
+        DocumentLimits { tokens: 64, targets: 100, padded: true, block: 8, poolings: Vec::new(), marks, generation }
     }
 
-    fn plan(request: &Summarize) -> Result<Plan> {
+    fn plan(request: &Summarize) -> Result<SummaryPlan> {
         request.plan(&card(20), &limits(), 8)
     }
 
     #[test]
     fn what_is_not_given_is_the_checkpoints_within_what_there_is() {
-        let Plan { rules, hypotheses, .. } = plan(&Summarize::default()).unwrap();
+        let SummaryPlan { rules, hypotheses, .. } = plan(&Summarize::default()).unwrap();
         assert_eq!((rules.beam, rules.length_penalty, hypotheses), (3, 1.5, 1));
         assert_eq!((rules.min_tokens, rules.max_tokens), (72, 99));
         let short = plan(&Summarize { max_tokens: Some(10), ..Default::default() }).unwrap().rules;

@@ -32,8 +32,8 @@ pub fn ends_segment(item: u32) -> Option<bool> {
     }
 }
 
-/// How many places of a sequence a feed takes.
-pub fn places(feed: &[u32]) -> usize {
+/// How many positions of a sequence a feed takes.
+pub fn positions(feed: &[u32]) -> usize {
     if is_control(feed) { 0 } else { feed.len() }
 }
 
@@ -57,6 +57,6 @@ mod tests {
                 assert!(item != END && item != BEGIN);
             }
         }
-        assert_eq!((places(&[END]), places(&[BEGIN]), places(&[3, 4])), (0, 0, 2));
+        assert_eq!((positions(&[END]), positions(&[BEGIN]), positions(&[3, 4])), (0, 0, 2));
     }
 }

@@ -48,12 +48,12 @@ pub struct Timing {
     /// Time in segment steps.
     pub middle_ns: u64,
     /// What it would have taken without pooling, if that can be estimated.
-    pub unpooled: Option<Unpooled>,
+    pub unpooled: Option<UnpooledTiming>,
 }
 
 /// An estimate, in nanoseconds: what a job would have taken had the middle layers run at each symbol.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Unpooled {
+pub struct UnpooledTiming {
     /// From admission to the first logits that follow the prompt.
     pub prefill_ns: u64,
     /// From the first symbol to the last.

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Row, Scratch, State, Status},
-        gather,
+        boundary_wait,
+        contract::{Scratch, SequenceRow, State, StepStatus},
     },
     error::{Error, Result},
 };
@@ -148,7 +148,7 @@ impl Batch {
     }
 
     /// Takes its rows from the job at that place.
-    pub(super) fn remove(&mut self, task: usize) -> Option<(Task, Vec<Row>)> {
+    pub(super) fn remove(&mut self, task: usize) -> Option<(Task, Vec<SequenceRow>)> {
         (task < self.tasks.len()).then(|| self.seats.leave(task, &mut self.tasks))
     }
 
@@ -205,7 +205,7 @@ impl Batch {
     fn growth(&self, feed: &Feed) -> usize {
         let model = &*self.common.model;
         let task = &self.tasks[feed.row];
-        if let (Life::Document(summary), Some(reader)) = (&task.life, model.reader())
+        if let (Life::Document(summary), Some(reader)) = (&task.life, model.document_encoder())
             && summary.is_encoding()
         {
             return summary.growth(reader);
@@ -218,7 +218,7 @@ impl Batch {
     pub(super) fn step(&mut self) -> bool {
         let began = Instant::now();
         self.feed();
-        let fed = self.fed.iter().map(|&seat| self.seats.rows[seat].places()).sum();
+        let fed = self.fed.iter().map(|&seat| self.seats.rows[seat].positions()).sum();
         let encoded = self.encode();
         self.note_course();
         self.symbol_step();
@@ -250,22 +250,22 @@ impl Batch {
         }
     }
 
-    /// Policy: the rows that wait for a segment step get it together, when [`gather::is_due`]. They wait only for rows that
+    /// Policy: the rows that wait for a segment step get it together, when [`boundary_wait::is_due`]. They wait only for rows that
     /// the next step will feed: those that were fed now, unless they wait too, and prompts that found no room in this one.
     /// Paused rows are not waited for, and nobody waits beside a prompt's chunk: its steps are long.
     fn due(&mut self) {
         self.due.clear();
         let Self { tasks, seats, standings, .. } = self;
-        self.due.extend(standing(Status::Waiting, tasks, seats));
+        self.due.extend(standing(StepStatus::Waiting, tasks, seats));
         let rows = &seats.rows;
         let goes_on =
-            |&seat: &usize| tasks[seats.owner(seat)].verdict.is_none() && rows[seat].status != Status::Waiting;
+            |&seat: &usize| tasks[seats.owner(seat)].verdict.is_none() && rows[seat].status != StepStatus::Waiting;
         let chunks = self.fed.iter().any(|&seat| rows[seat].feed.len() > 1) || !self.encodes.is_empty();
         let prefilling = |&index: &usize| matches!(standings[index].doing, Doing::Prefilling(_));
         let unfed = (0..standings.len()).filter(prefilling);
         let mut unfed = unfed.flat_map(|index| tasks.get(index).map_or(&[][..], |task| &task.seats));
         let others = !chunks && (self.fed.iter().any(goes_on) || unfed.any(goes_on));
-        if !gather::is_due(self.due.iter().map(|&seat| &rows[seat]), others, self.common.limits.boundary_wait) {
+        if !boundary_wait::is_due(self.due.iter().map(|&seat| &rows[seat]), others, self.common.limits.boundary_wait) {
             self.due.clear();
         }
     }
@@ -274,7 +274,7 @@ impl Batch {
         if self.fed.is_empty() {
             return;
         }
-        gather::count_step(&mut self.seats.rows);
+        boundary_wait::count_step(&mut self.seats.rows);
         let outcome = guarded(|| self.common.model.symbol_step(&mut self.seats.rows, &self.fed, &mut self.scratch));
         for &seat in &self.fed {
             let task = &mut self.tasks[self.seats.owner(seat)];
@@ -307,7 +307,7 @@ impl Batch {
 
     fn finish_step(&mut self) {
         self.unfinished.clear();
-        self.unfinished.extend(standing(Status::Unfinished, &self.tasks, &self.seats));
+        self.unfinished.extend(standing(StepStatus::Unfinished, &self.tasks, &self.seats));
         if self.unfinished.is_empty() {
             return;
         }
@@ -343,7 +343,7 @@ enum Lost {
 }
 
 /// The rows in flight that stand so, but for those whose job has ended.
-fn standing(status: Status, tasks: &[Task], seats: &Seats) -> impl Iterator<Item = usize> {
+fn standing(status: StepStatus, tasks: &[Task], seats: &Seats) -> impl Iterator<Item = usize> {
     let flies = |task: &Task| task.in_flight && task.verdict.is_none();
     (0..seats.rows.len()).filter(move |&seat| seats.rows[seat].status == status && flies(&tasks[seats.owner(seat)]))
 }

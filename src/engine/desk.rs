@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Card, Memory, Model},
+        contract::{Card, KvMemory, Model},
         document,
         session::Session,
         summary::Summarize,
@@ -164,7 +164,7 @@ impl Shared {
     pub(super) fn summarize(&self, request: &Summarize, source: Source, terms: Terms) -> Result<Events> {
         let Common { model, limits, shelf, .. } = &*self.common;
         let arrived = admissible(&terms)?;
-        let Some(reader) = model.reader() else {
+        let Some(reader) = model.document_encoder() else {
             let (model, found) = (model.card().name.clone(), model.card().shape.clone());
             return Err(Error::WrongKind { call: "Summarize", model, wanted: "reads documents", found });
         };
@@ -209,8 +209,8 @@ impl Shared {
         Ok(())
     }
 
-    pub(super) fn reading(&self) -> Option<&document::Limits> {
-        self.common.model.reader().map(|reader| reader.limits())
+    pub(super) fn reading(&self) -> Option<&document::DocumentLimits> {
+        self.common.model.document_encoder().map(|reader| reader.limits())
     }
 
     pub(super) fn documents(&self) -> shelf::Usage {
@@ -249,7 +249,7 @@ impl Shared {
         Load { queued, running, bytes: self.common.model.memory().in_use.saturating_sub(kept) }
     }
 
-    pub(super) fn memory(&self) -> Memory {
+    pub(super) fn memory(&self) -> KvMemory {
         self.common.model.memory()
     }
 
@@ -353,7 +353,7 @@ fn admissible(terms: &Terms) -> Result<Instant> {
 
 /// Refuses a text for a model whose texts begin from documents.
 fn writes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
-    match model.reader() {
+    match model.document_encoder() {
         None => Ok(()),
         Some(_) => {
             let (model, found) = (model.card().name.clone(), format!("one that summarizes: {}", model.card().shape));
@@ -364,10 +364,10 @@ fn writes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
 
 /// Refuses a job that could not run even alone.
 fn must_fit(session: &Session, [given, asked]: [&'static str; 2], model: &dyn Model) -> Result<()> {
-    let (needed, limit) = (model.bytes_for(session.most_symbols()), model.memory().limit);
+    let (needed, limit) = (model.bytes_for(session.max_symbols()), model.memory().limit);
     if needed <= limit {
         return Ok(());
     }
-    let alone = model.bytes_for(session.given_symbols()) > limit;
+    let alone = model.bytes_for(session.prompt_symbols()) > limit;
     Err(Error::NeverFits { field: if alone { given } else { asked }, needed, limit })
 }

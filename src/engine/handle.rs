@@ -3,11 +3,11 @@
 use super::{cache, calibration::Calibrated, observer::Observer, shelf, tally::Counters};
 use crate::{
     decode::{
-        contract::{Card, Memory, Model},
+        boundary_wait::BOUNDARY_WAIT,
+        contract::{Card, KvMemory, Model},
         document,
-        gather::BOUNDARY_WAIT,
-        options::{Character, Generate, Reason, Score},
-        summary::{Chosen, Encoded, Reading, Summarize, Summarized},
+        options::{EmittedSymbol, FinishReason, Generate, Score},
+        summary::{DocumentProgress, EncodedDocument, PoolingUpdate, Summarize, SummaryResult},
         usage::{Timing, Usage},
     },
     error::Result,
@@ -108,7 +108,7 @@ pub enum Source {
 }
 
 /// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last. A summary's
-/// job tells `Started`, any number of `Reading` and `Chosen`, `Encoded`, any number of `Characters`, `Summarized`.
+/// job tells `Started`, any number of `DocumentProgress` and `PoolingUpdate`, `EncodedDocument`, any number of `Characters`, `SummaryResult`.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The job got a row.
@@ -118,13 +118,13 @@ pub enum Event {
     },
     /// The next symbols: of the prompt if echoed or scored, then generated ones. Final: no stop string is told in part, and
     /// nothing of a summary that another hypothesis may still replace.
-    Characters(Vec<Character>),
+    Characters(Vec<EmittedSymbol>),
     /// What is told of a document and its summary.
     Document(DocumentEvent),
     /// The end.
     Finished {
         /// Why.
-        reason: Reason,
+        reason: FinishReason,
         /// What was processed.
         usage: Usage,
         /// Where the time went.
@@ -136,13 +136,13 @@ pub enum Event {
 #[derive(Debug, Clone)]
 pub enum DocumentEvent {
     /// How far it is. Not told to those who read slowly.
-    Reading(Reading),
-    /// What the next poolings have chosen. Not told to those who read slowly: all choices come with `Encoded` again.
-    Chosen(Box<Chosen>),
+    Reading(DocumentProgress),
+    /// What the next poolings have chosen. Not told to those who read slowly: all choices come with `EncodedDocument` again.
+    Chosen(Box<PoolingUpdate>),
     /// It is encoded.
-    Encoded(Arc<Encoded>),
+    Encoded(Arc<EncodedDocument>),
     /// The end of its summary.
-    Summarized(Box<Summarized>),
+    Summarized(Box<SummaryResult>),
 }
 
 /// A running engine. Clones share it; dropping the last one stops the worker and joins it.
@@ -195,7 +195,7 @@ impl Handle {
     }
 
     /// What there may be of a document, if the model reads any.
-    pub fn reading(&self) -> Option<&document::Limits> {
+    pub fn reading(&self) -> Option<&document::DocumentLimits> {
         self.0.reading()
     }
 
@@ -235,7 +235,7 @@ impl Handle {
     }
 
     /// Key-value memory of the model.
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> KvMemory {
         self.0.memory()
     }
 

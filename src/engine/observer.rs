@@ -5,8 +5,8 @@
 
 use crate::{
     decode::{
-        options::Reason,
-        summary::{Encoded, Summarized},
+        options::FinishReason,
+        summary::{EncodedDocument, SummaryResult},
         usage::{Timing, Usage},
     },
     error::Error,
@@ -47,7 +47,7 @@ pub trait Observer: Send + Sync {
     }
 
     /// A summary came to its end; of a document that was encoded now, unless `again` tells that it had been before.
-    fn summarized(&self, summary: &Summarized, document: &Encoded, again: bool) {
+    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, again: bool) {
         let _ = (summary, document, again);
     }
 
@@ -57,7 +57,7 @@ pub trait Observer: Send + Sync {
     }
 
     /// A job is over, wherever it was: in the queue, or running.
-    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &Usage, timing: &Timing) {
+    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
         let _ = (outcome, usage, timing);
     }
 }

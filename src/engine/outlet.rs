@@ -7,8 +7,8 @@
 use super::handle::{DocumentEvent, Event, Events};
 use crate::{
     decode::{
-        options::Character,
-        summary::{Chosen, Encoded, Reading},
+        options::EmittedSymbol,
+        summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
     },
     error::{Error, Result},
 };
@@ -35,7 +35,7 @@ const MOST: usize = 1 << 24;
 pub(super) struct Outlet {
     sender: Sender<Message>,
     /// Symbols that found no room.
-    held: Vec<Character>,
+    held: Vec<EmittedSymbol>,
     /// The place in the channel that they wait for.
     room: Option<Room>,
     /// Places free when last looked at, and since when there have been no more: since the reader took something.
@@ -74,12 +74,12 @@ impl Outlet {
     }
 
     /// Tells how far a document is, if there is room: it is no matter if that is not heard.
-    pub(super) fn note(&self, reading: Reading) {
+    pub(super) fn note(&self, reading: DocumentProgress) {
         let _ = self.sender.try_send(Ok(Event::Document(DocumentEvent::Reading(reading))));
     }
 
     /// Tells what poolings have chosen, if there is room; only then is it gathered.
-    pub(super) fn chosen(&self, gather: impl FnOnce() -> Option<Chosen>) {
+    pub(super) fn chosen(&self, gather: impl FnOnce() -> Option<PoolingUpdate>) {
         let Ok(place) = self.sender.try_reserve() else { return };
         if let Some(chosen) = gather() {
             place.send(Ok(Event::Document(DocumentEvent::Chosen(Box::new(chosen)))));
@@ -87,14 +87,14 @@ impl Outlet {
     }
 
     /// Tells how a document was read, once.
-    pub(super) fn read(&mut self, encoded: &Arc<Encoded>) {
+    pub(super) fn read(&mut self, encoded: &Arc<EncodedDocument>) {
         if let Some(place) = self.read.take() {
             place.send(Ok(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded)))));
         }
     }
 
     /// Tells symbols, or holds them until there is room.
-    pub(super) fn tell(&mut self, characters: Vec<Character>) {
+    pub(super) fn tell(&mut self, characters: Vec<EmittedSymbol>) {
         if self.room.is_some() {
             self.held.extend(characters);
             return;

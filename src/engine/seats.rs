@@ -2,12 +2,12 @@
 //! Each job knows the places of its own, in its own order.
 
 use super::task::Task;
-use crate::decode::contract::{Row, State};
+use crate::decode::contract::{SequenceRow, State};
 
 /// The rows of a batch.
 #[derive(Default)]
 pub(super) struct Seats {
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<SequenceRow>,
     /// The place of the job among the others, for each row.
     owners: Vec<usize>,
 }
@@ -21,12 +21,12 @@ impl Seats {
     /// Gives a job a row behind those that it has.
     pub(super) fn give(&mut self, state: Box<dyn State>, task: usize, tasks: &mut [Task]) {
         tasks[task].seats.push(self.rows.len());
-        self.rows.push(Row::new(state));
+        self.rows.push(SequenceRow::new(state));
         self.owners.push(task);
     }
 
     /// Takes a row from its job.
-    pub(super) fn take(&mut self, row: usize, tasks: &mut [Task]) -> Row {
+    pub(super) fn take(&mut self, row: usize, tasks: &mut [Task]) -> SequenceRow {
         let last = self.rows.len() - 1;
         tasks[self.owners[row]].seats.retain(|&seat| seat != row);
         // the last row takes the freed place
@@ -60,7 +60,7 @@ impl Seats {
     }
 
     /// Takes a job from among the others, with all its rows.
-    pub(super) fn leave(&mut self, task: usize, tasks: &mut Vec<Task>) -> (Task, Vec<Row>) {
+    pub(super) fn leave(&mut self, task: usize, tasks: &mut Vec<Task>) -> (Task, Vec<SequenceRow>) {
         let mut rows = Vec::with_capacity(tasks[task].seats.len());
         while let Some(&seat) = tasks[task].seats.last() {
             rows.push(self.take(seat, tasks));

@@ -1,7 +1,7 @@
 //! Encoded documents, kept for later requests: found by their id, by the tenant whose they are, until they were not asked for
 //! for a while, or others need their memory. The least recently used go first.
 
-use crate::decode::{document::Document, summary::Encoded};
+use crate::decode::{document::Document, summary::EncodedDocument};
 use std::{
     collections::HashMap,
     hash::{BuildHasher, Hasher, RandomState},
@@ -13,7 +13,7 @@ use std::{
 #[derive(Clone)]
 pub(super) struct Kept {
     pub(super) document: Arc<dyn Document>,
-    pub(super) encoded: Arc<Encoded>,
+    pub(super) encoded: Arc<EncodedDocument>,
     /// Its tokens: a job that had to make way may have to encode it anew.
     pub(super) ids: Arc<[u32]>,
     /// Whether vectors were kept as they are.
@@ -168,7 +168,7 @@ fn draw_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::document::{Choice, LayerTime};
+    use crate::decode::document::{LayerTime, PoolingChoice};
 
     struct Fake(usize);
 
@@ -188,7 +188,7 @@ mod tests {
         fn own_bytes(&self) -> usize {
             0
         }
-        fn choices(&self) -> &[Choice] {
+        fn choices(&self) -> &[PoolingChoice] {
             &[]
         }
         fn timings(&self) -> &[LayerTime] {
@@ -201,7 +201,7 @@ mod tests {
 
     fn kept(bytes: usize) -> Kept {
         let document: Arc<dyn Document> = Arc::new(Fake(bytes));
-        let encoded = Arc::new(Encoded::of(&*document, Vec::new(), false));
+        let encoded = Arc::new(EncodedDocument::of(&*document, Vec::new(), false));
         Kept { document, encoded, ids: Arc::from([]), hard: false }
     }
 

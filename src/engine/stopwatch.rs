@@ -1,6 +1,6 @@
 //! Where one job's time goes.
 
-use crate::decode::usage::{Timing, Unpooled};
+use crate::decode::usage::{Timing, UnpooledTiming};
 use std::time::{Duration, Instant};
 
 /// A new symbol of the answer.
@@ -145,7 +145,7 @@ impl Stopwatch {
             wait_steps: self.wait_steps,
             middle_steps: self.middle_steps,
             middle_ns: nanoseconds(self.middle),
-            unpooled: more.map(|(prefill, decode)| Unpooled {
+            unpooled: more.map(|(prefill, decode)| UnpooledTiming {
                 prefill_ns: plus(prefill_ns, prefill),
                 decode_ns: plus(decode_ns, decode),
             }),

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     decode::{
-        beam::{Outcome, Search},
-        contract::{Card, Model, Row, Want},
-        document::{Encoding, Limits, Progress, Reader, Stage},
-        options::{Character, Reason},
-        summary::{Chosen, Encoded, Plan, Reading, Summarized, Waits},
+        beam::{BeamSearch, SearchStep},
+        contract::{Card, Model, SequenceRow, Want},
+        document::{DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage},
+        options::{EmittedSymbol, FinishReason},
+        summary::{DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, SummaryPlan, SummaryResult},
         usage::{Timing, Usage},
     },
     error::{Error, Result},
@@ -26,11 +26,11 @@ pub(super) struct Summary {
     inbox: Arc<Inbox>,
     /// Under what the document is kept, if it is.
     id: Option<String>,
-    limits: Limits,
+    limits: DocumentLimits,
     /// Whether vectors are kept as they are, where the model would mix others into them.
     hard: bool,
     hypotheses: usize,
-    search: Search,
+    search: BeamSearch,
     most_rows: usize,
     /// Symbols of the longest text, its start included.
     most_symbols: usize,
@@ -49,11 +49,11 @@ pub(super) struct Summary {
     /// Whether the latest feed was of symbols that others of its rows had been fed.
     refeeds: bool,
     /// How the document was read, from the first time on.
-    encoded: Option<Arc<Encoded>>,
+    encoded: Option<Arc<EncodedDocument>>,
     began: Option<Instant>,
     ended: Option<Instant>,
-    waits: Waits,
-    told: Vec<Character>,
+    waits: DocumentWaits,
+    told: Vec<EmittedSymbol>,
     /// Tokens of the best text that were told.
     said: usize,
     /// Where a row's feed is laid out.
@@ -67,13 +67,18 @@ pub(super) enum Written {
     /// Its rows go on in this way.
     Goes(Vec<usize>),
     /// It is over.
-    Finished(Reason),
+    Finished(FinishReason),
 }
 
 impl Summary {
     /// Of the document in this inbox; `id` if it is one that was kept.
-    pub(super) fn new((inbox, id): (Arc<Inbox>, Option<String>), plan: Plan, limits: &Limits, card: &Card) -> Self {
-        let Plan { rules, hypotheses, hard } = plan;
+    pub(super) fn new(
+        (inbox, id): (Arc<Inbox>, Option<String>),
+        plan: SummaryPlan,
+        limits: &DocumentLimits,
+        card: &Card,
+    ) -> Self {
+        let SummaryPlan { rules, hypotheses, hard } = plan;
         let (most_rows, most_symbols) = (rules.beam, rules.max_tokens + 1);
         let vocabulary = card.vocabulary.len();
         Self {
@@ -83,7 +88,7 @@ impl Summary {
             limits: limits.clone(),
             hard: hard.unwrap_or(false),
             hypotheses,
-            search: Search::new(rules, limits.marks, vocabulary),
+            search: BeamSearch::new(rules, limits.marks, vocabulary),
             most_rows,
             most_symbols,
             vocabulary,
@@ -97,7 +102,7 @@ impl Summary {
             encoded: None,
             began: None,
             ended: None,
-            waits: Waits::default(),
+            waits: DocumentWaits::default(),
             told: Vec::new(),
             said: 0,
             feed: Vec::new(),
@@ -140,7 +145,7 @@ impl Summary {
     }
 
     /// The most bytes that it will hold with texts of so many symbols.
-    pub(super) fn bytes(&self, model: &dyn Model, reader: &dyn Reader, symbols: usize) -> usize {
+    pub(super) fn bytes(&self, model: &dyn Model, reader: &dyn DocumentEncoder, symbols: usize) -> usize {
         let rows = self.most_rows.saturating_mul(model.bytes_for(symbols));
         reader.bytes_for(self.most_tokens()).saturating_add(rows)
     }
@@ -151,7 +156,7 @@ impl Summary {
     }
 
     /// Begins anew: from the document, if it is still there.
-    pub(super) fn begin(&mut self, reader: &dyn Reader, kept: Option<Kept>, now: Instant) -> Result<()> {
+    pub(super) fn begin(&mut self, reader: &dyn DocumentEncoder, kept: Option<Kept>, now: Instant) -> Result<()> {
         self.began.get_or_insert(now);
         let encoding = match kept {
             Some(kept) => {
@@ -178,7 +183,7 @@ impl Summary {
         if ended {
             encoding.close()?;
         }
-        let waits = encoding.progress().stage == Stage::Waiting;
+        let waits = encoding.progress().stage == EncodingStage::Waiting;
         self.idle = waits.then(|| self.idle.filter(|_| new == 0).unwrap_or(now));
         Ok(())
     }
@@ -201,7 +206,7 @@ impl Summary {
     }
 
     /// Bytes that its encoding may still take.
-    pub(super) fn growth(&self, reader: &dyn Reader) -> usize {
+    pub(super) fn growth(&self, reader: &dyn DocumentEncoder) -> usize {
         let held = self.encoding.as_ref().map_or(0, |encoding| encoding.bytes());
         reader.bytes_for(self.taken).saturating_sub(held)
     }
@@ -218,28 +223,32 @@ impl Summary {
     }
 
     /// How far the document is.
-    pub(super) fn reading(&self) -> Option<Reading> {
+    pub(super) fn reading(&self) -> Option<DocumentProgress> {
         let progress = self.encoding.as_ref()?.progress();
-        let Progress { stage, blocks, total } = progress;
-        Some(Reading { stage, tokens: self.taken, blocks, total })
+        let EncodingProgress { stage, blocks, total } = progress;
+        Some(DocumentProgress { stage, tokens: self.taken, blocks, total })
     }
 
     /// What poolings have chosen since it was last asked, if there is something.
-    pub(super) fn newly_chosen(&mut self) -> Option<Chosen> {
+    pub(super) fn newly_chosen(&mut self) -> Option<PoolingUpdate> {
         let encoding = self.encoding.as_ref()?;
         let choices = encoding.choices().get(self.chosen..).filter(|new| !new.is_empty())?.to_vec();
         self.chosen += choices.len();
         let (ids, places, _) = self.inbox.all();
-        Some(Chosen { choices, places, tokens: ids.len() })
+        Some(PoolingUpdate { choices, places, tokens: ids.len() })
     }
 
     /// Looks, after it was worked on, whether the document is done; it is then kept by `keep`.
-    pub(super) fn finish(&mut self, now: Instant, keep: impl FnOnce(&Kept) -> Option<String>) -> Option<Arc<Encoded>> {
+    pub(super) fn finish(
+        &mut self,
+        now: Instant,
+        keep: impl FnOnce(&Kept) -> Option<String>,
+    ) -> Option<Arc<EncodedDocument>> {
         let encoding = self.encoding.as_ref()?;
         let (document, progress) = (encoding.document()?, encoding.progress());
         let (ids, places, cut) = self.inbox.all();
         // a second time it is read as it was the first time
-        let encoded = self.encoded.clone().unwrap_or_else(|| Arc::new(Encoded::of(&*document, places, cut)));
+        let encoded = self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::of(&*document, places, cut)));
         if !self.rewound {
             self.waits.rest_ns = between(self.ended, now);
             self.waits.blocks = progress.blocks;
@@ -283,7 +292,7 @@ impl Summary {
     }
 
     /// Lays what its rows are fed next into them: so many symbols for all of them, but one for each that lacks any.
-    pub(super) fn feed(&mut self, rows: &mut [Row], seats: &[usize], symbols: usize, fed: &mut Vec<usize>) {
+    pub(super) fn feed(&mut self, rows: &mut [SequenceRow], seats: &[usize], symbols: usize, fed: &mut Vec<usize>) {
         let (all, share) = (self.search.tokens() + 1, (symbols / seats.len().max(1)).max(1));
         self.refeeds = self.rewound && self.left(seats.iter().map(|&seat| rows[seat].state.len())) > seats.len();
         for (path, &seat) in seats.iter().enumerate() {
@@ -294,14 +303,14 @@ impl Summary {
                 continue;
             }
             self.feed.clear();
-            self.feed.extend(self.search.fed(path).skip(at).take(count));
+            self.feed.extend(self.search.symbols_fed(path).skip(at).take(count));
             row.set(&self.feed, if at + count == all { Want::Last } else { Want::Nothing });
             fed.push(seat);
         }
     }
 
     /// Takes the outcome of a step of its rows, all of which are ready.
-    pub(super) fn absorb(&mut self, rows: &[Row], seats: &[usize]) -> Result<Written> {
+    pub(super) fn absorb(&mut self, rows: &[SequenceRow], seats: &[usize]) -> Result<Written> {
         let all = self.search.tokens() + 1;
         if seats.len() != self.search.rows() || seats.iter().any(|&seat| rows[seat].state.len() > all) {
             return Err(Error::Internal(format!("{} rows for {} texts", seats.len(), self.search.rows())));
@@ -314,22 +323,22 @@ impl Summary {
             return Err(Error::Internal(format!("{found} logits of a vocabulary of {}", self.vocabulary)));
         }
         let outcome = self.search.advance(seats.iter().map(|&seat| rows[seat].logits.as_slice()))?;
-        let settled = self.search.settled();
-        let plain = |&symbol: &u32| Character { symbol, logprob: None, mark: None, top: Vec::new() };
+        let settled = self.search.settled_prefix();
+        let plain = |&symbol: &u32| EmittedSymbol { symbol, logprob: None, decision: None, top: Vec::new() };
         self.told.extend(settled.get(self.said..).unwrap_or_default().iter().map(plain));
         self.said = self.said.max(settled.len());
         Ok(match outcome {
-            Outcome::Goes(moves) => Written::Goes(moves.into_iter().map(|next| next.from).collect()),
-            Outcome::Done => Written::Finished(self.reason()),
+            SearchStep::Continue(moves) => Written::Goes(moves.into_iter().map(|next| next.from).collect()),
+            SearchStep::Done => Written::Finished(self.reason()),
         })
     }
 
     /// Whether the best text ended by itself.
-    fn reason(&self) -> Reason {
+    fn reason(&self) -> FinishReason {
         let longest = self.most_symbols - 1;
         match self.search.finished().first() {
-            Some(best) if best.tokens.len() <= longest => Reason::EndOfText,
-            _ => Reason::MaxChars,
+            Some(best) if best.tokens.len() <= longest => FinishReason::EndOfText,
+            _ => FinishReason::MaxChars,
         }
     }
 
@@ -345,7 +354,7 @@ impl Summary {
     }
 
     /// What is to be told.
-    pub(super) fn take(&mut self) -> Vec<Character> {
+    pub(super) fn take(&mut self) -> Vec<EmittedSymbol> {
         std::mem::take(&mut self.told)
     }
 
@@ -367,7 +376,7 @@ impl Summary {
     }
 
     /// What is told of its document, once that is encoded.
-    pub(super) fn encoded(&self) -> Option<Arc<Encoded>> {
+    pub(super) fn encoded(&self) -> Option<Arc<EncodedDocument>> {
         self.encoded.clone()
     }
 
@@ -377,10 +386,10 @@ impl Summary {
     }
 
     /// The whole, at the end.
-    pub(super) fn outcome(self, reason: Reason, timing: Timing) -> Summarized {
+    pub(super) fn outcome(self, reason: FinishReason, timing: Timing) -> SummaryResult {
         let usage = self.usage();
         let hypotheses = self.search.finished().iter().take(self.hypotheses).cloned().collect();
-        Summarized { hypotheses, document_id: self.id, reason, usage, timing, waits: self.waits }
+        SummaryResult { hypotheses, document_id: self.id, reason, usage, timing, waits: self.waits }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What an engine has done since it began: counted by its worker, read by anybody.
 
-use crate::decode::{contract::Row, trace};
+use crate::decode::{contract::SequenceRow, trace};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// An engine's totals since it began, and what it does now.
@@ -61,13 +61,13 @@ impl Count {
 impl Tally {
     /// A row is ready after it was fed. The feed is of given symbols, or of one sampled.
     /// Returns how often the middle layers ran for it, and how often pooling saved that.
-    pub(super) fn took(&self, row: &Row, given: bool, pooled: bool) -> (usize, usize) {
+    pub(super) fn took(&self, row: &SequenceRow, given: bool, pooled: bool) -> (usize, usize) {
         if given {
-            self.prefill_chars.add(row.places());
+            self.prefill_chars.add(row.positions());
         } else {
-            self.generated_chars.add(row.places());
+            self.generated_chars.add(row.positions());
         }
-        let closed = row.marks.iter().filter(|mark| mark.boundary).count();
+        let closed = row.decisions.iter().filter(|mark| mark.boundary).count();
         let skipped = if pooled { skipped(row).saturating_sub(closed) } else { 0 };
         self.middle_run.add(closed);
         self.middle_skipped.add(skipped);
@@ -94,12 +94,12 @@ impl Tally {
 
 /// Symbols of which it is known by now whether the middle layers run for them: those fed. Where the model's mark ends segments
 /// that is only known of a symbol when the next one, or the mark, is fed.
-fn skipped(row: &Row) -> usize {
+fn skipped(row: &SequenceRow) -> usize {
     match row.feed[..] {
         [item] if trace::ends_segment(item) == Some(false) => {
             let len = row.state.len();
             usize::from(row.state.boundary_before(len) + 1 < len)
         }
-        _ => row.places(),
+        _ => row.positions(),
     }
 }

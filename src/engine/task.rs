@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Model, Row},
-        options::Reason,
+        contract::{Model, SequenceRow},
+        options::FinishReason,
         session::Session,
         usage::Usage,
     },
@@ -53,7 +53,7 @@ pub(super) struct Task {
     /// Whether its rows were fed and the outcome not taken yet.
     pub(super) in_flight: bool,
     /// How it ended.
-    pub(super) verdict: Option<Result<Reason>>,
+    pub(super) verdict: Option<Result<FinishReason>>,
     /// For how long its reader has taken nothing though there was something; none if it keeps up.
     pub(super) silence: Option<Duration>,
     /// What its row has done since the scheduler was last told.
@@ -91,13 +91,13 @@ impl Task {
             Life::Text(session) => {
                 let symbols = session.text_symbols();
                 let bytes = model.bytes_for(needed(session));
-                let known = known.max(session.settled_symbols());
+                let known = known.max(session.replay_position());
                 Ask { tenant, symbols, unknown: symbols.saturating_sub(known), bytes, rows: 1 }
             }
             Life::Document(summary) => {
                 let (most, now) = summary.symbols();
                 let soon = (now + MARGIN).min(most);
-                let bytes = model.reader().map_or(usize::MAX, |reader| summary.bytes(model, reader, soon));
+                let bytes = model.document_encoder().map_or(usize::MAX, |reader| summary.bytes(model, reader, soon));
                 let (symbols, rows) = (summary.most_tokens(), summary.most_rows());
                 Ask { tenant, symbols, unknown: summary.tokens().saturating_sub(known), bytes, rows }
             }
@@ -158,7 +158,7 @@ impl Task {
     }
 
     /// How it stands before a step; none if it has no right to run.
-    pub(super) fn stand(&mut self, rows: &[Row], model: &dyn Model, now: Instant) -> Option<Standing> {
+    pub(super) fn stand(&mut self, rows: &[SequenceRow], model: &dyn Model, now: Instant) -> Option<Standing> {
         let work = self.worked();
         let doing = self.doing(rows, now);
         let ticket = self.ticket.as_ref()?;
@@ -172,19 +172,22 @@ impl Task {
                 let states = self.seats.iter().map(|&seat| &*rows[seat].state);
                 let held = summary.held() + states.map(|state| state.bytes()).sum::<usize>();
                 let (most, at) = summary.symbols();
-                let all = model.reader().map_or(0, |reader| summary.bytes(model, reader, (at + MARGIN).min(most)));
+                let all =
+                    model.document_encoder().map_or(0, |reader| summary.bytes(model, reader, (at + MARGIN).min(most)));
                 (held, all.saturating_sub(held))
             }
         };
         Some(Standing::new(ticket, doing, bytes, work))
     }
 
-    fn doing(&self, rows: &[Row], now: Instant) -> Doing {
+    fn doing(&self, rows: &[SequenceRow], now: Instant) -> Doing {
         let behind = |since: Duration| Doing::Paused { yields: since >= PATIENCE };
         match (&self.life, self.silence) {
             _ if self.in_flight => Doing::Busy,
             (_, Some(silence)) => behind(silence),
-            (Life::Text(session), None) if session.is_prefilling() => Doing::Prefilling(session.ahead().max(1)),
+            (Life::Text(session), None) if session.is_prefilling() => {
+                Doing::Prefilling(session.remaining_symbols().max(1))
+            }
             (Life::Text(_), None) => Doing::Decoding(1),
             (Life::Document(summary), None) => match summary.idle() {
                 Some(since) => behind(now.saturating_duration_since(since)),
@@ -201,12 +204,12 @@ impl Task {
     }
 
     /// Symbols that each of its rows has been fed.
-    fn lens(&self, rows: &[Row]) -> impl Iterator<Item = usize> {
+    fn lens(&self, rows: &[SequenceRow]) -> impl Iterator<Item = usize> {
         self.seats.iter().map(|&seat| rows[seat].state.len())
     }
 
     /// Whether what is fed next is a chunk, or a document is still to be encoded.
-    pub(super) fn is_prefilling(&self, rows: &[Row]) -> bool {
+    pub(super) fn is_prefilling(&self, rows: &[SequenceRow]) -> bool {
         match &self.life {
             Life::Text(session) => session.is_prefilling(),
             Life::Document(summary) => summary.is_prefilling(self.lens(rows)),
@@ -223,7 +226,7 @@ impl Task {
 
     fn abandon(&mut self) {
         if let Life::Text(session) = &mut self.life {
-            session.abandon();
+            session.flush();
         }
     }
 
@@ -235,7 +238,7 @@ impl Task {
     /// Counts a feed whose outcome is about to be taken.
     pub(super) fn works(&mut self, symbols: usize) {
         let refeeds = match &self.life {
-            Life::Text(session) => session.is_prefilling() && session.is_refeeding(),
+            Life::Text(session) => session.is_prefilling() && session.is_replaying(),
             Life::Document(summary) => summary.refeeds(),
         };
         let given = matches!(&self.life, Life::Text(session) if session.is_prefilling());
@@ -273,7 +276,7 @@ impl Task {
     /// Tells what it has to tell.
     pub(super) fn tell(&mut self) {
         let told = match &mut self.life {
-            Life::Text(session) if session.has_told() => session.take(),
+            Life::Text(session) if session.has_output() => session.take_output(),
             Life::Document(summary) if summary.has_told() => summary.take(),
             _ => return,
         };
@@ -283,7 +286,7 @@ impl Task {
     /// Symbols of the answer so far.
     pub(super) fn answered(&self) -> usize {
         match &self.life {
-            Life::Text(session) => session.answered(),
+            Life::Text(session) => session.output_symbols(),
             Life::Document(summary) => summary.answered(),
         }
     }
@@ -337,5 +340,5 @@ impl Task {
 
 /// Symbols for which a text's row needs memory soon.
 fn needed(session: &Session) -> usize {
-    session.sequence_symbols().saturating_add(MARGIN).min(session.most_symbols())
+    session.sequence_symbols().saturating_add(MARGIN).min(session.max_symbols())
 }

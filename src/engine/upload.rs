@@ -2,7 +2,7 @@
 
 use super::signal::Signal;
 use crate::{
-    decode::summary::Place,
+    decode::summary::ByteRange,
     error::{Error, Result},
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ pub(super) struct Inbox(Mutex<Came>);
 #[derive(Default)]
 struct Came {
     ids: Vec<u32>,
-    places: Vec<Place>,
+    places: Vec<ByteRange>,
     /// Whether the text went on behind the last token.
     cut: bool,
     /// How it ended, until the job has taken that.
@@ -46,7 +46,7 @@ pub(super) fn begin(signal: &Arc<Signal>) -> (Upload, Arriving) {
 
 impl Upload {
     /// Leaves the next tokens, each with its bytes in the text.
-    pub fn push(&self, ids: &[u32], places: &[Place]) {
+    pub fn push(&self, ids: &[u32], places: &[ByteRange]) {
         let mut came = self.inbox.came();
         came.ids.extend_from_slice(ids);
         came.places.extend_from_slice(places);
@@ -87,7 +87,7 @@ impl Drop for Upload {
 
 impl Inbox {
     /// Of a document that is whole.
-    pub(super) fn whole(ids: Vec<u32>, places: Vec<Place>, cut: bool) -> Self {
+    pub(super) fn whole(ids: Vec<u32>, places: Vec<ByteRange>, cut: bool) -> Self {
         Self(Mutex::new(Came { ids, places, cut, end: Some(Ok(())) }))
     }
 
@@ -120,7 +120,7 @@ impl Inbox {
     }
 
     /// All of it, where its tokens stand, and whether its text went on.
-    pub(super) fn all(&self) -> (Vec<u32>, Vec<Place>, bool) {
+    pub(super) fn all(&self) -> (Vec<u32>, Vec<ByteRange>, bool) {
         let came = self.came();
         (came.ids.clone(), came.places.clone(), came.cut)
     }

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     decode::{
-        options::Reason,
-        summary::{Encoded, Summarized},
+        options::FinishReason,
+        summary::{EncodedDocument, SummaryResult},
         usage::{self, Timing},
     },
     engine::{cache::Usage, handle::Handle, observer::Observer, shelf, tally::Counters},
@@ -172,13 +172,13 @@ impl Observer for Meter {
         }
     }
 
-    fn summarized(&self, summary: &Summarized, document: &Encoded, again: bool) {
+    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, again: bool) {
         if self.counts.load(Relaxed) {
             self.ledger.note(|slice| summarized(slice, summary, document, again));
         }
     }
 
-    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &usage::Usage, timing: &Timing) {
+    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &usage::Usage, timing: &Timing) {
         if !self.counts.load(Relaxed) {
             return;
         }
@@ -198,7 +198,7 @@ impl Observer for Meter {
                 series.success[index(reason)].inc();
                 series.prefill[0].observe(seconds(timing.prefill_ns));
                 series.prompt[0].observe(usage.prompt_chars as f64);
-                if *reason != Reason::End {
+                if *reason != FinishReason::End {
                     series.decode[0].observe(seconds(timing.decode_ns));
                     series.generation[0].observe(usage.generated_chars as f64);
                 }
@@ -211,7 +211,7 @@ impl Observer for Meter {
 }
 
 /// Notes a request's end for latency reports.
-fn finished(slice: &mut Slice, outcome: Result<&Reason, &Error>, usage: &usage::Usage, timing: &Timing) {
+fn finished(slice: &mut Slice, outcome: Result<&FinishReason, &Error>, usage: &usage::Usage, timing: &Timing) {
     if outcome.is_err() {
         slice.sums.failed += 1;
         return;
@@ -237,8 +237,8 @@ fn finished(slice: &mut Slice, outcome: Result<&Reason, &Error>, usage: &usage::
 }
 
 /// Notes what a summary has beside that.
-fn summarized(slice: &mut Slice, summary: &Summarized, document: &Encoded, again: bool) {
-    let Summarized { usage, timing, waits, .. } = summary;
+fn summarized(slice: &mut Slice, summary: &SummaryResult, document: &EncodedDocument, again: bool) {
+    let SummaryResult { usage, timing, waits, .. } = summary;
     if again {
         slice.sums.cached_documents += 1;
     } else {
@@ -256,6 +256,6 @@ fn summarized(slice: &mut Slice, summary: &Summarized, document: &Encoded, again
 }
 
 /// Where a reason stands in [`REASONS`].
-fn index(reason: &Reason) -> usize {
+fn index(reason: &FinishReason) -> usize {
     REASONS.iter().position(|other| other.name() == reason.name()).unwrap_or_default()
 }

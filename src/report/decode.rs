@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{BoundaryOptions, Card, Model, Row, Scratch, Status, Want, advance},
-        gather,
+        boundary_wait,
+        contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, StepStatus, Want, advance},
     },
     error::{Error, Result},
 };
@@ -53,7 +53,7 @@ impl Plan {
     pub fn check(&self, card: &Card) -> Result<()> {
         bounded("--batch", self.batch, 1, MAX_BATCH)?;
         bounded("--steps", self.steps, 1, MAX_STEPS)?;
-        bounded("--boundary-wait", self.boundary_wait, 0, gather::MAX_BOUNDARY_WAIT)?;
+        bounded("--boundary-wait", self.boundary_wait, 0, boundary_wait::MAX_BOUNDARY_WAIT)?;
         let (limit, unit) = (card.max_symbols, "characters");
         if self.context >= limit {
             // at least one step has to fit behind it
@@ -72,7 +72,7 @@ pub struct Decoding<'a> {
     model: &'a dyn Model,
     sample: &'a Sample,
     plan: Plan,
-    rows: Vec<Row>,
+    rows: Vec<SequenceRow>,
     /// All of them.
     all: Vec<usize>,
     /// Those that a round feeds.
@@ -90,7 +90,8 @@ impl<'a> Decoding<'a> {
         let (mut rows, mut scratch) = (Vec::with_capacity(plan.batch), model.scratch());
         for index in 0..plan.batch {
             let start = Sample::start(index);
-            let mut row = Row::new(model.begin(BoundaryOptions { offset: start, ..BoundaryOptions::default() })?);
+            let mut row =
+                SequenceRow::new(model.begin(BoundaryOptions { offset: start, ..BoundaryOptions::default() })?);
             fill(model, &mut row, &sample.window(start, plan.context), &mut scratch)?;
             rows.push(row);
         }
@@ -137,7 +138,7 @@ impl<'a> Decoding<'a> {
     /// Gives every ready row its next symbol.
     fn lay_out(&mut self) {
         self.fed.clear();
-        for (index, row) in self.rows.iter_mut().enumerate().filter(|(_, row)| row.status == Status::Ready) {
+        for (index, row) in self.rows.iter_mut().enumerate().filter(|(_, row)| row.status == StepStatus::Ready) {
             row.set(&[self.sample.at(Sample::start(index) + row.state.len())], Want::Last);
             self.fed.push(index);
         }
@@ -147,10 +148,10 @@ impl<'a> Decoding<'a> {
     fn round(&mut self) -> Result<(Duration, Option<Duration>)> {
         let Self { model, rows, all, fed, scratch, plan, .. } = self;
         let (begun, mut middle) = (Instant::now(), None);
-        gather::count_step(rows);
+        boundary_wait::count_step(rows);
         model.symbol_step(rows, fed, scratch)?;
-        let waiting = || rows.iter().filter(|row| row.status == Status::Waiting);
-        if gather::is_due(waiting(), waiting().count() < rows.len(), plan.boundary_wait) {
+        let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
+        if boundary_wait::is_due(waiting(), waiting().count() < rows.len(), plan.boundary_wait) {
             let begun = Instant::now();
             model.segment_step(rows, all, scratch)?;
             middle = Some(begun.elapsed());
@@ -161,7 +162,7 @@ impl<'a> Decoding<'a> {
 }
 
 /// Feeds a fresh row its context.
-fn fill(model: &dyn Model, row: &mut Row, context: &[u32], scratch: &mut Scratch) -> Result<()> {
+fn fill(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scratch: &mut Scratch) -> Result<()> {
     for chunk in context.chunks(CHUNK) {
         row.set(chunk, Want::Nothing);
         advance(model, std::slice::from_mut(row), &[0], scratch)?;

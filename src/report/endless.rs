@@ -3,7 +3,7 @@
 
 use super::{bounded, head::Head, machine::Machine, quantiles::Quantiles, sample::Sample};
 use crate::{
-    decode::contract::{BoundaryOptions, Card, Model, Row, Want, advance},
+    decode::contract::{BoundaryOptions, Card, Model, SequenceRow, Want, advance},
     error::{Error, Result},
 };
 use serde::Serialize;
@@ -83,7 +83,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     let card = model.card();
     plan.check(card)?;
     let sample = Sample::new(&card.vocabulary);
-    let mut row = Row::new(model.begin(BoundaryOptions::default())?);
+    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default())?);
     let (mut scratch, mut parts, mut system) = (model.scratch(), Vec::new(), System::new());
     for part in 0..plan.parts {
         let end = plan.symbols * (part + 1) / plan.parts;

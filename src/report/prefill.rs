@@ -2,7 +2,7 @@
 
 use super::{bounded, head::Head, machine::Machine, quantiles::Quantiles, sample::Sample};
 use crate::{
-    decode::contract::{BoundaryOptions, Card, Mark, Model, Row, Scratch, Want, advance},
+    decode::contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
     error::{Error, Result},
     kernels::Dtype,
 };
@@ -103,7 +103,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
 /// One run.
 struct Run {
     /// Of all symbols.
-    marks: Vec<Mark>,
+    marks: Vec<SymbolBoundary>,
     /// From the empty sequence to the logits after the last symbol.
     ns: f64,
 }
@@ -112,18 +112,18 @@ struct Run {
 fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<Run> {
     let mut marks = Vec::with_capacity(symbols.len());
     let begun = Instant::now();
-    let mut row = Row::new(model.begin(BoundaryOptions::default())?);
+    let mut row = SequenceRow::new(model.begin(BoundaryOptions::default())?);
     let chunks = symbols.len().div_ceil(chunk);
     for (index, symbols) in symbols.chunks(chunk).enumerate() {
         row.set(symbols, if index + 1 == chunks { Want::Last } else { Want::Nothing });
         advance(model, std::slice::from_mut(&mut row), &[0], scratch)?;
-        marks.extend_from_slice(&row.marks);
+        marks.extend_from_slice(&row.decisions);
     }
     Ok(Run { marks, ns: begun.elapsed().as_nanos() as f64 })
 }
 
 /// Multiply-adds that a text needs whose symbols have these marks.
-fn multiply_adds(model: &dyn Model, marks: &[Mark]) -> usize {
+fn multiply_adds(model: &dyn Model, marks: &[SymbolBoundary]) -> usize {
     let (mut sum, mut segments) = (0, 0);
     for (position, mark) in marks.iter().enumerate() {
         segments += usize::from(mark.boundary);

@@ -3,7 +3,7 @@
 //! While time is measured it is only noted, into memory that was there before; it is reckoned up afterwards.
 
 use crate::decode::{
-    contract::{Model, Row, Status},
+    contract::{Model, SequenceRow, StepStatus},
     cost::StepCost,
 };
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Notes {
 
     /// Notes a round, how long it took, and how long its segment step took, if it had one. Rows that are ready now were
     /// finished in it.
-    pub(super) fn round(&mut self, took: Duration, middle: Option<Duration>, rows: &[Row]) {
+    pub(super) fn round(&mut self, took: Duration, middle: Option<Duration>, rows: &[SequenceRow]) {
         let (round, took) = (self.step_ns.len(), took.as_nanos() as f64);
         self.step_ns.push(took);
         self.clock += took;
@@ -100,16 +100,16 @@ impl Notes {
             self.middle_steps += 1;
             self.middle_ns += middle.as_nanos() as f64;
         }
-        for (row, latest) in rows.iter().zip(&mut self.latest).filter(|(row, _)| row.status == Status::Ready) {
+        for (row, latest) in rows.iter().zip(&mut self.latest).filter(|(row, _)| row.status == StepStatus::Ready) {
             let gap_ns = self.clock - std::mem::replace(latest, self.clock);
-            let closes = row.marks.iter().any(|mark| mark.boundary);
+            let closes = row.decisions.iter().any(|mark| mark.boundary);
             let (symbols, segments) = (row.state.len(), row.state.segments());
             self.finished.push(Finished { round, symbols, segments, closes, gap_ns });
         }
     }
 
     /// Reckons it up; `rows` as the rounds left them.
-    pub(super) fn run(self, model: &dyn Model, rows: &[Row]) -> Run {
+    pub(super) fn run(self, model: &dyn Model, rows: &[SequenceRow]) -> Run {
         let Self { step_ns, middle_steps, middle_ns, finished, .. } = self;
         let bytes = finished.chunk_by(|a, b| a.round == b.round).map(|round| round_bytes(model, round)).sum();
         let gaps = |closing: bool| {
@@ -134,7 +134,7 @@ impl Notes {
 }
 
 /// Bytes of a round in which every row closes a segment, which reads all there is.
-fn working_set_bytes(model: &dyn Model, rows: &[Row]) -> usize {
+fn working_set_bytes(model: &dyn Model, rows: &[SequenceRow]) -> usize {
     let (mut own, mut shared) = (0, 0);
     for row in rows {
         let cost = model.cost(row.state.len(), row.state.segments());

@@ -7,8 +7,8 @@
 use super::{bounded, compare::Ratio, head::Head, machine::Machine, quantiles::Quantiles};
 use crate::{
     decode::{
-        contract::{Model, Row, Scratch, Want, advance},
-        document::{Document, LayerTime, Limits, Reader, Stage},
+        contract::{Model, Scratch, SequenceRow, Want, advance},
+        document::{Document, DocumentEncoder, DocumentLimits, EncodingStage, LayerTime},
         random::{Purpose, uniform},
     },
     error::{Error, Result},
@@ -209,7 +209,7 @@ fn run(model: &dyn Model, plan: Plan, scratch: &mut Scratch) -> Result<Run> {
         run.encode.push(times);
         (run.layers, run.memory_ns) = (document.timings().to_vec(), document.memory_ns());
         (run.vectors, run.bytes) = (document.vectors(), document.bytes());
-        rows.push(Row::new(reader.begin(&*document)?));
+        rows.push(SequenceRow::new(reader.begin(&*document)?));
     }
     let which: Vec<usize> = (0..plan.batch).collect();
     let texts: Vec<Vec<u32>> =
@@ -226,12 +226,12 @@ fn run(model: &dyn Model, plan: Plan, scratch: &mut Scratch) -> Result<Run> {
 }
 
 /// Encodes a document as it arrives: the whole time, and that after its last part.
-fn encode(reader: &dyn Reader, ids: &[u32], scratch: &mut Scratch) -> Result<(Arc<dyn Document>, (f64, f64))> {
+fn encode(reader: &dyn DocumentEncoder, ids: &[u32], scratch: &mut Scratch) -> Result<(Arc<dyn Document>, (f64, f64))> {
     let mut encoding = reader.open();
     let (began, parts) = (Instant::now(), ids.chunks(ids.len().div_ceil(PARTS)));
     let mut last = began;
     for part in parts {
-        while encoding.progress().stage != Stage::Waiting {
+        while encoding.progress().stage != EncodingStage::Waiting {
             if reader.advance(&mut *encoding, 1, scratch)? == 0 {
                 break;
             }
@@ -253,16 +253,16 @@ fn encode(reader: &dyn Reader, ids: &[u32], scratch: &mut Scratch) -> Result<(Ar
 }
 
 /// Ids that are no marks, always the same ones.
-fn given(limits: &Limits, vocabulary: usize, seed: u64, count: usize) -> Vec<u32> {
+fn given(limits: &DocumentLimits, vocabulary: usize, seed: u64, count: usize) -> Vec<u32> {
     let marks = [limits.marks.start, limits.marks.pad, limits.marks.end, limits.marks.unknown];
     let plain: Vec<u32> = (0..vocabulary as u32).filter(|id| !marks.contains(id)).collect();
     let place = |at| (uniform(seed, Purpose::Sampling, at) * plain.len() as f32) as usize;
     (0..count).filter_map(|at| plain.get(place(at)).copied()).collect()
 }
 
-fn reader(model: &dyn Model) -> Result<&dyn Reader> {
+fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
     let found = || (model.card().name.clone(), model.card().shape.clone());
-    model.reader().ok_or_else(|| {
+    model.document_encoder().ok_or_else(|| {
         let (model, found) = found();
         Error::WrongKind { call: "bench summarize", model, wanted: "reads documents", found }
     })

@@ -11,7 +11,7 @@ use std::{
 };
 use weir::{
     decode::{
-        contract::{BoundaryOptions, Card, Memory, Model, Row, Scratch, State, Status},
+        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, StepStatus},
         cost::Cost,
         options::{Details, Generate, Sampling, Stopping},
     },
@@ -76,7 +76,7 @@ impl Model for Watched {
         self.model.scratch()
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let mut notes = self.notes.lock().unwrap();
         // prompts are fed in steps of many symbols, which are no steady ones
         if which.iter().all(|&index| rows[index].feed.len() == 1) && rows.len() == ROWS {
@@ -91,8 +91,8 @@ impl Model for Watched {
         self.step(|| self.model.symbol_step(rows, which, scratch), |_| {})
     }
 
-    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        let waiting = which.iter().map(|&index| &rows[index]).filter(|row| row.status == Status::Waiting);
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        let waiting = which.iter().map(|&index| &rows[index]).filter(|row| row.status == StepStatus::Waiting);
         let waited = waiting.map(|row| row.waited).max().unwrap_or(0);
         let note = |notes: &mut Notes| {
             notes.segment_steps += 1;
@@ -101,8 +101,8 @@ impl Model for Watched {
         self.step(|| self.model.segment_step(rows, which, scratch), note)
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        let finished = which.iter().filter(|&&index| rows[index].status == Status::Unfinished).count();
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+        let finished = which.iter().filter(|&&index| rows[index].status == StepStatus::Unfinished).count();
         self.step(|| self.model.finish_step(rows, which, scratch), |notes| notes.characters += finished)
     }
 
@@ -114,7 +114,7 @@ impl Model for Watched {
         self.model.growth(state, more)
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> KvMemory {
         self.model.memory()
     }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, thread, time::Duration};
 use weir::{
     decode::{
         contract::Model,
-        options::Reason,
+        options::FinishReason,
         usage::{Timing, Usage},
     },
     engine::{
@@ -39,5 +39,5 @@ fn tell(meter: &dyn Observer, step: usize) {
     meter.queued(Duration::from_micros(step as u64));
     meter.first_char(Duration::from_millis(step as u64));
     meter.gap(Duration::from_micros(step as u64), step.is_multiple_of(2));
-    meter.finished(Ok(&Reason::MaxChars), &Usage::default(), &Timing::default());
+    meter.finished(Ok(&FinishReason::MaxChars), &Usage::default(), &Timing::default());
 }

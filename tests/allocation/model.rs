@@ -1,7 +1,7 @@
 //! The model's own steps, from the start and after a fork.
 
 use super::allocations;
-use weir::decode::contract::{BoundaryOptions, Model, Row, Scratch, Want, advance};
+use weir::decode::contract::{BoundaryOptions, Model, Scratch, SequenceRow, Want, advance};
 
 /// Symbols of a sequence: pages are taken on the way, segments close.
 const SYMBOLS: usize = 700;
@@ -21,11 +21,12 @@ pub(super) fn check(model: &dyn Model) {
 
 /// Sequences from the start to a fork, and their forks to the end: what the steps of each allocated.
 fn generation(model: &dyn Model, scratch: &mut Scratch) -> [usize; 2] {
-    let mut rows: Vec<_> = ALL.iter().map(|_| Row::new(model.begin(BoundaryOptions::default()).unwrap())).collect();
+    let mut rows: Vec<_> =
+        ALL.iter().map(|_| SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())).collect();
     // the first step of a row makes its own buffers
     steps(model, &mut rows, 0..1, scratch);
     let fresh = steps(model, &mut rows, 1..FORK, scratch);
-    let mut forks: Vec<_> = rows.iter().map(|row| Row::new(row.state.fork())).collect();
+    let mut forks: Vec<_> = rows.iter().map(|row| SequenceRow::new(row.state.fork())).collect();
     // the first step after a fork makes buffers too, and copies the pages that it shares and writes to; the first segment
     // that closes does the same in the middle stack
     steps(model, &mut forks, FORK..FORK + 20, scratch);
@@ -34,7 +35,7 @@ fn generation(model: &dyn Model, scratch: &mut Scratch) -> [usize; 2] {
 }
 
 /// Feeds symbols, one a step and row, each row a text of its own, with a space every few letters: the allocations meanwhile.
-fn steps(model: &dyn Model, rows: &mut [Row], range: std::ops::Range<usize>, scratch: &mut Scratch) -> usize {
+fn steps(model: &dyn Model, rows: &mut [SequenceRow], range: std::ops::Range<usize>, scratch: &mut Scratch) -> usize {
     let symbols = model.card().vocabulary.len();
     let before = allocations();
     for step in range {

@@ -11,7 +11,7 @@ use super::twin::shapes;
 use super::{decoders, lex};
 use std::sync::Arc;
 use weir::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, Status, Want, advance},
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, StepStatus, Want, advance},
     engine::cache::{Capacity, Hit, Key, SegmentCache},
     family::{FAMILIES, load::load},
     kernels::Dtype,
@@ -119,8 +119,8 @@ fn a_row_in_company_has_the_numbers_it_has_alone() {
         let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(dice)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
-        let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
-        let mut rows: Vec<Row> = texts.iter().map(|_| begin()).collect();
+        let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| begin()).collect();
         let mut found: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
         // a ragged batch: any rows, in any order, each with as many symbols as it likes
         while found.iter().zip(&texts).any(|(found, text)| found.1.len() < text.len()) {
@@ -140,7 +140,7 @@ fn a_row_in_company_has_the_numbers_it_has_alone() {
             advance(model, &mut rows, &which, &mut scratch).unwrap();
             for row in which {
                 found[row].0.extend_from_slice(&rows[row].logits);
-                found[row].1.extend_from_slice(&rows[row].marks);
+                found[row].1.extend_from_slice(&rows[row].decisions);
             }
         }
         for (found, alone) in found.iter().zip(&alone) {
@@ -158,14 +158,14 @@ fn segment_and_finish_steps_may_come_late() {
         let texts: Vec<Vec<u32>> = (0..4).map(|_| configuration.text(dice)).collect();
         let alone: Vec<_> = texts.iter().map(|text| full(model, text, &configuration.boundaries)).collect();
         let mut scratch = model.scratch();
-        let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
-        let mut rows: Vec<Row> = texts.iter().map(|_| begin()).collect();
+        let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let mut rows: Vec<SequenceRow> = texts.iter().map(|_| begin()).collect();
         let (mut found, mut fed) = (vec![Vec::new(); rows.len()], vec![0; rows.len()]);
         while found.iter().zip(&alone).any(|(found, alone)| found.len() < alone.0.len()) {
             // each kind of step for some of the rows, whatever they are ready for
             let mut some = || (0..texts.len()).filter(|_| dice.below(3) > 0).collect::<Vec<_>>();
             let (feedable, closing, finishing) = (some(), some(), some());
-            let ready = |row: &usize| rows[*row].status == Status::Ready && fed[*row] < SYMBOLS;
+            let ready = |row: &usize| rows[*row].status == StepStatus::Ready && fed[*row] < SYMBOLS;
             let feedable: Vec<_> = feedable.into_iter().filter(ready).collect();
             for &row in &feedable {
                 let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
@@ -174,18 +174,18 @@ fn segment_and_finish_steps_may_come_late() {
                 fed[row] = end;
             }
             model.symbol_step(&mut rows, &feedable, &mut scratch).unwrap();
-            assert!(feedable.iter().all(|&row| rows[row].status != Status::Ready), "{}", configuration.name);
+            assert!(feedable.iter().all(|&row| rows[row].status != StepStatus::Ready), "{}", configuration.name);
             let before: Vec<_> = rows.iter().map(|row| row.status).collect();
             model.segment_step(&mut rows, &closing, &mut scratch).unwrap();
             for (row, &before) in before.iter().enumerate() {
-                let taken = before == Status::Waiting && closing.contains(&row);
-                assert_eq!(rows[row].status, if taken { Status::Unfinished } else { before });
+                let taken = before == StepStatus::Waiting && closing.contains(&row);
+                assert_eq!(rows[row].status, if taken { StepStatus::Unfinished } else { before });
             }
             let before: Vec<_> = rows.iter().map(|row| row.status).collect();
             model.finish_step(&mut rows, &finishing, &mut scratch).unwrap();
             for (row, &before) in before.iter().enumerate() {
-                let taken = before == Status::Unfinished && finishing.contains(&row);
-                assert_eq!(rows[row].status, if taken { Status::Ready } else { before });
+                let taken = before == StepStatus::Unfinished && finishing.contains(&row);
+                assert_eq!(rows[row].status, if taken { StepStatus::Ready } else { before });
                 if taken {
                     found[row].extend_from_slice(&rows[row].logits);
                 }
@@ -214,9 +214,9 @@ fn what_is_in_flight_belongs_to_one_row() {
             model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
             let mut steps = 0;
             // once before its segment step, once before its finish step
-            while main.rows[0].status != Status::Ready {
+            while main.rows[0].status != StepStatus::Ready {
                 assert!(main.rows[0].state.rollback(cut).is_err(), "{}: rolled back in flight", configuration.name);
-                let mut fork = Alone::from(model, Row::new(main.rows[0].state.fork()));
+                let mut fork = Alone::from(model, SequenceRow::new(main.rows[0].state.fork()));
                 assert_eq!(fork.rows[0].state.len(), cut, "{}: a fork is as its row was before", configuration.name);
                 let got: Vec<f32> = text[cut..].iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
                 assert!(difference(&got, &whole[cut * symbols..]) <= COMPANY, "{}: fork", configuration.name);
@@ -283,7 +283,7 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
             history.truncate(back);
             assert_eq!(main.rows[0].state.len(), back);
             let more = &text[dice.below(40)..][..1 + dice.below(50)];
-            let mut fork = Alone::from(model, Row::new(main.rows[0].state.fork()));
+            let mut fork = Alone::from(model, SequenceRow::new(main.rows[0].state.fork()));
             let got = if dice.below(2) == 0 {
                 main.feed(more)
             } else {
@@ -333,7 +333,7 @@ fn what_the_cache_gives_equals_a_cold_run() {
             let fresh = full(model, &text, &configuration.boundaries);
             let found = cache.find(&key, &text[..text.len() - 1]).unwrap();
             let (mut alone, from) = match found {
-                Some(Hit { state, len }) => (Alone::from(model, Row::new(state)), len),
+                Some(Hit { state, len }) => (Alone::from(model, SequenceRow::new(state)), len),
                 None => (configuration.alone(), 0),
             };
             assert_eq!(alone.rows[0].state.len(), from);
@@ -372,7 +372,7 @@ fn an_open_segment_can_be_kept_and_taken_up_again() {
         let kept = first.rows[0].state.fork();
         first.feed(&text[..30]);
         drop(first);
-        let mut again = Alone::from(model, Row::new(kept));
+        let mut again = Alone::from(model, SequenceRow::new(kept));
         let got = again.feed(&text[cut..]);
         let fresh = full(model, &text, &configuration.boundaries);
         let tail = fresh.0.len() - got.0.len();
@@ -406,9 +406,9 @@ fn broken_use_is_an_error_and_nothing_else() {
     on_each(|configuration, _| {
         let model = &*configuration.model;
         let symbols = model.card().vocabulary.len() as u32;
-        let begin = || Row::new(model.begin(configuration.boundaries.clone()).unwrap());
+        let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
         let mut scratch = model.scratch();
-        let mut step = |row: Row| advance(model, &mut [row], &[0], &mut scratch);
+        let mut step = |row: SequenceRow| advance(model, &mut [row], &[0], &mut scratch);
         assert!(step(begin()).is_err(), "nothing to feed");
         let mut row = begin();
         row.set(&[symbols], Want::Last);

@@ -10,7 +10,7 @@ use std::{
 };
 use weir::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Mark, Noise, state_ref},
+        contract::{BoundaryMode, BoundaryOptions, Noise, SymbolBoundary, state_ref},
         evaluate::{score_window, windows},
         options::Windows,
     },
@@ -84,7 +84,7 @@ impl Golden {
     }
 }
 
-fn bits(marks: &[Mark]) -> Vec<f32> {
+fn bits(marks: &[SymbolBoundary]) -> Vec<f32> {
     marks.iter().map(|mark| f32::from(u8::from(mark.boundary))).collect()
 }
 

@@ -17,7 +17,7 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Model, Row, Want, advance},
+    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
     family::{
         convert,
         load::{Settings, load},
@@ -289,7 +289,7 @@ fn a_fork_in_flight_is_whole_or_new() {
             model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
             let fork = main.rows[0].state.fork();
             assert_eq!(fork.len(), left, "{name}");
-            let mut fork = Alone::from(&*model, Row::new(fork));
+            let mut fork = Alone::from(&*model, SequenceRow::new(fork));
             let got = fork.feed(&text[left..left + 200]).0;
             assert!(got == whole[left * symbols..(left + 200) * symbols], "{name}");
         }

@@ -11,7 +11,7 @@ pub(super) mod twin;
 use super::{golden::Golden, support::*};
 use std::sync::Arc;
 use weir::{
-    decode::contract::{Mark, Model},
+    decode::contract::{Model, SymbolBoundary},
     kernels::Dtype,
     text::SpecialSymbols,
 };
@@ -46,7 +46,7 @@ impl Case {
 
     /// What the golden data calls steps, in their order, made of a text's logits and marks: logits, or ln p of the mark that ends a
     /// segment.
-    fn steps<'a>(&'a self, logits: &'a [f32], marks: &[Mark]) -> Vec<Step<'a>> {
+    fn steps<'a>(&'a self, logits: &'a [f32], marks: &[SymbolBoundary]) -> Vec<Step<'a>> {
         let symbols = self.model.card().vocabulary.len();
         let mut steps = vec![Step::Logits(self.first_logits())];
         for (logits, mark) in logits.chunks(symbols).zip(marks) {

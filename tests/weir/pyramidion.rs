@@ -12,16 +12,16 @@ mod twin;
 use super::{golden::Golden, support::*};
 use std::sync::Arc;
 use weir::decode::{
-    contract::{Model, Row, Scratch, Want, advance},
-    document::{Document, Reader},
+    contract::{Model, Scratch, SequenceRow, Want, advance},
+    document::{Document, DocumentEncoder},
 };
 
 /// FIXTURES.md: states and pooled vectors; logits.
 const STATES: f32 = 1e-4;
 const LOGITS: f32 = 5e-5;
 
-fn reader(model: &dyn Model) -> &dyn Reader {
-    model.reader().expect("a model that reads documents")
+fn reader(model: &dyn Model) -> &dyn DocumentEncoder {
+    model.document_encoder().expect("a model that reads documents")
 }
 
 /// A document, pushed and worked on as a whole.
@@ -35,7 +35,7 @@ fn read(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Doc
 
 /// The logits after each symbol of a row that is fed at once: (symbols, V).
 fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
-    let mut rows = [Row::new(reader(model).begin(document).unwrap())];
+    let mut rows = [SequenceRow::new(reader(model).begin(document).unwrap())];
     rows[0].set(symbols, Want::All);
     advance(model, &mut rows, &[0], scratch).unwrap();
     rows[0].logits.clone()
@@ -44,7 +44,7 @@ fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: 
 /// What fairseq writes with one hypothesis: `min` symbols before the end mark at least, `max` at most. The end mark included.
 fn greedy(model: &dyn Model, document: &dyn Document, (min, max): (usize, usize), scratch: &mut Scratch) -> Vec<u32> {
     let marks = reader(model).limits().marks;
-    let mut rows = [Row::new(reader(model).begin(document).unwrap())];
+    let mut rows = [SequenceRow::new(reader(model).begin(document).unwrap())];
     let (mut written, mut next) = (Vec::new(), marks.start);
     while written.last() != Some(&marks.end) {
         rows[0].set(&[next], Want::Last);

@@ -11,13 +11,13 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
-            state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
         document::{
-            Choice, Document, Encoding, Generation, Kept, LayerTime, Limits, Marks, PoolingStep, Progress, Reader,
-            Stage, document_ref, encoding_mut,
+            Document, DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage, GenerationDefaults,
+            KeptVector, LayerTime, PoolingChoice, PoolingStep, SpecialIds, document_ref, encoding_mut,
         },
     },
     error::{Error, Result},
@@ -25,7 +25,7 @@ use weir::{
 };
 
 /// Marks: bytes that no text has.
-pub(crate) const MARKS: Marks = Marks { start: 0, pad: 1, end: 0, unknown: 2 };
+pub(crate) const MARKS: SpecialIds = SpecialIds { start: 0, pad: 1, end: 0, unknown: 2 };
 /// Encoding this panics.
 pub(crate) const PANIC: u32 = 3;
 /// Encoding this fails.
@@ -41,7 +41,7 @@ pub(crate) const BYTES: usize = 10;
 
 pub(crate) struct Librarian {
     card: Card,
-    limits: Limits,
+    limits: DocumentLimits,
     memory: usize,
     counts: Arc<Counts>,
     pace: (Mutex<Pace>, Condvar),
@@ -94,9 +94,10 @@ impl Librarian {
             dtype: "f32",
             sha256: String::new(),
         };
-        let generation = Generation { beam: 2, length_penalty: 1.0, min_tokens: 3, max_tokens: 12, no_repeat_ngram: 0 };
+        let generation =
+            GenerationDefaults { beam: 2, length_penalty: 1.0, min_tokens: 3, max_tokens: 12, no_repeat_ngram: 0 };
         let poolings = vec![PoolingStep { layer: 0, from: TOKENS, to: TOKENS / 2 }];
-        let limits = Limits {
+        let limits = DocumentLimits {
             tokens: TOKENS,
             targets: TARGETS,
             padded: false,
@@ -183,7 +184,7 @@ struct Book {
     hash: u64,
     tokens: usize,
     hard: bool,
-    choices: Vec<Choice>,
+    choices: Vec<PoolingChoice>,
     timings: Vec<LayerTime>,
     alive: Alive,
 }
@@ -204,7 +205,7 @@ impl Document for Book {
     fn own_bytes(&self) -> usize {
         0
     }
-    fn choices(&self) -> &[Choice] {
+    fn choices(&self) -> &[PoolingChoice] {
         &self.choices
     }
     fn timings(&self) -> &[LayerTime] {
@@ -223,7 +224,7 @@ struct Opening {
     /// Blocks that ran.
     ran: usize,
     /// What was chosen behind the first layer, until the document tells it.
-    choices: Vec<Choice>,
+    choices: Vec<PoolingChoice>,
     document: Option<Arc<dyn Document>>,
     alive: Option<Alive>,
     counts: Arc<Counts>,
@@ -234,14 +235,14 @@ impl Opening {
         self.tokens.len().div_ceil(BLOCK)
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> EncodingStage {
         let whole = self.tokens.len() / BLOCK;
         match self.ran {
-            _ if self.document.is_some() => Stage::Done,
-            ran if ran < whole || (self.closed && ran < self.blocks()) => Stage::Layer(0),
-            _ if !self.closed => Stage::Waiting,
-            ran if ran < 2 * self.blocks() => Stage::Layer(1),
-            _ => Stage::Memory,
+            _ if self.document.is_some() => EncodingStage::Done,
+            ran if ran < whole || (self.closed && ran < self.blocks()) => EncodingStage::Layer(0),
+            _ if !self.closed => EncodingStage::Waiting,
+            ran if ran < 2 * self.blocks() => EncodingStage::Layer(1),
+            _ => EncodingStage::Memory,
         }
     }
 }
@@ -272,11 +273,11 @@ impl Encoding for Opening {
     fn tokens(&self) -> usize {
         self.tokens.len()
     }
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> EncodingProgress {
         let total = self.closed.then(|| 2 * self.blocks() + 1);
-        Progress { stage: self.stage(), blocks: self.ran, total }
+        EncodingProgress { stage: self.stage(), blocks: self.ran, total }
     }
-    fn choices(&self) -> &[Choice] {
+    fn choices(&self) -> &[PoolingChoice] {
         &self.choices
     }
     fn document(&self) -> Option<Arc<dyn Document>> {
@@ -288,8 +289,8 @@ impl Encoding for Opening {
     }
 }
 
-impl Reader for Librarian {
-    fn limits(&self) -> &Limits {
+impl DocumentEncoder for Librarian {
+    fn limits(&self) -> &DocumentLimits {
         &self.limits
     }
 
@@ -318,7 +319,7 @@ impl Reader for Librarian {
         let clean = scratch.0.downcast_mut::<bool>().unwrap();
         assert!(std::mem::take(clean), "a failed step's scratch was used again");
         let mut ran = 0;
-        while ran < blocks && !matches!(opening.stage(), Stage::Waiting | Stage::Done) {
+        while ran < blocks && !matches!(opening.stage(), EncodingStage::Waiting | EncodingStage::Done) {
             self.wait();
             self.log.lock().unwrap().push(Work::Block);
             self.counts.blocks.fetch_add(1, SeqCst);
@@ -328,8 +329,8 @@ impl Reader for Librarian {
                 return Err(Error::OutOfPages { needed: 1, limit: 0 });
             }
             match opening.stage() {
-                Stage::Layer(0) => opening.alive.as_mut().unwrap().grow(BLOCK * BYTES),
-                Stage::Memory => {
+                EncodingStage::Layer(0) => opening.alive.as_mut().unwrap().grow(BLOCK * BYTES),
+                EncodingStage::Memory => {
                     let mut alive = Alive::new(&opening.counts);
                     alive.grow(opening.tokens.len() * BYTES);
                     // what the encoder held is given back
@@ -356,9 +357,10 @@ impl Reader for Librarian {
 }
 
 /// What the pooling behind the first layer keeps.
-fn chosen(tokens: &[u32]) -> Choice {
-    let kept = (0..tokens.len()).step_by(2).map(|token| Kept { token, score: (token % 7) as f32 / 8.0 }).collect();
-    Choice { layer: 0, kept }
+fn chosen(tokens: &[u32]) -> PoolingChoice {
+    let kept =
+        (0..tokens.len()).step_by(2).map(|token| KeptVector { token, score: (token % 7) as f32 / 8.0 }).collect();
+    PoolingChoice { layer: 0, kept }
 }
 
 fn book(tokens: &[u32], hard: bool, alive: Alive) -> Book {
@@ -465,34 +467,34 @@ impl Model for Librarian {
         Scratch(Box::new(true))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         assert!(*scratch.0.downcast_ref::<bool>().unwrap(), "a failed step's scratch was used again");
         self.wait();
         self.log.lock().unwrap().push(Work::Rows(which.len()));
         for &index in which {
-            let Row { state, feed, want, logits, marks, status, .. } = &mut rows[index];
-            assert!(*status == Status::Ready && !feed.is_empty());
+            let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
+            assert!(*status == StepStatus::Ready && !feed.is_empty());
             let state = state_mut::<Reading>(state.as_mut())?;
             logits.clear();
-            marks.clear();
+            decisions.clear();
             for (at, &symbol) in feed.iter().enumerate() {
                 state.push(symbol);
-                marks.push(Mark { boundary: false, probability: None, end_logprob: None });
+                decisions.push(SymbolBoundary { boundary: false, probability: None, end_logprob: None });
                 if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
                     logits.extend(logits_of(state.hash()));
                 }
             }
-            *status = Status::Unfinished;
+            *status = StepStatus::Unfinished;
         }
         Ok(())
     }
 
-    fn segment_step(&self, _: &mut [Row], _: &[usize], _: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
         Ok(())
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
-        which.iter().for_each(|&index| rows[index].status = Status::Ready);
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
+        which.iter().for_each(|&index| rows[index].status = StepStatus::Ready);
         Ok(())
     }
 
@@ -504,15 +506,15 @@ impl Model for Librarian {
         more * BYTES
     }
 
-    fn memory(&self) -> Memory {
-        Memory { in_use: self.counts.bytes.load(SeqCst), limit: self.memory }
+    fn memory(&self) -> KvMemory {
+        KvMemory { in_use: self.counts.bytes.load(SeqCst), limit: self.memory }
     }
 
     fn cost(&self, _: usize, _: usize) -> Cost {
         Cost::default()
     }
 
-    fn reader(&self) -> Option<&dyn Reader> {
+    fn document_encoder(&self) -> Option<&dyn DocumentEncoder> {
         Some(self)
     }
 }

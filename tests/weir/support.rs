@@ -7,7 +7,7 @@ use std::{
 };
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Mark, Model, Row, Scratch, Want, advance},
+    decode::contract::{BoundaryOptions, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
     family::{
         convert,
         load::{Settings, load},
@@ -123,29 +123,33 @@ pub(super) fn fixture_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
 /// One sequence with its scratch.
 pub(super) struct Alone<'a> {
     pub(super) model: &'a dyn Model,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<SequenceRow>,
     pub(super) scratch: Scratch,
 }
 
 impl<'a> Alone<'a> {
     pub(super) fn new(model: &'a dyn Model, boundaries: BoundaryOptions) -> Self {
-        Self { model, rows: vec![Row::new(model.begin(boundaries).unwrap())], scratch: model.scratch() }
+        Self { model, rows: vec![SequenceRow::new(model.begin(boundaries).unwrap())], scratch: model.scratch() }
     }
 
-    pub(super) fn from(model: &'a dyn Model, row: Row) -> Self {
+    pub(super) fn from(model: &'a dyn Model, row: SequenceRow) -> Self {
         Self { model, rows: vec![row], scratch: model.scratch() }
     }
 
     /// Feeds symbols in one step: logits (symbols, V) and marks.
-    pub(super) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<Mark>) {
+    pub(super) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
         self.rows[0].set(symbols, Want::All);
         advance(self.model, &mut self.rows, &[0], &mut self.scratch).unwrap();
-        (self.rows[0].logits.clone(), self.rows[0].marks.clone())
+        (self.rows[0].logits.clone(), self.rows[0].decisions.clone())
     }
 }
 
 /// All logits and marks of a text in one forward pass.
-pub(super) fn full(model: &dyn Model, symbols: &[u32], boundaries: &BoundaryOptions) -> (Vec<f32>, Vec<Mark>) {
+pub(super) fn full(
+    model: &dyn Model,
+    symbols: &[u32],
+    boundaries: &BoundaryOptions,
+) -> (Vec<f32>, Vec<SymbolBoundary>) {
     Alone::new(model, boundaries.clone()).feed(symbols)
 }
 

@@ -6,8 +6,8 @@
 
 use crate::{
     decode::{
-        contract::{BoundaryMode, Mark},
-        logprobs::log_probability,
+        contract::{BoundaryMode, SymbolBoundary},
+        sampling::logprobs::log_probability,
     },
     error::Result,
     text::SpecialSymbols,
@@ -62,7 +62,7 @@ impl Figures {
     }
 
     /// Takes what a symbol's mark says of the end of its segment.
-    pub(super) fn take_mark(&mut self, mark: &Mark) {
+    pub(super) fn take_mark(&mut self, mark: &SymbolBoundary) {
         self.nxt -= mark.end_logprob.map_or(0.0, f64::from) / LN_2;
     }
 

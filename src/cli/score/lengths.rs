@@ -5,7 +5,7 @@ use crate::{
     cli::output,
     decode::{
         contract::Model,
-        evaluate::{Windowed, score_window, windows},
+        evaluate::{WindowScore, score_window, windows},
         options::Windows,
     },
     error::{Error, Result},
@@ -17,7 +17,7 @@ use std::f64::consts::LN_2;
 struct Found {
     length: usize,
     pieces: usize,
-    sum: Windowed,
+    sum: WindowScore,
 }
 
 impl Found {
@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args, model: &dyn Model, symbols: &[u32]) -> Result<()>
 
 fn score(args: &Args, model: &dyn Model, symbols: &[u32], length: usize) -> Result<Found> {
     let all: Vec<_> = windows(symbols.len(), Windows { length, stride: length }).collect();
-    let (mut sum, bar, pieces) = (Windowed::default(), bar(all.len()), all.len());
+    let (mut sum, bar, pieces) = (WindowScore::default(), bar(all.len()), all.len());
     for window in all {
         sum += score_window(model, symbols, window, &args.boundaries.options())?;
         bar.set_message(format!("length {length}: {:.3} bits per character", sum.nats / sum.scored as f64 / LN_2));

@@ -2,8 +2,8 @@
 
 use crate::{
     decode::{
-        contract::{Model, Row, Want, advance},
-        document::Reader,
+        contract::{Model, SequenceRow, Want, advance},
+        document::DocumentEncoder,
     },
     error::{Error, Result},
 };
@@ -16,7 +16,7 @@ const BLOCKS: usize = 64;
 /// Feeds the target's ids behind a document, and writes the logits (ids, vocabulary) to a file.
 pub(super) fn run(
     model: &dyn Model,
-    reader: &dyn Reader,
+    reader: &dyn DocumentEncoder,
     ids: &[u32],
     (target, hard): (&[u32], bool),
     out: &Path,
@@ -46,7 +46,7 @@ pub(super) fn run(
             return Err(Error::Internal("a document that is whole does not come to its end".into()));
         }
     };
-    let mut row = Row::new(reader.begin(&*document)?);
+    let mut row = SequenceRow::new(reader.begin(&*document)?);
     row.set(&fed, Want::All);
     advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
     let bytes: Vec<u8> = row.logits.iter().flat_map(|value| value.to_le_bytes()).collect();

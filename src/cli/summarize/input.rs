@@ -1,7 +1,7 @@
 //! A document from a file or standard input: read no further than the model does.
 
 use crate::{
-    decode::{contract::Model, document::Limits, summary::Place},
+    decode::{contract::Model, document::DocumentLimits, summary::ByteRange},
     error::{Error, Result},
     text::{LimitStatus, StreamTokenizer},
 };
@@ -13,7 +13,7 @@ const PORTION: usize = 1 << 16;
 /// A document, ready for the encoder.
 pub(super) struct Document {
     pub(super) ids: Vec<u32>,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<ByteRange>,
     /// The text as far as it was read; none of ids.
     pub(super) text: String,
     /// Whether it goes on.
@@ -28,13 +28,13 @@ impl Document {
     }
 
     /// A text that is there already.
-    pub(super) fn of_text(text: &str, model: &dyn Model, limits: &Limits, cut: bool) -> Result<Self> {
+    pub(super) fn of_text(text: &str, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Self> {
         from(&mut text.as_bytes(), (Path::new("a document"), "document"), (model, limits, cut))
     }
 }
 
 /// Reads a file; - is standard input.
-pub(super) fn read(file: &Path, model: &dyn Model, limits: &Limits, cut: bool) -> Result<Document> {
+pub(super) fn read(file: &Path, model: &dyn Model, limits: &DocumentLimits, cut: bool) -> Result<Document> {
     if file.as_os_str() == "-" {
         return from(&mut std::io::stdin().lock(), (Path::new("standard input"), "--file"), (model, limits, cut));
     }
@@ -44,7 +44,7 @@ pub(super) fn read(file: &Path, model: &dyn Model, limits: &Limits, cut: bool) -
 fn from(
     source: &mut dyn Read,
     (file, field): (&Path, &'static str),
-    (model, limits, cut): (&dyn Model, &Limits, bool),
+    (model, limits, cut): (&dyn Model, &DocumentLimits, bool),
 ) -> Result<Document> {
     // the end mark is a token, too
     let limit = limits.tokens.saturating_sub(1);
@@ -76,7 +76,7 @@ fn from(
         return Err(Error::BadOption { field, found: "\"\"".into(), bound: "at least one character".into() });
     }
     let end = text.len() as u64;
-    let (mut ids, mut places): (Vec<u32>, Vec<Place>) =
+    let (mut ids, mut places): (Vec<u32>, Vec<ByteRange>) =
         tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
     ids.push(limits.marks.end);
     places.push((end, end));

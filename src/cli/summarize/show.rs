@@ -4,10 +4,10 @@ use crate::{
     decode::{
         beam::Hypothesis,
         contract::Model,
-        document::Choice,
-        options::Reason,
-        spans::{Span, spans},
-        summary::{Encoded, Summarized},
+        document::PoolingChoice,
+        options::FinishReason,
+        spans::{KeptSpan, spans},
+        summary::{EncodedDocument, SummaryResult},
     },
     error::printable,
     report::rouge::{Match, Rouge},
@@ -16,19 +16,19 @@ use serde_json::{Value, json};
 use std::{fmt::Write, io::IsTerminal};
 
 /// What each pooling has kept, in the text: in reverse colours on a terminal, elsewhere in brackets.
-pub(super) fn highlights(text: &str, encoded: &Encoded) -> String {
+pub(super) fn highlights(text: &str, encoded: &EncodedDocument) -> String {
     let marks = if std::io::stdout().is_terminal() { ("\u{1b}[7m", "\u{1b}[0m") } else { ("[", "]") };
     marked(text, encoded, marks)
 }
 
-fn marked(text: &str, encoded: &Encoded, (on, off): (&str, &str)) -> String {
+fn marked(text: &str, encoded: &EncodedDocument, (on, off): (&str, &str)) -> String {
     let mut shown = String::new();
     for choice in &encoded.choices {
         let (spans, kept) = spans(choice, &encoded.places, encoded.tokens);
         // Writing to a string does not fail.
         let _ = writeln!(shown, "-- after layer {}: {kept} of {} tokens kept", choice.layer, encoded.tokens);
         let mut at = 0;
-        for Span { start, end, .. } in spans {
+        for KeptSpan { start, end, .. } in spans {
             let (start, end) = ((start as usize).max(at), end as usize);
             let (Some(before), Some(span)) = (text.get(at..start), text.get(start..end)) else { continue };
             let _ = write!(shown, "{}{on}{}{off}", harmless(before), harmless(span));
@@ -54,8 +54,13 @@ pub(super) fn rouge(Rouge { rouge1, rouge2, rouge_l }: &Rouge) -> String {
 }
 
 /// All of it.
-pub(super) fn json(model: &dyn Model, encoded: &Encoded, summary: &Summarized, compared: Option<Rouge>) -> Value {
-    let Summarized { hypotheses, reason, usage, timing, .. } = summary;
+pub(super) fn json(
+    model: &dyn Model,
+    encoded: &EncodedDocument,
+    summary: &SummaryResult,
+    compared: Option<Rouge>,
+) -> Value {
+    let SummaryResult { hypotheses, reason, usage, timing, .. } = summary;
     let written = |one: &Hypothesis| {
         let text = one.tokens.split_last().map_or(&[][..], |(_, text)| text);
         let text = model.card().vocabulary.decode(text);
@@ -70,7 +75,7 @@ pub(super) fn json(model: &dyn Model, encoded: &Encoded, summary: &Summarized, c
         "score": best("score"),
         "text": best("text"),
         // what is written are tokens, not characters
-        "reason": if *reason == Reason::MaxChars { "max_tokens" } else { reason.name() },
+        "reason": if *reason == FinishReason::MaxChars { "max_tokens" } else { reason.name() },
         "hypotheses": hypotheses,
         "poolings": encoded.choices.iter().map(|choice| pooling(choice, encoded)).collect::<Vec<_>>(),
         "usage": {
@@ -97,10 +102,11 @@ pub(super) fn json(model: &dyn Model, encoded: &Encoded, summary: &Summarized, c
 }
 
 /// What a pooling has kept, in the order in which it goes on, and as spans of the text.
-fn pooling(choice: &Choice, encoded: &Encoded) -> Value {
+fn pooling(choice: &PoolingChoice, encoded: &EncodedDocument) -> Value {
     let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
     let (spans, _) = spans(choice, &encoded.places, encoded.tokens);
-    let span = |Span { start, end, score }: &Span| json!({ "byte_start": start, "byte_end": end, "score": score });
+    let span =
+        |KeptSpan { start, end, score }: &KeptSpan| json!({ "byte_start": start, "byte_end": end, "score": score });
     json!({
         "layer": choice.layer,
         "kept": kept.collect::<Vec<_>>(),
@@ -111,19 +117,22 @@ fn pooling(choice: &Choice, encoded: &Encoded) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::document::Kept;
+    use crate::decode::document::KeptVector;
 
     #[test]
     fn what_was_kept_stands_in_the_text() {
-        let kept = |tokens: &[usize]| tokens.iter().map(|&token| Kept { token, score: 0.5 }).collect();
-        let encoded = Encoded {
+        let kept = |tokens: &[usize]| tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect();
+        let encoded = EncodedDocument {
             places: vec![(0, 4), (4, 10), (10, 13), (13, 13)],
             tokens: 4,
             cut: false,
             vectors: 2,
             bytes: 0,
             unpooled_bytes: 0,
-            choices: vec![Choice { layer: 0, kept: kept(&[3, 1, 0]) }, Choice { layer: 2, kept: kept(&[2]) }],
+            choices: vec![
+                PoolingChoice { layer: 0, kept: kept(&[3, 1, 0]) },
+                PoolingChoice { layer: 2, kept: kept(&[2]) },
+            ],
             layers: Vec::new(),
             memory_ns: 0,
         };

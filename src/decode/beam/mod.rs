@@ -17,14 +17,18 @@ mod ngrams;
 #[cfg(test)]
 mod tests;
 
-use super::{document::Marks, logprobs::Normaliser, options::Sampling, sampler::Sampler};
+use super::{
+    document::SpecialIds,
+    options::Sampling,
+    sampling::{logprobs::LogSoftmax, sampler::Sampler},
+};
 use crate::error::{Error, Result};
 use ngrams::Ngrams;
 use std::cmp::Ordering;
 
 /// How a text is written.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rules {
+pub struct SearchOptions {
     /// Paths that are followed, at least 1.
     pub beam: usize,
     /// The power of the length that scores are divided by.
@@ -52,16 +56,16 @@ pub struct Hypothesis {
 
 /// What becomes of the rows.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum SearchStep {
     /// These rows take the place of those before, in this order.
-    Goes(Vec<Move>),
+    Continue(Vec<RowMove>),
     /// The search is over: no row is needed any more.
     Done,
 }
 
 /// A row of the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Move {
+pub struct RowMove {
     /// The row that it goes on from, by its place among those of this step. Several may go on from one, and none from another.
     pub from: usize,
     /// What it is fed.
@@ -90,9 +94,9 @@ struct Candidate {
 
 /// One document's search.
 #[derive(Debug, Clone)]
-pub struct Search {
-    rules: Rules,
-    marks: Marks,
+pub struct BeamSearch {
+    rules: SearchOptions,
+    marks: SpecialIds,
     vocabulary: usize,
     /// As the rows stand.
     paths: Vec<Path>,
@@ -101,9 +105,9 @@ pub struct Search {
     step: usize,
 }
 
-impl Search {
-    /// A search that has seen no logits: its one row is to be fed [`Marks::start`].
-    pub fn new(rules: Rules, marks: Marks, vocabulary: usize) -> Self {
+impl BeamSearch {
+    /// A search that has seen no logits: its one row is to be fed [`SpecialIds::start`].
+    pub fn new(rules: SearchOptions, marks: SpecialIds, vocabulary: usize) -> Self {
         let sampler = rules.sampling.clone().map(|sampling| Sampler::new(sampling, vocabulary));
         let ngrams = Ngrams::new(rules.no_repeat_ngram, marks.start);
         let path = Path { tokens: Vec::new(), logprobs: Vec::new(), sum: 0.0, sampler, ngrams };
@@ -120,8 +124,8 @@ impl Search {
         self.rules.beam
     }
 
-    /// What the row at that place is to have been fed in all, beginning with [`Marks::start`].
-    pub fn fed(&self, row: usize) -> impl Iterator<Item = u32> {
+    /// What the row at that place is to have been fed in all, beginning with [`SpecialIds::start`].
+    pub fn symbols_fed(&self, row: usize) -> impl Iterator<Item = u32> {
         let tokens = self.paths.get(row).map(|path| path.tokens.as_slice()).unwrap_or_default();
         std::iter::once(self.marks.start).chain(tokens.iter().copied())
     }
@@ -135,7 +139,7 @@ impl Search {
     ///
     /// # Errors
     /// [`Error::Internal`]: logits of another number of rows, of another length, or that are no distribution.
-    pub fn advance<'a>(&mut self, logits: impl Iterator<Item = &'a [f32]>) -> Result<Outcome> {
+    pub fn advance<'a>(&mut self, logits: impl Iterator<Item = &'a [f32]>) -> Result<SearchStep> {
         let logits: Vec<_> = logits.collect();
         if logits.len() != self.paths.len() || logits.iter().any(|row| row.len() != self.vocabulary) {
             let (rows, paths, vocabulary) = (logits.len(), self.paths.len(), self.vocabulary);
@@ -152,12 +156,12 @@ impl Search {
         if goes_on.is_empty() {
             self.paths.clear();
             self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
-            return Ok(Outcome::Done);
+            return Ok(SearchStep::Done);
         }
         let row = |from| if first { 0 } else { from };
-        let moves = goes_on.iter().map(|&Candidate { from, token, .. }| Move { from: row(from), token }).collect();
+        let moves = goes_on.iter().map(|&Candidate { from, token, .. }| RowMove { from: row(from), token }).collect();
         self.paths = goes_on.into_iter().map(|candidate| self.grown(candidate)).collect();
-        Ok(Outcome::Goes(moves))
+        Ok(SearchStep::Continue(moves))
     }
 
     /// The finished hypotheses, once it is over the best first; none if every continuation was forbidden.
@@ -167,7 +171,7 @@ impl Search {
 
     /// The tokens that the best hypothesis will begin with, whatever comes: what all paths have in common, and the best of those
     /// finished, which any of them may still beat. Once it is over, all of the best one but its end.
-    pub fn settled(&self) -> &[u32] {
+    pub fn settled_prefix(&self) -> &[u32] {
         let best = self.finished.iter().max_by(|a, b| match a.score.total_cmp(&b.score) {
             // the earlier of equals stays first
             Ordering::Equal => Ordering::Greater,
@@ -193,12 +197,12 @@ impl Search {
 
     /// The best continuations of all paths, best first.
     fn best(&self, logits: &[&[f32]]) -> Result<Vec<Candidate>> {
-        let Marks { pad, end, .. } = self.marks;
+        let SpecialIds { pad, end, .. } = self.marks;
         let (only_end, no_end) = (self.only_end(), self.no_end());
         let count = 2 * self.rules.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
         for (from, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
-            let (normaliser, banned) = (Normaliser::of(logits)?, path.ngrams.banned());
+            let (normaliser, banned) = (LogSoftmax::of(logits)?, path.ngrams.banned());
             for (token, &logit) in (0_u32..).zip(*logits) {
                 let ends = token == end;
                 if token == pad || (ends && no_end) || (!ends && only_end) {
@@ -227,7 +231,7 @@ impl Search {
         if self.step == 0 {
             self.spread();
         }
-        let Marks { pad, end, .. } = self.marks;
+        let SpecialIds { pad, end, .. } = self.marks;
         let (only_end, no_end, step) = (self.only_end(), self.no_end(), self.step);
         let one = |(index, path): (usize, &mut Path)| {
             let row = if step == 0 { logits[0] } else { logits[index] };
@@ -240,7 +244,7 @@ impl Search {
                 _ => end,
             };
             let missing = || Error::Internal(format!("symbol {token} has no logit among {}", row.len()));
-            let logprob = Normaliser::of(row)?.logprob(*row.get(token as usize).ok_or_else(missing)?);
+            let logprob = LogSoftmax::of(row)?.logprob(*row.get(token as usize).ok_or_else(missing)?);
             Ok(Candidate { sum: path.sum + logprob, logprob, from: index, token })
         };
         self.paths.iter_mut().enumerate().map(one).collect()

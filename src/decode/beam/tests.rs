@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const MARKS: Marks = Marks { start: 2, pad: 1, end: 2, unknown: 3 };
+const MARKS: SpecialIds = SpecialIds { start: 2, pad: 1, end: 2, unknown: 3 };
 const VOCABULARY: usize = 12;
 
 /// A model without arithmetic: logits from a hash of all tokens so far. `levels`: how many different logits there are, so that
@@ -17,7 +17,7 @@ fn logits(seed: u64, fed: &[u32], levels: u64) -> Vec<f32> {
 
 /// By the search's own sums, which have tests of their own: here it is what is done with them, to the bit.
 fn log_softmax(logits: &[f32]) -> Vec<f32> {
-    let normaliser = Normaliser::of(logits).unwrap();
+    let normaliser = LogSoftmax::of(logits).unwrap();
     logits.iter().map(|&logit| normaliser.logprob(logit)).collect()
 }
 
@@ -40,7 +40,7 @@ fn repeats(row: &[u32], step: usize, size: usize) -> Vec<u32> {
 }
 
 /// `SequenceGenerator._generate` for one sentence.
-fn naive(rules: &Rules, seed: u64, levels: u64) -> Vec<(Vec<u32>, f32)> {
+fn naive(rules: &SearchOptions, seed: u64, levels: u64) -> Vec<(Vec<u32>, f32)> {
     let (beam, end) = (rules.beam, MARKS.end as usize);
     let width = rules.max_tokens + 2;
     let mut tokens = vec![vec![MARKS.pad; width]; beam];
@@ -99,26 +99,26 @@ fn naive(rules: &Rules, seed: u64, levels: u64) -> Vec<(Vec<u32>, f32)> {
 }
 
 /// The search with rows that remember what they were fed, and what it had settled after each step.
-fn search(rules: &Rules, seed: u64, levels: u64) -> (Vec<Hypothesis>, Vec<Vec<u32>>) {
-    let mut search = Search::new(rules.clone(), MARKS, VOCABULARY);
+fn search(rules: &SearchOptions, seed: u64, levels: u64) -> (Vec<Hypothesis>, Vec<Vec<u32>>) {
+    let mut search = BeamSearch::new(rules.clone(), MARKS, VOCABULARY);
     let (mut rows, mut settled) = (vec![vec![MARKS.start]], Vec::new());
     loop {
         let given: Vec<_> = rows.iter().map(|row| logits(seed, row, levels)).collect();
         let outcome = search.advance(given.iter().map(Vec::as_slice)).unwrap();
-        settled.push(search.settled().to_vec());
-        let Outcome::Goes(moves) = outcome else { return (search.finished().to_vec(), settled) };
+        settled.push(search.settled_prefix().to_vec());
+        let SearchStep::Continue(moves) = outcome else { return (search.finished().to_vec(), settled) };
         assert!(moves.len() <= rules.beam && search.rows() == moves.len());
-        rows = moves.iter().map(|&Move { from, token }| [rows[from].as_slice(), &[token]].concat()).collect();
+        rows = moves.iter().map(|&RowMove { from, token }| [rows[from].as_slice(), &[token]].concat()).collect();
         for (index, row) in rows.iter().enumerate() {
-            assert!(search.fed(index).eq(row.iter().copied()), "what a row was fed is known");
+            assert!(search.symbols_fed(index).eq(row.iter().copied()), "what a row was fed is known");
         }
     }
 }
 
-fn rules() -> impl Strategy<Value = Rules> {
+fn rules() -> impl Strategy<Value = SearchOptions> {
     let penalty = prop_oneof![Just(1.0_f32), Just(0.0), Just(0.6), Just(2.0)];
     (1_usize..=5, penalty, 0_usize..8, 0_usize..10, prop_oneof![Just(0_usize), 2_usize..4]).prop_map(
-        |(beam, length_penalty, min, more, no_repeat_ngram)| Rules {
+        |(beam, length_penalty, min, more, no_repeat_ngram)| SearchOptions {
             beam,
             length_penalty,
             min_tokens: min,
@@ -150,7 +150,7 @@ proptest! {
     #[test]
     fn draws_each_path_by_itself(seed in any::<u64>(), beam in 1_usize..5, min in 0_usize..5) {
         let sampling = |seed| Some(Sampling { seed, ..Sampling::default() });
-        let rules = |beam, seed| Rules {
+        let rules = |beam, seed| SearchOptions {
             beam, length_penalty: 1.0, min_tokens: min, max_tokens: 9, no_repeat_ngram: 0, sampling: sampling(seed),
         };
         let (mut together, _) = search(&rules(beam, seed), seed, 1 << 20);
@@ -168,8 +168,14 @@ proptest! {
 
 #[test]
 fn runs_are_not_repeated() {
-    let rules =
-        Rules { beam: 3, length_penalty: 1.0, min_tokens: 40, max_tokens: 60, no_repeat_ngram: 2, sampling: None };
+    let rules = SearchOptions {
+        beam: 3,
+        length_penalty: 1.0,
+        min_tokens: 40,
+        max_tokens: 60,
+        no_repeat_ngram: 2,
+        sampling: None,
+    };
     let (found, _) = search(&rules, 9, 1 << 20);
     assert_eq!(found.len(), 3);
     for one in found {
@@ -184,8 +190,14 @@ fn runs_are_not_repeated() {
 
 #[test]
 fn scores_are_of_their_tokens() {
-    let rules =
-        Rules { beam: 2, length_penalty: 2.0, min_tokens: 3, max_tokens: 9, no_repeat_ngram: 0, sampling: None };
+    let rules = SearchOptions {
+        beam: 2,
+        length_penalty: 2.0,
+        min_tokens: 3,
+        max_tokens: 9,
+        no_repeat_ngram: 0,
+        sampling: None,
+    };
     let (found, _) = search(&rules, 5, 1 << 20);
     for one in found {
         assert_eq!(one.tokens.len(), one.logprobs.len());
@@ -197,9 +209,15 @@ fn scores_are_of_their_tokens() {
 
 #[test]
 fn logits_that_are_none_are_refused() {
-    let rules =
-        Rules { beam: 2, length_penalty: 1.0, min_tokens: 0, max_tokens: 3, no_repeat_ngram: 0, sampling: None };
-    let search = Search::new(rules, MARKS, VOCABULARY);
+    let rules = SearchOptions {
+        beam: 2,
+        length_penalty: 1.0,
+        min_tokens: 0,
+        max_tokens: 3,
+        no_repeat_ngram: 0,
+        sampling: None,
+    };
+    let search = BeamSearch::new(rules, MARKS, VOCABULARY);
     let whole = vec![0.0; VOCABULARY];
     assert!(search.clone().advance([whole.as_slice(); 2].into_iter()).is_err(), "of two rows");
     assert!(search.clone().advance([&whole[1..]].into_iter()).is_err(), "too short");

@@ -4,7 +4,7 @@ use super::{Batch, again, guarded};
 use crate::{
     decode::{
         contract::{Model, State},
-        document::{Reader, Stage},
+        document::{DocumentEncoder, EncodingStage},
     },
     engine::{
         desk::Common,
@@ -64,7 +64,7 @@ impl Batch {
         while ran < blocks {
             let Some(encoding) = summary.encoding() else { break };
             // each vector is read once, by the first layer; how many layers follow is the model's affair
-            let first = encoding.progress().stage == Stage::Layer(0);
+            let first = encoding.progress().stage == EncodingStage::Layer(0);
             let done = reader.advance(encoding, 1, &mut self.scratch)?;
             if done == 0 {
                 break;
@@ -113,6 +113,6 @@ impl Batch {
     }
 }
 
-fn reader(model: &dyn Model) -> Result<&dyn Reader> {
-    model.reader().ok_or_else(|| Error::Internal("a document for a model that reads none".into()))
+fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
+    model.document_encoder().ok_or_else(|| Error::Internal("a document for a model that reads none".into()))
 }

@@ -37,14 +37,14 @@ impl Batch {
     /// Notes what the segment step is about to close.
     pub(super) fn note_due(&mut self) {
         let rows = &self.seats.rows;
-        let closed = |&seat: &usize| rows[seat].marks.iter().filter(|mark| mark.boundary).count().max(1);
+        let closed = |&seat: &usize| rows[seat].decisions.iter().filter(|mark| mark.boundary).count().max(1);
         self.course.closed = self.due.iter().map(closed).sum();
     }
 
     /// Notes what the finish step is about to finish.
     pub(super) fn note_unfinished(&mut self) {
         let rows = &self.seats.rows;
-        self.course.finished = self.unfinished.iter().map(|&seat| rows[seat].places().max(1)).sum();
+        self.course.finished = self.unfinished.iter().map(|&seat| rows[seat].positions().max(1)).sum();
     }
 
     /// Charges the step to the jobs that took part: those that were fed with what it would have taken more, those that waited
@@ -56,7 +56,7 @@ impl Batch {
             return;
         };
         let rows = &seats.rows;
-        let symbols = fed.iter().map(|&seat| rows[seat].places()).sum();
+        let symbols = fed.iter().map(|&seat| rows[seat].positions()).sum();
         let mean = |sum: usize| sum as f64 / fed.len().max(1) as f64;
         let round = Round {
             chunk: fed.iter().any(|&seat| rows[seat].feed.len() > 1),

@@ -2,7 +2,7 @@
 
 use super::{Batch, guarded};
 use crate::{
-    decode::{contract::Status, session::Progress},
+    decode::{contract::StepStatus, session::SessionProgress},
     engine::{desk::Common, stopwatch::News, task::Life},
     error::Result,
 };
@@ -14,7 +14,7 @@ impl Batch {
         let now = Instant::now();
         for index in 0..self.tasks.len() {
             let task = &self.tasks[index];
-            let ready = |&seat: &usize| self.seats.rows[seat].status == Status::Ready;
+            let ready = |&seat: &usize| self.seats.rows[seat].status == StepStatus::Ready;
             if !task.in_flight || task.verdict.is_some() || !task.seats.iter().all(ready) {
                 continue;
             }
@@ -27,7 +27,7 @@ impl Batch {
     fn absorb_job(&mut self, index: usize) {
         let given = self.tasks[index].is_prefilling(&self.seats.rows);
         self.tasks[index].in_flight = false;
-        let places: usize = self.tasks[index].seats.iter().map(|&seat| self.seats.rows[seat].places()).sum();
+        let places: usize = self.tasks[index].seats.iter().map(|&seat| self.seats.rows[seat].positions()).sum();
         self.tasks[index].works(places);
         let outcome = match &self.tasks[index].life {
             Life::Text(_) => guarded(|| self.absorb_text(index, given)),
@@ -53,11 +53,11 @@ impl Batch {
         let (run, skipped) = tally.took(row, given, model.card().pooled);
         observer.middle(run, skipped);
         match progress? {
-            Progress::Finished(reason) => task.verdict = Some(Ok(reason)),
-            Progress::Prefilling => {}
+            SessionProgress::Finished(reason) => task.verdict = Some(Ok(reason)),
+            SessionProgress::Prefilling => {}
             // a prompt is kept at once: who asks next may share it
-            Progress::Decoding if given => store.keep(task.key.as_ref(), session, &*row.state),
-            Progress::Decoding => {}
+            SessionProgress::Decoding if given => store.keep(task.key.as_ref(), session, &*row.state),
+            SessionProgress::Decoding => {}
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Batch {
         let rows = &self.seats.rows;
         let prefilling = self.tasks[index].is_prefilling(rows);
         let task = &mut self.tasks[index];
-        let mark = task.seats.first().and_then(|&seat| rows[seat].marks.last());
+        let mark = task.seats.first().and_then(|&seat| rows[seat].decisions.last());
         let boundary = mark.is_some_and(|mark| mark.boundary);
         let news = task.watch.look(now, prefilling, task.answered());
         match news.filter(|_| task.is_generating()) {

@@ -21,7 +21,7 @@ mod tree;
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise, State},
-        tail::Text,
+        text_window::TextView,
     },
     error::Result,
 };
@@ -157,7 +157,7 @@ impl SegmentCache {
     ///
     /// # Errors
     /// An entry that cannot be rolled back; it is gone.
-    pub fn find<'a>(&mut self, key: &Key, text: impl Into<Text<'a>>) -> Result<Option<Hit>> {
+    pub fn find<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>) -> Result<Option<Hit>> {
         let text = text.into();
         if text.is_empty() {
             return Ok(None);
@@ -180,12 +180,12 @@ impl SegmentCache {
     }
 
     /// How many of these symbols a [`find`](Self::find) would spare feeding. Counts for no use.
-    pub fn known<'a>(&self, key: &Key, text: impl Into<Text<'a>>) -> usize {
+    pub fn known<'a>(&self, key: &Key, text: impl Into<TextView<'a>>) -> usize {
         self.longest(key, text.into()).map_or(0, |(_, len, _)| len)
     }
 
     /// The entry that knows most of a text, how much, and its state.
-    fn longest(&self, key: &Key, text: Text<'_>) -> Option<(Entry, usize, &dyn State)> {
+    fn longest(&self, key: &Key, text: TextView<'_>) -> Option<(Entry, usize, &dyn State)> {
         let stems = self.trees.get(key)?;
         let found = stem::of(stems, text).filter_map(|(stem, tree, rest)| {
             tree.sharing(rest).find_map(|(shared, node)| {
@@ -205,7 +205,7 @@ impl SegmentCache {
     ///
     /// # Errors
     /// A state that cannot be rolled back; nothing is kept.
-    pub fn keep<'a>(&mut self, key: &Key, text: impl Into<Text<'a>>, state: &dyn State) -> Result<bool> {
+    pub fn keep<'a>(&mut self, key: &Key, text: impl Into<TextView<'a>>, state: &dyn State) -> Result<bool> {
         let text = text.into();
         // a fork forgets a symbol that is on its way
         let mut state = state.fork();

@@ -7,7 +7,7 @@
 use super::tree::Tree;
 use crate::decode::{
     contract::State,
-    tail::{Digest, Text},
+    text_window::{Digest, TextView},
 };
 use std::collections::BTreeMap;
 
@@ -29,11 +29,11 @@ impl Stem {
     pub(super) const NONE: Self = Self { from: 0, before: None };
 
     /// Of a text that a state has seen, with the rest of the text; none if too much of that was dropped.
-    pub(super) fn of<'a>(state: &dyn State, text: Text<'a>) -> Option<(Self, &'a [u32])> {
-        let origin = state.origin();
+    pub(super) fn of<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, &'a [u32])> {
+        let origin = state.replay_start();
         // a text that was cut later than it needed to be is held from there on
-        let from = origin.map_or(0, |origin| origin.cut().max(text.dropped()).min(origin.symbol));
-        let counts = from > 0 && origin.is_some_and(|origin| origin.passed.is_some());
+        let from = origin.map_or(0, |origin| origin.cut_position().max(text.dropped()).min(origin.symbol));
+        let counts = from > 0 && origin.is_some_and(|origin| origin.skipped.is_some());
         let rest = text.after(from)?;
         let before = if counts { Some(text.digests().before(from)?) } else { None };
         Some((Self { from, before }, rest))
@@ -43,7 +43,7 @@ impl Stem {
 /// The stems that a text stands on, each with its tree and the rest of the text.
 pub(super) fn of<'t, 'a, T>(
     stems: &'t Stems<T>,
-    text: Text<'a>,
+    text: TextView<'a>,
 ) -> impl Iterator<Item = (&'t Stem, &'t Tree<T>, &'a [u32])> {
     // by rising positions, as the digests want them
     let mut digests = text.digests();

@@ -15,7 +15,7 @@ use super::{
     samples::{Place, Samples, Took},
 };
 use crate::{
-    decode::contract::{BoundaryMode, BoundaryOptions, Model, Row, Scratch, Status, Want},
+    decode::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want},
     error::{Error, Result},
 };
 use std::{
@@ -57,10 +57,10 @@ struct Timer<'a> {
     closer: Poised,
     opener: Option<Poised>,
     /// Those at the beginning, and their indices.
-    rows: Vec<Row>,
+    rows: Vec<SequenceRow>,
     all: Vec<usize>,
     /// The one with a long text, once there is one.
-    long: Vec<Row>,
+    long: Vec<SequenceRow>,
 }
 
 /// Times the model for at most about so long; `go_on` is asked after each step, and stops it by `Break`. `most_rows` is what the
@@ -77,7 +77,7 @@ pub fn measure(
     if budget.is_zero() {
         return Ok(Err(Missing::NoTime));
     }
-    if !model.card().pooled || model.reader().is_some() {
+    if !model.card().pooled || model.document_encoder().is_some() {
         return Ok(Err(Missing::NothingToSkip));
     }
     if model.card().boundary_modes.contains(&BoundaryMode::Nxt) {
@@ -223,7 +223,7 @@ impl<'a> Timer<'a> {
     fn grow(&mut self, rows: usize) -> Result<()> {
         while self.rows.len() < rows {
             self.all.push(self.rows.len());
-            self.rows.push(Row::new(self.model.begin(BoundaryOptions::default())?));
+            self.rows.push(SequenceRow::new(self.model.begin(BoundaryOptions::default())?));
             let beginning = self.beginning.clone();
             // one by one: so it was found, and windows roll back no further than a few symbols
             for symbol in &beginning {
@@ -260,7 +260,7 @@ impl<'a> Timer<'a> {
             }
             Kind::Chunk { context, length } => {
                 if self.long.is_empty() {
-                    self.long.push(Row::new(self.model.begin(BoundaryOptions::default())?));
+                    self.long.push(SequenceRow::new(self.model.begin(BoundaryOptions::default())?));
                 }
                 self.long[0].state.restart(0);
                 self.fill(context)?;
@@ -268,7 +268,7 @@ impl<'a> Timer<'a> {
                 self.long[0].set(&vec![self.closer.symbol; length], Want::Last);
                 let (took, _) = self.round(Which::Long)?;
                 samples.push(took, true);
-                let closed = self.long[0].marks.iter().filter(|mark| mark.boundary).count();
+                let closed = self.long[0].decisions.iter().filter(|mark| mark.boundary).count();
                 Ok(Place { size: (1, length), context: (context, before), closed })
             }
             Kind::Long => self.single(samples),
@@ -341,7 +341,7 @@ impl<'a> Timer<'a> {
         let began = Instant::now();
         model.symbol_step(rows, all, scratch)?;
         let fed = Instant::now();
-        let closes = rows[0].status == Status::Waiting;
+        let closes = rows[0].status == StepStatus::Waiting;
         model.segment_step(rows, all, scratch)?;
         let closed = Instant::now();
         model.finish_step(rows, all, scratch)?;

@@ -3,7 +3,9 @@
 use super::{config::DecoderBlueprint, state::DecoderState, step::Work};
 use crate::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Row, Scratch, State, Want, advance, state_ref},
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, Want, advance, state_ref,
+        },
         cost::Cost,
         options::check_mode,
         trace,
@@ -109,7 +111,7 @@ impl Decoder {
 
     /// What the mark leaves behind, as the first symbol of all.
     fn begun(&self, mark: u32) -> Result<Start> {
-        let mut rows = [Row::new(self.begin(BoundaryOptions::default())?)];
+        let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
         rows[0].set(&[mark], Want::Last);
         self.feed_symbols(&mut rows, &[0], &mut Work::default())?;
         let state: &DecoderState = state_ref(&*rows[0].state)?;
@@ -118,7 +120,7 @@ impl Decoder {
 
     /// The logits before a text's first symbol: (V).
     fn first_logits(&self) -> Result<Arc<[f32]>> {
-        let mut rows = [Row::new(self.begin(BoundaryOptions::default())?)];
+        let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
         rows[0].set(&[trace::BEGIN], Want::Last);
         advance(self, &mut rows, &[0], &mut self.scratch())?;
         Ok(rows[0].logits.as_slice().into())
@@ -146,15 +148,15 @@ impl Model for Decoder {
         Scratch(Box::new(Work::default()))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.feed_symbols(rows, which, Work::of(scratch)?)
     }
 
-    fn segment_step(&self, _: &mut [Row], _: &[usize], _: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
         Ok(())
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.finish(rows, which, Work::of(scratch)?)
     }
 
@@ -168,9 +170,9 @@ impl Model for Decoder {
         state.map_or(0, |state| self.stack.growth(&state.cache, state.cache.len() + more))
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> KvMemory {
         // the start's pages are out of what sequences may have: admission counts on getting all of the limit
-        Memory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
+        KvMemory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
     }
 
     fn cost(&self, symbols: usize, _: usize) -> Cost {

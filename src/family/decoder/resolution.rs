@@ -3,7 +3,7 @@
 
 use super::step::Work;
 use crate::{
-    decode::contract::{BoundaryOptions, Model, Row, Want, advance},
+    decode::contract::{BoundaryOptions, Model, SequenceRow, Want, advance},
     error::{Error, Result},
     nn::resolution::{self, ScoresByDistance},
 };
@@ -35,7 +35,7 @@ pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
             return Err(Error::WrongKind { call, model: card.name.clone(), wanted, found: card.shape.clone() });
         }
     }
-    let mut rows = [Row::new(model.begin(BoundaryOptions::default())?)];
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
     for chunk in symbols.chunks(CHUNK) {
         rows[0].set(chunk, Want::Nothing);
         advance(model, &mut rows, &[0], &mut scratch)?;

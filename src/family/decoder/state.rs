@@ -3,7 +3,7 @@
 use crate::{
     decode::{
         contract::{PageUse, State},
-        origin::Origin,
+        replay::ReplayStart,
     },
     error::{Error, Result},
     nn::{kv_cache::KvCache, window::Window},
@@ -25,7 +25,7 @@ pub struct DecoderState {
     /// What it attends to beside its own past, where that is something: never written, shared with whoever else reads it.
     pub memory: Option<KvCache>,
     /// Where it was taken up, if that was not at the text's beginning.
-    pub resumed: Option<Origin>,
+    pub resumed: Option<ReplayStart>,
 }
 
 impl DecoderState {
@@ -87,20 +87,20 @@ impl State for DecoderState {
 
     fn earliest(&self) -> usize {
         let held = self.window.earliest_rollback(self.cache.start()).saturating_sub(self.begun.len());
-        held.max(self.resumed.map_or(0, |origin| origin.sound))
+        held.max(self.resumed.map_or(0, |origin| origin.valid_from))
     }
 
-    fn origin(&self) -> Option<Origin> {
+    fn replay_start(&self) -> Option<ReplayStart> {
         let (sound, lead) = (self.earliest(), self.begun.len());
         let known = self.memory.is_none() && self.is_ready() && (1..=self.len()).contains(&sound);
         // the last layer's keys for the next symbol, the one's before for those, and so on down to the symbols
         let low = self.window.first_key_through(lead + sound, self.cache.layout().layers);
         let symbol = low.checked_sub(lead).filter(|&symbol| known && symbol > 0)?;
-        Some(Origin { symbol, sound, passed: None })
+        Some(ReplayStart { symbol, valid_from: sound, skipped: None })
     }
 
-    fn resume(&mut self, origin: Origin) -> Result<()> {
-        if !(self.is_empty() && self.memory.is_none() && origin.passed.is_none()) {
+    fn resume(&mut self, origin: ReplayStart) -> Result<()> {
+        if !(self.is_empty() && self.memory.is_none() && origin.skipped.is_none()) {
             return Err(Error::Internal(format!("a sequence of {} was to go on from {origin:?}", self.len())));
         }
         self.cache = self.cache.from_position(self.begun.len() + origin.symbol);

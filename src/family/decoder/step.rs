@@ -6,7 +6,7 @@
 use super::{model::Decoder, state::DecoderState};
 use crate::{
     decode::{
-        contract::{Mark, Row, Scratch, State, Status, state_mut, state_ref},
+        contract::{Scratch, SequenceRow, State, StepStatus, SymbolBoundary, state_mut, state_ref},
         trace,
     },
     error::{Error, Result},
@@ -59,7 +59,7 @@ impl Stepping for Work {
 }
 
 /// The caches of a step's rows.
-struct Of<'a>(&'a mut [Row]);
+struct Of<'a>(&'a mut [SequenceRow]);
 
 impl Caches for Of<'_> {
     fn cache(&self, sequence: usize) -> Result<&KvCache> {
@@ -75,7 +75,7 @@ impl Caches for Of<'_> {
     }
 }
 
-fn state(rows: &mut [Row], index: usize) -> Result<&mut DecoderState> {
+fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut DecoderState> {
     state_mut(&mut *rows[index].state)
 }
 
@@ -84,29 +84,30 @@ impl Decoder {
     ///
     /// # Errors
     /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
-    pub fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    pub fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             self.check(&mut rows[index])?;
         }
         work.fed.clear();
         work.fed.resize(which.len(), 0);
-        while work.fed.iter().zip(which).any(|(&fed, &index)| fed < rows[index].places()) {
+        while work.fed.iter().zip(which).any(|(&fed, &index)| fed < rows[index].positions()) {
             self.feed_piece(rows, which, work)?;
         }
         for &index in which {
             let row = &mut rows[index];
-            row.marks.clear();
-            row.marks.resize(row.feed.len(), Mark { boundary: false, probability: None, end_logprob: None });
-            row.status = Status::Unfinished;
+            row.decisions.clear();
+            row.decisions
+                .resize(row.feed.len(), SymbolBoundary { boundary: false, probability: None, end_logprob: None });
+            row.status = StepStatus::Unfinished;
         }
         Ok(())
     }
 
-    fn check(&self, row: &mut Row) -> Result<()> {
-        let (more, wanted) = (row.places(), row.wanted());
+    fn check(&self, row: &mut SequenceRow) -> Result<()> {
+        let (more, wanted) = (row.positions(), row.wanted());
         let state: &mut DecoderState = state_mut(&mut *row.state)?;
         let len = state.len();
-        if row.status != Status::Ready || !state.is_ready() || row.feed.is_empty() {
+        if row.status != StepStatus::Ready || !state.is_ready() || row.feed.is_empty() {
             return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
         }
         if trace::is_control(&row.feed) {
@@ -129,12 +130,12 @@ impl Decoder {
     }
 
     /// Feeds each row as many of its symbols as its stack takes at a time.
-    fn feed_piece(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn feed_piece(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let (dim, piece) = (self.head.inputs(), self.stack.window.chunk());
         work.places.clear();
         work.x.clear();
         for (&index, &fed) in which.iter().zip(&work.fed) {
-            let more = (rows[index].places() - fed).min(piece);
+            let more = (rows[index].positions() - fed).min(piece);
             let state = state(rows, index)?;
             self.stack.reserve(&mut state.cache, more)?;
             let len = state.cache.len();
@@ -146,7 +147,7 @@ impl Decoder {
         self.stack.forward(&self.compute, &mut work.x, &work.places, &mut Of(rows), &mut work.stack)?;
         let mut x = &work.x[..];
         for (&index, fed) in which.iter().zip(&mut work.fed) {
-            let (places, wanted) = (rows[index].places(), rows[index].wanted());
+            let (places, wanted) = (rows[index].positions(), rows[index].wanted());
             let more = (places - *fed).min(piece);
             let (own, others) = x.split_at(more * dim);
             // wanted logits are those of the last symbols
@@ -163,12 +164,14 @@ impl Decoder {
     ///
     /// # Errors
     /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
-    pub fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        stepping(Status::Unfinished, rows, which, work, |rows, unfinished, work| self.logits(rows, unfinished, work))
+    pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        stepping(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
+            self.logits(rows, unfinished, work)
+        })
     }
 
     /// The wanted logits of the rows `which`, which are then ready.
-    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn logits(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         work.picked.clear();
         for &index in which {
             work.picked.append(&mut state(rows, index)?.hidden);

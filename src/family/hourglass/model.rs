@@ -8,7 +8,9 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Noise, Row, Scratch, State, state_ref},
+        contract::{
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, Noise, Scratch, SequenceRow, State, state_ref,
+        },
         cost::{Cost, StepCost},
         options::check_mode,
     },
@@ -137,7 +139,8 @@ impl Model for Hourglass {
         });
         let companion = match &self.companion {
             Some(model) => {
-                let row = Row::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
+                let row =
+                    SequenceRow::new(model.begin(BoundaryOptions { offset: boundaries.offset, ..Default::default() })?);
                 Some(CompanionState { row: Some(row), entropies: Vec::with_capacity(SYMBOLS_ROOM) })
             }
             None => None,
@@ -151,15 +154,15 @@ impl Model for Hourglass {
         Scratch(Box::new(Work::default()))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.feed_symbols(rows, which, Work::of(scratch)?)
     }
 
-    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.close_segments(rows, which, Work::of(scratch)?)
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.finish(rows, which, Work::of(scratch)?)
     }
 
@@ -184,11 +187,11 @@ impl Model for Hourglass {
         self.pre.growth(&state.pre, len) + pooled + companion.map_or(0, |(model, state)| model.growth(state, more))
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> KvMemory {
         let companion = self.companion.as_ref().map_or(0, |model| model.memory().in_use);
         // the null group's page is out of what sequences may have: admission counts on getting all of the limit
         let limit = self.pages.limit() - self.own_bytes;
-        Memory { in_use: self.pages.in_use() - self.own_bytes + companion, limit }
+        KvMemory { in_use: self.pages.in_use() - self.own_bytes + companion, limit }
     }
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {

@@ -7,8 +7,8 @@
 use super::ends::Ends;
 use crate::{
     decode::{
-        contract::{Noise, PageUse, Row, State},
-        origin::{Origin, Passed},
+        contract::{Noise, PageUse, SequenceRow, State},
+        replay::{ReplayStart, SkippedSegments},
     },
     error::{Error, Result},
     nn::{kv_cache::KvCache, window::Window},
@@ -35,7 +35,7 @@ pub struct HourglassState {
     /// The companion's sequence and its entropies.
     pub companion: Option<CompanionState>,
     /// Where it was taken up, if that was not at the text's beginning.
-    pub resumed: Option<Origin>,
+    pub resumed: Option<ReplayStart>,
 }
 
 /// Symbols that a sequence has room to list numbers of from the start, so that no step of a usual one has to make room.
@@ -65,7 +65,7 @@ pub struct PooledState {
 /// A companion's sequence.
 pub struct CompanionState {
     /// Taken out while it is being stepped.
-    pub row: Option<Row>,
+    pub row: Option<SequenceRow>,
     /// H_t, in nats, for every symbol fed.
     pub entropies: Vec<f64>,
 }
@@ -162,13 +162,13 @@ impl PooledState {
     }
 
     /// The segments that a state of `sound` symbols or more does not depend on; none if it depends on all.
-    pub fn passed(&self, window: Window, sound: usize) -> Option<Passed> {
+    pub fn passed(&self, window: Window, sound: usize) -> Option<SkippedSegments> {
         // The post stack's last layer has keys from its window on, the first layer's symbols see segments from that one on; and
         // these depend, through the middle stack, on some before.
         let seen = self.ends.before(window.first_key_through(sound, self.post.layout().layers.max(1)) + 1);
         let count = self.middle_window.first_key_through(seen, self.middle.layout().layers).checked_sub(1)?;
         let (opens, closes) = (self.ends.start(count)?, self.ends.get(count)?);
-        (opens > 0).then_some(Passed { count, opens, closes })
+        (opens > 0).then_some(SkippedSegments { count, next_start: opens, next_end: closes })
     }
 
     /// Forgets where segments ended, as far as nothing will ask for it.
@@ -199,10 +199,10 @@ impl State for HourglassState {
         // where windows have moved on too far since, there is no way back to before the feed
         let target = if self.finished < self.earliest() { 0 } else { self.finished };
         let companion = self.companion.as_ref().map(|companion| {
-            let shorter = |row: &Row| {
+            let shorter = |row: &SequenceRow| {
                 let mut state = row.state.fork();
                 // one that could not be shortened is lost, and the next step says so
-                state.rollback(target).ok().map(|()| Row::new(state))
+                state.rollback(target).ok().map(|()| SequenceRow::new(state))
             };
             let entropies = roomy(&companion.entropies, SYMBOLS_ROOM);
             CompanionState { row: companion.row.as_ref().and_then(shorter), entropies }
@@ -236,7 +236,7 @@ impl State for HourglassState {
 
     fn earliest(&self) -> usize {
         let companion = self.companion_state().map_or(0, State::earliest);
-        let resumed = self.resumed.map_or(0, |origin| origin.sound);
+        let resumed = self.resumed.map_or(0, |origin| origin.valid_from);
         let own = companion.max(self.window.earliest_rollback(self.pre.start())).max(resumed);
         let Some(pooled) = &self.pooled else { return own };
         let own = own.max(self.window.earliest_rollback(pooled.post.start()));
@@ -246,7 +246,7 @@ impl State for HourglassState {
         own.max(closed)
     }
 
-    fn origin(&self) -> Option<Origin> {
+    fn replay_start(&self) -> Option<ReplayStart> {
         let sound = self.earliest();
         // what a companion needs is its own affair
         if self.companion.is_some() || !self.is_ready() || !(1..=self.len()).contains(&sound) {
@@ -257,19 +257,19 @@ impl State for HourglassState {
             None => None,
         };
         // of segments the pre stack's outputs are needed from the first one's start on, for whole vectors
-        let from = passed.map_or(sound, |passed| passed.opens);
+        let from = passed.map_or(sound, |passed| passed.next_start);
         let symbol = self.window.first_key_through(from, self.pre.layout().layers);
-        (symbol > 0).then_some(Origin { symbol, sound, passed })
+        (symbol > 0).then_some(ReplayStart { symbol, valid_from: sound, skipped: passed })
     }
 
-    fn resume(&mut self, origin: Origin) -> Result<()> {
-        if !(self.is_empty() && self.companion.is_none() && self.pooled.is_some() == origin.passed.is_some()) {
+    fn resume(&mut self, origin: ReplayStart) -> Result<()> {
+        if !(self.is_empty() && self.companion.is_none() && self.pooled.is_some() == origin.skipped.is_some()) {
             return Err(Error::Internal(format!("a sequence of {} was to go on from {origin:?}", self.len())));
         }
-        if let Some((pooled, passed)) = self.pooled.as_mut().zip(origin.passed) {
-            pooled.ends = Ends::from_segment(passed.count, passed.opens);
+        if let Some((pooled, passed)) = self.pooled.as_mut().zip(origin.skipped) {
+            pooled.ends = Ends::from_segment(passed.count, passed.next_start);
             pooled.middle = pooled.middle.from_position(passed.count + 1);
-            pooled.post = pooled.post.from_position(passed.closes);
+            pooled.post = pooled.post.from_position(passed.next_end);
         }
         self.pre = self.pre.from_position(origin.symbol);
         (self.finished, self.resumed) = (origin.symbol, Some(origin));

@@ -7,7 +7,7 @@
 
 use super::{model::Hourglass, state::HourglassState};
 use crate::{
-    decode::contract::{Mark, Row, Scratch, State, Status, Want, advance, state_mut, state_ref},
+    decode::contract::{Scratch, SequenceRow, State, StepStatus, SymbolBoundary, Want, advance, state_mut, state_ref},
     error::{Error, Result},
     family::parts::step::{Stepping, hand_out, stepping},
     kernels::{distribution::entropy, linear::Epilogue},
@@ -67,7 +67,7 @@ pub struct Work {
     picked: Vec<f32>,
     /// (wanted, V)
     logits: Vec<f32>,
-    companions: Vec<Row>,
+    companions: Vec<SequenceRow>,
     companion_rows: Vec<usize>,
     companion_scratch: Option<Scratch>,
 }
@@ -97,7 +97,7 @@ impl Stepping for Work {
 }
 
 /// The caches of one stack, found in the rows of a step.
-pub(super) struct Of<'a, const STACK: usize>(pub(super) &'a mut [Row]);
+pub(super) struct Of<'a, const STACK: usize>(pub(super) &'a mut [SequenceRow]);
 const PRE: usize = 0;
 pub(super) const MIDDLE: usize = 1;
 pub(super) const POST: usize = 2;
@@ -122,13 +122,13 @@ impl<const STACK: usize> Caches for Of<'_, STACK> {
     }
 }
 
-pub(super) fn state(rows: &mut [Row], index: usize) -> Result<&mut HourglassState> {
+pub(super) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut HourglassState> {
     state_mut(&mut *rows[index].state)
 }
 
 impl Hourglass {
     /// The symbol step.
-    pub(super) fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    pub(super) fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         if which.is_empty() {
             return Ok(());
         }
@@ -143,13 +143,13 @@ impl Hourglass {
         }
         for &index in which {
             let state = state(rows, index)?;
-            rows[index].status = if state.waits() { Status::Waiting } else { Status::Unfinished };
+            rows[index].status = if state.waits() { StepStatus::Waiting } else { StepStatus::Unfinished };
         }
         Ok(())
     }
 
     /// Feeds each row as many of its symbols as the pre stack takes at a time.
-    fn feed_piece(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn feed_piece(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         self.place_symbols(rows, which, work)?;
         let dim = self.pre.layers[0].qkv.inputs();
         let x = sized(&mut work.x, work.symbols.len() * dim);
@@ -163,14 +163,14 @@ impl Hourglass {
     }
 
     /// The segment step.
-    pub(super) fn close_segments(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    pub(super) fn close_segments(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let Some(pooled) = &self.pooled else { return Ok(()) };
-        stepping(Status::Waiting, rows, which, work, |rows, waiting, work| self.middle(pooled, rows, waiting, work))
+        stepping(StepStatus::Waiting, rows, which, work, |rows, waiting, work| self.middle(pooled, rows, waiting, work))
     }
 
     /// The finish step.
-    pub(super) fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        stepping(Status::Unfinished, rows, which, work, |rows, unfinished, work| {
+    pub(super) fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        stepping(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
             match &self.pooled {
                 Some(pooled) => self.upper(pooled, rows, unfinished, work)?,
                 None => pick_up(rows, unfinished, work)?,
@@ -179,10 +179,10 @@ impl Hourglass {
         })
     }
 
-    fn check(&self, row: &mut Row) -> Result<()> {
+    fn check(&self, row: &mut SequenceRow) -> Result<()> {
         let state: &mut HourglassState = state_mut(&mut *row.state)?;
         let (len, more, sound) = (state.pre.len(), row.feed.len(), state.earliest());
-        if row.status != Status::Ready || !state.is_ready() || more == 0 {
+        if row.status != StepStatus::Ready || !state.is_ready() || more == 0 {
             return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
         }
         if len + more > self.card.max_symbols {
@@ -191,7 +191,7 @@ impl Hourglass {
         }
         self.card.vocabulary.check_ids("feed", &row.feed)?;
         state.hidden.clear();
-        row.marks.clear();
+        row.decisions.clear();
         if let Some(pooled) = &mut state.pooled {
             pooled.above.clear();
             pooled.closed.clear();
@@ -201,13 +201,13 @@ impl Hourglass {
     }
 
     /// Lists the symbols and places of a piece of each row, and makes room for them.
-    fn place_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn place_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         work.places.clear();
         work.symbols.clear();
         work.noise.clear();
         work.stream_positions.clear();
         for (&index, &fed) in which.iter().zip(&work.fed) {
-            let Row { state, feed, .. } = &mut rows[index];
+            let SequenceRow { state, feed, .. } = &mut rows[index];
             let state: &mut HourglassState = state_mut(&mut **state)?;
             let (len, more) = (state.pre.len(), (feed.len() - fed).min(self.pre.window.chunk()));
             self.pre.reserve(&mut state.pre, more)?;
@@ -222,11 +222,11 @@ impl Hourglass {
     }
 
     /// Feeds the same symbols to the companions, in one batch, and notes the entropies of what they predict.
-    fn step_companions(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn step_companions(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let Some(model) = &self.companion else { return Ok(()) };
         work.companions.clear();
         for &index in which {
-            let Row { state, feed, .. } = &mut rows[index];
+            let SequenceRow { state, feed, .. } = &mut rows[index];
             let state: &mut HourglassState = state_mut(&mut **state)?;
             let row = state.companion.as_mut().and_then(|companion| companion.row.take());
             let mut row = row.ok_or_else(|| Error::Internal("a sequence lost its companion".into()))?;
@@ -248,7 +248,7 @@ impl Hourglass {
     }
 
     /// Fills `work.decisions` for the symbols just fed.
-    fn decide(&self, rows: &[Row], work: &mut Work) -> Result<()> {
+    fn decide(&self, rows: &[SequenceRow], work: &mut Work) -> Result<()> {
         work.decisions.clear();
         let entropies = |sequence: usize| -> Result<&[f64]> {
             let state: &HourglassState = state_ref(&*rows[sequence].state)?;
@@ -266,14 +266,14 @@ impl Hourglass {
     }
 
     /// Keeps what the pre stack gave: what pooling and residual will read, marks, segment ends.
-    fn keep(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn keep(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = work.x.len() / work.places.len();
         for ((place, decision), x) in work.places.iter().zip(&work.decisions).zip(work.x.chunks_exact(dim)) {
             let row = &mut rows[place.sequence];
             let (boundary, probability) = (decision.closes, decision.probability);
-            row.marks.push(Mark { boundary, probability, end_logprob: None });
+            row.decisions.push(SymbolBoundary { boundary, probability, end_logprob: None });
             // wanted logits are those of the last symbols
-            let wanted = row.marks.len() + row.wanted() > row.feed.len();
+            let wanted = row.decisions.len() + row.wanted() > row.feed.len();
             let state: &mut HourglassState = state_mut(&mut *row.state)?;
             state.pre.advance(1);
             if wanted || state.pooled.is_some() {
@@ -283,7 +283,7 @@ impl Hourglass {
                 let start = pooled.ends.open();
                 if place.index < start {
                     // of a segment that was passed over, in a sequence taken up in its middle: nothing ends there
-                    row.marks.iter_mut().next_back().into_iter().for_each(|mark| mark.boundary = false);
+                    row.decisions.iter_mut().next_back().into_iter().for_each(|mark| mark.boundary = false);
                     continue;
                 }
                 if model.pooling.sums() {
@@ -301,14 +301,14 @@ impl Hourglass {
             }
         }
         for (&index, fed) in which.iter().zip(&mut work.fed) {
-            *fed = rows[index].marks.len();
+            *fed = rows[index].decisions.len();
         }
         Ok(())
     }
 
     /// The wanted logits of the rows `which`, for which `work.picked` holds hidden vectors, (wanted, D), row after row; the
     /// rows are then ready.
-    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn logits(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let vectors = work.picked.len() / self.head.inputs();
         let logits = sized(&mut work.logits, vectors * self.head.outputs());
         self.head.apply(&self.compute, &work.picked, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
@@ -331,10 +331,10 @@ fn pool(pooling: Pooling, pre: &KvCache, symbols: RangeInclusive<usize>, out: &m
 }
 
 /// Puts what the head is to take into `work.picked`, row after row: of what is in flight the last, wanted ones.
-pub(super) fn pick_up(rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+pub(super) fn pick_up(rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
     work.picked.clear();
     for &index in which {
-        let (fed, wanted) = (rows[index].marks.len(), rows[index].wanted());
+        let (fed, wanted) = (rows[index].decisions.len(), rows[index].wanted());
         let state = state(rows, index)?;
         // in a vanilla model they are all that was put by
         let there = if state.pooled.is_some() { fed } else { wanted };

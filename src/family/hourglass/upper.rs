@@ -8,7 +8,7 @@ use super::{
     step::{MIDDLE, Of, POST, Stage, Work, pick_up, state},
 };
 use crate::{
-    decode::contract::{Row, Status},
+    decode::contract::{SequenceRow, StepStatus},
     error::Result,
     kernels::rowwise::layer_norm,
     nn::{Position, sized},
@@ -16,7 +16,13 @@ use crate::{
 
 impl Hourglass {
     /// Runs the middle stack over the segments just closed, a piece of each row's at a time.
-    pub(super) fn middle(&self, model: &Pooled, rows: &mut [Row], waiting: &[usize], work: &mut Work) -> Result<()> {
+    pub(super) fn middle(
+        &self,
+        model: &Pooled,
+        rows: &mut [SequenceRow],
+        waiting: &[usize],
+        work: &mut Work,
+    ) -> Result<()> {
         for &index in waiting {
             let pooled = state(rows, index)?.pooled_mut()?;
             let PooledState { middle, above, above_from, .. } = pooled;
@@ -45,12 +51,12 @@ impl Hourglass {
             self.middle_piece(model, rows, work)?;
         }
         for &index in waiting {
-            rows[index].status = Status::Unfinished;
+            rows[index].status = StepStatus::Unfinished;
         }
         Ok(())
     }
 
-    fn middle_piece(&self, model: &Pooled, rows: &mut [Row], work: &mut Work) -> Result<()> {
+    fn middle_piece(&self, model: &Pooled, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         let dim = self.pre.layers[0].qkv.inputs();
         let x = sized(&mut work.x, work.places.len() * dim); // (segments, D)
         for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
@@ -75,7 +81,13 @@ impl Hourglass {
 
     /// Upsamples, adds the residual, and runs the post stack for the symbols it has not seen, a piece of each row's at a time;
     /// what the head is to take is then in `work.picked`.
-    pub(super) fn upper(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    pub(super) fn upper(
+        &self,
+        model: &Pooled,
+        rows: &mut [SequenceRow],
+        which: &[usize],
+        work: &mut Work,
+    ) -> Result<()> {
         work.fed.clear();
         for &index in which {
             work.fed.push(settled(rows, index)?);
@@ -83,7 +95,7 @@ impl Hourglass {
         loop {
             work.places.clear();
             for (&index, &fed) in which.iter().zip(&work.fed) {
-                let more = (rows[index].marks.len() - fed).min(model.post.window.chunk());
+                let more = (rows[index].decisions.len() - fed).min(model.post.window.chunk());
                 let post = &mut state(rows, index)?.pooled_mut()?.post;
                 model.post.reserve(post, more)?;
                 let done = post.len();
@@ -97,7 +109,7 @@ impl Hourglass {
         pick_up(rows, which, work)
     }
 
-    fn upper_piece(&self, model: &Pooled, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn upper_piece(&self, model: &Pooled, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let dim = self.pre.layers[0].qkv.inputs();
         let x = sized(&mut work.x, work.places.len() * dim); // (symbols, D)
         for (place, x) in work.places.iter().zip(x.chunks_exact_mut(dim)) {
@@ -127,8 +139,8 @@ impl Hourglass {
 
 /// How many of the symbols in flight the post stack is through with: all before its end, where a sequence was taken up in its
 /// middle.
-fn settled(rows: &mut [Row], index: usize) -> Result<usize> {
-    let fed = rows[index].marks.len();
+fn settled(rows: &mut [SequenceRow], index: usize) -> Result<usize> {
+    let fed = rows[index].decisions.len();
     let state = state(rows, index)?;
     Ok((state.pooled()?.post.len() - state.finished).min(fed))
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{BoundaryOptions, Card, Memory, Model, Row, Scratch, State, Want, advance, state_ref},
+        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, Want, advance, state_ref},
         cost::Cost,
         options::check_mode,
         trace,
@@ -117,7 +117,7 @@ impl Lslm {
     /// What the start's mark leaves behind: it is read, and is a segment by itself.
     fn begun(&self) -> Result<Start> {
         let state = LslmState::new(self.start.clone(), KvCache::new(self.decoder.layout, self.pages.clone()));
-        let mut rows = [Row::new(Box::new(state))];
+        let mut rows = [SequenceRow::new(Box::new(state))];
         let mut work = Work::new();
         self.read_start(&mut rows, &mut work)?;
         let state: &LslmState = state_ref(&*rows[0].state)?;
@@ -126,7 +126,7 @@ impl Lslm {
 
     /// The logits before a text's first symbol: (V).
     fn first_logits(&self) -> Result<Arc<[f32]>> {
-        let mut rows = [Row::new(self.begin(BoundaryOptions::default())?)];
+        let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
         rows[0].set(&[trace::BEGIN], Want::Last);
         advance(self, &mut rows, &[0], &mut self.scratch())?;
         Ok(rows[0].logits.as_slice().into())
@@ -148,15 +148,15 @@ impl Model for Lslm {
         Scratch(Box::new(Work::new()))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.feed_symbols(rows, which, Work::of(scratch)?)
     }
 
-    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.close_segments(rows, which, Work::of(scratch)?)
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.finish(rows, which, Work::of(scratch)?)
     }
 
@@ -176,9 +176,9 @@ impl Model for Lslm {
         state.token.growth(symbols + 1) + summaries + open
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> KvMemory {
         // the start's pages are out of what sequences may have: admission counts on getting all of the limit
-        Memory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
+        KvMemory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
     }
 
     fn cost(&self, symbols: usize, segments: usize) -> Cost {

@@ -8,7 +8,7 @@
 use super::{model::Lslm, state::LslmState, write::Line};
 use crate::{
     decode::{
-        contract::{Mark, Row, Scratch, Status, state_mut, state_ref},
+        contract::{Scratch, SequenceRow, StepStatus, SymbolBoundary, state_mut, state_ref},
         trace,
     },
     error::{Error, Result},
@@ -127,7 +127,7 @@ impl Stepping for Work {
 }
 
 /// The caches of one stack, found in the rows of a step.
-struct Of<'a, const STACK: usize>(&'a mut [Row]);
+struct Of<'a, const STACK: usize>(&'a mut [SequenceRow]);
 const TOKEN: usize = 0;
 const CONTEXT: usize = 1;
 
@@ -143,17 +143,17 @@ impl<const STACK: usize> Caches for Of<'_, STACK> {
     }
 }
 
-pub(super) fn state(rows: &mut [Row], index: usize) -> Result<&mut LslmState> {
+pub(super) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut LslmState> {
     state_mut(&mut *rows[index].state)
 }
 
 impl Lslm {
     /// The symbol step.
-    pub(super) fn feed_symbols(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    pub(super) fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         work.reading.clear();
         for &index in which {
             self.take(&mut rows[index])?;
-            let Row { feed, state, .. } = &rows[index];
+            let SequenceRow { feed, state, .. } = &rows[index];
             let state: &LslmState = state_ref(&**state)?;
             // a boundary that is asked of the predictor
             if !trace::is_control(feed) && feed.iter().any(|&item| trace::ends_segment(item).is_none()) {
@@ -171,11 +171,11 @@ impl Lslm {
     }
 
     /// Checks a row and takes the symbols of its feed into the sequence; boundaries come later.
-    fn take(&self, row: &mut Row) -> Result<()> {
-        let more = row.places();
-        let Row { state, feed, status, .. } = row;
+    fn take(&self, row: &mut SequenceRow) -> Result<()> {
+        let more = row.positions();
+        let SequenceRow { state, feed, status, .. } = row;
         let state: &mut LslmState = state_mut(&mut **state)?;
-        if *status != Status::Ready || state.in_flight || feed.is_empty() {
+        if *status != StepStatus::Ready || state.in_flight || feed.is_empty() {
             return Err(Error::Internal("a row was fed nothing, or before it was ready".into()));
         }
         if state.symbols.len() + more > self.card.max_symbols {
@@ -205,7 +205,7 @@ impl Lslm {
     }
 
     /// Runs token encoder and predictor for the symbols of `work.places`; what the predictor says is in `work.said`.
-    fn read(&self, rows: &mut [Row], work: &mut Work) -> Result<()> {
+    fn read(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         if work.places.is_empty() {
             return Ok(());
         }
@@ -236,15 +236,15 @@ impl Lslm {
     }
 
     /// Cuts segments and writes the marks. Rows that closed a segment wait from here.
-    fn keep(&self, rows: &mut [Row], which: &[usize], work: &Work) -> Result<()> {
+    fn keep(&self, rows: &mut [SequenceRow], which: &[usize], work: &Work) -> Result<()> {
         let (mut reading, mut logits) = (work.reading.iter().peekable(), &work.said[..work.places.len()]);
         for &index in which {
-            let Row { state, feed, marks, status, .. } = &mut rows[index];
+            let SequenceRow { state, feed, decisions, status, .. } = &mut rows[index];
             let state: &mut LslmState = state_mut(&mut **state)?;
-            marks.clear();
+            decisions.clear();
             if trace::is_control(feed) {
                 let boundary = feed[..] == [trace::END];
-                marks.push(Mark { boundary, probability: None, end_logprob: None });
+                decisions.push(SymbolBoundary { boundary, probability: None, end_logprob: None });
                 if boundary {
                     state.ends.push(state.symbols.len() - 1);
                 }
@@ -261,20 +261,20 @@ impl Lslm {
                     let logit = t.checked_sub(read_from).and_then(|at| own.0.get(at)).copied();
                     let said = logit.is_some_and(|logit| self.predictor.closes(logit));
                     let boundary = trace::ends_segment(item).unwrap_or(said);
-                    marks.push(Mark { boundary, probability: logit.map(sigmoid), end_logprob: None });
+                    decisions.push(SymbolBoundary { boundary, probability: logit.map(sigmoid), end_logprob: None });
                     if boundary {
                         state.ends.push(t);
                     }
                 }
             }
-            *status = if state.waits() { Status::Waiting } else { Status::Unfinished };
+            *status = if state.waits() { StepStatus::Waiting } else { StepStatus::Unfinished };
         }
         Ok(())
     }
 
     /// Reads the start's mark into the one row's sequence, which has seen nothing at all: it is a segment by itself, and its own
     /// summary.
-    pub(super) fn read_start(&self, rows: &mut [Row], work: &mut Work) -> Result<()> {
+    pub(super) fn read_start(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         let dim = self.token.norm.weight.len();
         let at = self.specials.start as usize * dim;
         work.places.clear();
@@ -292,8 +292,8 @@ impl Lslm {
     }
 
     /// The segment step.
-    pub(super) fn close_segments(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        stepping(Status::Waiting, rows, which, work, |rows, waiting, work| {
+    pub(super) fn close_segments(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        stepping(StepStatus::Waiting, rows, which, work, |rows, waiting, work| {
             work.places.clear();
             for &index in waiting {
                 let state = state(rows, index)?;
@@ -306,7 +306,7 @@ impl Lslm {
     }
 
     /// Pools the segments just closed, runs the context encoder over them, and keeps what the decoder will see of them.
-    fn summarise(&self, rows: &mut [Row], waiting: &[usize], work: &mut Work) -> Result<()> {
+    fn summarise(&self, rows: &mut [SequenceRow], waiting: &[usize], work: &mut Work) -> Result<()> {
         work.places.clear();
         let dim = self.token.norm.weight.len();
         for &index in waiting {
@@ -326,13 +326,13 @@ impl Lslm {
         self.encode_segments(rows, work)?;
         for &index in waiting {
             state(rows, index)?.count_agreed();
-            rows[index].status = Status::Unfinished;
+            rows[index].status = StepStatus::Unfinished;
         }
         Ok(())
     }
 
     /// The context encoder over the pooled vectors `work.x` at `work.places`, and the decoder's keys of what comes out.
-    fn encode_segments(&self, rows: &mut [Row], work: &mut Work) -> Result<()> {
+    fn encode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         if let Some(projection) = &self.projection {
             std::mem::swap(&mut work.x, &mut work.narrow);
             let x = sized(&mut work.x, work.places.len() * projection.outputs());

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{Row, Status, Want, state_mut, state_ref},
-        logprobs::log_probability,
+        contract::{SequenceRow, StepStatus, Want, state_mut, state_ref},
+        sampling::logprobs::log_probability,
         trace,
     },
     error::Result,
@@ -43,7 +43,7 @@ pub(super) struct Line {
 
 /// The caches of some lines.
 struct Lines<'a> {
-    rows: &'a mut [Row],
+    rows: &'a mut [SequenceRow],
     lines: &'a [Line],
     spare: &'a mut [KvCache],
 }
@@ -68,8 +68,8 @@ impl Caches for Lines<'_> {
 
 impl Lslm {
     /// The finish step.
-    pub(super) fn finish(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
-        stepping(Status::Unfinished, rows, which, work, |rows, unfinished, work| {
+    pub(super) fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        stepping(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
             self.lay_out(rows, unfinished, work);
             self.write_closed(rows, unfinished, work)?;
             self.write_open(rows, unfinished, work)?;
@@ -79,7 +79,7 @@ impl Lslm {
     }
 
     /// Sets aside room for what the head is to take.
-    fn lay_out(&self, rows: &[Row], which: &[usize], work: &mut Work) {
+    fn lay_out(&self, rows: &[SequenceRow], which: &[usize], work: &mut Work) {
         let mut wanted = 0;
         work.slots.clear();
         for &index in which {
@@ -94,7 +94,7 @@ impl Lslm {
     }
 
     /// Rows of segments that ended with symbols of which all logits are wanted.
-    fn write_closed(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn write_closed(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         let (mut place, mut segment) = (0, None);
         while place < which.len() {
             work.lines.clear();
@@ -120,10 +120,10 @@ impl Lslm {
     }
 
     /// Rows of open segments, as far as logits are wanted.
-    fn write_open(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn write_open(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         work.lines.clear();
         for (place, &row) in which.iter().enumerate() {
-            let Row { want, feed, .. } = &rows[row];
+            let SequenceRow { want, feed, .. } = &rows[row];
             let (want, begins) = (*want, feed[..] == [trace::BEGIN]);
             let state = state(rows, row)?;
             state.turn_to_open();
@@ -139,7 +139,7 @@ impl Lslm {
     }
 
     /// Runs the decoder over `work.lines` and picks what is wanted of it.
-    fn write(&self, rows: &mut [Row], work: &mut Work) -> Result<()> {
+    fn write(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         let dim = self.head.inputs();
         work.places.clear();
         work.seen.clear();
@@ -177,14 +177,14 @@ impl Lslm {
     }
 
     /// What the vectors at segments' ends say of the mark.
-    fn end_logprobs(&self, rows: &mut [Row], work: &mut Work) -> Result<()> {
+    fn end_logprobs(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
         if work.ends.is_empty() {
             return Ok(());
         }
         self.head(work, true);
         for (logits, &(row, mark)) in work.logits.chunks_exact(self.head.outputs()).zip(&work.ends) {
             let logprob = log_probability(logits, self.specials.segment_end)?;
-            if let Some(mark) = rows[row].marks.get_mut(mark) {
+            if let Some(mark) = rows[row].decisions.get_mut(mark) {
                 mark.end_logprob = Some(logprob as f32);
             }
         }
@@ -192,7 +192,7 @@ impl Lslm {
     }
 
     /// The wanted logits of the rows `which`, which are then ready.
-    fn logits(&self, rows: &mut [Row], which: &[usize], work: &mut Work) -> Result<()> {
+    fn logits(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         self.head(work, false);
         hand_out(rows, which, &work.logits, self.head.outputs())?;
         for &index in which {
@@ -222,7 +222,7 @@ fn memory_of<'a>(lines: &'a Lines<'_>, line: usize) -> Result<&'a KvCache> {
 /// Sorts a line's vectors, `own` (positions, D): into the places of wanted logits, the row's first of which is `slot`, and to
 /// those that predict segments' ends.
 fn pick(
-    row: &Row,
+    row: &SequenceRow,
     line: &Line,
     (own, slot): (&[f32], usize),
     (picked, at_ends, ends): (&mut [f32], &mut Vec<f32>, &mut Vec<(usize, usize)>),

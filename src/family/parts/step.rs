@@ -1,7 +1,7 @@
 //! What the steps of several families have in common.
 
 use crate::{
-    decode::contract::{Row, Status},
+    decode::contract::{SequenceRow, StepStatus},
     error::{Error, Result},
 };
 
@@ -16,11 +16,11 @@ pub trait Stepping {
 /// # Errors
 /// What the step says.
 pub fn stepping<W: Stepping>(
-    status: Status,
-    rows: &mut [Row],
+    status: StepStatus,
+    rows: &mut [SequenceRow],
     which: &[usize],
     work: &mut W,
-    step: impl FnOnce(&mut [Row], &[usize], &mut W) -> Result<()>,
+    step: impl FnOnce(&mut [SequenceRow], &[usize], &mut W) -> Result<()>,
 ) -> Result<()> {
     let mut chosen = std::mem::take(work.chosen());
     chosen.clear();
@@ -35,7 +35,7 @@ pub fn stepping<W: Stepping>(
 ///
 /// # Errors
 /// [`Error::Internal`] if there are not as many as they want.
-pub fn hand_out(rows: &mut [Row], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
+pub fn hand_out(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
     let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
     if wanted * symbols != logits.len() {
         return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
@@ -47,7 +47,7 @@ pub fn hand_out(rows: &mut [Row], which: &[usize], logits: &[f32], symbols: usiz
         row.logits.clear();
         row.logits.extend_from_slice(own);
         rest = others;
-        row.status = Status::Ready;
+        row.status = StepStatus::Ready;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A document that was read: keys and values for all layers of the decoder.
 
 use crate::{
-    decode::document::{Choice, Document, LayerTime},
+    decode::document::{Document, LayerTime, PoolingChoice},
     nn::kv_cache::KvCache,
 };
 
@@ -11,7 +11,7 @@ pub struct PyramidionDocument {
     /// Keys and values, (vectors) positions.
     pub(super) memory: KvCache,
     pub(super) unpooled_bytes: usize,
-    pub(super) choices: Vec<Choice>,
+    pub(super) choices: Vec<PoolingChoice>,
     pub(super) timings: Vec<LayerTime>,
     pub(super) memory_ns: u64,
 }
@@ -38,7 +38,7 @@ impl Document for PyramidionDocument {
         size_of::<Self>() + self.memory.own_bytes() + choices + size_of_val(&*self.timings)
     }
 
-    fn choices(&self) -> &[Choice] {
+    fn choices(&self) -> &[PoolingChoice] {
         &self.choices
     }
 

@@ -14,7 +14,7 @@ use super::{
     score::Scores,
 };
 use crate::{
-    decode::document::{Choice, Document, Kept},
+    decode::document::{Document, KeptVector, PoolingChoice},
     error::{Error, Result},
     kernels::{
         memory::{cast, cast_mut},
@@ -269,8 +269,8 @@ impl Pyramidion {
             false => pooled.winners.iter().map(|&winner| origin(winner)).collect(),
         };
         if !pooled.winners.is_empty() {
-            let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| Kept { token, score }).collect();
-            e.choices.push(Choice { layer: segment.end - 1, kept });
+            let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| KeptVector { token, score }).collect();
+            e.choices.push(PoolingChoice { layer: segment.end - 1, kept });
         }
         let before = std::mem::replace(&mut e.rows, pooled.rows);
         e.origins = origins;

@@ -5,7 +5,7 @@ use super::{
     plan::{Plan, Segment},
 };
 use crate::{
-    decode::document::{Choice, Document, Encoding, LayerTime, Progress, Stage},
+    decode::document::{Document, Encoding, EncodingProgress, EncodingStage, LayerTime, PoolingChoice},
     error::{Error, Result},
     kernels::pages::Page,
     nn::{kv_cache::KvCache, paged_vectors::PagedVectors},
@@ -43,7 +43,7 @@ pub struct PyramidionEncoding {
     /// Keys and values for the decoder.
     pub(super) memory: Option<KvCache>,
     pub(super) blocks: usize,
-    pub(super) choices: Vec<Choice>,
+    pub(super) choices: Vec<PoolingChoice>,
     pub(super) timings: Vec<LayerTime>,
     pub(super) memory_ns: u64,
     pub(super) document: Option<Arc<dyn Document>>,
@@ -125,16 +125,16 @@ impl PyramidionEncoding {
         sum + (rows + if self.plan.segments.len() > 1 { 0 } else { alike }).div_ceil(last.span())
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> EncodingStage {
         if self.document.is_some() {
-            return Stage::Done;
+            return EncodingStage::Done;
         }
         match self.segment() {
-            Some(_) if !self.can_run() => Stage::Waiting,
+            Some(_) if !self.can_run() => EncodingStage::Waiting,
             Some(segment) if segment.first + self.cursor.layer < segment.end => {
-                Stage::Layer(segment.first + self.cursor.layer)
+                EncodingStage::Layer(segment.first + self.cursor.layer)
             }
-            _ => Stage::Memory,
+            _ => EncodingStage::Memory,
         }
     }
 
@@ -195,12 +195,12 @@ impl Encoding for PyramidionEncoding {
         self.tokens.len()
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> EncodingProgress {
         let total = self.closed.then(|| self.total());
-        Progress { stage: self.stage(), blocks: self.blocks, total }
+        EncodingProgress { stage: self.stage(), blocks: self.blocks, total }
     }
 
-    fn choices(&self) -> &[Choice] {
+    fn choices(&self) -> &[PoolingChoice] {
         &self.choices
     }
 

@@ -11,10 +11,11 @@ use super::{
 };
 use crate::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Card, Memory, Model, Row, Scratch, State},
+        contract::{BoundaryMode, BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State},
         cost::Cost,
         document::{
-            Document, Encoding, Generation, LayerTime, Limits, Marks, PoolingStep, Reader, document_ref, encoding_mut,
+            Document, DocumentEncoder, DocumentLimits, Encoding, GenerationDefaults, LayerTime, PoolingStep,
+            SpecialIds, document_ref, encoding_mut,
         },
     },
     error::{Error, Result},
@@ -56,7 +57,7 @@ pub struct Pyramidion {
     pub(super) plan: Arc<Plan>,
     /// What is all padding, behind the first segment: (D), once somebody needed it.
     pub(super) padding: Mutex<Option<Arc<[f32]>>>,
-    limits: Limits,
+    limits: DocumentLimits,
 }
 
 /// What an encoder shows to who watches it.
@@ -182,26 +183,35 @@ impl Pyramidion {
     }
 }
 
-fn limits(blueprint: &PyramidionBlueprint, generation: Option<checkpoint::Generation>, targets: usize) -> Limits {
+fn limits(
+    blueprint: &PyramidionBlueprint,
+    generation: Option<checkpoint::Generation>,
+    targets: usize,
+) -> DocumentLimits {
     let [_, pad, end, unknown] = MARKS;
     let steps = blueprint.plan.segments.iter().zip(blueprint.plan.lengths().into_iter().skip(1));
     let most = targets.saturating_sub(1);
-    let default =
-        Generation { beam: DEFAULT_BEAM, length_penalty: 1.0, min_tokens: 1, max_tokens: most, no_repeat_ngram: 0 };
-    let generation = generation.map_or(default, |g| Generation {
+    let default = GenerationDefaults {
+        beam: DEFAULT_BEAM,
+        length_penalty: 1.0,
+        min_tokens: 1,
+        max_tokens: most,
+        no_repeat_ngram: 0,
+    };
+    let generation = generation.map_or(default, |g| GenerationDefaults {
         beam: g.beam,
         length_penalty: g.length_penalty,
         min_tokens: g.min_tokens,
         max_tokens: g.max_tokens.min(most),
         no_repeat_ngram: g.no_repeat_ngram,
     });
-    Limits {
+    DocumentLimits {
         tokens: blueprint.architecture.source_length,
         targets,
         padded: blueprint.architecture.padded,
         block: blueprint.plan.unit(),
         poolings: steps.map(|(segment, to)| PoolingStep { layer: segment.end - 1, from: segment.length, to }).collect(),
-        marks: Marks { start: end, pad, end, unknown },
+        marks: SpecialIds { start: end, pad, end, unknown },
         generation,
     }
 }
@@ -221,15 +231,15 @@ impl Model for Pyramidion {
         Scratch(Box::new(Work::default()))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.decoder.feed_symbols(rows, which, &mut Work::of(scratch)?.decoder)
     }
 
-    fn segment_step(&self, _: &mut [Row], _: &[usize], _: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
         Ok(())
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.decoder.finish(rows, which, &mut Work::of(scratch)?.decoder)
     }
 
@@ -241,7 +251,7 @@ impl Model for Pyramidion {
         self.decoder.growth(state, more)
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> KvMemory {
         self.decoder.memory()
     }
 
@@ -251,13 +261,13 @@ impl Model for Pyramidion {
         cost
     }
 
-    fn reader(&self) -> Option<&dyn Reader> {
+    fn document_encoder(&self) -> Option<&dyn DocumentEncoder> {
         Some(self)
     }
 }
 
-impl Reader for Pyramidion {
-    fn limits(&self) -> &Limits {
+impl DocumentEncoder for Pyramidion {
+    fn limits(&self) -> &DocumentLimits {
         &self.limits
     }
 

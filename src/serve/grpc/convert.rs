@@ -6,7 +6,7 @@
 use crate::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Card, Noise},
-        options::{self, Bounds, Windows},
+        options::{self, OptionLimits, Windows},
         summary::Summarize,
     },
     error::{Error, Result, clip},
@@ -99,7 +99,7 @@ pub(in crate::serve) fn score(request: &v1::ScoreRequest, card: &Card) -> Result
     // before the text, which may be long, is looked at
     windows.map_or(Ok(()), |windows| windows.validate(card))?;
     let symbols = match windows {
-        Some(_) => card.vocabulary.encode("text", &request.text, Bounds::WINDOWED_SYMBOLS)?,
+        Some(_) => card.vocabulary.encode("text", &request.text, OptionLimits::WINDOWED_SYMBOLS)?,
         None => card.encode("text", &request.text)?,
     };
     let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
@@ -148,7 +148,7 @@ fn draw_seed() -> u64 {
 
 fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOptions> {
     let parse = |name: &str| {
-        BoundaryMode::parse(name).ok_or_else(|| options::no_such_mode(format!("{:?}", clip(name, 64)), card))
+        BoundaryMode::parse(name).ok_or_else(|| options::unknown_mode(format!("{:?}", clip(name, 64)), card))
     };
     let mode = mode.filter(|name| !name.is_empty()).map(parse).transpose()?;
     let boundaries = BoundaryOptions { mode, noise: Noise::Seeded(seed), ..Default::default() };
@@ -174,8 +174,8 @@ fn cut(stream: v1::Streaming, card: &Card) -> Result<Cut> {
 fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<options::Sampling> {
     let field = "sampling.logit_bias";
     // Looked up one by one: a list of a million is refused before the work.
-    if wire.logit_bias.len() > Bounds::LOGIT_BIAS {
-        return Err(bad(field, wire.logit_bias.len().to_string(), format!("at most {}", Bounds::LOGIT_BIAS)));
+    if wire.logit_bias.len() > OptionLimits::LOGIT_BIAS {
+        return Err(bad(field, wire.logit_bias.len().to_string(), format!("at most {}", OptionLimits::LOGIT_BIAS)));
     }
     let symbol = |bias: &v1::LogitBias| match &bias.symbol {
         Some(Symbol::Id(id)) => Ok(*id),

@@ -2,7 +2,7 @@
 
 use super::{convert::Plan, pieces::Pieces, response_stream::MessageEncoder, totals};
 use crate::{
-    decode::{contract::Card, options::Reason},
+    decode::{contract::Card, options::FinishReason},
     engine::handle::Event,
 };
 use std::sync::Arc;
@@ -36,9 +36,9 @@ impl Generated {
         }
     }
 
-    fn matched(&self, reason: &Reason) -> Option<String> {
+    fn matched(&self, reason: &FinishReason) -> Option<String> {
         match reason {
-            Reason::Stop(index) => self.plan.stop.get(*index).cloned(),
+            FinishReason::Stop(index) => self.plan.stop.get(*index).cloned(),
             _ => None,
         }
     }

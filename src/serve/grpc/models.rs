@@ -3,7 +3,7 @@
 use super::{convert::MAX_COALESCE, pieces::symbol};
 use crate::{
     config::Wire,
-    decode::{document, options::Bounds},
+    decode::{document, options::OptionLimits},
     engine::handle::{Handle, PRIORITIES},
     serve::{call::Call, registry::engines::Engines, status::status},
     text::{SpecialSymbols, Vocabulary},
@@ -57,14 +57,14 @@ impl Models {
             lowest_priority: *PRIORITIES.start(),
             message_bytes: self.wire.message_bytes as u64,
             concurrent_streams: self.wire.concurrent_streams,
-            stop_strings: count(Bounds::STOPS),
-            stop_symbols: count(Bounds::STOP_SYMBOLS),
-            top_logprobs: count(Bounds::TOP_LOGPROBS),
-            logit_bias: count(Bounds::LOGIT_BIAS),
+            stop_strings: count(OptionLimits::STOPS),
+            stop_symbols: count(OptionLimits::STOP_SYMBOLS),
+            top_logprobs: count(OptionLimits::TOP_LOGPROBS),
+            logit_bias: count(OptionLimits::LOGIT_BIAS),
             coalesce_chars: count(MAX_COALESCE),
             document_bytes: limits.document_bytes as u64,
             document_keep_ns: nanoseconds(limits.document_keep),
-            windowed_symbols: Bounds::WINDOWED_SYMBOLS as u64,
+            windowed_symbols: OptionLimits::WINDOWED_SYMBOLS as u64,
             header_bytes: self.wire.header_bytes,
             pending_resets: count(self.wire.pending_resets),
             error_resets: count(self.wire.error_resets),
@@ -80,8 +80,8 @@ impl Models {
     }
 }
 
-fn documents(limits: &document::Limits) -> v1::Documents {
-    let document::Limits { tokens, targets, padded, ref poolings, generation, .. } = *limits;
+fn documents(limits: &document::DocumentLimits) -> v1::Documents {
+    let document::DocumentLimits { tokens, targets, padded, ref poolings, generation, .. } = *limits;
     let step = |step: &document::PoolingStep| v1::PoolingStep {
         layer: count(step.layer),
         length_before: step.from as u64,

@@ -5,7 +5,7 @@
 
 use super::convert::{Cut, Plan, Tell};
 use crate::{
-    decode::options::Character,
+    decode::options::EmittedSymbol,
     text::{StreamDetokenizer, Vocabulary},
 };
 use std::{collections::VecDeque, sync::Arc};
@@ -18,7 +18,7 @@ const MOST_OF_SEGMENT: usize = 4096;
 
 /// Characters on their way into pieces.
 pub(in crate::serve) struct Pieces {
-    waiting: VecDeque<Character>,
+    waiting: VecDeque<EmittedSymbol>,
     /// How many of the first of these end no segment.
     open: usize,
     /// Characters of the prompt that are still to be sent.
@@ -38,7 +38,7 @@ impl Pieces {
     }
 
     /// Takes the next characters.
-    pub(in crate::serve) fn push(&mut self, characters: Vec<Character>) {
+    pub(in crate::serve) fn push(&mut self, characters: Vec<EmittedSymbol>) {
         self.waiting.extend(characters);
     }
 
@@ -106,13 +106,13 @@ impl Pieces {
     }
 }
 
-fn ends_segment(character: &Character) -> bool {
-    character.mark.is_some_and(|mark| mark.boundary)
+fn ends_segment(character: &EmittedSymbol) -> bool {
+    character.decision.is_some_and(|mark| mark.boundary)
 }
 
 /// A character as it is told.
-pub(in crate::serve) fn told(character: Character, boundaries: bool, vocabulary: &Vocabulary) -> v1::Character {
-    let mark = character.mark.filter(|_| boundaries);
+pub(in crate::serve) fn told(character: EmittedSymbol, boundaries: bool, vocabulary: &Vocabulary) -> v1::Character {
+    let mark = character.decision.filter(|_| boundaries);
     let top = character.top.into_iter();
     v1::Character {
         text: symbol(character.symbol, vocabulary),
@@ -136,7 +136,7 @@ pub(in crate::serve) fn symbol(id: u32, vocabulary: &Vocabulary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decode::contract::Mark, text::TextNormaliser};
+    use crate::{decode::contract::SymbolBoundary, text::TextNormaliser};
     use proptest::prelude::*;
 
     fn pieces(cut: Cut, prompt_chars: usize, characters: bool) -> Pieces {
@@ -145,9 +145,10 @@ mod tests {
         Pieces::new(&plan, Arc::new(Vocabulary::byte_level(TextNormaliser::None)))
     }
 
-    fn bytes(text: &str) -> Vec<Character> {
-        let mark = |byte| Some(Mark { boundary: byte == b' ', probability: None, end_logprob: None });
-        let character = |byte: u8| Character { symbol: byte.into(), logprob: None, mark: mark(byte), top: Vec::new() };
+    fn bytes(text: &str) -> Vec<EmittedSymbol> {
+        let mark = |byte| Some(SymbolBoundary { boundary: byte == b' ', probability: None, end_logprob: None });
+        let character =
+            |byte: u8| EmittedSymbol { symbol: byte.into(), logprob: None, decision: mark(byte), top: Vec::new() };
         text.bytes().map(character).collect()
     }
 

@@ -1,7 +1,7 @@
 //! How `Score` answers: chunks, then the summary. Nothing is kept but what the next chunk needs.
 
 use super::{pieces::told, response_stream::MessageEncoder, totals};
-use crate::{decode::options::Character, engine::handle::Event, text::Vocabulary};
+use crate::{decode::options::EmittedSymbol, engine::handle::Event, text::Vocabulary};
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_proto::v1::{self, score_response::Event as Said};
 
@@ -12,7 +12,7 @@ const CHUNK: usize = 512;
 pub(in crate::serve) struct Scored {
     vocabulary: Arc<Vocabulary>,
     seed: u64,
-    waiting: VecDeque<Character>,
+    waiting: VecDeque<EmittedSymbol>,
     /// The log-probabilities' sum, and how many they are.
     total: f64,
     scored: u64,
@@ -42,7 +42,7 @@ impl MessageEncoder for Scored {
                     self.total += f64::from(logprob);
                     self.scored += 1;
                 }
-                let marks = characters.iter().filter_map(|character| character.mark);
+                let marks = characters.iter().filter_map(|character| character.decision);
                 let ends = marks.filter_map(|mark| mark.end_logprob).map(f64::from).sum::<f64>();
                 self.ends = self.ends.map(|sum| sum + ends);
                 self.waiting.extend(characters);
@@ -84,17 +84,19 @@ impl MessageEncoder for Scored {
 mod tests {
     use super::*;
     use crate::{
-        decode::options::Reason,
-        decode::usage::{Timing, Usage},
+        decode::{
+            options::FinishReason,
+            usage::{Timing, Usage},
+        },
         text::TextNormaliser,
     };
 
     fn said(count: usize) -> Vec<Said> {
         let mut scored = Scored::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
         let logprob = |at| (at > 0).then_some(-0.5_f32.ln().abs());
-        let character = |at| Character { symbol: 97, logprob: logprob(at), mark: None, top: Vec::new() };
+        let character = |at| EmittedSymbol { symbol: 97, logprob: logprob(at), decision: None, top: Vec::new() };
         scored.take(Event::Characters((0..count).map(character).collect()));
-        scored.take(Event::Finished { reason: Reason::End, usage: Usage::default(), timing: Timing::default() });
+        scored.take(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
         std::iter::from_fn(|| scored.next()).filter_map(|message| message.event).collect()
     }
 

@@ -1,13 +1,13 @@
 //! From the engine to the wire: boundaries become segments with offsets.
 
-use crate::{decode::options::Character, text::Vocabulary};
+use crate::{decode::options::EmittedSymbol, text::Vocabulary};
 use weir_proto::v1;
 
 /// The segments of a text, in order; together they are all of it.
-pub(in crate::serve) fn segments(characters: &[Character], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
+pub(in crate::serve) fn segments(characters: &[EmittedSymbol], vocabulary: &Vocabulary) -> Vec<v1::Segment> {
     let mut all = Vec::new();
     let (mut byte, mut char) = (0, 0);
-    let closes = |character: &Character| character.mark.is_some_and(|mark| mark.boundary);
+    let closes = |character: &EmittedSymbol| character.decision.is_some_and(|mark| mark.boundary);
     for run in characters.split_inclusive(closes) {
         let ids: Vec<_> = run.iter().map(|character| character.symbol).collect();
         let text = vocabulary.decode(&ids);
@@ -20,7 +20,7 @@ pub(in crate::serve) fn segments(characters: &[Character], vocabulary: &Vocabula
             byte_end: byte + bytes as u64,
             char_start: char,
             char_end: char + ids.len() as u64,
-            boundary_probability: last.and_then(|last| last.mark?.probability),
+            boundary_probability: last.and_then(|last| last.decision?.probability),
             open: !last.is_some_and(closes),
         };
         (byte, char) = (segment.byte_end, segment.char_end);
@@ -32,13 +32,18 @@ pub(in crate::serve) fn segments(characters: &[Character], vocabulary: &Vocabula
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{decode::contract::Mark, text::TextNormaliser};
+    use crate::{decode::contract::SymbolBoundary, text::TextNormaliser};
 
     /// The characters of a text, with a boundary after each symbol that `closing` says.
-    fn marked(symbols: &[u32], closing: &[usize]) -> Vec<Character> {
-        let mark =
-            |at| Some(Mark { boundary: closing.contains(&at), probability: Some(at as f32 / 10.0), end_logprob: None });
-        let character = |(at, &symbol)| Character { symbol, logprob: None, mark: mark(at), top: Vec::new() };
+    fn marked(symbols: &[u32], closing: &[usize]) -> Vec<EmittedSymbol> {
+        let mark = |at| {
+            Some(SymbolBoundary {
+                boundary: closing.contains(&at),
+                probability: Some(at as f32 / 10.0),
+                end_logprob: None,
+            })
+        };
+        let character = |(at, &symbol)| EmittedSymbol { symbol, logprob: None, decision: mark(at), top: Vec::new() };
         symbols.iter().enumerate().map(character).collect()
     }
 

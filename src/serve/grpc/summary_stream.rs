@@ -5,10 +5,10 @@ use crate::{
     decode::{
         beam::Hypothesis,
         contract::Card,
-        document::{Choice, Stage},
-        options::Reason,
-        spans::{Span, spans},
-        summary::{self, Encoded, Place},
+        document::{EncodingStage, PoolingChoice},
+        options::FinishReason,
+        spans::{KeptSpan, spans},
+        summary::{self, ByteRange, EncodedDocument},
     },
     engine::handle::{DocumentEvent, Event},
     text::{StreamDetokenizer, Vocabulary},
@@ -32,7 +32,7 @@ pub(in crate::serve) struct Summarized {
     selected: VecDeque<v1::Selected>,
     /// Of how many poolings it was told what they have chosen.
     chosen: usize,
-    encoded: Option<Arc<Encoded>>,
+    encoded: Option<Arc<EncodedDocument>>,
     piece: String,
     finished: Option<v1::SummaryFinished>,
     closed: bool,
@@ -82,21 +82,21 @@ impl Summarized {
     }
 
     /// Takes what the next poolings have chosen.
-    fn select(&mut self, choices: &[Choice], places: &[Place], tokens: usize) {
+    fn select(&mut self, choices: &[PoolingChoice], places: &[ByteRange], tokens: usize) {
         self.chosen += choices.len();
         self.selected.extend(choices.iter().map(|choice| selected(choice, places, tokens)));
     }
 
-    fn finish(&mut self, summary: &summary::Summarized) -> v1::SummaryFinished {
-        let summary::Summarized { hypotheses, document_id, reason, usage, timing, waits } = summary;
+    fn finish(&mut self, summary: &summary::SummaryResult) -> v1::SummaryFinished {
+        let summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
         let (tokens, total_ns) = (usage.generated_chars, timing.total_ns);
         tracing::info!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
         let reason = match reason {
-            Reason::EndOfText => v1::SummaryFinishReason::EndOfText,
+            FinishReason::EndOfText => v1::SummaryFinishReason::EndOfText,
             _ => v1::SummaryFinishReason::MaxTokens,
         };
         let encoded = self.encoded.as_deref();
-        let count = |of: fn(&Encoded) -> usize| encoded.map_or(0, |encoded| of(encoded) as u64);
+        let count = |of: fn(&EncodedDocument) -> usize| encoded.map_or(0, |encoded| of(encoded) as u64);
         let layers = encoded.into_iter().flat_map(|encoded| &encoded.layers);
         let steps = (tokens as u64).saturating_sub(1);
         v1::SummaryFinished {
@@ -136,20 +136,20 @@ impl Summarized {
 }
 
 /// A pooling's choice in the words of the wire.
-fn selected(choice: &Choice, places: &[Place], tokens: usize) -> v1::Selected {
+fn selected(choice: &PoolingChoice, places: &[ByteRange], tokens: usize) -> v1::Selected {
     let (spans, tokens) = spans(choice, places, tokens);
-    let span = |Span { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
+    let span = |KeptSpan { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
     let layer = u32::try_from(choice.layer).unwrap_or(u32::MAX);
     v1::Selected { layer, spans: spans.into_iter().map(span).collect(), tokens: tokens as u64 }
 }
 
-fn progress(reading: summary::Reading) -> v1::Progress {
-    let summary::Reading { stage, tokens, blocks, total } = reading;
+fn progress(reading: summary::DocumentProgress) -> v1::Progress {
+    let summary::DocumentProgress { stage, tokens, blocks, total } = reading;
     let (stage, layer) = match stage {
-        Stage::Waiting => ("waiting", None),
-        Stage::Layer(layer) => ("layer", Some(layer)),
-        Stage::Memory => ("memory", None),
-        Stage::Done => ("done", None),
+        EncodingStage::Waiting => ("waiting", None),
+        EncodingStage::Layer(layer) => ("layer", Some(layer)),
+        EncodingStage::Memory => ("memory", None),
+        EncodingStage::Done => ("done", None),
     };
     v1::Progress {
         stage: stage.to_owned(),

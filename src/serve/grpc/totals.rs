@@ -1,6 +1,6 @@
 //! From the engine to the wire: what a job processed, and where its time went.
 
-use crate::decode::options::Reason;
+use crate::decode::options::FinishReason;
 use crate::decode::usage::{Timing, Usage};
 use weir_proto::v1;
 
@@ -39,13 +39,13 @@ pub(in crate::serve) fn timing(timing: Timing) -> v1::Timing {
 }
 
 /// Why a generation ended.
-pub(in crate::serve) fn reason(reason: &Reason) -> v1::FinishReason {
+pub(in crate::serve) fn reason(reason: &FinishReason) -> v1::FinishReason {
     match reason {
-        Reason::MaxChars => v1::FinishReason::MaxChars,
-        Reason::MaxSegments => v1::FinishReason::MaxSegments,
-        Reason::Stop(_) => v1::FinishReason::Stop,
-        Reason::MaxContext => v1::FinishReason::MaxContext,
-        Reason::EndOfText => v1::FinishReason::EndOfText,
-        Reason::End => v1::FinishReason::Unspecified,
+        FinishReason::MaxChars => v1::FinishReason::MaxChars,
+        FinishReason::MaxSegments => v1::FinishReason::MaxSegments,
+        FinishReason::Stop(_) => v1::FinishReason::Stop,
+        FinishReason::MaxContext => v1::FinishReason::MaxContext,
+        FinishReason::EndOfText => v1::FinishReason::EndOfText,
+        FinishReason::End => v1::FinishReason::Unspecified,
     }
 }

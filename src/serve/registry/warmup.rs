@@ -3,7 +3,7 @@
 
 use crate::{
     decode::{
-        document::Limits,
+        document::DocumentLimits,
         options::{Generate, Sampling, Stopping},
         summary::Summarize,
     },
@@ -54,7 +54,7 @@ fn text(engine: &Handle) -> Result<Events> {
 }
 
 /// A document of two blocks at most, and a few tokens about it.
-fn document(engine: &Handle, limits: &Limits) -> Result<Events> {
+fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
     let marks = limits.marks;
     let symbols = engine.card().vocabulary.text_ids().filter(|id| ![marks.start, marks.pad, marks.end].contains(id));
     let symbols: Vec<u32> = symbols.take(SYMBOLS).collect();

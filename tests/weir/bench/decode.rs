@@ -7,7 +7,7 @@ use crate::{
 };
 use serde_json::Value;
 use weir::{
-    decode::{contract::Model, cost::Cost, gather::BOUNDARY_WAIT},
+    decode::{boundary_wait::BOUNDARY_WAIT, contract::Model, cost::Cost},
     family::load::load,
     kernels::{Compute, Isa, ThreadPool},
     report::{decode, machine::Machine, sample::Sample},

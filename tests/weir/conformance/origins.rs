@@ -2,7 +2,7 @@
 
 use super::*;
 use std::ops::Range;
-use weir::decode::origin::Origin;
+use weir::decode::replay::ReplayStart;
 
 /// Symbols of a text whose beginning windows leave far behind: more than a place where texts are cut.
 const LONG: usize = 2000;
@@ -10,14 +10,14 @@ const LONG: usize = 2000;
 /// Whether every layer of a configuration has a window, and nothing beside it remembers more.
 fn is_windowed(Configuration { name, model, .. }: &Configuration) -> bool {
     let windows = ["blocks of", "last 40", "scaled", "windows", "xpos-last", "_bca", "sliding"];
-    windows.iter().any(|window| name.contains(window)) && model.reader().is_none()
+    windows.iter().any(|window| name.contains(window)) && model.document_encoder().is_none()
 }
 
 /// A sequence taken up at an origin and fed up to a position; on the way it is good for nothing else.
 fn taken_up<'a>(
     configuration: &'a Configuration,
     (text, at): (&[u32], usize),
-    origin: Origin,
+    origin: ReplayStart,
     dice: &mut Dice,
 ) -> Alone<'a> {
     let mut again = configuration.alone();
@@ -25,10 +25,14 @@ fn taken_up<'a>(
     let mut fed = origin.symbol;
     while fed < at {
         let state = &mut again.rows[0].state;
-        let unsound = fed < origin.sound;
+        let unsound = fed < origin.valid_from;
         assert_eq!((state.len(), state.fork().is_empty()), (fed, unsound), "{}", configuration.name);
         assert_eq!(state.rollback(fed).is_err(), unsound, "{}", configuration.name);
-        assert!(!unsound || (state.boundary_before(fed) == 0 && state.origin().is_none()), "{}", configuration.name);
+        assert!(
+            !unsound || (state.boundary_before(fed) == 0 && state.replay_start().is_none()),
+            "{}",
+            configuration.name
+        );
         assert!(state.resume(origin).is_err(), "{}: it has seen something", configuration.name);
         let size = (1 + dice.below(70)).min(at - fed);
         again.rows[0].set(&text[fed..fed + size], Want::Nothing);
@@ -60,9 +64,12 @@ fn a_state_is_built_again_from_its_origin() {
             main.feed(&text[at..at + size]);
             at += size;
             let state = &main.rows[0].state;
-            let Some(origin) = state.origin() else { continue };
-            assert!((before..=origin.sound).contains(&origin.symbol) && origin.cut() <= origin.symbol, "{name}");
-            assert_eq!(origin.sound, state.earliest(), "{name}");
+            let Some(origin) = state.replay_start() else { continue };
+            assert!(
+                (before..=origin.valid_from).contains(&origin.symbol) && origin.cut_position() <= origin.symbol,
+                "{name}"
+            );
+            assert_eq!(origin.valid_from, state.earliest(), "{name}");
             before = origin.symbol;
             last = Some(origin);
             built += 1;
@@ -73,15 +80,15 @@ fn a_state_is_built_again_from_its_origin() {
             let mut again = taken_up(configuration, (&text, at), origin, dice);
             let (state, other) = (&main.rows[0].state, &again.rows[0].state);
             assert_eq!((state.len(), state.segments()), (other.len(), other.segments()), "{name}");
-            let (earliest, next) = (other.earliest(), other.origin().unwrap());
-            assert!(earliest >= origin.sound && earliest <= at, "{name}: {earliest} of {at}");
+            let (earliest, next) = (other.earliest(), other.replay_start().unwrap());
+            assert!(earliest >= origin.valid_from && earliest <= at, "{name}: {earliest} of {at}");
             assert!(next.symbol >= origin.symbol, "{name}: {next:?} after {origin:?}");
             let forks = [earliest, earliest + dice.below(at - earliest + 1)].map(|back| (back, other.fork()));
             equal(&mut again, at..at + 40);
             // from the earliest place on it is right, and then from its own origin again
             for (back, mut state) in forks {
                 state.rollback(back).unwrap();
-                equal(&mut Alone::from(model, Row::new(state)), back..at + 1);
+                equal(&mut Alone::from(model, SequenceRow::new(state)), back..at + 1);
             }
             let mut third = taken_up(configuration, (&text, at), next, dice);
             equal(&mut third, at..at + 30);
@@ -91,10 +98,11 @@ fn a_state_is_built_again_from_its_origin() {
         }
         assert_eq!(built > 0, windowed, "{name}: {built} origins");
         // and one that is too late shows
-        if let Some(origin) = last.filter(|origin| origin.passed.is_none()) {
-            let late = Origin { symbol: origin.sound - 1, ..origin };
-            let got = taken_up(configuration, (&text, origin.sound), late, dice).feed(&text[origin.sound..][..1]);
-            assert!(difference(&got.0, &whole.0[origin.sound * symbols..][..symbols]) > COMPANY, "{name}");
+        if let Some(origin) = last.filter(|origin| origin.skipped.is_none()) {
+            let late = ReplayStart { symbol: origin.valid_from - 1, ..origin };
+            let got =
+                taken_up(configuration, (&text, origin.valid_from), late, dice).feed(&text[origin.valid_from..][..1]);
+            assert!(difference(&got.0, &whole.0[origin.valid_from * symbols..][..symbols]) > COMPANY, "{name}");
         }
     });
 }
@@ -132,7 +140,7 @@ fn an_entry_of_a_long_text_stands_for_its_end() {
             assert_eq!(hit.is_some(), same || !pooled, "{name}: {same}");
             let Some(Hit { state, len }) = hit else { continue };
             let fresh = full(model, &text, &configuration.boundaries);
-            let mut alone = Alone::from(model, Row::new(state));
+            let mut alone = Alone::from(model, SequenceRow::new(state));
             let got = alone.feed(&text[len..]);
             assert!(difference(&got.0, &fresh.0[len * symbols..]) <= COMPANY, "{name}: from {len}");
             assert_eq!(got.1, fresh.1[len..], "{name}");

@@ -9,8 +9,8 @@ use std::{
 };
 use weir::{
     decode::{
-        contract::{BoundaryOptions, Model, Row, Status, Want},
-        gather::{count_step, is_due},
+        boundary_wait::{count_step, is_due},
+        contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want},
     },
     engine::handle::{Events, Job, Limits},
     error::{Code, Error},
@@ -222,12 +222,12 @@ fn a_failed_segment_step_ends_the_rows_that_waited_for_it_and_no_others() {
 }
 
 /// Rows that wait: how long each has, and how many symbols it was fed.
-fn rows(waited: &[(usize, usize)]) -> Vec<Row> {
+fn rows(waited: &[(usize, usize)]) -> Vec<SequenceRow> {
     let toy = Toy::new();
     let row = |&(waited, fed): &(usize, usize)| {
-        let mut row = Row::new(toy.begin(BoundaryOptions::default()).unwrap());
+        let mut row = SequenceRow::new(toy.begin(BoundaryOptions::default()).unwrap());
         row.set(&vec![0; fed], Want::Last);
-        (row.status, row.waited) = (Status::Waiting, waited);
+        (row.status, row.waited) = (StepStatus::Waiting, waited);
         row
     };
     waited.iter().map(row).collect()
@@ -258,27 +258,27 @@ proptest! {
         closes in vec(vec(any::<bool>(), 1..40), 1..6), wait in 0usize..5,
     ) {
         let mut rows = rows(&vec![(0, 1); closes.len()]);
-        rows.iter_mut().for_each(|row| row.status = Status::Ready);
+        rows.iter_mut().for_each(|row| row.status = StepStatus::Ready);
         let mut fed = vec![0; rows.len()];
         while fed.iter().zip(&closes).any(|(&fed, closes)| fed < closes.len()) {
             count_step(&mut rows);
             let mut stepped = 0;
-            for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.status == Status::Ready) {
+            for (at, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.status == StepStatus::Ready) {
                 if let Some(&closes) = closes[at].get(fed[at]) {
                     row.set(&[0], Want::Last);
-                    row.status = if closes { Status::Waiting } else { Status::Ready };
+                    row.status = if closes { StepStatus::Waiting } else { StepStatus::Ready };
                     fed[at] += 1;
                     stepped += 1;
                 }
             }
             prop_assert!(stepped > 0, "all wait for each other");
-            let waiting = |row: &&Row| row.status == Status::Waiting;
-            let others = (0..rows.len()).any(|at| rows[at].status == Status::Ready && fed[at] < closes[at].len());
+            let waiting = |row: &&SequenceRow| row.status == StepStatus::Waiting;
+            let others = (0..rows.len()).any(|at| rows[at].status == StepStatus::Ready && fed[at] < closes[at].len());
             if is_due(rows.iter().filter(waiting), others, wait) {
-                rows.iter_mut().for_each(|row| row.status = Status::Ready);
+                rows.iter_mut().for_each(|row| row.status = StepStatus::Ready);
             }
             prop_assert!(rows.iter().filter(waiting).all(|row| row.waited < wait), "it will be longer than allowed");
-            prop_assert!(rows.len() > 1 || rows[0].status == Status::Ready, "a row alone waits");
+            prop_assert!(rows.len() > 1 || rows[0].status == StepStatus::Ready, "a row alone waits");
         }
     }
 }

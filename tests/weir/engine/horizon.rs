@@ -10,9 +10,9 @@ use crate::{
 use std::sync::Arc;
 use weir::{
     decode::{
-        contract::{BoundaryOptions, Model, Row, advance},
-        options::{Character, Generate},
-        session::{Progress, Session},
+        contract::{BoundaryOptions, Model, SequenceRow, advance},
+        options::{EmittedSymbol, Generate},
+        session::{Session, SessionProgress},
     },
     engine::{
         cache::{Capacity, Key, SegmentCache},
@@ -50,10 +50,10 @@ fn request(model: &dyn Model, seed: u64, chars: usize) -> Generate {
 fn run(
     model: &dyn Model,
     request: &Generate,
-    mut lose: impl FnMut(&mut Session, &Row, usize) -> Option<Row>,
+    mut lose: impl FnMut(&mut Session, &SequenceRow, usize) -> Option<SequenceRow>,
 ) -> (Said, usize) {
     let mut session = Session::generate(request.clone(), model.card()).unwrap();
-    let mut rows = [Row::new(model.begin(BoundaryOptions::default()).unwrap())];
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
     let (mut scratch, mut characters, mut most) = (model.scratch(), Vec::new(), 0);
     loop {
         if !session.is_prefilling()
@@ -64,20 +64,20 @@ fn run(
         session.feed(&mut rows[0], 64);
         advance(model, &mut rows, &[0], &mut scratch).unwrap();
         let progress = session.absorb(&mut rows[0]).unwrap();
-        characters.extend(session.take());
+        characters.extend(session.take_output());
         most = most.max(session.held_symbols());
-        if let Progress::Finished(reason) = progress {
+        if let SessionProgress::Finished(reason) = progress {
             return (Said { characters, reason, usage: session.usage() }, most);
         }
     }
 }
 
 /// A fresh row for a session that lost one.
-fn anew(model: &dyn Model, session: &mut Session) -> Row {
+fn anew(model: &dyn Model, session: &mut Session) -> SequenceRow {
     session.rewind();
     let mut state = model.begin(session.boundaries().clone()).unwrap();
     session.resume(&mut *state).unwrap();
-    Row::new(state)
+    SequenceRow::new(state)
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
         let (said, most) = run(model, &request, |session, _, at| {
             (at >= LATE && dice.below(200) == 0).then(|| {
                 lost += 1;
-                assert!(session.settled_symbols() > 0, "{name}: a part was dropped by now");
+                assert!(session.replay_position() > 0, "{name}: a part was dropped by now");
                 anew(model, session)
             })
         });
@@ -110,7 +110,7 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
                 let mut other = anew(model, session);
                 if let Some(hit) = cache.find(&key, session.text().to(session.cacheable_prefix())).unwrap() {
                     session.start_at(hit.len, hit.state.segments()).unwrap();
-                    (other, hits) = (Row::new(hit.state), hits + 1);
+                    (other, hits) = (SequenceRow::new(hit.state), hits + 1);
                 }
                 other
             })
@@ -126,7 +126,7 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
 }
 
 /// Reads until so many characters were told.
-fn read_until(events: &mut weir::engine::handle::Events, characters: &mut Vec<Character>, most: usize) {
+fn read_until(events: &mut weir::engine::handle::Events, characters: &mut Vec<EmittedSymbol>, most: usize) {
     while characters.len() < most {
         match events.blocking_recv().unwrap().unwrap() {
             Event::Characters(told) => characters.extend(told),

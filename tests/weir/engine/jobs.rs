@@ -63,8 +63,8 @@ pub(super) fn varied(seed: u64) -> Job {
 /// All that a job said, as one comparable thing.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Said {
-    pub(super) characters: Vec<weir::decode::options::Character>,
-    pub(super) reason: weir::decode::options::Reason,
+    pub(super) characters: Vec<weir::decode::options::EmittedSymbol>,
+    pub(super) reason: weir::decode::options::FinishReason,
     pub(super) usage: weir::decode::usage::Usage,
 }
 

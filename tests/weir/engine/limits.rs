@@ -3,7 +3,7 @@
 use super::{jobs::*, toy::*};
 use std::time::{Duration, Instant};
 use weir::{
-    decode::options::Reason,
+    decode::options::FinishReason,
     engine::handle::{Event, Events, Job, Limits},
     error::{Code, Error},
 };
@@ -98,7 +98,7 @@ fn no_character_is_an_answer_too() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 1));
     let said = read(engine.submit(plain(0), None).unwrap()).unwrap();
-    assert_eq!((said.characters.len(), said.reason), (0, Reason::MaxChars));
+    assert_eq!((said.characters.len(), said.reason), (0, FinishReason::MaxChars));
     assert_eq!((said.usage.prompt_chars, said.usage.generated_chars), (1, 0));
     at_rest(&toy, &engine);
 }

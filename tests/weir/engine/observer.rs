@@ -8,7 +8,7 @@ use std::{
 use weir::{
     decode::{
         contract::Model,
-        options::Reason,
+        options::FinishReason,
         usage::{Timing, Usage},
     },
     engine::{
@@ -26,7 +26,7 @@ struct Notes {
     firsts: Mutex<Vec<Duration>>,
     /// For each gap: whether the character before it ended a segment.
     gaps: Mutex<Vec<bool>>,
-    ends: Mutex<Vec<(Result<Reason, String>, Usage, Timing)>>,
+    ends: Mutex<Vec<(Result<FinishReason, String>, Usage, Timing)>>,
 }
 
 impl Observer for Notes {
@@ -46,7 +46,7 @@ impl Observer for Notes {
         self.gaps.lock().unwrap().push(boundary);
     }
 
-    fn finished(&self, outcome: Result<&Reason, &Error>, usage: &Usage, timing: &Timing) {
+    fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
         let outcome = outcome.cloned().map_err(Error::to_string);
         self.ends.lock().unwrap().push((outcome, *usage, *timing));
     }

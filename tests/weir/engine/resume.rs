@@ -12,9 +12,9 @@ use std::{
 };
 use weir::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Model, Noise, Row, State, Want, advance},
+        contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, State, Want, advance},
         options::{Details, Generate, Sampling, Score, Stopping, Windows},
-        session::{Progress, Session},
+        session::{Session, SessionProgress},
         usage::Usage,
     },
     engine::{
@@ -46,8 +46,8 @@ struct Loss {
     anew: Anew,
 }
 
-fn begin(model: &dyn Model, session: &Session) -> Row {
-    Row::new(model.begin(session.boundaries().clone()).unwrap())
+fn begin(model: &dyn Model, session: &Session) -> SequenceRow {
+    SequenceRow::new(model.begin(session.boundaries().clone()).unwrap())
 }
 
 /// A state that has seen these symbols.
@@ -62,7 +62,7 @@ fn state_after(model: &dyn Model, session: &Session, len: usize) -> Box<dyn Stat
 }
 
 /// Takes the row away and gives another.
-fn lose(model: &dyn Model, session: &mut Session, row: &Row, anew: Anew) -> Row {
+fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, anew: Anew) -> SequenceRow {
     session.rewind();
     let most = session.cacheable_prefix();
     let state = match anew {
@@ -80,7 +80,7 @@ fn lose(model: &dyn Model, session: &mut Session, row: &Row, anew: Anew) -> Row 
         }
     };
     session.start_at(state.len(), state.segments()).unwrap();
-    Row::new(state)
+    SequenceRow::new(state)
 }
 
 /// Runs a session that loses its row; tells also how many steps it took.
@@ -89,7 +89,7 @@ fn run(mut session: Session, model: &dyn Model, loss: Option<Loss>) -> (Said, us
     go_on(&mut session, model, &mut rows, loss)
 }
 
-fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [Row; 1], loss: Option<Loss>) -> (Said, usize) {
+fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [SequenceRow; 1], loss: Option<Loss>) -> (Said, usize) {
     let (mut scratch, mut characters) = (model.scratch(), Vec::new());
     for step in 0.. {
         if let Some(Loss { in_flight, anew, .. }) = loss.filter(|loss| step == loss.step || step == loss.step + 2) {
@@ -104,9 +104,9 @@ fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [Row; 1], loss: Op
         assert!(!decoding || rows[0].feed.len() == 1);
         advance(model, rows, &[0], &mut scratch).unwrap();
         let progress = session.absorb(&mut rows[0]).unwrap();
-        characters.extend(session.take());
-        assert_eq!(progress == Progress::Prefilling, session.is_prefilling());
-        if let Progress::Finished(reason) = progress {
+        characters.extend(session.take_output());
+        assert_eq!(progress == SessionProgress::Prefilling, session.is_prefilling());
+        if let SessionProgress::Finished(reason) = progress {
             let windowed = session.text().is_empty();
             assert!(windowed || rows[0].state.len() == session.text().len(), "every symbol was fed");
             return (Said { characters, reason, usage: session.usage() }, step);
@@ -139,7 +139,7 @@ fn starts_anywhere(name: &str, session: &Session, model: &dyn Model) {
         let state = state_after(model, &session, len);
         session.start_at(state.len(), state.segments()).unwrap();
         let loss = Loss { step: 2, in_flight: false, anew: Anew::Kept };
-        let (said, _) = go_on(&mut session, model, &mut [Row::new(state)], Some(loss));
+        let (said, _) = go_on(&mut session, model, &mut [SequenceRow::new(state)], Some(loss));
         let usage = Usage { cached_chars: len, ..expected.usage };
         assert_eq!(said, Said { usage, ..expected.clone() }, "{name}: from {len}");
     }

@@ -4,26 +4,25 @@ use super::{jobs::*, toy::*};
 use proptest::{collection::vec, prelude::*};
 use weir::{
     decode::{
-        contract::{BoundaryOptions, Mark, Model, Row, advance},
-        logprobs::Telling,
-        options::{Character, Details, Generate, Reason, Sampling, Score, Stopping, Windows},
-        sampler::Sampler,
-        session::{Progress, Session},
+        contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, advance},
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Score, Stopping, Windows},
+        sampling::{logprobs::LogprobOptions, sampler::Sampler},
+        session::{Session, SessionProgress},
     },
     engine::handle::Job,
     error::Error,
 };
 
 /// What is told of the symbol at a position of a text.
-fn character(text: &[u32], at: usize, telling: Telling, marks: bool) -> Character {
+fn character(text: &[u32], at: usize, telling: LogprobOptions, marks: bool) -> EmittedSymbol {
     let symbol = text[at];
     let told = if at == 0 { Default::default() } else { telling.of(symbol, &logits_after(&text[..at])).unwrap() };
-    let mark = marks.then_some(Mark { boundary: symbol == 0, probability: None, end_logprob: None });
-    Character { symbol, logprob: told.logprob, mark, top: told.top }
+    let decision = marks.then_some(SymbolBoundary { boundary: symbol == 0, probability: None, end_logprob: None });
+    EmittedSymbol { symbol, logprob: told.logprob, decision, top: told.top }
 }
 
 /// The rules as they are documented, on whole texts.
-fn naive(request: &Generate, max_symbols: usize) -> (Vec<Character>, Reason) {
+fn naive(request: &Generate, max_symbols: usize) -> (Vec<EmittedSymbol>, FinishReason) {
     let Generate { prompt, sampling, stopping, details, .. } = request;
     let mut text = prompt.clone();
     let (reason, dropped) = loop {
@@ -33,20 +32,20 @@ fn naive(request: &Generate, max_symbols: usize) -> (Vec<Character>, Reason) {
         let longest = met.min_by_key(|&index| (usize::MAX - stopping.stop[index].len(), index));
         let segments = generated.iter().filter(|&&symbol| symbol == 0).count();
         if let Some(index) = longest {
-            break (Reason::Stop(index), if stopping.include_stop { 0 } else { stopping.stop[index].len() });
+            break (FinishReason::Stop(index), if stopping.include_stop { 0 } else { stopping.stop[index].len() });
         } else if stopping.max_segments.is_some_and(|most| segments >= most) {
-            break (Reason::MaxSegments, 0);
+            break (FinishReason::MaxSegments, 0);
         } else if generated.len() == stopping.max_chars {
-            break (Reason::MaxChars, 0);
+            break (FinishReason::MaxChars, 0);
         } else if text.len() == max_symbols {
-            break (Reason::MaxContext, 0);
+            break (FinishReason::MaxContext, 0);
         }
         let mut sampler = Sampler::new(sampling.clone(), VOCABULARY);
         text.iter().for_each(|&symbol| sampler.see(symbol));
         text.push(sampler.choose(&logits_after(&text), text.len()).unwrap());
     };
     let from = if details.echo { 0 } else { prompt.len() };
-    let telling = Telling { logprobs: details.logprobs, top: details.top_logprobs };
+    let telling = LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs };
     let tell = |at| character(&text, at, telling, details.boundaries);
     ((from..text.len() - dropped).map(tell).collect(), reason)
 }
@@ -92,7 +91,7 @@ proptest! {
         prop_assert_eq!(said.usage.prompt_segments, request.prompt.iter().filter(|&&symbol| symbol == 0).count());
         let told = characters.len() - if request.details.echo { request.prompt.len() } else { 0 };
         let dropped = match reason {
-            Reason::Stop(index) if !request.stopping.include_stop => request.stopping.stop[index].len(),
+            FinishReason::Stop(index) if !request.stopping.include_stop => request.stopping.stop[index].len(),
             _ => 0,
         };
         prop_assert_eq!(said.usage.generated_chars, told + dropped);
@@ -107,22 +106,22 @@ proptest! {
         let boundaries = BoundaryOptions::default();
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: None };
         let said = run(Session::score(score, toy.card()).unwrap(), &toy, chunk);
-        let telling = Telling { logprobs, top };
+        let telling = LogprobOptions { logprobs, top };
         let expected: Vec<_> = (0..symbols.len()).map(|at| character(&symbols, at, telling, true)).collect();
         prop_assert_eq!(said.characters, expected);
-        prop_assert_eq!(said.reason, Reason::End);
+        prop_assert_eq!(said.reason, FinishReason::End);
         prop_assert_eq!((said.usage.prompt_chars, said.usage.generated_chars), (symbols.len(), 0));
         prop_assert_eq!(said.usage.prompt_segments, symbols.iter().filter(|&&symbol| symbol == 0).count());
     }
 }
 
 /// What is told of a text in windows: a symbol's probability by the window whose turn it is to score it, its mark by the next.
-fn windowed(text: &[u32], Windows { length, stride }: Windows, telling: Telling) -> Vec<Character> {
+fn windowed(text: &[u32], Windows { length, stride }: Windows, telling: LogprobOptions) -> Vec<EmittedSymbol> {
     let tell = |at: usize| {
         let first = at.saturating_sub(1) / stride * stride;
         let start = first.saturating_sub(length - stride);
         let character = character(&text[start..], at - start, telling, at + 1 < text.len() || text.len() == 1);
-        if at == 0 { Character { logprob: None, top: Vec::new(), ..character } } else { character }
+        if at == 0 { EmittedSymbol { logprob: None, top: Vec::new(), ..character } } else { character }
     };
     (0..text.len()).map(tell).collect()
 }
@@ -140,12 +139,12 @@ proptest! {
         let boundaries = BoundaryOptions::default();
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: Some(windows) };
         let session = Session::score(score, toy.card()).unwrap();
-        prop_assert!(session.most_symbols() <= length);
+        prop_assert!(session.max_symbols() <= length);
         let said = run(session, &toy, chunk);
-        let expected = windowed(&symbols, windows, Telling { logprobs, top });
-        prop_assert_eq!(said.usage.prompt_segments, expected.iter().filter(|c| c.mark.is_some_and(|m| m.boundary)).count());
+        let expected = windowed(&symbols, windows, LogprobOptions { logprobs, top });
+        prop_assert_eq!(said.usage.prompt_segments, expected.iter().filter(|c| c.decision.is_some_and(|m| m.boundary)).count());
         prop_assert_eq!(said.characters, expected);
-        prop_assert_eq!((said.reason, said.usage.prompt_chars), (Reason::End, symbols.len()));
+        prop_assert_eq!((said.reason, said.usage.prompt_chars), (FinishReason::End, symbols.len()));
         prop_assert!(toy.peak() <= length * BYTES, "more than a window was held");
     }
 }
@@ -154,15 +153,15 @@ proptest! {
 fn told_by_step(request: Generate) -> Vec<usize> {
     let toy = Toy::new();
     let mut session = Session::generate(request, toy.card()).unwrap();
-    let mut rows = [Row::new(toy.begin(session.boundaries().clone()).unwrap())];
+    let mut rows = [SequenceRow::new(toy.begin(session.boundaries().clone()).unwrap())];
     let mut scratch = toy.scratch();
     let mut told = Vec::new();
     loop {
         session.feed(&mut rows[0], 4);
         advance(&*toy, &mut rows, &[0], &mut scratch).unwrap();
         let progress = session.absorb(&mut rows[0]).unwrap();
-        told.push(session.take().len());
-        if matches!(progress, Progress::Finished(_)) {
+        told.push(session.take_output().len());
+        if matches!(progress, SessionProgress::Finished(_)) {
             // Every generated symbol was fed.
             assert_eq!(rows[0].state.len(), session.usage().prompt_chars + session.usage().generated_chars);
             return told;
@@ -200,14 +199,14 @@ fn a_stop_string_in_the_prompt_does_not_count() {
     let mut request = generate(&[1], 2);
     request.stopping.stop = vec![vec![1], vec![1, text[0]]];
     request.stopping.stop.retain(|stop| !text.windows(stop.len()).any(|window| window == stop));
-    assert_eq!(alone(Job::Generate(request), 4).reason, Reason::MaxChars);
+    assert_eq!(alone(Job::Generate(request), 4).reason, FinishReason::MaxChars);
 }
 
 #[test]
 fn a_prompt_of_the_longest_context_leaves_nothing_to_generate() {
     let toy = Toy::with(5, usize::MAX);
     let said = run(Session::generate(generate(&[1; 5], 3), toy.card()).unwrap(), &toy, 2);
-    assert_eq!((said.reason, said.characters.len(), said.usage.prompt_chars), (Reason::MaxContext, 0, 5));
+    assert_eq!((said.reason, said.characters.len(), said.usage.prompt_chars), (FinishReason::MaxContext, 0, 5));
 }
 
 #[test]

@@ -8,11 +8,11 @@ use std::{
 };
 use weir::{
     decode::{
-        beam::{Hypothesis, Move, Outcome, Search},
+        beam::{BeamSearch, Hypothesis, RowMove, SearchStep},
         contract::Model,
-        document::Choice,
-        options::{Reason, Sampling},
-        summary::{Encoded, Plan, Summarize, Summarized},
+        document::PoolingChoice,
+        options::{FinishReason, Sampling},
+        summary::{EncodedDocument, Summarize, SummaryPlan, SummaryResult},
     },
     engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source, Terms},
     error::{Code, Error, Result},
@@ -20,17 +20,17 @@ use weir::{
 
 /// All that a summary said.
 struct Said {
-    encoded: Arc<Encoded>,
+    encoded: Arc<EncodedDocument>,
     /// What was told before the end.
     text: Vec<u32>,
-    summary: Summarized,
+    summary: SummaryResult,
     /// Tokens and blocks, as they went by.
     progress: Vec<(usize, usize)>,
 }
 
 fn read(mut events: Events) -> Result<Said> {
     let (mut text, mut encoded, mut progress, mut started) = (Vec::new(), None, Vec::new(), false);
-    let mut chosen: Vec<Choice> = Vec::new();
+    let mut chosen: Vec<PoolingChoice> = Vec::new();
     loop {
         match events.blocking_recv().expect("the last event tells the end")? {
             Event::Started { .. } => assert!(!std::mem::replace(&mut started, true), "started twice"),
@@ -67,16 +67,16 @@ fn document(tokens: usize, salt: u32) -> Vec<u32> {
 
 /// What is written about a document by a search alone.
 fn alone(document: &[u32], request: &Summarize, model: &Librarian) -> Vec<Hypothesis> {
-    let limits = model.reader().unwrap().limits();
-    let Plan { rules, hypotheses, .. } = request.plan(model.card(), limits, 32).unwrap();
-    let mut search = Search::new(rules, MARKS, 256);
+    let limits = model.document_encoder().unwrap().limits();
+    let SummaryPlan { rules, hypotheses, .. } = request.plan(model.card(), limits, 32).unwrap();
+    let mut search = BeamSearch::new(rules, MARKS, 256);
     let mut rows = vec![vec![MARKS.start]];
     loop {
         let given: Vec<_> = rows.iter().map(|row| logits(document, row)).collect();
         match search.advance(given.iter().map(Vec::as_slice)).unwrap() {
-            Outcome::Done => return search.finished()[..hypotheses.min(search.finished().len())].to_vec(),
-            Outcome::Goes(moves) => {
-                let grown = |&Move { from, token }: &Move| [rows[from].as_slice(), &[token]].concat();
+            SearchStep::Done => return search.finished()[..hypotheses.min(search.finished().len())].to_vec(),
+            SearchStep::Continue(moves) => {
+                let grown = |&RowMove { from, token }: &RowMove| [rows[from].as_slice(), &[token]].concat();
                 rows = moves.iter().map(grown).collect();
             }
         }
@@ -143,7 +143,7 @@ fn many_documents_at_once_are_written_about_as_alone() {
             assert_eq!(said.text, best[..best.len() - 1], "what was told is the best text");
             assert_eq!(said.summary.usage.prompt_chars, ids.len());
             let ended = best.len() <= request.max_tokens.unwrap();
-            assert_eq!(said.summary.reason, if ended { Reason::EndOfText } else { Reason::MaxChars });
+            assert_eq!(said.summary.reason, if ended { FinishReason::EndOfText } else { FinishReason::MaxChars });
         }
         assert!(model.peak() <= bytes);
         at_rest(&model, &engine);

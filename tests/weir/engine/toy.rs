@@ -8,8 +8,8 @@ use std::sync::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
-            state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
     },
@@ -159,13 +159,13 @@ impl ToyState {
         Self { id, finished: past.len(), past, due: Vec::new(), waited: 0, counts }
     }
 
-    fn push(&mut self, symbol: u32) -> Mark {
+    fn push(&mut self, symbol: u32) -> SymbolBoundary {
         let (hash, segments) = self.past.last().copied().unwrap_or((1, 0));
         let boundary = symbol == 0 || symbol == PANIC_IN_MIDDLE;
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         let before = self.counts.bytes.fetch_add(BYTES, SeqCst);
         self.counts.peak.fetch_max(before + BYTES, SeqCst);
-        Mark { boundary, probability: None, end_logprob: None }
+        SymbolBoundary { boundary, probability: None, end_logprob: None }
     }
 
     fn logits(&self, last: u32) -> [f32; VOCABULARY] {
@@ -251,30 +251,30 @@ impl Model for Toy {
         Scratch(Box::new(true))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.pass_gate();
         std::thread::sleep(std::time::Duration::from_nanos(self.slowness.load(SeqCst)));
         with(scratch, || {
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
-            for row in rows.iter_mut().filter(|row| row.status == Status::Waiting) {
+            for row in rows.iter_mut().filter(|row| row.status == StepStatus::Waiting) {
                 state_mut::<ToyState>(row.state.as_mut())?.waited += 1;
             }
             which.iter().try_for_each(|&index| feed(&mut rows[index]))
         })
     }
 
-    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         with(scratch, || {
             let (mut rows_taken, mut longest) = (0, 0);
             for &index in which {
                 let row = &mut rows[index];
-                if row.status == Status::Waiting {
+                if row.status == StepStatus::Waiting {
                     let state = state_mut::<ToyState>(row.state.as_mut())?;
                     assert!(!row.feed.contains(&PANIC_IN_MIDDLE), "told to panic in the middle");
                     assert_eq!(state.waited, row.waited, "the engine counts otherwise");
                     rows_taken += 1;
                     longest = longest.max(std::mem::take(&mut state.waited));
-                    row.status = Status::Unfinished;
+                    row.status = StepStatus::Unfinished;
                 }
             }
             if rows_taken > 0 {
@@ -284,17 +284,17 @@ impl Model for Toy {
         })
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         with(scratch, || {
             self.finish_steps.fetch_add(1, SeqCst);
             for &index in which {
                 let row = &mut rows[index];
-                if row.status == Status::Unfinished {
+                if row.status == StepStatus::Unfinished {
                     let state = state_mut::<ToyState>(row.state.as_mut())?;
                     assert!(!row.feed.contains(&PANIC_AT_FINISH), "told to panic at the finish");
                     row.logits = std::mem::take(&mut state.due);
                     state.finished = state.past.len();
-                    row.status = Status::Ready;
+                    row.status = StepStatus::Ready;
                 }
             }
             Ok(())
@@ -309,8 +309,8 @@ impl Model for Toy {
         more * BYTES
     }
 
-    fn memory(&self) -> Memory {
-        Memory { in_use: self.counts.bytes.load(SeqCst), limit: self.limit }
+    fn memory(&self) -> KvMemory {
+        KvMemory { in_use: self.counts.bytes.load(SeqCst), limit: self.limit }
     }
 
     fn cost(&self, _: usize, _: usize) -> Cost {
@@ -327,24 +327,24 @@ fn with(scratch: &mut Scratch, step: impl FnOnce() -> Result<()>) -> Result<()> 
     Ok(())
 }
 
-fn feed(row: &mut Row) -> Result<()> {
-    let Row { state, feed, want, logits, marks, status, .. } = row;
-    assert!(*status == Status::Ready && !feed.is_empty());
+fn feed(row: &mut SequenceRow) -> Result<()> {
+    let SequenceRow { state, feed, want, logits, decisions, status, .. } = row;
+    assert!(*status == StepStatus::Ready && !feed.is_empty());
     let state = state_mut::<ToyState>(state.as_mut())?;
     logits.clear();
-    marks.clear();
+    decisions.clear();
     for (at, &symbol) in feed.iter().enumerate() {
         assert!(symbol != PANIC, "told to panic");
         if symbol == FAIL {
             return Err(Error::OutOfPages { needed: 1, limit: 0 });
         }
-        marks.push(state.push(symbol));
+        decisions.push(state.push(symbol));
         if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
             state.due.extend(state.logits(symbol));
         }
     }
-    let closes = marks.iter().any(|mark| mark.boundary);
-    *status = if closes { Status::Waiting } else { Status::Unfinished };
+    let closes = decisions.iter().any(|mark| mark.boundary);
+    *status = if closes { StepStatus::Waiting } else { StepStatus::Unfinished };
     Ok(())
 }
 

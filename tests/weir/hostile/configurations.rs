@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::{fs, path::Path};
 use tempfile::TempDir;
 use weir::{
-    decode::contract::{BoundaryOptions, Row, Want, advance},
+    decode::contract::{BoundaryOptions, SequenceRow, Want, advance},
     family::{
         checkpoint::Config,
         init::init,
@@ -128,7 +128,7 @@ fn every_segment_has_a_position() {
     let model = load(&dest.path().join("model"), &Settings { threads: 1, ..Settings::default() }).unwrap();
     // the null group has the first one
     assert_eq!(model.card().max_symbols, 8);
-    let mut rows = [Row::new(model.begin(BoundaryOptions::default()).unwrap())];
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
     rows[0].set(&[0; 8], Want::Last);
     advance(&*model, &mut rows, &[0], &mut model.scratch()).unwrap();
     assert_eq!(rows[0].state.segments(), 8);

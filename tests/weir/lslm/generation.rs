@@ -4,7 +4,7 @@ use super::{super::support::*, *};
 use weir::{
     decode::{
         contract::{BoundaryMode, BoundaryOptions},
-        options::{Character, Details, Generate, Reason, Sampling, Stopping},
+        options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
         session::Session,
         usage::Usage,
     },
@@ -28,7 +28,7 @@ fn greedy(prompt: &[u32], max_chars: usize, mode: BoundaryMode) -> Generate {
     }
 }
 
-fn run(engine: &Handle, job: Generate) -> (Vec<Character>, Reason, Usage) {
+fn run(engine: &Handle, job: Generate) -> (Vec<EmittedSymbol>, FinishReason, Usage) {
     let mut events = engine.submit(Job::Generate(job), None).unwrap();
     let mut told = Vec::new();
     loop {
@@ -56,14 +56,14 @@ fn greedy_texts_are_the_golden_ones() {
                 let ends = text.last() == Some(&specials.end);
                 let (told, reason, usage) = run(&engine, greedy(given, text.len() + usize::from(ends), mode));
                 let at = format!("{} {name}", case.name);
-                assert_eq!(reason, if ends { Reason::EndOfText } else { Reason::MaxChars }, "{at}");
+                assert_eq!(reason, if ends { FinishReason::EndOfText } else { FinishReason::MaxChars }, "{at}");
                 let (echo, answer) = told.split_at(given.len());
                 assert_eq!(answer.iter().map(|character| character.symbol).collect::<Vec<_>>(), text, "{at}");
                 let cuts: Vec<f32> = std::iter::once(1.0)
                     .chain(
                         echo.iter()
                             .chain(answer)
-                            .filter_map(|character| character.mark)
+                            .filter_map(|character| character.decision)
                             .map(|mark| f32::from(u8::from(mark.boundary))),
                     )
                     .collect();
@@ -100,7 +100,7 @@ fn sampled_texts_have_symbols_only_and_no_empty_segment() {
                 job.sampling = Sampling { temperature: 3.0, seed, ..Sampling::default() };
                 job.stopping.ignore_end = seed % 2 == 0;
                 let (told, reason, usage) = run(&engine, job.clone());
-                let ended = reason == Reason::EndOfText;
+                let ended = reason == FinishReason::EndOfText;
                 assert!(!(ended && job.stopping.ignore_end), "{}", case.name);
                 let symbols = &told[..told.len() - usize::from(ended)];
                 assert!(symbols.iter().all(|character| !specials.contains(character.symbol)), "{}", case.name);
@@ -121,14 +121,14 @@ fn a_minimum_keeps_the_text_open_and_segments_can_be_counted() {
     let engine = Handle::start(case.model.clone(), Limits::default()).unwrap();
     let given = case.golden.ids("gen.eos.nxt.prompt_ids");
     let mut job = greedy(&given[1..], 40, BoundaryMode::Nxt);
-    assert_eq!(run(&engine, job.clone()).1, Reason::EndOfText);
+    assert_eq!(run(&engine, job.clone()).1, FinishReason::EndOfText);
     job.stopping.min_chars = 30;
     let (_, _, usage) = run(&engine, job.clone());
     assert!(usage.generated_chars >= 30, "{usage:?}");
     job.stopping = Stopping { max_segments: Some(3), ignore_end: true, min_chars: 0, ..job.stopping };
     let (told, reason, usage) = run(&engine, job);
-    assert_eq!((reason, usage.generated_segments), (Reason::MaxSegments, 3));
-    assert!(told.last().unwrap().mark.unwrap().boundary, "the text ends where the segment does");
+    assert_eq!((reason, usage.generated_segments), (FinishReason::MaxSegments, 3));
+    assert!(told.last().unwrap().decision.unwrap().boundary, "the text ends where the segment does");
 }
 
 /// Log-probabilities of a generated text are those that scoring it gives, and so are the marks'.
@@ -138,7 +138,7 @@ fn what_is_told_while_writing_is_what_scoring_tells() {
         let mut job = greedy(&[], 40, BoundaryMode::Predictor);
         job.details = Details { logprobs: true, boundaries: true, ..Details::default() };
         let mut told = Vec::new();
-        let tell = &mut |characters: Vec<Character>| {
+        let tell = &mut |characters: Vec<EmittedSymbol>| {
             told.extend(characters);
             Ok(())
         };
@@ -153,14 +153,14 @@ fn what_is_told_while_writing_is_what_scoring_tells() {
             windows: None,
         };
         let mut scored = Vec::new();
-        let tell = &mut |characters: Vec<Character>| {
+        let tell = &mut |characters: Vec<EmittedSymbol>| {
             scored.extend(characters);
             Ok(())
         };
         Session::score(score, case.model.card()).unwrap().run(&*case.model, 7, tell).unwrap();
         for (told, scored) in told.iter().zip(&scored) {
             assert_eq!((told.symbol, told.logprob), (scored.symbol, scored.logprob), "{}", case.name);
-            let (told, scored) = (told.mark.unwrap(), scored.mark.unwrap());
+            let (told, scored) = (told.decision.unwrap(), scored.decision.unwrap());
             assert_eq!((told.boundary, told.probability), (scored.boundary, scored.probability), "{}", case.name);
             assert_eq!(scored.end_logprob.is_some(), scored.boundary, "{}", case.name);
         }

@@ -5,13 +5,15 @@ use std::sync::Mutex;
 use weir::{
     decode::{
         contract::{BoundaryOptions, state_ref},
-        logprobs::log_probability,
+        sampling::logprobs::log_probability,
         trace,
     },
-    family::load::{Settings, load},
-    family::lslm::{
-        state::LslmState,
-        step::{Stage, Work},
+    family::{
+        load::{Settings, load},
+        lslm::{
+            state::LslmState,
+            step::{Stage, Work},
+        },
     },
     kernels::Isa,
 };
@@ -40,7 +42,7 @@ fn nxt_logprobs(case: &Case, name: &str, count: usize) -> Vec<f32> {
 }
 
 /// The boundaries, the start's included.
-fn cuts(marks: &[Mark]) -> Vec<f32> {
+fn cuts(marks: &[SymbolBoundary]) -> Vec<f32> {
     std::iter::once(1.0).chain(marks.iter().map(|mark| f32::from(u8::from(mark.boundary)))).collect()
 }
 

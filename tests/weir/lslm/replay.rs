@@ -3,9 +3,9 @@
 use super::{super::support::*, *};
 use weir::{
     decode::{
-        contract::{BoundaryMode, BoundaryOptions, Row, Status, Want, advance},
+        contract::{BoundaryMode, BoundaryOptions, SequenceRow, StepStatus, Want, advance},
         options::{Details, Generate, Sampling, Stopping},
-        session::{Progress, Session},
+        session::{Session, SessionProgress},
         trace,
     },
     engine::cache::{Capacity, Key, SegmentCache},
@@ -15,7 +15,12 @@ const MODE: BoundaryOptions =
     BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: weir::decode::contract::Noise::Seeded(0), offset: 0 };
 
 /// A generation by marks, stepped alone; the session and the row at its end. `each` sees the row after each step.
-fn write(case: &Case, prompt: &[u32], seed: u64, each: &mut dyn FnMut(&Session, &Row)) -> (Session, Row) {
+fn write(
+    case: &Case,
+    prompt: &[u32],
+    seed: u64,
+    each: &mut dyn FnMut(&Session, &SequenceRow),
+) -> (Session, SequenceRow) {
     let request = Generate {
         prompt: prompt.to_vec(),
         sampling: Sampling { temperature: if seed == 0 { 0.0 } else { 1.5 }, seed, ..Sampling::default() },
@@ -31,14 +36,14 @@ fn write(case: &Case, prompt: &[u32], seed: u64, each: &mut dyn FnMut(&Session, 
         boundaries: MODE,
     };
     let mut session = Session::generate(request, case.model.card()).unwrap();
-    let mut rows = [Row::new(case.model.begin(MODE).unwrap())];
+    let mut rows = [SequenceRow::new(case.model.begin(MODE).unwrap())];
     let mut scratch = case.model.scratch();
     loop {
         session.feed(&mut rows[0], 9);
         advance(&*case.model, &mut rows, &[0], &mut scratch).unwrap();
         let progress = session.absorb(&mut rows[0]).unwrap();
         each(&session, &rows[0]);
-        if let Progress::Finished(_) = progress {
+        if let SessionProgress::Finished(_) = progress {
             let [row] = rows;
             return (session, row);
         }
@@ -46,7 +51,7 @@ fn write(case: &Case, prompt: &[u32], seed: u64, each: &mut dyn FnMut(&Session, 
 }
 
 /// The logits after one more symbol.
-fn next(case: &Case, row: Row, symbol: u32) -> Vec<f32> {
+fn next(case: &Case, row: SequenceRow, symbol: u32) -> Vec<f32> {
     Alone::from(&*case.model, row).feed(&[symbol]).0
 }
 
@@ -55,8 +60,8 @@ fn prompt(case: &Case) -> Vec<u32> {
 }
 
 /// Replays a trace in pieces of a size.
-fn replay(case: &Case, items: &[u32], size: usize) -> Row {
-    let mut rows = [Row::new(case.model.begin(MODE).unwrap())];
+fn replay(case: &Case, items: &[u32], size: usize) -> SequenceRow {
+    let mut rows = [SequenceRow::new(case.model.begin(MODE).unwrap())];
     for piece in items.chunks(size.max(1)) {
         rows[0].set(piece, Want::Nothing);
         advance(&*case.model, &mut rows, &[0], &mut case.model.scratch()).unwrap();
@@ -108,7 +113,7 @@ fn the_predictor_cuts_generated_text_anew() {
             assert!(from <= first.unwrap_or(text.len()), "{} {seed}: from {from}, {first:?} differs", case.name);
             shared += usize::from(from > 0);
             let mut alone = match hit {
-                Some(hit) => Alone::from(&*case.model, Row::new(hit.state)),
+                Some(hit) => Alone::from(&*case.model, SequenceRow::new(hit.state)),
                 None => Alone::new(&*case.model, MODE),
             };
             let symbols = case.model.card().vocabulary.len();
@@ -154,14 +159,14 @@ fn a_row_in_flight_is_forked_as_it_was() {
         items.extend([any, any, any].map(|symbol| trace::item(symbol, false)));
         let mut rows = [replay(&case, &items, 100)];
         let (model, mut scratch) = (&*case.model, case.model.scratch());
-        let before = next(&case, Row::new(rows[0].state.fork()), any);
+        let before = next(&case, SequenceRow::new(rows[0].state.fork()), any);
         rows[0].set(&[trace::END], Want::Last);
         model.symbol_step(&mut rows, &[0], &mut scratch).unwrap();
-        assert_eq!(rows[0].status, Status::Waiting);
+        assert_eq!(rows[0].status, StepStatus::Waiting);
         assert!(rows[0].state.rollback(0).is_err(), "{}: in flight", case.name);
-        assert!(next(&case, Row::new(rows[0].state.fork()), any) == before, "{}", case.name);
+        assert!(next(&case, SequenceRow::new(rows[0].state.fork()), any) == before, "{}", case.name);
         model.segment_step(&mut rows, &[0], &mut scratch).unwrap();
-        assert!(next(&case, Row::new(rows[0].state.fork()), any) == before, "{}", case.name);
+        assert!(next(&case, SequenceRow::new(rows[0].state.fork()), any) == before, "{}", case.name);
         model.finish_step(&mut rows, &[0], &mut scratch).unwrap();
         let after = rows[0].logits.clone();
         // the mark may come with the symbol
@@ -174,7 +179,7 @@ fn a_row_in_flight_is_forked_as_it_was() {
         // back behind the mark, the segment is open again
         rows[0].state.rollback(items.len() - 1).unwrap();
         let [row] = rows;
-        let open = next(&case, Row::new(row.state.fork()), trace::item(any, false));
+        let open = next(&case, SequenceRow::new(row.state.fork()), trace::item(any, false));
         assert!(next(&case, replay(&case, rest, 3), trace::item(any, false)) == open, "{}", case.name);
     }
 }

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use weir::{
     decode::{
         contract::{BoundaryOptions, Model},
-        logprobs::log_probability,
+        sampling::logprobs::log_probability,
         trace,
     },
     family::{init, load::load},

@@ -8,7 +8,7 @@ use super::{
 use std::sync::Arc;
 use weir::{
     decode::{
-        contract::{BoundaryOptions, Card, Memory, Model, Row, Scratch, State},
+        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State},
         cost::Cost,
     },
     error::Result,
@@ -35,15 +35,15 @@ impl Model for Bound {
         self.model.scratch()
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.model.symbol_step(rows, which, scratch)
     }
 
-    fn segment_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.model.segment_step(rows, which, scratch)
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], scratch: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.model.finish_step(rows, which, scratch)
     }
 
@@ -55,7 +55,7 @@ impl Model for Bound {
         self.model.growth(state, more)
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> KvMemory {
         self.model.memory()
     }
 

@@ -6,7 +6,7 @@ use super::{
     *,
 };
 use weir::{
-    decode::document::{Encoding, Stage},
+    decode::document::{Encoding, EncodingStage},
     error::Error,
     family::load::{Settings, load},
     kernels::Dtype,
@@ -32,14 +32,14 @@ fn read_in_pieces(model: &dyn Model, document: &[u32], dice: &mut Dice, scratch:
         blocks += ran;
         let progress = encoding.progress();
         assert_eq!(progress.blocks, blocks);
-        assert!(ran == asked || matches!(progress.stage, Stage::Waiting | Stage::Done), "{progress:?}");
+        assert!(ran == asked || matches!(progress.stage, EncodingStage::Waiting | EncodingStage::Done), "{progress:?}");
         assert!(progress.total.is_none_or(|total| blocks <= total), "{progress:?}");
         assert_eq!(progress.total.is_some(), rest.is_empty());
         let held = model.memory().in_use - before;
         assert!(held <= bound && encoding.bytes() == held, "{} {held} {bound}", encoding.bytes());
     }
     let progress = encoding.progress();
-    assert_eq!((progress.stage, progress.total), (Stage::Done, Some(blocks)));
+    assert_eq!((progress.stage, progress.total), (EncodingStage::Done, Some(blocks)));
     encoding.document().unwrap()
 }
 
@@ -76,7 +76,7 @@ fn most_of_the_reading_is_done_while_the_document_arrives() {
         reader(&*model).advance(&mut *encoding, usize::MAX, &mut scratch).unwrap();
     }
     // two pages of 480 through three layers each
-    assert_eq!((encoding.progress().blocks, encoding.progress().stage), (6, Stage::Waiting));
+    assert_eq!((encoding.progress().blocks, encoding.progress().stage), (6, EncodingStage::Waiting));
     encoding.close().unwrap();
     assert_eq!(encoding.progress().total, Some(12));
     // where all attend to all nothing can begin
@@ -85,7 +85,7 @@ fn most_of_the_reading_is_done_while_the_document_arrives() {
     let (mut scratch, mut encoding) = (model.scratch(), reader(&*model).open());
     encoding.push(&document).unwrap();
     assert_eq!(reader(&*model).advance(&mut *encoding, 5, &mut scratch).unwrap(), 0);
-    assert_eq!(encoding.progress().stage, Stage::Waiting);
+    assert_eq!(encoding.progress().stage, EncodingStage::Waiting);
 }
 
 #[test]
@@ -100,7 +100,8 @@ fn rows_of_several_documents_are_what_they_are_alone() {
             let of = |index: usize| &*documents[[0, 0, 0, 1, 2, 0, 2][index]];
             let alone: Vec<_> =
                 texts.iter().enumerate().map(|(index, text)| forced(&*model, of(index), text, &mut scratch)).collect();
-            let mut rows: Vec<Row> = (0..7).map(|index| Row::new(reader(&*model).begin(of(index)).unwrap())).collect();
+            let mut rows: Vec<SequenceRow> =
+                (0..7).map(|index| SequenceRow::new(reader(&*model).begin(of(index)).unwrap())).collect();
             let (mut fed, mut together) = ([0; 7], vec![Vec::new(); 7]);
             while (0..7).any(|index| fed[index] < texts[index].len()) {
                 let which: Vec<usize> =
@@ -126,11 +127,11 @@ fn forks_share_their_document_and_go_their_own_way() {
     let document = read(&*model, &tokens(&mut dice, 600), &mut scratch);
     let texts = [tokens(&mut dice, 34), tokens(&mut dice, 34)];
     let want = texts.each_ref().map(|text| forced(&*model, &*document, text, &mut scratch));
-    let mut rows = vec![Row::new(reader(&*model).begin(&*document).unwrap())];
+    let mut rows = vec![SequenceRow::new(reader(&*model).begin(&*document).unwrap())];
     rows[0].set(&texts[0][..20], Want::Nothing);
     advance(&*model, &mut rows, &[0], &mut scratch).unwrap();
     let before = model.memory().in_use;
-    rows.push(Row::new(rows[0].state.fork()));
+    rows.push(SequenceRow::new(rows[0].state.fork()));
     assert_eq!(model.memory().in_use, before, "a fork takes no pages");
     rows[1].state.rollback(0).unwrap();
     rows[0].set(&texts[0][20..], Want::Last);
@@ -252,10 +253,10 @@ fn others_documents_and_encodings_are_refused() {
         fn tokens(&self) -> usize {
             0
         }
-        fn progress(&self) -> weir::decode::document::Progress {
-            weir::decode::document::Progress { stage: Stage::Waiting, blocks: 0, total: None }
+        fn progress(&self) -> weir::decode::document::EncodingProgress {
+            weir::decode::document::EncodingProgress { stage: EncodingStage::Waiting, blocks: 0, total: None }
         }
-        fn choices(&self) -> &[weir::decode::document::Choice] {
+        fn choices(&self) -> &[weir::decode::document::PoolingChoice] {
             &[]
         }
         fn document(&self) -> Option<Arc<dyn Document>> {

@@ -11,8 +11,8 @@ use std::{
 use weir::{
     decode::{
         contract::{
-            BoundaryMode, BoundaryOptions, Card, Mark, Memory, Model, PageUse, Row, Scratch, State, Status, Want,
-            state_mut,
+            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, PageUse, Scratch, SequenceRow, State, StepStatus,
+            SymbolBoundary, Want, state_mut,
         },
         cost::Cost,
     },
@@ -136,7 +136,7 @@ struct FakeState {
 }
 
 impl FakeState {
-    fn push(&mut self, symbol: u32) -> Result<Mark> {
+    fn push(&mut self, symbol: u32) -> Result<SymbolBoundary> {
         let (hash, segments) = self.past.last().copied().unwrap_or((self.salt, 0));
         let space = symbol == self.space;
         let boundary = match self.boundaries.mode {
@@ -145,7 +145,7 @@ impl FakeState {
         };
         self.past.push((mix(hash ^ u64::from(symbol)), segments + usize::from(boundary)));
         self.bytes.fetch_add(1, SeqCst);
-        Ok(Mark { boundary, probability: Some(if space { 0.75 } else { 0.25 }), end_logprob: None })
+        Ok(SymbolBoundary { boundary, probability: Some(if space { 0.75 } else { 0.25 }), end_logprob: None })
     }
 
     fn logits(&self, vocabulary: usize) -> Vec<f32> {
@@ -232,38 +232,38 @@ impl Model for Fake {
         Scratch(Box::new(()))
     }
 
-    fn symbol_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         self.steps.fetch_add(1, SeqCst);
         self.wait();
         let size = self.card.vocabulary.len();
         for &index in which {
-            let Row { state, feed, want, logits, marks, status, .. } = &mut rows[index];
+            let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
             let state = state_mut::<FakeState>(state.as_mut())?;
             logits.clear();
-            marks.clear();
+            decisions.clear();
             for (at, &symbol) in feed.iter().enumerate() {
                 assert!(symbol != PANIC, "told to panic");
-                marks.push(state.push(symbol)?);
+                decisions.push(state.push(symbol)?);
                 if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
                     logits.extend(state.logits(size));
                 }
             }
-            let closes = marks.iter().any(|mark| mark.boundary);
-            *status = if closes { Status::Waiting } else { Status::Unfinished };
+            let closes = decisions.iter().any(|mark| mark.boundary);
+            *status = if closes { StepStatus::Waiting } else { StepStatus::Unfinished };
         }
         Ok(())
     }
 
-    fn segment_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         for &index in which {
-            rows[index].status = Status::Unfinished;
+            rows[index].status = StepStatus::Unfinished;
         }
         Ok(())
     }
 
-    fn finish_step(&self, rows: &mut [Row], which: &[usize], _: &mut Scratch) -> Result<()> {
+    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], _: &mut Scratch) -> Result<()> {
         for &index in which {
-            rows[index].status = Status::Ready;
+            rows[index].status = StepStatus::Ready;
         }
         Ok(())
     }
@@ -276,8 +276,8 @@ impl Model for Fake {
         more
     }
 
-    fn memory(&self) -> Memory {
-        Memory { in_use: self.bytes.load(SeqCst), limit: 1 << 30 }
+    fn memory(&self) -> KvMemory {
+        KvMemory { in_use: self.bytes.load(SeqCst), limit: 1 << 30 }
     }
 
     fn cost(&self, _: usize, _: usize) -> Cost {

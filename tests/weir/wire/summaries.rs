@@ -15,7 +15,7 @@ use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use weir::{
     config::{Access, Keys, Wire},
     decode::{
-        beam::{Move, Outcome, Search},
+        beam::{BeamSearch, RowMove, SearchStep},
         contract::Model,
         summary::Summarize,
     },
@@ -125,14 +125,14 @@ async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<Answer, Status
 /// The best text about a document, by a search alone.
 fn best(text: &str, request: &Summarize, model: &Librarian) -> (Vec<u32>, f32) {
     let document: Vec<u32> = text.bytes().map(u32::from).chain([MARKS.end]).collect();
-    let rules = request.plan(model.card(), model.reader().unwrap().limits(), 32).unwrap().rules;
-    let (mut search, mut rows) = (Search::new(rules, MARKS, 256), vec![vec![MARKS.start]]);
+    let rules = request.plan(model.card(), model.document_encoder().unwrap().limits(), 32).unwrap().rules;
+    let (mut search, mut rows) = (BeamSearch::new(rules, MARKS, 256), vec![vec![MARKS.start]]);
     loop {
         let given: Vec<_> = rows.iter().map(|row| logits(&document, row)).collect();
         match search.advance(given.iter().map(Vec::as_slice)).unwrap() {
-            Outcome::Done => return (search.finished()[0].tokens.clone(), search.finished()[0].score),
-            Outcome::Goes(moves) => {
-                let grown = |&Move { from, token }: &Move| [rows[from].as_slice(), &[token]].concat();
+            SearchStep::Done => return (search.finished()[0].tokens.clone(), search.finished()[0].score),
+            SearchStep::Continue(moves) => {
+                let grown = |&RowMove { from, token }: &RowMove| [rows[from].as_slice(), &[token]].concat();
                 rows = moves.iter().map(grown).collect();
             }
         }

@@ -9,7 +9,7 @@ use weir::{
     config::Wire,
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        evaluate::{Windowed, score_window_showing, windows},
+        evaluate::{WindowScore, score_window_showing, windows},
         options::Windows,
     },
     engine::handle::{Handle, Limits},
@@ -48,8 +48,8 @@ async fn score(
 }
 
 /// The evaluation that the command line runs: its sum, and how many segments it tells of.
-fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &BoundaryOptions) -> (Windowed, u64) {
-    let (mut sum, mut segments) = (Windowed::default(), 0);
+fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &BoundaryOptions) -> (WindowScore, u64) {
+    let (mut sum, mut segments) = (WindowScore::default(), 0);
     for window in windows(symbols.len(), of) {
         sum += score_window_showing(model, symbols, window, boundaries, &mut |_, _, mark| {
             segments += u64::from(mark.boundary);
@@ -60,7 +60,7 @@ fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &Bound
     (sum, segments)
 }
 
-fn agree(name: &str, summary: &v1::ScoreSummary, expected: (Windowed, u64), symbols: usize) {
+fn agree(name: &str, summary: &v1::ScoreSummary, expected: (WindowScore, u64), symbols: usize) {
     let (sum, segments) = expected;
     let bits = sum.nats / sum.scored as f64 / LN_2;
     assert_eq!(summary.scored_chars, sum.scored as u64, "{name}");

@@ -7,11 +7,13 @@
 //!
 //! Hot path: after the first choice nothing here allocates.
 
-use super::{
-    options::Sampling,
-    random::{Purpose, uniform},
+use crate::{
+    decode::{
+        options::Sampling,
+        random::{Purpose, uniform},
+    },
+    error::{Error, Result},
 };
-use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
 /// One sequence's way of choosing, with the symbols it has seen.

@@ -9,7 +9,7 @@ pub type Digest = [u8; 32];
 
 /// A text that can lose its beginning.
 #[derive(Debug, Clone)]
-pub(super) struct Tail {
+pub(super) struct TextWindow {
     /// Symbols dropped, and their digest so far.
     dropped: usize,
     digest: Sha256,
@@ -17,7 +17,7 @@ pub(super) struct Tail {
     held: Vec<u32>,
 }
 
-impl Tail {
+impl TextWindow {
     pub(super) fn new(symbols: Vec<u32>) -> Self {
         Self { dropped: 0, digest: Sha256::new(), held: symbols }
     }
@@ -58,27 +58,27 @@ impl Tail {
         self.dropped += count;
     }
 
-    pub(super) fn text(&self) -> Text<'_> {
-        Text { dropped: self.dropped, digest: Some(&self.digest), held: &self.held }
+    pub(super) fn text(&self) -> TextView<'_> {
+        TextView { dropped: self.dropped, digest: Some(&self.digest), held: &self.held }
     }
 }
 
 /// A text, or what is left of it, to be looked at.
 #[derive(Debug, Clone, Copy)]
-pub struct Text<'a> {
+pub struct TextView<'a> {
     dropped: usize,
     /// Of what was dropped, if anything was.
     digest: Option<&'a Sha256>,
     held: &'a [u32],
 }
 
-impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for Text<'a> {
+impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for TextView<'a> {
     fn from(symbols: &'a T) -> Self {
         Self { dropped: 0, digest: None, held: symbols.as_ref() }
     }
 }
 
-impl<'a> Text<'a> {
+impl<'a> TextView<'a> {
     /// Symbols, dropped ones included.
     pub fn len(&self) -> usize {
         self.dropped + self.held.len()
@@ -106,20 +106,20 @@ impl<'a> Text<'a> {
     }
 
     /// Tells the digests of what lies before rising positions.
-    pub fn digests(&self) -> Digests<'a> {
+    pub fn digests(&self) -> PrefixDigests<'a> {
         let digest = self.digest.cloned().unwrap_or_default();
-        Digests { text: *self, at: self.dropped, digest }
+        PrefixDigests { text: *self, at: self.dropped, digest }
     }
 }
 
-/// See [`Text::digests`].
-pub struct Digests<'a> {
-    text: Text<'a>,
+/// See [`TextView::digests`].
+pub struct PrefixDigests<'a> {
+    text: TextView<'a>,
     at: usize,
     digest: Sha256,
 }
 
-impl Digests<'_> {
+impl PrefixDigests<'_> {
     /// That of what lies before a position, which is no smaller than the last one asked for; none if some of what lies behind it
     /// was dropped, or it lies beyond the end.
     pub fn before(&mut self, position: usize) -> Option<Digest> {
@@ -141,14 +141,14 @@ mod tests {
     #[test]
     fn what_is_left_is_where_it_was_and_the_rest_is_known_by_its_digest() {
         let symbols: Vec<u32> = (0..100).collect();
-        let mut tail = Tail::new(symbols[..70].to_vec());
+        let mut tail = TextWindow::new(symbols[..70].to_vec());
         for position in [0, 10, 10, 4, 50] {
             tail.drop_before(position);
         }
         symbols[70..].iter().for_each(|&symbol| tail.push(symbol));
         assert_eq!((tail.len(), tail.held()), (100, 50));
         assert_eq!((tail.get(60..80), tail.get(49..80), tail.get(60..101)), (Some(&symbols[60..80]), None, None));
-        let (cut, whole) = (tail.text(), Text::from(&symbols));
+        let (cut, whole) = (tail.text(), TextView::from(&symbols));
         assert_eq!((cut.len(), cut.dropped(), whole.dropped()), (100, 50, 0));
         assert_eq!((cut.after(90), cut.after(49)), (Some(&symbols[90..]), None));
         assert_eq!((cut.to(60).after(50), cut.to(20).len()), (Some(&symbols[50..60]), 50));

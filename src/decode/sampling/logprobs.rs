@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 
 /// Which log-probabilities are told of each symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Telling {
+pub struct LogprobOptions {
     /// The symbol's own.
     pub logprobs: bool,
     /// Those of this many most probable symbols at its position.
@@ -17,14 +17,14 @@ pub struct Telling {
 
 /// What is told of one symbol.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Told {
+pub struct SymbolLogprobs {
     /// Its log-probability.
     pub logprob: Option<f32>,
     /// The most probable symbols at its position, best first, the lower id of equals.
     pub top: Vec<(u32, f32)>,
 }
 
-impl Telling {
+impl LogprobOptions {
     /// Whether logits are needed at all.
     pub fn any(self) -> bool {
         self.logprobs || self.top > 0
@@ -34,40 +34,40 @@ impl Telling {
     ///
     /// # Errors
     /// [`Error::Internal`] if the logits are no distribution, or do not know the symbol.
-    pub fn of(self, symbol: u32, logits: &[f32]) -> Result<Told> {
+    pub fn of(self, symbol: u32, logits: &[f32]) -> Result<SymbolLogprobs> {
         if !self.any() {
-            return Ok(Told::default());
+            return Ok(SymbolLogprobs::default());
         }
-        let normaliser = Normaliser::of(logits)?;
+        let normaliser = LogSoftmax::of(logits)?;
         let Some(&logit) = logits.get(symbol as usize) else {
             return Err(Error::Internal(format!("symbol {symbol} has no logit among {}", logits.len())));
         };
         let alternative = |symbol: u32| (symbol, normaliser.logprob(logits[symbol as usize]));
         let top = best(logits, self.top).into_iter().map(alternative).collect();
-        Ok(Told { logprob: self.logprobs.then(|| normaliser.logprob(logit)), top })
+        Ok(SymbolLogprobs { logprob: self.logprobs.then(|| normaliser.logprob(logit)), top })
     }
 }
 
 /// ln p of one symbol, in `f64`.
 ///
 /// # Errors
-/// As for [`Telling::of`].
+/// As for [`LogprobOptions::of`].
 pub fn log_probability(logits: &[f32], symbol: u32) -> Result<f64> {
-    let normaliser = Normaliser::of(logits)?;
+    let normaliser = LogSoftmax::of(logits)?;
     let missing = || Error::Internal(format!("symbol {symbol} has no logit among {}", logits.len()));
     logits.get(symbol as usize).map(|&logit| normaliser.exact(logit)).ok_or_else(missing)
 }
 
 /// What turns a row of logits into log-probabilities, in `f64`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Normaliser {
+pub(crate) struct LogSoftmax {
     peak: f64,
     /// The logarithm of the sum of the exponentials, above the peak.
     excess: f64,
 }
 
-impl Normaliser {
-    pub(super) fn of(logits: &[f32]) -> Result<Self> {
+impl LogSoftmax {
+    pub(crate) fn of(logits: &[f32]) -> Result<Self> {
         // by the machine's own instruction set: what is told of a model does not depend on the one that it computes with
         let (peak, excess) = max_and_log_sum_exp(logits);
         let peak = f64::from(peak);
@@ -81,7 +81,7 @@ impl Normaliser {
         f64::from(logit) - self.peak - self.excess
     }
 
-    pub(super) fn logprob(self, logit: f32) -> f32 {
+    pub(crate) fn logprob(self, logit: f32) -> f32 {
         self.exact(logit) as f32
     }
 }
@@ -120,7 +120,7 @@ mod tests {
             let mut ranking: Vec<usize> = (0..logits.len()).collect();
             ranking.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap());
             ranking.truncate(top);
-            let told = Telling { logprobs: true, top }.of(symbol as u32, &logits).unwrap();
+            let told = LogprobOptions { logprobs: true, top }.of(symbol as u32, &logits).unwrap();
             prop_assert!((told.logprob.unwrap() - logprob(logits[symbol])).abs() < 1e-5);
             prop_assert_eq!(told.top.iter().map(|t| t.0 as usize).collect::<Vec<_>>(), ranking);
             for (symbol, told) in told.top {
@@ -132,21 +132,21 @@ mod tests {
     #[test]
     fn tells_only_what_is_asked_for() {
         let logits = [0.0, 1.0];
-        assert_eq!(Telling { logprobs: false, top: 0 }.of(0, &logits).unwrap(), Told::default());
-        let told = Telling { logprobs: false, top: 1 }.of(0, &logits).unwrap();
+        assert_eq!(LogprobOptions { logprobs: false, top: 0 }.of(0, &logits).unwrap(), SymbolLogprobs::default());
+        let told = LogprobOptions { logprobs: false, top: 1 }.of(0, &logits).unwrap();
         assert_eq!((told.logprob, told.top.len()), (None, 1));
     }
 
     #[test]
     fn large_logits_do_not_overflow() {
-        let told = Telling { logprobs: true, top: 0 }.of(1, &[3e38, 3e38, -3e38]).unwrap();
+        let told = LogprobOptions { logprobs: true, top: 0 }.of(1, &[3e38, 3e38, -3e38]).unwrap();
         assert_eq!(told.logprob, Some(-std::f32::consts::LN_2));
     }
 
     #[test]
     fn refuses_what_is_no_distribution() {
         for logits in [[f32::NAN, 0.0], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
-            let told = Telling { logprobs: true, top: 0 }.of(0, &logits);
+            let told = LogprobOptions { logprobs: true, top: 0 }.of(0, &logits);
             assert!(matches!(told, Err(Error::Internal(_))), "{logits:?}");
         }
     }

@@ -7,7 +7,7 @@
 
 /// The stop strings of one generation.
 #[derive(Debug, Clone)]
-pub struct Stops {
+pub struct StopMatcher {
     patterns: Vec<Pattern>,
     /// No stop string counts that is complete before this many symbols.
     min_chars: usize,
@@ -17,7 +17,7 @@ pub struct Stops {
 
 /// A stop string that the text now ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Met {
+pub struct StopMatch {
     /// Which of them.
     pub index: usize,
     /// Its length: the last symbols of the text.
@@ -33,7 +33,7 @@ struct Pattern {
     matched: usize,
 }
 
-impl Stops {
+impl StopMatcher {
     /// For these stop strings, none of which is empty.
     pub fn new(stop: Vec<Vec<u32>>, min_chars: usize) -> Self {
         Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0 }
@@ -41,15 +41,15 @@ impl Stops {
 
     /// Takes the next generated symbol; tells the stop string that it completes. If there are several: the one that starts
     /// earliest, then the one of lowest index.
-    pub fn push(&mut self, symbol: u32) -> Option<Met> {
+    pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
         self.generated += 1;
-        let mut met: Option<Met> = None;
+        let mut met: Option<StopMatch> = None;
         for (index, pattern) in self.patterns.iter_mut().enumerate() {
             pattern.push(symbol);
             let length = pattern.symbols.len();
             let complete = pattern.matched == length && self.generated >= self.min_chars;
             if complete && met.is_none_or(|other| length > other.length) {
-                met = Some(Met { index, length });
+                met = Some(StopMatch { index, length });
             }
         }
         met
@@ -111,7 +111,7 @@ mod tests {
     }
 
     impl Naive {
-        fn push(&mut self, symbol: u32) -> Option<Met> {
+        fn push(&mut self, symbol: u32) -> Option<StopMatch> {
             self.text.push(symbol);
             if self.text.len() < self.min_chars {
                 return None;
@@ -119,7 +119,7 @@ mod tests {
             // Every beginning in the text from its start, every stop string by index: the first hit wins.
             (0..self.text.len()).find_map(|start| {
                 let index = self.stop.iter().position(|stop| *stop == self.text[start..])?;
-                Some(Met { index, length: self.text.len() - start })
+                Some(StopMatch { index, length: self.text.len() - start })
             })
         }
 
@@ -140,7 +140,7 @@ mod tests {
         fn meets_and_withholds_as_the_naive_twin(
             stop in vec(vec(0u32..2, 1..7), 0..5), min_chars in 0usize..25, text in vec(0u32..2, 1..60),
         ) {
-            let mut stops = Stops::new(stop.clone(), min_chars);
+            let mut stops = StopMatcher::new(stop.clone(), min_chars);
             let mut naive = Naive { stop, min_chars, text: Vec::new() };
             let mut told = 0;
             for symbol in text {
@@ -158,22 +158,22 @@ mod tests {
         }
     }
 
-    fn met(stop: &[&str], min_chars: usize, text: &str) -> Option<(usize, Met)> {
+    fn met(stop: &[&str], min_chars: usize, text: &str) -> Option<(usize, StopMatch)> {
         let symbols = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
-        let mut stops = Stops::new(stop.iter().map(|stop| symbols(stop)).collect(), min_chars);
+        let mut stops = StopMatcher::new(stop.iter().map(|stop| symbols(stop)).collect(), min_chars);
         symbols(text).into_iter().enumerate().find_map(|(at, symbol)| Some((at, stops.push(symbol)?)))
     }
 
     #[test]
     fn the_earliest_start_wins_then_the_lowest_index() {
-        assert_eq!(met(&["d", "cd", "cd"], 0, "abcd"), Some((3, Met { index: 1, length: 2 })));
+        assert_eq!(met(&["d", "cd", "cd"], 0, "abcd"), Some((3, StopMatch { index: 1, length: 2 })));
     }
 
     #[test]
     fn one_that_comes_too_early_does_not_count() {
         assert_eq!(met(&["ab"], 3, "ab"), None);
-        assert_eq!(met(&["ab"], 3, "xab"), Some((2, Met { index: 0, length: 2 })));
+        assert_eq!(met(&["ab"], 3, "xab"), Some((2, StopMatch { index: 0, length: 2 })));
         // The second may overlap the first.
-        assert_eq!(met(&["aba"], 4, "ababa"), Some((4, Met { index: 0, length: 3 })));
+        assert_eq!(met(&["aba"], 4, "ababa"), Some((4, StopMatch { index: 0, length: 3 })));
     }
 }

@@ -9,11 +9,11 @@
 //! beyond the chunk that made them.
 
 use super::{
-    contract::{Row, Want},
-    evaluate::{Window, window},
-    logprobs::{Telling, Told},
-    options::{Character, Windows},
-    tail::{Tail, Text},
+    contract::{SequenceRow, Want},
+    evaluate::{ScoringWindow, window},
+    options::{EmittedSymbol, Windows},
+    sampling::logprobs::{LogprobOptions, SymbolLogprobs},
+    text_window::{TextView, TextWindow},
     trace,
 };
 use crate::error::{Error, Result};
@@ -21,9 +21,9 @@ use std::ops::Range;
 
 /// Symbols on their way into the model.
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub(super) struct Prompt {
     /// The given symbols, then those sampled, as far back as they may be fed again.
-    symbols: Tail,
+    symbols: TextWindow,
     /// How many were given.
     given: usize,
     /// How many of the first need no boundary beside them: the predictor says the same.
@@ -36,9 +36,9 @@ pub(super) struct Known {
     fed: usize,
     /// Given symbols of which nothing more is to come.
     settled: usize,
-    tell: Tell,
+    tell: PromptOutput,
     /// What is told of the symbol after the last one that was. Nothing is known of the first.
-    next: Told,
+    next: SymbolLogprobs,
 }
 
 /// A run of given symbols for one sequence.
@@ -54,7 +54,7 @@ struct Span {
 
 /// What became of a chunk.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Absorbed {
+pub(super) struct ChunkOutcome {
     /// Segments that ended in it, but for context.
     pub(super) segments: usize,
     /// Whether the next chunk is for a sequence of its own.
@@ -63,23 +63,23 @@ pub(super) struct Absorbed {
 
 /// What is told of given symbols.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Tell {
+pub(super) struct PromptOutput {
     /// Whether they are told at all.
     pub(super) symbols: bool,
     /// With which log-probabilities.
-    pub(super) logprobs: Telling,
+    pub(super) logprobs: LogprobOptions,
     /// With or without their marks.
     pub(super) marks: bool,
     /// Whether the logits after the last symbol are needed, because a generated one follows.
     pub(super) last_logits: bool,
 }
 
-impl Known {
-    pub(super) fn new(symbols: Vec<u32>, windows: Option<Windows>, tell: Tell) -> Self {
+impl Prompt {
+    pub(super) fn new(symbols: Vec<u32>, windows: Option<Windows>, tell: PromptOutput) -> Self {
         let given = symbols.len();
         let span = Span { start: 0, tell_from: 0, end: given };
-        let (windows, next) = (windows.map(|windows| (windows, 0)), Told::default());
-        let symbols = Tail::new(symbols);
+        let (windows, next) = (windows.map(|windows| (windows, 0)), SymbolLogprobs::default());
+        let symbols = TextWindow::new(symbols);
         let mut known = Self { symbols, given, agreed: 0, windows, span, fed: 0, settled: 0, tell, next };
         // a single symbol has no windows, and is fed for its own sake
         known.span = known.window(0).unwrap_or(span);
@@ -88,7 +88,7 @@ impl Known {
 
     /// The span of that window.
     fn window(&self, index: usize) -> Option<Span> {
-        let Window { start, scored, end } = window(self.given, self.windows?.0, index)?;
+        let ScoringWindow { start, scored, end } = window(self.given, self.windows?.0, index)?;
         Some(Span { start, tell_from: scored - 1, end: end - 1 })
     }
 
@@ -103,7 +103,7 @@ impl Known {
     }
 
     /// All symbols, sampled ones included, as far as they are held.
-    pub(super) fn text(&self) -> Text<'_> {
+    pub(super) fn text(&self) -> TextView<'_> {
         self.symbols.text()
     }
 
@@ -202,17 +202,17 @@ impl Known {
     }
 
     /// Counts the first `len` symbols as fed, which are skippable, and tells those that are told.
-    pub(super) fn skip(&mut self, len: usize, told: &mut Vec<Character>) {
+    pub(super) fn skip(&mut self, len: usize, told: &mut Vec<EmittedSymbol>) {
         let skipped = self.fed..len.max(self.fed);
         (self.fed, self.settled) = (skipped.end, skipped.end);
         if self.tell.symbols {
-            let character = |&symbol| Character { symbol, logprob: None, mark: None, top: Vec::new() };
+            let character = |&symbol| EmittedSymbol { symbol, logprob: None, decision: None, top: Vec::new() };
             told.extend(self.get(skipped).iter().map(character));
         }
     }
 
     /// Lays the next chunk into the row; context and what is told of are never in one.
-    pub(super) fn feed(&self, row: &mut Row, chunk: usize) {
+    pub(super) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
         let Span { tell_from, end, .. } = self.span;
         let context = self.fed < tell_from;
         let end = if context { tell_from } else { end }.min(self.fed + chunk.max(1));
@@ -229,7 +229,7 @@ impl Known {
     }
 
     /// Takes what the step made of the chunk; adds to `told` what is told of it. The row's shapes were checked.
-    pub(super) fn absorb(&mut self, row: &Row, told: &mut Vec<Character>) -> Result<Absorbed> {
+    pub(super) fn absorb(&mut self, row: &SequenceRow, told: &mut Vec<EmittedSymbol>) -> Result<ChunkOutcome> {
         let chunk = self.fed..self.fed + row.feed.len();
         let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == row.feed) else {
             return Err(Error::Internal(format!("symbols {chunk:?} were to be fed, others were")));
@@ -239,13 +239,13 @@ impl Known {
         self.settled = self.settled.max(self.fed);
         let mut segments = 0;
         if !context {
-            segments = row.marks.iter().filter(|mark| mark.boundary).count();
+            segments = row.decisions.iter().filter(|mark| mark.boundary).count();
         }
         if self.tell.symbols && !context {
             let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
-            for (index, (&symbol, &mark)) in symbols.iter().zip(&row.marks).enumerate() {
-                let Told { logprob, top } = std::mem::take(&mut self.next);
-                told.push(Character { symbol, logprob, mark: self.tell.marks.then_some(mark), top });
+            for (index, (&symbol, &mark)) in symbols.iter().zip(&row.decisions).enumerate() {
+                let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
+                told.push(EmittedSymbol { symbol, logprob, decision: self.tell.marks.then_some(mark), top });
                 let following = self.at(chunk.start + index + 1);
                 if let (Some(vocabulary), Some(following)) = (vocabulary, following) {
                     let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
@@ -254,20 +254,20 @@ impl Known {
             }
         }
         let ends_window = self.fed == self.span.end && self.end_span(told);
-        Ok(Absorbed { segments, ends_window })
+        Ok(ChunkOutcome { segments, ends_window })
     }
 
     /// Goes on to the next window, if there is one. After the last one there is a symbol that none feeds: its mark is not
     /// known.
-    fn end_span(&mut self, told: &mut Vec<Character>) -> bool {
+    fn end_span(&mut self, told: &mut Vec<EmittedSymbol>) -> bool {
         let Some((windows, index)) = self.windows else { return false };
         if let Some(span) = self.window(index + 1) {
             (self.windows, self.span, self.fed) = (Some((windows, index + 1)), span, span.start);
             return true;
         }
         if let Some(symbol) = self.at(self.span.end) {
-            let Told { logprob, top } = std::mem::take(&mut self.next);
-            told.push(Character { symbol, logprob, mark: None, top });
+            let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
+            told.push(EmittedSymbol { symbol, logprob, decision: None, top });
         }
         self.settled = self.given;
         false

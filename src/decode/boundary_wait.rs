@@ -6,7 +6,7 @@
 //! bounded: a character that ends a segment comes at most `wait` symbol steps later than it would at once. No number
 //! changes: see [`contract`](super::contract).
 
-use super::contract::{Row, Status};
+use super::contract::{SequenceRow, StepStatus};
 
 /// Symbol steps that a row may wait, if nothing else is asked for.
 pub const BOUNDARY_WAIT: usize = 2;
@@ -20,11 +20,11 @@ pub const MAX_BOUNDARY_WAIT: usize = 64;
 /// They run if one of them has waited that long, or if there is nobody to wait for: a row alone never waits. They also run
 /// if one of them was fed a chunk. Its segments fill a step by themselves, and its prompt is not to be held up; whoever
 /// waits beside it comes along, since the weights are read anyway.
-pub fn is_due<'a>(mut waiting: impl Iterator<Item = &'a Row>, others: bool, wait: usize) -> bool {
+pub fn is_due<'a>(mut waiting: impl Iterator<Item = &'a SequenceRow>, others: bool, wait: usize) -> bool {
     waiting.any(|row| !others || row.waited >= wait || row.feed.len() > 1)
 }
 
 /// Counts the symbol step that is about to run for each row that waits while it does.
-pub fn count_step(rows: &mut [Row]) {
-    rows.iter_mut().filter(|row| row.status == Status::Waiting).for_each(|row| row.waited += 1);
+pub fn count_step(rows: &mut [SequenceRow]) {
+    rows.iter_mut().filter(|row| row.status == StepStatus::Waiting).for_each(|row| row.waited += 1);
 }

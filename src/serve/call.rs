@@ -1,6 +1,6 @@
 //! A call as transport, middleware and handlers share it: its id, its deadline, and the client that it belongs to.
 
-use super::traces::Trace;
+use super::traces::CallSpan;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
@@ -30,13 +30,13 @@ pub(super) struct Call {
     /// The client that the call belongs to.
     pub(super) principal: Principal,
     /// The OpenTelemetry span, if the call is traced.
-    pub(super) trace: Option<Trace>,
+    pub(super) span: Option<CallSpan>,
 }
 
 impl Call {
     /// A call that has just arrived.
     pub(super) fn new(id: Arc<str>, arrived: Instant) -> Self {
-        Self { id, arrived, deadline: None, principal: Principal::Unknown, trace: None }
+        Self { id, arrived, deadline: None, principal: Principal::Unknown, span: None }
     }
 
     /// Returns the call of a gRPC request.

@@ -3,7 +3,7 @@
 
 use crate::serve::{
     call::{Call, Peer, REQUEST_ID, request_id},
-    middleware::Next,
+    middleware::layer::Next,
 };
 use axum::{extract::FromRequestParts, http::request::Parts, response::Response};
 use std::{convert::Infallible, sync::Arc, time::Instant};

@@ -1,9 +1,10 @@
-//! Spans of calls, sent to a collector by OTLP: one for each call of `weir.v1`, and within it the phases of its job, queue,
-//! prefill and decode, as the engine measured them. No part of a text is ever in them.
+//! OpenTelemetry spans, sent to a collector over OTLP: one for each call of `weir.v1`, and within it the phases of its job (queue,
+//! prefill, decode) as the engine measured them. No part of a text is ever in them.
 //!
-//! A call that comes with `traceparent` (W3C Trace Context) is a part of that trace. Spans wait in a queue of the SDK's, which
-//! is bounded: a collector that is not there loses spans and nothing else.
+//! A call with the header `traceparent` (W3C Trace Context) is a part of that trace. Spans wait in a bounded queue of the SDK:
+//! without a collector spans are lost, and nothing else.
 
+use super::status::code_name;
 use crate::{
     decode::usage::{Timing, Usage},
     error::{Error, Result},
@@ -22,73 +23,83 @@ use opentelemetry_sdk::{
 use std::time::{Duration, SystemTime};
 use tonic::codegen::http::{HeaderMap, HeaderName};
 
-/// What the spans' names and attributes call this program.
+/// The name of this program in spans and attributes.
 const NAME: &str = "weir";
-/// How long the last spans may take to be sent when the server ends.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Maximum time for sending the last spans at shutdown.
+const FLUSH: Duration = Duration::from_secs(2);
 
-/// Where spans go.
+/// The exporter of spans.
 #[derive(Debug, Clone)]
 pub struct Traces {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
 
+/// A gRPC method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Method {
+    /// The full name of its service.
+    pub(super) service: &'static str,
+    /// Its name within the service.
+    pub(super) name: &'static str,
+}
+
 /// The span of a call that has not ended. Clones are the same span.
 #[derive(Clone)]
-pub(super) struct Trace {
+pub(super) struct CallSpan {
     tracer: SdkTracer,
     context: Context,
     began: SystemTime,
 }
 
 impl Traces {
-    /// To a collector's gRPC endpoint, of so large a part of the traces that begin here; a caller's own are sampled as the
-    /// caller says. The collector need not be there yet. To be called within a runtime.
+    /// Sends spans to a collector's gRPC endpoint, for this `share` of the traces that begin here. A client's own traces are
+    /// sampled as the client decides. The collector may start later. Must be called within a runtime.
     ///
     /// # Errors
-    /// It is no endpoint.
-    pub fn to(endpoint: &str, part: f64) -> Result<Self> {
+    /// [`Error::Setting`] if `endpoint` is not a valid endpoint.
+    pub fn to(endpoint: &str, share: f64) -> Result<Self> {
         let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build();
         let exporter = exporter.map_err(|error| Error::Setting(format!("--otlp {endpoint}: {error}")))?;
         let resource = Resource::builder().with_service_name(NAME);
         let resource = resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build();
-        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(part)));
+        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(share)));
         let provider = SdkTracerProvider::builder().with_sampler(sampler).with_resource(resource);
         let provider = provider.with_batch_exporter(exporter).build();
         let tracer = provider.tracer(NAME);
         Ok(Self { provider, tracer })
     }
 
-    /// Sends what is left, for two seconds at most.
+    /// Sends the remaining spans, for at most [`FLUSH`].
     pub(super) async fn close(self) {
-        let closed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FAREWELL)).await;
+        let closed = tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH)).await;
         if let Ok(Err(error)) = closed {
             tracing::warn!(%error, "the last spans were not sent");
         }
     }
 
-    /// The span of a call with these headers.
-    pub(super) fn begin(&self, (service, method): (&'static str, &'static str), headers: &HeaderMap) -> Trace {
+    /// Begins the span of a call with these headers.
+    pub(super) fn begin(&self, method: Method, headers: &HeaderMap) -> CallSpan {
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let began = SystemTime::now();
-        let span = self.tracer.span_builder(format!("{service}/{method}")).with_kind(SpanKind::Server);
-        let attributes = [("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", method)];
+        let Method { service, name } = method;
+        let attributes = [("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", name)];
+        let span = self.tracer.span_builder(format!("{service}/{name}")).with_kind(SpanKind::Server);
         let span =
             span.with_start_time(began).with_attributes(attributes.map(|(key, value)| KeyValue::new(key, value)));
         let span = span.start_with_context(&self.tracer, &parent);
-        Trace { tracer: self.tracer.clone(), context: parent.with_span(span), began }
+        CallSpan { tracer: self.tracer.clone(), context: parent.with_span(span), began }
     }
 }
 
-impl Trace {
-    /// Which request it is.
-    pub(super) fn name(&self, id: &str) {
+impl CallSpan {
+    /// Records the request's id.
+    pub(super) fn set_request_id(&self, id: &str) {
         self.context.span().set_attribute(KeyValue::new("weir.request_id", id.to_owned()));
     }
 
-    /// The call's job is done: its phases, and what was processed.
-    pub(super) fn done(&self, model: &str, usage: &Usage, timing: &Timing) {
+    /// Records the finished job: its phases as child spans, and its counts.
+    pub(super) fn record_job(&self, model: &str, usage: &Usage, timing: &Timing) {
         let count = |key: &'static str, value: usize| KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX));
         let steps = |key: &'static str, value: u64| KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX));
         self.context.span().set_attributes([
@@ -99,27 +110,31 @@ impl Trace {
             steps("weir.steps", timing.steps),
             steps("weir.middle_steps", timing.middle_steps),
         ]);
-        let at = |nanoseconds: u64| self.began + Duration::from_nanos(nanoseconds);
-        let (admitted, prefilled) = (timing.queue_ns, timing.queue_ns.saturating_add(timing.prefill_ns));
-        let phases = [("queue", 0, admitted), ("prefill", admitted, prefilled), ("decode", prefilled, timing.total_ns)];
-        for (name, from, to) in phases {
-            let span = self.tracer.span_builder(name).with_start_time(at(from));
-            span.start_with_context(&self.tracer, &self.context).end_with_timestamp(at(to));
+        let time = |nanoseconds: u64| self.began + Duration::from_nanos(nanoseconds);
+        let prefilled = timing.queue_ns.saturating_add(timing.prefill_ns);
+        let phases = [
+            ("queue", 0, timing.queue_ns),
+            ("prefill", timing.queue_ns, prefilled),
+            ("decode", prefilled, timing.total_ns),
+        ];
+        for (name, start, end) in phases {
+            let span = self.tracer.span_builder(name).with_start_time(time(start));
+            span.start_with_context(&self.tracer, &self.context).end_with_timestamp(time(end));
         }
     }
 
-    /// The call is over, with this status.
-    pub(super) fn end(&self, code: tonic::Code, name: &'static str) {
+    /// Ends the span with the call's status code.
+    pub(super) fn end(&self, code: tonic::Code) {
         let span = self.context.span();
         span.set_attribute(KeyValue::new("rpc.grpc.status_code", i64::from(i32::from(code))));
         if code != tonic::Code::Ok {
-            span.set_status(Status::error(name));
+            span.set_status(Status::error(code_name(code)));
         }
         span.end();
     }
 }
 
-/// A call's headers, for whoever looks for a parent in them.
+/// Lets the propagator look up the parent trace in a call's headers.
 struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {

@@ -54,7 +54,7 @@ impl Generation {
         let (job, plan) = convert::generate(request, engine.card())?;
         let encoder = Generated::new(plan, engine.card(), &call.id);
         let events = engine.submit(Job::Generate(job), terms(&call, priority))?;
-        Ok(ResponseStream::new(Source::new(events, engine, pass, call.trace.clone()), encoder, call))
+        Ok(ResponseStream::new(Source::new(events, engine, pass, call.span.clone()), encoder, call))
     }
 
     fn scored(&self, request: v1::ScoreRequest, call: Call) -> Result<ResponseStream<Scored>> {
@@ -65,7 +65,7 @@ impl Generation {
         let segments = card.pooled && card.vocabulary.specials().is_some();
         let encoder = Scored::new(seed, Arc::clone(&card.vocabulary), segments);
         let events = engine.submit(Job::Score(job), terms(&call, request.priority))?;
-        Ok(ResponseStream::new(Source::new(events, engine, pass, call.trace.clone()), encoder, call))
+        Ok(ResponseStream::new(Source::new(events, engine, pass, call.span.clone()), encoder, call))
     }
 
     async fn segmented(&self, request: v1::SegmentRequest, call: &Call) -> Result<v1::SegmentResponse> {
@@ -77,7 +77,7 @@ impl Generation {
         let events = engine.submit(Job::Score(job), terms(call, request.priority))?;
         let vocabulary = Arc::clone(&engine.card().vocabulary);
         let empty = v1::SegmentResponse { text, seed, ..Default::default() };
-        gather(Source::new(events, engine, pass, call.trace.clone()), empty, &vocabulary).await
+        gather(Source::new(events, engine, pass, call.span.clone()), empty, &vocabulary).await
     }
 }
 

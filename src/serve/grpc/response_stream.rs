@@ -12,7 +12,7 @@ use crate::{
         middleware::panics::caught,
         registry::{drain::Pass, engines::Lease},
         status::status,
-        traces::Trace,
+        traces::CallSpan,
     },
 };
 use std::{
@@ -30,13 +30,13 @@ pub(in crate::serve) struct Source {
     /// The engine that the job runs on: it stays until the answer is over.
     engine: Lease,
     /// The span of the call, if it has one.
-    trace: Option<Trace>,
+    trace: Option<CallSpan>,
     ended: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
 impl Source {
     /// Of a job that runs by this pass.
-    pub(in crate::serve) fn new(events: Events, engine: Lease, mut pass: Pass, trace: Option<Trace>) -> Self {
+    pub(in crate::serve) fn new(events: Events, engine: Lease, mut pass: Pass, trace: Option<CallSpan>) -> Self {
         Self { events, engine, trace, ended: Box::pin(async move { pass.ended().await }) }
     }
 
@@ -54,7 +54,7 @@ impl Source {
             _ => None,
         };
         if let (Some((usage, timing)), Some(trace)) = (done, &self.trace) {
-            trace.done(&self.engine.card().name, usage, timing);
+            trace.record_job(&self.engine.card().name, usage, timing);
         }
         Poll::Ready(event)
     }

@@ -82,7 +82,7 @@ impl Summarization {
                 (events, Some(Receiving(task.abort_handle())))
             }
         };
-        let source = Source::new(events, engine, pass, call.trace.clone());
+        let source = Source::new(events, engine, pass, call.span.clone());
         Ok(ResponseStream::new(source, encoder.with(receiving), call))
     }
 }
@@ -168,7 +168,7 @@ fn wrong(field: &'static str, found: &str, bound: &str) -> Error {
 
 /// A request that did not come whole, or cannot be read, by the status that ended it.
 fn incomplete(status: Status) -> Error {
-    if let Some(error) = tonic_errors::meant(&status) {
+    if let Some(error) = tonic_errors::unreadable(&status) {
         return error;
     }
     let code = match status.code() {

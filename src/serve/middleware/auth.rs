@@ -1,11 +1,14 @@
-//! Who may call. Health and reflection are open to everyone that may connect: balancers ask for the one and tools for the
-//! other, and neither tells anything about the models' users.
+//! Authentication. Health and reflection are open to every client that may connect: load balancers and tools call them, and they
+//! reveal nothing about the models' users.
 
-use super::{Call, Next, ResponseFuture, status::status};
+use super::layer::{Next, ResponseFuture};
 use crate::{
     config::Keys,
     error::{Error, Result},
-    serve::call::{Peer, Principal},
+    serve::{
+        call::{Call, Peer, Principal},
+        status::status,
+    },
 };
 use std::sync::Arc;
 use tonic::{
@@ -18,19 +21,19 @@ use tower::ServiceExt;
 const OPEN: [&str; 3] =
     ["/grpc.health.v1.Health/", "/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/"];
 
-/// The same questions in another protocol.
+/// The health methods of the Open Inference Protocol, which need no key either.
 const OPEN_METHODS: [&str; 2] =
     ["/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"];
 
-/// The service that calls others within the process on behalf of whoever calls it, and by their key.
+/// The service that calls other services within the process with the client's key.
 const ON_BEHALF: &str = "/inference.GRPCInferenceService/";
 
-/// The service that has a guard of its own.
+/// The service that checks a token by itself.
 const GUARDED: &str = "/weir.v1.Admin/";
 
-/// Finds out who calls, and refuses those who do not bring a key where one is needed. The key goes no further than
-/// this, but for calls that are made on the caller's behalf.
-pub(in crate::serve) fn authenticate(
+/// Stores the principal in the call, and rejects calls without a valid key where one is needed. Removes the key from the
+/// request, except where the service calls others on the client's behalf.
+pub(super) fn authenticate(
     keys: Option<Arc<Keys>>,
 ) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
     move |mut request, next| {
@@ -38,17 +41,17 @@ pub(in crate::serve) fn authenticate(
         let path = request.uri().path();
         let open = OPEN.iter().any(|service| path.starts_with(service)) || OPEN_METHODS.contains(&path);
         let passed_on = path.starts_with(ON_BEHALF);
-        // Its calls bring a token instead, which its own guard looks at.
+        // Its calls carry a token instead, which its own interceptor checks.
         let guarded = path.starts_with(GUARDED);
         let keys = keys.as_deref().filter(|_| !open && !guarded);
-        let principal = keys.map_or_else(|| Ok(unauthenticated(&request)), |keys| holder(keys, request.headers()));
+        let principal = keys.map_or_else(|| Ok(unauthenticated(&request)), |keys| key_owner(keys, request.headers()));
         if !guarded && !passed_on {
             request.headers_mut().remove(AUTHORIZATION);
         }
         match principal {
             Ok(principal) => call.principal = principal,
             Err(error) => {
-                tracing::info!(%error, "refused");
+                tracing::info!(%error, "rejected");
                 return Box::pin(std::future::ready(Ok(status(&error, &call.id).into_http())));
             }
         }
@@ -58,11 +61,11 @@ pub(in crate::serve) fn authenticate(
     }
 }
 
-/// Who brings this key.
-fn holder(keys: &Keys, headers: &HeaderMap) -> Result<Principal> {
+/// Returns the owner of the API key in `headers`.
+fn key_owner(keys: &Keys, headers: &HeaderMap) -> Result<Principal> {
     let refuse = |why| Error::Unauthenticated { why };
-    let mut given = headers.get_all(AUTHORIZATION).iter();
-    let (Some(value), None) = (given.next(), given.next()) else {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
         return Err(refuse("send one header `authorization: Bearer KEY`"));
     };
     let Some(key) = bearer(value.as_bytes()) else {
@@ -71,13 +74,13 @@ fn holder(keys: &Keys, headers: &HeaderMap) -> Result<Principal> {
     keys.find(key).map(Principal::Key).ok_or_else(|| refuse("this API key is not known here"))
 }
 
-/// The secret in an `authorization` header.
-pub(in crate::serve) fn bearer(value: &[u8]) -> Option<&[u8]> {
+/// Returns the secret in the value of an `authorization` header.
+pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, secret) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(secret)
 }
 
-/// Who calls where no key is asked for: the owner of the connection's certificate, else whoever is at its address.
+/// Returns the principal of a call without a key: the owner of the client certificate, else the client's address.
 fn unauthenticated(request: &Request<Body>) -> Principal {
     let Some(Peer { address, certificate }) = request.extensions().get() else { return Principal::Unknown };
     match (certificate, address) {
@@ -89,14 +92,14 @@ fn unauthenticated(request: &Request<Body>) -> Principal {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Around, *};
+    use super::{super::layer::Around, *};
     use tonic::codegen::http::Response;
     use tower::{Layer, service_fn};
 
     const KEY: &str = "a-key-that-alice-has";
 
-    /// Who a call is from, as the services see it; none if it is refused.
-    async fn caller(keys: bool, path: &str, header: Option<&str>, peer: Peer) -> Option<String> {
+    /// Returns the principal that the services see, or `None` if the call is rejected.
+    async fn principal(keys: bool, path: &str, header: Option<&str>, peer: Peer) -> Option<String> {
         let keys = keys.then(|| Arc::new(Keys::parse(&format!("alice:{KEY}")).unwrap()));
         let service = service_fn(|request: Request<Body>| async move {
             assert!(request.headers().get(AUTHORIZATION).is_none(), "the key goes on");
@@ -118,32 +121,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_best_that_is_known_is_who_calls() {
-        let (bearer, path) = (format!("Bearer {KEY}"), "/weir.v1.Generation/Generate");
+    async fn a_key_wins_over_a_certificate_and_that_over_an_address() {
+        let bearer = format!("Bearer {KEY}");
+        let path = "/weir.v1.Generation/Generate";
         let named = |name: &str| Some(name.to_owned());
-        assert_eq!(caller(true, path, Some(&bearer), peer(Some("app"))).await, named("key:alice"));
-        assert_eq!(caller(false, path, Some(&bearer), peer(Some("app"))).await, named("certificate:app"));
-        assert_eq!(caller(false, path, None, peer(None)).await, named("address:10.1.2.3"));
-        let nobody = Peer { address: None, certificate: None };
-        assert_eq!(caller(false, path, None, nobody).await, named(""));
+        assert_eq!(principal(true, path, Some(&bearer), peer(Some("app"))).await, named("key:alice"));
+        assert_eq!(principal(false, path, Some(&bearer), peer(Some("app"))).await, named("certificate:app"));
+        assert_eq!(principal(false, path, None, peer(None)).await, named("address:10.1.2.3"));
+        let unknown = Peer { address: None, certificate: None };
+        assert_eq!(principal(false, path, None, unknown).await, named(""));
     }
 
     #[tokio::test]
     async fn a_certificate_is_no_key() {
-        assert_eq!(caller(true, "/weir.v1.Models/ListModels", None, peer(Some("app"))).await, None);
+        assert_eq!(principal(true, "/weir.v1.Models/ListModels", None, peer(Some("app"))).await, None);
     }
 
     #[tokio::test]
     async fn all_but_health_and_reflection_need_a_key() {
         for open in OPEN {
-            assert!(caller(true, &format!("{open}Any"), None, peer(None)).await.is_some(), "{open}");
-            // Not even what only looks like one of them.
+            assert!(principal(true, &format!("{open}Any"), None, peer(None)).await.is_some(), "{open}");
+            // A service whose name only begins alike is not open.
             let other = format!("{}s/Any", open.trim_end_matches('/'));
-            assert_eq!(caller(true, &other, None, peer(None)).await, None, "{other}");
+            assert_eq!(principal(true, &other, None, peer(None)).await, None, "{other}");
         }
         for open in OPEN_METHODS {
-            assert!(caller(true, open, None, peer(None)).await.is_some(), "{open}");
-            assert_eq!(caller(true, &format!("{open}s"), None, peer(None)).await, None);
+            assert!(principal(true, open, None, peer(None)).await.is_some(), "{open}");
+            assert_eq!(principal(true, &format!("{open}s"), None, peer(None)).await, None);
         }
         for path in [
             "/inference.GRPCInferenceService/ModelReady",
@@ -152,7 +156,7 @@ mod tests {
             "/",
             "//grpc.health.v1.Health/Check",
         ] {
-            assert_eq!(caller(true, path, None, peer(None)).await, None, "{path}");
+            assert_eq!(principal(true, path, None, peer(None)).await, None, "{path}");
         }
     }
 }

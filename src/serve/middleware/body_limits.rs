@@ -1,9 +1,16 @@
-//! What requests may take while they come in. Each connection may have many calls, and each call a message of some length:
-//! together that is far more than a server has, so that there is a limit for all of them together, of which one caller may have
-//! a part; and for the time, so that what never comes whole does not keep its room.
+//! Limits on request bodies while they arrive. Each connection may carry many calls, each with a long message; together they could
+//! exceed the server's memory. So one limit covers all bodies, one tenant gets only a part of it, and a body that does not arrive
+//! in time loses its memory.
 
-use super::{Call, Next, ResponseFuture, compression::Heads, status::status};
-use crate::{config::Wire, error::Error, serve::registry::drain::draining};
+use super::{
+    compression::MessageScanner,
+    layer::{Next, ResponseFuture},
+};
+use crate::{
+    config::Wire,
+    error::Error,
+    serve::{call::Call, registry::drain::draining, status::status},
+};
 use http_body::{Body as HttpBody, Frame};
 use std::{
     collections::HashMap,
@@ -24,219 +31,235 @@ use tonic::{
 };
 use tower::ServiceExt;
 
-/// When to try again: what is on its way is there soon, or is given up.
+/// When a rejected client should retry: bodies that are arriving have arrived by then, or are given up.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The part of the room that one caller leaves to others: one in so many.
-const KEPT: usize = 8;
+/// One tenant leaves 1/`RESERVED_SHARE` of the memory to others.
+const RESERVED_SHARE: usize = 8;
 
-/// How long a request has to come in whole once the server begins to end.
-const LAST: Duration = Duration::from_secs(1);
+/// How long a body may still take to arrive once the server begins to shut down.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// The method whose body is a stream of requests, each on its own.
-pub(in crate::serve) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// The method whose body is a stream of separate requests.
+pub(crate) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// The method that runs while its request comes in.
-pub(in crate::serve) const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
+/// The method that runs while its request arrives.
+pub(super) const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
 
-/// Counts the bytes of requests until their bodies have been read or dropped, and refuses what is too much for all, or for one
-/// caller; and what does not come in whole in time. A compressed message that has come in whole counts with what it may become until
-/// the body is dropped: whoever reads a body keeps the memory that its largest message took.
+/// Counts the bytes of bodies until they are read or dropped. Rejects a body that exceeds the limit of all bodies or of its
+/// tenant, or that does not arrive in time.
 ///
-/// A request that has not come in whole soon after the server begins to end is refused; but a document that is being read is a
-/// request that runs, which goes on like any other.
-pub(in crate::serve) fn limit(
+/// A compressed message that has arrived counts with its largest possible decompressed size until the body is dropped: the
+/// decoder keeps the memory that its largest message took.
+///
+/// A body that has not arrived soon after the server begins to shut down is rejected. A document that is being read is a running
+/// request, which continues like any other.
+pub(super) fn limit(
     wire: &Wire,
     ending: watch::Receiver<bool>,
 ) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
-    let (most, time) = (wire.request_memory, wire.upload);
-    let own = (most - most / KEPT).max(wire.message_bytes);
-    // no message becomes longer; one alone is never too much
-    let grows = wire.message_bytes.min(own - wire.message_bytes);
-    let room = Arc::new(Room { most, own, held: Mutex::default() });
+    let limit = wire.request_memory;
+    let timeout = wire.upload;
+    let tenant_limit = (limit - limit / RESERVED_SHARE).max(wire.message_bytes);
+    // A message never decompresses to more than `message_bytes`, and a single one must always fit.
+    let max_expanded = wire.message_bytes.min(tenant_limit - wire.message_bytes);
+    let memory = Arc::new(BodyMemory { limit, tenant_limit, usage: Mutex::default() });
     move |mut request, next| {
         let call = Call::of_http(&request);
         let id = Arc::clone(&call.id);
-        let held = Arc::new(Portion { room: Arc::clone(&room), caller: call.tenant(), taken: Mutex::default() });
-        // A stream of requests is none that has to come in whole: each of them is.
-        let each = request.uri().path() == STREAM;
-        let runs = (request.uri().path() == UPLOAD).then_some(false);
-        if each {
-            request.extensions_mut().insert(Received(Arc::clone(&held)));
+        let reserved = Reservation { memory: Arc::clone(&memory), tenant: call.tenant(), bytes: Mutex::default() };
+        let reserved = Arc::new(reserved);
+        // A stream of requests need not arrive as a whole: each request must.
+        let is_stream = request.uri().path() == STREAM;
+        let started = (request.uri().path() == UPLOAD).then_some(false);
+        if is_stream {
+            request.extensions_mut().insert(StreamMemory(Arc::clone(&reserved)));
         }
-        let (late, mut ending) = (Box::pin(sleep(time)), ending.clone());
-        let ends = Box::pin(async move {
-            // nobody is left to tell: that is an end, too
+        let mut ending = ending.clone();
+        let drained = Box::pin(async move {
+            // An error means that the sender is gone, which also ends the server.
             let _ = ending.wait_for(|ending| *ending).await;
-            sleep(LAST).await;
+            sleep(GRACE).await;
         });
-        let meter = |body| Metered { body, id, held, heads: Heads::default(), grows, each, runs, time, late, ends };
-        Box::pin(next.oneshot(request.map(|body| Body::new(meter(body)))))
+        let scanner = MessageScanner::default();
+        let late = Box::pin(sleep(timeout));
+        let limited = |body| LimitedBody {
+            body,
+            id,
+            reserved,
+            scanner,
+            max_expanded,
+            is_stream,
+            started,
+            timeout,
+            late,
+            drained,
+        };
+        Box::pin(next.oneshot(request.map(|body| Body::new(limited(body)))))
     }
 }
 
-/// Room for requests that come in.
-struct Room {
-    /// Bytes of all.
-    most: usize,
-    /// Bytes of one caller.
-    own: usize,
-    held: Mutex<Held>,
+/// The memory that arriving bodies share.
+struct BodyMemory {
+    /// Maximum bytes of all bodies.
+    limit: usize,
+    /// Maximum bytes of one tenant's bodies.
+    tenant_limit: usize,
+    usage: Mutex<MemoryUsage>,
 }
 
-/// Bytes that are there.
+/// Bytes in use.
 #[derive(Default)]
-struct Held {
-    all: usize,
-    /// By caller; nobody who has none.
-    of: HashMap<Arc<str>, usize>,
+struct MemoryUsage {
+    total: usize,
+    /// Bytes of each tenant that has any.
+    by_tenant: HashMap<Arc<str>, usize>,
 }
 
-impl Room {
-    fn take(&self, caller: &Arc<str>, bytes: usize) -> Result<(), Error> {
-        let mut held = self.held();
-        let own = held.of.get(caller).map_or(bytes, |own| own.saturating_add(bytes));
-        let all = held.all.saturating_add(bytes);
+impl BodyMemory {
+    fn reserve(&self, tenant: &Arc<str>, bytes: usize) -> Result<(), Error> {
+        let mut usage = self.usage();
+        let own = usage.by_tenant.get(tenant).map_or(bytes, |own| own.saturating_add(bytes));
+        let total = usage.total.saturating_add(bytes);
         let full = |what, limit| Err(Error::QueueFull { what, limit, retry: RETRY });
-        if all > self.most {
-            return full("bytes of requests that are coming in", self.most);
+        if total > self.limit {
+            return full("bytes of requests that are coming in", self.limit);
         }
-        if own > self.own {
-            return full("bytes of one caller's requests that are coming in", self.own);
+        if own > self.tenant_limit {
+            return full("bytes of one caller's requests that are coming in", self.tenant_limit);
         }
-        held.all = all;
-        held.of.insert(Arc::clone(caller), own);
+        usage.total = total;
+        usage.by_tenant.insert(Arc::clone(tenant), own);
         Ok(())
     }
 
-    fn give_back(&self, caller: &Arc<str>, bytes: usize) {
-        let mut held = self.held();
-        held.all -= bytes;
-        if let Some(own) = held.of.get_mut(caller) {
+    fn release(&self, tenant: &Arc<str>, bytes: usize) {
+        let mut usage = self.usage();
+        usage.total -= bytes;
+        if let Some(own) = usage.by_tenant.get_mut(tenant) {
             *own -= bytes;
             if *own == 0 {
-                held.of.remove(caller);
+                usage.by_tenant.remove(tenant);
             }
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn usage(&self) -> MutexGuard<'_, MemoryUsage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What one body takes of the room.
-struct Portion {
-    room: Arc<Room>,
-    caller: Arc<str>,
-    taken: Mutex<Taken>,
+/// The memory of one body.
+struct Reservation {
+    memory: Arc<BodyMemory>,
+    tenant: Arc<str>,
+    bytes: Mutex<ReservedBytes>,
 }
 
 #[derive(Default)]
-struct Taken {
-    /// Bytes that have come and are not read yet.
-    came: usize,
-    /// Bytes that its largest compressed message may have become.
-    grown: usize,
+struct ReservedBytes {
+    /// Bytes that have arrived and are not read yet.
+    arrived: usize,
+    /// Maximum decompressed size of the largest compressed message so far.
+    expanded: usize,
 }
 
-impl Portion {
-    /// Takes more; returns whether there was none before.
-    fn take(&self, more: usize) -> Result<bool, Error> {
-        let mut taken = self.taken();
-        self.room.take(&self.caller, more)?;
-        let first = taken.came == 0;
-        taken.came += more;
+impl Reservation {
+    /// Reserves `more` bytes that have arrived. Returns true if no others were waiting to be read.
+    fn add(&self, more: usize) -> Result<bool, Error> {
+        let mut bytes = self.bytes();
+        self.memory.reserve(&self.tenant, more)?;
+        let first = bytes.arrived == 0;
+        bytes.arrived += more;
         Ok(first)
     }
 
-    /// Takes what is missing to so many for what a message may become.
-    fn grow(&self, bytes: usize) -> Result<(), Error> {
-        let mut taken = self.taken();
-        if bytes > taken.grown {
-            self.room.take(&self.caller, bytes - taken.grown)?;
-            taken.grown = bytes;
+    /// Raises the memory for decompressed messages to `size`.
+    fn expand_to(&self, size: usize) -> Result<(), Error> {
+        let mut bytes = self.bytes();
+        if size > bytes.expanded {
+            self.memory.reserve(&self.tenant, size - bytes.expanded)?;
+            bytes.expanded = size;
         }
         Ok(())
     }
 
-    /// Gives back what has come.
-    fn read(&self) {
-        let came = std::mem::take(&mut self.taken().came);
-        self.room.give_back(&self.caller, came);
+    /// Releases the bytes that had arrived: they are read.
+    fn release_arrived(&self) {
+        let arrived = std::mem::take(&mut self.bytes().arrived);
+        self.memory.release(&self.tenant, arrived);
     }
 
-    /// Gives back all.
-    fn end(&self) {
-        let Taken { came, grown } = std::mem::take(&mut *self.taken());
-        self.room.give_back(&self.caller, came + grown);
+    fn release_all(&self) {
+        let ReservedBytes { arrived, expanded } = std::mem::take(&mut *self.bytes());
+        self.memory.release(&self.tenant, arrived + expanded);
     }
 
     fn is_empty(&self) -> bool {
-        self.taken().came == 0
+        self.bytes().arrived == 0
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn bytes(&self) -> MutexGuard<'_, ReservedBytes> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Told by whoever reads a stream of requests that one has been read: its room is free again, and so is the time for the next.
+/// The memory of a stream of requests, which its reader releases after each request.
 #[derive(Clone)]
-pub(in crate::serve) struct Received(Arc<Portion>);
+pub(crate) struct StreamMemory(Arc<Reservation>);
 
-impl Received {
-    /// One has.
-    pub(in crate::serve) fn one(&self) {
-        self.0.read();
+impl StreamMemory {
+    /// Releases the bytes of a request that has been read, and gives the next one its full time.
+    pub(crate) fn release(&self) {
+        self.0.release_arrived();
     }
 }
 
-/// A request's body, and the room that its bytes take.
-struct Metered {
+/// The body of a request, with the memory that it uses.
+struct LimitedBody {
     body: Body,
     id: Arc<str>,
-    held: Arc<Portion>,
-    heads: Heads,
-    /// Bytes at most that a compressed message may become.
-    grows: usize,
-    /// Whether it is a stream of requests.
-    each: bool,
-    /// Whether the call runs already, if it does while its request comes in.
-    runs: Option<bool>,
-    /// How long one may take to come in.
-    time: Duration,
-    /// When all of it must be there.
+    reserved: Arc<Reservation>,
+    scanner: MessageScanner,
+    /// Maximum bytes that count for a compressed message.
+    max_expanded: usize,
+    /// True for a stream of separate requests.
+    is_stream: bool,
+    /// For a call that runs while its request arrives: whether it has begun.
+    started: Option<bool>,
+    /// How long a request may take to arrive.
+    timeout: Duration,
+    /// When the current request must have arrived.
     late: Pin<Box<Sleep>>,
-    /// Soon after the server begins to end.
-    ends: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+    /// Ready soon after the server begins to shut down.
+    drained: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
 }
 
-impl Metered {
-    /// Takes room for bytes that have come, and for what they may become; returns whether there were none before.
-    fn meter(&mut self, bytes: &[u8]) -> Result<bool, Error> {
-        let first = self.held.take(bytes.len())?;
-        self.held.grow(self.heads.follow(bytes).min(self.grows))?;
+impl LimitedBody {
+    /// Reserves memory for bytes that have arrived, and for what they may decompress to. Returns true if no others were waiting.
+    fn reserve(&mut self, bytes: &[u8]) -> Result<bool, Error> {
+        let first = self.reserved.add(bytes.len())?;
+        self.reserved.expand_to(self.scanner.scan(bytes).min(self.max_expanded))?;
         Ok(first)
     }
 }
 
-impl Drop for Metered {
+impl Drop for LimitedBody {
     fn drop(&mut self) {
-        self.held.end();
+        self.reserved.release_all();
     }
 }
 
-impl HttpBody for Metered {
+impl HttpBody for LimitedBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            let error = if self.runs != Some(true) && self.ends.as_mut().poll(cx).is_ready() {
+            let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
                 draining()
-            } else if self.each && self.held.is_empty() {
-                // between two requests of a stream any time may pass
+            } else if self.is_stream && self.reserved.is_empty() {
+                // Any time may pass between two requests of a stream.
                 return Poll::Pending;
             } else {
                 ready!(self.late.as_mut().poll(cx));
@@ -244,14 +267,14 @@ impl HttpBody for Metered {
             };
             return Poll::Ready(Some(Err(status(&error, &self.id))));
         };
-        if let Some(runs) = &mut self.runs {
-            *runs = true;
+        if let Some(started) = &mut self.started {
+            *started = true;
         }
         if let Some(bytes) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-            match self.meter(bytes) {
-                Ok(first) if first && self.each => {
-                    let end = Instant::now() + self.time;
-                    self.late.as_mut().reset(end);
+            match self.reserve(bytes) {
+                Ok(first) if first && self.is_stream => {
+                    let deadline = Instant::now() + self.timeout;
+                    self.late.as_mut().reset(deadline);
                 }
                 Ok(_) => {}
                 Err(full) => return Poll::Ready(Some(Err(status(&full, &self.id)))),

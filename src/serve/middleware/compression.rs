@@ -1,13 +1,13 @@
-//! Compressed messages. Whatever a client of gRPC may compress with is read; a message that grows over the limit for messages is
-//! refused like one that came so long.
+//! Compressed messages. The server reads gzip and deflate; a message that decompresses to more than the limit is rejected like one
+//! that was sent that long.
 //!
-//! Answers of one message are compressed the way the request was, if it was: most clients say that they could read compressed
-//! answers without wanting any. Streams of texts, scores and summaries are not compressed: a character has fewer bytes than a compressed message's head and
-//! checksum, and should not wait for either.
+//! A unary response is compressed the way its request was: most clients announce that they read compressed responses without
+//! wanting any. Streams of texts, scores and summaries are not compressed: a character is shorter than the header and checksum
+//! of a compressed message, and should not wait for either.
 
 use super::{
-    Next, ResponseFuture,
     body_limits::{STREAM, UPLOAD},
+    layer::{Next, ResponseFuture},
 };
 use tonic::{
     body::Body,
@@ -15,90 +15,93 @@ use tonic::{
 };
 use tower::ServiceExt;
 
-/// What a client compresses with.
-const USED: HeaderName = HeaderName::from_static("grpc-encoding");
-/// What it reads.
-const READ: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+/// The encoding of the request.
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+/// The encodings that the client reads.
+const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
-/// Methods that answer with streams, of short messages most of them.
+/// Methods that answer with a stream, mostly of short messages.
 const STREAMED: [&str; 4] = ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", UPLOAD, STREAM];
 
-/// So many bytes at most come of one that is compressed: deflate's shortest word for its longest repetition, 258 bytes in 2 bits.
+/// Maximum growth of a compressed byte: deflate encodes a repetition of 258 bytes in at least 2 bits.
 const GROWTH: usize = 1032;
-/// Bytes of a message's head: whether it is compressed, and its length.
-const HEAD: usize = 5;
+/// Length in bytes of a gRPC message's header: the compressed flag, and the length.
+const HEADER: usize = 5;
 
-/// A service, of messages of so many bytes, that reads what is compressed and may compress what it answers.
+/// Configures a service for messages of at most `$bytes` bytes, compressed or not, in both directions.
 macro_rules! compressing {
     ($service:expr, $bytes:expr) => {
         [tonic::codec::CompressionEncoding::Gzip, tonic::codec::CompressionEncoding::Deflate]
             .into_iter()
-            .fold($service.max_decoding_message_size($bytes), |service, way| {
-                service.accept_compressed(way).send_compressed(way)
+            .fold($service.max_decoding_message_size($bytes), |service, encoding| {
+                service.accept_compressed(encoding).send_compressed(encoding)
             })
     };
 }
-pub(in crate::serve) use compressing;
+pub(crate) use compressing;
 
-/// Where a body is among its messages.
+/// Follows the gRPC messages in a body, however the bytes are split.
 #[derive(Default)]
-pub(in crate::serve) struct Heads {
-    head: [u8; HEAD],
-    /// Bytes of the head that have come.
-    have: usize,
-    /// Bytes of the message behind it that have not.
-    left: usize,
+pub(super) struct MessageScanner {
+    header: [u8; HEADER],
+    /// Bytes of the current header that have arrived.
+    header_len: usize,
+    /// Bytes of the current message that are still to come.
+    remaining: usize,
 }
 
-impl Heads {
-    /// Takes the body's next bytes. What the largest compressed message that has come in whole with them may become; 0, if none has.
-    pub(in crate::serve) fn follow(&mut self, mut bytes: &[u8]) -> usize {
-        let mut most = 0;
+impl MessageScanner {
+    /// Takes the next bytes of the body. Returns the maximum size that any compressed message completed by them may decompress
+    /// to, or 0 if they complete none.
+    pub(super) fn scan(&mut self, mut bytes: &[u8]) -> usize {
+        let mut max = 0;
         loop {
-            if self.have < HEAD {
-                let (head, rest) = bytes.split_at(bytes.len().min(HEAD - self.have));
-                self.head[self.have..][..head.len()].copy_from_slice(head);
-                (self.have, bytes) = (self.have + head.len(), rest);
-                if self.have < HEAD {
-                    return most;
+            if self.header_len < HEADER {
+                let (header, rest) = bytes.split_at(bytes.len().min(HEADER - self.header_len));
+                self.header[self.header_len..][..header.len()].copy_from_slice(header);
+                self.header_len += header.len();
+                bytes = rest;
+                if self.header_len < HEADER {
+                    return max;
                 }
-                self.left = self.length();
+                self.remaining = self.message_len();
             }
-            let now = bytes.len().min(self.left);
-            (self.left, bytes) = (self.left - now, &bytes[now..]);
-            if self.left > 0 {
-                return most;
+            let taken = bytes.len().min(self.remaining);
+            self.remaining -= taken;
+            bytes = &bytes[taken..];
+            if self.remaining > 0 {
+                return max;
             }
-            if self.head[0] != 0 {
-                most = most.max(self.length().saturating_mul(GROWTH));
+            if self.header[0] != 0 {
+                max = max.max(self.message_len().saturating_mul(GROWTH));
             }
-            self.have = 0;
+            self.header_len = 0;
             if bytes.is_empty() {
-                return most;
+                return max;
             }
         }
     }
 
-    fn length(&self) -> usize {
-        let [_, a, b, c, d] = self.head;
+    fn message_len(&self) -> usize {
+        let [_, a, b, c, d] = self.header;
         u32::from_be_bytes([a, b, c, d]) as usize
     }
 }
 
-/// Whether answers may be compressed in this way.
-fn reads(headers: &HeaderMap, way: &HeaderValue) -> bool {
-    let told = headers.get(READ).and_then(|told| told.to_str().ok()).unwrap_or_default();
-    told.split(',').any(|told| way.as_bytes() == told.trim().as_bytes())
+/// Returns true if the client reads this encoding.
+fn accepts(headers: &HeaderMap, encoding: &HeaderValue) -> bool {
+    let accepted = headers.get(ACCEPTED).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    accepted.split(',').any(|accepted| encoding.as_bytes() == accepted.trim().as_bytes())
 }
 
-/// Leaves of the ways in which an answer could be compressed the one that its request was.
-pub(in crate::serve) fn mirror(mut request: Request<Body>, next: Next) -> ResponseFuture {
-    let plain = STREAMED.contains(&request.uri().path());
+/// Reduces the accepted encodings to the one that the request uses, or to none.
+pub(super) fn mirror(mut request: Request<Body>, next: Next) -> ResponseFuture {
+    let streamed = STREAMED.contains(&request.uri().path());
     let headers = request.headers_mut();
-    let used = headers.get(USED).filter(|way| !plain && reads(headers, way)).cloned();
+    let used = headers.get(ENCODING).filter(|encoding| !streamed && accepts(headers, encoding)).cloned();
     match used {
-        Some(way) => drop(headers.insert(READ, way)),
-        None => drop(headers.remove(READ)),
+        Some(encoding) => drop(headers.insert(ACCEPTED, encoding)),
+        None => drop(headers.remove(ACCEPTED)),
     }
     Box::pin(next.oneshot(request))
 }
@@ -108,19 +111,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_counts_once_it_is_whole_however_it_is_cut() {
+    fn a_message_counts_once_it_is_complete_however_it_is_split() {
         let message = |compressed: u8, length: u32| {
             [&[compressed][..], &length.to_be_bytes(), &vec![7; length as usize]].concat()
         };
         let body = [message(0, 9), message(1, 3), message(1, 0), message(0, 0), message(1, 2)].concat();
-        assert_eq!(Heads::default().follow(&body), 3 * GROWTH);
-        for cut in 1..body.len() {
-            let mut heads = Heads::default();
-            let told: Vec<_> = body.chunks(cut).map(|bytes| heads.follow(bytes)).collect();
-            assert_eq!(told.iter().copied().max(), Some(3 * GROWTH), "{told:?}");
-            // the message of three ends with the 22nd byte
-            let before = told.iter().take(21 / cut).copied().max().unwrap_or(0);
-            assert_eq!(before, 0, "{told:?}");
+        assert_eq!(MessageScanner::default().scan(&body), 3 * GROWTH);
+        for size in 1..body.len() {
+            let mut scanner = MessageScanner::default();
+            let sizes: Vec<_> = body.chunks(size).map(|bytes| scanner.scan(bytes)).collect();
+            assert_eq!(sizes.iter().copied().max(), Some(3 * GROWTH), "{sizes:?}");
+            // The message of three bytes ends with the 22nd byte.
+            let before = sizes.iter().take(21 / size).copied().max().unwrap_or(0);
+            assert_eq!(before, 0, "{sizes:?}");
         }
     }
 }

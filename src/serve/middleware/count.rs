@@ -1,14 +1,15 @@
-//! Counts every call at its end, by method and status code, and traces it until then.
+//! Counts every call at its end, by method and status code, and ends its span.
 //!
-//! A stream's status is in its trailers, so that the answer's body is watched; one that is dropped before its end was
-//! cancelled by the client.
+//! A stream's status is in its trailers, so this middleware watches the body of the response. A body that is dropped before its
+//! end means that the client cancelled the call.
 
-use super::{Call, Next, ResponseFuture};
+use super::layer::{Next, ResponseFuture};
 use crate::{
     metrics::Metrics,
     serve::{
+        call::Call,
         status::code_name,
-        traces::{Trace, Traces},
+        traces::{CallSpan, Method, Traces},
     },
 };
 use http_body::{Body as _, Frame, SizeHint};
@@ -27,7 +28,7 @@ use tonic::{
 };
 use tower::ServiceExt;
 
-/// The services and methods that are counted by name; all others are `other`, or clients could make up series.
+/// The services and methods that are counted by name. All others count as `other`, or clients could create series at will.
 const METHODS: [(&str, &[&str]); 9] = [
     ("weir.v1.Generation", &["Generate", "Score", "Segment"]),
     ("weir.v1.Summarization", &["Summarize"]),
@@ -55,82 +56,80 @@ const METHODS: [(&str, &[&str]); 9] = [
 ];
 /// The header or trailer with the status.
 const STATUS: &str = "grpc-status";
-/// What the names of our own services begin with.
+/// The prefix of our own services' names.
 const OWN: &str = "weir.v1.";
-const OTHER: (&str, &str) = ("other", "other");
+const OTHER: Method = Method { service: "other", name: "other" };
 
-/// Counts calls in these metrics, and traces those of our own services.
-pub(in crate::serve) fn count(
+/// Counts calls in `metrics`, and traces those of our own services.
+pub(super) fn count(
     metrics: Arc<Metrics>,
     traces: Option<Traces>,
 ) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
     move |mut request, next| {
         let method = method(request.uri().path());
-        let traces = traces.as_ref().filter(|_| method.0.starts_with(OWN));
-        let trace = traces.map(|traces| traces.begin(method, request.headers()));
-        if let Some(trace) = &trace {
+        let traces = traces.as_ref().filter(|_| method.service.starts_with(OWN));
+        let span = traces.map(|traces| traces.begin(method, request.headers()));
+        if let Some(span) = &span {
             let mut call = Call::of_http(&request);
-            trace.name(&call.id);
-            call.trace = Some(trace.clone());
+            span.set_request_id(&call.id);
+            call.span = Some(span.clone());
             request.extensions_mut().insert(call);
         }
-        // Until something else is known it may be that the client goes away.
-        let mut call = Open { metrics: Arc::clone(&metrics), trace, method, code: Code::Cancelled };
+        // Until a status is known, the call counts as cancelled by the client.
+        let mut call = OpenCall { metrics: Arc::clone(&metrics), span, method, code: Code::Cancelled };
         Box::pin(async move {
-            let answer = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
-            // An answer without a body has its status here.
-            if answer.body().is_end_stream() || answer.headers().contains_key(STATUS) {
-                call.ended(Some(answer.headers()));
+            let response = next.oneshot(request).await.inspect_err(|_| call.code = Code::Internal)?;
+            // A response without a body has its status in the headers.
+            if response.body().is_end_stream() || response.headers().contains_key(STATUS) {
+                call.set_code(Some(response.headers()));
             }
-            Ok(answer.map(|body| Body::new(Watched { body, call })))
+            Ok(response.map(|body| Body::new(CountedBody { body, call })))
         })
     }
 }
 
-/// A call that has not ended.
-struct Open {
+/// A call that has not ended. It is counted when this is dropped.
+struct OpenCall {
     metrics: Arc<Metrics>,
-    trace: Option<Trace>,
-    method: (&'static str, &'static str),
-    /// Its status, once that is known.
+    span: Option<CallSpan>,
+    method: Method,
     code: Code,
 }
 
-/// An answer's body on its way to the client.
-struct Watched {
+/// The body of a response on its way to the client.
+struct CountedBody {
     body: Body,
-    call: Open,
+    call: OpenCall,
 }
 
-impl Open {
-    /// The last that is sent is known.
-    fn ended(&mut self, trailers: Option<&HeaderMap>) {
+impl OpenCall {
+    /// Reads the status code from the last headers or trailers of the response.
+    fn set_code(&mut self, trailers: Option<&HeaderMap>) {
         let status = trailers.and_then(|trailers| trailers.get(STATUS));
         self.code = status.map_or(Code::Unknown, |status| Code::from_bytes(status.as_bytes()));
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenCall {
     fn drop(&mut self) {
-        let (service, method) = self.method;
-        self.metrics.called(service, method, code_name(self.code));
-        if let Some(trace) = &self.trace {
-            trace.end(self.code, code_name(self.code));
+        self.metrics.called(self.method.service, self.method.name, code_name(self.code));
+        if let Some(span) = &self.span {
+            span.end(self.code);
         }
     }
 }
 
-impl http_body::Body for Watched {
+impl http_body::Body for CountedBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
         match &frame {
-            Some(Ok(frame)) if frame.is_trailers() => self.call.ended(frame.trailers_ref()),
+            Some(Ok(frame)) if frame.is_trailers() => self.call.set_code(frame.trailers_ref()),
             Some(Ok(_)) => {}
             Some(Err(_)) => self.call.code = Code::Internal,
-            None if self.call.code == Code::Cancelled => self.call.ended(None),
+            None if self.call.code == Code::Cancelled => self.call.set_code(None),
             None => {}
         }
         Poll::Ready(frame)
@@ -145,11 +144,11 @@ impl http_body::Body for Watched {
     }
 }
 
-/// The service and method of a path, if they are known.
-fn method(path: &str) -> (&'static str, &'static str) {
+/// Returns the method that a path names, or [`OTHER`].
+fn method(path: &str) -> Method {
     let known = |(service, methods): &(&'static str, &[&'static str])| {
         let method = path.strip_prefix('/')?.strip_prefix(service)?.strip_prefix('/')?;
-        methods.iter().find(|known| **known == method).map(|method| (*service, *method))
+        methods.iter().find(|known| **known == method).map(|name| Method { service, name })
     };
     METHODS.iter().find_map(known).unwrap_or(OTHER)
 }
@@ -160,7 +159,8 @@ mod tests {
 
     #[test]
     fn only_known_methods_are_named() {
-        assert_eq!(method("/weir.v1.Generation/Generate"), ("weir.v1.Generation", "Generate"));
+        let generate = Method { service: "weir.v1.Generation", name: "Generate" };
+        assert_eq!(method("/weir.v1.Generation/Generate"), generate);
         for path in ["", "/", "/weir.v1.Generation", "/weir.v1.Generation/", "/weir.v1.Generation/Made", "/a/b"] {
             assert_eq!(method(path), OTHER, "{path:?}");
         }

@@ -1,7 +1,10 @@
 //! The deadline that a client sets with `grpc-timeout`.
 
-use super::{Call, Next, ResponseFuture, status::status};
-use crate::error::{Error, Result, clip};
+use super::layer::{Next, ResponseFuture};
+use crate::{
+    error::{Error, Result, clip},
+    serve::{call::Call, status::status},
+};
 use std::{
     pin::pin,
     task::Poll,

@@ -1,7 +1,7 @@
 //! The log span of a call. No part of a request's text is ever logged.
 
-use super::{Call, Next, ResponseFuture};
-use crate::error::clip;
+use super::layer::{Next, ResponseFuture};
+use crate::{error::clip, serve::call::Call};
 use std::time::Instant;
 use tonic::{Code, Status, body::Body, codegen::http::Request};
 use tower::ServiceExt;

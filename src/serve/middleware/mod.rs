@@ -5,6 +5,7 @@ pub(super) mod body_limits;
 pub(super) mod compression;
 mod count;
 mod deadline;
+pub(super) mod layer;
 mod log_span;
 pub(super) mod panics;
 mod request_id;
@@ -12,73 +13,18 @@ mod request_id;
 mod testing;
 pub(super) mod tonic_errors;
 
-use super::{call::Call, status, traces::Traces};
+use super::traces::Traces;
 use crate::{config::Wire, metrics::Metrics};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use layer::{Around, Next, ResponseFuture};
+use std::sync::Arc;
 use tokio::sync::watch;
 use tonic::{
     Code,
     body::Body,
-    codegen::{
-        StdError,
-        http::{Request, Response, StatusCode},
-    },
+    codegen::http::{Request, StatusCode},
     service::Routes,
 };
-use tower::{
-    Layer, Service, ServiceExt,
-    util::{BoxCloneSyncService, MapErr},
-};
-
-/// The rest of the stack, as one middleware sees it.
-pub(super) type Next = BoxCloneSyncService<Request<Body>, Response<Body>, StdError>;
-type Answered = Result<Response<Body>, StdError>;
-/// The response future of a middleware.
-pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
-
-/// A [`Layer`] made from a function of the request and the rest of the stack.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Around<F>(pub(super) F);
-
-/// The service that [`Around`] makes from the one below it.
-#[derive(Clone)]
-pub(super) struct Surrounded<F> {
-    around: F,
-    next: Next,
-}
-
-impl<S, F: Clone> Layer<S> for Around<F>
-where
-    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + Sync + 'static,
-    S::Error: Into<StdError>,
-    S::Future: Send + 'static,
-{
-    type Service = Surrounded<F>;
-
-    fn layer(&self, inner: S) -> Surrounded<F> {
-        let next = BoxCloneSyncService::new(MapErr::new(inner, Into::into));
-        Surrounded { around: self.0.clone(), next }
-    }
-}
-
-impl<F: Fn(Request<Body>, Next) -> ResponseFuture> Service<Request<Body>> for Surrounded<F> {
-    type Response = Response<Body>;
-    type Error = StdError;
-    type Future = ResponseFuture;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        // Each call waits for its own clone of the service below.
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
-        (self.around)(request, self.next.clone())
-    }
-}
+use tower::{Layer, ServiceExt};
 
 /// Puts the middleware around the services, innermost first.
 pub(super) fn stack(
@@ -92,8 +38,8 @@ pub(super) fn stack(
     let calls = Around(compression::mirror).layer(routes);
     // Around the services: only their code can panic, and the middleware above should see an ordinary failure.
     let calls = Around(panics::catch).layer(calls);
-    // Directly above tonic, whose message it replaces before anything counts or logs the failure.
-    let calls = Around(tonic_errors::reword).layer(calls);
+    // Directly above tonic: it adds code and details to failures of tonic's before anything counts or logs them.
+    let calls = Around(tonic_errors::add_details).layer(calls);
     // Above the services, because it may stop waiting for their response.
     let calls = Around(deadline::enforce).layer(calls);
     // Below the middleware that may refuse a call; above the services, which read the body.

@@ -1,43 +1,61 @@
 //! A panic in a service fails its own call with INTERNAL, and nothing else.
 
-use super::{Call, Next, ResponseFuture, status::status};
-use crate::error::{Error, Result};
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
-    task::Poll,
+use super::layer::{Next, ResponseFuture};
+use crate::{
+    error::{Error, Result},
+    serve::{call::Call, status::status},
 };
-use tonic::{body::Body, codegen::http::Request};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+use tonic::{
+    body::Body,
+    codegen::http::{Request, Response},
+};
 use tower::ServiceExt;
+use tower_http::catch_panic::{CatchPanic, ResponseForPanic};
 
 /// Answers INTERNAL if the service panics before its response begins.
 pub(super) fn catch(request: Request<Body>, next: Next) -> ResponseFuture {
-    Box::pin(async move {
-        let id = Call::of_http(&request).id;
-        let mut response = pin!(next.oneshot(request));
-        std::future::poll_fn(|cx| match caught(|| response.as_mut().poll(cx)) {
-            Ok(poll) => poll,
-            Err(error) => {
-                tracing::error!(%error, "failed");
-                Poll::Ready(Ok(status(&error, &id).into_http()))
-            }
-        })
-        .await
-    })
+    let call = PanickedCall(Call::of_http(&request).id);
+    Box::pin(async move { Ok(CatchPanic::custom(next, call).oneshot(request).await?.map(Body::new)) })
 }
 
-/// Runs `work`, which may panic.
+/// The response to a panic, for the call with this id.
+#[derive(Clone)]
+struct PanickedCall(Arc<str>);
+
+impl ResponseForPanic for PanickedCall {
+    type ResponseBody = Body;
+
+    fn response_for_panic(&mut self, _: Box<dyn Any + Send>) -> Response<Body> {
+        let error = panicked();
+        tracing::error!(%error, "failed");
+        status(&error, &self.0).into_http()
+    }
+}
+
+/// Runs `work` on a response that has begun, whose panics [`catch`] no longer sees.
 ///
 /// # Errors
 /// [`Error::Internal`] if it panics. The caller must drop whatever `work` was changing.
-pub(in crate::serve) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::Internal("a panic; the log tells where".into()))
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| panicked())
+}
+
+fn panicked() -> Error {
+    Error::Internal("a panic; the log tells where".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::testing::{Answered, code, respond},
+        super::{
+            layer::Answered,
+            testing::{code, respond},
+        },
         *,
     };
 

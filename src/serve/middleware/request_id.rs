@@ -1,6 +1,6 @@
 //! Gives each call its id, and the response the header that carries it.
 
-use super::{Next, ResponseFuture};
+use super::layer::{Next, ResponseFuture};
 use crate::serve::call::{Call, REQUEST_ID, request_id};
 use std::{sync::Arc, time::Instant};
 use tonic::{

@@ -1,7 +1,8 @@
 //! One call through one middleware, for its tests.
 
-pub(super) use super::Answered;
-use super::{Around, Call, Next, ResponseFuture};
+pub(super) use super::layer::Answered;
+use super::layer::{Around, Next, ResponseFuture};
+use crate::serve::call::Call;
 use std::time::Instant;
 use tonic::{
     Code, Status,

@@ -1,0 +1,63 @@
+//! A middleware as a function of the request and the rest of the stack.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+use tonic::{
+    body::Body,
+    codegen::{
+        StdError,
+        http::{Request, Response},
+    },
+};
+use tower::{
+    Layer, Service,
+    util::{BoxCloneSyncService, MapErr},
+};
+
+/// The rest of the stack, as one middleware sees it.
+pub(crate) type Next = BoxCloneSyncService<Request<Body>, Response<Body>, StdError>;
+pub(super) type Answered = Result<Response<Body>, StdError>;
+/// The response future of a middleware.
+pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
+
+/// A [`Layer`] made from a function of the request and the rest of the stack.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Around<F>(pub(super) F);
+
+/// The service that [`Around`] makes from the one below it.
+#[derive(Clone)]
+pub(super) struct Surrounded<F> {
+    around: F,
+    next: Next,
+}
+
+impl<S, F: Clone> Layer<S> for Around<F>
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + Sync + 'static,
+    S::Error: Into<StdError>,
+    S::Future: Send + 'static,
+{
+    type Service = Surrounded<F>;
+
+    fn layer(&self, inner: S) -> Surrounded<F> {
+        let next = BoxCloneSyncService::new(MapErr::new(inner, Into::into));
+        Surrounded { around: self.0.clone(), next }
+    }
+}
+
+impl<F: Fn(Request<Body>, Next) -> ResponseFuture> Service<Request<Body>> for Surrounded<F> {
+    type Response = Response<Body>;
+    type Error = StdError;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StdError>> {
+        // Each call waits for its own clone of the service below.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
+        (self.around)(request, self.next.clone())
+    }
+}

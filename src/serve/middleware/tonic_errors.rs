@@ -1,128 +1,146 @@
-//! What the gRPC library says by itself of calls that do not reach a service, in our words: with a reason and the request's id, and
-//! by the code that says whose fault it is.
+//! Failures that tonic reports by itself, for calls whose request it cannot read, with our codes and details.
+//!
+//! tonic's code is not enough: it reports a message that is not protobuf, one that cannot be decompressed, and one that breaks off
+//! as INTERNAL. The prefixes below tell them apart, and a test pins them to the version of tonic. Clients get tonic's message
+//! unchanged.
 
-use super::{Call, Next, ResponseFuture, status::status};
-use crate::error::{Error, clip};
-use tonic::{Status, body::Body, codegen::http::Request};
+use super::layer::{Next, ResponseFuture};
+use crate::{
+    error::{Error, clip},
+    serve::{call::Call, status::status},
+};
+use tonic::{Code, Status, body::Body, codegen::http::Request};
 use tower::ServiceExt;
 
-/// Bytes of a path that are told.
+/// Maximum bytes of a path that an error repeats.
 const PATH_BYTES: usize = 128;
-/// What the library says first of a message that is not protobuf.
+/// How prost's message begins for bytes that are not protobuf.
 const DECODING: &str = "failed to decode Protobuf message: ";
-/// What it says first of one that is not compressed as it says, or grows too long.
+/// How tonic's message begins for a message that is not compressed as declared, or decompresses to more than the limit.
 const DECOMPRESSING: &str = "Error decompressing: ";
-/// What it says first of one that is longer than the limit.
+/// How tonic's message begins for a message that was sent longer than the limit.
 const TOO_LONG: &str = "Error, decoded message length too large: ";
-/// What it adds to that.
-const SENDING: &str = ", while sending request";
-/// What a document is sent in, which the library knows by one name: the message's kind, and the field.
+/// Fields of the oneof `part`, which prost names `part`, by the type of the message inside.
 const PARTS: [(&str, &str); 2] = [("SummarizeOptions", "options"), ("DocumentChunk", "chunk")];
 
-/// Says what the library has said in our words.
-pub(in crate::serve) fn reword(request: Request<Body>, next: Next) -> ResponseFuture {
-    let (call, uri) = (Call::of_http(&request), request.uri().clone());
+/// Gives a response of tonic's own our code and details.
+pub(super) fn add_details(request: Request<Body>, next: Next) -> ResponseFuture {
+    let call = Call::of_http(&request);
+    let uri = request.uri().clone();
     Box::pin(async move {
         let response = next.oneshot(request).await?;
-        let Some(said) = Status::from_header_map(response.headers()) else { return Ok(response) };
-        let unknown = said.code() == tonic::Code::Unimplemented && said.message().is_empty();
-        let path = || Error::UnknownMethod { path: clip(uri.path(), PATH_BYTES) };
-        let error = if unknown { Some(path()) } else { meant(&said) };
+        let Some(answer) = Status::from_header_map(response.headers()) else { return Ok(response) };
+        let error = if answer.code() == Code::Unimplemented && answer.message().is_empty() {
+            Some(Error::UnknownMethod { path: clip(uri.path(), PATH_BYTES) })
+        } else {
+            unreadable(&answer)
+        };
         Ok(error.map_or(response, |error| status(&error, &call.id).into_http()))
     })
 }
 
-/// What a status of the library's means, if it is about a message that cannot be read.
-pub(in crate::serve) fn meant(said: &Status) -> Option<Error> {
-    // ours have details
-    if !said.details().is_empty() {
-        return None;
+/// Returns the error that a status of tonic's stands for, if it is about a message that tonic cannot read.
+pub(crate) fn unreadable(answer: &Status) -> Option<Error> {
+    let message = answer.message();
+    // Our own statuses have details.
+    if !answer.details().is_empty() {
+        None
+    } else if message.starts_with(TOO_LONG) || message.starts_with(DECOMPRESSING) && answer.code() != Code::Internal {
+        Some(Error::Oversized { what: "the message", limit: last_number(message)? })
+    } else if message.starts_with(DECODING) {
+        Some(undecodable(message))
+    } else {
+        message.starts_with(DECOMPRESSING).then(|| Error::Unreadable { field: None, why: message.to_owned() })
     }
-    let why = |text: &str| text.strip_suffix(SENDING).unwrap_or(text).to_owned();
-    if let Some(text) = said.message().strip_prefix(DECOMPRESSING) {
-        return Some(match said.code() {
-            // as one that came so long
-            tonic::Code::ResourceExhausted => oversized(text)?,
-            _ => Error::Unreadable { field: None, why: format!("the message cannot be decompressed: {}", why(text)) },
-        });
-    }
-    if let Some(lengths) = said.message().strip_prefix(TOO_LONG) {
-        return oversized(lengths);
-    }
-    undecoded(said.message())
 }
 
-/// What is meant by what is said of a message that is too long: the last number is the limit.
-fn oversized(said: &str) -> Option<Error> {
-    let limit = said.split(|sign: char| !sign.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()?;
-    Some(Error::Oversized { what: "the message", limit })
+/// Returns the error for a message that prost cannot decode, with the field that prost names.
+pub(crate) fn undecodable(message: &str) -> Error {
+    let path = message.strip_prefix(DECODING).unwrap_or_default();
+    Error::Unreadable { field: field(path), why: message.to_owned() }
 }
 
-/// What is meant by what is said of a message that is not protobuf.
-pub(in crate::serve) fn undecoded(said: &str) -> Option<Error> {
-    let (field, text) = place(said.strip_prefix(DECODING)?);
-    let why = format!("{}: {text}", field.as_deref().unwrap_or("the message"));
-    Some(Error::Unreadable { field, why })
+/// Returns the last number in `message`: the limit.
+fn last_number(message: &str) -> Option<usize> {
+    message.split(|sign: char| !sign.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
 }
 
-/// The field that is wrong, if it can be told, and what is wrong with it, of `Inner.field: Outer.field: what`.
-fn place(text: &str) -> (Option<String>, &str) {
-    let (mut field, mut kind, mut rest) = (None::<String>, "", text);
-    while let Some((step, after)) = rest.split_once(": ") {
+/// Returns the path of the field in `Inner.field: Outer.field: reason`, outermost first.
+fn field(mut path: &str) -> Option<String> {
+    let mut field = None::<String>;
+    let mut inner = "";
+    while let Some((step, rest)) = path.split_once(": ") {
         let Some((message, name)) = step.split_once('.').filter(|_| !step.contains(' ')) else { break };
-        let part = PARTS.iter().find(|(inner, _)| name == "part" && *inner == kind);
+        let part = PARTS.iter().find(|(kind, _)| name == "part" && *kind == inner);
         let name = part.map_or(name, |(_, name)| *name);
         field = Some(field.map_or_else(|| name.to_owned(), |inner| format!("{name}.{inner}")));
-        (kind, rest) = (message, after);
+        inner = message;
+        path = rest;
     }
-    (field, rest)
+    field
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Code;
+    use crate::error;
     use prost::Message;
+    use tonic::codec::CompressionEncoding::Gzip;
     use weir_proto::v1;
 
-    /// What is meant by the library's refusal of these bytes as such a message.
-    fn refused<M: Message + Default + std::fmt::Debug>(bytes: &[u8]) -> Error {
-        let error = M::decode(bytes).unwrap_err();
-        meant(&Status::internal(error.to_string())).unwrap()
-    }
-
-    fn of(error: &Error) -> (Option<&str>, Code) {
+    /// Returns the field and code of the error for bytes that are no such message.
+    fn decode<M: Message + Default + std::fmt::Debug>(bytes: &[u8]) -> (Option<String>, error::Code) {
+        let message = M::decode(bytes).unwrap_err().to_string();
+        let error = unreadable(&Status::internal(&message)).unwrap();
+        assert_eq!(error.to_string(), message);
+        let code = error.code();
         let Error::Unreadable { field, .. } = error else { panic!("{error:?}") };
-        (field.as_deref(), error.code())
+        (field, code)
     }
 
     #[test]
-    fn fields_are_named_as_the_schema_has_them() {
-        let bad = Code::InvalidArgument;
-        let error = refused::<v1::GenerateRequest>(b"\x12\x01\xff");
-        assert_eq!(of(&error), (Some("prompt"), bad));
-        assert!(error.to_string().starts_with("prompt: ") && error.to_string().contains("UTF-8"), "{error}");
-        let error = refused::<v1::SummarizeRequest>(b"\x12\x03\x0a\x01\xff");
-        assert_eq!(of(&error), (Some("chunk.text"), bad));
-        let error = refused::<v1::SummarizeRequest>(b"\x0a\x03\x0a\x01\xff");
-        assert_eq!(of(&error), (Some("options.model"), bad));
-        let error = refused::<v1::GenerateRequest>(&[0, 0]);
-        assert_eq!(of(&error), (None, bad));
-        assert!(error.to_string().starts_with("the message: "), "{error}");
+    fn fields_are_named_as_in_the_schema() {
+        let bad = error::Code::InvalidArgument;
+        assert_eq!(decode::<v1::GenerateRequest>(b"\x12\x01\xff"), (Some("prompt".into()), bad));
+        assert_eq!(decode::<v1::SummarizeRequest>(b"\x12\x03\x0a\x01\xff"), (Some("chunk.text".into()), bad));
+        assert_eq!(decode::<v1::SummarizeRequest>(b"\x0a\x03\x0a\x01\xff"), (Some("options.model".into()), bad));
+        assert_eq!(decode::<v1::GenerateRequest>(&[0, 0]), (None, bad));
+    }
+
+    /// Sends one message to a service of tonic's, which takes up to 8 bytes, and returns its status.
+    async fn answer(compressed: bool, message: &[u8]) -> (Code, String) {
+        let (_, service) = tonic_health::server::health_reporter();
+        let body = [&[u8::from(compressed)][..], &(message.len() as u32).to_be_bytes(), message].concat();
+        let body = Body::new(axum::body::Body::from(body));
+        let request = Request::post("/grpc.health.v1.Health/Check").header("grpc-encoding", "gzip").body(body).unwrap();
+        let service = service.max_decoding_message_size(8).accept_compressed(Gzip);
+        let response = service.oneshot(request).await.unwrap();
+        let status = Status::from_header_map(response.headers()).unwrap();
+        (status.code(), status.message().to_owned())
+    }
+
+    /// A new version may word its messages differently: check [`unreadable`] then, and adapt this test.
+    #[tokio::test]
+    async fn tonic_0_14_9_and_prost_0_14_4_word_their_messages_like_this() {
+        let lock = include_str!("../../../Cargo.lock");
+        for pinned in ["\"tonic\"\nversion = \"0.14.9\"\n", "\"prost\"\nversion = \"0.14.4\"\n"] {
+            assert!(lock.contains(pinned), "{pinned}");
+        }
+        let long = "Error, decoded message length too large: found 9 bytes, the limit is: 8 bytes";
+        assert_eq!(answer(false, &[0; 9]).await, (Code::OutOfRange, long.into()));
+        let compressed = "Error decompressing: unexpected end of file, while sending request";
+        assert_eq!(answer(true, b"what").await, (Code::Internal, compressed.into()));
+        let text = "failed to decode Protobuf message: HealthCheckRequest.service: invalid string value: data is not UTF-8 encoded";
+        assert_eq!(answer(false, b"\x0a\x01\xff").await, (Code::Internal, text.into()));
+        let oversized = unreadable(&Status::out_of_range(long)).unwrap();
+        assert_eq!(oversized.to_string(), "the message: more than 8 bytes, which is the limit");
+        assert!(matches!(unreadable(&Status::internal(compressed)), Some(Error::Unreadable { field: None, .. })));
     }
 
     #[test]
-    fn a_message_that_is_too_long_keeps_its_code() {
-        let said = format!("{TOO_LONG}found 9 bytes, the limit is: 8 bytes");
-        let error = meant(&Status::out_of_range(said)).unwrap();
-        assert_eq!(error.code(), Code::OutOfRange);
-        assert_eq!(error.to_string(), "the message: more than 8 bytes, which is the limit");
-    }
-
-    #[test]
-    fn only_the_library_is_translated() {
+    fn only_statuses_of_tonic_are_changed() {
         let ours = status(&Error::Internal(format!("{DECODING}x")), "r");
-        assert!(meant(&ours).is_none());
-        assert!(meant(&Status::internal("something else")).is_none());
+        assert!(unreadable(&ours).is_none());
+        assert!(unreadable(&Status::internal("something else")).is_none());
     }
 }

@@ -12,8 +12,8 @@ use crate::{
     serve::{
         in_process::{Caller, Services},
         middleware::{
-            body_limits::Received,
-            tonic_errors::{meant, undecoded},
+            body_limits::StreamMemory,
+            tonic_errors::{undecodable, unreadable},
         },
         status::status,
     },
@@ -33,7 +33,7 @@ pub(super) struct Exchange {
     /// None once there will be no more.
     incoming: Option<Streaming<Heard>>,
     /// To be told of each request that has been read.
-    received: Option<Received>,
+    received: Option<StreamMemory>,
     /// Requests so far.
     count: u64,
     /// Those that are being answered, by their numbers.
@@ -67,7 +67,7 @@ impl Exchange {
                 Poll::Ready(Some(Err(said))) => {
                     // headers are on their way: here the library's words are not translated by others
                     let worded = |error| fail::renamed(&status(&error, self.caller.id()));
-                    self.failure = Some(meant(&said).map_or(said, worded));
+                    self.failure = Some(unreadable(&said).map_or(said, worded));
                     self.incoming = None;
                 }
                 Poll::Ready(None) => self.incoming = None,
@@ -77,16 +77,13 @@ impl Exchange {
 
     fn begin(&mut self, heard: Heard) {
         if let Some(received) = &self.received {
-            received.one();
+            received.release();
         }
         self.count += 1;
         let caller = self.caller.numbered(self.count);
         let refuse = |id: &str, error: &Error| Talk::refused(id, &fail::renamed(&status(error, caller.id())));
         let talk = match heard {
-            Err(said) => {
-                let meant = undecoded(&said);
-                refuse("", &meant.unwrap_or(Error::Unreadable { field: None, why: format!("a request: {said}") }))
-            }
+            Err(said) => refuse("", &undecodable(&said)),
             Ok(request) => {
                 let id = id_of(&request);
                 match Inquiry::read(request) {

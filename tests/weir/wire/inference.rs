@@ -319,7 +319,11 @@ async fn garbage_between_requests_ends_neither_them_nor_the_stream() {
             told.entry(answer.id.clone()).or_default().push_str(&words(&answer, "text_output"));
         } else {
             // as one that is sent alone is refused
-            assert!(message.error_message.starts_with("the message: "), "{}", message.error_message);
+            assert!(
+                message.error_message.starts_with("failed to decode Protobuf message: "),
+                "{}",
+                message.error_message
+            );
             refused += 1;
         }
     }

@@ -12,7 +12,7 @@ pub use keys::Keys;
 pub use tls::{Tls, TlsFiles};
 pub use token::Token;
 
-use crate::{engine::handle::Limits, error::Error, family::load};
+use crate::{engine::Limits, error::Error, family::load};
 use std::{
     fmt,
     io::Read,

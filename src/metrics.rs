@@ -8,7 +8,7 @@ pub mod ledger;
 mod meter;
 mod totals;
 
-use crate::{decode::options::FinishReason, engine::handle::Handle, error::Code};
+use crate::{decode::options::FinishReason, engine::Handle, error::Code};
 pub use meter::Meter;
 use prometheus_client::{
     encoding::text,
@@ -249,14 +249,14 @@ impl Series {
         let (mut cache_bytes, mut cache_entries, mut generations) = (0, 0, 0);
         let (mut document_bytes, mut document_entries) = (0, 0);
         for engine in engines {
-            let (load, cache) = (engine.load(), engine.cache());
+            let (load, cache) = (engine.load(), engine.segment_cache_usage());
             running += signed(load.running);
             waiting += signed(load.queued);
             bytes += signed(load.bytes);
             limit = signed(engine.memory().limit).saturating_add(limit);
             cache_bytes += signed(cache.bytes);
             cache_entries += signed(cache.entries);
-            let documents = engine.documents();
+            let documents = engine.document_cache_usage();
             document_bytes += signed(documents.bytes);
             document_entries += signed(documents.entries);
             generations += 1;

@@ -10,7 +10,7 @@ use crate::{
         options::{Details, EmittedSymbol, FinishReason, Generate, Sampling, Stopping},
         usage::{Timing, Usage},
     },
-    engine::handle::{Event, Handle, Job, Limits},
+    engine::{Event, Handle, Job, Limits},
     error::{Error, Result},
     text::StreamDetokenizer,
 };

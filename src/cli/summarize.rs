@@ -16,7 +16,7 @@ use crate::{
         options::Sampling,
         summary::{EncodedDocument, Summarize, SummaryResult},
     },
-    engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source},
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits},
     error::{Error, Result},
     report::rouge::rouge,
     text::StreamDetokenizer,
@@ -201,7 +201,7 @@ impl Writer {
         told: &mut dyn FnMut(Told<'_>) -> Result<()>,
     ) -> Result<(Arc<EncodedDocument>, Box<SummaryResult>)> {
         let (upload, arriving) = self.engine.upload();
-        let mut events: Events = self.engine.summarize(&self.request, Source::Arriving(arriving), None)?;
+        let mut events: Events = self.engine.summarize(&self.request, DocumentSource::Uploading(arriving), None)?;
         upload.push(&document.ids, &document.places);
         upload.close(document.cut);
         let mut read = None;

@@ -1,157 +1,52 @@
-//! The engine as others see it: submit a job, read its events, drop the receiver to cancel.
+//! The handle of an engine: submit a request, read its events, drop the receiver to cancel.
 
-use super::{cache, calibration::Calibrated, observer::Observer, shelf, tally::Counters};
+use super::{
+    api::{Events, Job, Limits, Load, Phase, Terms},
+    cache::{DocumentCacheUsage, SegmentCacheUsage},
+    calibration::{Calibrated, Missing, timing},
+    counters::Counters,
+    observer::Observer,
+    request::{
+        Request, RequestKind,
+        event_sender::EventSender,
+        summary::SummaryRequest,
+        text::TextRequest,
+        upload::{self, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
+    },
+    scheduler::PRIORITIES,
+    shared::Inner,
+    worker,
+};
 use crate::{
     decode::{
-        boundary_wait::BOUNDARY_WAIT,
         contract::{Card, KvMemory, Model},
         document,
-        options::{EmittedSymbol, FinishReason, Generate, Score},
-        summary::{DocumentProgress, EncodedDocument, PoolingUpdate, Summarize, SummaryResult},
-        usage::{Timing, Usage},
+        session::Session,
+        summary::Summarize,
     },
-    error::Result,
+    error::{Error, Result, clip},
 };
 use std::{
     ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
 
-pub use super::{
-    scheduler::PRIORITIES,
-    upload::{Arriving, Upload},
-};
+/// Maximum bytes of an unknown document id that an error message repeats.
+const MAX_ID_BYTES: usize = 64;
 
-/// Limits of one model's engine. All are told to clients.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Requests that may run at once: the rows of a step.
-    pub rows: usize,
-    /// Requests that may wait.
-    pub queue: usize,
-    /// Symbols of the prompts that wait, together.
-    pub queued_symbols: usize,
-    /// Symbols of a step: prompts are fed in chunks beside the rows that decode.
-    pub chunk: usize,
-    /// How long a step with prompts may last, about, while others generate: it feeds fewer of their symbols if `chunk` takes
-    /// longer. Zero: as long as it takes.
-    pub step: Duration,
-    /// Events that wait for a reader before its row pauses.
-    pub events: usize,
-    /// Symbol steps that a row may wait for a segment step, so that rows share it. 0: none waits.
-    pub boundary_wait: usize,
-    /// How long a reader may take nothing of what is ready before its job ends.
-    pub stall: Duration,
-    /// Bytes of key-value memory in which states of texts are kept for later jobs; 0: none are.
-    pub cache_bytes: usize,
-    /// Bytes in which encoded documents are kept for later jobs; 0: none are.
-    pub document_bytes: usize,
-    /// How long a document is kept that no job asks for.
-    pub document_keep: Duration,
-    /// How long the model's steps may be timed when it is launched, so that the gain can be estimated; zero: they are not.
-    pub calibration: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            rows: 32,
-            queue: 256,
-            queued_symbols: 1 << 22,
-            chunk: 256,
-            step: Duration::from_millis(50),
-            events: 256,
-            boundary_wait: BOUNDARY_WAIT,
-            stall: Duration::from_secs(30),
-            cache_bytes: 0,
-            document_bytes: 0,
-            document_keep: Duration::from_secs(600),
-            calibration: Duration::from_secs(2),
-        }
-    }
-}
-
-/// What is to be done.
-#[derive(Debug, Clone)]
-pub enum Job {
-    /// Generate text.
-    Generate(Generate),
-    /// Score a text, or find its segments.
-    Score(Score),
-}
-
-/// On whose behalf a job runs, and under which conditions.
-#[derive(Debug, Clone, Default)]
-pub struct Terms {
-    /// When its outcome is worth nothing any more.
-    pub deadline: Option<Instant>,
-    /// Who asks: jobs of one tenant share what one tenant may have. Empty: nobody in particular.
-    pub tenant: Arc<str>,
-    /// Higher goes first, among the jobs of its tenant: -8 to 7.
-    pub priority: i32,
-}
-
-impl From<Option<Instant>> for Terms {
-    fn from(deadline: Option<Instant>) -> Self {
-        Self { deadline, ..Self::default() }
-    }
-}
-
-/// A document to be summarised.
-pub enum Source {
-    /// One that is on its way: see [`Handle::upload`].
-    Arriving(Arriving),
-    /// One that was encoded for an earlier job of the same tenant: its id.
-    Kept(String),
-}
-
-/// What happened to a job, in order: `Started`, any number of `Characters`, `Finished`; or an error at any place, last. A summary's
-/// job tells `Started`, any number of `DocumentProgress` and `PoolingUpdate`, `EncodedDocument`, any number of `Characters`, `SummaryResult`.
-#[derive(Debug, Clone)]
-pub enum Event {
-    /// The job got a row.
-    Started {
-        /// Symbols of the prompt, or of the document, that came from the cache.
-        cached_chars: usize,
-    },
-    /// The next symbols: of the prompt if echoed or scored, then generated ones. Final: no stop string is told in part, and
-    /// nothing of a summary that another hypothesis may still replace.
-    Characters(Vec<EmittedSymbol>),
-    /// What is told of a document and its summary.
-    Document(DocumentEvent),
-    /// The end.
-    Finished {
-        /// Why.
-        reason: FinishReason,
-        /// What was processed.
-        usage: Usage,
-        /// Where the time went.
-        timing: Timing,
-    },
-}
-
-/// What happens to a document.
-#[derive(Debug, Clone)]
-pub enum DocumentEvent {
-    /// How far it is. Not told to those who read slowly.
-    Reading(DocumentProgress),
-    /// What the next poolings have chosen. Not told to those who read slowly: all choices come with `EncodedDocument` again.
-    Chosen(Box<PoolingUpdate>),
-    /// It is encoded.
-    Encoded(Arc<EncodedDocument>),
-    /// The end of its summary.
-    Summarized(Box<SummaryResult>),
-}
-
-/// A running engine. Clones share it; dropping the last one stops the worker and joins it.
+/// A running engine. Clones share it; dropping the last one stops the worker and joins its thread.
 #[derive(Clone)]
-pub struct Handle(Arc<super::desk::Shared>);
+pub struct Handle(Arc<WorkerThread>);
 
-/// What a job's submitter holds; dropping it cancels the job within one step. It ends with `Finished` or an error; if it
-/// closes without either, the worker itself broke.
-pub type Events = mpsc::Receiver<Result<Event>>;
+/// The worker thread. Dropping it closes the engine and joins the thread.
+struct WorkerThread {
+    inner: Arc<Inner>,
+    /// `None` while it is being joined.
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Handle {
     /// Starts a worker thread for `model`.
@@ -162,132 +57,271 @@ impl Handle {
         Self::start_with(model, limits, Arc::new(()))
     }
 
-    /// The same; `observer` is told what happens.
+    /// Starts a worker thread for `model` that reports to `observer`.
     ///
     /// # Errors
     /// The operating system refuses a thread.
     pub fn start_with(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Result<Self> {
-        super::desk::start(model, limits, observer).map(Self)
+        let inner = Arc::new(Inner::new(model, limits, observer));
+        let worker_inner = Arc::clone(&inner);
+        let builder = thread::Builder::new().name(format!("weir-{}", inner.model.card().name));
+        let thread = builder.spawn(move || worker::run(worker_inner));
+        let thread = thread.map_err(|error| Error::Internal(format!("cannot start the worker thread: {error}")))?;
+        Ok(Self(Arc::new(WorkerThread { inner, thread: Some(thread) })))
     }
 
-    /// Takes a validated job into the queue.
+    /// Queues a validated request about a text.
     ///
     /// # Errors
-    /// `QueueFull`, `Draining`, `Deadline` if it has passed already or cannot be met, `NeverFits` if the job could not run
-    /// even alone, `BadOption` for a priority outside its bounds;
-    /// validation errors of [`Generate::validate`] and [`Score::validate`].
+    /// `QueueFull`; `Draining`; `Deadline` if it has passed or cannot be met; `NeverFits` if the request could not run even
+    /// alone; `BadOption` for a priority out of range; validation errors of [`Generate`](crate::decode::options::Generate)
+    /// and [`Score`](crate::decode::options::Score).
     pub fn submit(&self, job: Job, terms: impl Into<Terms>) -> Result<Events> {
-        self.0.submit(job, terms.into())
+        let terms = terms.into();
+        let Inner { model, limits, segment_cache, .. } = self.inner();
+        let arrived = check_terms(&terms)?;
+        let session = match job {
+            Job::Generate(request) => {
+                check_takes_texts("Generate", &**model)?;
+                let session = Session::generate(request, model.card())?;
+                check_fits(&session, "prompt", "stopping.max_chars", &**model)?;
+                session
+            }
+            Job::Score(request) => {
+                check_takes_texts("Score", &**model)?;
+                let field = if request.windows.is_some() { "windows.length" } else { "text" };
+                let session = Session::score(request, model.card())?;
+                check_fits(&session, field, field, &**model)?;
+                session
+            }
+        };
+        let cache_key = segment_cache.key(&terms.tenant, session.boundaries(), model.card());
+        let cached = segment_cache.cached_len(cache_key.as_ref(), &session);
+        let (event_sender, events) = EventSender::open(limits.events)?;
+        let kind = RequestKind::Text(TextRequest { session, cache_key });
+        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, terms.priority).map(|()| events)
     }
 
-    /// The two ends of a document that is about to come: where its tokens are left, and what a job is made of.
-    pub fn upload(&self) -> (Upload, Arriving) {
-        self.0.upload()
+    /// Opens an upload: the caller pushes a document's tokens into the first part, and submits the second.
+    pub fn upload(&self) -> (DocumentUpload, IncomingDocument) {
+        upload::open(&self.inner().wake_signal)
     }
 
-    /// Takes a summary's job into the queue. Its document is encoded while it arrives.
+    /// Queues a request for a summary. Its document is encoded while it arrives.
     ///
     /// # Errors
-    /// As for [`submit`](Self::submit); [`Error::UnknownDocument`](crate::error::Error::UnknownDocument);
-    /// [`Error::WrongKind`](crate::error::Error::WrongKind) if the model reads no documents; those of [`Summarize::plan`].
-    pub fn summarize(&self, request: &Summarize, source: Source, terms: impl Into<Terms>) -> Result<Events> {
-        self.0.summarize(request, source, terms.into())
+    /// Those of [`submit`](Self::submit); [`Error::UnknownDocument`]; [`Error::WrongKind`] if the model reads no documents;
+    /// those of [`Summarize::plan`].
+    pub fn summarize(&self, request: &Summarize, source: DocumentSource, terms: impl Into<Terms>) -> Result<Events> {
+        let terms = terms.into();
+        let Inner { model, limits, document_cache, .. } = self.inner();
+        let arrived = check_terms(&terms)?;
+        let card = model.card();
+        let Some(reader) = model.document_encoder() else {
+            let (model, found) = (card.name.clone(), card.shape.clone());
+            return Err(Error::WrongKind { call: "Summarize", model, wanted: "reads documents", found });
+        };
+        let mut plan = request.plan(card, reader.limits(), limits.rows)?;
+        if plan.hard == Some(true) {
+            // fails if the model cannot pool hard
+            reader.open_hard()?;
+        }
+        let (inbox, id) = match source {
+            DocumentSource::Uploading(IncomingDocument(inbox)) => (inbox, None),
+            DocumentSource::Cached(id) => {
+                let Some(cached) = document_cache.find(&terms.tenant, &id, arrived) else {
+                    return Err(Error::UnknownDocument { id: clip(&id, MAX_ID_BYTES) });
+                };
+                if let Some(found) = plan.hard.replace(cached.hard).filter(|found| *found != cached.hard) {
+                    let bound = format!("{}, as the document was read", cached.hard);
+                    return Err(Error::BadOption { field: "options.hard_topk", found: found.to_string(), bound });
+                }
+                let places = cached.encoded.places.clone();
+                (Arc::new(Inbox::complete(cached.ids.to_vec(), places, cached.encoded.cut)), Some(id))
+            }
+        };
+        let cached = if id.is_some() { usize::MAX } else { 0 };
+        let summary = SummaryRequest::new(inbox, id, plan, reader.limits(), card);
+        let needed = summary.max_bytes(&**model, reader);
+        let limit = model.memory().limit;
+        if needed > limit {
+            let document_alone = reader.bytes_for(summary.max_tokens()) > limit;
+            let field = if document_alone { "chunk" } else { "options.beam_size" };
+            return Err(Error::NeverFits { field, needed, limit });
+        }
+        let (event_sender, events) = EventSender::open(limits.events)?;
+        let kind = RequestKind::Document(Box::new(summary));
+        self.enqueue(Request::new(kind, event_sender, arrived, &terms), cached, terms.priority).map(|()| events)
     }
 
-    /// What there may be of a document, if the model reads any.
-    pub fn reading(&self) -> Option<&document::DocumentLimits> {
-        self.0.reading()
+    /// Queues a request, `cached` of whose symbols a cache holds.
+    fn enqueue(&self, request: Request, cached: usize, priority: i32) -> Result<()> {
+        let inner = self.inner();
+        let demand = request.demand(&*inner.model, cached);
+        inner.lock_state().enqueue(request, demand, priority)?;
+        inner.wake_signal.raise();
+        Ok(())
     }
 
-    /// What the encoded documents that are kept occupy, and what became of them.
-    pub fn documents(&self) -> shelf::Usage {
-        self.0.documents()
-    }
-
-    /// What clients may know of the model.
-    pub fn card(&self) -> &Card {
-        self.0.card()
-    }
-
-    /// The engine's limits.
-    pub fn limits(&self) -> Limits {
-        self.0.limits()
-    }
-
-    /// Takes no more jobs; those in the queue and running go on.
-    pub fn drain(&self) {
-        self.0.drain();
-    }
-
-    /// How far the engine's life has come.
-    pub fn phase(&self) -> Phase {
-        self.0.phase()
-    }
-
-    /// Waits until the worker has broken: until then for ever. Holds no handle while it waits.
-    pub fn broken(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.0.broken()
-    }
-
-    /// Jobs in the queue and running.
-    pub fn load(&self) -> Load {
-        self.0.load()
-    }
-
-    /// Key-value memory of the model.
-    pub fn memory(&self) -> KvMemory {
-        self.0.memory()
-    }
-
-    /// What the engine has done so far.
-    pub fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-
-    /// What the segment cache holds and what became of it.
-    pub fn cache(&self) -> cache::Usage {
-        self.0.cache()
-    }
-
-    /// Times the model's steps for at most about so long, unless they are known already, so that the gain can be estimated of the
-    /// jobs that begin from then on. Blocks; `go_on` is asked after each step, and stops it by `Break`: it may be tried again
-    /// then. What is timed while anything else runs is worth nothing: the caller sees to that.
+    /// Times the model's steps for about `budget` at most, and stores the result, unless it is known already. Requests that
+    /// start afterwards get an estimate of their time without pooling.
+    ///
+    /// Blocks the calling thread. Calls `go_on` after each step; `Break` stops the calibration, which may be tried again.
+    /// The caller makes sure that nothing else runs meanwhile: timings of a busy machine are worthless.
     pub fn calibrate(&self, budget: Duration, mut go_on: impl FnMut() -> ControlFlow<()>) -> Calibrated {
-        self.0.calibrate(budget, &mut go_on)
+        let Inner { model, limits, calibration, .. } = self.inner();
+        if let Some(known) = calibration.get() {
+            return known.clone();
+        }
+        // a panic in a timed step must not keep the model from serving
+        let measured = catch_unwind(AssertUnwindSafe(|| timing::measure(&**model, limits.rows, budget, &mut go_on)));
+        let calibrated = match measured {
+            Ok(Ok(Err(Missing::Stopped))) => return Err(Missing::Stopped),
+            Ok(Ok(calibrated)) => calibrated.map(Arc::new),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a timed step failed");
+                Err(Missing::Failed)
+            }
+            Err(_) => {
+                tracing::error!("a timed step panicked");
+                Err(Missing::Failed)
+            }
+        };
+        calibration.get_or_init(|| calibrated).clone()
     }
 
-    /// What the model's steps take, or why that is not known; none while it is not decided.
+    /// Returns the calibration, or why it failed; `None` until it is decided.
     pub fn calibration(&self) -> Option<&Calibrated> {
-        self.0.calibration()
+        self.inner().calibration.get()
     }
 
-    /// How long the worker has been at its present round; none while it sleeps. A round is a step at most: one that takes
-    /// very long means that the worker hangs.
-    pub fn busy(&self) -> Option<Duration> {
-        self.0.busy()
+    /// Returns the limits of documents, if the model reads documents.
+    pub fn document_limits(&self) -> Option<&document::DocumentLimits> {
+        self.inner().model.document_encoder().map(|reader| reader.limits())
+    }
+
+    /// Returns the model's card.
+    pub fn card(&self) -> &Card {
+        self.inner().model.card()
+    }
+
+    /// Returns the engine's limits.
+    pub fn limits(&self) -> Limits {
+        self.inner().limits
+    }
+
+    /// Rejects new requests from now on. Queued and running requests go on.
+    pub fn drain(&self) {
+        self.inner().lock_state().advance_to(Phase::Draining);
+    }
+
+    /// Returns the phase of the engine's life.
+    pub fn phase(&self) -> Phase {
+        self.inner().lock_state().phase
+    }
+
+    /// Waits until the worker breaks; forever if it never does. The future holds no handle.
+    pub fn wait_until_broken(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut broken = self.inner().broken.subscribe();
+        async move {
+            if broken.wait_for(|broken| *broken).await.is_err() {
+                // the sender is dropped: the engine ended without breaking
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Returns the number of queued and running requests and their memory.
+    pub fn load(&self) -> Load {
+        let Inner { model, segment_cache, document_cache, .. } = self.inner();
+        let counters = self.counters();
+        let cached = segment_cache.evictable_bytes() + document_cache.evictable_bytes();
+        let bytes = model.memory().in_use.saturating_sub(cached);
+        Load { queued: counters.waiting, running: counters.running, bytes }
+    }
+
+    /// Returns the model's key-value memory.
+    pub fn memory(&self) -> KvMemory {
+        self.inner().model.memory()
+    }
+
+    /// Returns the engine's totals since it started.
+    pub fn counters(&self) -> Counters {
+        let inner = self.inner();
+        let state = inner.lock_state();
+        inner.counters.read(state.scheduler.running(), state.scheduler.waiting())
+    }
+
+    /// Returns the contents and totals of the segment cache.
+    pub fn segment_cache_usage(&self) -> SegmentCacheUsage {
+        self.inner().segment_cache.usage()
+    }
+
+    /// Returns the contents and totals of the document cache.
+    pub fn document_cache_usage(&self) -> DocumentCacheUsage {
+        self.inner().document_cache.usage()
+    }
+
+    /// Returns how long the worker has been in its current round of the loop; `None` while it sleeps. A round contains at
+    /// most one step, so a very long one means that the worker hangs.
+    pub fn busy_for(&self) -> Option<Duration> {
+        self.inner().heartbeat.busy_for(Instant::now())
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.0.inner
     }
 }
 
-/// How far an engine's life has come. It goes on to later ones only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Jobs are taken.
-    Open,
-    /// No new jobs are taken; those there go on.
-    Draining,
-    /// The worker is to end, or has.
-    Closed,
-    /// The worker has come to an end that nobody asked for; every job is refused.
-    Broken,
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        self.inner.lock_state().advance_to(Phase::Closed);
+        self.inner.wake_signal.raise();
+        // the worker itself may drop the last handle, and a thread that joins itself blocks forever
+        let other = self.thread.take().filter(|thread| thread.thread().id() != thread::current().id());
+        if let Some(thread) = other {
+            // a panic was logged where it happened
+            let _ = thread.join();
+        }
+    }
 }
 
-/// How busy an engine is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
-    /// Jobs that wait.
-    pub queued: usize,
-    /// Jobs that run.
-    pub running: usize,
-    /// Bytes of key-value memory in use by sequences, beside what the cache keeps.
-    pub bytes: usize,
+/// Rejects an expired deadline or a priority out of range. Returns the time of arrival.
+fn check_terms(terms: &Terms) -> Result<Instant> {
+    let arrived = Instant::now();
+    if !PRIORITIES.contains(&terms.priority) {
+        let bound = format!("{} to {}", PRIORITIES.start(), PRIORITIES.end());
+        return Err(Error::BadOption { field: "priority", found: terms.priority.to_string(), bound });
+    }
+    if terms.deadline.is_some_and(|deadline| deadline <= arrived) {
+        return Err(Error::Deadline { stage: "before it was queued" });
+    }
+    Ok(arrived)
+}
+
+/// Rejects a text for a model that summarizes documents.
+fn check_takes_texts(call: &'static str, model: &dyn Model) -> Result<()> {
+    let card = model.card();
+    if model.document_encoder().is_none() {
+        return Ok(());
+    }
+    let found = format!("one that summarizes: {}", card.shape);
+    Err(Error::WrongKind { call, model: card.name.clone(), wanted: "goes on from a prompt", found })
+}
+
+/// Rejects a text that could not run even alone. The error names `prompt_field` if the prompt alone is too long, and
+/// `length_field` otherwise.
+fn check_fits(
+    session: &Session,
+    prompt_field: &'static str,
+    length_field: &'static str,
+    model: &dyn Model,
+) -> Result<()> {
+    let needed = model.bytes_for(session.max_symbols());
+    let limit = model.memory().limit;
+    if needed <= limit {
+        return Ok(());
+    }
+    let prompt_alone = model.bytes_for(session.prompt_symbols()) > limit;
+    Err(Error::NeverFits { field: if prompt_alone { prompt_field } else { length_field }, needed, limit })
 }

@@ -1,30 +1,36 @@
-//! Many sequences on one device: queue, admission, the worker thread that owns the rows, and the handle that others hold.
+//! The serving engine: queue, scheduler, caches, and the worker thread that steps many sequences together on one device.
 //!
-//! [`handle`] is what `serve` and the command line see. Behind it, in the order in which a job meets them: `worker` (the
-//! loop), `desk` (where jobs are left, and by which rules they are taken), `scheduler` (who runs, who waits, what a step
-//! feeds), [`cache`] (states of texts that were computed before), `batch` (the running rows and one step of them), `outlet`
-//! (the way back to the reader). A job is about a text, or about a document: `summary` (its life), `upload` (how it arrives),
-//! [`shelf`] (documents that were encoded before), `seats` (whose rows are whose, since one may have several). And what they measure and sleep with: `pace`, `stopwatch`, `heartbeat`, `signal`. [`calibration`]
-//! tells what steps would have taken without pooling. Who wants
-//! to measure the engine gives it an [`observer`], and reads its [`tally`].
+//! # Map, in the order in which a request meets it
+//!
+//! | module | contents |
+//! |---|---|
+//! | `api` | value types that callers and the engine exchange: limits, requests, terms, events |
+//! | `handle` | [`Handle`]: starts the worker, validates and queues requests, reports the engine's state |
+//! | `shared` | what the handles and the worker share: model, caches, and the locked scheduler state |
+//! | `worker` | the loop of the worker thread: end, admit, plan, step |
+//! | `scheduler` | which requests run, wait and are preempted, and what each step feeds; pure, without clock or tensors |
+//! | `request` | one request from its arrival to its end: text or summary, document upload, event channel, timing |
+//! | `batch` | the running rows and one step of them |
+//! | [`cache`] | the segment cache (prefixes of texts) and the document cache (encoded documents) |
+//! | [`calibration`] | step times measured at load, from which the time without pooling is estimated |
+//! | `wake` | the signal that wakes the worker, and its heartbeat |
+//! | `counters`, [`observer`] | totals since start, and callbacks while the engine runs |
 
+mod api;
 mod batch;
 pub mod cache;
 pub mod calibration;
-mod desk;
-pub mod handle;
-mod heartbeat;
+mod counters;
+mod handle;
 pub mod observer;
-mod outlet;
-mod pace;
+mod request;
 mod scheduler;
-mod seats;
-pub mod shelf;
-mod signal;
-mod stopwatch;
-mod store;
-mod summary;
-pub mod tally;
-mod task;
-mod upload;
+mod shared;
+mod wake;
 mod worker;
+
+pub use api::{DocumentEvent, Event, Events, Job, Limits, Load, Phase, Terms};
+pub use counters::Counters;
+pub use handle::Handle;
+pub use request::upload::{DocumentSource, DocumentUpload, IncomingDocument};
+pub use scheduler::PRIORITIES;

@@ -1,6 +1,6 @@
-//! What an engine tells whoever measures it, as it happens. The engine's totals are in [`Counters`](super::tally::Counters).
+//! Callbacks of an engine to code that measures it. The engine's totals are in [`Counters`](super::Counters).
 //!
-//! All is called by the worker's thread between steps, some of it once a character: an observer must not block, and should
+//! The worker thread makes all calls, between steps, some of them once per character. An observer must not block and should
 //! not allocate.
 
 use crate::{
@@ -13,54 +13,55 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Is told what happens in an engine. All of it may be ignored.
+/// Receives an engine's events. The default methods ignore them.
 pub trait Observer: Send + Sync {
-    /// A step has run: `rows` rows were fed `fed` symbols together, and `middle` rows had their segment step.
+    /// A step ran: it fed `fed` symbols to `rows` rows, and its segment step took `middle` rows.
     fn step(&self, rows: usize, fed: usize, middle: usize) {
         let _ = (rows, fed, middle);
     }
 
-    /// A job got its first row so long after it had come.
+    /// A request got its first row, `waited` after its arrival.
     fn queued(&self, waited: Duration) {
         let _ = waited;
     }
 
-    /// A generation's first character was there so long after the job had come.
+    /// A generation's first character was ready, `after` the request's arrival.
     fn first_char(&self, after: Duration) {
         let _ = after;
     }
 
-    /// A further character of a generation was there so long after the one before it; `boundary` tells whether that one had
-    /// ended a segment, so that this one had to wait for the middle layers.
+    /// A later character of a generation was ready, `gap` after the one before it. `boundary` is true if that one ended a
+    /// segment, so that this one waited for the middle stack.
     fn gap(&self, gap: Duration, boundary: bool) {
         let _ = (gap, boundary);
     }
 
-    /// The first symbol of a segment that is generated was there so long after the first one of the segment before it.
+    /// The first symbol of a generated segment was ready, `took` after the first symbol of the segment before it.
     fn segment(&self, took: Duration) {
         let _ = took;
     }
 
-    /// A row's symbols are through: the middle layers ran so often for them, and were skipped so often.
+    /// A row's feed is complete: the middle stack ran `run` times for it and was skipped `skipped` times.
     fn middle(&self, run: usize, skipped: usize) {
         let _ = (run, skipped);
     }
 
-    /// A summary came to its end; of a document that was encoded now, unless `again` tells that it had been before.
-    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, again: bool) {
-        let _ = (summary, document, again);
+    /// A summary ended. `cached` is true if an earlier request had encoded its document.
+    fn summarized(&self, summary: &SummaryResult, document: &EncodedDocument, cached: bool) {
+        let _ = (summary, document, cached);
     }
 
-    /// Of a job's text so many symbols were looked up in the segment cache, and so many found, whose pages have so many bytes.
-    fn looked_up(&self, symbols: usize, found: usize, bytes: usize) {
-        let _ = (symbols, found, bytes);
+    /// The engine looked up `symbols` symbols of a text in the segment cache. It found the first `cached`, whose pages have
+    /// `bytes` bytes.
+    fn cache_lookup(&self, symbols: usize, cached: usize, bytes: usize) {
+        let _ = (symbols, cached, bytes);
     }
 
-    /// A job is over, wherever it was: in the queue, or running.
+    /// A request ended, whether it was queued or running.
     fn finished(&self, outcome: Result<&FinishReason, &Error>, usage: &Usage, timing: &Timing) {
         let _ = (outcome, usage, timing);
     }
 }
 
-/// Nobody measures.
+/// Ignores all events.
 impl Observer for () {}

@@ -1,43 +1,48 @@
 //! The worker: one thread that owns a model's rows.
 //!
-//! A round of the loop ends what is to be ended, takes in what can run, lets rows make way where they must, and steps all
-//! rows together once. Without a row to step it sleeps until it is called, or until a deadline.
+//! A round of its loop ends requests that are over, admits queued ones, preempts rows if memory is short, and runs one step of
+//! all rows together. If no row can step, it sleeps until it is woken or until the next deadline.
 
 use super::{
+    api::Phase,
     batch::Batch,
-    desk::Common,
-    handle::Phase,
-    scheduler::Ticket,
-    task::{Life, Task},
+    request::{Request, RequestKind},
+    scheduler::RunPermit,
+    shared::{Inner, WORKER_ENDED},
 };
 use crate::error::Error;
 use std::{
     sync::Arc,
     task::Waker,
+    thread,
     time::{Duration, Instant},
 };
 
-/// How soon it is noticed, while no row can step, that the reader of a job went or came back that waits, or whose document is
-/// still on its way.
-const PATROL: Duration = Duration::from_millis(100);
+/// Longest sleep while a request is queued or waits for its document: how soon the worker notices, without a step to run, that
+/// the client of such a request is gone or reads again.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The thread's own part.
+/// State of the worker thread.
 struct Worker {
-    common: Arc<Common>,
+    inner: Arc<Inner>,
     batch: Batch,
-    /// Wakes the worker when a reader that was behind has made room.
+    /// Wakes the worker when a slow client has made room in its channel.
     waker: Waker,
-    /// Jobs fetched from the desk, on their way to a row.
-    arrivals: Vec<(Task, Ticket)>,
-    /// Jobs that have ended, on their way out.
-    ended: Vec<Task>,
+    /// Requests that the scheduler has admitted and that have no row yet.
+    admitted: Vec<(Request, RunPermit)>,
+    /// Requests that have ended and whose clients do not know it yet.
+    ended: Vec<Request>,
 }
 
-/// Steps rows until nobody wants that any more.
-pub(super) fn run(common: Arc<Common>) {
-    let waker = Waker::from(Arc::clone(&common.signal));
-    let batch = Batch::new(Arc::clone(&common));
-    Worker { common, batch, waker, arrivals: Vec::new(), ended: Vec::new() }.run();
+/// Ends the queue when the worker thread ends or panics.
+struct ExitGuard(Arc<Inner>);
+
+/// Runs the worker until the engine is closed.
+pub(super) fn run(inner: Arc<Inner>) {
+    let _guard = ExitGuard(Arc::clone(&inner));
+    let waker = Waker::from(Arc::clone(&inner.wake_signal));
+    let batch = Batch::new(Arc::clone(&inner));
+    Worker { inner, batch, waker, admitted: Vec::new(), ended: Vec::new() }.run();
 }
 
 impl Worker {
@@ -45,152 +50,181 @@ impl Worker {
         tracing::debug!("worker started");
         loop {
             let now = Instant::now();
-            self.common.heartbeat.beat(now);
-            self.batch.settle(now, &self.waker);
-            self.end_jobs(now);
-            if !self.take_in(now) {
+            self.inner.heartbeat.start_round(now);
+            self.batch.poll_requests(now, &self.waker);
+            self.end_requests(now);
+            if !self.admit(now) {
                 break;
             }
-            self.lay_out();
+            self.plan_step();
             if self.batch.step() {
-                self.end_jobs(Instant::now());
+                self.end_requests(Instant::now());
             } else {
-                self.common.heartbeat.rest();
-                self.common.signal.wait(self.patience(now));
+                self.inner.heartbeat.rest();
+                self.inner.wake_signal.wait(self.sleep_limit(now));
             }
         }
-        let retry = self.common.desk().pace.retry();
-        self.batch.end_all(|| Error::Draining { retry });
-        self.end_jobs(Instant::now());
+        let retry = self.inner.lock_state().rates.retry_after();
+        self.batch.fail_all(|| Error::Draining { retry });
+        self.end_requests(Instant::now());
         tracing::debug!("worker ended");
     }
 
-    /// Gives rows to the jobs that can run, those of readers who are behind if need be. Tells whether the worker is to go on.
-    fn take_in(&mut self, now: Instant) -> bool {
+    /// Gives rows to the queued requests that can run, if need be those of requests whose clients are behind. Returns false if
+    /// the worker is to end.
+    fn admit(&mut self, now: Instant) -> bool {
         loop {
-            if !self.fetch(now) {
+            if !self.admit_ready(now) {
                 return false;
             }
-            let makes_way = self.common.desk().scheduler.makes_way(self.batch.standings());
-            match makes_way {
-                Some(row) => self.give_way(row),
+            let victim = self.inner.lock_state().scheduler.preemption_victim(self.batch.statuses());
+            match victim {
+                Some(index) => self.preempt(index),
                 None => return true,
             }
         }
     }
 
-    /// Gives rows to the jobs that can run as things are. Tells whether the worker is to go on.
-    fn fetch(&mut self, now: Instant) -> bool {
-        let stall = self.common.limits.stall;
+    /// Gives rows to the queued requests that can run without preemption. Returns false if the worker is to end.
+    fn admit_ready(&mut self, now: Instant) -> bool {
+        let stall = self.inner.limits.stall;
         loop {
-            self.batch.stand();
-            let mut desk = self.common.desk();
-            if desk.phase >= Phase::Closed {
+            self.batch.refresh_statuses();
+            let mut state = self.inner.lock_state();
+            if state.phase >= Phase::Closed {
                 return false;
             }
-            if let Some((symbols, took)) = self.batch.latest_step() {
-                desk.pace.step(symbols, took);
+            if let Some(step) = self.batch.take_latest_step() {
+                state.rates.record_step(step.symbols, step.took);
             }
-            let (waker, ended) = (&self.waker, &mut self.ended);
-            desk.scheduler.sweep(|task| task.look(now, stall, waker), |task| ended.push(task));
-            // what only the cache refers to makes way for whoever waits for memory; counting it takes a while
-            let short = desk.scheduler.is_short_of_memory();
-            let spare = if short { self.common.store.spare() + self.common.shelf.spare() } else { 0 };
-            let held = self.common.model.memory().in_use.saturating_sub(spare);
-            desk.scheduler.note(self.batch.standings(), held);
-            while let Some(arrival) = desk.scheduler.fetch() {
-                self.arrivals.push(arrival);
+            let waker = &self.waker;
+            let ended = &mut self.ended;
+            let poll = |request: &mut Request| request.poll_queued(now, stall, waker);
+            state.scheduler.poll_queue(poll, |request| ended.push(request));
+            // cache entries are evicted for requests that wait for memory; counting their bytes takes a while
+            let evictable = if state.scheduler.waits_for_memory() {
+                self.inner.segment_cache.evictable_bytes() + self.inner.document_cache.evictable_bytes()
+            } else {
+                0
+            };
+            let held = self.inner.model.memory().in_use.saturating_sub(evictable);
+            state.scheduler.update_rows(self.batch.statuses(), held);
+            while let Some(admitted) = state.scheduler.next_admitted() {
+                self.admitted.push(admitted);
             }
-            drop(desk);
-            let done = self.arrivals.is_empty();
-            // Some came after `now`.
-            let admitted = Instant::now();
-            for (mut task, ticket) in self.arrivals.drain(..) {
-                task.ticket = Some(ticket);
-                self.ended.extend(self.batch.admit(task, admitted));
+            drop(state);
+            let done = self.admitted.is_empty();
+            // later than `now`: a request may have arrived after it
+            let admitted_at = Instant::now();
+            for (mut request, permit) in self.admitted.drain(..) {
+                request.permit = Some(permit);
+                self.ended.extend(self.batch.admit(request, admitted_at));
             }
-            // Whom the model refuses makes room for the next.
-            self.end_jobs(admitted);
+            // a request that the model rejects makes room for the next one
+            self.end_requests(admitted_at);
             if done {
                 return true;
             }
         }
     }
 
-    /// Lays out a step that there is memory for: what is cached goes first, then rows make way.
-    fn lay_out(&mut self) {
+    /// Plans a step that there is memory for: evicts cache entries first, then preempts requests.
+    fn plan_step(&mut self) {
         loop {
-            let mut desk = self.common.desk();
-            let step = self.common.limits.step;
-            let brief = if step.is_zero() { usize::MAX } else { desk.pace.within(step) };
-            self.batch.lay_out(&mut desk.scheduler, brief);
-            drop(desk);
-            if self.batch.has_memory() {
+            let mut state = self.inner.lock_state();
+            let target = self.inner.limits.step;
+            let mixed_symbols = if target.is_zero() { usize::MAX } else { state.rates.symbols_within(target) };
+            self.batch.plan(&mut state.scheduler, mixed_symbols);
+            drop(state);
+            if self.batch.make_room() {
                 return;
             }
-            let yields = self.common.desk().scheduler.yields(self.batch.standings());
-            let Some(row) = yields else { return };
-            self.give_way(row);
-            self.batch.stand();
+            let victim = self.inner.lock_state().scheduler.memory_victim(self.batch.statuses());
+            let Some(index) = victim else { return };
+            self.preempt(index);
+            self.batch.refresh_statuses();
         }
     }
 
-    /// Takes its rows away from the job at that place, which goes back to the queue.
-    fn give_way(&mut self, row: usize) {
-        let Some((mut task, rows)) = self.batch.remove(row) else { return };
-        let Common { model, store, tally, .. } = &*self.common;
-        tracing::debug!(rows = rows.len(), "a job makes way");
-        if let (Life::Text(session), Some(row)) = (&task.life, rows.first()) {
-            store.keep(task.key.as_ref(), session, &*row.state);
+    /// Takes the rows of the request at `index` away and queues it again.
+    fn preempt(&mut self, index: usize) {
+        let Some((mut request, rows)) = self.batch.remove(index) else { return };
+        let Inner { model, segment_cache, counters, .. } = &*self.inner;
+        tracing::debug!(rows = rows.len(), "preempting a request");
+        if let (RequestKind::Text(text), Some(row)) = (&request.kind, rows.first()) {
+            text.cache_state(segment_cache, &*row.state);
         }
         drop(rows);
-        tally.preemptions.add(1);
-        task.give_way();
-        let (ask, behind) = (task.ask(&**model, 0), task.is_behind());
-        if let Some(ticket) = task.ticket.take() {
-            let back = self.common.desk().scheduler.give_way(ticket, task, ask, behind);
-            if let Err(mut task) = back {
-                task.verdict = Some(Err(Error::Internal("a row that nobody was given".into())));
-                self.ended.push(task);
+        counters.preemptions.add(1);
+        request.preempt();
+        let demand = request.demand(&**model, 0);
+        let on_hold = request.waits_for_client();
+        if let Some(permit) = request.permit.take() {
+            let queued = self.inner.lock_state().scheduler.preempt(permit, request, demand, on_hold);
+            if let Err(mut request) = queued {
+                request.outcome = Some(Err(Error::Internal("a preempted request had no slot".into())));
+                self.ended.push(request);
             }
-            // whom that lets in is fetched before the worker sleeps
-            self.common.signal.raise();
+            // a request that this lets in must be admitted before the worker sleeps
+            self.inner.wake_signal.raise();
         }
     }
 
-    /// Gives back what ended jobs held, then tells their readers: who hears that a job is over finds its place free.
-    fn end_jobs(&mut self, now: Instant) {
-        self.batch.collect(&mut self.ended);
+    /// Gives back what ended requests held, then sends their outcomes: a client that learns that its request is over finds
+    /// the slot free.
+    fn end_requests(&mut self, now: Instant) {
+        self.batch.remove_ended(&mut self.ended);
         if self.ended.is_empty() {
             return;
         }
-        let mut desk = self.common.desk();
-        for task in &mut self.ended {
-            if let Some(held) = task.watch.held(now) {
-                desk.pace.record(held);
+        let mut state = self.inner.lock_state();
+        for request in &mut self.ended {
+            if let Some(held) = request.timer.since_admission(now) {
+                state.rates.record_request(held);
             }
-            if let Some(ticket) = task.ticket.take() {
-                desk.scheduler.end(ticket, task.worked());
+            if let Some(permit) = request.permit.take() {
+                state.scheduler.finish(permit, request.take_fed());
             }
         }
-        drop(desk);
-        for task in self.ended.drain(..) {
-            task.end(now, &*self.common.observer);
+        drop(state);
+        for request in self.ended.drain(..) {
+            request.end(now, &*self.inner.observer);
         }
     }
 
-    /// How long to sleep: until somebody's deadline, and not long while somebody waits.
-    fn patience(&self, now: Instant) -> Option<Duration> {
-        let stall = self.common.limits.stall;
-        let desk = self.common.desk();
-        let tasks = self.batch.tasks().iter().chain(desk.scheduler.jobs());
-        let soonest = tasks.filter_map(|task| task.wakes(now, stall)).min();
-        let expires = self.common.shelf.expire(now);
-        let soonest = soonest.into_iter().chain(expires).min();
-        // the reader of a document that is still on its way may go, too, and nothing else would tell
-        let idle = self.batch.tasks().iter().any(Task::is_idle);
-        let patrol = (idle || desk.scheduler.waiting() > 0).then_some(PATROL);
-        let left = soonest.map(|instant| instant.saturating_duration_since(now));
-        left.into_iter().chain(patrol).min()
+    /// Returns how long to sleep at most: until the next deadline or expiry, and `POLL_INTERVAL` while a request waits.
+    fn sleep_limit(&self, now: Instant) -> Option<Duration> {
+        let stall = self.inner.limits.stall;
+        let state = self.inner.lock_state();
+        let requests = self.batch.requests().iter().chain(state.scheduler.queued());
+        let next_poll = requests.filter_map(|request| request.next_poll(now, stall)).min();
+        let expiry = self.inner.document_cache.expire(now);
+        let next = next_poll.into_iter().chain(expiry).min().map(|next| next.saturating_duration_since(now));
+        // no signal reports that the client of an unfinished upload is gone
+        let idle = self.batch.requests().iter().any(Request::is_idle);
+        let poll = (idle || state.scheduler.waiting() > 0).then_some(POLL_INTERVAL);
+        next.into_iter().chain(poll).min()
+    }
+}
+
+impl Drop for ExitGuard {
+    fn drop(&mut self) {
+        let Inner { heartbeat, segment_cache, document_cache, observer, broken, .. } = &*self.0;
+        heartbeat.rest();
+        let panicked = thread::panicking();
+        let mut state = self.0.lock_state();
+        state.advance_to(if panicked { Phase::Broken } else { Phase::Closed });
+        // the worker is dropped by now, and with it the rows and the requests that held permits
+        let queued: Vec<_> = state.scheduler.clear().collect();
+        let retry = state.rates.retry_after();
+        drop(state);
+        segment_cache.clear();
+        document_cache.clear();
+        broken.send_replace(panicked);
+        for mut request in queued {
+            let error = if panicked { Error::Internal(WORKER_ENDED.into()) } else { Error::Draining { retry } };
+            request.outcome = Some(Err(error));
+            request.end(Instant::now(), &**observer);
+        }
     }
 }

@@ -12,7 +12,11 @@ use crate::{
         summary::{EncodedDocument, SummaryResult},
         usage::{self, Timing},
     },
-    engine::{cache::Usage, handle::Handle, observer::Observer, shelf, tally::Counters},
+    engine::{
+        Counters, Handle,
+        cache::{DocumentCacheUsage, SegmentCacheUsage},
+        observer::Observer,
+    },
     error::Error,
 };
 use std::{
@@ -37,13 +41,13 @@ pub struct Meter {
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     steps: Counters,
-    cache: Usage,
-    documents: shelf::Usage,
+    cache: SegmentCacheUsage,
+    documents: DocumentCacheUsage,
 }
 
 impl Counted {
     fn by(engine: &Handle) -> Self {
-        Self { steps: engine.counters(), cache: engine.cache(), documents: engine.documents() }
+        Self { steps: engine.counters(), cache: engine.segment_cache_usage(), documents: engine.document_cache_usage() }
     }
 }
 
@@ -160,7 +164,7 @@ impl Observer for Meter {
         }
     }
 
-    fn looked_up(&self, symbols: usize, found: usize, bytes: usize) {
+    fn cache_lookup(&self, symbols: usize, found: usize, bytes: usize) {
         if self.counts.load(Relaxed) {
             self.ledger.note(|slice| {
                 let sums = &mut slice.sums;

@@ -15,7 +15,7 @@ use weir::{
         cost::Cost,
         options::{Details, Generate, Sampling, Stopping},
     },
-    engine::handle::{Event, Events, Handle, Job, Limits},
+    engine::{Event, Events, Handle, Job, Limits},
     error::Result,
 };
 

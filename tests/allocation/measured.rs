@@ -8,10 +8,7 @@ use weir::{
         options::FinishReason,
         usage::{Timing, Usage},
     },
-    engine::{
-        handle::{Handle, Limits},
-        observer::Observer,
-    },
+    engine::{Handle, Limits, observer::Observer},
     metrics::Metrics,
 };
 

@@ -41,6 +41,8 @@ const CRATES: &[(&str, &[&str])] = &[
     // Of checkpoints; of messages that may be none.
     ("prost", &["family", "serve"]),
     ("tokio_stream", &["serve"]),
+    ("lru", &["engine"]),
+    ("uuid", &["engine"]),
     // The engine's channels and their wakers; the command line's runtime and signals.
     ("tokio", &["serve", "engine", "cli"]),
     ("clap", &["cli", "main"]),

@@ -7,7 +7,7 @@ use std::{fs, path::Path, process::Command, sync::Arc};
 use tempfile::TempDir;
 use weir::{
     decode::summary::Summarize,
-    engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source},
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits},
     family::load::load,
 };
 
@@ -95,7 +95,7 @@ fn ids_and_scores_are_the_official_ones() {
             let request = golden.request(way);
             for (index, ids) in golden.documents().into_iter().enumerate() {
                 let (upload, arriving) = engine.upload();
-                let events = engine.summarize(&request, Source::Arriving(arriving), None).unwrap();
+                let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
                 // in pieces
                 ids.chunks(7).for_each(|part| upload.push(part, &vec![(0, 0); part.len()]));
                 upload.close(false);
@@ -117,7 +117,7 @@ fn ids_and_scores_are_the_official_ones() {
                 );
             }
         }
-        let spare = engine.documents().bytes;
+        let spare = engine.document_cache_usage().bytes;
         assert!(spare > 0 && engine.load().bytes == 0);
         drop(engine);
         // but what the model itself has made of whole blocks of padding

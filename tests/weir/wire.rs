@@ -44,7 +44,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use weir::{
     config::Wire,
     decode::contract::Model,
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     error::Result,
     serve::{Engines, Offer, run},
 };

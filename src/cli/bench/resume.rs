@@ -2,7 +2,7 @@
 
 use super::{Compute, Setup, Told, count, each, served::Served, table};
 use crate::{
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     error::Result,
     family::load::MAX_SYMBOLS,
     report::{

@@ -6,7 +6,7 @@
 
 use crate::{
     config::Wire,
-    engine::handle::Handle,
+    engine::Handle,
     error::{Error, Result},
     serve::{
         self, Engines,

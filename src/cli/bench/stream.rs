@@ -3,7 +3,7 @@
 use super::{Compute, Setup, Told, count, each, served::Served, table};
 use crate::{
     decode::{contract::Model, options::Generate},
-    engine::handle::{Event, Events, Handle, Job, Limits},
+    engine::{Event, Events, Handle, Job, Limits},
     error::{Error, Result},
     family::load::MAX_SYMBOLS,
     report::{

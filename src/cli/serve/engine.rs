@@ -1,7 +1,7 @@
 //! The limits of each model's engine.
 
 use super::MANY;
-use crate::{config::Checks, decode::boundary_wait::MAX_BOUNDARY_WAIT, engine::handle::Limits};
+use crate::{config::Checks, decode::boundary_wait::MAX_BOUNDARY_WAIT, engine::Limits};
 use std::time::Duration;
 
 /// The most symbols of a step: nothing ends one that has begun, so that it must be short beside any limit in seconds.

@@ -1,101 +1,107 @@
-//! What a step comes to: the outcome of each job whose rows are ready, and what is counted.
+//! The end of a step: takes the outcome of each request whose rows are ready, sends its characters, and counts the step.
 
-use super::{Batch, guarded};
+use super::{Batch, StepSample, failure::guarded};
 use crate::{
     decode::{contract::StepStatus, session::SessionProgress},
-    engine::{desk::Common, stopwatch::News, task::Life},
+    engine::{
+        request::{RequestKind, timing::SymbolLatency},
+        shared::Inner,
+    },
     error::Result,
 };
 use std::time::Instant;
 
 impl Batch {
-    /// Takes the outcome of every job whose rows are ready.
+    /// Takes the outcome of every request whose rows are all ready.
     pub(super) fn absorb(&mut self) {
         let now = Instant::now();
-        for index in 0..self.tasks.len() {
-            let task = &self.tasks[index];
-            let ready = |&seat: &usize| self.seats.rows[seat].status == StepStatus::Ready;
-            if !task.in_flight || task.verdict.is_some() || !task.seats.iter().all(ready) {
+        for index in 0..self.requests.len() {
+            let request = &self.requests[index];
+            let ready = |&row: &usize| self.row_table.rows[row].status == StepStatus::Ready;
+            if !request.in_flight || request.outcome.is_some() || !request.row_indices.iter().all(ready) {
                 continue;
             }
-            self.absorb_job(index);
-            self.look(index, now);
-            self.tasks[index].tell();
+            self.absorb_request(index);
+            self.record_progress(index, now);
+            self.requests[index].send_output();
         }
     }
 
-    fn absorb_job(&mut self, index: usize) {
-        let given = self.tasks[index].is_prefilling(&self.seats.rows);
-        self.tasks[index].in_flight = false;
-        let places: usize = self.tasks[index].seats.iter().map(|&seat| self.seats.rows[seat].positions()).sum();
-        self.tasks[index].works(places);
-        let outcome = match &self.tasks[index].life {
-            Life::Text(_) => guarded(|| self.absorb_text(index, given)),
-            Life::Document(_) => {
-                let counted = self.tasks[index].answered();
+    fn absorb_request(&mut self, index: usize) {
+        let request = &mut self.requests[index];
+        let prefilling = request.is_prefilling(&self.row_table.rows);
+        request.in_flight = false;
+        let positions: usize = request.row_indices.iter().map(|&row| self.row_table.rows[row].positions()).sum();
+        request.count_fed(positions);
+        let outcome = match &request.kind {
+            RequestKind::Text(_) => guarded(|| self.absorb_text(index, prefilling)),
+            RequestKind::Document(_) => {
+                let answered = request.answered();
                 let outcome = guarded(|| self.absorb_summary(index));
-                self.common.tally.generated_chars.add(self.tasks[index].answered() - counted);
+                self.inner.counters.generated_chars.add(self.requests[index].answered() - answered);
                 outcome
             }
         };
         if let Err(error) = outcome {
-            self.tasks[index].verdict = Some(Err(error));
+            self.requests[index].outcome = Some(Err(error));
         }
     }
 
-    fn absorb_text(&mut self, index: usize, given: bool) -> Result<()> {
-        let Common { model, store, tally, observer, .. } = &*self.common;
-        let task = &mut self.tasks[index];
-        let (Life::Text(session), Some(&seat)) = (&mut task.life, task.seats.first()) else { return Ok(()) };
-        let row = &mut self.seats.rows[seat];
-        task.watch.waited(row.waited);
-        let progress = session.absorb(row);
-        let (run, skipped) = tally.took(row, given, model.card().pooled);
-        observer.middle(run, skipped);
+    fn absorb_text(&mut self, index: usize, prefilling: bool) -> Result<()> {
+        let Inner { model, segment_cache, counters, observer, .. } = &*self.inner;
+        let request = &mut self.requests[index];
+        let (RequestKind::Text(text), Some(&row)) = (&mut request.kind, request.row_indices.first()) else {
+            return Ok(());
+        };
+        let row = &mut self.row_table.rows[row];
+        request.timer.count_wait_steps(row.waited);
+        let progress = text.session.absorb(row);
+        let middle = counters.count_fed(row, prefilling, model.card().pooled);
+        observer.middle(middle.run, middle.skipped);
         match progress? {
-            SessionProgress::Finished(reason) => task.verdict = Some(Ok(reason)),
+            SessionProgress::Finished(reason) => request.outcome = Some(Ok(reason)),
             SessionProgress::Prefilling => {}
-            // a prompt is kept at once: who asks next may share it
-            SessionProgress::Decoding if given => store.keep(task.key.as_ref(), session, &*row.state),
+            // a complete prompt is cached at once: the next request may share it
+            SessionProgress::Decoding if prefilling => text.cache_state(segment_cache, &*row.state),
             SessionProgress::Decoding => {}
         }
         Ok(())
     }
 
-    /// Notes when the job's symbols were there.
-    fn look(&mut self, index: usize, now: Instant) {
-        let Common { observer, .. } = &*self.common;
-        let rows = &self.seats.rows;
-        let prefilling = self.tasks[index].is_prefilling(rows);
-        let task = &mut self.tasks[index];
-        let mark = task.seats.first().and_then(|&seat| rows[seat].decisions.last());
-        let boundary = mark.is_some_and(|mark| mark.boundary);
-        let news = task.watch.look(now, prefilling, task.answered());
-        match news.filter(|_| task.is_generating()) {
+    /// Records when the request's symbols were ready, and reports latencies to the observer.
+    fn record_progress(&mut self, index: usize, now: Instant) {
+        let observer = &*self.inner.observer;
+        let rows = &self.row_table.rows;
+        let request = &mut self.requests[index];
+        let prefilling = request.is_prefilling(rows);
+        let last_mark = request.row_indices.first().and_then(|&row| rows[row].decisions.last());
+        let boundary = last_mark.is_some_and(|mark| mark.boundary);
+        let latency = request.timer.record_progress(now, prefilling, request.answered());
+        match latency.filter(|_| request.is_generating()) {
             None => {}
-            Some(News::First(after)) => observer.first_char(after),
-            Some(News::Further(gap)) => {
+            Some(SymbolLatency::First(after)) => observer.first_char(after),
+            Some(SymbolLatency::Next(gap)) => {
                 observer.gap(gap, boundary);
-                if boundary && let Some(took) = task.watch.segment(now) {
+                if boundary && let Some(took) = request.timer.start_segment(now) {
                     observer.segment(took);
                 }
             }
         }
     }
 
-    /// Counts the step that has run, if any row took part; so many symbols were fed and so many encoded.
+    /// Counts the step that began at `began`, if any row took part: `fed` symbols were fed and `encoded` encoded.
     pub(super) fn count_step(&mut self, began: Instant, fed: usize, encoded: usize) {
-        let Common { tally, observer, .. } = &*self.common;
+        let Inner { counters, observer, .. } = &*self.inner;
         if !(self.fed.is_empty() && encoded == 0) {
-            self.latest = Some((fed + encoded, began.elapsed()));
+            self.latest_step = Some(StepSample { symbols: fed + encoded, took: began.elapsed() });
         }
         if !self.fed.is_empty() {
-            tally.steps.add(1);
-            tally.symbol_rows.add(self.fed.len());
+            counters.steps.add(1);
+            counters.symbol_rows.add(self.fed.len());
         }
         if !self.due.is_empty() {
-            tally.segment_steps.add(1);
-            tally.segment_rows.add(self.due.len());
+            counters.segment_steps.add(1);
+            counters.segment_rows.add(self.due.len());
         }
         if !(self.fed.is_empty() && self.due.is_empty()) {
             observer.step(self.fed.len(), fed, self.due.len());

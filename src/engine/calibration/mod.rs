@@ -5,11 +5,11 @@
 //! there are, and of what they attend to, by the bytes of keys and values that the model says it reads. Weights of the full
 //! resolution are slower to read after the middle layers have passed through the caches, so both cases are timed.
 //!
-//! What follows for a round as it ran is [`pace`]'s: the table and what late rounds took beside it.
+//! What follows for a round as it ran is [`drift_correction`]'s: the table and what late rounds took beside it.
 //!
 //! No tensors, no clock: [`Table::reckon`] is a function of numbers.
 
-pub mod pace;
+pub mod drift_correction;
 mod samples;
 pub mod timing;
 

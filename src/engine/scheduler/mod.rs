@@ -1,372 +1,379 @@
-//! Who runs, who waits, who makes way, and what each step feeds. Pure: no tensors, no clock, no threads.
+//! Which requests run, wait and are preempted, and what each step feeds. Pure: no tensors, no clock, no threads.
 //!
-//! - *Who waits* is let in by its tenant's turn ([`tenants`]) and its seniority ([`rank`]), when the rows that it may come to
-//!   have are free and there is memory for what it needs at once: its symbols so far and a margin. It is always settled: whoever can run has a row
-//!   already, so the jobs counted as waiting are those that really have to. Nobody overtakes the one whose turn it is.
-//! - *What a step feeds* is [`layout`] by the rules of [`plan`].
-//! - *Who makes way*: memory is not kept for what a job may come to need, so it can run out. Then the least senior yields,
-//!   one whose reader is behind first, and is back at the front of its tenant's queue; nobody is let in until somebody has
-//!   ended, so that the same memory is not given to and fro. The last one left never yields: it can always finish, since
-//!   whoever could not fit alone was refused.
-//! - *Whose deadline cannot be met* is what [`Scheduler::work_before`] and [`pace`](super::pace) are for.
+//! - *Admission*: requests are admitted by their tenant's turn ([`tenants`]) and their seniority ([`rank`]). A request is
+//!   admitted when the rows that it may need are free and there is memory for its symbols and a margin. Admission is decided
+//!   after every change, so a request that waits cannot run. No request overtakes the one whose turn it is.
+//! - *What a step feeds* is decided by [`plan`], by the rules of [`budget`].
+//! - *Preemption*: memory is not reserved for what a request may need later, so it can run out. Then the least senior request is
+//!   preempted, one whose client is behind first, and goes back to the front of its tenant's queue. No request is admitted until
+//!   another has ended, so that the same memory is not handed to and fro. The last running request is never preempted: it can
+//!   always finish, since a request that does not fit alone was rejected.
+//! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and [`RateEstimator`].
 //!
-//! Whoever was let in holds a [`Slot`], by its number, until it ends or yields.
+//! An admitted request holds a [`Slot`] until it ends or is preempted.
 
-mod layout;
+mod budget;
 mod plan;
 mod rank;
-mod standing;
+mod rate_estimator;
+mod row_status;
 mod tenants;
 
 #[cfg(test)]
 mod storm;
 
-pub(super) use plan::{Doing, Feed};
+use budget::{EncodeShare, PromptShare};
+pub(crate) use plan::Feed;
 pub use rank::PRIORITIES;
 use rank::Rank;
-pub(super) use standing::{Standing, Work};
+pub(crate) use rate_estimator::RateEstimator;
+pub(crate) use row_status::{FedSymbols, RowActivity, RowStatus, RunPermit};
 use std::{collections::VecDeque, sync::Arc};
-pub(super) use tenants::Fate;
-use tenants::{Tenants, Waiting};
+pub(crate) use tenants::{Demand, QueuedStatus};
+use tenants::{QueuePosition, Tenants, Waiting};
 
 /// Work that one priority level is worth: about a second of one busy core.
 const AGE: u64 = 1 << 14;
-/// Work that tenants do in turn.
+/// Work of one turn of a tenant.
 const QUANTUM: u64 = 512;
-/// What a symbol costs that is decoded, if one of a prompt costs 1: a prompt's symbols share the reading of the weights.
-const DECODED: u64 = 4;
-/// The part of the queue that a tenant alone leaves to others: one in so many.
-const KEPT: usize = 8;
+/// Work of a decoded symbol. A prompt symbol is 1: a prompt's symbols share the reading of the weights.
+const DECODE_WORK: u64 = 4;
+/// One part in this many of the queue is reserved for other tenants.
+const RESERVED_PART: usize = 8;
 
-/// What there is to share, and by which rules.
+/// Resources of a model, and the rules by which they are shared.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rules {
-    /// Rows that running jobs may have together.
-    pub(super) rows: usize,
-    /// Jobs that may wait.
+pub(crate) struct Rules {
+    /// Maximum rows of all running requests.
+    pub(crate) rows: usize,
+    /// Maximum queued requests.
     pub(super) queue: usize,
-    /// Symbols that may wait.
+    /// Maximum queued symbols.
     pub(super) queued_symbols: usize,
-    /// Bytes that running jobs may hold together.
+    /// Maximum bytes of all running requests.
     pub(super) bytes: usize,
-    /// Symbols of a step.
-    pub(super) chunk: usize,
+    /// Symbol budget of a step.
+    pub(crate) chunk: usize,
     /// Work that one priority level is worth.
     pub(super) age: u64,
-    /// Work that tenants do in turn.
+    /// Work of one turn of a tenant.
     pub(super) quantum: u64,
 }
 
 impl Rules {
-    pub(super) fn new(rows: usize, (queue, queued_symbols): (usize, usize), bytes: usize, chunk: usize) -> Self {
-        let (rows, chunk) = (rows.max(1), chunk.max(1));
-        Self { rows, queue, queued_symbols, bytes, chunk, age: AGE, quantum: QUANTUM }
+    pub(crate) fn new(rows: usize, queue: usize, queued_symbols: usize, bytes: usize, chunk: usize) -> Self {
+        Self { rows: rows.max(1), queue, queued_symbols, bytes, chunk: chunk.max(1), age: AGE, quantum: QUANTUM }
     }
 }
 
-/// What a job asks for.
-#[derive(Debug, Clone)]
-pub(super) struct Ask {
-    /// On whose behalf.
-    pub(super) tenant: Arc<str>,
-    /// Given symbols.
-    pub(super) symbols: usize,
-    /// Of these, those that have to be fed before there is an answer.
-    pub(super) unknown: usize,
-    /// Bytes that it needs to begin.
-    pub(super) bytes: usize,
-    /// Rows that it may come to have.
-    pub(super) rows: usize,
-}
-
-/// The right to run, until it is given back: with [`Scheduler::end`] or [`Scheduler::give_way`].
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ticket(usize);
-
-/// Why a job was not taken.
+/// Why a request was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// As much waits as may.
+pub(crate) enum Rejection {
+    /// The queue is full.
     Full {
-        /// What is counted.
+        /// What is limited.
         what: &'static str,
-        /// How many may wait.
         limit: usize,
     },
-    /// It needs more bytes, or more rows, than there are.
+    /// It needs more bytes or more rows than there are.
     NeverFits,
 }
 
-/// A job that holds a row.
+/// An admitted request.
 #[derive(Debug)]
 struct Slot {
     tenant: Arc<str>,
     rank: Rank,
-    /// When it last had a slice of a step's budget.
+    /// When it last got a slice of a step's budget.
     turn: u64,
-    /// Rows that it may come to have.
+    /// Maximum rows that it may have.
     rows: usize,
-    /// Symbols of steps that it was given for its document and has not used.
+    /// Symbols credited for the encoding of its document and not used.
     credit: i64,
-    /// Bytes that it holds, or was let in for.
+    /// Bytes that it holds, or was admitted for.
     held: usize,
-    /// Bytes that it will need soon.
+    /// Additional bytes that it needs soon.
     soon: usize,
-    /// Symbols that it feeds at least before it can end.
-    least: usize,
+    /// Minimum symbols that it feeds before it can end.
+    min_symbols: usize,
 }
 
-/// The scheduler of one model's rows, over jobs of any kind.
+/// The scheduler of one model, over requests of any type.
 #[derive(Debug)]
-pub(super) struct Scheduler<T> {
+pub(crate) struct Scheduler<T> {
     rules: Rules,
     tenants: Tenants<T>,
     slots: Vec<Option<Slot>>,
-    /// Numbers of slots that nobody holds.
+    /// Indices of empty slots.
     free: Vec<usize>,
-    /// Jobs that may run and were not fetched yet.
-    granted: VecDeque<(T, Ticket)>,
+    /// Requests that may run and were not fetched yet.
+    admitted: VecDeque<(T, RunPermit)>,
     running: usize,
     /// Rows of all slots.
     rows: usize,
     /// Bytes of all slots.
     bytes: usize,
-    /// Bytes that were counted for more than one of them.
-    shared: usize,
-    /// Nobody is let in beside those who run: memory ran out, and nobody has ended since.
+    /// Bytes counted for more than one slot.
+    shared_bytes: usize,
+    /// True while no request is admitted next to running ones: memory ran out, and none has ended since.
     closed: bool,
-    /// Work done so far.
+    /// Work done.
     clock: u64,
-    /// Jobs that came so far.
-    came: u64,
-    /// Slices given so far.
+    /// Number of requests that arrived.
+    arrived: u64,
+    /// Number of budget slices given.
     turns: u64,
-    /// Symbols that documents were given together and have not used.
-    account: i64,
-    prompts: Vec<plan::Prompt>,
-    blocks: Vec<plan::Blocks>,
+    /// Symbols credited to all documents together and not used.
+    encode_credit: i64,
+    prompts: Vec<PromptShare>,
+    encodings: Vec<EncodeShare>,
 }
 
 impl<T> Scheduler<T> {
-    pub(super) fn new(rules: Rules) -> Self {
+    pub(crate) fn new(rules: Rules) -> Self {
         Self {
             rules,
             tenants: Tenants::new(rules.quantum),
             slots: Vec::new(),
             free: Vec::new(),
-            granted: VecDeque::new(),
+            admitted: VecDeque::new(),
             running: 0,
             rows: 0,
             bytes: 0,
-            shared: 0,
+            shared_bytes: 0,
             closed: false,
             clock: 0,
-            came: 0,
+            arrived: 0,
             turns: 0,
-            account: 0,
+            encode_credit: 0,
             prompts: Vec::new(),
-            blocks: Vec::new(),
+            encodings: Vec::new(),
         }
     }
 
-    /// Takes a job.
-    pub(super) fn submit(&mut self, job: T, ask: Ask, priority: i32) -> Result<(), Refused> {
-        if ask.bytes > self.rules.bytes || ask.rows > self.rules.rows {
-            return Err(Refused::NeverFits);
+    /// Queues a request.
+    pub(crate) fn submit(&mut self, request: T, demand: Demand, priority: i32) -> Result<(), Rejection> {
+        if demand.bytes > self.rules.bytes || demand.rows > self.rules.rows {
+            return Err(Rejection::NeverFits);
         }
-        if !(self.tenants.next().is_none() && self.fits(ask.bytes, ask.rows)) {
-            self.check_room(&ask)?;
+        if !(self.tenants.next().is_none() && self.fits(demand.bytes, demand.rows)) {
+            self.check_queue_limits(&demand)?;
         }
-        let rank = Rank::new(self.clock, priority, self.rules.age, self.came);
-        self.came += 1;
-        self.tenants.add((true, rank), Waiting { job, ask, held: false });
-        self.settle();
+        let position = self.new_position(priority);
+        self.arrived += 1;
+        self.tenants.add(position, Waiting { request, demand, on_hold: false });
+        self.admit();
         Ok(())
     }
 
-    /// The next job that may run.
-    pub(super) fn fetch(&mut self) -> Option<(T, Ticket)> {
-        self.granted.pop_front()
+    /// Returns the next request that may run.
+    pub(crate) fn next_admitted(&mut self) -> Option<(T, RunPermit)> {
+        self.admitted.pop_front()
     }
 
-    /// Takes back what a job that ran no longer needs, which has done so much since its row was last noted.
-    pub(super) fn end(&mut self, ticket: Ticket, work: Work) {
-        self.account(ticket.0, work);
-        if let Some(slot) = self.release(&ticket) {
+    /// Frees the slot of a request that ended. `fed` is what it was fed since its last status.
+    pub(crate) fn finish(&mut self, permit: RunPermit, fed: FedSymbols) {
+        self.count_work(permit.0, fed);
+        if let Some(slot) = self.release(&permit) {
             self.tenants.leave(&slot.tenant);
         }
         self.closed = false;
-        self.settle();
+        self.admit();
     }
 
-    /// Takes back what a running job held, and puts the job to the front of its tenant's queue. It asks for the rest of
-    /// what it needs; `paused`: its reader is behind, and it is held until a [`sweep`](Self::sweep) finds otherwise.
-    /// Hands the job back if nobody holds such a ticket.
-    pub(super) fn give_way(&mut self, ticket: Ticket, job: T, ask: Ask, paused: bool) -> Result<(), T> {
-        let Some(slot) = self.release(&ticket) else { return Err(job) };
-        self.tenants.add((false, slot.rank), Waiting { job, ask, held: paused });
+    /// Frees the slot of a running request and queues the request at the front of its tenant's queue, with the demand of what
+    /// is left. With `on_hold`, it waits until [`poll_queue`](Self::poll_queue) finds it ready. Returns the request if the
+    /// permit has no slot.
+    pub(crate) fn preempt(&mut self, permit: RunPermit, request: T, demand: Demand, on_hold: bool) -> Result<(), T> {
+        let Some(slot) = self.release(&permit) else { return Err(request) };
+        let position = QueuePosition { is_new: false, rank: slot.rank };
+        self.tenants.add(position, Waiting { request, demand, on_hold });
         self.tenants.leave(&slot.tenant);
-        // one that waits for its reader does not come back for the memory that it gave
-        self.closed |= !paused;
-        self.settle();
+        // a request on hold does not come back for the memory that it gave
+        self.closed |= !on_hold;
+        self.admit();
         Ok(())
     }
 
-    /// Looks at every waiting job, and hands those that leave to `left`.
-    pub(super) fn sweep(&mut self, look: impl FnMut(&mut T) -> Fate, left: impl FnMut(T)) {
-        self.tenants.sweep(look, left);
-        self.settle();
+    /// Polls every waiting request. Passes those that have ended to `ended`.
+    pub(crate) fn poll_queue(&mut self, poll: impl FnMut(&mut T) -> QueuedStatus, ended: impl FnMut(T)) {
+        self.tenants.poll(poll, ended);
+        self.admit();
     }
 
-    /// Notes how the running rows stand, and that they hold `distinct` bytes at most: what they share is theirs once.
-    pub(super) fn note(&mut self, rows: &[Standing], distinct: usize) {
+    /// Updates the status of all running requests. They hold at most `distinct` bytes together: shared pages count once.
+    pub(crate) fn update_rows(&mut self, statuses: &[RowStatus], distinct: usize) {
         let mut sum: usize = 0;
-        for row in rows {
-            self.account(row.slot, row.work);
-            sum = sum.saturating_add(row.held);
-            let Some(slot) = self.slots.get_mut(row.slot).and_then(Option::as_mut) else { continue };
-            self.bytes = self.bytes - (slot.held + slot.soon) + (row.held + row.soon);
-            (slot.held, slot.soon) = (row.held, row.soon);
-            slot.least = match row.doing {
-                Doing::Prefilling(left) => left,
-                Doing::Encoding { blocks, block } => blocks.saturating_mul(block),
+        for status in statuses {
+            self.count_work(status.slot, status.fed);
+            sum = sum.saturating_add(status.held);
+            let Some(slot) = self.slots.get_mut(status.slot).and_then(Option::as_mut) else { continue };
+            self.bytes = self.bytes - (slot.held + slot.soon) + (status.held + status.soon);
+            slot.held = status.held;
+            slot.soon = status.soon;
+            slot.min_symbols = match status.activity {
+                RowActivity::Prefilling(left) => left,
+                RowActivity::Encoding { blocks, block_symbols } => blocks.saturating_mul(block_symbols),
                 _ => 1,
             };
         }
-        self.shared = sum.saturating_sub(distinct);
-        self.settle();
+        self.shared_bytes = sum.saturating_sub(distinct);
+        self.admit();
     }
 
-    /// Counts what the holder of a slot has done.
-    fn account(&mut self, slot: usize, Work { given, sampled, again }: Work) {
-        let work = given as u64 + DECODED * sampled as u64;
-        self.clock += work + again as u64;
+    /// Counts the work of the request in a slot.
+    fn count_work(&mut self, slot: usize, fed: FedSymbols) {
+        let work = fed.prompt as u64 + DECODE_WORK * fed.sampled as u64;
+        self.clock += work + fed.recomputed as u64;
         if let (1.., Some(Some(slot))) = (work, self.slots.get(slot)) {
             self.tenants.charge(&slot.tenant, work);
         }
     }
 
-    /// Whether somebody waits for memory alone.
-    pub(super) fn is_short_of_memory(&mut self) -> bool {
+    /// Returns true if the next request to be admitted lacks nothing but memory.
+    pub(crate) fn waits_for_memory(&mut self) -> bool {
         let free = self.rules.rows.saturating_sub(self.rows);
-        !self.closed && self.tenants.next().is_some_and(|ask| ask.rows <= free)
+        !self.closed && self.tenants.next().is_some_and(|demand| demand.rows <= free)
     }
 
-    /// Which of the rows yields if there is not enough memory for all; none if it is the last.
-    pub(super) fn yields(&self, rows: &[Standing]) -> Option<usize> {
-        if rows.len() < 2 {
+    /// Returns the index of the request to preempt when a step needs more memory than there is; `None` if it is the last.
+    pub(crate) fn memory_victim(&self, statuses: &[RowStatus]) -> Option<usize> {
+        if statuses.len() < 2 {
             return None;
         }
-        self.least_senior(rows, |_| true)
+        self.least_senior(statuses, |_| true)
     }
 
-    /// Which of the rows makes way for somebody who waits, if one does in vain: one whose reader is behind.
-    pub(super) fn makes_way(&mut self, rows: &[Standing]) -> Option<usize> {
+    /// Returns the index of a request to preempt for a queued one that has no slot: one whose client is behind.
+    pub(crate) fn preemption_victim(&mut self, statuses: &[RowStatus]) -> Option<usize> {
         self.tenants.next()?;
-        self.least_senior(rows, |doing| doing == Doing::Paused { yields: true })
+        self.least_senior(statuses, |activity| activity == RowActivity::Paused { preemptible: true })
     }
 
-    /// Symbols that are surely fed before a new job is done, its own included: those that must end before it can have a row
-    /// are at least the shortest of those before it.
-    pub(super) fn work_before(&self, ask: &Ask, priority: i32) -> usize {
-        let rank = Rank::new(self.clock, priority, self.rules.age, self.came);
-        let waiting = self.tenants.before(&ask.tenant, (true, rank)).map(|ask| ask.unknown.max(1));
-        let mut before: Vec<usize> = waiting.chain(self.slots.iter().flatten().map(|slot| slot.least)).collect();
+    /// Returns a lower bound of the symbols that are fed before a new request is done, with its own. The requests that must
+    /// end before it gets a row are at least the shortest ones before it.
+    pub(crate) fn work_before(&self, demand: &Demand, priority: i32) -> usize {
+        let position = self.new_position(priority);
+        let waiting = self.tenants.before(&demand.tenant, position).map(|demand| demand.uncached.max(1));
+        let running = self.slots.iter().flatten().map(|slot| slot.min_symbols);
+        let mut before: Vec<usize> = waiting.chain(running).collect();
         before.sort_unstable();
         let ended = (before.len() + 1).saturating_sub(self.rules.rows);
-        before[..ended].iter().sum::<usize>().saturating_add(ask.unknown.max(1))
+        before[..ended].iter().sum::<usize>().saturating_add(demand.uncached.max(1))
     }
 
-    /// Removes everybody who was not fetched yet; whoever still ran is gone.
-    pub(super) fn clear(&mut self) -> impl Iterator<Item = T> {
+    /// Removes all requests and returns those that were not fetched yet. Running requests are gone with the worker.
+    pub(crate) fn clear(&mut self) -> impl Iterator<Item = T> {
         self.slots.clear();
         self.free.clear();
-        (self.running, self.rows, self.bytes, self.shared) = (0, 0, 0, 0);
-        let granted = std::mem::take(&mut self.granted);
-        granted.into_iter().map(|(job, _)| job).chain(self.tenants.end())
+        self.running = 0;
+        self.rows = 0;
+        self.bytes = 0;
+        self.shared_bytes = 0;
+        let admitted = std::mem::take(&mut self.admitted);
+        admitted.into_iter().map(|(request, _)| request).chain(self.tenants.clear())
     }
 
-    /// The jobs that wait.
-    pub(super) fn jobs(&self) -> impl Iterator<Item = &T> {
-        self.tenants.jobs()
+    /// Returns the waiting requests.
+    pub(crate) fn queued(&self) -> impl Iterator<Item = &T> {
+        self.tenants.requests()
     }
 
-    /// How many wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.tenants.waiting()
+    /// Returns the number of waiting requests.
+    pub(crate) fn waiting(&self) -> usize {
+        self.tenants.size().requests
     }
 
-    /// How many run, or may.
-    pub(super) fn running(&self) -> usize {
+    /// Returns the number of admitted requests.
+    pub(crate) fn running(&self) -> usize {
         self.running
     }
 
-    /// Whether one more job of the tenant may wait.
-    fn check_room(&self, ask: &Ask) -> Result<(), Refused> {
+    /// Returns the queue position of a request that arrives now.
+    fn new_position(&self, priority: i32) -> QueuePosition {
+        QueuePosition { is_new: true, rank: Rank::new(self.clock, priority, self.rules.age, self.arrived) }
+    }
+
+    /// Rejects a request that the queue, or its tenant's share of it, has no room for.
+    fn check_queue_limits(&self, demand: &Demand) -> Result<(), Rejection> {
         let Rules { queue, queued_symbols, .. } = self.rules;
-        let full = |what, limit| Err(Refused::Full { what, limit });
-        if self.tenants.waiting() >= queue {
+        let full = |what, limit| Err(Rejection::Full { what, limit });
+        let total = self.tenants.size();
+        if total.requests >= queue {
             return full("requests", queue);
         }
-        if self.tenants.symbols().saturating_add(ask.symbols) > queued_symbols {
+        if total.symbols.saturating_add(demand.symbols) > queued_symbols {
             return full("prompt characters", queued_symbols);
         }
-        let tenants = self.tenants.count_with(&ask.tenant);
-        let share = |all: usize| (all - all / KEPT).div_ceil(tenants).max(1);
-        let (requests, symbols) = self.tenants.waiting_of(&ask.tenant);
-        if requests >= share(queue) {
+        let tenants = self.tenants.count_with(&demand.tenant);
+        let share = |limit: usize| (limit - limit / RESERVED_PART).div_ceil(tenants).max(1);
+        let own = self.tenants.size_of(&demand.tenant);
+        if own.requests >= share(queue) {
             return full("requests of one tenant", share(queue));
         }
-        if requests > 0 && symbols.saturating_add(ask.symbols) > share(queued_symbols) {
+        if own.requests > 0 && own.symbols.saturating_add(demand.symbols) > share(queued_symbols) {
             return full("prompt characters of one tenant", share(queued_symbols));
         }
         Ok(())
     }
 
     fn fits(&self, bytes: usize, rows: usize) -> bool {
-        let held = self.bytes.saturating_sub(self.shared);
-        let memory = !self.closed && held.saturating_add(bytes) <= self.rules.bytes;
-        self.rows.saturating_add(rows) <= self.rules.rows && (memory || self.running == 0)
+        let held = self.bytes.saturating_sub(self.shared_bytes);
+        let has_memory = !self.closed && held.saturating_add(bytes) <= self.rules.bytes;
+        self.rows.saturating_add(rows) <= self.rules.rows && (has_memory || self.running == 0)
     }
 
-    /// Lets in who can be let in, in order.
-    fn settle(&mut self) {
-        while self.tenants.next().map(|ask| (ask.bytes, ask.rows)).is_some_and(|(bytes, rows)| self.fits(bytes, rows)) {
-            let Some(((_, rank), Waiting { job, ask, .. })) = self.tenants.take() else { break };
+    /// Admits the waiting requests that fit, in order.
+    fn admit(&mut self) {
+        while let Some(demand) = self.tenants.next() {
+            let bytes = demand.bytes;
+            let rows = demand.rows;
+            if !self.fits(bytes, rows) {
+                break;
+            }
+            let Some((position, Waiting { request, demand, .. })) = self.tenants.take() else { break };
             self.turns += 1;
-            let Ask { tenant, unknown, bytes, rows, .. } = ask;
-            let (turn, least, credit) = (self.turns, unknown.max(1), 0);
-            let slot = Slot { tenant, rank, turn, rows, credit, held: bytes, soon: 0, least };
-            let number = self.free.pop().unwrap_or_else(|| {
+            let slot = Slot {
+                tenant: demand.tenant,
+                rank: position.rank,
+                turn: self.turns,
+                rows,
+                credit: 0,
+                held: bytes,
+                soon: 0,
+                min_symbols: demand.uncached.max(1),
+            };
+            let index = self.free.pop().unwrap_or_else(|| {
                 self.slots.push(None);
                 self.slots.len() - 1
             });
-            self.slots[number] = Some(slot);
+            self.slots[index] = Some(slot);
             self.running += 1;
             self.rows += rows;
             self.bytes += bytes;
             self.closed = false;
-            self.granted.push_back((job, Ticket(number)));
+            self.admitted.push_back((request, RunPermit(index)));
         }
     }
 
     /// Empties a slot.
-    fn release(&mut self, ticket: &Ticket) -> Option<Slot> {
-        let slot = self.slots.get_mut(ticket.0).and_then(Option::take)?;
-        self.free.push(ticket.0);
+    fn release(&mut self, permit: &RunPermit) -> Option<Slot> {
+        let slot = self.slots.get_mut(permit.0).and_then(Option::take)?;
+        self.free.push(permit.0);
         self.running -= 1;
         self.rows -= slot.rows;
         self.bytes -= slot.held + slot.soon;
-        // who shared with whom is not known: until the next look, nobody did
-        self.shared = 0;
+        // the slots that shared pages are not known: until the next update no bytes count as shared
+        self.shared_bytes = 0;
         Some(slot)
     }
 
-    /// Of the rows that do so: the least senior, one whose reader is behind before all others.
-    fn least_senior(&self, rows: &[Standing], does: impl Fn(Doing) -> bool) -> Option<usize> {
-        let rank = |standing: &Standing| self.slots.get(standing.slot)?.as_ref().map(|slot| slot.rank);
-        let candidates = rows.iter().enumerate().filter(|(_, row)| does(row.doing));
-        let behind = |row: &Standing| matches!(row.doing, Doing::Paused { .. });
-        candidates.max_by_key(|(_, row)| (behind(row), rank(row))).map(|(index, _)| index)
+    /// Returns the index of the least senior request whose activity passes `filter`; one whose client is behind before all
+    /// others.
+    fn least_senior(&self, statuses: &[RowStatus], filter: impl Fn(RowActivity) -> bool) -> Option<usize> {
+        let rank = |status: &RowStatus| self.slots.get(status.slot)?.as_ref().map(|slot| slot.rank);
+        let paused = |status: &RowStatus| matches!(status.activity, RowActivity::Paused { .. });
+        let candidates = statuses.iter().enumerate().filter(|(_, status)| filter(status.activity));
+        candidates.max_by_key(|(_, status)| (paused(status), rank(status))).map(|(index, _)| index)
     }
 }

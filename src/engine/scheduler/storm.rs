@@ -54,22 +54,25 @@ impl Storm {
         Job { number, tenant, priority, blocks, rows, given, answer, sampled, reached, paused, cancelled, came }
     }
 
-    fn submit(&mut self, job: Job) -> Result<(), Refused> {
+    fn submit(&mut self, job: Job) -> Result<(), Rejection> {
         let (ask, priority, tenant) = (job.ask(), job.priority, Arc::clone(&job.tenant));
-        let (waiting, symbols) = (self.scheduler.waiting(), self.scheduler.tenants.symbols());
-        let ((requests, own), asked) = (self.scheduler.tenants.waiting_of(&tenant), ask.symbols);
+        let (waiting, symbols) = (self.scheduler.waiting(), self.scheduler.tenants.size().symbols);
+        let own = self.scheduler.tenants.size_of(&tenant);
+        let asked = ask.symbols;
         let taken = if job.most_bytes() > self.rules.bytes {
-            Err(Refused::NeverFits)
+            Err(Rejection::NeverFits)
         } else {
             self.scheduler.submit(job, ask, priority)
         };
         match taken {
             Ok(()) => assert!(self.scheduler.waiting() <= self.rules.queue.max(waiting)),
-            Err(Refused::NeverFits) => {}
-            Err(Refused::Full { what: "requests", limit }) => assert!(limit == self.rules.queue && waiting >= limit),
-            Err(Refused::Full { what: "prompt characters", limit }) => assert!(symbols + asked > limit),
-            Err(Refused::Full { what: "requests of one tenant", limit }) => assert!(requests >= limit.max(1)),
-            Err(Refused::Full { what: "prompt characters of one tenant", limit }) => assert!(own + asked > limit),
+            Err(Rejection::NeverFits) => {}
+            Err(Rejection::Full { what: "requests", limit }) => assert!(limit == self.rules.queue && waiting >= limit),
+            Err(Rejection::Full { what: "prompt characters", limit }) => assert!(symbols + asked > limit),
+            Err(Rejection::Full { what: "requests of one tenant", limit }) => assert!(own.requests >= limit.max(1)),
+            Err(Rejection::Full { what: "prompt characters of one tenant", limit }) => {
+                assert!(own.symbols + asked > limit)
+            }
             Err(other) => panic!("{other:?}"),
         }
         self.refused += usize::from(taken.is_err());
@@ -83,14 +86,14 @@ impl Storm {
             if self.rows[at].job.cancelled {
                 let row = self.rows.swap_remove(at);
                 assert!(self.cancelled.insert(row.job.number), "ended twice");
-                self.end(row.ticket, row.work, &row.job.tenant);
+                self.end(row.permit, row.work, &row.job.tenant);
             }
         }
         let mut standings = self.stand();
         self.let_in();
-        if let Some(row) = self.scheduler.makes_way(&standings) {
+        if let Some(row) = self.scheduler.preemption_victim(&standings) {
             assert!(self.rows[row].job.paused);
-            self.give_way(row);
+            self.preempt(row);
             self.let_in();
         }
         let mut feeds = Vec::new();
@@ -99,13 +102,13 @@ impl Storm {
             // how much is brief is a matter of time, which has no say in what is promised
             let brief = 1 + self.die.roll(2 * self.rules.chunk);
             self.scheduler.plan(&standings, brief, &mut feeds);
-            let needed: usize = feeds.iter().map(|feed| self.rows[feed.row].growth(feed.symbols)).sum();
+            let needed: usize = feeds.iter().map(|feed| self.rows[feed.request].growth(feed.symbols)).sum();
             if self.held() + needed <= self.rules.bytes {
                 break;
             }
-            let row = self.scheduler.yields(&standings).expect("the last one always fits");
+            let row = self.scheduler.memory_victim(&standings).expect("the last one always fits");
             self.check_victim(row);
-            self.give_way(row);
+            self.preempt(row);
         }
         self.check_plan(&standings, &feeds);
         self.step(&feeds);
@@ -114,34 +117,34 @@ impl Storm {
 
     fn sweep(&mut self) {
         let look = |job: &mut Job| match () {
-            () if job.cancelled => Fate::Leaves,
-            () if job.paused && job.came.is_none() => Fate::Held,
-            () => Fate::Waits,
+            () if job.cancelled => QueuedStatus::Ended,
+            () if job.paused && job.came.is_none() => QueuedStatus::OnHold,
+            () => QueuedStatus::Ready,
         };
         let mut left = Vec::new();
-        self.scheduler.sweep(look, |job| left.push(job.number));
+        self.scheduler.poll_queue(look, |job| left.push(job.number));
         assert!(left.into_iter().all(|number| self.cancelled.insert(number)), "ended twice");
     }
 
-    fn stand(&mut self) -> Vec<Standing> {
+    fn stand(&mut self) -> Vec<RowStatus> {
         let standings: Vec<_> = self.rows.iter_mut().map(Row::standing).collect();
-        let works: Vec<_> = standings.iter().map(|standing| standing.work).collect();
+        let works: Vec<_> = standings.iter().map(|standing| standing.fed).collect();
         for (at, work) in works.into_iter().enumerate() {
             let tenant = Arc::clone(&self.rows[at].job.tenant);
             self.count(work, &tenant);
         }
-        self.scheduler.note(&standings, usize::MAX);
+        self.scheduler.update_rows(&standings, usize::MAX);
         standings
     }
 
     fn let_in(&mut self) {
-        while let Some((mut job, ticket)) = self.scheduler.fetch() {
+        while let Some((mut job, permit)) = self.scheduler.next_admitted() {
             if let Some(came) = job.came.take() {
                 let waited = self.clock - came;
                 let longest = self.waited.entry(Arc::clone(&job.tenant)).or_default();
                 *longest = waited.max(*longest);
             }
-            self.rows.push(Row { job, ticket, encoded: 0, fed: 0, busy: 0, work: Work::default() });
+            self.rows.push(Row { job, permit, encoded: 0, fed: 0, busy: 0, work: FedSymbols::default() });
         }
     }
 
@@ -149,15 +152,15 @@ impl Storm {
     /// of higher priority that came soon enough; for each of them every tenant may do its share and overdraw it once.
     fn longest_wait(&self) -> u64 {
         let Rules { rows, queue, age, quantum, .. } = self.rules;
-        let job = (1 + 3 * DECODED) * LONGEST as u64;
+        let job = (1 + 3 * DECODE_WORK) * LONGEST as u64;
         let before = (queue + rows) as u64 * (job + quantum) + 15 * age;
         4 * (before + rows as u64 * job)
     }
 
-    fn give_way(&mut self, row: usize) {
-        let Row { job, ticket, .. } = self.rows.swap_remove(row);
+    fn preempt(&mut self, row: usize) {
+        let Row { job, permit, .. } = self.rows.swap_remove(row);
         let (ask, paused) = (job.ask(), job.paused);
-        assert!(self.scheduler.give_way(ticket, job, ask, paused).is_ok());
+        assert!(self.scheduler.preempt(permit, job, ask, paused).is_ok());
         self.yielded += 1;
     }
 
@@ -167,7 +170,7 @@ impl Storm {
 
     /// The most senior of those that go on stays, and nobody goes while one whose reader is behind stays.
     fn check_victim(&self, victim: usize) {
-        let rank = |row: &Row| self.scheduler.slots[row.ticket.0].as_ref().unwrap().rank;
+        let rank = |row: &Row| self.scheduler.slots[row.permit.0].as_ref().unwrap().rank;
         let row = &self.rows[victim];
         if !row.job.paused {
             assert!(self.rows.iter().all(|other| !other.job.paused || other.busy > 0));
@@ -175,22 +178,23 @@ impl Storm {
         }
     }
 
-    fn check_plan(&self, standings: &[Standing], feeds: &[Feed]) {
-        let of = |row: usize| feeds.iter().filter(|feed| feed.row == row).map(|feed| feed.symbols).collect::<Vec<_>>();
+    fn check_plan(&self, standings: &[RowStatus], feeds: &[Feed]) {
+        let of =
+            |row: usize| feeds.iter().filter(|feed| feed.request == row).map(|feed| feed.symbols).collect::<Vec<_>>();
         let (mut decoding, mut given, mut blocks) = (0, 0, 0);
         for (row, standing) in standings.iter().enumerate() {
             let fed = of(row);
-            match standing.doing {
-                Doing::Busy | Doing::Paused { .. } => assert!(fed.is_empty()),
-                Doing::Decoding(rows) => {
+            match standing.activity {
+                RowActivity::Busy | RowActivity::Paused { .. } => assert!(fed.is_empty()),
+                RowActivity::Decoding(rows) => {
                     assert_eq!(fed, [rows], "a stream is fed in every step");
                     decoding += rows;
                 }
-                Doing::Encoding { blocks: left, .. } => {
+                RowActivity::Encoding { blocks: left, .. } => {
                     assert!(fed.is_empty() || fed.len() == 1 && (1..=left).contains(&fed[0]));
                     blocks += fed.iter().sum::<usize>();
                 }
-                Doing::Prefilling(left) => {
+                RowActivity::Prefilling(left) => {
                     assert!(fed.is_empty() || fed.len() == 1 && (1..=left).contains(&fed[0]));
                     given += fed.iter().sum::<usize>();
                 }
@@ -208,28 +212,28 @@ impl Storm {
         let mut ended = Vec::new();
         for feed in feeds {
             let busy = self.die.roll(6).saturating_sub(3);
-            let row = &mut self.rows[feed.row];
+            let row = &mut self.rows[feed.request];
             let over = row.feed(feed.symbols);
             row.busy = busy;
             if over {
-                ended.push(feed.row);
+                ended.push(feed.request);
             }
         }
         ended.sort_unstable();
         for row in ended.into_iter().rev() {
-            let Row { job, ticket, work, .. } = self.rows.swap_remove(row);
+            let Row { job, permit, work, .. } = self.rows.swap_remove(row);
             assert!(job.sampled == job.answer && self.finished.insert(job.number), "served twice");
-            self.end(ticket, work, &job.tenant);
+            self.end(permit, work, &job.tenant);
         }
     }
 
-    fn end(&mut self, ticket: Ticket, work: Work, tenant: &Arc<str>) {
+    fn end(&mut self, permit: RunPermit, work: FedSymbols, tenant: &Arc<str>) {
         self.count(work, tenant);
-        self.scheduler.end(ticket, work);
+        self.scheduler.finish(permit, work);
     }
 
-    fn count(&mut self, work: Work, tenant: &Arc<str>) {
-        let work = work.given as u64 + DECODED * work.sampled as u64;
+    fn count(&mut self, work: FedSymbols, tenant: &Arc<str>) {
+        let work = work.prompt as u64 + DECODE_WORK * work.sampled as u64;
         self.clock += work;
         *self.done.entry(Arc::clone(tenant)).or_default() += work;
     }
@@ -238,10 +242,10 @@ impl Storm {
         let scheduler = &mut self.scheduler;
         let rows = |job: &Job| job.rows;
         let taken: usize = self.rows.iter().map(|row| rows(&row.job)).sum();
-        let granted: usize = scheduler.granted.iter().map(|(job, _)| rows(job)).sum();
+        let granted: usize = scheduler.admitted.iter().map(|(job, _)| rows(job)).sum();
         assert!(taken + granted <= self.rules.rows && taken + granted == scheduler.rows);
         assert!(scheduler.waiting() <= self.rules.queue + self.rules.rows, "too many wait");
-        assert_eq!(scheduler.running(), self.rows.len() + scheduler.granted.len());
+        assert_eq!(scheduler.running(), self.rows.len() + scheduler.admitted.len());
         let over = self.finished.len() + self.cancelled.len() + self.refused;
         assert_eq!(self.came, over + scheduler.running() + scheduler.waiting(), "somebody is lost");
         assert!(scheduler.tenants.count_with("") <= scheduler.running() + scheduler.waiting() + 1);
@@ -265,9 +269,9 @@ impl Storm {
                 change(job);
             }
             at += 1;
-            if job.paused && job.came.is_none() { Fate::Held } else { Fate::Waits }
+            if job.paused && job.came.is_none() { QueuedStatus::OnHold } else { QueuedStatus::Ready }
         };
-        self.scheduler.sweep(look, |_| ());
+        self.scheduler.poll_queue(look, |_| ());
     }
 
     fn operate(&mut self) {
@@ -289,10 +293,10 @@ impl Storm {
         let mut rounds = 0;
         while self.scheduler.running() + self.scheduler.waiting() > 0 {
             self.rows.iter_mut().for_each(|row| row.job.paused = false);
-            self.scheduler.sweep(
+            self.scheduler.poll_queue(
                 |job| {
                     job.paused = false;
-                    Fate::Waits
+                    QueuedStatus::Ready
                 },
                 |_| (),
             );
@@ -308,5 +312,5 @@ impl Storm {
 }
 
 fn rules(rows: usize, queue: usize, bytes: usize, chunk: usize) -> Rules {
-    Rules { age: 40, quantum: 32, ..Rules::new(rows, (queue, 200), bytes, chunk) }
+    Rules { age: 40, quantum: 32, ..Rules::new(rows, queue, 200, bytes, chunk) }
 }

@@ -1,118 +1,149 @@
-//! Who waits, by tenant; and whose turn it is: deficit round robin on work done.
+//! The queue: waiting requests by tenant, and whose turn it is, by deficit round robin on work done.
 //!
-//! Tenants with waiting jobs stand in a ring. Each has a balance of work: what its jobs do is taken off it, as it is done, and
-//! every tenant gets a quantum back for every quantum that each who competes could have done meanwhile, or at once if nobody
-//! who waits has anything left. Nobody saves up more than a quantum but by waiting. A turn lets one job in, of a tenant with
-//! work left. So over time tenants do the same work, however many jobs each has, and of whatever length; and whoever did more
-//! than others comes in again after as much work of each of them, whoever else keeps coming. Who has nothing is forgotten,
-//! unless he owes.
+//! Tenants with waiting requests stand in a ring. Each has a balance of work. What its requests do is subtracted as it is done.
+//! Every tenant gets a quantum back whenever each competing tenant could have done a quantum of work; and at once if no waiting
+//! tenant has a positive balance. A tenant saves up more than a quantum only while it waits. A turn admits one request of a
+//! tenant with a positive balance.
+//!
+//! So over time tenants do the same work, whatever the number and length of their requests. A tenant that did more than others
+//! is admitted again after each of them has done as much, whichever tenants keep arriving. A tenant without requests is
+//! forgotten unless its balance is below a quantum.
 
-use super::{Ask, rank::Rank};
+use super::rank::Rank;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
 };
 
-/// A place in a tenant's queue: who ran before goes first, then by seniority.
-pub(super) type Place = (bool, Rank);
+/// Tenants without requests that are remembered for what they owe.
+const MAX_DEBTORS: usize = 256;
 
-/// Tenants without jobs who are remembered for what they owe.
-const REMEMBERED: usize = 256;
+/// What a request needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Demand {
+    pub(crate) tenant: Arc<str>,
+    /// Symbols of its prompt or document.
+    pub(crate) symbols: usize,
+    /// Those of `symbols` that no cache holds: they must be fed before there is an answer.
+    pub(crate) uncached: usize,
+    /// Bytes that it needs to start.
+    pub(crate) bytes: usize,
+    /// Maximum rows that it may have.
+    pub(crate) rows: usize,
+}
 
-/// Everybody who waits or runs.
+/// Position in a tenant's queue: preempted requests go first, then the most senior.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct QueuePosition {
+    /// False for a request that was preempted.
+    pub(super) is_new: bool,
+    pub(super) rank: Rank,
+}
+
+/// A waiting request.
+#[derive(Debug)]
+pub(super) struct Waiting<T> {
+    pub(super) request: T,
+    pub(super) demand: Demand,
+    /// True if it is not to be admitted for now.
+    pub(super) on_hold: bool,
+}
+
+/// Result of polling a waiting request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueuedStatus {
+    /// It can be admitted.
+    Ready,
+    /// It waits for its client or upload and is passed over.
+    OnHold,
+    /// It has ended and leaves the queue.
+    Ended,
+}
+
+/// A tenant's waiting requests, counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct QueueSize {
+    pub(super) requests: usize,
+    pub(super) symbols: usize,
+}
+
+/// All tenants with waiting or running requests.
 #[derive(Debug)]
 pub(super) struct Tenants<T> {
-    /// Those with jobs, and those who owe.
+    /// Tenants with requests, and tenants that owe work.
     all: HashMap<Arc<str>, Tenant<T>>,
-    /// Those with waiting jobs, in the order of their turns.
+    /// Tenants with waiting requests, in the order of their turns.
     ring: VecDeque<Arc<str>>,
-    /// Whose turn it is, until a job of it is let in: a job that has to wait for room is not overtaken.
+    /// The tenant whose turn it is. It keeps the turn until a request of it is admitted: a request that waits for room is not
+    /// overtaken.
     turn: Option<Arc<str>>,
-    /// Work that a balance grows by at a time, and that it is at first.
+    /// Initial balance of a tenant, and what it gets back at a time.
     quantum: i64,
-    /// Work done in competition for which nobody got anything back yet.
+    /// Work done in competition for which no quantum was given back yet.
     unpaid: i64,
-    /// Tenants with jobs.
+    /// Tenants with requests.
     present: usize,
-    /// Of these, those with one that runs or may be let in.
+    /// Those of them with a request that runs or can be admitted.
     competing: usize,
-    waiting: usize,
-    symbols: usize,
+    size: QueueSize,
 }
 
 #[derive(Debug)]
 struct Tenant<T> {
-    waiting: BTreeMap<Place, Waiting<T>>,
-    /// Symbols of the waiting jobs.
+    waiting: BTreeMap<QueuePosition, Waiting<T>>,
+    /// Symbols of the waiting requests.
     symbols: usize,
     running: usize,
     /// Work that it may do before others.
     balance: i64,
 }
 
-/// A job that waits.
-#[derive(Debug)]
-pub(super) struct Waiting<T> {
-    pub(super) job: T,
-    pub(super) ask: Ask,
-    /// Whether it is not to be let in for now.
-    pub(super) held: bool,
-}
-
-/// What becomes of a waiting job that is looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Fate {
-    /// It may be let in.
-    Waits,
-    /// It waits for something of its own and is passed over.
-    Held,
-    /// It is to leave.
-    Leaves,
-}
-
 impl<T> Tenants<T> {
     pub(super) fn new(quantum: u64) -> Self {
-        let quantum = i64::try_from(quantum.max(1)).unwrap_or(i64::MAX);
-        let (all, ring) = (HashMap::new(), VecDeque::new());
-        Self { all, ring, turn: None, quantum, unpaid: 0, present: 0, competing: 0, waiting: 0, symbols: 0 }
+        Self {
+            all: HashMap::new(),
+            ring: VecDeque::new(),
+            turn: None,
+            quantum: i64::try_from(quantum.max(1)).unwrap_or(i64::MAX),
+            unpaid: 0,
+            present: 0,
+            competing: 0,
+            size: QueueSize::default(),
+        }
     }
 
-    /// Jobs that wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting
+    /// Returns the number of waiting requests and their symbols.
+    pub(super) fn size(&self) -> QueueSize {
+        self.size
     }
 
-    /// Their symbols.
-    pub(super) fn symbols(&self) -> usize {
-        self.symbols
+    /// Returns the number of a tenant's waiting requests and their symbols.
+    pub(super) fn size_of(&self, tenant: &str) -> QueueSize {
+        let size = |tenant: &Tenant<T>| QueueSize { requests: tenant.waiting.len(), symbols: tenant.symbols };
+        self.all.get(tenant).map(size).unwrap_or_default()
     }
 
-    /// A tenant's waiting jobs, and their symbols.
-    pub(super) fn waiting_of(&self, tenant: &str) -> (usize, usize) {
-        self.all.get(tenant).map_or((0, 0), |tenant| (tenant.waiting.len(), tenant.symbols))
-    }
-
-    /// Tenants with jobs, this one included.
+    /// Returns the number of tenants with requests, counting `tenant` in any case.
     pub(super) fn count_with(&self, tenant: &str) -> usize {
         self.present + usize::from(!self.all.get(tenant).is_some_and(Tenant::is_present))
     }
 
-    /// A tenant's waiting jobs that go before a place, those that are held excepted.
-    pub(super) fn before(&self, tenant: &str, place: Place) -> impl Iterator<Item = &Ask> {
+    /// Returns the demands of a tenant's waiting requests that go before `position`, without those on hold.
+    pub(super) fn before(&self, tenant: &str, position: QueuePosition) -> impl Iterator<Item = &Demand> {
         let tenant = self.all.get(tenant).into_iter();
-        let jobs = tenant.flat_map(move |tenant| tenant.waiting.range(..place));
-        jobs.filter(|(_, waiting)| !waiting.held).map(|(_, waiting)| &waiting.ask)
+        let requests = tenant.flat_map(move |tenant| tenant.waiting.range(..position));
+        requests.filter(|(_, waiting)| !waiting.on_hold).map(|(_, waiting)| &waiting.demand)
     }
 
-    /// All who wait.
-    pub(super) fn jobs(&self) -> impl Iterator<Item = &T> {
-        self.all.values().flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.job)
+    /// Returns all waiting requests.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &T> {
+        self.all.values().flat_map(|tenant| tenant.waiting.values()).map(|waiting| &waiting.request)
     }
 
-    /// Puts a job into its tenant's queue.
-    pub(super) fn add(&mut self, place: Place, waiting: Waiting<T>) {
-        let name = Arc::clone(&waiting.ask.tenant);
-        let symbols = waiting.ask.symbols;
+    /// Adds a request to its tenant's queue.
+    pub(super) fn add(&mut self, position: QueuePosition, waiting: Waiting<T>) {
+        let name = Arc::clone(&waiting.demand.tenant);
+        let symbols = waiting.demand.symbols;
         let tenant = self.all.entry(Arc::clone(&name)).or_insert_with(|| Tenant {
             waiting: BTreeMap::new(),
             symbols: 0,
@@ -123,39 +154,39 @@ impl<T> Tenants<T> {
             self.ring.push_back(name);
         }
         tenant.symbols += symbols;
-        tenant.waiting.insert(place, waiting);
-        self.waiting += 1;
-        self.symbols += symbols;
+        tenant.waiting.insert(position, waiting);
+        self.size.requests += 1;
+        self.size.symbols += symbols;
         self.recount();
     }
 
-    /// What the job whose turn it is asks for.
-    pub(super) fn next(&mut self) -> Option<&Ask> {
+    /// Returns the demand of the request whose turn it is.
+    pub(super) fn next(&mut self) -> Option<&Demand> {
         let waits = |name: &Arc<str>| self.all.get(name).is_some_and(|tenant| tenant.first().is_some());
         let name = self.turn.take().filter(waits).or_else(|| self.choose())?;
         let tenant = self.all.get(&name)?;
         self.turn = Some(name);
-        tenant.first().map(|(_, waiting)| &waiting.ask)
+        tenant.first().map(|(_, waiting)| &waiting.demand)
     }
 
-    /// Lets the job whose turn it is in: it runs from now on.
-    pub(super) fn take(&mut self) -> Option<(Place, Waiting<T>)> {
+    /// Removes the request whose turn it is, and counts it as running.
+    pub(super) fn take(&mut self) -> Option<(QueuePosition, Waiting<T>)> {
         self.next()?;
         let name = self.turn.take()?;
         let tenant = self.all.get_mut(&name)?;
-        let place = tenant.first().map(|(place, _)| *place)?;
+        let position = tenant.first().map(|(position, _)| *position)?;
         tenant.running += 1;
-        let waiting = self.remove(&name, place)?;
-        // the next turn is somebody else's
-        if let Some(at) = self.ring.iter().position(|other| *other == name) {
-            self.ring.remove(at);
+        let waiting = self.remove(&name, position)?;
+        // the next turn is another tenant's
+        if let Some(index) = self.ring.iter().position(|other| *other == name) {
+            self.ring.remove(index);
             self.ring.push_back(name);
         }
         self.recount();
-        Some((place, waiting))
+        Some((position, waiting))
     }
 
-    /// A running job of the tenant has done so much work. What is done while nobody competes is free.
+    /// Subtracts work that a running request did from its tenant's balance. Work is free while no other tenant competes.
     pub(super) fn charge(&mut self, tenant: &str, work: u64) {
         if self.competing < 2 {
             return;
@@ -165,14 +196,14 @@ impl<T> Tenants<T> {
             tenant.balance = tenant.balance.saturating_sub(work);
         }
         self.unpaid = self.unpaid.saturating_add(work);
-        let all = self.quantum.saturating_mul(i64::try_from(self.competing).unwrap_or(i64::MAX));
-        if self.unpaid >= all {
-            self.pay(self.unpaid / all);
-            self.unpaid %= all;
+        let round = self.quantum.saturating_mul(i64::try_from(self.competing).unwrap_or(i64::MAX));
+        if self.unpaid >= round {
+            self.pay(self.unpaid / round);
+            self.unpaid %= round;
         }
     }
 
-    /// A running job of the tenant runs no longer.
+    /// Records that a running request of the tenant runs no longer.
     pub(super) fn leave(&mut self, name: &str) {
         if let Some(tenant) = self.all.get_mut(name) {
             tenant.running -= 1;
@@ -180,80 +211,79 @@ impl<T> Tenants<T> {
         self.forget(name);
     }
 
-    /// Looks at every waiting job; hands those that leave to `left`.
-    pub(super) fn sweep(&mut self, mut look: impl FnMut(&mut T) -> Fate, mut left: impl FnMut(T)) {
+    /// Polls every waiting request. Passes those that have ended to `ended`.
+    pub(super) fn poll(&mut self, mut poll: impl FnMut(&mut T) -> QueuedStatus, mut ended: impl FnMut(T)) {
         let mut leaving = Vec::new();
         for (name, tenant) in &mut self.all {
-            for (place, waiting) in &mut tenant.waiting {
-                let fate = look(&mut waiting.job);
-                waiting.held = fate == Fate::Held;
-                if fate == Fate::Leaves {
-                    leaving.push((Arc::clone(name), *place));
+            for (position, waiting) in &mut tenant.waiting {
+                let status = poll(&mut waiting.request);
+                waiting.on_hold = status == QueuedStatus::OnHold;
+                if status == QueuedStatus::Ended {
+                    leaving.push((Arc::clone(name), *position));
                 }
             }
         }
-        for (name, place) in leaving {
-            if let Some(waiting) = self.remove(&name, place) {
-                left(waiting.job);
+        for (name, position) in leaving {
+            if let Some(waiting) = self.remove(&name, position) {
+                ended(waiting.request);
             }
             self.forget(&name);
         }
         self.recount();
     }
 
-    /// Removes everybody, those who run too, and hands over those who wait.
-    pub(super) fn end(&mut self) -> impl Iterator<Item = T> {
-        (self.waiting, self.symbols, self.turn) = (0, 0, None);
-        (self.present, self.competing, self.unpaid) = (0, 0, 0);
-        self.ring.clear();
-        let all = std::mem::take(&mut self.all);
-        all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.job)
+    /// Removes all tenants and returns the waiting requests.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = T> {
+        let empty = Self { quantum: self.quantum, ..Self::new(1) };
+        let all = std::mem::replace(self, empty).all;
+        all.into_values().flat_map(|tenant| tenant.waiting.into_values()).map(|waiting| waiting.request)
     }
 
-    /// The first in the ring who has something to let in and work left to do; before that, if nobody has work left, all get
-    /// more.
+    /// Returns the first tenant in the ring that has a request to admit and a positive balance. If no balance is positive, all
+    /// tenants get more first.
     fn choose(&mut self) -> Option<Arc<str>> {
         let waits = |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.first().is_some());
         let best = self.ring.iter().filter(waits).filter_map(|name| Some(self.all.get(name)?.balance)).max()?;
         if best <= 0 {
             self.pay(best.saturating_neg() / self.quantum + 1);
         }
-        let can =
+        let can_run =
             |name: &&Arc<str>| self.all.get(*name).is_some_and(|tenant| tenant.balance > 0 && tenant.first().is_some());
-        self.ring.iter().find(can).cloned()
+        self.ring.iter().find(can_run).cloned()
     }
 
-    /// Gives everybody so many quanta; who owes no more and has nothing is forgotten.
-    fn pay(&mut self, times: i64) {
-        let (quantum, more) = (self.quantum, self.quantum.saturating_mul(times));
+    /// Gives every tenant `quanta` quanta. Forgets tenants without requests that owe nothing any more.
+    fn pay(&mut self, quanta: i64) {
+        let quantum = self.quantum;
+        let pay = quantum.saturating_mul(quanta);
         self.all.retain(|_, tenant| {
-            let most = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.balance) };
-            tenant.balance = tenant.balance.saturating_add(more).min(most);
+            let max = if tenant.first().is_some() { i64::MAX } else { quantum.max(tenant.balance) };
+            tenant.balance = tenant.balance.saturating_add(pay).min(max);
             tenant.balance < quantum || tenant.is_present()
         });
     }
 
-    fn remove(&mut self, name: &str, place: Place) -> Option<Waiting<T>> {
+    fn remove(&mut self, name: &str, position: QueuePosition) -> Option<Waiting<T>> {
         let tenant = self.all.get_mut(name)?;
-        let waiting = tenant.waiting.remove(&place)?;
-        tenant.symbols -= waiting.ask.symbols;
-        self.waiting -= 1;
-        self.symbols -= waiting.ask.symbols;
+        let waiting = tenant.waiting.remove(&position)?;
+        tenant.symbols -= waiting.demand.symbols;
+        self.size.requests -= 1;
+        self.size.symbols -= waiting.demand.symbols;
         if tenant.waiting.is_empty() {
             self.ring.retain(|other| **other != *name);
         }
         Some(waiting)
     }
 
-    /// Forgets a tenant that has nothing and owes nothing.
+    /// Forgets a tenant that has no requests and owes nothing.
     fn forget(&mut self, name: &str) {
         self.recount();
         let quantum = self.quantum;
         if self.all.get(name).is_some_and(|tenant| !tenant.is_present() && tenant.balance >= quantum) {
             self.all.remove(name);
         }
-        // without anybody who competes nothing is owed; and nobody makes this list long by coming under many names
-        if self.present == 0 || self.all.len() - self.present > REMEMBERED {
+        // without competition nothing is owed; and many names of one client must not make the map grow without limit
+        if self.present == 0 || self.all.len() - self.present > MAX_DEBTORS {
             self.all.retain(|_, tenant| tenant.is_present());
         }
     }
@@ -265,7 +295,7 @@ impl<T> Tenants<T> {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.ring.is_empty() && (self.waiting, self.symbols) == (0, 0)
+        self.all.is_empty() && self.ring.is_empty() && (self.size.requests, self.size.symbols) == (0, 0)
     }
 }
 
@@ -278,8 +308,8 @@ impl<T> Tenant<T> {
         self.running > 0 || self.first().is_some()
     }
 
-    /// Who goes first of those that are not held.
-    fn first(&self) -> Option<(&Place, &Waiting<T>)> {
-        self.waiting.iter().find(|(_, waiting)| !waiting.held)
+    /// Returns the first waiting request that is not on hold.
+    fn first(&self) -> Option<(&QueuePosition, &Waiting<T>)> {
+        self.waiting.iter().find(|(_, waiting)| !waiting.on_hold)
     }
 }

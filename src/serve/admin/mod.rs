@@ -5,7 +5,7 @@ mod service;
 
 pub(super) use service::{Orders, guarded};
 
-use crate::{config::Token, decode::contract::Model, engine::handle::Limits, error::Result};
+use crate::{config::Token, decode::contract::Model, engine::Limits, error::Result};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,

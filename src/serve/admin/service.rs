@@ -3,7 +3,7 @@
 use super::{Admin, place};
 use crate::{
     config::Token,
-    engine::handle::Phase,
+    engine::Phase,
     error::{Error, Result},
     serve::{
         call::Call,

@@ -3,7 +3,7 @@
 use super::{convert::Plan, pieces::Pieces, response_stream::MessageEncoder, totals};
 use crate::{
     decode::{contract::Card, options::FinishReason},
-    engine::handle::Event,
+    engine::Event,
 };
 use std::sync::Arc;
 use weir_proto::v1::{self, generate_response::Event as Said};

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     decode::options::must_pool,
-    engine::handle::{Event, Job, Terms},
+    engine::{Event, Job, Terms},
     error::Result,
     serve::{
         call::Call,

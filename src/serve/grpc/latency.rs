@@ -2,8 +2,8 @@
 
 use crate::{
     engine::{
+        Handle,
         calibration::{Calibrated, Cell, Missing, Table},
-        handle::Handle,
     },
     error::{Error, Result},
     metrics::ledger::{Slice, Sums, Time, Window},
@@ -70,7 +70,7 @@ fn window(request: &v1::GetReportRequest) -> Result<(Window, ReportWindow)> {
 fn model(engine: &Lease, window: Window, told: ReportWindow) -> v1::ModelReport {
     let (slice, length) = engine.meter().report(window);
     let (card, calibration) = (engine.card(), engine.calibration());
-    let reads = engine.reading().is_some();
+    let reads = engine.document_limits().is_some();
     v1::ModelReport {
         model: card.name.clone(),
         family: card.family.to_owned(),
@@ -179,7 +179,9 @@ fn missing(engine: &Handle, sums: &Sums, calibration: Option<&Calibrated>) -> Op
         }
         Some(Ok(_)) => None,
         Some(Err(missing)) => Some(missing.why().into()),
-        None if engine.reading().is_some() || !engine.card().pooled => Some(Missing::NothingToSkip.why().into()),
+        None if engine.document_limits().is_some() || !engine.card().pooled => {
+            Some(Missing::NothingToSkip.why().into())
+        }
         None => Some(Missing::Stopped.why().into()),
     }
 }

@@ -4,7 +4,7 @@ use super::{convert::MAX_COALESCE, pieces::symbol};
 use crate::{
     config::Wire,
     decode::{document, options::OptionLimits},
-    engine::handle::{Handle, PRIORITIES},
+    engine::{Handle, PRIORITIES},
     serve::{call::Call, registry::engines::Engines, status::status},
     text::{SpecialSymbols, Vocabulary},
 };
@@ -38,7 +38,7 @@ impl Models {
             dtype: card.dtype.to_owned(),
             sha256: card.sha256.clone(),
             limits: Some(self.limits(engine)),
-            documents: engine.reading().map(documents),
+            documents: engine.document_limits().map(documents),
         }
     }
 

@@ -5,7 +5,7 @@
 //! drops the events, which frees the row.
 
 use crate::{
-    engine::handle::{DocumentEvent, Event, Events},
+    engine::{DocumentEvent, Event, Events},
     error::{Code, Error, Result},
     serve::{
         call::Call,

@@ -1,7 +1,7 @@
 //! How `Score` answers: chunks, then the summary. Nothing is kept but what the next chunk needs.
 
 use super::{pieces::told, response_stream::MessageEncoder, totals};
-use crate::{decode::options::EmittedSymbol, engine::handle::Event, text::Vocabulary};
+use crate::{decode::options::EmittedSymbol, engine::Event, text::Vocabulary};
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
 use weir_proto::v1::{self, score_response::Event as Said};
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     decode::summary::Summarize,
-    engine::handle::{self, Upload},
+    engine::{DocumentSource, DocumentUpload, Events, IncomingDocument, Terms},
     error::{Code, Error, Result},
     serve::{
         call::Call,
@@ -68,7 +68,7 @@ impl Summarization {
         let (events, receiving) = match options.document_id {
             Some(id) => {
                 // first, so that what is wrong with the id is not held back until the request has come to its end
-                let events = engine.summarize(&request, handle::Source::Kept(id), terms)?;
+                let events = engine.summarize(&request, DocumentSource::Cached(id), terms)?;
                 if parts.message().await.map_err(incomplete)?.is_some() {
                     return Err(wrong("chunk", "another part", "none behind options with a document_id"));
                 }
@@ -87,19 +87,14 @@ impl Summarization {
     }
 }
 
-fn submit(
-    engine: &Lease,
-    request: &Summarize,
-    arriving: handle::Arriving,
-    terms: handle::Terms,
-) -> Result<handle::Events> {
-    engine.summarize(request, handle::Source::Arriving(arriving), terms)
+fn submit(engine: &Lease, request: &Summarize, arriving: IncomingDocument, terms: Terms) -> Result<Events> {
+    engine.summarize(request, DocumentSource::Uploading(arriving), terms)
 }
 
 /// A document on its way from the wire to the engine.
 struct Document {
     reading: StreamTokenizer,
-    upload: Upload,
+    upload: DocumentUpload,
     /// Whether one that is too long is cut.
     cut: bool,
     limit: usize,
@@ -108,10 +103,10 @@ struct Document {
 }
 
 impl Document {
-    fn of(engine: &Lease, cut: bool, upload: Upload) -> Self {
+    fn of(engine: &Lease, cut: bool, upload: DocumentUpload) -> Self {
         // the end mark is a token, too
         let (limit, end) =
-            engine.reading().map_or((0, 0), |limits| (limits.tokens.saturating_sub(1), limits.marks.end));
+            engine.document_limits().map_or((0, 0), |limits| (limits.tokens.saturating_sub(1), limits.marks.end));
         let reading = StreamTokenizer::new(Arc::clone(&engine.card().vocabulary), TEXT, limit).with_truncation(cut);
         Self { reading, upload, cut, limit, end }
     }

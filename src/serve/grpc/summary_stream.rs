@@ -10,7 +10,7 @@ use crate::{
         spans::{KeptSpan, spans},
         summary::{self, ByteRange, EncodedDocument},
     },
-    engine::handle::{DocumentEvent, Event},
+    engine::{DocumentEvent, Event},
     text::{StreamDetokenizer, Vocabulary},
 };
 use std::{collections::VecDeque, sync::Arc};

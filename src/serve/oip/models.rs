@@ -5,7 +5,7 @@ use super::{
     tensors::{INPUTS, Kind, OUTPUTS, TEXT_INPUT},
 };
 use crate::{
-    engine::handle::Phase,
+    engine::Phase,
     error::{Error, Result},
     metrics::{Requests, Times},
     serve::registry::{
@@ -50,7 +50,7 @@ pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease
 /// There is none of that name, or it is of another kind.
 pub(super) fn generating(engines: &Engines, call: &'static str, (name, version): (&str, &str)) -> Result<Lease> {
     let engine = find(engines, name, version)?;
-    if engine.reading().is_some() {
+    if engine.document_limits().is_some() {
         let model = engine.card().name.clone();
         let found = "one that summarizes documents".into();
         return Err(Error::WrongKind { call, model, wanted: "goes on from a prompt", found });
@@ -60,7 +60,7 @@ pub(super) fn generating(engines: &Engines, call: &'static str, (name, version):
 
 /// Why a model takes no requests, if it does not.
 pub(super) fn unready(engine: &Lease) -> Option<&'static str> {
-    if engine.reading().is_some() {
+    if engine.document_limits().is_some() {
         return Some(DOCUMENTS);
     }
     (engine.phase() == Phase::Broken).then_some("its worker has broken")

@@ -2,7 +2,7 @@
 //! moments in which none has anything to do.
 
 use super::engines::{Engines, Lease};
-use crate::engine::handle::{Handle, Phase};
+use crate::engine::{Handle, Phase};
 use std::{ops::ControlFlow, time::Duration};
 
 /// How often it is looked whether there is such a moment.

@@ -7,7 +7,7 @@
 use super::warmup;
 use crate::{
     decode::contract::Model,
-    engine::handle::{Handle, Limits, Phase},
+    engine::{Handle, Limits, Phase},
     error::{Error, Result, clip},
     metrics::{Meter, Metrics},
 };

@@ -65,7 +65,7 @@ impl Monitor {
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
         for engine in engines.all().into_iter().chain(engines.leaving()) {
-            if let Some(busy) = engine.busy().filter(|busy| *busy > self.0.hang) {
+            if let Some(busy) = engine.busy_for().filter(|busy| *busy > self.0.hang) {
                 let (name, hang) = (&engine.card().name, self.0.hang);
                 return Err(format!(
                     "the worker of {name:?} has been at one step for {busy:.1?}, the limit is {hang:?}"
@@ -144,7 +144,7 @@ impl Monitor {
             return std::future::pending().await;
         }
         let engines = self.0.engines.all();
-        let mut waits: Vec<Pin<Box<_>>> = engines.iter().map(|engine| Box::pin(engine.broken())).collect();
+        let mut waits: Vec<Pin<Box<_>>> = engines.iter().map(|engine| Box::pin(engine.wait_until_broken())).collect();
         // It holds no engine while it waits.
         drop(engines);
         std::future::poll_fn(|cx| match waits.iter_mut().any(|wait| wait.as_mut().poll(cx).is_ready()) {

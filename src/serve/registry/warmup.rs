@@ -7,7 +7,7 @@ use crate::{
         options::{Generate, Sampling, Stopping},
         summary::Summarize,
     },
-    engine::handle::{DocumentEvent, Event, Events, Handle, Job, Source, Terms},
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Job, Terms},
     error::{Error, Result},
 };
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const SYMBOLS: usize = 4;
 /// # Errors
 /// What the engine answers.
 pub(in crate::serve) fn run(engine: &Handle) -> Result<()> {
-    match engine.reading() {
+    match engine.document_limits() {
         None => finish(text(engine)?),
         Some(limits) => finish(document(engine, limits)?),
     }
@@ -69,7 +69,7 @@ fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
         no_repeat_ngram: Some(0),
         ..Summarize::default()
     };
-    let events = engine.summarize(&request, Source::Arriving(arriving), terms())?;
+    let events = engine.summarize(&request, DocumentSource::Uploading(arriving), terms())?;
     upload.push(&ids, &vec![(0, 0); ids.len()]);
     upload.close(false);
     Ok(events)

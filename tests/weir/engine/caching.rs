@@ -12,7 +12,7 @@ use weir::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
         options::{Details, Generate, Score},
     },
-    engine::handle::{Events, Handle, Job, Limits, Terms},
+    engine::{Events, Handle, Job, Limits, Terms},
     family::load::{Settings, load},
     kernels::Dtype,
 };
@@ -67,7 +67,7 @@ fn a_hit_says_what_a_cold_run_says_on_every_kind_of_model() {
             assert_eq!(none, 0);
             assert!(cached >= least && cached < prompt.len(), "{name}: {cached} of {}", prompt.len());
         }
-        let usage = warm.cache();
+        let usage = warm.segment_cache_usage();
         assert!(usage.hits == 4 && usage.misses == 1 && usage.bytes <= CACHE, "{name}: {usage:?}");
         assert_eq!(warm.load().bytes, 0, "{name}: nothing but the cache holds memory");
         drop((cold, warm));
@@ -143,7 +143,7 @@ fn whoever_comes_while_a_prompt_is_answered_shares_it() {
     // nobody has ended: the prompt was kept when it was through
     let request = request(&shared, 300, &BoundaryOptions::default());
     let mut first = submit(&warm, &request);
-    while !matches!(first.blocking_recv().unwrap().unwrap(), weir::engine::handle::Event::Characters(_)) {}
+    while !matches!(first.blocking_recv().unwrap().unwrap(), weir::engine::Event::Characters(_)) {}
     assert!(ask(&warm, &request).1 > 150);
     drop(first);
 }
@@ -161,7 +161,7 @@ fn the_cache_makes_way_for_those_who_run() {
         let request = request(&text(seed, 100 + seed as usize * 3), 100, &BoundaryOptions::default());
         assert_eq!(ask(&warm, &request).0, ask(&cold, &request).0, "{seed}");
     }
-    let usage = warm.cache();
+    let usage = warm.segment_cache_usage();
     assert!(usage.evictions > 0 && usage.entries > 0, "{usage:?}");
     // several at a time, for whom there is room if nothing is cached; their own prompts are, while they go on
     let requests: Vec<_> =
@@ -201,7 +201,7 @@ fn failed_rows_are_not_kept() {
     for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH, NAN] {
         let prompt = [vec![0; 8], vec![symbol]].concat();
         assert!(read(engine.submit(Job::Generate(generate(&prompt, 5)), None).unwrap()).is_err());
-        assert_eq!(engine.cache().entries, 0);
+        assert_eq!(engine.segment_cache_usage().entries, 0);
     }
     assert_eq!((toy.sequences(), engine.load().bytes), (0, 0));
 }

@@ -2,7 +2,7 @@
 
 use super::{jobs::*, toy::*};
 use std::{sync::Arc, thread};
-use weir::engine::handle::{Event, Events, Handle, Job, Limits};
+use weir::engine::{Event, Events, Handle, Job, Limits};
 
 fn small(rows: usize, queue: usize) -> Limits {
     Limits { rows, queue, chunk: 16, events: 8, ..Limits::default() }

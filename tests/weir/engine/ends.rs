@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 use weir::{
-    engine::handle::{Job, Limits, Phase},
+    engine::{Job, Limits, Phase},
     error::{Code, Error},
 };
 
@@ -127,7 +127,7 @@ fn a_broken_worker_leaves_nobody_waiting() {
     // What the running job held is not held for ever.
     at_rest(&toy, &engine);
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    wait.block_on(engine.broken());
+    wait.block_on(engine.wait_until_broken());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use weir::{
         boundary_wait::{count_step, is_due},
         contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want},
     },
-    engine::handle::{Events, Job, Limits},
+    engine::{Events, Job, Limits},
     error::{Code, Error},
 };
 
@@ -47,7 +47,7 @@ fn step(toy: &Toy, more: usize) {
 }
 
 /// An engine with two running jobs, of which the first waits for its segment step and is held there.
-fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir::engine::handle::Handle, [Events; 2]) {
+fn waiting(boundary_wait: usize, deadline: Option<Duration>) -> (Arc<Toy>, weir::engine::Handle, [Events; 2]) {
     let (toy, deadline) = (Toy::new(), deadline.map(|after| Instant::now() + after));
     let engine = toy.engine(limits(boundary_wait));
     toy.hold(0);

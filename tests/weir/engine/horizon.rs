@@ -15,8 +15,8 @@ use weir::{
         session::{Session, SessionProgress},
     },
     engine::{
+        Event, Handle, Job, Limits,
         cache::{Capacity, Key, SegmentCache},
-        handle::{Event, Handle, Job, Limits},
     },
 };
 
@@ -126,7 +126,7 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
 }
 
 /// Reads until so many characters were told.
-fn read_until(events: &mut weir::engine::handle::Events, characters: &mut Vec<EmittedSymbol>, most: usize) {
+fn read_until(events: &mut weir::engine::Events, characters: &mut Vec<EmittedSymbol>, most: usize) {
     while characters.len() < most {
         match events.blocking_recv().unwrap().unwrap() {
             Event::Characters(told) => characters.extend(told),
@@ -196,13 +196,13 @@ fn a_prompt_is_found_beside_what_was_generated_from_it() {
             let whole = request.prompt.len();
             assert!((least..whole).contains(&cached), "{name}: {cached} of {whole}, at least {least} expected");
         }
-        let held = warm.cache();
+        let held = warm.segment_cache_usage();
         assert!(held.page_bytes == model.memory().in_use - warm.load().bytes && held.misses == 1, "{name}: {held:?}");
         drop(warm);
         // what is asked for again and again stays, where there is room for a few requests, with two entries each
         let measure = start(64 << 20);
         ask(&measure, &first);
-        let limit = 4 * measure.cache().bytes;
+        let limit = 4 * measure.segment_cache_usage().bytes;
         drop(measure);
         let tight = start(limit);
         for round in 0..16 {
@@ -212,10 +212,14 @@ fn a_prompt_is_found_beside_what_was_generated_from_it() {
             for (request, least) in [(&other, 0), (&again, if round == 0 { 0 } else { 60 })] {
                 let (said, cached) = ask(&tight, request);
                 assert_eq!(said, ask(&cold, request).0, "{name}");
-                assert!(cached >= least && tight.cache().bytes <= limit, "{name}: {cached}, {:?}", tight.cache());
+                assert!(
+                    cached >= least && tight.segment_cache_usage().bytes <= limit,
+                    "{name}: {cached}, {:?}",
+                    tight.segment_cache_usage()
+                );
             }
         }
-        assert!(tight.cache().evictions > 0, "{name}");
+        assert!(tight.segment_cache_usage().evictions > 0, "{name}");
         drop((cold, tight));
         assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
     }

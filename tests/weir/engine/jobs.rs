@@ -8,7 +8,7 @@ use weir::{
         session::Session,
         usage::Timing,
     },
-    engine::handle::{Event, Events, Handle, Job},
+    engine::{Event, Events, Handle, Job},
     error::{Error, Result},
 };
 

@@ -4,7 +4,7 @@ use super::{jobs::*, toy::*};
 use std::time::{Duration, Instant};
 use weir::{
     decode::options::FinishReason,
-    engine::handle::{Event, Events, Job, Limits},
+    engine::{Event, Events, Job, Limits},
     error::{Code, Error},
 };
 

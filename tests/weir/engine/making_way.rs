@@ -13,7 +13,7 @@ use weir::{
         options::{Details, Generate, Score, Windows},
         session::Session,
     },
-    engine::handle::{Handle, Job, Limits},
+    engine::{Handle, Job, Limits},
     family::load::{Settings, load},
 };
 
@@ -90,7 +90,7 @@ fn a_thousand_cancellations_at_random_points_leave_nothing() {
         }
         eventually("everything is given back", || {
             let (load, counters) = (engine.load(), engine.counters());
-            let kept = engine.cache().entries;
+            let kept = engine.segment_cache_usage().entries;
             (load.queued, load.running, load.bytes, counters.running, counters.waiting) == (0, 0, 0, 0, 0)
                 && toy.sequences() == kept
         });

@@ -3,7 +3,7 @@
 use super::jobs::{generate, read};
 use crate::support::{Dice, converted, settings};
 use weir::{
-    engine::handle::{Handle, Job, Limits},
+    engine::{Handle, Job, Limits},
     error::{Code, Error},
     family::load::{Settings, load},
 };

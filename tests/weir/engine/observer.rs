@@ -11,10 +11,7 @@ use weir::{
         options::FinishReason,
         usage::{Timing, Usage},
     },
-    engine::{
-        handle::{Handle, Job, Limits},
-        observer::Observer,
-    },
+    engine::{Handle, Job, Limits, observer::Observer},
     error::Error,
 };
 
@@ -130,11 +127,11 @@ fn an_end_without_a_row_is_told_too() {
 fn a_round_that_lasts_is_seen() {
     let toy = Toy::new();
     let (engine, _) = engine(&toy, Limits::default());
-    eventually("it sleeps", || engine.busy().is_none());
+    eventually("it sleeps", || engine.busy_for().is_none());
     toy.hold(0);
     let events = engine.submit(varied(1), None).unwrap();
-    eventually("it is at it for long", || engine.busy().is_some_and(|busy| busy > Duration::from_millis(20)));
+    eventually("it is at it for long", || engine.busy_for().is_some_and(|busy| busy > Duration::from_millis(20)));
     toy.release();
     read(events).unwrap();
-    eventually("it sleeps again", || engine.busy().is_none());
+    eventually("it sleeps again", || engine.busy_for().is_none());
 }

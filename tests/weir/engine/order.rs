@@ -8,7 +8,7 @@ use std::{
 };
 use weir::{
     decode::contract::BoundaryOptions,
-    engine::handle::{Events, Handle, Job, Limits, Terms},
+    engine::{Events, Handle, Job, Limits, Terms},
     error::{Code, Error},
 };
 

@@ -18,8 +18,8 @@ use weir::{
         usage::Usage,
     },
     engine::{
+        Job,
         cache::{Capacity, Key, SegmentCache},
-        handle::Job,
     },
     family::load::{Settings, load},
     kernels::Dtype,

@@ -9,7 +9,7 @@ use weir::{
         sampling::{logprobs::LogprobOptions, sampler::Sampler},
         session::{Session, SessionProgress},
     },
-    engine::handle::Job,
+    engine::Job,
     error::Error,
 };
 

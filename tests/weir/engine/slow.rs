@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 use weir::{
-    engine::handle::{Event, Job, Limits},
+    engine::{Event, Job, Limits},
     error::{Code, Error},
 };
 

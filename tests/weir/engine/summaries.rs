@@ -14,7 +14,7 @@ use weir::{
         options::{FinishReason, Sampling},
         summary::{EncodedDocument, Summarize, SummaryPlan, SummaryResult},
     },
-    engine::handle::{DocumentEvent, Event, Events, Handle, Limits, Source, Terms},
+    engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits, Terms},
     error::{Code, Error, Result},
 };
 
@@ -90,7 +90,7 @@ fn engine(model: &Arc<Librarian>, limits: Limits) -> Handle {
 /// Leaves a whole document.
 fn submit(engine: &Handle, ids: &[u32], request: &Summarize, terms: Terms) -> Result<Events> {
     let (upload, arriving) = engine.upload();
-    let events = engine.summarize(request, Source::Arriving(arriving), terms)?;
+    let events = engine.summarize(request, DocumentSource::Uploading(arriving), terms)?;
     upload.push(ids, &vec![(0, 0); ids.len()]);
     upload.close(false);
     Ok(events)
@@ -103,7 +103,7 @@ fn tenant(name: &str) -> Terms {
 fn at_rest(model: &Librarian, engine: &Handle) {
     eventually("everything is given back", || {
         let load = engine.load();
-        (load.queued, load.running, load.bytes, model.alive() - engine.documents().entries) == (0, 0, 0, 0)
+        (load.queued, load.running, load.bytes, model.alive() - engine.document_cache_usage().entries) == (0, 0, 0, 0)
     });
 }
 
@@ -147,7 +147,7 @@ fn many_documents_at_once_are_written_about_as_alone() {
         }
         assert!(model.peak() <= bytes);
         at_rest(&model, &engine);
-        assert!(engine.documents().bytes <= 4000);
+        assert!(engine.document_cache_usage().bytes <= 4000);
         drop(engine);
         assert_eq!(model.alive(), 0, "the shelf is empty, too");
     }
@@ -160,7 +160,7 @@ fn a_document_is_encoded_while_it_arrives() {
     let ids = document(10 * BLOCK, 1);
     let (upload, arriving) = engine.upload();
     let request = Summarize::default();
-    let events = engine.summarize(&request, Source::Arriving(arriving), None).unwrap();
+    let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
     for (at, part) in ids.chunks(BLOCK).enumerate() {
         upload.push(part, &[(0, 1); BLOCK]);
         eventually("the first layer has read it", || model.blocks() == at + 1);
@@ -186,17 +186,17 @@ fn a_kept_document_is_not_encoded_again_and_is_nobody_elses() {
     let id = first.summary.document_id.clone().unwrap();
     let blocks = model.blocks();
     let other = Summarize { beam: Some(4), hypotheses: Some(4), ..varied(1) };
-    let again = read(engine.summarize(&other, Source::Kept(id.clone()), tenant("a")).unwrap()).unwrap();
+    let again = read(engine.summarize(&other, DocumentSource::Cached(id.clone()), tenant("a")).unwrap()).unwrap();
     assert_eq!(again.summary.hypotheses, alone(&ids, &other, &model));
     assert_eq!((model.blocks(), again.summary.usage.cached_chars), (blocks, ids.len()));
     assert_eq!((again.encoded, again.summary.document_id.as_ref()), (first.encoded, Some(&id)));
-    let strange = engine.summarize(&other, Source::Kept(id.clone()), tenant("b")).err().unwrap();
+    let strange = engine.summarize(&other, DocumentSource::Cached(id.clone()), tenant("b")).err().unwrap();
     assert_eq!(strange.code(), Code::NotFound);
     at_rest(&model, &engine);
     eventually("it expires by itself", || model.alive() == 0);
-    let late = engine.summarize(&other, Source::Kept(id), tenant("a")).err().unwrap();
+    let late = engine.summarize(&other, DocumentSource::Cached(id), tenant("a")).err().unwrap();
     assert!(matches!(late, Error::UnknownDocument { .. }));
-    assert_eq!((engine.documents().hits, engine.documents().misses), (1, 2));
+    assert_eq!((engine.document_cache_usage().hits, engine.document_cache_usage().misses), (1, 2));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn who_goes_gives_all_back_at_every_stage() {
     let request = Summarize { beam: Some(2), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
     // while it arrives
     let (upload, arriving) = engine.upload();
-    let events = engine.summarize(&request, Source::Arriving(arriving), None).unwrap();
+    let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
     upload.push(&ids[..20], &[(0, 0); 20]);
     eventually("it is read", || model.blocks() == 2);
     drop(events);
@@ -255,7 +255,7 @@ fn who_goes_gives_all_back_at_every_stage() {
     // its sender is gone, or says why there will be no more
     for error in [None, Some(Error::Deadline { stage: "on its way" })] {
         let (upload, arriving) = engine.upload();
-        let events = engine.summarize(&request, Source::Arriving(arriving), None).unwrap();
+        let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
         upload.push(&ids[..20], &[(0, 0); 20]);
         let expected = error.as_ref().map_or(Code::Cancelled, Error::code);
         match error {
@@ -313,7 +313,7 @@ fn an_idle_upload_makes_way_and_comes_back() {
     let request = Summarize { beam: Some(2), ..Summarize::default() };
     let (one, other) = (document(60, 9), document(50, 10));
     let (upload, arriving) = engine.upload();
-    let idle = engine.summarize(&request, Source::Arriving(arriving), None).unwrap();
+    let idle = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
     upload.push(&one[..30], &[(0, 0); 30]);
     eventually("it is read", || model.blocks() == 3);
     let quick = read(submit(&engine, &other, &request, tenant("quick")).unwrap()).unwrap();
@@ -331,18 +331,18 @@ fn what_cannot_be_is_refused_at_once() {
     let engine = engine(&model, Limits { rows: 4, ..Limits::default() });
     let refused = |request: &Summarize| {
         let (_upload, arriving) = engine.upload();
-        engine.summarize(request, Source::Arriving(arriving), None).err().unwrap().to_string()
+        engine.summarize(request, DocumentSource::Uploading(arriving), None).err().unwrap().to_string()
     };
     let beam = refused(&Summarize { beam: Some(5), ..Summarize::default() });
     assert_eq!(beam, "options.beam_size: 5 is out of bounds: 1 to 4");
     let fits = refused(&Summarize { beam: Some(4), max_tokens: Some(59), ..Summarize::default() });
     assert!(fits.starts_with("options.beam_size: the request can need "), "{fits}");
     let prompt = super::jobs::generate(&[97], 5);
-    let wrong = engine.submit(weir::engine::handle::Job::Generate(prompt), None).err().unwrap();
+    let wrong = engine.submit(weir::engine::Job::Generate(prompt), None).err().unwrap();
     assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
     let text = super::toy::Toy::new();
     let (other, (_upload, arriving)) = (text.engine(Limits::default()), engine.upload());
-    let wrong = other.summarize(&Summarize::default(), Source::Arriving(arriving), None).err().unwrap();
+    let wrong = other.summarize(&Summarize::default(), DocumentSource::Uploading(arriving), None).err().unwrap();
     assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
     engine.drain();
     assert!(refused(&Summarize::default()).starts_with("the server is shutting down"));

@@ -13,7 +13,7 @@ use weir::{
         },
         cost::Cost,
     },
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     error::{Error, Result},
     text::{TextNormaliser, Vocabulary},
 };

@@ -8,7 +8,7 @@ use weir::{
         session::Session,
         usage::Usage,
     },
-    engine::handle::{Event, Handle, Job, Limits},
+    engine::{Event, Handle, Job, Limits},
 };
 
 fn greedy(prompt: &[u32], max_chars: usize, mode: BoundaryMode) -> Generate {

@@ -12,7 +12,7 @@ use tonic_reflection::pb::v1::{
 };
 use weir::{
     config::{Access, Keys, TlsFiles, Wire},
-    engine::handle::Limits,
+    engine::Limits,
 };
 use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient};
 

@@ -18,7 +18,7 @@ use tonic::{Code, Request, Status, transport::Channel};
 use weir::{
     config::{Token, Wire},
     decode::contract::Model,
-    engine::handle::Limits,
+    engine::Limits,
     error::{Error, Result},
     serve::{Admin, Engines, Loader, Monitor, Offer},
 };

@@ -7,7 +7,7 @@ use super::{
 };
 use std::f64::consts::LN_2;
 use tokio_stream::StreamExt;
-use weir::{config::Wire, engine::handle::Limits, serve::REQUEST_ID};
+use weir::{config::Wire, engine::Limits, serve::REQUEST_ID};
 use weir_proto::v1::{self, FinishReason, score_response::Event as Scored};
 
 #[tokio::test]

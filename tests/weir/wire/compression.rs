@@ -12,7 +12,7 @@ use tonic::{
     transport::Channel,
 };
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
-use weir::{config::Wire, engine::handle::Limits};
+use weir::{config::Wire, engine::Limits};
 use weir_proto::{
     inference::{ModelInferRequest, ServerLiveRequest, grpc_inference_service_client::GrpcInferenceServiceClient},
     v1::{self, generation_client::GenerationClient},

@@ -6,7 +6,7 @@ use super::{
     prompt, reason,
 };
 use tonic::{Code, Status};
-use weir::{config::Wire, engine::handle::Limits};
+use weir::{config::Wire, engine::Limits};
 use weir_proto::v1::{self, GenerateRequest, logit_bias::Symbol};
 
 /// The field that a status is about, and that the message and the details agree.

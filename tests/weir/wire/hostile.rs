@@ -12,7 +12,7 @@ use prost::Message;
 use std::{net::SocketAddr, time::Duration};
 use tokio::time::timeout;
 use tonic::{Code, Status};
-use weir::{config::Wire, engine::handle::Limits};
+use weir::{config::Wire, engine::Limits};
 use weir_proto::v1;
 
 /// What a refusal must say: the code, the reason, and the field.

@@ -17,7 +17,7 @@ use tonic::transport::Channel;
 use weir::{
     config::{Access, Keys, Wire},
     decode::contract::Model,
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     error::Result,
     serve::{Engines, Offer, run},
 };

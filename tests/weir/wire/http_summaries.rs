@@ -8,7 +8,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use weir::{
     config::Wire,
     decode::contract::Model,
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     error::Result,
     serve::{Engines, Offer, run},
 };

@@ -18,7 +18,7 @@ use tonic::{
 use tonic_types::StatusExt;
 use weir::{
     config::{Access, Keys, Wire},
-    engine::handle::Limits,
+    engine::Limits,
     serve::Engines,
 };
 use weir_proto::inference::{

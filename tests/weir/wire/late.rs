@@ -3,7 +3,7 @@
 use super::{Server, eventually, long, model::Kind, prompt, read, reason};
 use std::time::Duration;
 use tonic::Code;
-use weir::{config::Wire, engine::handle::Limits};
+use weir::{config::Wire, engine::Limits};
 use weir_proto::v1;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

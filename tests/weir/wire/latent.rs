@@ -10,7 +10,7 @@ use tokio_stream::StreamExt;
 use weir::{
     config::Wire,
     decode::contract::{BoundaryOptions, Model},
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     kernels::Dtype,
 };
 use weir_proto::v1::{

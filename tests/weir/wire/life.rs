@@ -7,7 +7,7 @@ use tonic::{Code, Request};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use weir::{
     config::Wire,
-    engine::handle::{Limits, Load, Phase},
+    engine::{Limits, Load, Phase},
 };
 use weir_proto::v1::{self, generate_response::Event};
 

@@ -12,7 +12,7 @@ use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use tonic::{Code, Request, metadata::MetadataValue};
-use weir::{config::Wire, engine::handle::Limits};
+use weir::{config::Wire, engine::Limits};
 use weir_proto::v1::{self, models_client::ModelsClient};
 
 const SOON: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use crate::support::Dice;
 use std::{collections::HashMap, time::Duration};
 use tokio::task::JoinSet;
 use tonic::Code;
-use weir::{config::Wire, engine::handle::Limits};
+use weir::{config::Wire, engine::Limits};
 use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
 const ROWS: usize = 4;

@@ -15,7 +15,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 use weir::{
     config::Wire,
     decode::contract::Model,
-    engine::handle::Limits,
+    engine::Limits,
     serve::{Engines, Monitor, Offer, watch_over},
 };
 use weir_proto::v1::generation_client::GenerationClient;

@@ -15,7 +15,7 @@ use tonic::{
         http::{Request, Response, Version},
     },
 };
-use weir::{config::Wire, engine::handle::Limits, serve::REQUEST_ID};
+use weir::{config::Wire, engine::Limits, serve::REQUEST_ID};
 use weir_proto::v1::{SegmentRequest, SegmentResponse};
 
 /// A connection whose streams may have so many unread bytes.

@@ -7,7 +7,7 @@ use tokio_stream::StreamExt;
 use weir::{
     config::Wire,
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
 };
 use weir_proto::v1::{self, generation_client::GenerationClient, score_response::Event};
 

@@ -12,7 +12,7 @@ use std::{
 use tokio_stream::StreamExt;
 use weir::{
     config::Wire,
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     family::load::load,
 };
 use weir_proto::v1::{

@@ -19,7 +19,7 @@ use weir::{
         contract::Model,
         summary::Summarize,
     },
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
 };
 use weir_proto::v1::{
     self, DocumentChunk, SummarizeOptions, SummarizeRequest, SummarizeResponse, generation_client::GenerationClient,
@@ -59,7 +59,7 @@ impl Server {
     async fn at_rest(&self) {
         eventually("everything is given back", || {
             let load = self.engine.load();
-            let kept = self.engine.documents().entries;
+            let kept = self.engine.document_cache_usage().entries;
             (load.queued, load.running, load.bytes, self.model.alive() - kept) == (0, 0, 0, 0)
         })
         .await;

@@ -22,7 +22,7 @@ use tonic::{
 use weir::{
     config::Wire,
     decode::contract::Model,
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     serve::{Engines, Monitor, Offer, Traces},
 };
 use weir_proto::v1::generation_client::GenerationClient;

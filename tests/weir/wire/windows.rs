@@ -12,7 +12,7 @@ use weir::{
         evaluate::{WindowScore, score_window_showing, windows},
         options::Windows,
     },
-    engine::handle::{Handle, Limits},
+    engine::{Handle, Limits},
     family::load::{Settings, load},
 };
 use weir_proto::v1::{self, generation_client::GenerationClient, score_response::Event};

@@ -67,34 +67,34 @@ impl Job {
         self.bytes(self.blocks, self.most())
     }
 
-    pub(super) fn ask(&self) -> Ask {
+    pub(super) fn ask(&self) -> Demand {
         let symbols = self.known();
         let bytes = self.bytes(self.blocks, (symbols + MARGIN).min(self.most()));
-        Ask { tenant: Arc::clone(&self.tenant), symbols, unknown: symbols, bytes, rows: self.rows }
+        Demand { tenant: Arc::clone(&self.tenant), symbols, uncached: symbols, bytes, rows: self.rows }
     }
 }
 
 pub(super) struct Row {
     pub(super) job: Job,
-    pub(super) ticket: Ticket,
+    pub(super) permit: RunPermit,
     /// Blocks of its document that have run.
     pub(super) encoded: usize,
     pub(super) fed: usize,
     /// Rounds until its feed is through.
     pub(super) busy: usize,
-    pub(super) work: Work,
+    pub(super) work: FedSymbols,
 }
 
 impl Row {
-    pub(super) fn doing(&self) -> Doing {
+    pub(super) fn activity(&self) -> RowActivity {
         match self.job.known() - self.fed {
-            _ if self.busy > 0 => Doing::Busy,
-            _ if self.job.paused => Doing::Paused { yields: self.job.number.is_multiple_of(2) },
+            _ if self.busy > 0 => RowActivity::Busy,
+            _ if self.job.paused => RowActivity::Paused { preemptible: self.job.number.is_multiple_of(2) },
             _ if self.encoded < self.job.blocks => {
-                Doing::Encoding { blocks: self.job.blocks - self.encoded, block: DOCUMENT.1 }
+                RowActivity::Encoding { blocks: self.job.blocks - self.encoded, block_symbols: DOCUMENT.1 }
             }
-            1 if self.fed >= self.job.given => Doing::Decoding(self.job.rows),
-            left => Doing::Prefilling(left),
+            1 if self.fed >= self.job.given => RowActivity::Decoding(self.job.rows),
+            left => RowActivity::Prefilling(left),
         }
     }
 
@@ -104,33 +104,33 @@ impl Row {
 
     /// What a feed takes.
     pub(super) fn growth(&self, feed: usize) -> usize {
-        match self.doing() {
-            Doing::Encoding { .. } => self.job.bytes(self.encoded + feed, self.fed) - self.bytes(),
-            Doing::Decoding(_) => self.job.bytes(self.encoded, self.fed + 1) - self.bytes(),
+        match self.activity() {
+            RowActivity::Encoding { .. } => self.job.bytes(self.encoded + feed, self.fed) - self.bytes(),
+            RowActivity::Decoding(_) => self.job.bytes(self.encoded, self.fed + 1) - self.bytes(),
             _ => self.job.bytes(self.encoded, self.fed + feed) - self.bytes(),
         }
     }
 
-    pub(super) fn standing(&mut self) -> Standing {
+    pub(super) fn standing(&mut self) -> RowStatus {
         let soon = (self.job.known() - self.fed + MARGIN).min(self.job.most() - self.fed);
-        let bytes = (self.bytes(), self.job.bytes(self.job.blocks, self.fed + soon) - self.bytes());
-        Standing::new(&self.ticket, self.doing(), bytes, std::mem::take(&mut self.work))
+        let bytes = self.job.bytes(self.job.blocks, self.fed + soon) - self.bytes();
+        RowStatus::new(&self.permit, self.activity(), self.bytes(), bytes, std::mem::take(&mut self.work))
     }
 
     /// Takes a feed; tells whether the job is finished.
     pub(super) fn feed(&mut self, symbols: usize) -> bool {
-        let decoding = matches!(self.doing(), Doing::Decoding(_));
-        if matches!(self.doing(), Doing::Encoding { .. }) {
+        let decoding = matches!(self.activity(), RowActivity::Decoding(_));
+        if matches!(self.activity(), RowActivity::Encoding { .. }) {
             self.encoded += symbols;
-            self.work.given += symbols;
+            self.work.prompt += symbols;
             return false;
         }
         let symbols = if decoding { 1 } else { symbols };
         let again = self.job.reached.saturating_sub(self.fed).min(symbols);
         self.fed += symbols;
         self.job.reached = self.job.reached.max(self.fed);
-        self.work.again += again;
-        *(if decoding { &mut self.work.sampled } else { &mut self.work.given }) += (symbols - again) * self.job.rows;
+        self.work.recomputed += again;
+        *(if decoding { &mut self.work.sampled } else { &mut self.work.prompt }) += (symbols - again) * self.job.rows;
         assert!(self.fed <= self.job.known());
         if self.fed < self.job.known() {
             return false;

@@ -121,7 +121,7 @@ fn the_end_leaves_nothing() {
         let job = storm.one("".into(), 0, (4, 4));
         storm.submit(job).unwrap();
     });
-    let (first, _) = storm.scheduler.fetch().unwrap();
+    let (first, _) = storm.scheduler.next_admitted().unwrap();
     let left: Vec<_> = storm.scheduler.clear().map(|job| job.number).collect();
     assert_eq!((first.number, left), (1, vec![2, 3, 4, 5, 6]));
     assert_eq!((storm.scheduler.waiting(), storm.scheduler.running(), storm.scheduler.bytes), (0, 0, 0));
@@ -132,7 +132,7 @@ fn the_end_leaves_nothing() {
 fn what_surely_comes_first_is_a_lower_bound() {
     let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 6);
     let own = Job { given: 10, ..storm.job() };
-    let own = Ask { tenant: "".into(), ..own.ask() };
+    let own = Demand { tenant: "".into(), ..own.ask() };
     storm.came = 0;
     // with a row to spare: its own symbols
     assert_eq!(storm.scheduler.work_before(&own, 0), 10);

@@ -5,13 +5,13 @@ use std::collections::{HashMap, HashSet};
 
 /// Pages by their ids.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(super) struct PageAccounting {
     /// How many entries refer to a page, and its bytes.
     pages: HashMap<usize, (usize, usize)>,
     bytes: usize,
 }
 
-impl Ledger {
+impl PageAccounting {
     /// Bytes of distinct pages.
     pub(super) fn bytes(&self) -> usize {
         self.bytes

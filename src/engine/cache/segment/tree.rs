@@ -66,7 +66,7 @@ impl Reach {
 
 /// Where a text leaves the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct ByteRange {
     /// The node whose edge the text ends in, or at whose end.
     node: NodeId,
     /// Symbols of that edge that the text shares.
@@ -106,12 +106,12 @@ impl<T> Tree<T> {
     /// Of the values whose texts share as much with this one as any, the one that serves the shortest beginning (the one used
     /// last of equals), with how many symbols that is; then of those that share less, and so on.
     pub(super) fn sharing(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
-        self.upwards(self.walk(text)).map(|Place { node, depth, .. }| (depth, self.furthest_reaching(node)))
+        self.upwards(self.walk(text)).map(|ByteRange { node, depth, .. }| (depth, self.furthest_reaching(node)))
     }
 
     /// The values whose texts this one begins with, its own included: the longest first, with their lengths.
     pub(super) fn beginnings(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
-        let ends = |place: &Place| self.node(place.node).is_some_and(|node| node.edge.len() == place.on_edge);
+        let ends = |place: &ByteRange| self.node(place.node).is_some_and(|node| node.edge.len() == place.on_edge);
         let places = self.upwards(self.walk(text)).filter(ends).map(|place| (place.depth, place.node));
         places.filter(|&(_, node)| self.value(node).is_some())
     }
@@ -131,7 +131,7 @@ impl<T> Tree<T> {
 
     /// Adds a value, used now, that serves the beginnings of a text from a length on. None stands at that text yet.
     pub(super) fn insert(&mut self, text: &[u32], value: T, least: usize, now: u64) -> NodeId {
-        let Place { node, on_edge, depth } = self.walk(text);
+        let ByteRange { node, on_edge, depth } = self.walk(text);
         let parent = self.split(node, on_edge);
         let (edge, reach) = (text[depth..].to_vec(), Reach::of(least, now));
         let held = Some(Held { value, reach });
@@ -233,8 +233,8 @@ impl<T> Tree<T> {
     }
 
     /// Follows a text as far as the tree knows it.
-    fn walk(&self, text: &[u32]) -> Place {
-        let mut place = Place { node: ROOT, on_edge: 0, depth: 0 };
+    fn walk(&self, text: &[u32]) -> ByteRange {
+        let mut place = ByteRange { node: ROOT, on_edge: 0, depth: 0 };
         while let Some(node) = self.node(place.node) {
             let next = text.get(place.depth);
             let child = next.and_then(|next| {
@@ -243,7 +243,7 @@ impl<T> Tree<T> {
             });
             let Some((child, edge)) = child.and_then(|child| Some((child, &self.node(child)?.edge))) else { break };
             let shared = edge.iter().zip(&text[place.depth..]).take_while(|(a, b)| a == b).count();
-            place = Place { node: child, on_edge: shared, depth: place.depth + shared };
+            place = ByteRange { node: child, on_edge: shared, depth: place.depth + shared };
             if shared < edge.len() {
                 break;
             }
@@ -252,10 +252,10 @@ impl<T> Tree<T> {
     }
 
     /// A place, and the ends of the edges above it, up to the first symbol's.
-    fn upwards(&self, place: Place) -> impl Iterator<Item = Place> {
-        let above = |place: &Place| {
+    fn upwards(&self, place: ByteRange) -> impl Iterator<Item = ByteRange> {
+        let above = |place: &ByteRange| {
             let (edge, node) = (place.on_edge, self.node(place.node)?.parent);
-            Some(Place { node, on_edge: self.node(node)?.edge.len(), depth: place.depth - edge })
+            Some(ByteRange { node, on_edge: self.node(node)?.edge.len(), depth: place.depth - edge })
         };
         std::iter::successors(Some(place), above).take_while(|place| place.depth > 0)
     }

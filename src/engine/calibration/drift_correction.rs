@@ -13,7 +13,7 @@ const ENOUGH: usize = 5;
 
 /// Late rounds of a worker, by kind.
 #[derive(Debug, Clone, Default)]
-pub struct Pace {
+pub struct DriftCorrection {
     /// Without a segment step.
     plain: Late,
     /// With one.
@@ -22,7 +22,7 @@ pub struct Pace {
     chunk: Late,
 }
 
-impl Pace {
+impl DriftCorrection {
     /// How many nanoseconds more a round that took so many should have taken without pooling.
     pub fn more(&mut self, table: &Table, round: &Round, took: f64) -> f64 {
         let (unpooled, pooled) = table.reckon(round);
@@ -94,7 +94,7 @@ mod tests {
 
     /// Both kinds of rounds in turns, each so much slower than the table has it.
     fn after(rounds: usize, slower: f64, disturbed: impl Fn(usize) -> f64) -> (f64, f64) {
-        let (table, mut pace) = (table(), Pace::default());
+        let (table, mut pace) = (table(), DriftCorrection::default());
         let closing = Round { closed: 1, ..plain() };
         let mut last = (0.0, 0.0);
         for at in 0..rounds {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_was_long_ago_is_forgotten() {
-        let (table, mut pace) = (table(), Pace::default());
+        let (table, mut pace) = (table(), DriftCorrection::default());
         let closing = Round { closed: 1, ..plain() };
         let took = table.reckon(&closing).1;
         for slower in [9.0; REMEMBERED].into_iter().chain([1.0; REMEMBERED]) {

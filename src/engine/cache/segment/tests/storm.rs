@@ -278,7 +278,7 @@ impl Storm {
         let mut found = Vec::new();
         for (key, stems) in &self.cache.trees {
             let (stem, tree) = stems.first_key_value().unwrap();
-            assert_eq!((stem, stems.len()), (&Stem::NONE, 1), "these states need their whole texts");
+            assert_eq!((stem, stems.len()), (&TreeKey::NONE, 1), "these states need their whole texts");
             for (text, node) in tree.check() {
                 let (state, used) = tree.value(node).unwrap();
                 assert_eq!(text_of(&**state), text);

@@ -1,6 +1,6 @@
 //! Where the part of a text begins that a state depends on, and so its entry's place in a tree.
 //!
-//! A state whose windows have moved on is what its last symbols make it ([`State::origin`]): its entry serves every text that
+//! A state whose windows have moved on is what its last symbols make it ([`State::replay_start`]): its entry serves every text that
 //! has these symbols at the same positions. Where segments are counted, what came before must be the same text as well, of which
 //! a digest is enough. So an entry of a text without end is as small as one of a short text.
 
@@ -12,18 +12,18 @@ use crate::decode::{
 use std::collections::BTreeMap;
 
 /// Trees of the texts that go on from a stem.
-pub(super) type Stems<T> = BTreeMap<Stem, Tree<T>>;
+pub(super) type Trees<T> = BTreeMap<TreeKey, Tree<T>>;
 
 /// What an entry's own part of a text stands behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Stem {
+pub(super) struct TreeKey {
     /// Symbols before it.
     pub(super) from: usize,
     /// Their digest, if they make a difference.
     before: Option<Digest>,
 }
 
-impl Stem {
+impl TreeKey {
     /// Nothing: the part is all of the text.
     #[cfg(test)]
     pub(super) const NONE: Self = Self { from: 0, before: None };
@@ -42,13 +42,13 @@ impl Stem {
 
 /// The stems that a text stands on, each with its tree and the rest of the text.
 pub(super) fn of<'t, 'a, T>(
-    stems: &'t Stems<T>,
+    stems: &'t Trees<T>,
     text: TextView<'a>,
-) -> impl Iterator<Item = (&'t Stem, &'t Tree<T>, &'a [u32])> {
+) -> impl Iterator<Item = (&'t TreeKey, &'t Tree<T>, &'a [u32])> {
     // by rising positions, as the digests want them
     let mut digests = text.digests();
     let mut latest = None;
-    stems.range(..Stem { from: text.len(), before: None }).filter_map(move |(stem, tree)| {
+    stems.range(..TreeKey { from: text.len(), before: None }).filter_map(move |(stem, tree)| {
         let rest = text.after(stem.from)?;
         if let Some(before) = stem.before {
             if latest.is_none_or(|(from, _)| from != stem.from) {

@@ -1,0 +1,162 @@
+//! Value types that callers and the engine exchange: limits, requests, their terms, and the events that come back.
+
+use crate::{
+    decode::{
+        boundary_wait::BOUNDARY_WAIT,
+        options::{EmittedSymbol, FinishReason, Generate, Score},
+        summary::{DocumentProgress, EncodedDocument, PoolingUpdate, SummaryResult},
+        usage::{Timing, Usage},
+    },
+    error::Result,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+
+/// Limits of one model's engine. The server reports all of them to clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Maximum rows of a step, and so of requests that run at once.
+    pub rows: usize,
+    /// Maximum queued requests.
+    pub queue: usize,
+    /// Maximum prompt symbols of all queued requests together.
+    pub queued_symbols: usize,
+    /// Maximum symbols of a step. Prompts are fed in chunks next to the rows that decode.
+    pub chunk: usize,
+    /// Target duration of a step that feeds prompts while other rows decode. The step feeds fewer prompt symbols than
+    /// `chunk` if those take longer. Zero: no target.
+    pub step: Duration,
+    /// Maximum events buffered for a client before its row pauses.
+    pub events: usize,
+    /// Maximum symbol steps that a row waits for its segment step, so that rows share it. 0: no row waits.
+    pub boundary_wait: usize,
+    /// How long a client may read none of its buffered events before its request ends.
+    pub stall: Duration,
+    /// Maximum bytes of key-value memory that the segment cache holds. 0: no cache.
+    pub cache_bytes: usize,
+    /// Maximum bytes of encoded documents that the document cache holds. 0: no cache.
+    pub document_bytes: usize,
+    /// How long the document cache keeps a document that no request uses.
+    pub document_keep: Duration,
+    /// Time limit of the calibration at load, which times the model's steps. Zero: no calibration.
+    pub calibration: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            rows: 32,
+            queue: 256,
+            queued_symbols: 1 << 22,
+            chunk: 256,
+            step: Duration::from_millis(50),
+            events: 256,
+            boundary_wait: BOUNDARY_WAIT,
+            stall: Duration::from_secs(30),
+            cache_bytes: 0,
+            document_bytes: 0,
+            document_keep: Duration::from_secs(600),
+            calibration: Duration::from_secs(2),
+        }
+    }
+}
+
+/// A request about a text. A request about a document is submitted with
+/// [`Handle::summarize`](super::Handle::summarize).
+#[derive(Debug, Clone)]
+pub enum Job {
+    /// Generates text.
+    Generate(Generate),
+    /// Scores a text, or finds its segments.
+    Score(Score),
+}
+
+/// Conditions under which a request runs.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// When the client stops waiting for the outcome.
+    pub deadline: Option<Instant>,
+    /// Tenant that the request belongs to: tenants get equal shares of the engine. Empty: the anonymous tenant.
+    pub tenant: Arc<str>,
+    /// Priority among the requests of its tenant, -8 to 7. Higher goes first.
+    pub priority: i32,
+}
+
+impl From<Option<Instant>> for Terms {
+    fn from(deadline: Option<Instant>) -> Self {
+        Self { deadline, ..Self::default() }
+    }
+}
+
+/// An event of a request.
+///
+/// A text's events are, in order: `Started`, any number of `Characters`, `Finished`. A summary's events are: `Started`, any
+/// number of `Reading` and `Chosen`, `Encoded`, any number of `Characters`, `Summarized`. An error may come at any point and
+/// is the last event.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The request got its first row.
+    Started {
+        /// Symbols of the prompt, or of the document, that came from a cache.
+        cached_chars: usize,
+    },
+    /// The next symbols: first those of the prompt if it is echoed or scored, then generated ones. They are final: the engine
+    /// withholds a partial stop string, and symbols of a summary that another hypothesis may still replace.
+    Characters(Vec<EmittedSymbol>),
+    /// An event of a document or its summary.
+    Document(DocumentEvent),
+    /// The request ended.
+    Finished {
+        /// Why it ended.
+        reason: FinishReason,
+        /// Symbols and segments that were processed.
+        usage: Usage,
+        /// Durations of the request's phases.
+        timing: Timing,
+    },
+}
+
+/// An event of a document or its summary.
+#[derive(Debug, Clone)]
+pub enum DocumentEvent {
+    /// Progress of the encoding. Dropped if the client reads too slowly.
+    Reading(DocumentProgress),
+    /// Choices of the next poolings. Dropped if the client reads too slowly: `Encoded` repeats all choices.
+    Chosen(Box<PoolingUpdate>),
+    /// The document is encoded.
+    Encoded(Arc<EncodedDocument>),
+    /// The summary ended.
+    Summarized(Box<SummaryResult>),
+}
+
+/// Receiver of a request's events. Dropping it cancels the request within one step.
+///
+/// The stream ends with `Finished`, `Summarized` or an error. It closes without one of these only if the worker broke.
+pub type Events = mpsc::Receiver<Result<Event>>;
+
+/// Phase of an engine's life. An engine moves to later phases only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Accepts requests.
+    Open,
+    /// Rejects new requests; queued and running ones go on.
+    Draining,
+    /// The worker is ending, or has ended.
+    Closed,
+    /// The worker panicked; every request is rejected.
+    Broken,
+}
+
+/// Load of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Queued requests.
+    pub queued: usize,
+    /// Running requests.
+    pub running: usize,
+    /// Bytes of key-value memory that running rows hold, without what only the caches hold.
+    pub bytes: usize,
+}

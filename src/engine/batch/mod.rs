@@ -1,0 +1,352 @@
+//! The running requests, their rows, and one step of them.
+//!
+//! Hot path: a step of texts allocates nothing here except the events that it sends and, when a prompt is complete, what the
+//! cache stores of it. It logs nothing.
+//!
+//! The [`scheduler`](super::scheduler) decides which rows a step feeds and which documents it encodes.
+//! [`select_segment_rows`](Batch::select_segment_rows) decides which waiting rows its segment step takes, by the rule of
+//! [`boundary_wait`]. A step encodes documents first.
+
+mod encode;
+mod failure;
+mod outcome;
+mod rows;
+mod unpooled_estimate;
+
+use super::{
+    request::{Request, RequestKind},
+    scheduler::{Feed, RowActivity, RowStatus, Scheduler},
+    shared::Inner,
+};
+use crate::{
+    decode::{
+        boundary_wait,
+        contract::{Scratch, SequenceRow, State, StepStatus},
+    },
+    error::{Error, Result},
+};
+use failure::{copy_error, guarded};
+use rows::RowTable;
+use std::{
+    sync::Arc,
+    task::Waker,
+    time::{Duration, Instant},
+};
+use unpooled_estimate::UnpooledEstimate;
+
+/// The running requests and their rows.
+pub(super) struct Batch {
+    inner: Arc<Inner>,
+    row_table: RowTable,
+    requests: Vec<Request>,
+    scratch: Scratch,
+    /// StepStatus of each request when last refreshed.
+    statuses: Vec<RowStatus>,
+    /// SummaryPlan of the current step.
+    feeds: Vec<Feed>,
+    /// The feeds of `feeds` that run blocks of documents.
+    encode_feeds: Vec<Feed>,
+    /// Rows that the current symbol step feeds.
+    fed: Vec<usize>,
+    /// Rows that the current segment step takes.
+    due: Vec<usize>,
+    /// Rows that the current finish step takes.
+    unfinished: Vec<usize>,
+    latest_step: Option<StepSample>,
+    unpooled_estimate: UnpooledEstimate,
+}
+
+/// Measurement of a step.
+pub(super) struct StepSample {
+    /// Symbols fed and encoded.
+    pub(super) symbols: usize,
+    pub(super) took: Duration,
+}
+
+impl Batch {
+    pub(super) fn new(inner: Arc<Inner>) -> Self {
+        Self {
+            scratch: inner.model.scratch(),
+            inner,
+            row_table: RowTable::default(),
+            requests: Vec::new(),
+            statuses: Vec::new(),
+            feeds: Vec::new(),
+            encode_feeds: Vec::new(),
+            fed: Vec::new(),
+            due: Vec::new(),
+            unfinished: Vec::new(),
+            latest_step: None,
+            unpooled_estimate: UnpooledEstimate::default(),
+        }
+    }
+
+    /// Adds a request with its first rows: from the longest cached prefix of its text, or from its cached document. Returns the
+    /// request with its outcome if the model rejects it.
+    pub(super) fn admit(&mut self, mut request: Request, now: Instant) -> Option<Request> {
+        match guarded(|| self.begin(&mut request, now)) {
+            Ok(states) => {
+                if let Some(queued) = request.timer.admit(now) {
+                    self.inner.observer.queued(queued);
+                    request.event_sender.send_started(request.usage().cached_chars);
+                }
+                if let RequestKind::Document(summary) = &request.kind
+                    && let Some(cached) = summary.document()
+                {
+                    request.event_sender.send_encoded(&cached.encoded);
+                }
+                let index = self.requests.len();
+                self.requests.push(request);
+                states.into_iter().for_each(|state| self.row_table.push(state, index, &mut self.requests));
+                None
+            }
+            Err(error) => {
+                request.outcome = Some(Err(error));
+                Some(request)
+            }
+        }
+    }
+
+    fn begin(&self, request: &mut Request, now: Instant) -> Result<Vec<Box<dyn State>>> {
+        let Inner { model, segment_cache, observer, .. } = &*self.inner;
+        match &mut request.kind {
+            RequestKind::Text(text) => Ok(vec![text.begin(&**model, segment_cache, &**observer)?]),
+            RequestKind::Document(summary) => Self::begin_summary(&self.inner, summary, &request.tenant, now),
+        }
+    }
+
+    /// Ends the requests whose client is gone or does not read, or whose deadline has passed.
+    pub(super) fn poll_requests(&mut self, now: Instant, waker: &Waker) {
+        let stall = self.inner.limits.stall;
+        self.requests.iter_mut().for_each(|request| request.poll_running(now, stall, waker));
+    }
+
+    /// Ends all requests, each with an error.
+    pub(super) fn fail_all(&mut self, error: impl Fn() -> Error) {
+        self.requests.iter_mut().for_each(|request| request.outcome = Some(Err(error())));
+    }
+
+    /// Moves the requests that have ended to `ended` and frees their rows. Stores the states of texts in the segment cache,
+    /// unless their rows failed.
+    pub(super) fn remove_ended(&mut self, ended: &mut Vec<Request>) {
+        // from the last: the request that moves to a freed index was looked at already
+        for index in (0..self.requests.len()).rev() {
+            let Some(outcome) = &self.requests[index].outcome else { continue };
+            let failed = matches!(outcome, Err(Error::Internal(_) | Error::OutOfPages { .. }));
+            let (request, rows) = self.row_table.remove_request(index, &mut self.requests);
+            if let (RequestKind::Text(text), Some(row), false) = (&request.kind, rows.first(), failed) {
+                text.cache_state(&self.inner.segment_cache, &*row.state);
+            }
+            drop(rows);
+            ended.push(request);
+        }
+    }
+
+    /// Removes the request at `index` with its rows.
+    pub(super) fn remove(&mut self, index: usize) -> Option<(Request, Vec<SequenceRow>)> {
+        (index < self.requests.len()).then(|| self.row_table.remove_request(index, &mut self.requests))
+    }
+
+    /// Returns the running requests.
+    pub(super) fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// Refreshes the status of each request.
+    pub(super) fn refresh_statuses(&mut self) {
+        self.statuses.clear();
+        let model = &*self.inner.model;
+        let rows = &self.row_table.rows;
+        let now = Instant::now();
+        self.statuses.extend(self.requests.iter_mut().filter_map(|request| request.status(rows, model, now)));
+    }
+
+    /// Returns the statuses as last refreshed.
+    pub(super) fn statuses(&self) -> &[RowStatus] {
+        &self.statuses
+    }
+
+    /// Returns the measurement of the latest step; only once.
+    pub(super) fn take_latest_step(&mut self) -> Option<StepSample> {
+        self.latest_step.take()
+    }
+
+    /// Plans the next step. It feeds at most `mixed_symbols` prompt symbols while other rows decode.
+    pub(super) fn plan(&mut self, scheduler: &mut Scheduler<Request>, mixed_symbols: usize) {
+        scheduler.plan(&self.statuses, mixed_symbols, &mut self.feeds);
+    }
+
+    /// Evicts cache entries until there is memory for the planned step. Returns false if there is not enough even then.
+    pub(super) fn make_room(&self) -> bool {
+        let Inner { model, segment_cache, document_cache, .. } = &*self.inner;
+        // measured after each eviction: a row needs no copy of a page that it shared with an evicted entry
+        let is_short = || {
+            let in_flight = self.requests.iter().filter(|request| request.in_flight);
+            let rows = in_flight.flat_map(|request| &request.row_indices);
+            let pending: usize = rows.map(|&row| model.growth(&*self.row_table.rows[row].state, 0)).sum();
+            let needed = pending + self.feeds.iter().map(|feed| self.growth(feed)).sum::<usize>();
+            let memory = model.memory();
+            needed > memory.limit.saturating_sub(memory.in_use)
+        };
+        while is_short() {
+            if !segment_cache.evict() && !document_cache.evict() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns the bytes that a feed allocates.
+    fn growth(&self, feed: &Feed) -> usize {
+        let model = &*self.inner.model;
+        let request = &self.requests[feed.request];
+        if let (RequestKind::Document(summary), Some(reader)) = (&request.kind, model.document_encoder())
+            && summary.is_encoding()
+        {
+            return summary.growth(reader);
+        }
+        let share = feed.symbols.div_ceil(request.row_indices.len().max(1));
+        request.row_indices.iter().map(|&row| model.growth(&*self.row_table.rows[row].state, share)).sum()
+    }
+
+    /// Runs one step: feeds the rows as planned and continues those that were fed before. Returns true if any row or document
+    /// took part.
+    pub(super) fn step(&mut self) -> bool {
+        let began = Instant::now();
+        self.feed();
+        let fed = self.fed.iter().map(|&row| self.row_table.rows[row].positions()).sum();
+        let encoded = self.encode();
+        self.unpooled_estimate.start_step(&self.requests, &self.row_table.rows, &self.fed);
+        self.symbol_step();
+        self.select_segment_rows();
+        self.segment_step();
+        self.finish_step();
+        let calibration = self.inner.calibration.get();
+        self.unpooled_estimate.charge(calibration, &mut self.requests, &self.row_table, &self.fed, began);
+        self.absorb();
+        self.count_step(began, fed, encoded);
+        // waiting rows are always due when no row is fed, so the worker never sleeps while rows wait
+        !(self.fed.is_empty() && self.due.is_empty() && self.encode_feeds.is_empty())
+    }
+
+    /// Sets the feed of each row that the plan contains.
+    fn feed(&mut self) {
+        self.fed.clear();
+        self.encode_feeds.clear();
+        for &feed in &self.feeds {
+            let Request { kind, row_indices, .. } = &mut self.requests[feed.request];
+            match kind {
+                RequestKind::Text(text) => {
+                    for &row in row_indices.iter() {
+                        text.session.feed(&mut self.row_table.rows[row], feed.symbols);
+                        self.fed.push(row);
+                    }
+                }
+                RequestKind::Document(summary) if summary.is_encoding() => self.encode_feeds.push(feed),
+                RequestKind::Document(summary) => {
+                    summary.feed(&mut self.row_table.rows, row_indices, feed.symbols, &mut self.fed);
+                }
+            }
+        }
+    }
+
+    /// Selects the rows of the segment step: all waiting rows together when [`boundary_wait::is_due`], otherwise none.
+    ///
+    /// Waiting rows wait only for rows that the next step will feed: rows that were fed now and do not wait, and prompts that
+    /// had no room in this step. They do not wait for paused rows, nor while a prompt's chunk is fed: its steps are long.
+    fn select_segment_rows(&mut self) {
+        self.due.clear();
+        let Self { requests, row_table, statuses, .. } = self;
+        self.due.extend(in_flight_rows(StepStatus::Waiting, requests, row_table));
+        let rows = &row_table.rows;
+        let continues =
+            |&row: &usize| requests[row_table.owner(row)].outcome.is_none() && rows[row].status != StepStatus::Waiting;
+        let chunks = self.fed.iter().any(|&row| rows[row].feed.len() > 1) || !self.encode_feeds.is_empty();
+        let prefilling = |&index: &usize| matches!(statuses[index].activity, RowActivity::Prefilling(_));
+        let unfed = (0..statuses.len()).filter(prefilling);
+        let mut unfed = unfed.flat_map(|index| requests.get(index).map_or(&[][..], |request| &request.row_indices));
+        let others = !chunks && (self.fed.iter().any(continues) || unfed.any(continues));
+        if !boundary_wait::is_due(self.due.iter().map(|&row| &rows[row]), others, self.inner.limits.boundary_wait) {
+            self.due.clear();
+        }
+    }
+
+    fn symbol_step(&mut self) {
+        if self.fed.is_empty() {
+            return;
+        }
+        boundary_wait::count_step(&mut self.row_table.rows);
+        let rows = &mut self.row_table.rows;
+        let result = guarded(|| self.inner.model.symbol_step(rows, &self.fed, &mut self.scratch));
+        for &row in &self.fed {
+            let request = &mut self.requests[self.row_table.owner(row)];
+            // once for all rows of a request
+            if !request.in_flight {
+                request.in_flight = true;
+                request.timer.count_symbol_step();
+            }
+        }
+        if let Err(error) = result {
+            self.fail_rows(&error, FailedStep::Symbol);
+        }
+    }
+
+    fn segment_step(&mut self) {
+        if self.due.is_empty() {
+            return;
+        }
+        self.unpooled_estimate.record_segment_step(&self.row_table.rows, &self.due);
+        let began = Instant::now();
+        let rows = &mut self.row_table.rows;
+        let result = guarded(|| self.inner.model.segment_step(rows, &self.due, &mut self.scratch));
+        let took = began.elapsed();
+        for &row in &self.due {
+            self.requests[self.row_table.owner(row)].timer.count_segment_step(took);
+        }
+        if let Err(error) = result {
+            self.fail_rows(&error, FailedStep::Segment);
+        }
+    }
+
+    fn finish_step(&mut self) {
+        self.unfinished.clear();
+        self.unfinished.extend(in_flight_rows(StepStatus::Unfinished, &self.requests, &self.row_table));
+        if self.unfinished.is_empty() {
+            return;
+        }
+        self.unpooled_estimate.record_finish_step(&self.row_table.rows, &self.unfinished);
+        let rows = &mut self.row_table.rows;
+        let result = guarded(|| self.inner.model.finish_step(rows, &self.unfinished, &mut self.scratch));
+        if let Err(error) = result {
+            self.fail_rows(&error, FailedStep::Finish);
+        }
+    }
+
+    /// Ends the requests whose rows took part in a failed step: the state of these rows is lost. Replaces the scratch space,
+    /// which the step may have left inconsistent.
+    fn fail_rows(&mut self, error: &Error, step: FailedStep) {
+        let rows = match step {
+            FailedStep::Symbol => &self.fed,
+            FailedStep::Segment => &self.due,
+            FailedStep::Finish => &self.unfinished,
+        };
+        tracing::error!(rows = rows.len(), %error, "a step failed");
+        for &row in rows {
+            self.requests[self.row_table.owner(row)].outcome = Some(Err(copy_error(error)));
+        }
+        self.scratch = self.inner.model.scratch();
+    }
+}
+
+/// The part of a step that failed.
+enum FailedStep {
+    Symbol,
+    Segment,
+    Finish,
+}
+
+/// Returns the rows in flight that have `status`, without those of requests that have ended.
+fn in_flight_rows(status: StepStatus, requests: &[Request], table: &RowTable) -> impl Iterator<Item = usize> {
+    let in_flight = |request: &Request| request.in_flight && request.outcome.is_none();
+    (0..table.rows.len()).filter(move |&row| table.rows[row].status == status && in_flight(&requests[table.owner(row)]))
+}

@@ -1,0 +1,245 @@
+//! The document cache: encoded documents for later requests of the same tenant, found by their id.
+//!
+//! A document is dropped when no request has used it for a while, or when others need its memory; the least recently used goes
+//! first.
+
+use crate::decode::{document::Document, summary::EncodedDocument};
+use lru::LruCache;
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+
+/// An encoded document.
+#[derive(Clone)]
+pub(crate) struct CachedDocument {
+    pub(crate) document: Arc<dyn Document>,
+    pub(crate) encoded: Arc<EncodedDocument>,
+    /// Its tokens: a request that was preempted may have to encode it again.
+    pub(crate) ids: Arc<[u32]>,
+    /// True if it was encoded with hard pooling.
+    pub(crate) hard: bool,
+}
+
+/// Contents and totals of a document cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DocumentCacheUsage {
+    /// Documents held.
+    pub entries: usize,
+    /// Bytes of the documents held.
+    pub bytes: usize,
+    /// Requests whose document was found.
+    pub hits: u64,
+    /// Requests whose document was not found.
+    pub misses: u64,
+    /// Documents dropped for the memory of others.
+    pub evictions: u64,
+}
+
+/// The encoded documents of one model.
+pub(crate) struct DocumentCache {
+    /// Maximum bytes; 0: off.
+    capacity: usize,
+    /// How long a document is kept that no request uses.
+    keep: Duration,
+    entries: Mutex<Entries>,
+}
+
+struct Entries {
+    /// By id. The byte limit, not the number of entries, bounds it.
+    lru: LruCache<String, Entry>,
+    usage: DocumentCacheUsage,
+}
+
+struct Entry {
+    cached: CachedDocument,
+    tenant: Arc<str>,
+    bytes: usize,
+    used_at: Instant,
+}
+
+impl CachedDocument {
+    fn bytes(&self) -> usize {
+        let own_bytes = self.document.own_bytes() + self.encoded.own_bytes() + size_of_val(&*self.ids);
+        self.document.bytes() + own_bytes
+    }
+
+    /// Returns true if no request uses it, so that dropping it frees its pages.
+    fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.document) == 1
+    }
+}
+
+impl DocumentCache {
+    pub(crate) fn new(capacity: usize, keep: Duration) -> Self {
+        let entries = Entries { lru: LruCache::unbounded(), usage: DocumentCacheUsage::default() };
+        Self { capacity, keep, entries: Mutex::new(entries) }
+    }
+
+    /// Stores a document and returns its id; `None` if it is larger than the cache.
+    pub(crate) fn insert(&self, tenant: &Arc<str>, cached: CachedDocument, now: Instant) -> Option<String> {
+        let bytes = cached.bytes();
+        if bytes > self.capacity {
+            return None;
+        }
+        let mut entries = self.lock();
+        while entries.usage.bytes + bytes > self.capacity && entries.evict(|_| true) {}
+        // 122 random bits: other tenants cannot guess an id
+        let id = Uuid::new_v4().simple().to_string();
+        entries.usage.bytes += bytes;
+        entries.lru.put(id.clone(), Entry { cached, tenant: Arc::clone(tenant), bytes, used_at: now });
+        Some(id)
+    }
+
+    /// Returns the document of a new request and counts a hit or a miss. A document of another tenant is not found.
+    pub(crate) fn find(&self, tenant: &str, id: &str, now: Instant) -> Option<CachedDocument> {
+        let found = self.get(tenant, id, now);
+        let usage = &mut self.lock().usage;
+        *(if found.is_some() { &mut usage.hits } else { &mut usage.misses }) += 1;
+        found
+    }
+
+    /// Returns the document of a request that starts or resumes, without counting.
+    pub(crate) fn get(&self, tenant: &str, id: &str, now: Instant) -> Option<CachedDocument> {
+        let mut entries = self.lock();
+        entries.expire(now, self.keep);
+        // a request of another tenant does not count as a use
+        entries.lru.peek(id).filter(|entry| *entry.tenant == *tenant)?;
+        let entry = entries.lru.get_mut(id)?;
+        entry.used_at = now;
+        Some(entry.cached.clone())
+    }
+
+    /// Drops expired documents. Returns when the next one expires.
+    pub(crate) fn expire(&self, now: Instant) -> Option<Instant> {
+        let mut entries = self.lock();
+        entries.expire(now, self.keep);
+        entries.lru.peek_lru().and_then(|(_, entry)| entry.used_at.checked_add(self.keep))
+    }
+
+    /// Evicts the least recently used document that no request uses. Returns false if there is none.
+    pub(crate) fn evict(&self) -> bool {
+        self.lock().evict(CachedDocument::is_unused)
+    }
+
+    /// Returns the bytes of pages that only the cache refers to.
+    pub(crate) fn evictable_bytes(&self) -> usize {
+        let entries = self.lock();
+        let unused = entries.lru.iter().map(|(_, entry)| &entry.cached).filter(|cached| cached.is_unused());
+        unused.map(|cached| cached.document.bytes()).sum()
+    }
+
+    /// Drops all documents.
+    pub(crate) fn clear(&self) {
+        let mut entries = self.lock();
+        entries.lru.clear();
+        entries.usage.bytes = 0;
+    }
+
+    /// Returns contents and totals.
+    pub(crate) fn usage(&self) -> DocumentCacheUsage {
+        let entries = self.lock();
+        DocumentCacheUsage { entries: entries.lru.len(), ..entries.usage }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    /// Evicts the least recently used document that passes `filter`. Returns false if there is none.
+    fn evict(&mut self, filter: impl Fn(&CachedDocument) -> bool) -> bool {
+        let oldest = self.lru.iter().rev().find(|(_, entry)| filter(&entry.cached)).map(|(id, _)| id.clone());
+        let Some(entry) = oldest.and_then(|id| self.lru.pop(&id)) else { return false };
+        self.usage.bytes -= entry.bytes;
+        self.usage.evictions += 1;
+        true
+    }
+
+    fn expire(&mut self, now: Instant, keep: Duration) {
+        let expired = |entry: &Entry| now.saturating_duration_since(entry.used_at) >= keep;
+        while self.lru.peek_lru().is_some_and(|(_, entry)| expired(entry)) {
+            let bytes = self.lru.pop_lru().map_or(0, |(_, entry)| entry.bytes);
+            self.usage.bytes -= bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::document::{LayerTime, PoolingChoice};
+
+    struct Fake(usize);
+
+    impl Document for Fake {
+        fn tokens(&self) -> usize {
+            1
+        }
+        fn vectors(&self) -> usize {
+            1
+        }
+        fn bytes(&self) -> usize {
+            self.0
+        }
+        fn unpooled_bytes(&self) -> usize {
+            self.0
+        }
+        fn own_bytes(&self) -> usize {
+            0
+        }
+        fn choices(&self) -> &[PoolingChoice] {
+            &[]
+        }
+        fn timings(&self) -> &[LayerTime] {
+            &[]
+        }
+        fn memory_ns(&self) -> u64 {
+            0
+        }
+    }
+
+    fn cached(bytes: usize) -> CachedDocument {
+        let document: Arc<dyn Document> = Arc::new(Fake(bytes));
+        let encoded = Arc::new(EncodedDocument::of(&*document, Vec::new(), false));
+        CachedDocument { document, encoded, ids: Arc::from([]), hard: false }
+    }
+
+    #[test]
+    fn a_document_belongs_to_its_tenant_until_it_expires() {
+        let cache = DocumentCache::new(10_000, Duration::from_secs(10));
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let id = cache.insert(&"a".into(), cached(1000), start).unwrap();
+        assert_eq!(id.len(), 32);
+        assert!(cache.find("a", &id, after(6)).is_some() && cache.find("b", &id, after(6)).is_none());
+        // it expires after its last use
+        assert!(cache.find("a", &id, after(12)).is_some());
+        assert_eq!(cache.expire(after(20)), Some(after(22)));
+        assert_eq!(cache.expire(after(22)), None);
+        let expected = DocumentCacheUsage { entries: 0, bytes: 0, hits: 2, misses: 1, evictions: 0 };
+        assert_eq!(cache.usage(), expected);
+    }
+
+    #[test]
+    fn the_least_recently_used_document_is_evicted() {
+        let cache = DocumentCache::new(10_000, Duration::from_secs(10));
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let first = cache.insert(&"a".into(), cached(4000), start).unwrap();
+        let second = cache.insert(&"a".into(), cached(4000), after(1)).unwrap();
+        assert!(cache.find("a", &first, after(2)).is_some());
+        let third = cache.insert(&"a".into(), cached(4000), after(3)).unwrap();
+        assert!(cache.find("a", &second, after(4)).is_none() && cache.find("a", &third, after(4)).is_some());
+        assert_eq!(cache.insert(&"a".into(), cached(20_000), after(5)), None, "larger than the cache");
+        assert_eq!((cache.usage().entries, cache.evictable_bytes()), (2, 8000));
+        let used = cache.find("a", &first, after(6)).unwrap();
+        assert_eq!(cache.evictable_bytes(), 4000, "a document in use is not evictable");
+        assert!(cache.evict() && !cache.evict(), "evicting a document in use frees nothing");
+        drop(used);
+        assert!(cache.evict() && !cache.evict());
+        assert_eq!(cache.usage().bytes, 0);
+    }
+}

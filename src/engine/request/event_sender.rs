@@ -1,0 +1,166 @@
+//! The sending side of a request's events: bounded, and it never blocks the worker.
+//!
+//! A client that does not read pauses its own row and nothing else. Characters without room in the channel wait here, and the
+//! worker is woken when there is room. Three slots of the channel are reserved for events that must not wait for the client:
+//! how a document was encoded, the characters held at the end, and the outcome.
+
+use crate::{
+    decode::{
+        options::EmittedSymbol,
+        summary::{DocumentProgress, EncodedDocument, PoolingUpdate},
+    },
+    engine::api::{DocumentEvent, Event, Events},
+    error::{Error, Result},
+};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc::{
+    self, OwnedPermit, Sender,
+    error::{SendError, TrySendError},
+};
+
+type Message = Result<Event>;
+type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<Message>, SendError<()>>> + Send>>;
+
+/// Slots reserved for the encoded document, the final characters and the outcome.
+const RESERVED_SLOTS: usize = 3;
+/// Maximum events of a channel: more than any client needs, and below tokio's own limit.
+const MAX_EVENTS: usize = 1 << 24;
+
+/// The sending side of a request's events.
+pub(crate) struct EventSender {
+    sender: Sender<Message>,
+    /// Characters without room in the channel.
+    held: Vec<EmittedSymbol>,
+    /// Resolves to a slot for the held characters.
+    pending_slot: Option<PendingSlot>,
+    /// Free slots when last checked.
+    free_slots: usize,
+    /// Since when the client has read nothing, as far as the checks of `free_slots` show.
+    unread_since: Option<Instant>,
+    /// Slots of the channel without the reserved ones.
+    capacity: usize,
+    /// `None` once it is used.
+    encoded_slot: Option<OwnedPermit<Message>>,
+    final_slot: OwnedPermit<Message>,
+    outcome_slot: OwnedPermit<Message>,
+}
+
+impl EventSender {
+    /// Opens a channel with room for `capacity` events; returns both sides.
+    ///
+    /// # Errors
+    /// `Internal` if the new channel has no room.
+    pub(crate) fn open(capacity: usize) -> Result<(Self, Events)> {
+        let capacity = capacity.clamp(1, MAX_EVENTS);
+        let (sender, events) = mpsc::channel(capacity + RESERVED_SLOTS);
+        let reserve = || sender.clone().try_reserve_owned();
+        let (Ok(encoded_slot), Ok(final_slot), Ok(outcome_slot)) = (reserve(), reserve(), reserve()) else {
+            return Err(Error::Internal("a new event channel has no room".into()));
+        };
+        let event_sender = Self {
+            sender,
+            held: Vec::new(),
+            pending_slot: None,
+            free_slots: 0,
+            unread_since: None,
+            capacity,
+            encoded_slot: Some(encoded_slot),
+            final_slot,
+            outcome_slot,
+        };
+        Ok((event_sender, events))
+    }
+
+    /// Returns true if the client dropped its receiver.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// Sends `Started`. The first event always finds room.
+    pub(crate) fn send_started(&self, cached_chars: usize) {
+        // the worker notices a dropped receiver before the next step
+        let _ = self.sender.try_send(Ok(Event::Started { cached_chars }));
+    }
+
+    /// Sends the progress of a document's encoding. Dropped if the channel is full.
+    pub(crate) fn send_progress(&self, reading: DocumentProgress) {
+        let _ = self.sender.try_send(Ok(Event::Document(DocumentEvent::Reading(reading))));
+    }
+
+    /// Sends the choices of poolings. Calls `collect` only if the channel has room.
+    pub(crate) fn send_chosen(&self, collect: impl FnOnce() -> Option<PoolingUpdate>) {
+        let Ok(slot) = self.sender.try_reserve() else { return };
+        if let Some(chosen) = collect() {
+            slot.send(Ok(Event::Document(DocumentEvent::Chosen(Box::new(chosen)))));
+        }
+    }
+
+    /// Sends how a document was encoded; only the first call sends.
+    pub(crate) fn send_encoded(&mut self, encoded: &Arc<EncodedDocument>) {
+        if let Some(slot) = self.encoded_slot.take() {
+            slot.send(Ok(Event::Document(DocumentEvent::Encoded(Arc::clone(encoded)))));
+        }
+    }
+
+    /// Sends characters, or holds them until the channel has room.
+    pub(crate) fn send_characters(&mut self, characters: Vec<EmittedSymbol>) {
+        if self.pending_slot.is_some() {
+            self.held.extend(characters);
+            return;
+        }
+        let refusal = match self.sender.try_reserve() {
+            Ok(slot) => return slot.send(Ok(Event::Characters(characters))),
+            Err(refusal) => refusal,
+        };
+        if matches!(refusal, TrySendError::Full(())) {
+            self.held = characters;
+            self.free_slots = 0;
+            self.unread_since = None;
+            self.pending_slot = Some(Box::pin(self.sender.clone().reserve_owned()));
+        }
+    }
+
+    /// Tries to send the held characters. Returns true if none are held any more; otherwise `waker` is woken once the
+    /// channel has room.
+    pub(crate) fn flush(&mut self, waker: &Waker) -> bool {
+        let Some(slot) = &mut self.pending_slot else { return true };
+        match slot.as_mut().poll(&mut Context::from_waker(waker)) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(slot)) => {
+                slot.send(Ok(Event::Characters(std::mem::take(&mut self.held))));
+            }
+            Poll::Ready(Err(_)) => self.held.clear(),
+        }
+        self.pending_slot = None;
+        self.unread_since = None;
+        true
+    }
+
+    /// Returns true if at least half of the slots are free: a client that was behind has caught up.
+    pub(crate) fn has_caught_up(&self) -> bool {
+        self.sender.capacity() >= self.capacity.div_ceil(2)
+    }
+
+    /// Returns how long the client has read nothing. Called only while there are events for it to read.
+    pub(crate) fn unread_for(&mut self, now: Instant) -> Duration {
+        let free = self.sender.capacity();
+        if free > self.free_slots {
+            self.unread_since = None;
+        }
+        self.free_slots = free;
+        now.saturating_duration_since(*self.unread_since.get_or_insert(now))
+    }
+
+    /// Sends the held characters and the outcome.
+    pub(crate) fn finish(self, outcome: Message) {
+        if !self.held.is_empty() {
+            self.final_slot.send(Ok(Event::Characters(self.held)));
+        }
+        self.outcome_slot.send(outcome);
+    }
+}

@@ -1,0 +1,326 @@
+//! A request from its arrival to its end, while it waits and while it runs.
+
+pub(crate) mod event_sender;
+pub(crate) mod summary;
+pub(crate) mod text;
+pub(crate) mod timing;
+pub(crate) mod upload;
+
+use super::{
+    api::{DocumentEvent, Event, Terms},
+    observer::Observer,
+    scheduler::{Demand, FedSymbols, QueuedStatus, RowActivity, RowStatus, RunPermit},
+};
+use crate::{
+    decode::{
+        contract::{Model, SequenceRow},
+        options::FinishReason,
+        usage::Usage,
+    },
+    error::{Error, Result},
+};
+use event_sender::EventSender;
+use std::{
+    sync::Arc,
+    task::Waker,
+    time::{Duration, Instant},
+};
+use summary::SummaryRequest;
+use text::TextRequest;
+use timing::RequestTimer;
+
+/// How long a client may read nothing, or an upload may pause, before the request can be preempted for a queued one.
+const PREEMPTIBLE_AFTER: Duration = Duration::from_millis(100);
+
+/// What a request is about.
+pub(crate) enum RequestKind {
+    /// A text, on one row.
+    Text(TextRequest),
+    /// A document, which is encoded first; then its texts are generated on one or several rows.
+    Document(Box<SummaryRequest>),
+}
+
+/// A request.
+pub(crate) struct Request {
+    pub(crate) kind: RequestKind,
+    /// Indices of its rows in the batch's row table, in its own order.
+    pub(crate) row_indices: Vec<usize>,
+    pub(crate) event_sender: EventSender,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) tenant: Arc<str>,
+    pub(crate) timer: RequestTimer,
+    /// The right to run, while it has it.
+    pub(crate) permit: Option<RunPermit>,
+    /// True if its rows were fed and their outcome is not taken yet.
+    pub(crate) in_flight: bool,
+    /// How it ended.
+    pub(crate) outcome: Option<Result<FinishReason>>,
+    /// How long its client has read none of the buffered events; `None` if the client keeps up.
+    unread_for: Option<Duration>,
+    /// Symbols fed since the scheduler last counted them.
+    fed: FedSymbols,
+    /// True if it was last preempted because of its own client or upload. Symbols fed again then count as its work.
+    caused_preemption: bool,
+    /// True if it was preempted because its client or upload was behind, and still waits for it.
+    waits_for_client: bool,
+}
+
+impl Request {
+    pub(crate) fn new(kind: RequestKind, event_sender: EventSender, arrived: Instant, terms: &Terms) -> Self {
+        Self {
+            kind,
+            row_indices: Vec::new(),
+            event_sender,
+            deadline: terms.deadline,
+            tenant: Arc::clone(&terms.tenant),
+            timer: RequestTimer::new(arrived),
+            permit: None,
+            in_flight: false,
+            outcome: None,
+            unread_for: None,
+            fed: FedSymbols::default(),
+            caused_preemption: false,
+            waits_for_client: false,
+        }
+    }
+
+    /// Returns what it needs to start, or to resume, if a cache holds `cached` of its symbols.
+    pub(crate) fn demand(&self, model: &dyn Model, cached: usize) -> Demand {
+        let tenant = Arc::clone(&self.tenant);
+        match &self.kind {
+            RequestKind::Text(text) => {
+                let symbols = text.session.text_symbols();
+                let bytes = model.bytes_for(text.symbols_soon());
+                let cached = cached.max(text.session.replay_position());
+                Demand { tenant, symbols, uncached: symbols.saturating_sub(cached), bytes, rows: 1 }
+            }
+            RequestKind::Document(summary) => {
+                let symbols = summary.max_tokens();
+                let uncached = summary.tokens().saturating_sub(cached);
+                Demand { tenant, symbols, uncached, bytes: summary.bytes_soon(model), rows: summary.max_rows() }
+            }
+        }
+    }
+
+    /// Ends it if its client is gone or reads nothing, if its upload failed, or if its deadline has passed. Called while it
+    /// runs. Takes new tokens of its document.
+    pub(crate) fn poll_running(&mut self, now: Instant, stall: Duration, waker: &Waker) {
+        self.unread_for = (!self.event_sender.flush(waker)).then(|| self.event_sender.unread_for(now));
+        let pulled = match &mut self.kind {
+            RequestKind::Document(summary) => summary.pull(now),
+            RequestKind::Text(_) => Ok(()),
+        };
+        if let Some(error) = self.end_reason(now, stall, "while decoding").or(pulled.err()) {
+            self.abandon();
+            self.outcome = Some(Err(error));
+        }
+    }
+
+    /// Does the same while it is queued.
+    pub(crate) fn poll_queued(&mut self, now: Instant, stall: Duration, waker: &Waker) -> QueuedStatus {
+        // a request that was preempted for others waits neither for its client nor for the rest of its document
+        let reads = self.event_sender.flush(waker) && self.event_sender.has_caught_up();
+        self.waits_for_client &= !(reads && self.has_its_input());
+        self.unread_for = (self.waits_for_client && !reads).then(|| self.event_sender.unread_for(now));
+        let stage = if self.timer.was_admitted() { "while decoding" } else { "in the queue" };
+        match self.end_reason(now, stall, stage) {
+            Some(error) => {
+                self.abandon();
+                self.outcome = Some(Err(error));
+                QueuedStatus::Ended
+            }
+            None if self.waits_for_client => QueuedStatus::OnHold,
+            None => QueuedStatus::Ready,
+        }
+    }
+
+    fn end_reason(&self, now: Instant, stall: Duration, stage: &'static str) -> Option<Error> {
+        if self.event_sender.is_closed() {
+            return Some(Error::Cancelled);
+        }
+        if let RequestKind::Document(summary) = &self.kind
+            && let Some(error) = summary.failure()
+        {
+            return Some(error);
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return Some(Error::Deadline { stage });
+        }
+        self.unread_for.is_some_and(|unread_for| unread_for >= stall).then_some(Error::Stalled { limit: stall })
+    }
+
+    /// Returns when it must be polled again at the latest.
+    pub(crate) fn next_poll(&self, now: Instant, stall: Duration) -> Option<Instant> {
+        let stalls_at = self.unread_for.and_then(|unread_for| now.checked_add(stall.saturating_sub(unread_for)));
+        self.deadline.into_iter().chain(stalls_at).min()
+    }
+
+    /// Returns its status before a step; `None` if it has no permit to run.
+    pub(crate) fn status(&mut self, rows: &[SequenceRow], model: &dyn Model, now: Instant) -> Option<RowStatus> {
+        let fed = self.take_fed();
+        let activity = self.activity(rows, now);
+        let permit = self.permit.as_ref()?;
+        let (held, soon) = match &self.kind {
+            RequestKind::Text(text) => {
+                let state = &*rows[*self.row_indices.first()?].state;
+                (state.bytes(), model.growth(state, text.symbols_soon().saturating_sub(state.len())))
+            }
+            RequestKind::Document(summary) => {
+                let rows_held: usize = self.row_indices.iter().map(|&row| rows[row].state.bytes()).sum();
+                let held = summary.held() + rows_held;
+                let needed = if model.document_encoder().is_some() { summary.bytes_soon(model) } else { 0 };
+                (held, needed.saturating_sub(held))
+            }
+        };
+        Some(RowStatus::new(permit, activity, held, soon, fed))
+    }
+
+    fn activity(&self, rows: &[SequenceRow], now: Instant) -> RowActivity {
+        if self.in_flight {
+            return RowActivity::Busy;
+        }
+        let paused = |since: Duration| RowActivity::Paused { preemptible: since >= PREEMPTIBLE_AFTER };
+        match (&self.kind, self.unread_for) {
+            (_, Some(unread_for)) => paused(unread_for),
+            (RequestKind::Text(text), None) => text.activity(),
+            (RequestKind::Document(summary), None) => match summary.idle_since() {
+                Some(since) => paused(now.saturating_duration_since(since)),
+                None => summary.activity(self.lens(rows), self.row_indices.len()),
+            },
+        }
+    }
+
+    /// Returns the number of symbols that each of its rows has been fed.
+    fn lens(&self, rows: &[SequenceRow]) -> impl Iterator<Item = usize> {
+        self.row_indices.iter().map(|&row| rows[row].state.len())
+    }
+
+    /// Returns true if its next feed is a chunk, or its document is not encoded yet.
+    pub(crate) fn is_prefilling(&self, rows: &[SequenceRow]) -> bool {
+        match &self.kind {
+            RequestKind::Text(text) => text.session.is_prefilling(),
+            RequestKind::Document(summary) => summary.is_prefilling(self.lens(rows)),
+        }
+    }
+
+    fn has_its_input(&self) -> bool {
+        match &self.kind {
+            RequestKind::Text(_) => true,
+            RequestKind::Document(summary) => summary.has_its_input(),
+        }
+    }
+
+    fn abandon(&mut self) {
+        if let RequestKind::Text(text) = &mut self.kind {
+            text.session.flush();
+        }
+    }
+
+    /// Returns the symbols fed since the last call.
+    pub(crate) fn take_fed(&mut self) -> FedSymbols {
+        std::mem::take(&mut self.fed)
+    }
+
+    /// Counts a feed whose outcome is about to be taken.
+    pub(crate) fn count_fed(&mut self, symbols: usize) {
+        let (prefilling, refeeding) = match &self.kind {
+            RequestKind::Text(text) => {
+                let prefilling = text.session.is_prefilling();
+                (prefilling, prefilling && text.session.is_replaying())
+            }
+            RequestKind::Document(summary) => (false, summary.is_refeeding()),
+        };
+        let FedSymbols { prompt, sampled, recomputed } = &mut self.fed;
+        let count = match (refeeding && !self.caused_preemption, prefilling) {
+            (true, _) => recomputed,
+            (false, true) => prompt,
+            (false, false) => sampled,
+        };
+        *count += symbols;
+    }
+
+    /// Counts `symbols` of a document that were encoded.
+    pub(crate) fn count_encoded(&mut self, symbols: usize) {
+        let again = matches!(&self.kind, RequestKind::Document(summary) if summary.encodes_again());
+        let recomputed = again && !self.caused_preemption;
+        *(if recomputed { &mut self.fed.recomputed } else { &mut self.fed.prompt }) += symbols;
+    }
+
+    /// Prepares it to resume later on other rows: its rows are taken away.
+    pub(crate) fn preempt(&mut self) {
+        let idle = self.is_idle();
+        match &mut self.kind {
+            RequestKind::Text(text) => text.session.rewind(),
+            RequestKind::Document(summary) => summary.rewind(),
+        }
+        self.in_flight = false;
+        self.waits_for_client = self.unread_for.is_some() || idle;
+        self.caused_preemption = self.waits_for_client;
+    }
+
+    /// Sends the characters that are ready.
+    pub(crate) fn send_output(&mut self) {
+        let output = match &mut self.kind {
+            RequestKind::Text(text) if text.session.has_output() => text.session.take_output(),
+            RequestKind::Document(summary) if summary.has_output() => summary.take_output(),
+            _ => return,
+        };
+        self.event_sender.send_characters(output);
+    }
+
+    /// Returns the number of symbols of the answer.
+    pub(crate) fn answered(&self) -> usize {
+        match &self.kind {
+            RequestKind::Text(text) => text.session.output_symbols(),
+            RequestKind::Document(summary) => summary.answered(),
+        }
+    }
+
+    /// Returns true if it generates an answer, false if it scores a text.
+    pub(crate) fn is_generating(&self) -> bool {
+        match &self.kind {
+            RequestKind::Text(text) => text.session.is_generating(),
+            RequestKind::Document(_) => true,
+        }
+    }
+
+    /// Returns the symbols and segments that it processed.
+    pub(crate) fn usage(&self) -> Usage {
+        match &self.kind {
+            RequestKind::Text(text) => text.session.usage(),
+            RequestKind::Document(summary) => summary.usage(),
+        }
+    }
+
+    /// Returns true if it has nothing to do until more of its document arrives.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(&self.kind, RequestKind::Document(summary) if summary.idle_since().is_some())
+    }
+
+    /// Returns true if it was preempted because its client or upload was behind, and still waits for it.
+    pub(crate) fn waits_for_client(&self) -> bool {
+        self.waits_for_client
+    }
+
+    /// Sends the outcome to the client and reports it to the observer.
+    pub(crate) fn end(mut self, now: Instant, observer: &dyn Observer) {
+        self.send_output();
+        let usage = self.usage();
+        let timing = self.timer.timing(now);
+        let outcome = self.outcome.unwrap_or(Err(Error::Cancelled));
+        tracing::debug!(?outcome, ?usage, ?timing, "request ended");
+        observer.finished(outcome.as_ref(), &usage, &timing);
+        self.event_sender.finish(outcome.map(|reason| match self.kind {
+            RequestKind::Text(_) => Event::Finished { reason, usage, timing },
+            RequestKind::Document(summary) => {
+                let encoded = summary.encoded();
+                let cached = summary.was_cached();
+                let summarized = summary.finish(reason, timing);
+                if let Some(encoded) = encoded {
+                    observer.summarized(&summarized, &encoded, cached);
+                }
+                Event::Document(DocumentEvent::Summarized(Box::new(summarized)))
+            }
+        }));
+    }
+}

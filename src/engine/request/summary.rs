@@ -1,0 +1,445 @@
+//! A request about a document: what is encoded, what each of its rows is fed, and the texts that come of it.
+//!
+//! Preemption takes its rows and all that the model holds of the document. The request can resume: the tokens are still here,
+//! and texts that the search has found are not searched again.
+
+use super::{
+    text::MEMORY_MARGIN,
+    upload::{Inbox, NewTokens},
+};
+use crate::{
+    decode::{
+        beam::{BeamSearch, SearchStep},
+        contract::{Card, Model, SequenceRow, Want},
+        document::{DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage},
+        options::{EmittedSymbol, FinishReason},
+        summary::{DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, SummaryPlan, SummaryResult},
+        usage::{Timing, Usage},
+    },
+    engine::{cache::CachedDocument, scheduler::RowActivity},
+    error::{Error, Result},
+};
+use std::{sync::Arc, time::Instant};
+
+/// A request about a document.
+pub(crate) struct SummaryRequest {
+    inbox: Arc<Inbox>,
+    /// Id of the document in the document cache, if it is there.
+    id: Option<String>,
+    limits: DocumentLimits,
+    /// True if poolings keep each vector as it is, where the model would mix others into it.
+    hard: bool,
+    /// Number of hypotheses to report.
+    hypotheses: usize,
+    search: BeamSearch,
+    max_rows: usize,
+    /// Maximum symbols of a text, with its start mark.
+    max_symbols: usize,
+    vocabulary_len: usize,
+    /// The document while it is encoded.
+    encoding: Option<Box<dyn Encoding>>,
+    /// Tokens pushed into `encoding`.
+    pushed: usize,
+    /// Poolings whose choices were reported.
+    reported_choices: usize,
+    /// Since when the encoding has waited for tokens.
+    idle_since: Option<Instant>,
+    /// The document once it is encoded; `None` again after a preemption.
+    document: Option<CachedDocument>,
+    /// True if an earlier request encoded the document.
+    was_cached: bool,
+    preempted: bool,
+    /// True if the latest feed repeated symbols that were fed before a preemption.
+    refeeding: bool,
+    /// How the document was encoded the first time.
+    encoded: Option<Arc<EncodedDocument>>,
+    began: Option<Instant>,
+    /// When the last token arrived.
+    arrived: Option<Instant>,
+    waits: DocumentWaits,
+    /// Characters to be sent.
+    output: Vec<EmittedSymbol>,
+    /// Tokens of the best text that `output` has contained.
+    emitted: usize,
+    /// Buffer of a row's feed.
+    feed_buffer: Vec<u32>,
+}
+
+/// Outcome of a step of a summary's rows.
+pub(crate) enum StepOutcome {
+    /// Symbols fed before a preemption are still to be fed again.
+    Refeeding,
+    /// The next step goes on from these rows, by their position among the request's rows; a row may be repeated or left out.
+    Continue(Vec<usize>),
+    /// The summary ended.
+    Finished(FinishReason),
+}
+
+impl SummaryRequest {
+    /// Creates the request for the document in `inbox`; `id` if it came from the document cache.
+    pub(crate) fn new(
+        inbox: Arc<Inbox>,
+        id: Option<String>,
+        plan: SummaryPlan,
+        limits: &DocumentLimits,
+        card: &Card,
+    ) -> Self {
+        let vocabulary_len = card.vocabulary.len();
+        Self {
+            inbox,
+            was_cached: id.is_some(),
+            id,
+            limits: limits.clone(),
+            hard: plan.hard.unwrap_or(false),
+            hypotheses: plan.hypotheses,
+            max_rows: plan.rules.beam,
+            max_symbols: plan.rules.max_tokens + 1,
+            search: BeamSearch::new(plan.rules, limits.marks, vocabulary_len),
+            vocabulary_len,
+            encoding: None,
+            pushed: 0,
+            reported_choices: 0,
+            idle_since: None,
+            document: None,
+            preempted: false,
+            refeeding: false,
+            encoded: None,
+            began: None,
+            arrived: None,
+            waits: DocumentWaits::default(),
+            output: Vec::new(),
+            emitted: 0,
+            feed_buffer: Vec::new(),
+        }
+    }
+
+    /// Returns the id of its document in the document cache.
+    pub(crate) fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
+    /// Returns the maximum number of rows that it may have.
+    pub(crate) fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    /// Returns the number of rows that it needs once its document is encoded.
+    pub(crate) fn rows(&self) -> usize {
+        self.search.rows()
+    }
+
+    /// Returns the number of tokens of its document that have arrived.
+    pub(crate) fn tokens(&self) -> usize {
+        self.inbox.tokens()
+    }
+
+    /// Returns why its upload failed, if it did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.inbox.failure()
+    }
+
+    /// Returns the maximum number of tokens that its document may have.
+    pub(crate) fn max_tokens(&self) -> usize {
+        if self.inbox.is_complete() { self.tokens() } else { self.limits.tokens }
+    }
+
+    /// Returns the maximum bytes that it holds with its longest texts.
+    pub(crate) fn max_bytes(&self, model: &dyn Model, reader: &dyn DocumentEncoder) -> usize {
+        self.bytes_for(model, reader, self.max_symbols)
+    }
+
+    /// Returns the bytes that it needs now and for the next symbols of its texts.
+    pub(super) fn bytes_soon(&self, model: &dyn Model) -> usize {
+        let symbols = (self.symbols() + MEMORY_MARGIN).min(self.max_symbols);
+        model.document_encoder().map_or(usize::MAX, |reader| self.bytes_for(model, reader, symbols))
+    }
+
+    fn bytes_for(&self, model: &dyn Model, reader: &dyn DocumentEncoder, symbols: usize) -> usize {
+        let rows = self.max_rows.saturating_mul(model.bytes_for(symbols));
+        reader.bytes_for(self.max_tokens()).saturating_add(rows)
+    }
+
+    /// Returns the number of symbols that each of its rows is fed in all, as far as its texts are known.
+    fn symbols(&self) -> usize {
+        self.search.tokens() + 1
+    }
+
+    /// Starts or resumes: from `document` if the cache still has it, else by encoding it.
+    ///
+    /// # Errors
+    /// The model cannot encode with hard pooling.
+    pub(crate) fn begin(
+        &mut self,
+        reader: &dyn DocumentEncoder,
+        document: Option<CachedDocument>,
+        now: Instant,
+    ) -> Result<()> {
+        self.began.get_or_insert(now);
+        self.pushed = 0;
+        match document {
+            Some(document) => self.set_document(document),
+            None if self.hard => self.encoding = Some(reader.open_hard()?),
+            None => self.encoding = Some(reader.open()),
+        }
+        Ok(())
+    }
+
+    /// Pushes newly arrived tokens into the encoding.
+    ///
+    /// # Errors
+    /// The encoding rejects a token, for example one beyond the model's limit.
+    pub(super) fn pull(&mut self, now: Instant) -> Result<()> {
+        let Some(encoding) = &mut self.encoding else { return Ok(()) };
+        let NewTokens { ended, count } = self.inbox.take(self.pushed, |ids| encoding.push(ids))?;
+        self.pushed += count;
+        if ended && self.arrived.is_none() {
+            self.arrived = Some(now);
+            self.waits.blocks_at_end = encoding.progress().blocks;
+            self.waits.arrival_ns = nanoseconds_between(self.began, now);
+        }
+        if ended {
+            encoding.close()?;
+        }
+        let waits = encoding.progress().stage == EncodingStage::Waiting;
+        self.idle_since = waits.then(|| self.idle_since.filter(|_| count == 0).unwrap_or(now));
+        Ok(())
+    }
+
+    /// Returns since when the encoding has waited for tokens, if it does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.idle_since
+    }
+
+    /// Returns true while its document is encoded.
+    pub(crate) fn is_encoding(&self) -> bool {
+        self.encoding.is_some()
+    }
+
+    /// Returns true if it needs no more tokens to go on.
+    pub(super) fn has_its_input(&self) -> bool {
+        self.is_encoding() || self.document.is_some() || self.inbox.is_complete()
+    }
+
+    /// Returns what it can do next if it does not wait for tokens; its `rows` rows have been fed `lens` symbols.
+    pub(super) fn activity(&self, lens: impl Iterator<Item = usize>, rows: usize) -> RowActivity {
+        if let Some(encoding) = &self.encoding {
+            let progress = encoding.progress();
+            let left = progress.total.map_or(1, |total| total.saturating_sub(progress.blocks));
+            return RowActivity::Encoding { blocks: left.max(1), block_symbols: self.limits.block.max(1) };
+        }
+        let left = self.symbols_left(lens);
+        if self.document.is_none() || left > self.search.rows() {
+            RowActivity::Prefilling(left.max(1))
+        } else {
+            RowActivity::Decoding(rows)
+        }
+    }
+
+    /// Returns the bytes that its encoding may still allocate.
+    pub(crate) fn growth(&self, reader: &dyn DocumentEncoder) -> usize {
+        let held = self.encoding.as_ref().map_or(0, |encoding| encoding.bytes());
+        reader.bytes_for(self.pushed).saturating_sub(held)
+    }
+
+    /// Returns the bytes of its document, or of its encoding so far.
+    pub(super) fn held(&self) -> usize {
+        let encoding = self.encoding.as_ref().map(|encoding| encoding.bytes());
+        encoding.or_else(|| self.document.as_ref().map(|cached| cached.document.bytes())).unwrap_or(0)
+    }
+
+    /// Returns the encoding, to run blocks of it.
+    pub(crate) fn encoding(&mut self) -> Option<&mut (dyn Encoding + 'static)> {
+        self.encoding.as_deref_mut()
+    }
+
+    /// Returns the progress of the encoding.
+    pub(crate) fn reading(&self) -> Option<DocumentProgress> {
+        let EncodingProgress { stage, blocks, total } = self.encoding.as_ref()?.progress();
+        Some(DocumentProgress { stage, tokens: self.pushed, blocks, total })
+    }
+
+    /// Returns the choices of poolings that ran since the last call, if there are any.
+    pub(crate) fn take_new_choices(&mut self) -> Option<PoolingUpdate> {
+        let encoding = self.encoding.as_ref()?;
+        let choices = encoding.choices().get(self.reported_choices..).filter(|new| !new.is_empty())?.to_vec();
+        self.reported_choices += choices.len();
+        let (ids, places, _) = self.inbox.contents();
+        Some(PoolingUpdate { choices, places, tokens: ids.len() })
+    }
+
+    /// Ends the encoding if it is complete. `keep` stores the document in the cache and returns its id there.
+    pub(crate) fn finish_encoding(
+        &mut self,
+        now: Instant,
+        keep: impl FnOnce(&CachedDocument) -> Option<String>,
+    ) -> Option<Arc<EncodedDocument>> {
+        let encoding = self.encoding.as_ref()?;
+        let document = encoding.document()?;
+        let blocks = encoding.progress().blocks;
+        let (ids, places, cut) = self.inbox.contents();
+        // after a preemption the first report stays valid
+        let encoded = self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::of(&*document, places, cut)));
+        if !self.preempted {
+            self.waits.rest_ns = nanoseconds_between(self.arrived, now);
+            self.waits.blocks = blocks;
+        }
+        let cached = CachedDocument { document, encoded, ids: ids.into(), hard: self.hard };
+        self.id = keep(&cached);
+        self.set_document(cached);
+        self.encoded.clone()
+    }
+
+    fn set_document(&mut self, cached: CachedDocument) {
+        self.encoding = None;
+        self.idle_since = None;
+        self.encoded = Some(Arc::clone(&cached.encoded));
+        self.document = Some(cached);
+    }
+
+    /// Returns the encoded document that its rows attend to.
+    pub(crate) fn document(&self) -> Option<&CachedDocument> {
+        self.document.as_ref()
+    }
+
+    /// Returns true if its next feed repeats symbols, or its document is not encoded yet.
+    pub(super) fn is_prefilling(&self, lens: impl Iterator<Item = usize>) -> bool {
+        self.document.is_none() || self.symbols_left(lens) > self.search.rows()
+    }
+
+    /// Returns true if it encodes its document again after a preemption.
+    pub(crate) fn encodes_again(&self) -> bool {
+        self.preempted && self.encoded.is_some()
+    }
+
+    /// Returns true if the latest feed repeated symbols that were fed before a preemption.
+    pub(super) fn is_refeeding(&self) -> bool {
+        self.refeeding
+    }
+
+    /// Returns the number of symbols that its rows, which have been fed `lens`, are still to be fed.
+    fn symbols_left(&self, lens: impl Iterator<Item = usize>) -> usize {
+        lens.map(|len| self.symbols().saturating_sub(len)).sum()
+    }
+
+    /// Sets the next feed of each of its rows that lacks symbols: an equal share of `symbols`, at least one. Appends the
+    /// indices of these rows to `fed`.
+    pub(crate) fn feed(
+        &mut self,
+        rows: &mut [SequenceRow],
+        row_indices: &[usize],
+        symbols: usize,
+        fed: &mut Vec<usize>,
+    ) {
+        let target = self.symbols();
+        let share = (symbols / row_indices.len().max(1)).max(1);
+        let lens = row_indices.iter().map(|&row| rows[row].state.len());
+        self.refeeding = self.preempted && self.symbols_left(lens) > row_indices.len();
+        for (path, &index) in row_indices.iter().enumerate() {
+            let row = &mut rows[index];
+            let len = row.state.len();
+            let count = share.min(target.saturating_sub(len));
+            if count == 0 {
+                continue;
+            }
+            self.feed_buffer.clear();
+            self.feed_buffer.extend(self.search.symbols_fed(path).skip(len).take(count));
+            row.set(&self.feed_buffer, if len + count == target { Want::Last } else { Want::Nothing });
+            fed.push(index);
+        }
+    }
+
+    /// Takes the outcome of a step of its rows, all of which are ready.
+    ///
+    /// # Errors
+    /// `Internal` if number, length or logits of the rows do not match the search.
+    pub(crate) fn absorb(&mut self, rows: &[SequenceRow], row_indices: &[usize]) -> Result<StepOutcome> {
+        let symbols = self.symbols();
+        if row_indices.len() != self.search.rows() || row_indices.iter().any(|&row| rows[row].state.len() > symbols) {
+            let texts = self.search.rows();
+            return Err(Error::Internal(format!("a summary of {texts} texts has {} rows", row_indices.len())));
+        }
+        if row_indices.iter().any(|&row| rows[row].state.len() < symbols) {
+            return Ok(StepOutcome::Refeeding);
+        }
+        let logits = row_indices.iter().map(|&row| rows[row].logits.as_slice());
+        if let Some(wrong) = logits.clone().find(|logits| logits.len() != self.vocabulary_len) {
+            let len = self.vocabulary_len;
+            return Err(Error::Internal(format!("{} logits for a vocabulary of {len}", wrong.len())));
+        }
+        let outcome = self.search.advance(logits)?;
+        let settled = self.search.settled_prefix();
+        let plain = |&symbol: &u32| EmittedSymbol { symbol, logprob: None, decision: None, top: Vec::new() };
+        self.output.extend(settled.get(self.emitted..).unwrap_or_default().iter().map(plain));
+        self.emitted = self.emitted.max(settled.len());
+        Ok(match outcome {
+            SearchStep::Continue(moves) => StepOutcome::Continue(moves.into_iter().map(|next| next.from).collect()),
+            SearchStep::Done => StepOutcome::Finished(self.reason()),
+        })
+    }
+
+    /// Returns whether the best text ended with the end mark or at the length limit.
+    fn reason(&self) -> FinishReason {
+        match self.search.finished().first() {
+            Some(best) if best.tokens.len() < self.max_symbols => FinishReason::EndOfText,
+            _ => FinishReason::MaxChars,
+        }
+    }
+
+    /// Drops its document; its rows are taken away.
+    pub(super) fn rewind(&mut self) {
+        self.encoding = None;
+        self.document = None;
+        self.idle_since = None;
+        self.pushed = 0;
+        self.preempted = true;
+    }
+
+    /// Returns the number of tokens of each of its texts.
+    pub(super) fn answered(&self) -> usize {
+        self.search.tokens()
+    }
+
+    /// Returns the characters to be sent, and forgets them.
+    pub(super) fn take_output(&mut self) -> Vec<EmittedSymbol> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// Returns true if there are characters to be sent.
+    pub(super) fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// Returns the tokens of the document and of the best text.
+    pub(super) fn usage(&self) -> Usage {
+        let tokens = self.encoded.as_ref().map_or(self.pushed, |encoded| encoded.tokens);
+        let best = self.search.finished().first().map(|best| best.tokens.len());
+        Usage {
+            prompt_chars: tokens,
+            cached_chars: if self.was_cached { tokens } else { 0 },
+            generated_chars: best.unwrap_or(self.search.tokens()),
+            ..Usage::default()
+        }
+    }
+
+    /// Returns how its document was encoded, once it is.
+    pub(super) fn encoded(&self) -> Option<Arc<EncodedDocument>> {
+        self.encoded.clone()
+    }
+
+    /// Returns true if an earlier request encoded its document.
+    pub(super) fn was_cached(&self) -> bool {
+        self.was_cached
+    }
+
+    /// Returns the summary's outcome, at its end.
+    pub(super) fn finish(self, reason: FinishReason, timing: Timing) -> SummaryResult {
+        let usage = self.usage();
+        let hypotheses = self.search.finished().iter().take(self.hypotheses).cloned().collect();
+        SummaryResult { hypotheses, document_id: self.id, reason, usage, timing, waits: self.waits }
+    }
+}
+
+fn nanoseconds_between(from: Option<Instant>, to: Instant) -> u64 {
+    let duration = from.map_or_else(Default::default, |from| to.saturating_duration_since(from));
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

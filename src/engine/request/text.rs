@@ -1,0 +1,67 @@
+//! A request about a text, which runs on one row: generation or scoring.
+
+use crate::{
+    decode::{
+        contract::{Model, State},
+        session::Session,
+    },
+    engine::{
+        cache::{Key, SegmentCacheHandle},
+        observer::Observer,
+        scheduler::RowActivity,
+    },
+    error::Result,
+};
+
+/// Symbols beyond its current ones for which a request must have memory when it is admitted.
+pub(super) const MEMORY_MARGIN: usize = 64;
+
+/// A request about a text.
+pub(crate) struct TextRequest {
+    pub(crate) session: Session,
+    /// Key of its states in the segment cache; `None` if they are not cached.
+    pub(crate) cache_key: Option<Key>,
+}
+
+impl TextRequest {
+    /// Returns the state to start from: that of the longest cached prefix of its text, or a new one.
+    pub(crate) fn begin(
+        &mut self,
+        model: &dyn Model,
+        cache: &SegmentCacheHandle,
+        observer: &dyn Observer,
+    ) -> Result<Box<dyn State>> {
+        let session = &mut self.session;
+        let hit = cache.find(self.cache_key.as_ref(), session);
+        if self.cache_key.is_some() {
+            let (len, bytes) = hit.as_ref().map_or((0, 0), |hit| (hit.len, hit.state.bytes()));
+            observer.cache_lookup(session.cacheable_prefix(), len, bytes);
+        }
+        let Some(hit) = hit else {
+            let mut state = model.begin(session.boundaries().clone())?;
+            session.resume(&mut *state)?;
+            return Ok(state);
+        };
+        session.start_at(hit.len, hit.state.segments())?;
+        Ok(hit.state)
+    }
+
+    /// Stores the state of its row in the segment cache.
+    pub(crate) fn cache_state(&self, cache: &SegmentCacheHandle, state: &dyn State) {
+        cache.keep(self.cache_key.as_ref(), &self.session, state);
+    }
+
+    /// Returns the number of symbols for which its row needs memory soon.
+    pub(super) fn symbols_soon(&self) -> usize {
+        self.session.sequence_symbols().saturating_add(MEMORY_MARGIN).min(self.session.max_symbols())
+    }
+
+    /// Returns what its row can do next, if its client keeps up.
+    pub(super) fn activity(&self) -> RowActivity {
+        if self.session.is_prefilling() {
+            RowActivity::Prefilling(self.session.remaining_symbols().max(1))
+        } else {
+            RowActivity::Decoding(1)
+        }
+    }
+}

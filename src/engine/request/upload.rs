@@ -1,0 +1,144 @@
+//! A document on its way to the engine: the caller pushes tokens, and the worker takes them while it encodes.
+
+use crate::{
+    decode::summary::ByteRange,
+    engine::wake::WakeSignal,
+    error::{Error, Result},
+};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where the document of a summary comes from.
+pub enum DocumentSource {
+    /// An upload that was opened with [`Handle::upload`](crate::engine::Handle::upload).
+    Uploading(IncomingDocument),
+    /// The id of a document that was encoded for an earlier request of the same tenant.
+    Cached(String),
+}
+
+/// The sending side of a document. Dropping it before [`close`](Self::close) cancels the request.
+pub struct DocumentUpload {
+    inbox: Arc<Inbox>,
+    wake_signal: Arc<WakeSignal>,
+}
+
+/// The receiving side of a document, from which a request is made.
+pub struct IncomingDocument(pub(crate) Arc<Inbox>);
+
+/// Tokens that have arrived. The model's limit bounds them: the request fails at the first token beyond it.
+#[derive(Default)]
+pub(crate) struct Inbox(Mutex<Arrived>);
+
+#[derive(Default)]
+struct Arrived {
+    ids: Vec<u32>,
+    places: Vec<ByteRange>,
+    /// True if the text was cut after the last token.
+    cut: bool,
+    /// Outcome of the upload; `None` while it goes on.
+    end: Option<Result<()>>,
+}
+
+/// What [`Inbox::take`] found.
+pub(crate) struct NewTokens {
+    /// True if the document is complete.
+    pub(crate) ended: bool,
+    /// Number of new tokens.
+    pub(crate) count: usize,
+}
+
+/// Opens an upload; returns both sides.
+pub(crate) fn open(wake_signal: &Arc<WakeSignal>) -> (DocumentUpload, IncomingDocument) {
+    let inbox = Arc::<Inbox>::default();
+    let upload = DocumentUpload { inbox: Arc::clone(&inbox), wake_signal: Arc::clone(wake_signal) };
+    (upload, IncomingDocument(inbox))
+}
+
+impl DocumentUpload {
+    /// Appends tokens, each with its byte range in the text.
+    pub fn push(&self, ids: &[u32], places: &[ByteRange]) {
+        let mut arrived = self.inbox.lock();
+        arrived.ids.extend_from_slice(ids);
+        arrived.places.extend_from_slice(places);
+        drop(arrived);
+        self.wake_signal.raise();
+    }
+
+    /// Returns true if no token was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.inbox.tokens() == 0
+    }
+
+    /// Completes the document; `cut` if its text was longer.
+    pub fn close(self, cut: bool) {
+        self.end(Ok(()), cut);
+    }
+
+    /// Ends the request with `error`.
+    pub fn fail(self, error: Error) {
+        self.end(Err(error), false);
+    }
+
+    fn end(&self, end: Result<()>, cut: bool) {
+        let mut arrived = self.inbox.lock();
+        if arrived.end.is_none() {
+            arrived.end = Some(end);
+            arrived.cut = cut;
+        }
+        drop(arrived);
+        self.wake_signal.raise();
+    }
+}
+
+impl Drop for DocumentUpload {
+    fn drop(&mut self) {
+        self.end(Err(Error::Cancelled), false);
+    }
+}
+
+impl Inbox {
+    /// Returns the inbox of a complete document.
+    pub(crate) fn complete(ids: Vec<u32>, places: Vec<ByteRange>, cut: bool) -> Self {
+        Self(Mutex::new(Arrived { ids, places, cut, end: Some(Ok(())) }))
+    }
+
+    /// Returns the number of tokens that have arrived.
+    pub(crate) fn tokens(&self) -> usize {
+        self.lock().ids.len()
+    }
+
+    /// Returns true if all tokens have arrived.
+    pub(crate) fn is_complete(&self) -> bool {
+        matches!(self.lock().end, Some(Ok(())))
+    }
+
+    /// Returns why the upload failed, if it did. Only the first call returns the upload's own error.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match &mut self.lock().end {
+            Some(Err(error)) => Some(std::mem::replace(error, Error::Cancelled)),
+            _ => None,
+        }
+    }
+
+    /// Calls `take` with the tokens from index `from` on, if there are any.
+    ///
+    /// # Errors
+    /// Those of `take`.
+    pub(crate) fn take(&self, from: usize, take: impl FnOnce(&[u32]) -> Result<()>) -> Result<NewTokens> {
+        let arrived = self.lock();
+        let new = arrived.ids.get(from..).unwrap_or_default();
+        if !new.is_empty() {
+            take(new)?;
+        }
+        Ok(NewTokens { ended: matches!(arrived.end, Some(Ok(()))), count: new.len() })
+    }
+
+    /// Returns copies of all tokens and of their byte ranges, and whether the text was cut.
+    pub(crate) fn contents(&self) -> (Vec<u32>, Vec<ByteRange>, bool) {
+        let arrived = self.lock();
+        (arrived.ids.clone(), arrived.places.clone(), arrived.cut)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arrived> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,98 @@
+//! What the handles and the worker of an engine share: the model, the caches, and the scheduler behind a lock.
+
+use super::{
+    api::{Limits, Phase},
+    cache::{DocumentCache, SegmentCacheHandle},
+    calibration::Calibrated,
+    counters::AtomicCounters,
+    observer::Observer,
+    request::Request,
+    scheduler::{Demand, RateEstimator, Rejection, Rules, Scheduler},
+    wake::{Heartbeat, WakeSignal},
+};
+use crate::{
+    decode::contract::Model,
+    error::{Error, Result},
+};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::watch;
+
+/// Message of the error that every request of a broken engine gets.
+pub(super) const WORKER_ENDED: &str = "the model's worker has ended";
+/// EncodingStage of a deadline error for a request that is rejected because its deadline cannot be met.
+const DEADLINE_TOO_CLOSE: &str = "in advance: at the measured rate there is no time for the first character";
+
+/// State shared by the handles and the worker.
+pub(super) struct Inner {
+    pub(super) model: Arc<dyn Model>,
+    pub(super) limits: Limits,
+    pub(super) state: Mutex<EngineState>,
+    pub(super) segment_cache: SegmentCacheHandle,
+    pub(super) document_cache: DocumentCache,
+    pub(super) observer: Arc<dyn Observer>,
+    pub(super) counters: AtomicCounters,
+    pub(super) heartbeat: Heartbeat,
+    /// Step times of the model, once they are measured.
+    pub(super) calibration: OnceLock<Calibrated>,
+    pub(super) wake_signal: Arc<WakeSignal>,
+    /// Set when the worker panics; watched by [`Handle::wait_until_broken`](super::Handle::wait_until_broken).
+    pub(super) broken: watch::Sender<bool>,
+}
+
+/// Queue, measured rates, and phase. Locked for short moments only: never while a step runs.
+pub(super) struct EngineState {
+    pub(super) scheduler: Scheduler<Request>,
+    pub(super) rates: RateEstimator,
+    pub(super) phase: Phase,
+}
+
+impl Inner {
+    pub(super) fn new(model: Arc<dyn Model>, limits: Limits, observer: Arc<dyn Observer>) -> Self {
+        let rules = Rules::new(limits.rows, limits.queue, limits.queued_symbols, model.memory().limit, limits.chunk);
+        let rates = RateEstimator::new(rules.rows, rules.chunk);
+        Self {
+            model,
+            limits,
+            state: Mutex::new(EngineState { scheduler: Scheduler::new(rules), rates, phase: Phase::Open }),
+            segment_cache: SegmentCacheHandle::new(limits.cache_bytes),
+            document_cache: DocumentCache::new(limits.document_bytes, limits.document_keep),
+            observer,
+            counters: AtomicCounters::default(),
+            heartbeat: Heartbeat::new(),
+            calibration: OnceLock::new(),
+            wake_signal: Arc::default(),
+            broken: watch::Sender::new(false),
+        }
+    }
+
+    pub(super) fn lock_state(&self) -> MutexGuard<'_, EngineState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl EngineState {
+    /// Queues a request, or rejects it.
+    pub(super) fn enqueue(&mut self, request: Request, demand: Demand, priority: i32) -> Result<()> {
+        let retry = self.rates.retry_after();
+        match self.phase {
+            Phase::Open => {}
+            Phase::Draining | Phase::Closed => return Err(Error::Draining { retry }),
+            Phase::Broken => return Err(Error::Internal(WORKER_ENDED.into())),
+        }
+        if let Some(deadline) = request.deadline {
+            let least = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
+            if least.is_some_and(|least| deadline.saturating_duration_since(request.timer.arrived()) < least) {
+                return Err(Error::Deadline { stage: DEADLINE_TOO_CLOSE });
+            }
+        }
+        self.scheduler.submit(request, demand, priority).map_err(|rejection| match rejection {
+            Rejection::Full { what, limit } => Error::QueueFull { what, limit, retry },
+            Rejection::NeverFits => Error::Internal("the request needs more memory than the model has".into()),
+        })
+    }
+
+    /// Moves to a later phase; never back to an earlier one.
+    pub(super) fn advance_to(&mut self, phase: Phase) {
+        self.phase = self.phase.max(phase);
+    }
+}

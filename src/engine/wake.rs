@@ -1,0 +1,83 @@
+//! The signal that the worker sleeps on, and its heartbeat, by which a monitor sees that it hangs.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::Wake,
+    time::{Duration, Instant},
+};
+
+/// A flag that stays raised until the worker sees it, so that no wake-up is lost between a check and a sleep.
+///
+/// Raised by new requests, by uploads, by clients that made room in their channel, and at shutdown.
+#[derive(Debug, Default)]
+pub(super) struct WakeSignal {
+    raised: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl WakeSignal {
+    pub(super) fn raise(&self) {
+        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+
+    /// Sleeps until the flag is raised or `limit` has passed, and lowers the flag.
+    pub(super) fn wait(&self, limit: Option<Duration>) {
+        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut raised = match limit {
+            None => self.changed.wait_while(raised, |raised| !*raised).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let woken = self.changed.wait_timeout_while(raised, limit, |raised| !*raised);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *raised = false;
+    }
+}
+
+impl Wake for WakeSignal {
+    fn wake(self: Arc<Self>) {
+        self.raise();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.raise();
+    }
+}
+
+/// Start of the worker's current round of the loop. Written by the worker once a round, read by any thread.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    epoch: Instant,
+    /// Nanoseconds from `epoch` to the start of the round, plus one; 0 while the worker sleeps.
+    started: AtomicU64,
+}
+
+impl Heartbeat {
+    pub(super) fn new() -> Self {
+        Self { epoch: Instant::now(), started: AtomicU64::new(0) }
+    }
+
+    /// Records that a round starts.
+    pub(super) fn start_round(&self, now: Instant) {
+        self.started.store(self.since_epoch(now).saturating_add(1), Relaxed);
+    }
+
+    /// Records that the worker sleeps, or has ended.
+    pub(super) fn rest(&self) {
+        self.started.store(0, Relaxed);
+    }
+
+    /// Returns how long the current round has lasted; `None` while the worker sleeps.
+    pub(super) fn busy_for(&self, now: Instant) -> Option<Duration> {
+        let started = self.started.load(Relaxed).checked_sub(1)?;
+        Some(Duration::from_nanos(self.since_epoch(now).saturating_sub(started)))
+    }
+
+    fn since_epoch(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,7 +1,7 @@
 //! `weir init`: random weights of a given shape.
 
 use super::{output, progress::Progress};
-use crate::{error::Result, family::init::init_telling};
+use crate::{error::Result, family::init::init_with_progress};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::numbers();
     let tell = &mut |done, total| progress.tell(done, total);
-    let made = init_telling(&args.config, &args.dest, args.seed, args.force, tell)?;
+    let made = init_with_progress(&args.config, &args.dest, args.seed, args.force, tell)?;
     drop(progress);
     if args.json {
         let (shape, parameters, sha256) = (made.shape, made.parameters, made.sha256);

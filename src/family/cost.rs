@@ -1,30 +1,30 @@
-//! What parts cost, for the families' [`Model::cost`](crate::decode::contract::Model::cost).
+//! Costs of model parts, from which families add up [`Model::cost`](crate::decode::contract::Model::cost).
 
 use crate::{
     decode::cost::StepCost,
     kernels::{attention::PageLayout, linear::Linear, rowwise::LayerNorm},
-    nn::{attention::stack::Stack, t5},
+    nn::{attention::stack::Stack, t5::T5Stack},
 };
 
-/// A matrix product.
+/// Cost of a matrix product with one vector.
 pub fn linear(matrix: &Linear) -> StepCost {
     let multiply_adds = matrix.inputs() * matrix.outputs();
     StepCost { shared_bytes: matrix.bytes(), own_bytes: 0, multiply_adds }
 }
 
-/// A normalisation: its multiplications are not worth counting.
+/// Cost of a normalisation; its few multiplications are not counted.
 pub fn norm(norm: &LayerNorm) -> StepCost {
     StepCost { shared_bytes: size_of_val(&*norm.weight) + size_of_val(&*norm.bias), ..StepCost::default() }
 }
 
-/// A T5 stack, for a row that attends to so many keys of its own in each layer, and in a decoder to so many of its memory.
-pub fn t5_stack(stack: &t5::T5Stack, keys: usize, memory: usize) -> StepCost {
+/// Cost of a T5 stack for a row that attends to `keys` of its own positions in each layer, and in a decoder to `memory` vectors.
+pub fn t5_stack(stack: &T5Stack, keys: usize, memory: usize) -> StepCost {
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
-    let numbers = layers * heads * head_dim; // of one key in all layers
+    let numbers = layers * heads * head_dim; // one key in all layers
     let mut cost = StepCost {
         shared_bytes: stack.position.bytes_for(&stack.layout, keys) + size_of_val(&*stack.norm.weight),
         own_bytes: (keys + memory) * stack.layout.bytes_per_key(),
-        // queries with keys, weights with values
+        // queries times keys, weights times values
         multiply_adds: 2 * (keys + memory) * numbers,
     };
     for layer in &stack.layers {
@@ -40,11 +40,11 @@ pub fn t5_stack(stack: &t5::T5Stack, keys: usize, memory: usize) -> StepCost {
     cost
 }
 
-/// A stack, for the last of so many `positions`.
+/// Cost of a stack for the last of `positions`.
 pub fn stack(stack: &Stack, positions: usize) -> StepCost {
     let keys = stack.window.keys(positions);
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
-    let numbers = layers * heads * head_dim * keys; // of the keys of all layers, and as many of the values
+    let numbers = layers * heads * head_dim * keys; // the keys of all layers; the values have as many
     let mut cost = StepCost {
         shared_bytes: stack.position.bytes_for(&stack.layout, keys),
         own_bytes: keys * stack.layout.bytes_per_key(),
@@ -68,7 +68,7 @@ pub fn stack(stack: &Stack, positions: usize) -> StepCost {
     cost
 }
 
-/// A stack's attention to a memory of so many vectors.
+/// Cost of a stack's attention to a memory of `vectors`.
 pub fn memory(stack: &Stack, vectors: usize) -> StepCost {
     let PageLayout { layers, heads, head_dim, .. } = stack.layout;
     let multiply_adds = 2 * layers * heads * head_dim * vectors;

@@ -1,8 +1,8 @@
-//! Random weights of a given shape: to benchmark a shape that nobody has trained.
+//! Writes checkpoints with random weights, to benchmark architectures that have not been trained.
 
 use super::{
     Blueprint, Init, TensorSpec,
-    checkpoint::{Config, Writer, writer::check_vacant},
+    checkpoint::{Config, Writer, WrittenCheckpoint, writer::check_vacant},
     load::{blueprint, check_companion},
 };
 use crate::error::{Error, Result};
@@ -12,62 +12,51 @@ use rand_chacha::{
 };
 use std::{f64::consts::TAU, path::Path};
 
-/// What was made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Made {
-    /// One line for people.
-    pub shape: String,
-    /// Trained numbers.
-    pub parameters: usize,
-    /// Of the weights, hexadecimal.
-    pub sha256: String,
-}
-
 /// Writes a checkpoint with the configuration in `config_file` and random weights to `dest`. The same seed gives the same
-/// weights, tensor by tensor. A companion model that the configuration names gets random weights too: its own configuration
-/// is the file of its name beside `config_file`, `NAME.json`.
+/// weights, tensor by tensor. A companion model that the configuration names gets random weights too; its configuration is
+/// `NAME.json` in the folder of `config_file`.
 ///
 /// # Errors
-/// A configuration that cannot be used, a companion's included; a folder that holds something, unless it may be overwritten.
-pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<Made> {
-    init_telling(config_file, dest, seed, overwrite, &mut |_, _| {})
+/// An invalid configuration, a companion's included; a folder that is not empty, unless `overwrite` allows it.
+pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Result<WrittenCheckpoint> {
+    init_with_progress(config_file, dest, seed, overwrite, &mut |_, _| {})
 }
 
-/// As [`init`]; `progress` is told numbers written and numbers to write.
+/// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`.
 ///
 /// # Errors
 /// As for [`init`].
-pub fn init_telling(
+pub fn init_with_progress(
     config_file: &Path,
     dest: &Path,
     seed: u64,
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Made> {
-    let shape = Shape::read(config_file)?;
-    let companions = shape.companions(config_file)?;
+) -> Result<WrittenCheckpoint> {
+    let source = InitSource::read(config_file)?;
+    let companions = source.companions(config_file)?;
     check_vacant(dest, overwrite)?;
-    let total = shape.numbers() + companions.iter().map(|(_, companion)| companion.numbers()).sum::<u64>();
+    let total = source.numbers() + companions.iter().map(|(_, companion)| companion.numbers()).sum::<u64>();
     let mut done = 0;
     let mut written = |numbers: u64| {
         done += numbers;
         progress(done, total);
     };
-    let made = shape.write(dest, seed, overwrite, &mut written)?;
+    let initialized = source.write(dest, seed, overwrite, &mut written)?;
     for (index, (name, companion)) in (1..).zip(&companions) {
         companion.write(&dest.join(name), seed.wrapping_add(index), overwrite, &mut written)?;
     }
-    Ok(made)
+    Ok(initialized)
 }
 
-/// A configuration and what it asks for.
-struct Shape {
+/// A configuration and the tensors that it asks for.
+struct InitSource {
     config: Config,
     blueprint: Box<dyn Blueprint>,
     specs: Vec<TensorSpec>,
 }
 
-impl Shape {
+impl InitSource {
     fn read(file: &Path) -> Result<Self> {
         let config = Config::read_file(file)?;
         let blueprint = blueprint(&config, file)?;
@@ -75,7 +64,7 @@ impl Shape {
         Ok(Self { config, blueprint, specs })
     }
 
-    /// The companions' names and shapes.
+    /// Returns the companions' names and sources.
     fn companions(&self, file: &Path) -> Result<Vec<(String, Self)>> {
         let read = |name: &str| {
             let file = file.with_file_name(format!("{name}.json"));
@@ -87,10 +76,16 @@ impl Shape {
     }
 
     fn numbers(&self) -> u64 {
-        self.specs.iter().map(|spec| count(spec) as u64).sum()
+        self.specs.iter().map(|spec| spec.numbers() as u64).sum()
     }
 
-    fn write(&self, dest: &Path, seed: u64, overwrite: bool, written: &mut dyn FnMut(u64)) -> Result<Made> {
+    fn write(
+        &self,
+        dest: &Path,
+        seed: u64,
+        overwrite: bool,
+        written: &mut dyn FnMut(u64),
+    ) -> Result<WrittenCheckpoint> {
         let mut writer = Writer::create(dest, &self.config, &self.specs, overwrite)?;
         for (index, spec) in (0..).zip(&self.specs) {
             let numbers = fill(spec, seed, index)?;
@@ -98,42 +93,39 @@ impl Shape {
             written(numbers.len() as u64);
         }
         let trained = self.specs.iter().filter(|spec| spec.trained);
-        let parameters = trained.map(count).sum();
-        Ok(Made { shape: self.blueprint.shape(), parameters, sha256: writer.finish()? })
+        let parameters = trained.map(TensorSpec::numbers).sum();
+        Ok(WrittenCheckpoint { shape: self.blueprint.shape(), parameters, sha256: writer.finish()? })
     }
 }
 
-fn count(spec: &TensorSpec) -> usize {
-    spec.shape.iter().product()
-}
-
-/// A tensor's numbers. Each tensor draws from a stream of its own.
+/// Draws a tensor's numbers. Each tensor has its own random stream.
 fn fill(spec: &TensorSpec, seed: u64, stream: u64) -> Result<Vec<f32>> {
     match &spec.init {
-        Init::Values(values) if values.len() == count(spec) => Ok(values.clone()),
+        Init::Values(values) if values.len() == spec.numbers() => Ok(values.clone()),
         Init::Values(values) => {
-            Err(Error::Internal(format!("{}: {} initial numbers for {:?}", spec.name, values.len(), spec.shape)))
+            Err(Error::Internal(format!("{}: {} initial numbers for shape {:?}", spec.name, values.len(), spec.shape)))
         }
-        Init::Normal(mean, 0.0) => Ok(vec![*mean; count(spec)]),
+        Init::Normal(mean, 0.0) => Ok(vec![*mean; spec.numbers()]),
         Init::Normal(mean, deviation) => {
             let mut random = ChaCha8Rng::seed_from_u64(seed);
             random.set_stream(stream);
-            let mut numbers = Vec::with_capacity(count(spec) + 1);
-            while numbers.len() < count(spec) {
+            let mut numbers = Vec::with_capacity(spec.numbers() + 1);
+            while numbers.len() < spec.numbers() {
                 let pair = normal_pair(&mut random);
                 numbers.extend(pair.map(|normal| mean + deviation * normal as f32));
             }
-            numbers.truncate(count(spec));
+            numbers.truncate(spec.numbers());
             Ok(numbers)
         }
     }
 }
 
-/// Two independent standard normal numbers (Box and Muller).
+/// Draws two independent standard normal numbers (Box and Muller).
 fn normal_pair(random: &mut impl Rng) -> [f64; 2] {
     // 53 bits, strictly between 0 and 1
     let mut uniform = || ((random.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-    let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), TAU * uniform());
+    let radius = (-2.0 * uniform().ln()).sqrt();
+    let angle = TAU * uniform();
     [radius * angle.cos(), radius * angle.sin()]
 }
 
@@ -146,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_moments_asked_for() {
+    fn random_numbers_have_the_specified_moments() {
         let numbers = fill(&spec(&[100, 999], Init::Normal(1.0, 0.02)), 7, 3).unwrap();
         assert_eq!(numbers.len(), 99_900);
         let mean = numbers.iter().map(|&x| f64::from(x)).sum::<f64>() / numbers.len() as f64;
@@ -157,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_and_streams_differ() {
+    fn each_seed_and_stream_gives_other_numbers() {
         let spec = spec(&[3], Init::Normal(0.0, 1.0));
         assert_eq!(fill(&spec, 1, 0).unwrap(), fill(&spec, 1, 0).unwrap());
         assert_ne!(fill(&spec, 1, 0).unwrap(), fill(&spec, 2, 0).unwrap());
@@ -165,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn given_numbers_must_fit() {
+    fn initial_values_must_fit_the_shape() {
         assert_eq!(fill(&spec(&[2], Init::Values(vec![1.0, 2.0])), 0, 0).unwrap(), [1.0, 2.0]);
         assert!(fill(&spec(&[3], Init::Values(vec![1.0, 2.0])), 0, 0).is_err());
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use weir::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise, SequenceRow, StepStatus, Want, advance},
     engine::cache::{Capacity, Hit, Key, SegmentCache},
-    family::{FAMILIES, load::load},
+    family::load::{FAMILIES, load},
     kernels::Dtype,
     nn::window::ROLLBACK,
 };

@@ -17,7 +17,7 @@ use weir::{
     family::{
         hourglass::{
             state::HourglassState,
-            step::{Stage, Work},
+            work::{Stage, Work},
         },
         load::{Settings, load},
     },
@@ -165,7 +165,7 @@ fn every_stage_between() {
             let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
-            Work::of(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
+            Work::from_scratch(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
                 record.lock().unwrap().push((stage, place.index, numbers.to_vec()));
             }));
             // in two chunks, so that segments and symbols that straddle a cut are seen as well

@@ -10,10 +10,12 @@ pub mod header;
 pub mod json;
 pub mod reader;
 pub mod shards;
+mod spec;
 pub mod writer;
 
 pub use config::{CONFIG_FILE, Config, Generation, VocabularyConfig, architecture};
 pub use header::Dtype;
 pub use reader::{Tensor, Weights, read_from, read_weights, read_weights_telling};
 pub use shards::WEIGHTS_FILE;
-pub use writer::Writer;
+pub use spec::{Init, TensorSpec};
+pub use writer::{Writer, WrittenCheckpoint};

@@ -4,11 +4,9 @@ use super::{
     header::{Dtype, Entry, Header},
     json,
     shards::{Shard, files, same_names, shards},
+    spec::TensorSpec,
 };
-use crate::{
-    error::{Error, Result},
-    family::TensorSpec,
-};
+use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::{
     collections::{BTreeMap, HashMap},

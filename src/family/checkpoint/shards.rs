@@ -1,10 +1,10 @@
 //! Which files hold a checkpoint's weights: one, or several and an index (Hugging Face's convention).
 
-use super::json::{self, UniqueMap};
-use crate::{
-    error::{Error, Result},
-    family::TensorSpec,
+use super::{
+    json::{self, UniqueMap},
+    spec::TensorSpec,
 };
+use crate::error::{Error, Result};
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},

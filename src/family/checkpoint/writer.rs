@@ -7,10 +7,10 @@ use super::{
     config::{CONFIG_FILE, Config},
     reader::hexadecimal,
     shards::WEIGHTS_FILE,
+    spec::TensorSpec,
 };
 use crate::{
     error::{Error, Result},
-    family::TensorSpec,
     text::subwords::TOKENIZER_FILE,
 };
 use sha2::{Digest, Sha256};
@@ -19,6 +19,17 @@ use std::{
     io::{BufWriter, ErrorKind, Write},
     path::{Path, PathBuf},
 };
+
+/// A checkpoint that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenCheckpoint {
+    /// One line for people.
+    pub shape: String,
+    /// Number of trained parameters.
+    pub parameters: usize,
+    /// SHA-256 of the weights, in hexadecimal.
+    pub sha256: String,
+}
 
 /// A checkpoint being written, tensor by tensor.
 pub struct Writer {
@@ -252,7 +263,7 @@ impl Drop for Partial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::Init;
+    use crate::family::checkpoint::Init;
     use tempfile::TempDir;
 
     const CONFIG: &[u8] = br#"{"format": "weir/1", "family": "x", "vocabulary": {"bytes": true}, "normaliser": "none",

@@ -15,8 +15,7 @@ mod training;
 mod vocabulary;
 
 use super::{
-    checkpoint::{Config, Weights, Writer, writer::check_vacant},
-    init::Made,
+    checkpoint::{Config, Weights, Writer, WrittenCheckpoint, writer::check_vacant},
     load::blueprint,
 };
 use crate::error::{Error, Result};
@@ -80,7 +79,7 @@ pub struct Converted {
 /// # Errors
 /// A source that is not as its kind must be, with file, key, expected and found; a folder that is the source, cannot be
 /// written to, or holds something, unless that is a checkpoint and may be overwritten.
-pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<Made> {
+pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<WrittenCheckpoint> {
     convert_telling(source, from, dest, overwrite, &mut |_, _| {})
 }
 
@@ -94,7 +93,7 @@ pub fn convert_telling(
     dest: &Path,
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Made> {
+) -> Result<WrittenCheckpoint> {
     // Whatever links lead there.
     if let (Ok(source), Ok(target)) = (from.canonicalize(), dest.canonicalize())
         && source == target
@@ -113,5 +112,5 @@ pub fn convert_telling(
         writer.tensor(&spec.name, &numbers)?;
         parameters += if spec.trained { numbers.len() } else { 0 };
     }
-    Ok(Made { shape: blueprint.shape(), parameters, sha256: writer.finish()? })
+    Ok(WrittenCheckpoint { shape: blueprint.shape(), parameters, sha256: writer.finish()? })
 }

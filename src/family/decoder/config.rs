@@ -1,28 +1,14 @@
-//! The `architecture` of a decoder checkpoint: read, bounded, and turned into the list of its tensors.
+//! The `architecture` of a decoder checkpoint and its bounds.
 
-use super::model::Decoder;
 use crate::{
-    decode::contract::Model,
-    error::{Error, Result},
-    family::{
-        Blueprint, Parts, TensorSpec,
-        checkpoint::{self, Config},
-        load::Bounds,
-        parts::{
-            StackShape,
-            specs::{self, MAX_PARAMETERS, matrix, norm},
-        },
-    },
+    error::Result,
+    family::parts::{StackShape, check::Check, specs},
     nn::{Activation, position::PositionKind, window::Window},
 };
 use serde::Deserialize;
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
-/// The most layers, and the most any other dimension may be: far above any model, far below what would overflow a product.
-const MAX_LAYERS: usize = 1024;
-const MAX_DIM: usize = 1 << 20;
-
-/// What `architecture` says.
+/// The decoder's `architecture` in `config.json`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Architecture {
@@ -36,133 +22,79 @@ pub struct Architecture {
     pub head_dim: usize,
     /// Width F of the feed-forward's inner layer.
     pub feed_forward: usize,
-    /// Between the feed-forward's two products.
+    /// Nonlinearity between the feed-forward's two products.
     pub activation: Activation,
     /// Added to the variance in every LayerNorm.
     pub layer_norm_eps: f32,
     /// The position scheme.
     pub position: PositionKind,
-    /// Which keys a position attends to.
+    /// Keys that a position attends to.
     pub window: Window,
-    /// Whether there are norms inside the sub-layers: before attention's output matrix and before the feed-forward's.
+    /// True if there are norms inside the sub-layers: before attention's output matrix and before the feed-forward's.
     pub sub_norms: bool,
-    /// Whether embeddings are multiplied by √D.
+    /// True if embeddings are multiplied by √D.
     pub scale_embedding: bool,
-    /// Whether the logits' matrix is the embedding.
+    /// True if the head is the embedding.
     pub tied: bool,
 }
 
 /// A validated decoder.
 #[derive(Debug, Clone)]
 pub struct DecoderBlueprint {
-    /// What was asked for.
+    /// The validated architecture.
     pub architecture: Architecture,
     /// Vocabulary size V.
     pub symbols: usize,
-    /// Whether a text begins with a mark, which takes a position.
-    pub marked: bool,
-}
-
-/// Reads a decoder's architecture.
-///
-/// # Errors
-/// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound; a position scheme and a window
-/// that cannot work together, with the rule that they break.
-pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
-    let architecture: Architecture = checkpoint::architecture(config, file)?;
-    let vocabulary = config.vocabulary(file)?;
-    let (symbols, marked) = (vocabulary.len(), vocabulary.specials().is_some());
-    let blueprint = DecoderBlueprint { architecture, symbols, marked };
-    blueprint.validate(file)?;
-    specs::trained_within(blueprint.architecture.position, config, file)?;
-    Ok(Box::new(blueprint))
+    /// True if a text begins with a start symbol, which takes a position.
+    pub has_start: bool,
 }
 
 impl DecoderBlueprint {
-    fn validate(&self, file: &Path) -> Result<()> {
+    /// Checks every bound of the architecture.
+    ///
+    /// # Errors
+    /// The first key that is out of bounds, with its bound.
+    pub(super) fn validate(&self, file: &Path) -> Result<()> {
         let a = &self.architecture;
-        let wrong = |key: &str, expected: String, found: String| {
-            Err(Error::checkpoint(file, format!("architecture.{key}"), expected, found))
-        };
-        if !(1..=MAX_LAYERS).contains(&a.layers) {
-            return wrong("layers", format!("1 to {MAX_LAYERS}"), a.layers.to_string());
-        }
-        let dims = [("dim", a.dim), ("heads", a.heads), ("head_dim", a.head_dim), ("feed_forward", a.feed_forward)];
-        for (key, value) in dims {
-            if !(1..=MAX_DIM).contains(&value) {
-                return wrong(key, format!("1 to {MAX_DIM}"), value.to_string());
-            }
-        }
-        if !(a.layer_norm_eps > 0.0 && a.layer_norm_eps < 1.0) {
-            return wrong("layer_norm_eps", "above 0, below 1".into(), a.layer_norm_eps.to_string());
-        }
+        let check = Check { file };
+        check.layers("layers", a.layers)?;
+        check.dim("dim", a.dim)?;
+        check.dim("heads", a.heads)?;
+        check.dim("head_dim", a.head_dim)?;
+        check.dim("feed_forward", a.feed_forward)?;
+        check.fraction("layer_norm_eps", a.layer_norm_eps)?;
         if let Err((key, expected, found)) = a.window.validate() {
-            return wrong(&format!("window.{key}"), expected, found);
+            return check.fail(format!("window.{key}"), expected, found);
         }
         if let Err((key, expected, found)) = a.position.validate(a.dim, a.head_dim, a.window) {
-            return wrong(&key, expected, found);
+            return check.fail(key, expected, found);
         }
-        if let Some((positions, _)) = a.position.longest(a.head_dim, a.window).filter(|(most, _)| *most <= self.lead())
-        {
-            let expected = format!("room for {} positions: the mark's and a symbol's", self.lead() + 1);
-            return wrong("position", expected, positions.to_string());
-        }
-        match self.parameters() {
-            Some(count) if count <= MAX_PARAMETERS => Ok(()),
-            count => {
-                let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
-                wrong("dim", format!("at most {MAX_PARAMETERS} numbers in all tensors"), found)
+        match a.position.longest(a.head_dim, a.window) {
+            Some((positions, _)) if positions <= self.lead() => {
+                let expected = format!("room for {} positions: the start symbol's and a symbol's", self.lead() + 1);
+                check.fail("position", expected, positions)
             }
+            _ => check.parameters("dim", self.parameters()),
         }
     }
 
-    /// An upper bound on the numbers in all tensors, if it fits.
+    /// An upper bound on the numbers in all tensors; `None` if it overflows.
     fn parameters(&self) -> Option<usize> {
-        let (a, shape) = (&self.architecture, self.stack_shape());
-        let ends = self.symbols.checked_add(1)?.checked_mul(2)?.checked_mul(a.dim)?;
+        let shape = self.stack_shape();
+        let embedding_and_head = self.symbols.checked_add(1)?.checked_mul(2)?.checked_mul(shape.dim)?;
         let shared = specs::position_numbers(&shape)?;
-        specs::layer_numbers(&shape, a.layers)?.checked_add(ends)?.checked_add(shared)
+        specs::layer_numbers(&shape, self.architecture.layers)?.checked_add(embedding_and_head)?.checked_add(shared)
     }
 
-    /// Positions before a text's first symbol: the start's mark, where there is one.
+    /// Positions before a text's first symbol: the start symbol's, if there is one.
     pub fn lead(&self) -> usize {
-        usize::from(self.marked)
+        usize::from(self.has_start)
     }
 
-    /// What its layers are like.
+    /// The dimensions of its layers.
     pub fn stack_shape(&self) -> StackShape {
         let Architecture { dim, heads, head_dim, feed_forward, activation, position, sub_norms, .. } =
             self.architecture;
         StackShape { dim, heads, head_dim, feed_forward, activation, position, sub_norms }
-    }
-}
-
-impl Blueprint for DecoderBlueprint {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        let (a, shape) = (&self.architecture, self.stack_shape());
-        let mut out = vec![matrix("embedding.weight".into(), vec![self.symbols, a.dim])];
-        specs::position(&mut out, &shape);
-        (0..a.layers).for_each(|index| specs::layer(&mut out, &format!("layers.{index}"), &shape));
-        norm(&mut out, "norm", a.dim);
-        if !a.tied {
-            out.push(matrix("head.weight".into(), vec![self.symbols, a.dim]));
-        }
-        out
-    }
-
-    fn shape(&self) -> String {
-        let a = &self.architecture;
-        let (position, window) = (a.position.name(), a.window.describe());
-        format!("{} layers × {}, {} heads × {}, {position}, {window}", a.layers, a.dim, a.heads, a.head_dim)
-    }
-
-    fn bounds(&self) -> Bounds {
-        let a = &self.architecture;
-        let longest = a.position.longest(a.head_dim, a.window).map(|(most, why)| (most - self.lead(), why));
-        Bounds { longest, endless: a.window.max_keys().is_some() }
-    }
-
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Decoder::load(self, parts)?))
     }
 }

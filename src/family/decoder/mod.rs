@@ -1,12 +1,18 @@
 //! One causal stack: LeX (Sun et al. 2023, arXiv 2212.10554) and its baselines, GPT-2 among them.
 //!
-//! Symbols are embedded, flow through one pre-norm stack whose position scheme and window the configuration names, and leave as
-//! logits; nothing is pooled, so a row never waits. What a window has left behind is forgotten, so a stream of any length
-//! takes the memory of a window. [`config`] is the blueprint, [`model`] the weights, [`step`] the steps, [`state`] what a
-//! sequence remembers.
+//! Read from microsoft/torchscale at commit 4d1e0e8 (xPos) and from the first author's fork sunyt32/torchscale at 4ad9dfd, whose
+//! `block_size` is blockwise causal attention. GPT-2 is Hugging Face transformers' `GPT2LMHeadModel`.
+//!
+//! embed → pre-norm stack → norm → logits. Nothing is pooled, so a row never waits. The configuration names position scheme and
+//! window; keys that the window has left behind are dropped, so a stream of any length takes the memory of a window. [`config`]
+//! and [`blueprint`] describe an architecture, [`model`] has the weights and the forward pass, [`state`] is one sequence,
+//! [`work`] a thread's buffers; [`resolution`] measures a decoder's attention.
 
+pub mod blueprint;
 pub mod config;
+mod contract;
+mod load;
 pub mod model;
 pub mod resolution;
 pub mod state;
-pub mod step;
+pub mod work;

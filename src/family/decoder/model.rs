@@ -1,186 +1,175 @@
-//! A decoder's weights, how they are loaded, and what the contract asks beside the steps (those are in `step`).
+//! A decoder's weights and forward pass, in two of the contract's steps. Hot path: no allocation once the buffers in [`Work`]
+//! have grown, no locks, no logging.
 
-use super::{config::DecoderBlueprint, state::DecoderState, step::Work};
+use super::{
+    state::DecoderState,
+    work::{RowCaches, Work, state},
+};
 use crate::{
     decode::{
-        contract::{
-            BoundaryMode, BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, Want, advance, state_ref,
-        },
-        cost::Cost,
-        options::check_mode,
+        contract::{Card, SequenceRow, State, StepStatus, SymbolBoundary, state_mut},
         trace,
     },
-    error::Result,
-    family::{
-        Blueprint, Parts, cost,
-        parts::loader::{Loader, StackPlan},
+    error::{Error, Result},
+    family::parts::step::{deliver_logits, with_status},
+    kernels::{
+        Compute,
+        linear::{Epilogue, Linear},
+        pages::PagePool,
+        rowwise::{LayerNorm, layer_norm},
     },
-    kernels::{Compute, ThreadPool, linear::Linear, pages::PagePool, rowwise::LayerNorm},
-    nn::{
-        attention::{layer::Order, stack::Stack},
-        kv_cache::KvCache,
-    },
+    nn::{Position, attention::stack::Stack, kv_cache::KvCache, sized},
 };
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
-/// A loaded decoder. D = width, V = symbols.
+/// A loaded decoder. D = width, V = vocabulary size.
 pub struct Decoder {
-    /// What clients may know of it.
+    /// The model's description for clients.
     pub card: Card,
-    /// What it runs on.
+    /// Threads and instruction set.
     pub compute: Compute,
     /// (V, D), multiplied by √D where the configuration says so.
     pub embedding: Vec<f32>,
-    /// Its layers.
+    /// The layers.
     pub stack: Stack,
-    /// After the last layer, where layers do not end with one.
+    /// After the last layer, where layers do not end with a norm.
     pub norm: Option<LayerNorm>,
     /// (V, D)
     pub head: Linear,
-    /// Where a text begins with a mark, what that leaves behind, computed once.
+    /// The state after the start symbol, computed once, in a model that has one.
     pub start: Option<Start>,
-    /// Where keys and values are.
+    /// KvMemory of keys and values.
     pub pages: Arc<PagePool>,
-    /// Bytes in pages that the model itself holds: the start's.
+    /// Bytes of pages that the model itself holds: the start symbol's.
     pub own_bytes: usize,
 }
 
-/// What the start's mark leaves behind.
+/// The state after the start symbol.
 pub struct Start {
     /// Its keys and values.
-    cache: Arc<KvCache>,
-    /// What the logits before a text's first symbol are made of: (D).
+    pub(super) cache: Arc<KvCache>,
+    /// The head's input before a text's first symbol: (D)
     pub hidden: Vec<f32>,
 }
 
 impl Decoder {
-    /// Builds the model from checked weights.
+    /// Symbol step: embed → stack. Takes a chunk of each row's feed at a time, so that a windowed cache never holds more than a
+    /// window and a chunk.
     ///
     /// # Errors
-    /// A weight that is missing, which the checkpoint reader has excluded; more symbols asked for than it can hold; memory too
-    /// small for the start's mark.
-    pub fn load(blueprint: &DecoderBlueprint, parts: Parts) -> Result<Self> {
-        let Parts { config, name, mut weights, sha256, settings, .. } = parts;
-        let a = &blueprint.architecture;
-        let (max_symbols, max_symbols_why) = settings.longest(config.training_length, blueprint.bounds())?;
-        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(settings.threads)));
-        let mut loader = Loader::new(&mut weights, blueprint.stack_shape(), a.layer_norm_eps, settings.dtype)?;
-        let (window, order, positions) = (a.window, Order::Pre, max_symbols + blueprint.lead());
-        let plan = StackPlan { name: "layers", count: a.layers, output: 0, window, order, positions };
-        let stack = loader.stack(&plan)?;
-        let norm = Some(loader.norm("norm")?);
-        let mut embedding = loader.weights.take("embedding.weight")?;
-        let head = match a.tied {
-            true => loader.pack(&embedding, blueprint.symbols)?,
-            false => {
-                let weight = loader.weights.take("head.weight")?;
-                loader.pack(&weight, blueprint.symbols)?
-            }
-        };
-        if a.scale_embedding {
-            let scale = (a.dim as f64).sqrt() as f32;
-            embedding.iter_mut().for_each(|x| *x *= scale);
+    /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
+    pub fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        for &index in which {
+            self.start_feed(&mut rows[index])?;
         }
-        let tensors = blueprint.tensors();
-        let trained = tensors.iter().filter(|tensor| tensor.trained);
-        let card = Card {
-            name,
-            family: "decoder",
-            shape: blueprint.shape(),
-            parameters: trained.map(|tensor| tensor.shape.iter().product::<usize>()).sum(),
-            vocabulary: config.vocabulary(Path::new("config.json"))?,
-            training_length: config.training_length,
-            max_symbols,
-            max_symbols_why,
-            boundary_modes: vec![BoundaryMode::Given],
-            pooled: false,
-            dtype: settings.dtype.name(),
-            sha256,
-            first_logits: None,
-        };
-        let (compute, pages) = (Compute { isa: settings.isa, pool }, PagePool::new(settings.memory_bytes));
-        let (start, own_bytes) = (None, 0);
-        let mut model = Self { card, compute, embedding, stack, norm, head, start, pages, own_bytes };
-        if let Some(specials) = model.card.vocabulary.specials() {
-            model.start = Some(model.begun(specials.start)?);
-            model.own_bytes = model.pages.in_use();
-            model.card.first_logits = Some(model.first_logits()?);
+        work.processed.clear();
+        work.processed.resize(which.len(), 0);
+        while self.gather_symbols(rows, which, work)? {
+            let caches = &mut RowCaches(rows);
+            self.stack.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (symbols, D)
+            self.scatter(rows, which, work)?;
         }
-        Ok(model)
-    }
-
-    /// What the mark leaves behind, as the first symbol of all.
-    fn begun(&self, mark: u32) -> Result<Start> {
-        let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
-        rows[0].set(&[mark], Want::Last);
-        self.feed_symbols(&mut rows, &[0], &mut Work::default())?;
-        let state: &DecoderState = state_ref(&*rows[0].state)?;
-        Ok(Start { cache: Arc::new(state.cache.clone()), hidden: state.hidden.clone() })
-    }
-
-    /// The logits before a text's first symbol: (V).
-    fn first_logits(&self) -> Result<Arc<[f32]>> {
-        let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
-        rows[0].set(&[trace::BEGIN], Want::Last);
-        advance(self, &mut rows, &[0], &mut self.scratch())?;
-        Ok(rows[0].logits.as_slice().into())
-    }
-
-    /// Positions of a sequence of so many symbols.
-    fn positions(&self, symbols: usize) -> usize {
-        symbols + self.start.as_ref().map_or(0, |start| start.cache.len())
-    }
-}
-
-impl Model for Decoder {
-    fn card(&self) -> &Card {
-        &self.card
-    }
-
-    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
-        check_mode(&boundaries, &self.card)?;
-        let empty = || Arc::new(KvCache::new(self.stack.layout, self.pages.clone()));
-        let begun = self.start.as_ref().map_or_else(empty, |start| start.cache.clone());
-        Ok(Box::new(DecoderState::new(begun, self.stack.window, None)))
-    }
-
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::default()))
-    }
-
-    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.feed_symbols(rows, which, Work::of(scratch)?)
-    }
-
-    fn segment_step(&self, _: &mut [SequenceRow], _: &[usize], _: &mut Scratch) -> Result<()> {
+        for &index in which {
+            let row = &mut rows[index];
+            row.decisions.clear();
+            row.decisions
+                .resize(row.feed.len(), SymbolBoundary { boundary: false, probability: None, end_logprob: None });
+            row.status = StepStatus::Unfinished;
+        }
         Ok(())
     }
 
-    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.finish(rows, which, Work::of(scratch)?)
+    /// Finish step: norm → logits, of the symbols whose logits are wanted.
+    ///
+    /// # Errors
+    /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
+    pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
+            work.wanted.clear();
+            for &index in unfinished {
+                work.wanted.append(&mut state(rows, index)?.hidden); // (wanted, D)
+            }
+            if let Some(parameters) = &self.norm {
+                layer_norm(&self.compute, &mut work.wanted, parameters);
+            }
+            let logits = sized(&mut work.logits, work.wanted.len() / self.head.inputs() * self.head.outputs());
+            self.head.apply(&self.compute, &work.wanted, Epilogue::None, &mut work.stack.quantized, logits); // (wanted, V)
+            deliver_logits(rows, unfinished, logits, self.head.outputs())?;
+            for &index in unfinished {
+                let state = state(rows, index)?;
+                state.finished = state.len();
+            }
+            Ok(())
+        })
     }
 
-    fn bytes_for(&self, symbols: usize) -> usize {
-        self.stack.bytes_for(self.positions(symbols))
-    }
-
-    fn growth(&self, state: &dyn State, more: usize) -> usize {
-        // one that is another model's is refused by the step
-        let state = state_ref::<DecoderState>(state);
-        state.map_or(0, |state| self.stack.growth(&state.cache, state.cache.len() + more))
-    }
-
-    fn memory(&self) -> KvMemory {
-        // the start's pages are out of what sequences may have: admission counts on getting all of the limit
-        KvMemory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
-    }
-
-    fn cost(&self, symbols: usize, _: usize) -> Cost {
-        let mut cost = Cost { symbol: cost::stack(&self.stack, self.positions(symbols)), ..Cost::default() };
-        if let Some(norm) = &self.norm {
-            cost.logits += cost::norm(norm);
+    /// Checks a row's feed and clears the vectors of the last one.
+    fn start_feed(&self, row: &mut SequenceRow) -> Result<()> {
+        let more = row.positions();
+        let wanted = row.wanted();
+        let state: &mut DecoderState = state_mut(&mut *row.state)?;
+        if row.status != StepStatus::Ready || !state.is_ready() || row.feed.is_empty() {
+            return Err(Error::Internal("a row was fed no symbols, or before it was ready".into()));
         }
-        cost.logits += cost::linear(&self.head);
-        cost
+        if trace::is_control(&row.feed) {
+            return match &self.start {
+                Some(start) if row.feed[..] == [trace::BEGIN] && state.is_empty() => {
+                    state.hidden.clear();
+                    state.hidden.extend_from_slice(if wanted > 0 { &start.hidden } else { &[] });
+                    Ok(())
+                }
+                _ => {
+                    Err(Error::Internal("a row was fed a control item that the model lacks, or after a symbol".into()))
+                }
+            };
+        }
+        let length = state.len() + more;
+        let limit = self.card.max_symbols;
+        if length > limit {
+            let unit = if self.card.vocabulary.is_subword() { "tokens" } else { "characters" };
+            return Err(Error::TooLong { field: "sequence", length, limit, unit, why: None });
+        }
+        state.hidden.clear();
+        self.card.vocabulary.check_ids("feed", &row.feed)
+    }
+
+    /// `work.x` (symbols, D) = the embeddings of the next chunk of each row's feed; false if no row has any left.
+    fn gather_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<bool> {
+        if work.processed.iter().zip(which).all(|(&processed, &index)| processed == rows[index].positions()) {
+            return Ok(false);
+        }
+        let dim = self.head.inputs();
+        work.positions.clear();
+        work.x.clear();
+        for (&index, &processed) in which.iter().zip(&work.processed) {
+            let chunk = (rows[index].positions() - processed).min(self.stack.window.chunk());
+            let cache = &mut state(rows, index)?.cache;
+            self.stack.reserve(cache, chunk)?;
+            let start = cache.len();
+            work.positions.extend((start..start + chunk).map(|position| Position { sequence: index, index: position }));
+            for &symbol in &rows[index].feed[processed..processed + chunk] {
+                work.x.extend_from_slice(&self.embedding[symbol as usize * dim..][..dim]);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Stores the vectors whose logits are wanted, those of the last symbols, in the rows.
+    fn scatter(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        let dim = self.head.inputs();
+        let mut rest = &work.x[..];
+        for (&index, processed) in which.iter().zip(&mut work.processed) {
+            let fed = rows[index].positions();
+            let wanted = rows[index].wanted();
+            let chunk = (fed - *processed).min(self.stack.window.chunk());
+            let (own, others) = rest.split_at(chunk * dim);
+            let unwanted = fed.saturating_sub(wanted + *processed).min(chunk);
+            let state = state(rows, index)?;
+            state.hidden.extend_from_slice(&own[unwanted * dim..]);
+            state.cache.advance(chunk);
+            rest = others;
+            *processed += chunk;
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What a sequence remembers: the keys and values that its window still shows, and how far it has come.
+//! One sequence: the keys and values within its window, and its length.
 
 use crate::{
     decode::{
@@ -6,53 +6,54 @@ use crate::{
         replay::ReplayStart,
     },
     error::{Error, Result},
+    family::parts::state::check_rollback,
     nn::{kv_cache::KvCache, window::Window},
 };
 use std::sync::Arc;
 
 /// One sequence of a decoder.
 pub struct DecoderState {
-    /// Keys and values: of what every sequence begins with, then of its symbols.
+    /// Keys and values: the start symbol's, if there is one, then those of the fed symbols.
     pub cache: KvCache,
-    /// The cache of a sequence that has seen no symbol: empty, or with the start's mark.
-    pub begun: Arc<KvCache>,
-    /// Which positions a position attends to.
+    /// The cache of a sequence without symbols: empty, or with the start symbol.
+    pub start: Arc<KvCache>,
+    /// Positions that a position attends to.
     pub window: Window,
-    /// Symbols that have had their finish step; those behind are in flight.
+    /// Symbols that have had their finish step; later ones are in flight.
     pub finished: usize,
-    /// What the finish step makes logits of: (wanted, D).
+    /// The head's input: (wanted, D)
     pub hidden: Vec<f32>,
-    /// What it attends to beside its own past, where that is something: never written, shared with whoever else reads it.
+    /// Keys and values of an encoded document, if rows attend to one: shared, never written.
     pub memory: Option<KvCache>,
-    /// Where it was taken up, if that was not at the text's beginning.
+    /// Where the sequence was resumed, if not at the text's beginning.
     pub resumed: Option<ReplayStart>,
 }
 
 impl DecoderState {
-    /// One that has seen no symbol.
-    pub fn new(begun: Arc<KvCache>, window: Window, memory: Option<KvCache>) -> Self {
-        Self { cache: (*begun).clone(), begun, window, finished: 0, hidden: Vec::new(), memory, resumed: None }
+    /// Returns a sequence without symbols.
+    pub fn new(start: Arc<KvCache>, window: Window, memory: Option<KvCache>) -> Self {
+        Self { cache: (*start).clone(), start, window, finished: 0, hidden: Vec::new(), memory, resumed: None }
     }
 
-    /// Whether no symbol is in flight.
+    /// True if no symbol is in flight.
     pub fn is_ready(&self) -> bool {
         self.finished == self.len()
     }
 
     fn truncate(&mut self, len: usize) {
         if len == 0 && self.cache.first() > 0 {
-            // the window has left the start's mark behind, or it was passed over
-            self.cache = (*self.begun).clone();
+            // the window dropped the start symbol, or the sequence was resumed after it
+            self.cache = (*self.start).clone();
             self.resumed = None;
         }
-        self.cache.truncate(self.begun.len() + len);
+        self.cache.truncate(self.start.len() + len);
         self.finished = self.finished.min(len);
     }
 }
 
 impl State for DecoderState {
     fn len(&self) -> usize {
-        self.cache.len() - self.begun.len()
+        self.cache.len() - self.start.len()
     }
 
     fn segments(&self) -> usize {
@@ -60,51 +61,46 @@ impl State for DecoderState {
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let Self { window, finished, resumed, .. } = *self;
-        let (cache, begun, memory) = (self.cache.clone(), self.begun.clone(), self.memory.clone());
-        let mut fork = Self { cache, begun, window, finished, hidden: Vec::new(), memory, resumed };
-        // where the window has moved on too far since, there is no way back to before the feed
-        fork.truncate(if finished < self.earliest() { 0 } else { finished });
+        let mut fork = Self {
+            cache: self.cache.clone(),
+            start: self.start.clone(),
+            hidden: Vec::new(),
+            memory: self.memory.clone(),
+            ..*self
+        };
+        // if the window has moved past the start of the feed, only an empty sequence is left
+        fork.truncate(if self.finished < self.earliest() { 0 } else { self.finished });
         Box::new(fork)
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
-        if !self.is_ready() {
-            return Err(Error::Internal("a row that is not ready cannot be rolled back".into()));
-        }
-        if len > self.len() {
-            return Err(Error::Internal(format!("rollback to {len}, beyond the end {}", self.len())));
-        }
-        if len > 0 && len < self.earliest() {
-            let earliest = self.earliest();
-            return Err(Error::Internal(format!(
-                "rollback to {len}, whose window is forgotten: none or {earliest} on"
-            )));
-        }
+        check_rollback(self, self.is_ready(), len)?;
         self.truncate(len);
         Ok(())
     }
 
     fn earliest(&self) -> usize {
-        let held = self.window.earliest_rollback(self.cache.start()).saturating_sub(self.begun.len());
-        held.max(self.resumed.map_or(0, |origin| origin.valid_from))
+        let held = self.window.earliest_rollback(self.cache.start()).saturating_sub(self.start.len());
+        held.max(self.resumed.map_or(0, |start| start.valid_from))
     }
 
     fn replay_start(&self) -> Option<ReplayStart> {
-        let (sound, lead) = (self.earliest(), self.begun.len());
-        let known = self.memory.is_none() && self.is_ready() && (1..=self.len()).contains(&sound);
-        // the last layer's keys for the next symbol, the one's before for those, and so on down to the symbols
-        let low = self.window.first_key_through(lead + sound, self.cache.layout().layers);
-        let symbol = low.checked_sub(lead).filter(|&symbol| known && symbol > 0)?;
-        Some(ReplayStart { symbol, valid_from: sound, skipped: None })
+        let valid_from = self.earliest();
+        let lead = self.start.len();
+        let can_resume = self.memory.is_none() && self.is_ready() && (1..=self.len()).contains(&valid_from);
+        // each layer's window reaches further back: from the next symbol through all layers down to the first fed symbol
+        let low = self.window.first_key_through(lead + valid_from, self.cache.layout().layers);
+        let symbol = low.checked_sub(lead).filter(|&symbol| can_resume && symbol > 0)?;
+        Some(ReplayStart { symbol, valid_from, skipped: None })
     }
 
-    fn resume(&mut self, origin: ReplayStart) -> Result<()> {
-        if !(self.is_empty() && self.memory.is_none() && origin.skipped.is_none()) {
-            return Err(Error::Internal(format!("a sequence of {} was to go on from {origin:?}", self.len())));
+    fn resume(&mut self, start: ReplayStart) -> Result<()> {
+        if !(self.is_empty() && self.memory.is_none() && start.skipped.is_none()) {
+            return Err(Error::Internal(format!("cannot resume a sequence of {} symbols from {start:?}", self.len())));
         }
-        self.cache = self.cache.from_position(self.begun.len() + origin.symbol);
-        (self.finished, self.resumed) = (origin.symbol, Some(origin));
+        self.cache = self.cache.from_position(self.start.len() + start.symbol);
+        self.finished = start.symbol;
+        self.resumed = Some(start);
         Ok(())
     }
 

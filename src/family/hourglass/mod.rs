@@ -1,11 +1,20 @@
-//! Dynamic Token Pooling's hourglass (Nawrot et al. 2023, arXiv 2211.09761), fixed pooling and vanilla included.
+//! Dynamic Token Pooling's hourglass (Nawrot et al. 2023, arXiv 2211.09761), with fixed pooling and the vanilla baseline.
 //!
-//! pre stack → boundaries → pool → middle stack → upsample + residual → post stack → logits. [`config`] is the blueprint,
-//! [`model`] the weights, [`step`] the three steps (`upper` what lies above the pre stack), [`state`] what a sequence remembers.
+//! Read from PiotrNawrot/dynamic-pooling at commit 1e6f360d13dd: `hourglass.py` (stacks, boundary predictor) and
+//! `shortening.py` (pooling, upsampling).
+//!
+//! pre stack → boundaries → pool → middle stack → upsample + residual → post stack → logits. Start with [`model`]: the weights
+//! and that forward pass. [`config`] and [`blueprint`] describe an architecture, [`state`] is one sequence, [`work`] a thread's
+//! buffers; `gather` moves vectors between these two, `companion` steps the model behind entropy spikes, `load` builds the model,
+//! `contract` implements [`Model`](crate::decode::contract::Model).
 
+pub mod blueprint;
+mod companion;
 pub mod config;
-pub mod ends;
+mod contract;
+mod gather;
+mod load;
 pub mod model;
+pub mod segment_ends;
 pub mod state;
-pub mod step;
-mod upper;
+pub mod work;

@@ -1,96 +1,108 @@
-//! What a sequence remembers: three caches, where segments ended, and the companion's sequence beside it.
+//! One sequence: three caches, where segments ended, and the companion's sequence.
 //!
-//! Everything else follows from these: a row waits for its segment step while `middle` is behind `ends`, and is unfinished
-//! while `post` is behind `pre`. So a fork is a clone, and a rollback shortens. Of what its windows have left behind it knows
-//! how much there was, and nothing else.
+//! All progress follows from these: a row waits for its segment step while `middle` is behind `segment_ends`, and is unfinished
+//! while `post` is behind `pre`. So a fork is a clone, and a rollback truncates. Of the symbols that its windows have left
+//! behind the state keeps the count only.
 
-use super::ends::Ends;
+use super::segment_ends::SegmentEnds;
 use crate::{
     decode::{
         contract::{Noise, PageUse, SequenceRow, State},
         replay::{ReplayStart, SkippedSegments},
     },
     error::{Error, Result},
+    family::parts::state::{check_rollback, clone_with_capacity},
     nn::{kv_cache::KvCache, window::Window},
 };
 
-/// One sequence of an hourglass.
+/// One sequence of an hourglass. D = width.
 pub struct HourglassState {
-    /// The pre stack's keys and values; with what pooling reads at each symbol: the sum of its segment's outputs so far, or its
-    /// own output.
+    /// The pre stack's keys and values; with what pooling reads at each symbol: the sum of its segment's outputs up to it, or
+    /// its own output.
     pub pre: KvCache,
-    /// What pre and post stack attend to.
+    /// Window of pre and post stack.
     pub window: Window,
-    /// What there is beyond the pre stack; none in a vanilla model.
+    /// The part above the pre stack; `None` in a vanilla model.
     pub pooled: Option<PooledState>,
-    /// Symbols that have had their finish step; those behind are in flight.
+    /// Symbols that have had their finish step; later ones are in flight.
     pub finished: usize,
     /// The pre stack's outputs in flight, (D) each: of all symbols, for the residual; in a vanilla model of those whose logits
     /// are wanted, for the head.
     pub hidden: Vec<f32>,
-    /// Where sampled boundaries take their noise from; none if boundaries are not sampled.
+    /// Noise of sampled boundaries; `None` if boundaries are not sampled.
     pub noise: Option<Noise>,
-    /// The position of the first symbol in its stream.
+    /// Position of the first symbol in its stream.
     pub offset: usize,
-    /// The companion's sequence and its entropies.
+    /// The companion's sequence, if the model has a companion.
     pub companion: Option<CompanionState>,
-    /// Where it was taken up, if that was not at the text's beginning.
+    /// Where the sequence was resumed, if not at the text's beginning.
     pub resumed: Option<ReplayStart>,
 }
 
-/// Symbols that a sequence has room to list numbers of from the start, so that no step of a usual one has to make room.
-pub const SYMBOLS_ROOM: usize = 4096;
+/// Initial capacity in symbols of per-symbol lists, so that a usual sequence never reallocates during a step.
+pub const SYMBOL_CAPACITY: usize = 4096;
 
-/// The part of a sequence beyond the pre stack.
+/// The part of a sequence above the pre stack.
 pub struct PooledState {
-    /// What the middle stack's cache is before a segment has closed: the null group, which a window may leave behind.
-    pub null: KvCache,
+    /// The middle cache of a sequence without closed segments: the null group, which a window may drop from `middle`.
+    pub null_group: KvCache,
     /// The middle stack: position 0 is the null group, position m + 1 segment m; with its output, which upsampling reads.
     pub middle: KvCache,
-    /// What the middle stack attends to.
+    /// Window of the middle stack.
     pub middle_window: Window,
     /// The post stack.
     pub post: KvCache,
-    /// Where segments ended.
-    pub ends: Ends,
-    /// The vectors of the segments that symbols in flight closed, (D) each.
-    pub closed: Vec<f32>,
-    /// The middle stack's outputs from position `above_from` on, (D) each, as far as symbols in flight see them; empty if none
-    /// of these closed a segment, and all see the latest one.
-    pub above: Vec<f32>,
-    /// See `above`.
-    pub above_from: usize,
+    /// Last position of each closed segment.
+    pub segment_ends: SegmentEnds,
+    /// Pooled vectors of the segments that symbols in flight closed: (segments, D)
+    pub closed_vectors: Vec<f32>,
+    /// The middle stack's outputs from position `middle_outputs_start` on that symbols in flight see, (segments, D); empty if
+    /// these closed no segment, so that all see the latest one.
+    pub middle_outputs: Vec<f32>,
+    /// Position in the middle stack of the first of `middle_outputs`.
+    pub middle_outputs_start: usize,
 }
 
 /// A companion's sequence.
 pub struct CompanionState {
-    /// Taken out while it is being stepped.
+    /// Taken out while the companion steps it.
     pub row: Option<SequenceRow>,
-    /// H_t, in nats, for every symbol fed.
+    /// H_t in nats for every symbol fed.
     pub entropies: Vec<f64>,
 }
 
 impl HourglassState {
-    /// Whether segments are closed that the middle stack has not seen.
-    pub fn waits(&self) -> bool {
-        self.pooled.as_ref().is_some_and(|pooled| pooled.middle.len() < pooled.ends.len() + 1)
+    /// True if the middle stack has not seen all closed segments.
+    pub fn needs_segment_step(&self) -> bool {
+        self.pooled.as_ref().is_some_and(|pooled| pooled.middle.len() < pooled.segment_ends.len() + 1)
     }
 
-    /// Whether no symbol is in flight.
+    /// True if no symbol is in flight.
     pub fn is_ready(&self) -> bool {
         self.finished == self.pre.len()
     }
 
-    /// Shortens all but the companion's sequence to the first `len` symbols.
+    /// Clears the vectors of the last feed, and drops segment ends that no later step needs.
+    pub fn start_feed(&mut self) {
+        let earliest = self.earliest();
+        self.hidden.clear();
+        if let Some(pooled) = &mut self.pooled {
+            pooled.middle_outputs.clear();
+            pooled.closed_vectors.clear();
+            pooled.drop_segment_ends(self.window, earliest);
+        }
+    }
+
+    /// Truncates everything but the companion's sequence to the first `len` symbols.
     fn truncate(&mut self, len: usize) {
         if let Some(pooled) = &mut self.pooled {
-            pooled.ends.truncate(len);
-            pooled.above.clear();
-            pooled.closed.clear();
+            pooled.segment_ends.truncate(len);
+            pooled.middle_outputs.clear();
+            pooled.closed_vectors.clear();
             match len {
-                // its null group may be gone, as may all that the other two began with
-                0 => pooled.middle = pooled.null.clone(),
-                _ => pooled.middle.truncate(pooled.ends.len() + 1),
+                // a window may have dropped the null group
+                0 => pooled.middle = pooled.null_group.clone(),
+                _ => pooled.middle.truncate(pooled.segment_ends.len() + 1),
             }
             pooled.post.truncate(len);
         }
@@ -108,81 +120,84 @@ impl HourglassState {
         std::iter::once(&self.pre).chain(pooled)
     }
 
-    /// The companion's state, unless it is being stepped.
+    /// The companion's state, unless a step has taken it out.
     pub(super) fn companion_state(&self) -> Option<&dyn State> {
         Some(&*self.companion.as_ref()?.row.as_ref()?.state)
     }
 
-    /// The part beyond the pre stack.
+    /// Returns the part above the pre stack.
     ///
     /// # Errors
-    /// A vanilla model has none.
+    /// [`Error::Internal`] in a vanilla model.
     pub fn pooled(&self) -> Result<&PooledState> {
         self.pooled.as_ref().ok_or_else(no_segments)
     }
 
-    /// The same, to change.
+    /// Returns the part above the pre stack, mutably.
     ///
     /// # Errors
-    /// A vanilla model has none.
+    /// As for [`pooled`](Self::pooled).
     pub fn pooled_mut(&mut self) -> Result<&mut PooledState> {
         self.pooled.as_mut().ok_or_else(no_segments)
     }
-}
-
-impl Clone for PooledState {
-    fn clone(&self) -> Self {
-        let (null, middle, post, ends) = (self.null.clone(), self.middle.clone(), self.post.clone(), self.ends.clone());
-        // what is in flight belongs to one row
-        let (closed, above) = (Vec::new(), Vec::new());
-        Self { null, middle, middle_window: self.middle_window, post, ends, closed, above, above_from: 0 }
-    }
-}
-
-/// A copy with the same room as a new list, which a plain clone would not have.
-fn roomy<T: Copy>(list: &[T], room: usize) -> Vec<T> {
-    let mut copy = Vec::with_capacity(list.len().max(room));
-    copy.extend_from_slice(list);
-    copy
 }
 
 fn no_segments() -> Error {
     Error::Internal("a vanilla sequence has no segments".into())
 }
 
-impl PooledState {
-    /// The middle stack's output that symbol `t`, in flight or the last one, sees: that of the last segment which ended with it
-    /// or before.
-    pub fn seen(&self, t: usize) -> &[f32] {
-        let (position, dim) = (self.ends.before(t + 1), self.middle.layout().output);
-        match position.checked_sub(self.above_from).and_then(|index| self.above.get(index * dim..(index + 1) * dim)) {
-            Some(above) => above,
-            None => self.middle.output(position),
+impl Clone for PooledState {
+    /// Clones all but the vectors in flight, which belong to one row.
+    fn clone(&self) -> Self {
+        Self {
+            null_group: self.null_group.clone(),
+            middle: self.middle.clone(),
+            middle_window: self.middle_window,
+            post: self.post.clone(),
+            segment_ends: self.segment_ends.clone(),
+            closed_vectors: Vec::new(),
+            middle_outputs: Vec::new(),
+            middle_outputs_start: 0,
         }
     }
+}
 
-    /// The segments that a state of `sound` symbols or more does not depend on; none if it depends on all.
-    pub fn passed(&self, window: Window, sound: usize) -> Option<SkippedSegments> {
-        // The post stack's last layer has keys from its window on, the first layer's symbols see segments from that one on; and
-        // these depend, through the middle stack, on some before.
-        let seen = self.ends.before(window.first_key_through(sound, self.post.layout().layers.max(1)) + 1);
-        let count = self.middle_window.first_key_through(seen, self.middle.layout().layers).checked_sub(1)?;
-        let (opens, closes) = (self.ends.start(count)?, self.ends.get(count)?);
-        (opens > 0).then_some(SkippedSegments { count, next_start: opens, next_end: closes })
+impl PooledState {
+    /// The middle stack's output, (D), for the last segment that ended at or before symbol `t`, which is in flight or the last
+    /// symbol.
+    pub fn upsampled(&self, t: usize) -> &[f32] {
+        let position = self.segment_ends.count_before(t + 1);
+        let dim = self.middle.layout().output;
+        let in_flight = position
+            .checked_sub(self.middle_outputs_start)
+            .and_then(|index| self.middle_outputs.get(index * dim..(index + 1) * dim));
+        in_flight.unwrap_or_else(|| self.middle.output(position))
     }
 
-    /// Forgets where segments ended, as far as nothing will ask for it.
-    pub fn forget_ends(&mut self, window: Window, sound: usize) {
-        if window == Window::Full || !self.ends.is_full() {
+    /// The leading segments that no state of `len` or more symbols depends on; `None` if it depends on all.
+    pub fn skippable_segments(&self, window: Window, len: usize) -> Option<SkippedSegments> {
+        // The post stack's last layer has keys from its window on, and the first layer's symbols see segments from that symbol
+        // on. Through the middle stack, these segments depend on earlier ones.
+        let first_seen =
+            self.segment_ends.count_before(window.first_key_through(len, self.post.layout().layers.max(1)) + 1);
+        let count = self.middle_window.first_key_through(first_seen, self.middle.layout().layers).checked_sub(1)?;
+        let next_start = self.segment_ends.start(count)?;
+        let next_end = self.segment_ends.end(count)?;
+        (next_start > 0).then_some(SkippedSegments { count, next_start, next_end })
+    }
+
+    /// Drops the segment ends that no state of `len` or more symbols reads.
+    fn drop_segment_ends(&mut self, window: Window, len: usize) {
+        if window == Window::Full || !self.segment_ends.is_full() {
             return;
         }
         let needed = match self.middle_window {
-            // there is no going on from anywhere but the beginning
-            Window::Full => self.ends.before(sound),
-            _ => self.passed(window, sound).map_or(0, |passed| passed.count),
+            // such a sequence can only be computed again from its beginning
+            Window::Full => self.segment_ends.count_before(len),
+            _ => self.skippable_segments(window, len).map_or(0, |skipped| skipped.count),
         };
-        // the last one that ended before is where the next one starts
-        self.ends.forget_before(needed.saturating_sub(2));
+        // the end before a needed segment is where that one starts
+        self.segment_ends.drop_before(needed.saturating_sub(2));
     }
 }
 
@@ -192,41 +207,35 @@ impl State for HourglassState {
     }
 
     fn segments(&self) -> usize {
-        self.pooled.as_ref().map_or(0, |pooled| pooled.ends.len())
+        self.pooled.as_ref().map_or(0, |pooled| pooled.segment_ends.len())
     }
 
     fn fork(&self) -> Box<dyn State> {
-        // where windows have moved on too far since, there is no way back to before the feed
+        // if the windows have moved past the start of the feed, only an empty sequence is left
         let target = if self.finished < self.earliest() { 0 } else { self.finished };
         let companion = self.companion.as_ref().map(|companion| {
-            let shorter = |row: &SequenceRow| {
+            let fork = |row: &SequenceRow| {
                 let mut state = row.state.fork();
-                // one that could not be shortened is lost, and the next step says so
+                // a companion that cannot be rolled back is lost; the next step reports it
                 state.rollback(target).ok().map(|()| SequenceRow::new(state))
             };
-            let entropies = roomy(&companion.entropies, SYMBOLS_ROOM);
-            CompanionState { row: companion.row.as_ref().and_then(shorter), entropies }
+            let entropies = clone_with_capacity(&companion.entropies, SYMBOL_CAPACITY);
+            CompanionState { row: companion.row.as_ref().and_then(fork), entropies }
         });
-        let (pre, window, pooled, noise) = (self.pre.clone(), self.window, self.pooled.clone(), self.noise.clone());
-        let (finished, hidden, offset, resumed) = (self.finished, Vec::new(), self.offset, self.resumed);
-        let mut fork = Self { pre, window, pooled, finished, hidden, noise, offset, companion, resumed };
+        let mut fork = Self {
+            pre: self.pre.clone(),
+            pooled: self.pooled.clone(),
+            hidden: Vec::new(),
+            noise: self.noise.clone(),
+            companion,
+            ..*self
+        };
         fork.truncate(target);
         Box::new(fork)
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
-        if !self.is_ready() {
-            return Err(Error::Internal("a row that is not ready cannot be rolled back".into()));
-        }
-        if len > self.len() {
-            return Err(Error::Internal(format!("rollback to {len}, beyond the end {}", self.len())));
-        }
-        if len > 0 && len < self.earliest() {
-            let earliest = self.earliest();
-            return Err(Error::Internal(format!(
-                "rollback to {len}, whose window is forgotten: none or {earliest} on"
-            )));
-        }
+        check_rollback(self, self.is_ready(), len)?;
         if let Some(row) = self.companion.as_mut().and_then(|companion| companion.row.as_mut()) {
             row.state.rollback(len)?;
         }
@@ -236,43 +245,44 @@ impl State for HourglassState {
 
     fn earliest(&self) -> usize {
         let companion = self.companion_state().map_or(0, State::earliest);
-        let resumed = self.resumed.map_or(0, |origin| origin.valid_from);
+        let resumed = self.resumed.map_or(0, |start| start.valid_from);
         let own = companion.max(self.window.earliest_rollback(self.pre.start())).max(resumed);
         let Some(pooled) = &self.pooled else { return own };
         let own = own.max(self.window.earliest_rollback(pooled.post.start()));
-        // the middle stack goes back by segments; its position 0 is the null group; ends are forgotten later than keys
+        // the middle stack is rolled back by segments, after the null group; ends are dropped later than keys
         let middle = pooled.middle_window.earliest_rollback(pooled.middle.start());
-        let closed = middle.checked_sub(2).map_or(0, |last| pooled.ends.get(last).map_or(0, |end| end + 1));
+        let closed = middle.checked_sub(2).map_or(0, |last| pooled.segment_ends.end(last).map_or(0, |end| end + 1));
         own.max(closed)
     }
 
     fn replay_start(&self) -> Option<ReplayStart> {
-        let sound = self.earliest();
-        // what a companion needs is its own affair
-        if self.companion.is_some() || !self.is_ready() || !(1..=self.len()).contains(&sound) {
+        let valid_from = self.earliest();
+        // a companion's sequence cannot be resumed
+        if self.companion.is_some() || !self.is_ready() || !(1..=self.len()).contains(&valid_from) {
             return None;
         }
-        let passed = match &self.pooled {
-            Some(pooled) => Some(pooled.passed(self.window, sound)?),
+        let skipped = match &self.pooled {
+            Some(pooled) => Some(pooled.skippable_segments(self.window, valid_from)?),
             None => None,
         };
-        // of segments the pre stack's outputs are needed from the first one's start on, for whole vectors
-        let from = passed.map_or(sound, |passed| passed.next_start);
+        // pooling needs the pre stack's outputs from the start of the first segment on
+        let from = skipped.map_or(valid_from, |skipped| skipped.next_start);
         let symbol = self.window.first_key_through(from, self.pre.layout().layers);
-        (symbol > 0).then_some(ReplayStart { symbol, valid_from: sound, skipped: passed })
+        (symbol > 0).then_some(ReplayStart { symbol, valid_from, skipped })
     }
 
-    fn resume(&mut self, origin: ReplayStart) -> Result<()> {
-        if !(self.is_empty() && self.companion.is_none() && self.pooled.is_some() == origin.skipped.is_some()) {
-            return Err(Error::Internal(format!("a sequence of {} was to go on from {origin:?}", self.len())));
+    fn resume(&mut self, start: ReplayStart) -> Result<()> {
+        if !(self.is_empty() && self.companion.is_none() && self.pooled.is_some() == start.skipped.is_some()) {
+            return Err(Error::Internal(format!("cannot resume a sequence of {} symbols from {start:?}", self.len())));
         }
-        if let Some((pooled, passed)) = self.pooled.as_mut().zip(origin.skipped) {
-            pooled.ends = Ends::from_segment(passed.count, passed.next_start);
-            pooled.middle = pooled.middle.from_position(passed.count + 1);
-            pooled.post = pooled.post.from_position(passed.next_end);
+        if let Some((pooled, skipped)) = self.pooled.as_mut().zip(start.skipped) {
+            pooled.segment_ends = SegmentEnds::from_segment(skipped.count, skipped.next_start);
+            pooled.middle = pooled.middle.from_position(skipped.count + 1);
+            pooled.post = pooled.post.from_position(skipped.next_end);
         }
-        self.pre = self.pre.from_position(origin.symbol);
-        (self.finished, self.resumed) = (origin.symbol, Some(origin));
+        self.pre = self.pre.from_position(start.symbol);
+        self.finished = start.symbol;
+        self.resumed = Some(start);
         Ok(())
     }
 
@@ -290,8 +300,8 @@ impl State for HourglassState {
         let end = match &self.pooled {
             None => len,
             Some(pooled) => {
-                let last = pooled.ends.before(len).checked_sub(1);
-                last.and_then(|last| pooled.ends.get(last)).map_or(0, |end| end + 1)
+                let last = pooled.segment_ends.count_before(len).checked_sub(1);
+                last.and_then(|last| pooled.segment_ends.end(last)).map_or(0, |end| end + 1)
             }
         };
         if end < self.earliest() { 0 } else { end }
@@ -311,7 +321,7 @@ impl State for HourglassState {
     }
 
     fn own_bytes(&self) -> usize {
-        let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.ends.own_bytes());
+        let ends = self.pooled.as_ref().map_or(0, |pooled| pooled.segment_ends.own_bytes());
         let entropies =
             self.companion.as_ref().map_or(0, |companion| companion.entropies.capacity() * size_of::<f64>());
         let companion = self.companion_state().map_or(0, State::own_bytes);

@@ -1,37 +1,109 @@
-//! Takes a latent segment model's tensors out of the checkpoint, in the names of docs/checkpoints.md.
+//! Builds a latent segment model from a checkpoint's tensors, in the names of docs/checkpoints.md.
 
-use super::config::{LslmBlueprint, StackShape, Widths};
+use super::{
+    config::{LslmBlueprint, StackShape, Widths},
+    model::Lslm,
+    state::{LslmState, Start},
+    work::{StackCaches, TOKEN, Work, state},
+};
 use crate::{
-    error::Result,
-    family::checkpoint::Weights,
+    decode::contract::{SequenceRow, state_ref},
+    error::{Error, Result},
+    family::{Parts, checkpoint::Weights, parts::step::first_logits},
     kernels::{
-        Dtype,
         attention::PageLayout,
         linear::{Linear, WeightArena},
+        pages::PagePool,
         rowwise::RmsNorm,
     },
     nn::{
+        Position,
         boundary::summed::Summed,
+        kv_cache::KvCache,
         position::PositionScheme,
         t5::{T5Cross, T5Layer, T5Stack},
     },
 };
 use std::sync::Arc;
 
-/// Takes tensors.
-pub(super) struct Loader<'a> {
+impl Lslm {
+    /// Builds the model from checked weights.
+    ///
+    /// # Errors
+    /// A missing weight, which the checkpoint reader has excluded; key-value memory too small for the start symbol.
+    pub fn load(blueprint: &LslmBlueprint, mut parts: Parts) -> Result<Self> {
+        let mut card = parts.card("lslm", blueprint)?;
+        card.boundary_modes = blueprint.architecture.driver.modes();
+        card.pooled = true;
+        let pages = PagePool::new(parts.settings.memory_bytes);
+        let specials = card.vocabulary.specials();
+        let mut loader =
+            Loader { blueprint, weights: &mut parts.weights, store: WeightArena::new(parts.settings.dtype) };
+        let [token_embedding, decoder_embedding] = loader.embeddings()?;
+        let token = loader.stack("token", &blueprint.architecture.token)?;
+        let context = loader.stack("context", &blueprint.architecture.context)?;
+        let decoder = loader.stack("decoder", &blueprint.architecture.decoder)?;
+        let (head, head_scale) = loader.head(&decoder_embedding)?;
+        // the memory's keys have the decoder's heads, and are stored as its own
+        let memory = PageLayout { output: 0, ..decoder.layout };
+        let cache = |layout| KvCache::new(layout, pages.clone());
+        let start = Start { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
+        let mut model = Self {
+            card,
+            compute: parts.settings.compute(),
+            specials: specials.ok_or_else(|| Error::Internal("a vocabulary without special symbols".into()))?,
+            token_embedding,
+            decoder_embedding,
+            token,
+            predictor: loader.predictor()?,
+            pooling: blueprint.architecture.pooling,
+            projection: loader.projection()?,
+            context,
+            decoder,
+            head,
+            head_scale,
+            memory,
+            start,
+            pages,
+            own_bytes: 0,
+        };
+        model.start = model.read_start()?;
+        model.own_bytes = model.pages.in_use();
+        model.card.first_logits = Some(first_logits(&model)?);
+        Ok(model)
+    }
+
+    /// Reads the start symbol into an empty sequence: it is a segment by itself.
+    fn read_start(&self) -> Result<Start> {
+        let mut work = Work::new();
+        let decoder = KvCache::new(self.decoder.layout, self.pages.clone());
+        let rows = &mut [SequenceRow::new(Box::new(LslmState::new(self.start.clone(), decoder)))];
+        let LslmState { token, context, memory, .. } = state(rows, 0)?;
+        [token, context, memory].into_iter().try_for_each(|cache| cache.reserve(1))?;
+        let dim = self.width();
+        work.positions.push(Position { sequence: 0, index: 0 });
+        work.x.extend_from_slice(&self.token_embedding[self.specials.start as usize * dim..][..dim]); // (1, D)
+        let caches = &mut StackCaches::<TOKEN>(rows);
+        self.token.forward(&self.compute, &mut work.x, &work.positions, (caches, None), &mut work.stack)?; // (1, D)
+        let token = &mut state(rows, 0)?.token;
+        token.write_output(0, &work.x)?;
+        token.advance(1);
+        self.encode_segments(rows, &mut work)?; // (1, C)
+        let state: &LslmState = state_ref(&*rows[0].state)?;
+        Ok(Start { token: state.token.clone(), context: state.context.clone(), memory: state.memory.clone() })
+    }
+}
+
+/// Takes the tensors of a latent segment model.
+struct Loader<'a> {
     blueprint: &'a LslmBlueprint,
     weights: &'a mut Weights,
     store: WeightArena,
 }
 
-impl<'a> Loader<'a> {
-    pub(super) fn new(blueprint: &'a LslmBlueprint, weights: &'a mut Weights, dtype: Dtype) -> Self {
-        Self { blueprint, weights, store: WeightArena::new(dtype) }
-    }
-
-    /// The token encoder's and the decoder's: (V, D) each.
-    pub(super) fn embeddings(&mut self) -> Result<[Arc<[f32]>; 2]> {
+impl Loader<'_> {
+    /// Embeddings of token encoder, (V, D), and decoder, (V, E).
+    fn embeddings(&mut self) -> Result<[Arc<[f32]>; 2]> {
         if self.blueprint.architecture.shared_embedding {
             let shared: Arc<[f32]> = self.weights.take("embedding.weight")?.into();
             return Ok([shared.clone(), shared]);
@@ -40,56 +112,49 @@ impl<'a> Loader<'a> {
         Ok([table("token.embedding.weight")?, table("decoder.embedding.weight")?])
     }
 
-    pub(super) fn stack(&mut self, name: &str) -> Result<T5Stack> {
-        let shapes = self.blueprint.stacks();
-        let [token, context, decoder] = shapes.map(|(_, shape)| *shape);
-        let shape = match name {
-            "token" => token,
-            "context" => context,
-            _ => decoder,
-        };
-        // pooling reads the token encoder's outputs; nobody looks back at the others'
+    fn stack(&mut self, name: &str, shape: &StackShape) -> Result<T5Stack> {
+        // pooling reads the token encoder's outputs; the others' are not kept
         let output = if name == "token" { shape.dim } else { 0 };
-        let StackShape { layers: count, heads, head_dim, .. } = shape;
-        let layout = PageLayout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
-        let mut layers = Vec::with_capacity(count);
-        for index in 0..count {
-            layers.push(self.layer(name, &shape, index)?);
-        }
+        let StackShape { layers, heads, head_dim, .. } = *shape;
+        let layout = PageLayout { dtype: self.store.dtype(), layers, heads, head_dim, output };
+        let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
         let position = PositionScheme::Buckets(shape.buckets().tables(&table));
         Ok(T5Stack { layers, position, layout, norm: self.norm(&format!("{name}.norm"))? })
     }
 
     fn layer(&mut self, stack: &str, shape: &StackShape, index: usize) -> Result<T5Layer> {
-        let at = |name: &str| format!("{stack}.{index}.{name}");
-        let (dim, inner, taken) = (shape.dim, shape.inner(), self.blueprint.taken(stack, index));
-        let parts = ["query", "key", "value"].map(|name| at(&format!("attention.{name}")));
-        let cross = if stack == "decoder" { Some(self.cross(shape, &at)?) } else { None };
+        let key = |name: &str| format!("{stack}.{index}.{name}");
+        let dim = shape.dim;
+        let inner = shape.inner();
+        let qkv = ["query", "key", "value"].map(|name| key(&format!("attention.{name}")));
+        let cross = if stack == "decoder" { Some(self.cross(shape, &key)?) } else { None };
         Ok(T5Layer {
-            attention_norm: self.norm(&at("attention.norm"))?,
-            qkv: self.joined(&parts, inner, taken)?,
-            output: self.linear(&at("attention.output"), dim, inner)?,
+            attention_norm: self.norm(&key("attention.norm"))?,
+            qkv: self.joined(&qkv, inner, self.blueprint.input_width(stack, index))?,
+            output: self.linear(&key("attention.output"), dim, inner)?,
             cross,
-            feed_forward_norm: self.norm(&at("feed_forward.norm"))?,
-            up: self.linear(&at("feed_forward.up"), shape.feed_forward, dim)?,
-            down: self.linear(&at("feed_forward.down"), dim, shape.feed_forward)?,
+            feed_forward_norm: self.norm(&key("feed_forward.norm"))?,
+            up: self.linear(&key("feed_forward.up"), shape.feed_forward, dim)?,
+            down: self.linear(&key("feed_forward.down"), dim, shape.feed_forward)?,
         })
     }
 
-    fn cross(&mut self, shape: &StackShape, at: &dyn Fn(&str) -> String) -> Result<T5Cross> {
-        let (dim, inner, memory) = (shape.dim, shape.inner(), self.blueprint.architecture.context.dim);
+    fn cross(&mut self, shape: &StackShape, key: &dyn Fn(&str) -> String) -> Result<T5Cross> {
+        let inner = shape.inner();
+        let memory = self.blueprint.architecture.context.dim;
         Ok(T5Cross {
-            norm: self.norm(&at("memory.norm"))?,
-            query: self.linear(&at("memory.query"), inner, dim)?,
-            memory: self.joined(&[at("memory.key"), at("memory.value")], inner, memory)?,
-            output: self.linear(&at("memory.output"), dim, inner)?,
+            norm: self.norm(&key("memory.norm"))?,
+            query: self.linear(&key("memory.query"), inner, shape.dim)?,
+            memory: self.joined(&[key("memory.key"), key("memory.value")], inner, memory)?,
+            output: self.linear(&key("memory.output"), shape.dim, inner)?,
         })
     }
 
-    /// The head, and what its vectors are multiplied with: an embedding's numbers are of size one, a head's are not.
-    pub(super) fn head(&mut self, embedding: &[f32]) -> Result<(Linear, f32)> {
-        let (symbols, dim) = (self.blueprint.symbols, self.blueprint.architecture.decoder.dim);
+    /// The head, and the factor of its input: a tied embedding has numbers of size one, unlike a head's.
+    fn head(&mut self, embedding: &[f32]) -> Result<(Linear, f32)> {
+        let symbols = self.blueprint.symbols;
+        let dim = self.blueprint.architecture.decoder.dim;
         let bias = self.weights.take("head.bias")?;
         if self.blueprint.architecture.tied_head {
             let head = Linear::pack(&self.store, embedding, &bias, symbols, dim)?;
@@ -99,14 +164,14 @@ impl<'a> Loader<'a> {
         Ok((Linear::pack(&self.store, &weight, &bias, symbols, dim)?, 1.0))
     }
 
-    pub(super) fn predictor(&mut self) -> Result<Summed> {
-        let (first, second) =
-            (self.weights.take("boundary.hidden.weight")?, self.weights.take("boundary.output.weight")?);
+    fn predictor(&mut self) -> Result<Summed> {
+        let hidden = self.weights.take("boundary.hidden.weight")?;
+        let output = self.weights.take("boundary.output.weight")?;
         let a = &self.blueprint.architecture;
-        Summed::new(&first, &second, (a.boundaries.hidden, a.token.dim), a.boundaries.threshold)
+        Summed::new(&hidden, &output, (a.boundaries.hidden, a.token.dim), a.boundaries.threshold)
     }
 
-    pub(super) fn projection(&mut self) -> Result<Option<Linear>> {
+    fn projection(&mut self) -> Result<Option<Linear>> {
         let a = &self.blueprint.architecture;
         if a.widths != Widths::Projection {
             return Ok(None);
@@ -119,7 +184,7 @@ impl<'a> Loader<'a> {
         Linear::pack(&self.store, &weight, &[], outputs, inputs)
     }
 
-    /// Matrices of the same inputs as one: their outputs one behind the other, `outputs` each.
+    /// Joins matrices with the same inputs: their outputs, `outputs` each, follow one another.
     fn joined(&mut self, names: &[String], outputs: usize, inputs: usize) -> Result<Linear> {
         let mut weight = Vec::with_capacity(names.len() * outputs * inputs);
         for name in names {

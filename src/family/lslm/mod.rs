@@ -1,16 +1,20 @@
-//! Latent Segment Language Models: segments are read by a causal encoder and written, one by one, by a decoder.
+//! Latent Segment Language Models: a causal encoder reads segments, and a decoder writes them one by one.
 //!
-//! Text flows through the token encoder, whose vectors tell the boundary predictor where given text ends a segment and are
-//! pooled into one vector a segment; those flow through the context encoder, whose outputs are the memory of the segment
-//! decoder, which writes each segment from its own beginning and ends it with a mark. Decisions where the paper is silent are
-//! those that docs/checkpoints.md tells of.
+//! Written from the paper (anonymous ACL submission), whose authors released no code: docs/checkpoints.md lists the decisions
+//! where it is silent. The three stacks are T5's (Raffel et al. 2020, v1.0), checked against `T5Stack` of Hugging Face
+//! transformers 4.33.3.
 //!
-//! [`config`] is the blueprint, [`model`] the weights, [`state`] what a sequence remembers, [`step`] the symbol and the segment
-//! step (the two encoders), `write` the finish step (the decoder).
+//! token encoder → boundary predictor → pool → context encoder → segment decoder, with cross-attention to the closed segments.
+//! Start with [`model`]: the weights and that forward pass. [`config`] and [`blueprint`] describe an architecture, [`state`] is
+//! one sequence, [`work`] a thread's buffers; `gather` and `decode` move vectors between these two for the encoders and the
+//! decoder, `load` builds the model, `contract` implements [`Model`](crate::decode::contract::Model).
 
+pub mod blueprint;
 pub mod config;
+mod contract;
+mod decode;
+mod gather;
 mod load;
 pub mod model;
 pub mod state;
-pub mod step;
-mod write;
+pub mod work;

@@ -1,203 +1,168 @@
-//! A latent segment model's weights, and what the contract asks beside the three steps (those are in `step` and `write`).
+//! The weights and the forward pass, split into the contract's three steps. Hot path: no allocation once the buffers in [`Work`]
+//! have grown, no locks, no logging.
+//!
+//! The functions of `gather` and `decode` collect vectors of many rows into `work.x` and store the results in the rows.
 
 use super::{
-    config::LslmBlueprint,
-    load::Loader,
-    state::{LslmState, Start},
-    step::Work,
+    decode::{
+        SegmentCaches, end_logprobs, finish_rows, gather_closed_segments, gather_open_segments, gather_runs,
+        reserve_wanted, scatter_runs, segment_memory,
+    },
+    gather::{
+        advance_segments, append_feed, cut_segments, embed_symbols, gather_closed_symbols, gather_unread_symbols,
+        pool_segments, scatter_symbols, set_summarized,
+    },
+    state::Start,
+    work::{CONTEXT, StackCaches, Stage, TOKEN, Work, state},
 };
 use crate::{
-    decode::{
-        contract::{BoundaryOptions, Card, KvMemory, Model, Scratch, SequenceRow, State, Want, advance, state_ref},
-        cost::Cost,
-        options::check_mode,
-        trace,
+    decode::contract::{Card, SequenceRow, StepStatus},
+    error::Result,
+    family::parts::step::{deliver_logits, with_status},
+    kernels::{
+        Compute,
+        attention::PageLayout,
+        linear::{Epilogue, Linear},
+        pages::PagePool,
     },
-    error::{Error, Result},
-    family::{Blueprint, Parts, cost},
-    kernels::{Compute, ThreadPool, attention::PageLayout, linear::Linear, pages::PagePool},
-    nn::{boundary::summed::Summed, kv_cache::KvCache, pooling::Pooling, t5::T5Stack},
+    nn::{
+        boundary::summed::Summed,
+        pooling::Pooling,
+        sized,
+        t5::{T5Memory, T5Stack},
+    },
     text::SpecialSymbols,
 };
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
-/// A loaded latent segment model. V = symbols, marks included.
+/// A loaded latent segment model. D, C, E = widths of token encoder, context encoder, decoder; V = vocabulary size, special
+/// symbols included.
 pub struct Lslm {
     pub(super) card: Card,
     pub(super) compute: Compute,
     pub(super) specials: SpecialSymbols,
-    /// (V, width of the token encoder)
+    /// (V, D)
     pub(super) token_embedding: Arc<[f32]>,
-    /// (V, width of the decoder)
+    /// (V, E)
     pub(super) decoder_embedding: Arc<[f32]>,
     pub(super) token: T5Stack,
     pub(super) predictor: Summed,
     pub(super) pooling: Pooling,
-    /// Between pooling and context encoder, where their widths differ and the first layer takes no other.
+    /// (C, D), between pooling and context encoder, if their widths differ and the first layer does not change the width.
     pub(super) projection: Option<Linear>,
     pub(super) context: T5Stack,
     pub(super) decoder: T5Stack,
-    /// (V, width of the decoder)
+    /// (V, E)
     pub(super) head: Linear,
-    /// What the head's vectors are multiplied with: 1, unless it is the embedding.
+    /// Factor of the head's input: 1, unless the head is the embedding.
     pub(super) head_scale: f32,
-    /// Of the decoder's keys of segments.
-    memory: PageLayout,
-    /// What every sequence begins with, computed once.
-    start: Start,
-    pages: Arc<PagePool>,
-    /// Bytes in pages that the model itself holds: the start's.
-    own_bytes: usize,
+    /// PageLayout of the decoder's keys and values of segments.
+    pub(super) memory: PageLayout,
+    /// The state after the start symbol, computed once: every sequence begins with it.
+    pub(super) start: Start,
+    pub(super) pages: Arc<PagePool>,
+    /// Bytes of pages that the model itself holds: the start symbol's.
+    pub(super) own_bytes: usize,
 }
 
 impl Lslm {
-    /// Builds the model from checked weights.
-    ///
-    /// # Errors
-    /// A weight that is missing, which the checkpoint reader has excluded; memory too small for the start's mark.
-    pub fn load(blueprint: &LslmBlueprint, parts: Parts) -> Result<Self> {
-        let Parts { config, name, mut weights, sha256, settings, .. } = parts;
-        let max_symbols = settings.max_symbols(config.training_length);
-        let pool = settings.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(settings.threads)));
-        let pages = PagePool::new(settings.memory_bytes);
-        let vocabulary = config.vocabulary(Path::new("config.json"))?;
-        let specials = vocabulary.specials().ok_or_else(|| Error::Internal("a vocabulary without marks".into()))?;
-        let mut loader = Loader::new(blueprint, &mut weights, settings.dtype);
-        let [token_embedding, decoder_embedding] = loader.embeddings()?;
-        let [token, context, decoder] = [loader.stack("token")?, loader.stack("context")?, loader.stack("decoder")?];
-        let (head, head_scale) = loader.head(&decoder_embedding)?;
-        let (predictor, projection) = (loader.predictor()?, loader.projection()?);
-        // the keys of the memory are heads of the decoder's, kept as it keeps its own
-        let memory = PageLayout { output: 0, ..decoder.layout };
-        let cache = |layout| KvCache::new(layout, pages.clone());
-        let start = Start { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
-        let tensors = blueprint.tensors();
-        let card = Card {
-            name,
-            family: "lslm",
-            shape: blueprint.shape(),
-            parameters: tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum(),
-            vocabulary,
-            training_length: config.training_length,
-            max_symbols,
-            max_symbols_why: None,
-            boundary_modes: blueprint.architecture.driver.modes(),
-            first_logits: None,
-            pooled: true,
-            dtype: settings.dtype.name(),
-            sha256,
-        };
-        let compute = Compute { isa: settings.isa, pool };
-        let pooling = blueprint.architecture.pooling;
-        let mut model = Self {
-            card,
-            compute,
-            specials,
-            token_embedding,
-            decoder_embedding,
-            token,
-            predictor,
-            pooling,
-            projection,
-            context,
-            decoder,
-            head,
-            head_scale,
-            memory,
-            start,
-            pages,
-            own_bytes: 0,
-        };
-        model.start = model.begun()?;
-        model.own_bytes = model.pages.in_use();
-        model.card.first_logits = Some(model.first_logits()?);
-        Ok(model)
+    /// Symbol step: token encoder → boundary predictor → segment ends. Symbols that come with their boundaries are read in the
+    /// segment step: nothing needs their vectors earlier.
+    pub(super) fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        which.iter().try_for_each(|&index| append_feed(&self.card, &mut rows[index]))?;
+        gather_unread_symbols(rows, which, work)?;
+        self.encode_symbols(rows, work)?; // (symbols, D), boundary logits (symbols)
+        cut_segments(&self.predictor, rows, which, work)
     }
 
-    /// What the start's mark leaves behind: it is read, and is a segment by itself.
-    fn begun(&self) -> Result<Start> {
-        let state = LslmState::new(self.start.clone(), KvCache::new(self.decoder.layout, self.pages.clone()));
-        let mut rows = [SequenceRow::new(Box::new(state))];
-        let mut work = Work::new();
-        self.read_start(&mut rows, &mut work)?;
-        let state: &LslmState = state_ref(&*rows[0].state)?;
-        Ok(Start { token: state.token.clone(), context: state.context.clone(), memory: state.memory.clone() })
+    /// Segment step, for rows that closed a segment: token encoder for symbols not yet read → pool → context encoder → the
+    /// decoder's keys and values of the segments.
+    pub(super) fn close_segments(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        with_status(StepStatus::Waiting, rows, which, work, |rows, waiting, work| {
+            gather_closed_symbols(rows, waiting, work)?;
+            self.encode_symbols(rows, work)?; // (symbols, D)
+            pool_segments(self.pooling, self.width(), rows, waiting, work)?; // (segments, D)
+            self.encode_segments(rows, work)?; // (segments, C)
+            set_summarized(rows, waiting)
+        })
     }
 
-    /// The logits before a text's first symbol: (V).
-    fn first_logits(&self) -> Result<Arc<[f32]>> {
-        let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
-        rows[0].set(&[trace::BEGIN], Want::Last);
-        advance(self, &mut rows, &[0], &mut self.scratch())?;
-        Ok(rows[0].logits.as_slice().into())
-    }
-}
-
-impl Model for Lslm {
-    fn card(&self) -> &Card {
-        &self.card
-    }
-
-    fn begin(&self, boundaries: BoundaryOptions) -> Result<Box<dyn State>> {
-        check_mode(&boundaries, &self.card)?;
-        let open = KvCache::new(self.decoder.layout, self.pages.clone());
-        Ok(Box::new(LslmState::new(self.start.clone(), open)))
+    /// Finish step: segment decoder, with cross-attention to the closed segments → logits. Segments that closed while all logits
+    /// are wanted are decoded some dozens at a time; open segments only if logits are wanted.
+    pub(super) fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
+        with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
+            reserve_wanted(self.head.inputs(), rows, unfinished, work);
+            while gather_closed_segments(self.decoder.layout, rows, unfinished, work)? {
+                self.decode_segments(rows, work)?;
+            }
+            gather_open_segments(rows, unfinished, work)?;
+            self.decode_segments(rows, work)?;
+            self.apply_head(work, true); // (closed segments, V)
+            end_logprobs(self.head.outputs(), self.specials.segment_end, rows, work)?;
+            self.apply_head(work, false); // (wanted, V)
+            deliver_logits(rows, unfinished, &work.logits, self.head.outputs())?;
+            finish_rows(rows, unfinished)
+        })
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(Box::new(Work::new()))
-    }
-
-    fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.feed_symbols(rows, which, Work::of(scratch)?)
-    }
-
-    fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.close_segments(rows, which, Work::of(scratch)?)
-    }
-
-    fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        self.finish(rows, which, Work::of(scratch)?)
-    }
-
-    fn bytes_for(&self, symbols: usize) -> usize {
-        // every symbol may end a segment, or none
-        let [token, context] = [&self.token, &self.context].map(|stack| stack.layout.bytes_for(symbols + 1));
-        let [memory, open] = [&self.memory, &self.decoder.layout].map(|layout| layout.bytes_for(symbols + 1));
-        token + context + memory + open
-    }
-
-    fn growth(&self, state: &dyn State, more: usize) -> usize {
-        // one that is another model's is refused by the step
-        let Ok(state) = state_ref::<LslmState>(state) else { return 0 };
-        let (symbols, segments) = (state.symbols.len() + more, state.ends.len() + more);
-        let open = state.open_growth(state.open_len() + more + 1);
-        let summaries = state.context.growth(segments + 1) + state.memory.growth(segments + 1);
-        state.token.growth(symbols + 1) + summaries + open
-    }
-
-    fn memory(&self) -> KvMemory {
-        // the start's pages are out of what sequences may have: admission counts on getting all of the limit
-        KvMemory { in_use: self.pages.in_use() - self.own_bytes, limit: self.pages.limit() - self.own_bytes }
-    }
-
-    fn cost(&self, symbols: usize, segments: usize) -> Cost {
-        let mut cost = Cost::default();
-        cost.symbol += cost::t5_stack(&self.token, symbols + 1, 0);
-        for matrix in self.predictor.matrices() {
-            cost.symbol += cost::linear(matrix);
+    /// Token encoder and boundary predictor over the symbols of `work.positions`.
+    fn encode_symbols(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+        embed_symbols(&self.token_embedding, self.width(), rows, work)?; // (symbols, D)
+        if work.positions.is_empty() {
+            return Ok(());
         }
-        let open = symbols.div_ceil(segments.max(1)) + 1;
-        cost.symbol += cost::t5_stack(&self.decoder, open, segments + 1);
-        cost.segment += cost::t5_stack(&self.context, segments + 1, 0);
-        for matrix in self
-            .projection
-            .iter()
-            .chain(self.decoder.layers.iter().flat_map(|layer| layer.cross.as_ref().map(|cross| &cross.memory)))
-        {
-            cost.segment += cost::linear(matrix);
+        let caches = &mut StackCaches::<TOKEN>(rows);
+        self.token.forward(&self.compute, &mut work.x, &work.positions, (caches, None), &mut work.stack)?;
+        work.show(Stage::Token);
+        self.predictor.logits(&self.compute, &work.x, &mut work.predictor, &mut work.boundary_logits); // (symbols)
+        work.show(Stage::Boundary);
+        scatter_symbols(&self.predictor, rows, work)
+    }
+
+    /// Context encoder over the pooled vectors `work.x` (segments, D), and the decoder's keys and values of its outputs.
+    pub(super) fn encode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+        if let Some(projection) = &self.projection {
+            std::mem::swap(&mut work.x, &mut work.unprojected);
+            let x = sized(&mut work.x, work.positions.len() * projection.outputs());
+            projection.apply(&self.compute, &work.unprojected, Epilogue::None, &mut work.stack.quantized, x); // (segments, C)
         }
-        cost.logits += cost::linear(&self.head);
-        cost
+        let caches = &mut StackCaches::<CONTEXT>(rows);
+        self.context.forward(&self.compute, &mut work.x, &work.positions, (caches, None), &mut work.stack)?; // (segments, C)
+        work.show(Stage::Context);
+        let positions = &work.positions;
+        self.decoder.project_memory(&self.compute, &work.x, &mut work.stack, |(layer, index), keys, values| {
+            let position = positions[index];
+            state(rows, position.sequence)?.memory.write(layer, position.index, keys, values)
+        })?;
+        advance_segments(rows, positions)
+    }
+
+    /// Decoder over the segments' positions in `work.runs`.
+    fn decode_segments(&self, rows: &mut [SequenceRow], work: &mut Work) -> Result<()> {
+        gather_runs(&self.decoder_embedding, self.head.inputs(), self.specials.segment_start, rows, work)?; // (positions, E)
+        let mut caches = SegmentCaches { rows, runs: &work.runs, spare: &mut work.spare_caches };
+        let memory = T5Memory { positions: &work.memory_positions, cache: segment_memory };
+        let caches = (&mut caches, Some(&memory));
+        self.decoder.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (positions, E)
+        scatter_runs(self.head.inputs(), rows, work)
+    }
+
+    /// `work.logits` (vectors, V) = logits of the wanted vectors, or of the closed segments' last vectors.
+    fn apply_head(&self, work: &mut Work, segment_ends: bool) {
+        let vectors = if segment_ends { &mut work.wanted.end_vectors } else { &mut work.wanted.vectors };
+        work.logits.clear();
+        if vectors.is_empty() {
+            return;
+        }
+        if self.head_scale != 1.0 {
+            vectors.iter_mut().for_each(|x| *x *= self.head_scale);
+        }
+        let logits = sized(&mut work.logits, vectors.len() / self.head.inputs() * self.head.outputs());
+        self.head.apply(&self.compute, vectors, Epilogue::None, &mut work.stack.quantized, logits);
+    }
+
+    /// Width D of the token encoder.
+    pub(super) fn width(&self) -> usize {
+        self.token.norm.weight.len()
     }
 }

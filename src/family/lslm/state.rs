@@ -1,51 +1,52 @@
-//! What a sequence remembers: four caches, its symbols, and where segments ended.
+//! One sequence: four caches, its symbols, and where segments ended.
 //!
-//! Everything else follows from these: a row waits for its segment step while `context` is behind `ends`, and is unfinished
-//! while `finished` is behind. The open segment's row of the decoder may be behind as well, or be that of a segment that is
-//! open no more: the next finish step that needs it brings it on, from the symbols. So a fork is a clone, and a rollback
-//! shortens. The token encoder may be behind too: symbols that were fed with their boundaries are read when their segment ends.
+//! All progress follows from these: a row waits for its segment step while `context` is behind `segment_ends`, and is unfinished
+//! while `finished` is behind. The decoder's cache may be behind too, or hold a segment that has closed since: the next finish
+//! step that needs it computes the missing positions from the symbols. So a fork is a clone, and a rollback truncates. The
+//! token encoder may be behind: symbols that were fed with their boundaries are read when their segment ends.
 
 use crate::{
     decode::contract::{PageUse, State},
-    error::{Error, Result},
+    error::Result,
+    family::parts::state::{check_rollback, clone_with_capacity},
     kernels::pages::Page,
     nn::kv_cache::KvCache,
 };
 use std::ops::Range;
 
-/// Segments, and symbols, that a sequence has room to list from the start, so that no step of a usual one has to make room.
-const SEGMENTS_ROOM: usize = 1024;
-const SYMBOLS_ROOM: usize = 4 * SEGMENTS_ROOM;
+/// Initial capacities in segments and symbols, so that a usual sequence never reallocates during a step.
+const SEGMENT_CAPACITY: usize = 1024;
+const SYMBOL_CAPACITY: usize = 4 * SEGMENT_CAPACITY;
 
 /// One sequence of a latent segment model.
 pub struct LslmState {
-    /// The token encoder: position 0 is the start's mark, position t + 1 symbol t; with its outputs, which pooling reads.
+    /// The token encoder: position 0 is the start symbol, position t + 1 symbol t; with its outputs, which pooling reads.
     pub token: KvCache,
-    /// The context encoder: position 0 is the segment of the start's mark alone, position m + 1 segment m.
+    /// The context encoder: position 0 is the start symbol's own segment, position m + 1 segment m.
     pub context: KvCache,
-    /// The decoder's keys and values of the same segments, for its attention to them.
+    /// The decoder's keys and values of the same segments, for cross-attention.
     pub memory: KvCache,
-    /// The decoder's own, of one segment: position 0 is the segment's opening mark, position i its i-th symbol.
-    pub open: KvCache,
-    /// The segment that `open` is of.
-    pub open_of: usize,
-    /// The symbols fed.
+    /// The decoder, in one segment: position 0 is the segment's opening symbol, position i its i-th symbol.
+    pub decoder: KvCache,
+    /// The segment in `decoder`.
+    pub decoder_segment: usize,
+    /// The fed symbols.
     pub symbols: Vec<u32>,
-    /// What the predictor says of each symbol that the token encoder has seen.
-    pub said: Vec<bool>,
-    /// The position of each closed segment's last symbol.
-    pub ends: Vec<usize>,
-    /// Symbols that have had their finish step; those behind are in flight.
+    /// Whether the predictor ends a segment with each symbol that the token encoder has read.
+    pub predicted: Vec<bool>,
+    /// Position of each closed segment's last symbol.
+    pub segment_ends: Vec<usize>,
+    /// Symbols that have had their finish step; later ones are in flight.
     pub finished: usize,
-    /// Segments that were closed then: one may be closed without a symbol.
-    pub finished_ends: usize,
-    /// Segments from the first on that the predictor would have cut alike.
-    pub agreed: usize,
-    /// Whether a feed is in flight: it need not take a place.
+    /// Segments closed at the last finish step: a segment may close without a symbol.
+    pub finished_segments: usize,
+    /// Leading segments that the predictor would have cut the same way.
+    pub agreed_segments: usize,
+    /// True if a feed is in flight, which may have no symbols.
     pub in_flight: bool,
 }
 
-/// The caches of a sequence that has seen the start's mark.
+/// The caches of a sequence that has read the start symbol only.
 #[derive(Clone)]
 pub struct Start {
     /// See [`LslmState::token`].
@@ -57,97 +58,97 @@ pub struct Start {
 }
 
 impl LslmState {
-    /// A sequence that has seen nothing but the start's mark; `open` is empty.
-    pub fn new(start: Start, open: KvCache) -> Self {
+    /// Returns a sequence that has read the start symbol only; `decoder` is empty.
+    pub fn new(start: Start, decoder: KvCache) -> Self {
         let Start { token, context, memory } = start;
         Self {
             token,
             context,
             memory,
-            open,
-            open_of: 0,
-            symbols: Vec::with_capacity(SYMBOLS_ROOM),
-            said: Vec::with_capacity(SYMBOLS_ROOM),
-            ends: Vec::with_capacity(SEGMENTS_ROOM),
+            decoder,
+            decoder_segment: 0,
+            symbols: Vec::with_capacity(SYMBOL_CAPACITY),
+            predicted: Vec::with_capacity(SYMBOL_CAPACITY),
+            segment_ends: Vec::with_capacity(SEGMENT_CAPACITY),
             finished: 0,
-            finished_ends: 0,
-            agreed: 0,
+            finished_segments: 0,
+            agreed_segments: 0,
             in_flight: false,
         }
     }
 
-    /// Whether segments are closed that the context encoder has not seen.
-    pub fn waits(&self) -> bool {
-        self.context.len() < self.ends.len() + 1
+    /// True if the context encoder has not read all closed segments.
+    pub fn needs_segment_step(&self) -> bool {
+        self.context.len() < self.segment_ends.len() + 1
     }
 
-    /// The first symbol of segment `m`, which may be the open one.
-    pub fn start_of(&self, m: usize) -> usize {
-        m.checked_sub(1).map_or(0, |before| self.ends[before] + 1)
+    /// First position of segment `m`, which may be the open one.
+    pub fn segment_start(&self, m: usize) -> usize {
+        m.checked_sub(1).map_or(0, |before| self.segment_ends[before] + 1)
     }
 
-    /// The symbols of segment `m`, which may be the open one.
+    /// Positions of segment `m`, which may be the open one.
     pub fn segment(&self, m: usize) -> Range<usize> {
-        self.start_of(m)..self.ends.get(m).map_or(self.symbols.len(), |&end| end + 1)
+        self.segment_start(m)..self.segment_ends.get(m).map_or(self.symbols.len(), |&end| end + 1)
     }
 
-    /// Symbols of the open segment.
+    /// Number of symbols in the open segment.
     pub fn open_len(&self) -> usize {
-        self.segment(self.ends.len()).len()
+        self.segment(self.segment_ends.len()).len()
     }
 
-    /// Symbols that the token encoder has seen.
-    pub fn read(&self) -> usize {
-        self.said.len()
+    /// Number of symbols that the token encoder has read.
+    pub fn encoded(&self) -> usize {
+        self.predicted.len()
     }
 
-    /// Makes the decoder's row that of the open segment: the row of one that was closed is of no use any more.
-    pub fn turn_to_open(&mut self) {
-        if self.open_of != self.ends.len() {
-            self.open.truncate(0);
-            self.open_of = self.ends.len();
+    /// Empties the decoder's cache if it holds a segment that has closed, whose keys nothing reads any more.
+    pub fn switch_to_open_segment(&mut self) {
+        if self.decoder_segment != self.segment_ends.len() {
+            self.decoder.truncate(0);
+            self.decoder_segment = self.segment_ends.len();
         }
     }
 
-    /// Counts the segments that the predictor would have cut alike, as far as that is known.
+    /// Counts the leading segments that the predictor would have cut the same way, as far as the token encoder has read.
     pub fn count_agreed(&mut self) {
-        while let Some(&end) = self.ends.get(self.agreed) {
-            let Some(said) = self.said.get(self.start_of(self.agreed)..=end) else { return };
-            // an end at its last symbol and none before
-            if said.iter().position(|&closes| closes) != Some(said.len() - 1) {
+        while let Some(&end) = self.segment_ends.get(self.agreed_segments) {
+            let Some(predicted) = self.predicted.get(self.segment_start(self.agreed_segments)..=end) else { return };
+            // the predictor closes the segment at its last symbol and not before
+            if predicted.iter().position(|&closes| closes) != Some(predicted.len() - 1) {
                 return;
             }
-            self.agreed += 1;
+            self.agreed_segments += 1;
         }
     }
 
-    /// Bytes of pages that bringing the decoder's row up to so many positions can take. Another segment's row is given up
-    /// first; but what it shares with forks brings nothing.
-    pub fn open_growth(&self, positions: usize) -> usize {
-        let layout = self.open.layout();
-        if self.open.pages().iter().any(Page::is_shared) {
+    /// Most bytes of pages that extending the decoder's cache to `positions` can take. Another segment's pages are freed first,
+    /// except those shared with forks.
+    pub fn decoder_growth(&self, positions: usize) -> usize {
+        let layout = self.decoder.layout();
+        if self.decoder.pages().iter().any(Page::is_shared) {
             return layout.bytes_for(positions);
         }
-        layout.bytes_for(positions).saturating_sub(self.open.bytes())
+        layout.bytes_for(positions).saturating_sub(self.decoder.bytes())
     }
 
-    /// Shortens it to the first `len` symbols and `ends` segments.
-    fn truncate(&mut self, len: usize, ends: usize) {
-        self.ends.truncate(ends);
+    /// Truncates everything to the first `len` symbols and `segments` segments.
+    fn truncate(&mut self, len: usize, segments: usize) {
+        self.segment_ends.truncate(segments);
         self.symbols.truncate(len);
-        self.said.truncate(len);
+        self.predicted.truncate(len);
         self.token.truncate(len + 1);
-        self.context.truncate(ends + 1);
-        self.memory.truncate(ends + 1);
-        self.turn_to_open();
-        self.open.truncate(self.open_len() + 1);
+        self.context.truncate(segments + 1);
+        self.memory.truncate(segments + 1);
+        self.switch_to_open_segment();
+        self.decoder.truncate(self.open_len() + 1);
         self.finished = self.finished.min(len);
-        self.finished_ends = self.finished_ends.min(ends);
-        self.agreed = self.agreed.min(ends);
+        self.finished_segments = self.finished_segments.min(segments);
+        self.agreed_segments = self.agreed_segments.min(segments);
     }
 
     fn caches(&self) -> [&KvCache; 4] {
-        [&self.token, &self.context, &self.memory, &self.open]
+        [&self.token, &self.context, &self.memory, &self.decoder]
     }
 }
 
@@ -157,49 +158,40 @@ impl State for LslmState {
     }
 
     fn segments(&self) -> usize {
-        self.ends.len()
+        self.segment_ends.len()
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let Self { open_of, finished, finished_ends, agreed, .. } = *self;
         let mut fork = Self {
             token: self.token.clone(),
             context: self.context.clone(),
             memory: self.memory.clone(),
-            open: self.open.clone(),
-            open_of,
-            symbols: roomy(&self.symbols, SYMBOLS_ROOM),
-            said: roomy(&self.said, SYMBOLS_ROOM),
-            ends: roomy(&self.ends, SEGMENTS_ROOM),
-            finished,
-            finished_ends,
-            agreed,
+            decoder: self.decoder.clone(),
+            symbols: clone_with_capacity(&self.symbols, SYMBOL_CAPACITY),
+            predicted: clone_with_capacity(&self.predicted, SYMBOL_CAPACITY),
+            segment_ends: clone_with_capacity(&self.segment_ends, SEGMENT_CAPACITY),
             in_flight: false,
+            ..*self
         };
-        fork.truncate(finished, finished_ends);
+        fork.truncate(self.finished, self.finished_segments);
         Box::new(fork)
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
-        if self.in_flight {
-            return Err(Error::Internal("a row that is not ready cannot be rolled back".into()));
-        }
-        if len > self.len() {
-            return Err(Error::Internal(format!("rollback to {len}, beyond the end {}", self.len())));
-        }
-        self.truncate(len, self.ends.partition_point(|&end| end < len));
+        check_rollback(self, !self.in_flight, len)?;
+        self.truncate(len, self.segment_ends.partition_point(|&end| end < len));
         Ok(())
     }
 
     fn restart(&mut self, _offset: usize) {
-        // where its first symbol stands in a stream makes no difference to it
+        // boundaries do not depend on the position in the stream
         self.truncate(0, 0);
         self.in_flight = false;
     }
 
     fn boundary_before(&self, len: usize) -> usize {
-        let closed = self.ends.partition_point(|&end| end < len);
-        closed.checked_sub(1).map_or(0, |last| self.ends[last] + 1)
+        let closed = self.segment_ends.partition_point(|&end| end < len);
+        closed.checked_sub(1).map_or(0, |last| self.segment_ends[last] + 1)
     }
 
     fn bytes(&self) -> usize {
@@ -214,19 +206,12 @@ impl State for LslmState {
 
     fn own_bytes(&self) -> usize {
         let lists = self.symbols.capacity() * size_of::<u32>()
-            + self.said.capacity() * size_of::<bool>()
-            + self.ends.capacity() * size_of::<usize>();
+            + self.predicted.capacity() * size_of::<bool>()
+            + self.segment_ends.capacity() * size_of::<usize>();
         size_of::<Self>() + self.caches().into_iter().map(KvCache::own_bytes).sum::<usize>() + lists
     }
 
     fn agreed(&self) -> usize {
-        self.start_of(self.agreed)
+        self.segment_start(self.agreed_segments)
     }
-}
-
-/// A copy with the same room as a new list, which a plain clone would not have.
-fn roomy<T: Copy>(list: &[T], room: usize) -> Vec<T> {
-    let mut copy = Vec::with_capacity(list.len().max(room));
-    copy.extend_from_slice(list);
-    copy
 }

@@ -27,25 +27,26 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// What the first position counts as in fairseq's sinusoids: rows below are its padding's.
+/// Index of the first position in fairseq's sinusoids, whose lower indices belong to padding.
 const FIRST_SINUSOID: usize = 2;
 
-/// Packs a checkpoint's tensors into parts.
+/// Packs a checkpoint's tensors into model parts.
 pub struct Loader<'a> {
-    /// What is still to be taken.
+    /// The tensors not yet taken.
     pub weights: &'a mut Weights,
     shape: StackShape,
     eps: f32,
     store: WeightArena,
-    /// Of what is computed once and kept as a table.
+    /// Storage of tables that are computed once.
     tables: WeightArena,
     shared: SharedPosition,
 }
 
-/// What all stacks share of a position scheme.
+/// The tensors of a position scheme that all stacks share.
 enum SharedPosition {
     TransformerXl(Arc<SharedTerms>),
-    Turned(Option<f64>),
+    /// With the scale base of xPos.
+    Rotary(Option<f64>),
     Slopes(Vec<f32>),
     Buckets(Vec<Vec<f32>>),
     Sinusoidal(Vec<f32>),
@@ -53,28 +54,28 @@ enum SharedPosition {
     None,
 }
 
-/// One stack among a model's.
+/// Names and describes one stack of a model.
 #[derive(Debug, Clone, Copy)]
-pub struct StackPlan<'a> {
-    /// What its tensors' names begin with.
+pub struct StackSpec<'a> {
+    /// Prefix of its tensors' names.
     pub name: &'a str,
-    /// Layers.
-    pub count: usize,
-    /// Width of the output kept for each position; 0 if none is.
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the output that the cache keeps for each position; 0 if it keeps none.
     pub output: usize,
-    /// Which keys it attends to.
+    /// Keys that a position attends to.
     pub window: Window,
-    /// Where its norms stand.
+    /// Position of its norms.
     pub order: Order,
-    /// The most positions of a sequence.
+    /// Most positions of a sequence.
     pub positions: usize,
 }
 
 impl<'a> Loader<'a> {
-    /// Of a checkpoint whose layers have that shape and whose norms add `eps`.
+    /// Returns a loader for layers of that shape, whose norms add `eps` to the variance.
     ///
     /// # Errors
-    /// A tensor that is missing, which the checkpoint reader has excluded.
+    /// A missing tensor, which the checkpoint reader has excluded.
     pub fn new(weights: &'a mut Weights, shape: StackShape, eps: f32, dtype: Dtype) -> Result<Self> {
         let mut take = |name: &str| weights.take(&format!("position.{name}"));
         let shared = match shape.position {
@@ -83,8 +84,8 @@ impl<'a> Loader<'a> {
                 content_bias: take("content_bias")?,
                 distance_bias: take("distance_bias")?,
             })),
-            PositionKind::Rotary => SharedPosition::Turned(None),
-            PositionKind::Xpos { scale_base } => SharedPosition::Turned(Some(scale_base)),
+            PositionKind::Rotary => SharedPosition::Rotary(None),
+            PositionKind::Xpos { scale_base } => SharedPosition::Rotary(Some(scale_base)),
             PositionKind::Alibi => SharedPosition::Slopes(take("slopes")?),
             PositionKind::Buckets { count, max_distance } => {
                 let buckets = Buckets { count, max_distance, bidirectional: false };
@@ -94,14 +95,13 @@ impl<'a> Loader<'a> {
             PositionKind::Learned { .. } => SharedPosition::Learned(take("table")?.into()),
             PositionKind::None => SharedPosition::None,
         };
-        let (store, tables) = (WeightArena::new(dtype), WeightArena::new(Dtype::F32));
-        Ok(Self { weights, shape, eps, store, tables, shared })
+        Ok(Self { weights, shape, eps, store: WeightArena::new(dtype), tables: WeightArena::new(Dtype::F32), shared })
     }
 
-    /// A matrix with its bias.
+    /// Loads a matrix with its bias.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and no memory.
+    /// As for [`new`](Self::new), and out of memory.
     pub fn linear(&mut self, name: &str) -> Result<Linear> {
         let bias = self.weights.take(&format!("{name}.bias"))?;
         let weight = self.weights.take(&format!("{name}.weight"))?;
@@ -109,42 +109,42 @@ impl<'a> Loader<'a> {
         Linear::pack(&self.store, &weight, &bias, outputs, weight.len() / outputs)
     }
 
-    /// A matrix (outputs, inputs) of numbers at hand, without bias.
+    /// Packs `weight`, (outputs, inputs), as a matrix without bias.
     ///
     /// # Errors
-    /// No memory.
+    /// Out of memory.
     pub fn pack(&self, weight: &[f32], outputs: usize) -> Result<Linear> {
         Linear::pack(&self.store, weight, &[], outputs, weight.len() / outputs)
     }
 
-    /// A LayerNorm.
+    /// Loads a LayerNorm.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn norm(&mut self, name: &str) -> Result<LayerNorm> {
-        let (weight, bias) =
-            (self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?);
-        Ok(LayerNorm { weight, bias, eps: self.eps })
+        let weight = self.weights.take(&format!("{name}.weight"))?;
+        Ok(LayerNorm { weight, bias: self.weights.take(&format!("{name}.bias"))?, eps: self.eps })
     }
 
-    /// A stack.
+    /// Loads a stack.
     ///
     /// # Errors
     /// As for [`linear`](Self::linear).
-    pub fn stack(&mut self, plan: &StackPlan<'_>) -> Result<Stack> {
+    pub fn stack(&mut self, spec: &StackSpec<'_>) -> Result<Stack> {
         let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
-        let StackPlan { name, count, output, window, order, .. } = *plan;
+        let StackSpec { layers: count, output, window, order, .. } = *spec;
         let layout = PageLayout { dtype: self.store.dtype(), layers: count, heads, head_dim, output };
-        let (mut layers, mut distances) = (Vec::with_capacity(count), Vec::new());
+        let mut layers = Vec::with_capacity(count);
+        let mut distances = Vec::new();
         for index in 0..count {
-            let prefix = format!("{name}.{index}");
+            let prefix = format!("{}.{index}", spec.name);
             if let SharedPosition::TransformerXl(_) = self.shared {
                 let weight = self.weights.take(&format!("{prefix}.attention.distance.weight"))?;
                 distances.push(Linear::pack(&self.tables, &weight, &[], heads * head_dim, dim)?);
             }
             layers.push(self.layer(&prefix)?);
         }
-        let position = self.position(distances, &layout, plan);
+        let position = self.position(distances, &layout, spec);
         Ok(Stack { layers, position, window, order, layout, activation })
     }
 
@@ -153,7 +153,8 @@ impl<'a> Loader<'a> {
         let sub_norm = |name: &str, loader: &mut Self| {
             sub_norms.then(|| loader.norm(&format!("{prefix}.{name}.inner_norm"))).transpose()
         };
-        let (context_norm, hidden_norm) = (sub_norm("attention", self)?, sub_norm("feed_forward", self)?);
+        let context_norm = sub_norm("attention", self)?;
+        let hidden_norm = sub_norm("feed_forward", self)?;
         Ok(Layer {
             qkv: self.linear(&format!("{prefix}.attention.qkv"))?,
             output: self.linear(&format!("{prefix}.attention.output"))?,
@@ -167,15 +168,15 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn position(&self, distances: Vec<Linear>, layout: &PageLayout, plan: &StackPlan<'_>) -> PositionScheme {
-        let StackPlan { window, positions, .. } = *plan;
+    fn position(&self, distances: Vec<Linear>, layout: &PageLayout, spec: &StackSpec<'_>) -> PositionScheme {
+        let StackSpec { window, positions, .. } = *spec;
         match &self.shared {
             SharedPosition::TransformerXl(shared) => {
-                // whole pages of keys are met, and those of the rows beside
+                // attention reads complete pages of keys, for several rows together
                 let reach = window.max_keys().map_or(positions, |reach| reach + POSITIONS + ROW_TILE);
                 PositionScheme::TransformerXl(TransformerXl::new(shared.clone(), distances, layout, reach))
             }
-            SharedPosition::Turned(scale_base) => {
+            SharedPosition::Rotary(scale_base) => {
                 PositionScheme::Rotary(Rotary::new(layout.head_dim, *scale_base, window.max_keys(), positions))
             }
             SharedPosition::Slopes(slopes) => PositionScheme::Alibi(slopes.clone()),

@@ -1,35 +1,37 @@
-//! What several families have in their checkpoints: the tensors of layers and position schemes, and their loading.
+//! Parts that several families share: a stack's dimensions, tensors and loading, and helpers of steps and states.
 //!
-//! A blueprint lists its tensors with [`specs`]; a model takes them out of the checkpoint with a [`Loader`](loader::Loader),
-//! by the same names. [`step`] is of steps.
+//! A blueprint lists its tensors with [`specs`] and checks its architecture with [`check`]; a model takes the tensors out of the
+//! checkpoint with a [`Loader`](loader::Loader), by the same names.
 
+pub mod check;
 pub mod loader;
 pub mod specs;
+pub mod state;
 pub mod step;
 
 use crate::nn::{Activation, position::PositionKind};
 
-/// What the layers of a model's stacks have in common. D = width, I = heads · head_dim, F = feed_forward.
+/// Dimensions that the layers of a model's stacks share. D = width, I = heads · head_dim, F = feed_forward.
 #[derive(Debug, Clone, Copy)]
 pub struct StackShape {
-    /// D.
+    /// Width D.
     pub dim: usize,
-    /// Heads.
+    /// Attention heads.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// F.
+    /// Inner width F of the feed-forward.
     pub feed_forward: usize,
-    /// The feed-forwards' nonlinearity.
+    /// Nonlinearity of the feed-forward.
     pub activation: Activation,
-    /// The position scheme.
+    /// Position scheme.
     pub position: PositionKind,
-    /// Whether there are norms inside the sub-layers.
+    /// True if there are norms inside the sub-layers.
     pub sub_norms: bool,
 }
 
 impl StackShape {
-    /// I.
+    /// Width I of all heads together.
     pub fn inner(&self) -> usize {
         self.heads * self.head_dim
     }

@@ -1,21 +1,25 @@
-//! What the steps of several families have in common.
+//! Code that the steps of several families share.
 
 use crate::{
-    decode::contract::{SequenceRow, StepStatus},
+    decode::{
+        contract::{BoundaryOptions, Model, SequenceRow, StepStatus, Want, advance},
+        trace,
+    },
     error::{Error, Result},
 };
+use std::sync::Arc;
 
-/// Working memory of a step, as far as choosing its rows goes.
-pub trait Stepping {
-    /// The rows among those asked for that the step is for.
+/// Working memory that keeps the list of rows that a step applies to.
+pub trait ChosenRows {
+    /// The buffer of row indices.
     fn chosen(&mut self) -> &mut Vec<usize>;
 }
 
-/// Runs a step for the rows among `which` that have that status, if there are any.
+/// Runs `step` for the rows among `which` with that status, if there are any.
 ///
 /// # Errors
-/// What the step says.
-pub fn stepping<W: Stepping>(
+/// Those of `step`.
+pub fn with_status<W: ChosenRows>(
     status: StepStatus,
     rows: &mut [SequenceRow],
     which: &[usize],
@@ -30,15 +34,14 @@ pub fn stepping<W: Stepping>(
     result
 }
 
-/// Gives the rows `which` the logits that they want, of `symbols` numbers each, one row's behind the other's; they are then
-/// ready.
+/// Splits `logits` (wanted, V), row after row, among the rows `which`, which are then ready; V = `symbols`.
 ///
 /// # Errors
-/// [`Error::Internal`] if there are not as many as they want.
-pub fn hand_out(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
+/// [`Error::Internal`] if the rows want another number of logits.
+pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbols: usize) -> Result<()> {
     let wanted: usize = which.iter().map(|&index| rows[index].wanted()).sum();
     if wanted * symbols != logits.len() {
-        return Err(Error::Internal("a row's feed or want was changed before it was ready".into()));
+        return Err(Error::Internal("a row's feed or want was changed before the row was ready".into()));
     }
     let mut rest = logits;
     for &index in which {
@@ -50,4 +53,15 @@ pub fn hand_out(rows: &mut [SequenceRow], which: &[usize], logits: &[f32], symbo
         row.status = StepStatus::Ready;
     }
     Ok(())
+}
+
+/// Computes the logits before a text's first symbol, (V), of a model with a start symbol.
+///
+/// # Errors
+/// Those of the model's steps.
+pub fn first_logits(model: &dyn Model) -> Result<Arc<[f32]>> {
+    let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
+    rows[0].set(&[trace::BEGIN], Want::Last);
+    advance(model, &mut rows, &[0], &mut model.scratch())?;
+    Ok(rows[0].logits.as_slice().into())
 }

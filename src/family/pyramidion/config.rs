@@ -11,8 +11,8 @@ use crate::{
     family::{
         Blueprint, Init, Parts, TensorSpec,
         checkpoint::{self, Config},
-        load::Bounds,
         parts::specs::{MAX_PARAMETERS, linear, norm},
+        settings::Bounds,
     },
     nn::{Activation, topk::PoolerKind},
 };

@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
     family::{
         Blueprint, Parts, checkpoint, cost,
-        decoder::{model::Decoder, state::DecoderState, step},
+        decoder::{model::Decoder, state::DecoderState, work},
     },
     kernels::{Compute, ThreadPool, pages::PagePool, rowwise::LayerNorm},
     nn::{
@@ -82,7 +82,7 @@ pub type Watcher = Box<dyn FnMut(Seen, usize, &[f32]) + Send>;
 #[derive(Default)]
 pub struct Work {
     /// Of rows.
-    pub(super) decoder: step::Work,
+    pub(super) decoder: work::Work,
     /// Of documents.
     pub(super) encoder: EncoderWork,
     pub(super) x: Vec<f32>,

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
 };
-use weir::{decode::contract::BoundaryOptions, family::decoder::step::Work, kernels, nn::attention::layer::HookPoint};
+use weir::{decode::contract::BoundaryOptions, family::decoder::work::Work, kernels, nn::attention::layer::HookPoint};
 
 #[test]
 fn every_layer_is_the_official_one() {
@@ -17,7 +17,7 @@ fn every_layer_is_the_official_one() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
-            Work::of(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, places, numbers| {
+            Work::from_scratch(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, places, numbers| {
                 let name = match stage {
                     HookPoint::Heads => "attn_concat",
                     HookPoint::Attention => "self_attn_out",

@@ -95,7 +95,10 @@ fn configurations_are_checked_by_key() {
         "token encoder 2 × 512, context encoder 8 × 512, segment decoder 2 × 512, mean pooling, learned boundaries"
     );
     let cases: &[(&dyn Fn(&mut Value), &str)] = &[
-        (&|c| c["vocabulary"] = json!({"bytes": true}), "vocabulary.specials: expected the ids of the model's marks"),
+        (
+            &|c| c["vocabulary"] = json!({"bytes": true}),
+            "vocabulary.specials: expected the ids of the model's special symbols",
+        ),
         (
             &|c| c["vocabulary"]["first_byte"] = json!(1),
             "vocabulary.specials.start: expected an id that is not a text symbol",

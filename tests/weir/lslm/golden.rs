@@ -12,7 +12,7 @@ use weir::{
         load::{Settings, load},
         lslm::{
             state::LslmState,
-            step::{Stage, Work},
+            work::{Stage, Work},
         },
     },
     kernels::Isa,
@@ -94,7 +94,7 @@ fn every_stage_between() {
         let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
         let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
         let record = seen.clone();
-        Work::of(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
+        Work::from_scratch(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
             record.lock().unwrap().push((stage, place.index, numbers.to_vec()));
         }));
         // in pieces, so that segments that straddle a cut are seen as well

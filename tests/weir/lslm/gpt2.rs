@@ -178,11 +178,14 @@ fn what_is_no_gpt2_is_refused() {
         ("vocab_size: expected 28, as many as there are symbols", |config, _| config["vocab_size"] = 29.into()),
         ("n_layer: expected 1 to", |config, _| config["n_layer"] = 0.into()),
         ("next_token_id: expected a distinct id", |config, _| config["next_token_id"] = 1.into()),
-        ("n_positions: expected room for 2 positions: the mark's and a symbol's, found 1", |config, tensors| {
-            config["n_positions"] = 1.into();
-            let table = tensors.get_mut("transformer.wpe.weight").unwrap();
-            (table.0[0], table.1) = (1, table.1[..128].to_vec());
-        }),
+        (
+            "n_positions: expected room for 2 positions: the start symbol's and a symbol's, found 1",
+            |config, tensors| {
+                config["n_positions"] = 1.into();
+                let table = tensors.get_mut("transformer.wpe.weight").unwrap();
+                (table.0[0], table.1) = (1, table.1[..128].to_vec());
+            },
+        ),
         ("transformer.h.1.ln_2.bias: expected a tensor, found none", |_, tensors| {
             tensors.remove("transformer.h.1.ln_2.bias");
         }),

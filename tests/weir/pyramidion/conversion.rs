@@ -169,7 +169,7 @@ fn what_only_this_family_has_is_refused_in_others() {
         (
             "generation",
             json!({"beam": 1, "length_penalty": 1.0, "min_tokens": 1, "max_tokens": 2}),
-            "generation: expected none: this family writes no summaries",
+            "generation: expected nothing: this family writes no summaries",
         ),
     ] {
         let mut config: Value = serde_json::from_str(&hourglass).unwrap();

@@ -1,6 +1,6 @@
 //! What the official code calls the tensors of an hourglass.
 
-use crate::family::{Init, TensorSpec};
+use crate::family::checkpoint::{Init, TensorSpec};
 
 /// Whole names.
 const MODEL: &[(&str, &str)] = &[

@@ -1,6 +1,6 @@
 //! What the source calls the tensors of a latent segment model.
 
-use crate::family::TensorSpec;
+use crate::family::checkpoint::TensorSpec;
 
 /// Whole names.
 const MODEL: &[(&str, &str)] = &[

@@ -1,7 +1,7 @@
 //! What torchscale calls the tensors of a decoder.
 
 use super::arguments::Arguments;
-use crate::family::{Init, TensorSpec};
+use crate::family::checkpoint::{Init, TensorSpec};
 use std::collections::BTreeSet;
 
 /// fairseq's, before every name.

@@ -1,0 +1,84 @@
+//! What a model may use, and what limits its sequences.
+
+use crate::{
+    error::{Error, Result},
+    kernels::{Compute, Dtype, Isa, ThreadPool},
+};
+use std::sync::Arc;
+
+/// Hard limit on the symbols of a sequence, whatever a checkpoint or a flag asks for: some tables have this many entries.
+pub const MAX_SYMBOLS: usize = 1 << 24;
+
+/// Resources of a model. Companion models share the threads and have the same limits.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Threads that share a step's work, the caller's included.
+    pub threads: usize,
+    /// Type that weights, keys and values are stored in.
+    pub dtype: Dtype,
+    /// Most symbols of one sequence, at most [`MAX_SYMBOLS`]. If `None`: [`MAX_SYMBOLS`] where windows limit what is kept, else
+    /// four training windows, but at least 8,192, and no more than the model can hold.
+    pub max_symbols: Option<usize>,
+    /// Bytes of key-value memory.
+    pub memory_bytes: usize,
+    /// Instruction set of the kernels: the widest that the processor has, except in tests.
+    pub isa: Isa,
+    /// The thread pool, once started: models loaded with clones of the same settings share it.
+    pub pool: Option<Arc<ThreadPool>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { threads, dtype: Dtype::F32, max_symbols: None, memory_bytes: 2 << 30, isa: Isa::detect(), pool: None }
+    }
+}
+
+impl Settings {
+    /// Returns the settings with the thread pool started, for all models loaded with them or with clones of them.
+    pub fn with_threads(mut self) -> Self {
+        self.pool.get_or_insert_with(|| Arc::new(ThreadPool::new(self.threads)));
+        self
+    }
+
+    /// Returns what kernels run on; starts threads if there is no pool yet.
+    pub fn compute(&self) -> Compute {
+        let pool = self.pool.clone().unwrap_or_else(|| Arc::new(ThreadPool::new(self.threads)));
+        Compute { isa: self.isa, pool }
+    }
+
+    /// Most symbols of a sequence of a model trained on windows of `training_length`, if the model has no limit of its own.
+    pub fn max_symbols(&self, training_length: usize) -> usize {
+        self.max_symbols.unwrap_or(training_length.saturating_mul(4).max(8192)).min(MAX_SYMBOLS)
+    }
+
+    /// Most symbols of a sequence of a model with such bounds; and the reason, if the limit is the model's own.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] if the settings ask for more symbols than the model can hold.
+    pub fn longest(&self, training_length: usize, bounds: Bounds) -> Result<(usize, Option<&'static str>)> {
+        match (self.max_symbols, bounds.longest) {
+            (Some(requested), Some((limit, why))) if requested > limit => {
+                let bound = format!("at most {limit}: {why}");
+                Err(Error::BadOption { field: "--max-symbols", found: requested.to_string(), bound })
+            }
+            (None, None) if bounds.endless => Ok((MAX_SYMBOLS, None)),
+            (_, longest) => {
+                let wanted = self.max_symbols(training_length);
+                Ok(match longest {
+                    Some((limit, why)) if limit <= wanted => (limit, Some(why)),
+                    _ => (wanted, None),
+                })
+            }
+        }
+    }
+}
+
+/// Limits of a model's sequences.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bounds {
+    /// Most symbols that the model can hold, and the reason; `None` if it has no limit.
+    pub longest: Option<(usize, &'static str)>,
+    /// True if a long sequence takes no more memory than a short one.
+    pub endless: bool,
+}

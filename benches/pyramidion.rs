@@ -19,7 +19,7 @@ use weir::{
         paged_vectors::PagedVectors,
         topk::{
             PoolerKind,
-            pooler::{Input, Pooled},
+            pooler::{Pooled, PoolerInput},
         },
     },
 };
@@ -85,7 +85,7 @@ fn pooled(kind: PoolerKind, (rows, places, scores): &(PagedVectors, Vec<u32>, Ve
     let pool = PagePool::new(1 << 30);
     let select = kind.pooler(places.len(), kept).expect("lengths that halve");
     let make = || PagedVectors::new(pool.clone(), DIM, 512);
-    select.pool(&Input { rows, positions: places }, scores.clone(), &make).expect("memory for what is left")
+    select.pool(&PoolerInput { vectors: rows, index: places }, scores.clone(), &make).expect("memory for what is left")
 }
 
 /// How near the soft choice is to the hard one.
@@ -94,9 +94,9 @@ fn nccs(soft: &PagedVectors, hard: &PagedVectors) -> f64 {
         let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
         row.iter().map(|x| f64::from(*x) / length).collect()
     };
-    let hard: Vec<_> = (0..hard.len()).map(|row| unit(hard.row(row))).collect();
+    let hard: Vec<_> = (0..hard.len()).map(|row| unit(hard.vector(row))).collect();
     let nearest = |row: usize| {
-        let soft = unit(soft.row(row));
+        let soft = unit(soft.vector(row));
         hard.iter().map(|hard| hard.iter().zip(&soft).map(|(a, b)| a * b).sum::<f64>()).fold(f64::MIN, f64::max)
     };
     (0..soft.len()).map(nearest).sum::<f64>() / soft.len() as f64
@@ -109,7 +109,7 @@ fn topk(c: &mut Criterion) {
         for kept in [64, 256, 1024].into_iter().filter(|kept| *kept < count) {
             let input = random(count, 7);
             let [soft, hard] = [SOFT, HARD].map(|kind| pooled(kind, &input, kept));
-            eprintln!("n {count}, k {kept}: nCCS {:.3}", nccs(&soft.rows, &hard.rows));
+            eprintln!("n {count}, k {kept}: nCCS {:.3}", nccs(&soft.vectors, &hard.vectors));
             for (name, kind) in [("soft", SOFT), ("hard", HARD)] {
                 let id = BenchmarkId::new(name, format!("{count} to {kept}"));
                 group.bench_function(id, |bencher| bencher.iter(|| pooled(kind, &input, kept)));

@@ -1,9 +1,10 @@
-//! Parts of models: pure, `&self`, buffers in and out, and their own state. A part knows no family and no channel.
+//! Building blocks of models. Each takes `&self`, buffers in and out, and state of its own; none knows a model family.
 //!
 //! Reading order: [`kv_cache`] (keys and values of one stack), [`attention`] (layers), [`position`], [`window`], [`boundary`],
-//! [`pooling`], [`topk`] (fewer vectors of a document, which lie in [`paged_vectors`]); [`t5`] (another kind of layers);
+//! [`pooling`]; [`topk`] (pooling of a document's vectors, stored as [`paged_vectors`]); [`t5`] (another kind of layers);
 //! [`resolution`] measures what a position scheme achieves.
-//! Shapes: a *row* is one position of one sequence; buffers are (rows, width), row-major.
+//!
+//! Shapes: buffers are row-major. (positions, D) has one row of width D for each [`Position`] of a step.
 
 pub mod attention;
 pub mod boundary;
@@ -19,22 +20,22 @@ pub mod window;
 use crate::kernels::linear::Epilogue;
 use serde::Deserialize;
 
-/// Where a row belongs: which sequence of the step, and its position in it.
+/// One position of one of a step's sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// The sequence, by its index in the step.
+    /// Index of the sequence in the step.
     pub sequence: usize,
-    /// The position, from 0.
+    /// Index of the position in the sequence, from 0.
     pub index: usize,
 }
 
-/// A feed-forward's nonlinearity.
+/// Nonlinearity of a feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
     /// x·Φ(x), by the error function.
     Gelu,
-    /// Nearly the same, by tanh: GPT-2's `gelu_new`.
+    /// The tanh approximation of GELU: GPT-2's `gelu_new`.
     GeluTanh,
     /// x·σ(x), also called swish.
     Silu,
@@ -43,8 +44,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// As a product's last touch.
-    pub fn then(self) -> Epilogue {
+    /// Returns the epilogue that applies it to a matrix product.
+    pub fn epilogue(self) -> Epilogue {
         match self {
             Self::Gelu => Epilogue::Gelu,
             Self::GeluTanh => Epilogue::GeluTanh,
@@ -54,7 +55,25 @@ impl Activation {
     }
 }
 
-/// A buffer of exactly `len` numbers, whose memory is kept between steps. What it holds is unspecified.
+/// A key of a configuration whose value is not allowed.
+#[derive(Debug)]
+pub struct ConfigError {
+    /// Path of the key.
+    pub key: String,
+    /// Values that are allowed.
+    pub expected: String,
+    /// The actual value.
+    pub found: String,
+}
+
+impl ConfigError {
+    /// Creates an error for `key`.
+    pub fn new(key: impl Into<String>, expected: impl Into<String>, found: impl ToString) -> Self {
+        Self { key: key.into(), expected: expected.into(), found: found.to_string() }
+    }
+}
+
+/// Resizes a reused buffer to exactly `len` numbers of unspecified content.
 pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.resize(len, 0.0);
     buffer

@@ -1,4 +1,4 @@
-//! Vectors of a document on their way through an encoder, in pages: counted in the model's memory like keys and values.
+//! Vectors of a document between two encoder layers, in pages that count towards the model's memory like keys and values.
 
 use crate::{
     error::{Error, Result},
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Vectors, (len, dim), so many to a page.
+/// Vectors, (len, dim), with `per_page` of them in each page.
 pub struct PagedVectors {
     pool: Arc<PagePool>,
     pages: Vec<Page>,
@@ -19,32 +19,32 @@ pub struct PagedVectors {
 }
 
 impl PagedVectors {
-    /// None yet, `per_page` to a page.
+    /// Creates an empty list with `per_page` vectors a page.
     pub fn new(pool: Arc<PagePool>, dim: usize, per_page: usize) -> Self {
         Self { pool, pages: Vec::new(), dim, per_page, len: 0 }
     }
 
-    /// Vectors.
+    /// Returns the number of vectors.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no vectors.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Vectors of a page.
+    /// Returns the vectors of a full page.
     pub fn per_page(&self) -> usize {
         self.per_page
     }
 
-    /// Bytes of its pages.
+    /// Returns the bytes of all pages.
     pub fn bytes(&self) -> usize {
         self.pages.len() * self.page_bytes()
     }
 
-    /// The most bytes of pages that so many vectors take.
+    /// Returns the bytes of pages that `len` vectors take.
     pub fn bytes_for(len: usize, dim: usize, per_page: usize) -> usize {
         len.div_ceil(per_page) * per_page * dim * size_of::<f32>()
     }
@@ -53,17 +53,17 @@ impl PagedVectors {
         self.per_page * self.dim * size_of::<f32>()
     }
 
-    /// Makes room for `more` vectors, which hold whatever.
+    /// Appends `more` vectors of unspecified content.
     ///
     /// # Errors
-    /// [`Error::OutOfPages`]; nothing has changed then.
+    /// [`Error::OutOfPages`]; the list is unchanged.
     pub fn extend(&mut self, more: usize) -> Result<()> {
-        let have = self.pages.len();
+        let before = self.pages.len();
         while self.pages.len() * self.per_page < self.len + more {
             match self.pool.allocate(self.page_bytes()) {
                 Ok(page) => self.pages.push(page),
                 Err(error) => {
-                    self.pages.truncate(have);
+                    self.pages.truncate(before);
                     return Err(error);
                 }
             }
@@ -72,35 +72,35 @@ impl PagedVectors {
         Ok(())
     }
 
-    /// Forgets vectors from `len` on.
+    /// Removes the vectors from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.pages.truncate(self.pages());
     }
 
-    /// A vector.
-    pub fn row(&self, index: usize) -> &[f32] {
+    /// Returns the vector at `index`: (dim).
+    pub fn vector(&self, index: usize) -> &[f32] {
         let floats: &[f32] = cast(self.pages[index / self.per_page].bytes());
         &floats[index % self.per_page * self.dim..][..self.dim]
     }
 
-    /// The vectors of a page, (rows, dim).
+    /// Returns a page's vectors for writing: (vectors, dim).
     ///
     /// # Errors
-    /// [`Error::Internal`] if there is no such page.
+    /// [`Error::Internal`] if the page does not exist.
     pub fn page_mut(&mut self, page: usize) -> Result<&mut [f32]> {
-        let rows = self.len.saturating_sub(page * self.per_page).min(self.per_page);
+        let vectors = self.len.saturating_sub(page * self.per_page).min(self.per_page);
         let bytes = self.pages.get_mut(page).ok_or_else(|| Error::Internal(format!("no page {page} of vectors")))?;
-        Ok(&mut cast_mut(bytes.bytes_mut()?)[..rows * self.dim])
+        Ok(&mut cast_mut(bytes.bytes_mut()?)[..vectors * self.dim])
     }
 
-    /// The same, to read.
+    /// Returns a page's vectors, (vectors, dim); empty if the page does not exist.
     pub fn page(&self, page: usize) -> &[f32] {
-        let rows = self.len.saturating_sub(page * self.per_page).min(self.per_page);
-        self.pages.get(page).map_or(&[], |page| &cast(page.bytes())[..rows * self.dim])
+        let vectors = self.len.saturating_sub(page * self.per_page).min(self.per_page);
+        self.pages.get(page).map_or(&[], |page| &cast(page.bytes())[..vectors * self.dim])
     }
 
-    /// Pages in use.
+    /// Returns the number of pages in use.
     pub fn pages(&self) -> usize {
         self.len.div_ceil(self.per_page)
     }

@@ -1,6 +1,6 @@
-//! Pooling: a segment's hidden vectors become one.
+//! Pooling of a segment: its symbols' hidden vectors become one vector.
 //!
-//! To add one: a file with its function, a variant here, and its arm below.
+//! To add a pooling: a variant of [`Pooling`], its arms, and its function.
 
 use serde::Deserialize;
 
@@ -8,22 +8,22 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pooling {
-    /// Their mean (Dynamic Token Pooling).
+    /// Mean of all hidden vectors (Dynamic Token Pooling).
     Mean,
-    /// The last one.
+    /// The last hidden vector.
     Last,
-    /// The mean of the last N + 1 (Latent Segment Language Models).
+    /// N-hops pooling: mean of the last N + 1 hidden vectors (Latent Segment Language Models, §2.3).
     Hops(usize),
 }
 
 impl Pooling {
-    /// Whether it reads nothing of a segment but the sum of its vectors: see [`mean_of_sum`].
+    /// Returns true if it needs only the sum of a segment's vectors: see [`mean_of_sum`].
     pub fn sums(self) -> bool {
         matches!(self, Self::Mean)
     }
 
-    /// How many of a segment's last vectors it reads at most.
-    pub fn looks_back(self) -> usize {
+    /// Returns how many of a segment's last vectors it reads at most.
+    pub fn lookback(self) -> usize {
         match self {
             Self::Mean => usize::MAX,
             Self::Last => 1,
@@ -31,7 +31,7 @@ impl Pooling {
         }
     }
 
-    /// `out` (D) = the segment's vector; `hidden` gives its symbols' hidden vectors, (D) each, at least one, in order.
+    /// Writes the segment's vector, (D), to `out`. `hidden` yields the symbols' hidden vectors, (D) each, at least one, in order.
     pub fn pool<'a>(self, hidden: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
         match self {
             Self::Mean => mean(hidden, out),
@@ -41,7 +41,7 @@ impl Pooling {
     }
 }
 
-/// `out` = Σ hidden / n.
+/// Writes the mean of `hidden` to `out`, summed in the order of the symbols.
 fn mean<'a>(hidden: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
     out.fill(0.0);
     let mut count = 0f32;
@@ -56,7 +56,7 @@ fn mean<'a>(hidden: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
     }
 }
 
-/// `out` = sum / n, of a sum that was added up in the order of the symbols: the same bits.
+/// Writes sum / count to `out`. For a sum in the order of the symbols the result has the same bits as [`Pooling::Mean`].
 pub fn mean_of_sum(sum: &[f32], count: usize, out: &mut [f32]) {
     let count = count as f32;
     for (out, sum) in out.iter_mut().zip(sum) {
@@ -64,14 +64,14 @@ pub fn mean_of_sum(sum: &[f32], count: usize, out: &mut [f32]) {
     }
 }
 
-/// `out` = the last of `hidden`.
+/// Writes the last of `hidden` to `out`.
 fn last<'a>(hidden: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
     if let Some(last) = hidden.last() {
         out.copy_from_slice(last);
     }
 }
 
-/// `out` = Σ of the last min(hops + 1, n) of `hidden`, divided by as many.
+/// Writes the mean of the last min(hops + 1, n) of `hidden` to `out`. The divisor is the number of summands, not n.
 fn last_hops<'a>(hidden: impl Iterator<Item = &'a [f32]> + Clone, hops: usize, out: &mut [f32]) {
     let skipped = hidden.clone().count().saturating_sub(hops.saturating_add(1));
     mean(hidden.skip(skipped), out);
@@ -81,7 +81,7 @@ fn last_hops<'a>(hidden: impl Iterator<Item = &'a [f32]> + Clone, hops: usize, o
 mod tests {
     use super::*;
 
-    /// The paper's eq. 3: H_t^n = z_t · H_t^(n−1) + (1 − z_(t−1)) · H_(t−1)^(n−1), with z before the first one 1.
+    /// The paper's eq. 3: H_t^n = z_t · H_t^(n−1) + (1 − z_(t−1)) · H_(t−1)^(n−1), with z before the first symbol 1.
     fn recursion(hidden: &[f32], ends: &[bool], hops: usize) -> Vec<f32> {
         let mut sums = hidden.to_vec();
         for _ in 0..hops {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_at_ends_are_those_of_the_recursion() {
+    fn hops_agree_with_the_recursion_at_segment_ends() {
         const SYMBOLS: usize = 8;
         let hidden: Vec<[f32; 1]> = (0..SYMBOLS as i32).map(|t| [10f32.powi(t % 6) + t as f32]).collect();
         let flat = hidden.as_flattened();

@@ -1,9 +1,9 @@
-//! The stack of T5 (Raffel et al. 2020, v1.0), made causal, over cached keys: norms by the root of the mean square before each
-//! part, no biases, scores without a scale but with a learned number for each bucket of distances, and, in a decoder, attention
-//! to a memory.
+//! The stack of T5 (Raffel et al. 2020, v1.0), made causal, over cached keys.
 //!
-//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); after the last layer one
-//! more norm. As in [`nn::stack`](crate::nn::stack) any mixture of rows is one pass, and a row's arithmetic is the same in all.
+//! x += attention(rms(x)); in a decoder x += attention(rms(x), memory); x += down(relu(up(rms(x)))); one more norm after the last
+//! layer. Norms divide by the root of the mean square, there are no biases, and scores are unscaled with a learned number for
+//! each bucket of distances. As in [`attention::stack`](super::attention::stack) one pass takes any mixture of positions, and a
+//! position's arithmetic is the same in all of them.
 
 use super::{
     Position,
@@ -27,25 +27,25 @@ use crate::{
 
 /// Layers that share caches.
 pub struct T5Stack {
-    /// Bottom first.
+    /// Layers, bottom first.
     pub layers: Vec<T5Layer>,
-    /// What scores owe to their distances, in all layers: buckets, or nothing.
+    /// Score bias by distance, shared by all layers: buckets or none.
     pub position: PositionScheme,
-    /// What the cache of their own keys looks like.
+    /// Layout of the self-attention cache's pages.
     pub layout: PageLayout,
-    /// After the last layer: (D)
+    /// Norm after the last layer: (D)
     pub norm: RmsNorm,
 }
 
 /// One layer's weights. D = width, I = heads · head_dim, F = inner width of the feed-forward.
 pub struct T5Layer {
-    /// (D), or (E) where the layer takes vectors of another width E.
+    /// (D), or (E) if the layer takes vectors of another width E.
     pub attention_norm: RmsNorm,
-    /// (3·I, D): queries, keys, values; (3·I, E) in such a layer.
+    /// Queries, keys, values: (3·I, D), or (3·I, E).
     pub qkv: Linear,
     /// (D, I). A layer that takes another width has no residual around its attention.
     pub output: Linear,
-    /// Attention to a memory, in a decoder.
+    /// Cross-attention, in a decoder.
     pub cross: Option<T5Cross>,
     /// (D)
     pub feed_forward_norm: RmsNorm,
@@ -55,7 +55,7 @@ pub struct T5Layer {
     pub down: Linear,
 }
 
-/// Attention to a memory of vectors of width C.
+/// Weights of cross-attention to a memory of vectors of width C.
 pub struct T5Cross {
     /// (D)
     pub norm: RmsNorm,
@@ -67,29 +67,30 @@ pub struct T5Cross {
     pub output: Linear,
 }
 
-/// A memory: up to which position of its sequence's each row sees it, and where a sequence's is.
+/// The memories of a step's sequences.
 pub struct T5Memory<'a, C> {
-    /// One position a row.
+    /// The last memory position that each position of the step attends to, with its sequence.
     pub positions: &'a [Position],
-    /// A sequence's cache.
+    /// Finds the cache of a sequence's memory.
     pub cache: fn(&C, usize) -> Result<&KvCache>,
 }
 
 /// Buffers of a pass, kept between steps.
 #[derive(Default)]
 pub struct T5Work {
-    /// The products'.
+    /// Quantized inputs of matrix products.
     pub quantized: QuantizedRows,
     normed: Vec<f32>,
     qkv: Vec<f32>,
     queries: QueryBuffer,
-    mixed: Vec<f32>,
-    wide: Vec<f32>,
-    change: Vec<f32>,
+    head_outputs: Vec<f32>,
+    hidden: Vec<f32>,
+    /// Output of the last sub-layer: (positions, D).
+    delta: Vec<f32>,
 }
 
-/// What one pass through all layers works with.
-struct Pass<'a, C> {
+/// Arguments that all sub-layers of one pass share.
+struct T5Pass<'a, C> {
     compute: &'a Compute,
     positions: &'a [Position],
     caches: &'a mut C,
@@ -97,38 +98,40 @@ struct Pass<'a, C> {
 }
 
 impl T5Stack {
-    /// Runs rows `x` at `positions` through all layers, in position: (rows, D), or of another width that the first layer takes. Their
-    /// keys and values go into the caches, whose positions must be reserved. PagedVectors of one sequence come in rising position, none
-    /// left out since the cache's end.
+    /// Runs `x` through all layers in place, and writes keys and values into the caches.
+    ///
+    /// `x` is (positions, D), or of the width that the first layer takes. The caches must have the positions reserved.
+    /// Positions of one sequence come in rising order, without a gap after the cache's end.
     ///
     /// # Errors
-    /// A cache that cannot be found or was not reserved.
+    /// A cache that cannot be found or lacks reserved positions.
     pub fn forward<C: Caches>(
         &self,
         compute: &Compute,
         x: &mut Vec<f32>,
         positions: &[Position],
-        (caches, memory): (&mut C, Option<&T5Memory<'_, C>>),
+        caches: &mut C,
+        memory: Option<&T5Memory<'_, C>>,
         work: &mut T5Work,
     ) -> Result<()> {
         if positions.is_empty() {
             return Ok(());
         }
-        let mut pass = Pass { compute, positions, caches, work };
+        let mut pass = T5Pass { compute, positions, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
             self.attention(index, x, &mut pass)?;
             if layer.output.outputs() == layer.qkv.inputs() {
-                add(x, &pass.work.change);
+                add(x, &pass.work.delta);
             } else {
                 x.clear();
-                x.extend_from_slice(&pass.work.change);
+                x.extend_from_slice(&pass.work.delta); // (positions, E) → (positions, D)
             }
             if let (Some(cross), Some(memory)) = (&layer.cross, memory) {
-                forward(index, cross, memory, x, &mut pass)?;
-                add(x, &pass.work.change);
+                cross_attention(index, cross, memory, x, &mut pass)?;
+                add(x, &pass.work.delta);
             }
             feed_forward(compute, layer, x, pass.work);
-            add(x, &pass.work.change);
+            add(x, &pass.work.delta);
         }
         let normed = sized(&mut pass.work.normed, x.len());
         rms_norm(compute, x, &self.norm, normed);
@@ -136,112 +139,126 @@ impl T5Stack {
         Ok(())
     }
 
-    /// `change` (rows, D) = attention of `x`.
-    fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut Pass<'_, C>) -> Result<()> {
-        let Pass { compute, positions, caches, work } = pass;
-        let (layer, layout, rows) = (&self.layers[index], &self.layout, positions.len());
-        let inner = layout.heads * layout.head_dim;
+    /// Writes the self-attention of `x` to `work.delta`: (positions, D).
+    fn attention<C: Caches>(&self, index: usize, x: &[f32], pass: &mut T5Pass<'_, C>) -> Result<()> {
+        let T5Pass { compute, positions, caches, work } = pass;
+        let layer = &self.layers[index];
+        let inner = self.layout.heads * self.layout.head_dim;
         let normed = sized(&mut work.normed, x.len());
         rms_norm(compute, x, &layer.attention_norm, normed);
-        let qkv = sized(&mut work.qkv, rows * 3 * inner);
-        layer.qkv.apply(compute, normed, Epilogue::None, &mut work.quantized, qkv); // (rows, 3·I)
-        let queries = work.queries.values_mut(rows * inner);
-        for ((position, row), query) in
-            positions.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries.chunks_exact_mut(inner))
-        {
+        let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
+        layer.qkv.apply(compute, normed, Epilogue::None, &mut work.quantized, qkv); // (positions, 3·I)
+        let queries = work.queries.values_mut(positions.len() * inner).chunks_exact_mut(inner); // (positions, I)
+        for ((position, row), query) in positions.iter().zip(qkv.chunks_exact(3 * inner)).zip(queries) {
             query.copy_from_slice(&row[..inner]);
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
         }
         let caches = &**caches;
-        let (cache, bias) = (|sequence| caches.cache(sequence), |head| self.position.bias(head));
-        unscaled((compute, layout, index), positions, &cache, &bias, &mut work.queries, &mut work.mixed); // (rows, I)
-        let change = sized(&mut work.change, rows * layer.output.outputs());
-        layer.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
+        let job = UnscaledAttention { compute, layout: &self.layout, layer: index, positions };
+        let cache = |sequence| caches.cache(sequence);
+        job.run(&cache, &|head| self.position.bias(head), &mut work.queries, &mut work.head_outputs); // (positions, I)
+        let delta = sized(&mut work.delta, positions.len() * layer.output.outputs());
+        layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
         Ok(())
     }
 
-    /// Hands the keys and values, (I) each, that each layer has for the vectors of a memory, (rows, C), to `write`, with the
-    /// layer and the row.
+    /// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write` with
+    /// the layer and the vector's index.
     ///
     /// # Errors
-    /// What `write` says.
+    /// The first error that `write` returns.
     pub fn project_memory(
         &self,
         compute: &Compute,
-        rows: &[f32],
+        vectors: &[f32],
         work: &mut T5Work,
-        mut write: impl FnMut((usize, usize), &[f32], &[f32]) -> Result<()>,
+        mut write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
     ) -> Result<()> {
-        for (index, cross) in
-            self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)))
-        {
-            let (width, both) = (cross.memory.inputs(), cross.memory.outputs());
-            let qkv = sized(&mut work.qkv, rows.len() / width * both);
-            cross.memory.apply(compute, rows, Epilogue::None, &mut work.quantized, qkv); // (rows, 2·I)
-            for (row, both) in qkv.chunks_exact(both).enumerate() {
-                let (keys, values) = both.split_at(both.len() / 2);
-                write((index, row), keys, values)?;
+        let crosses = self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)));
+        for (layer, T5Cross { memory, .. }) in crosses {
+            let projected = sized(&mut work.qkv, vectors.len() / memory.inputs() * memory.outputs());
+            memory.apply(compute, vectors, Epilogue::None, &mut work.quantized, projected); // (vectors, 2·I)
+            for (index, key_value) in projected.chunks_exact(memory.outputs()).enumerate() {
+                let (keys, values) = key_value.split_at(key_value.len() / 2);
+                write(layer, index, keys, values)?;
             }
         }
         Ok(())
     }
 }
 
-/// `change` (rows, D) = attention of `x` to a memory.
-fn forward<C: Caches>(
+/// Writes the attention of `x` to the sequences' memories into `work.delta`: (positions, D).
+fn cross_attention<C: Caches>(
     layer: usize,
     cross: &T5Cross,
     memory: &T5Memory<'_, C>,
     x: &[f32],
-    pass: &mut Pass<'_, C>,
+    pass: &mut T5Pass<'_, C>,
 ) -> Result<()> {
-    let Pass { compute, caches, work, .. } = pass;
+    let T5Pass { compute, caches, work, .. } = pass;
     let Some(first) = memory.positions.first() else { return Ok(()) };
     let caches = &**caches;
     let layout = *(memory.cache)(caches, first.sequence)?.layout();
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &cross.norm, normed);
     let queries = work.queries.values_mut(memory.positions.len() * cross.query.outputs());
-    cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (rows, I)
+    cross.query.apply(compute, normed, Epilogue::None, &mut work.quantized, queries); // (positions, I)
+    let job = UnscaledAttention { compute, layout: &layout, layer, positions: memory.positions };
     let cache = |sequence: usize| (memory.cache)(caches, sequence);
-    unscaled((compute, &layout, layer), memory.positions, &cache, &|_| Bias::None, &mut work.queries, &mut work.mixed); // (rows, I)
-    let change = sized(&mut work.change, x.len());
-    cross.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
+    job.run(&cache, &|_| Bias::None, &mut work.queries, &mut work.head_outputs); // (positions, I)
+    let delta = sized(&mut work.delta, x.len());
+    cross.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
     Ok(())
 }
 
-/// `work.change` (rows, D) = feed-forward of `x`.
+/// Writes the feed-forward of `x`, (positions, D), to `work.delta`.
 fn feed_forward(compute: &Compute, layer: &T5Layer, x: &[f32], work: &mut T5Work) {
     let normed = sized(&mut work.normed, x.len());
     rms_norm(compute, x, &layer.feed_forward_norm, normed);
-    let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * layer.up.outputs());
-    layer.up.apply(compute, normed, Epilogue::Relu, &mut work.quantized, wide); // (rows, F)
-    let change = sized(&mut work.change, x.len());
-    layer.down.apply(compute, wide, Epilogue::None, &mut work.quantized, change); // (rows, D)
+    let hidden = sized(&mut work.hidden, x.len() / layer.up.inputs() * layer.up.outputs());
+    layer.up.apply(compute, normed, Epilogue::Relu, &mut work.quantized, hidden); // (positions, F)
+    let delta = sized(&mut work.delta, x.len());
+    layer.down.apply(compute, hidden, Epilogue::None, &mut work.quantized, delta); // (positions, D)
 }
 
-/// `mixed` (rows, I) = each head's values up to each row's position, weighted by the softmax of the queries' unscaled scores.
-fn unscaled<'a>(
-    (compute, layout, layer): (&Compute, &PageLayout, usize),
-    positions: &[Position],
-    cache: &(impl Fn(usize) -> Result<&'a KvCache> + Sync),
-    bias: &(impl Fn(usize) -> Bias<'a> + Sync),
-    queries: &mut QueryBuffer,
-    mixed: &mut Vec<f32>,
-) {
-    queries.finish(compute, layout.dtype, layout.head_dim);
-    let queries = &*queries;
-    let row = |at: usize, head: usize| {
-        let content = QueryVariants::single(queries, at * layout.heads + head);
-        QueryRow { first_key: 0, position: positions[at].index, content, ..QueryRow::default() }
-    };
-    let source = |cache: &'a KvCache, head: usize, near: bool| {
-        let (pages, start, block, layout) = (cache.pages(), cache.start(), usize::MAX, cache.layout());
-        let (distances, bias) = (None, bias(head));
-        AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale: 1.0, recently_read: near }
-    };
-    let keys = positions.iter().map(|position| position.index + 1).sum();
-    let mixing = Mixing { compute, layout, positions, keys };
-    mix(&mixing, cache, &row, &source, mixed);
+/// One layer's attention with unscaled scores: each query attends to all keys up to its position.
+struct UnscaledAttention<'a> {
+    compute: &'a Compute,
+    layout: &'a PageLayout,
+    layer: usize,
+    positions: &'a [Position],
+}
+
+impl UnscaledAttention<'_> {
+    /// Writes the weighted values of each head, (positions, I), to `head_outputs`.
+    fn run<'a>(
+        &self,
+        cache: &(impl Fn(usize) -> Result<&'a KvCache> + Sync),
+        bias: &(impl Fn(usize) -> Bias<'a> + Sync),
+        queries: &mut QueryBuffer,
+        head_outputs: &mut Vec<f32>,
+    ) {
+        let Self { compute, layout, layer, positions } = *self;
+        queries.finish(compute, layout.dtype, layout.head_dim);
+        let queries = &*queries;
+        let query = |row: usize, head: usize| {
+            let content = QueryVariants::single(queries, row * layout.heads + head);
+            QueryRow { first_key: 0, position: positions[row].index, content, ..QueryRow::default() }
+        };
+        let source = |cache: &'a KvCache, head: usize, recently_read: bool| AttentionHead {
+            pages: cache.pages(),
+            start: cache.start(),
+            layout: cache.layout(),
+            layer,
+            head,
+            block: usize::MAX,
+            distances: None,
+            bias: bias(head),
+            scale: 1.0,
+            recently_read,
+        };
+        let keys = positions.iter().map(|position| position.index + 1).sum();
+        mix(&Mixing { compute, layout, positions, keys }, cache, &query, &source, head_outputs);
+    }
 }

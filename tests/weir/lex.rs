@@ -194,8 +194,8 @@ fn the_operator_alone() {
             for (i, &q_at) in q_rows.iter().enumerate() {
                 for (j, &k_at) in k_rows.iter().enumerate().filter(|&(_, &k_at)| k_at <= q_at) {
                     let (mut query, mut key) = (q[i * dim..][..dim].to_vec(), k[j * dim..][..dim].to_vec());
-                    rotary.turn_query(q_at - k_at / block * block, std::iter::once(&mut query[..]));
-                    rotary.turn_key(k_at % block, std::iter::once(&mut key[..]));
+                    rotary.rotate_query(q_at - k_at / block * block, std::iter::once(&mut query[..]));
+                    rotary.rotate_key(k_at % block, std::iter::once(&mut key[..]));
                     let products = || query.iter().zip(&key).map(|(a, b)| f64::from(*a) * f64::from(*b));
                     let (got, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
                     let want = f64::from(scores[i * k_rows.len() + j]);

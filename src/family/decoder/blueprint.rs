@@ -53,7 +53,8 @@ impl Blueprint for DecoderBlueprint {
 
     fn bounds(&self) -> Bounds {
         let a = &self.architecture;
-        let longest = a.position.longest(a.head_dim, a.window).map(|(positions, why)| (positions - self.lead(), why));
+        let longest =
+            a.position.max_length(a.head_dim, a.window).map(|(positions, why)| (positions - self.lead(), why));
         Bounds { longest, endless: a.window.max_keys().is_some() }
     }
 

@@ -3,7 +3,7 @@
 use crate::{
     error::Result,
     family::parts::{StackShape, check::Check, specs},
-    nn::{Activation, position::PositionKind, window::Window},
+    nn::{Activation, ConfigError, position::PositionKind, window::Window},
 };
 use serde::Deserialize;
 use std::path::Path;
@@ -63,13 +63,13 @@ impl DecoderBlueprint {
         check.dim("head_dim", a.head_dim)?;
         check.dim("feed_forward", a.feed_forward)?;
         check.fraction("layer_norm_eps", a.layer_norm_eps)?;
-        if let Err((key, expected, found)) = a.window.validate() {
+        if let Err(ConfigError { key, expected, found }) = a.window.validate() {
             return check.fail(format!("window.{key}"), expected, found);
         }
-        if let Err((key, expected, found)) = a.position.validate(a.dim, a.head_dim, a.window) {
+        if let Err(ConfigError { key, expected, found }) = a.position.validate(a.dim, a.head_dim, a.window) {
             return check.fail(key, expected, found);
         }
-        match a.position.longest(a.head_dim, a.window) {
+        match a.position.max_length(a.head_dim, a.window) {
             Some((positions, _)) if positions <= self.lead() => {
                 let expected = format!("room for {} positions: the start symbol's and a symbol's", self.lead() + 1);
                 check.fail("position", expected, positions)

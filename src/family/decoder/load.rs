@@ -17,7 +17,7 @@ use crate::{
         },
     },
     kernels::pages::PagePool,
-    nn::attention::layer::Order,
+    nn::attention::layer::NormOrder,
 };
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Decoder {
             layers: a.layers,
             output: 0,
             window: a.window,
-            order: Order::Pre,
+            order: NormOrder::Pre,
             positions: card.max_symbols + blueprint.lead(),
         })?;
         let norm = Some(loader.norm("norm")?);

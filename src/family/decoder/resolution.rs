@@ -47,6 +47,6 @@ pub fn measure(model: &dyn Model, symbols: &[u32]) -> Result<Resolution> {
     }
     let scores = Work::from_scratch(&mut scratch)?.stack.scores.take().unwrap_or_default();
     let mean = scores.mean();
-    let layers = scores.of_layers().iter().map(|scores| resolution::resolution(scores)).collect();
+    let layers = scores.by_layer().iter().map(|scores| resolution::resolution(scores)).collect();
     Ok(Resolution { all: resolution::resolution(&mean), layers, distances: mean.len() })
 }

@@ -78,7 +78,7 @@ impl Blueprint for HourglassBlueprint {
         let a = &self.architecture;
         let middle = a.layers.middle.map(|_| a.middle_window);
         let longest = |window, lead| {
-            let (positions, why) = a.position.longest(a.head_dim, window)?;
+            let (positions, why) = a.position.max_length(a.head_dim, window)?;
             Some((positions - lead, why))
         };
         // every symbol may close a segment, and the null group takes the middle stack's first position

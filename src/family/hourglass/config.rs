@@ -3,7 +3,7 @@
 use crate::{
     error::Result,
     family::parts::{StackShape, check::Check, specs},
-    nn::{Activation, boundary::BoundaryConfig, pooling::Pooling, position::PositionKind, window::Window},
+    nn::{Activation, ConfigError, boundary::BoundaryConfig, pooling::Pooling, position::PositionKind, window::Window},
     text::Vocabulary,
 };
 use serde::Deserialize;
@@ -89,10 +89,10 @@ impl HourglassBlueprint {
         check.dim("head_dim", a.head_dim)?;
         check.dim("feed_forward", a.feed_forward)?;
         for (name, window) in [("window", a.window), ("middle_window", a.middle_window)] {
-            if let Err((key, expected, found)) = window.validate() {
+            if let Err(ConfigError { key, expected, found }) = window.validate() {
                 return check.fail(format!("{name}.{key}"), expected, found);
             }
-            if let Err((key, expected, found)) = a.position.validate(a.dim, a.head_dim, window) {
+            if let Err(ConfigError { key, expected, found }) = a.position.validate(a.dim, a.head_dim, window) {
                 return check.fail(if key == "window" { name } else { &key }, expected, found);
             }
         }
@@ -126,7 +126,7 @@ impl HourglassBlueprint {
             return check.fail("pooling", expected, if pooled { "nothing" } else { "a pooling" });
         }
         match a.boundaries.validate(&|character| vocabulary.id_of(character)) {
-            Err((key, expected, found)) => check.fail(format!("boundaries.{key}"), expected, found),
+            Err(ConfigError { key, expected, found }) => check.fail(format!("boundaries.{key}"), expected, found),
             Ok(()) => Ok(()),
         }
     }

@@ -137,7 +137,7 @@ fn pool_segment(pooling: Pooling, pre: &KvCache, symbols: RangeInclusive<usize>,
     if pooling.sums() {
         return mean_of_sum(pre.output(*symbols.end()), symbols.count(), out);
     }
-    let from = (symbols.end() + 1).saturating_sub(pooling.looks_back()).max(*symbols.start());
+    let from = (symbols.end() + 1).saturating_sub(pooling.lookback()).max(*symbols.start());
     pooling.pool((from..=*symbols.end()).map(|t| pre.output(t)), out);
 }
 

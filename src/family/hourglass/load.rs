@@ -19,7 +19,7 @@ use crate::{
     nn::{
         Position,
         attention::{
-            layer::{Caches, Order, StackWork},
+            layer::{Caches, NormOrder, StackWork},
             stack::Stack,
         },
         boundary::{
@@ -84,7 +84,7 @@ impl Builder<'_> {
             layers,
             output: if keeps_output { a.dim } else { 0 },
             window: if name == "middle" { a.middle_window } else { a.window },
-            order: Order::Post,
+            order: NormOrder::Post,
             // the middle stack's null group takes one more position
             positions: self.max_symbols + 1,
         })

@@ -84,7 +84,7 @@ impl Lslm {
         work.positions.push(Position { sequence: 0, index: 0 });
         work.x.extend_from_slice(&self.token_embedding[self.specials.start as usize * dim..][..dim]); // (1, D)
         let caches = &mut StackCaches::<TOKEN>(rows);
-        self.token.forward(&self.compute, &mut work.x, &work.positions, (caches, None), &mut work.stack)?; // (1, D)
+        self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (1, D)
         let token = &mut state(rows, 0)?.token;
         token.write_output(0, &work.x)?;
         token.advance(1);
@@ -168,7 +168,7 @@ impl Loader<'_> {
         let hidden = self.weights.take("boundary.hidden.weight")?;
         let output = self.weights.take("boundary.output.weight")?;
         let a = &self.blueprint.architecture;
-        Summed::new(&hidden, &output, (a.boundaries.hidden, a.token.dim), a.boundaries.threshold)
+        Summed::new(&hidden, &output, a.boundaries.hidden, a.boundaries.threshold)
     }
 
     fn projection(&mut self) -> Result<Option<Linear>> {

@@ -112,7 +112,7 @@ impl Lslm {
             return Ok(());
         }
         let caches = &mut StackCaches::<TOKEN>(rows);
-        self.token.forward(&self.compute, &mut work.x, &work.positions, (caches, None), &mut work.stack)?;
+        self.token.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?;
         work.show(Stage::Token);
         self.predictor.logits(&self.compute, &work.x, &mut work.predictor, &mut work.boundary_logits); // (symbols)
         work.show(Stage::Boundary);
@@ -127,10 +127,10 @@ impl Lslm {
             projection.apply(&self.compute, &work.unprojected, Epilogue::None, &mut work.stack.quantized, x); // (segments, C)
         }
         let caches = &mut StackCaches::<CONTEXT>(rows);
-        self.context.forward(&self.compute, &mut work.x, &work.positions, (caches, None), &mut work.stack)?; // (segments, C)
+        self.context.forward(&self.compute, &mut work.x, &work.positions, caches, None, &mut work.stack)?; // (segments, C)
         work.show(Stage::Context);
         let positions = &work.positions;
-        self.decoder.project_memory(&self.compute, &work.x, &mut work.stack, |(layer, index), keys, values| {
+        self.decoder.project_memory(&self.compute, &work.x, &mut work.stack, |layer, index, keys, values| {
             let position = positions[index];
             state(rows, position.sequence)?.memory.write(layer, position.index, keys, values)
         })?;
@@ -142,8 +142,14 @@ impl Lslm {
         gather_runs(&self.decoder_embedding, self.head.inputs(), self.specials.segment_start, rows, work)?; // (positions, E)
         let mut caches = SegmentCaches { rows, runs: &work.runs, spare: &mut work.spare_caches };
         let memory = T5Memory { positions: &work.memory_positions, cache: segment_memory };
-        let caches = (&mut caches, Some(&memory));
-        self.decoder.forward(&self.compute, &mut work.x, &work.positions, caches, &mut work.stack)?; // (positions, E)
+        self.decoder.forward(
+            &self.compute,
+            &mut work.x,
+            &work.positions,
+            &mut caches,
+            Some(&memory),
+            &mut work.stack,
+        )?; // (positions, E)
         scatter_runs(self.head.inputs(), rows, work)
     }
 

@@ -12,7 +12,7 @@ use crate::{
     },
     nn::{
         attention::{
-            layer::{Layer, Order},
+            layer::{Layer, NormOrder},
             stack::Stack,
         },
         position::{
@@ -66,7 +66,7 @@ pub struct StackSpec<'a> {
     /// Keys that a position attends to.
     pub window: Window,
     /// Position of its norms.
-    pub order: Order,
+    pub order: NormOrder,
     /// Most positions of a sequence.
     pub positions: usize,
 }

@@ -125,7 +125,7 @@ impl Loader<'_> {
     pub(super) fn attending(&mut self) -> Result<AttentionPattern> {
         let a = self.architecture();
         let (local, block) = (a.attention.local_heads(), a.block.unwrap_or(a.source_length));
-        let rest = match a.attention {
+        let global = match a.attention {
             Attention::Softmax => return Ok(AttentionPattern::Full),
             Attention::Efficient { .. } => Global::Efficient,
             Attention::Lsh { chunk, hashes, buckets, .. } => {
@@ -134,7 +134,7 @@ impl Loader<'_> {
                 Global::Hashed(Hashing { chunk, rounds: hashes, buckets, rotations })
             }
         };
-        Ok(AttentionPattern::Hybrid { local, block, rest })
+        Ok(AttentionPattern::Hybrid { local, block, global })
     }
 
     /// An encoder layer's queries, keys and values. The keys of heads that hash are their queries.

@@ -27,7 +27,7 @@ use crate::{
         paged_vectors::PagedVectors,
         position::{PositionScheme, absolute::Absolute},
         sized,
-        topk::pooler::Input,
+        topk::pooler::PoolerInput,
     },
 };
 use std::{sync::Arc, time::Instant};
@@ -105,9 +105,9 @@ impl Pyramidion {
         if asking {
             let met = e.met.as_ref().ok_or_else(|| Error::Internal("queries without keys".into()))?;
             let attention = self.encoder.attention(segment.first + layer, self.keys(e));
-            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..attention.numbers()]);
-            let mixed = sized(&mut work.encoder.mixed, queries.len());
-            attention.attend(compute, (store, met.count), (page * segment.span(), queries), mixed);
+            let (queries, store) = (met.queries.page(page), &cast(met.store.bytes())[..attention.floats()]);
+            let mixed = sized(&mut work.encoder.head_outputs, queries.len());
+            attention.attend(compute, store, met.count, page * segment.span(), queries, mixed);
             if self.weighs(segment, layer) {
                 let layout = self.encoder.store(self.keys(e));
                 e.mass.resize(met.count, 0.0);
@@ -115,8 +115,8 @@ impl Pyramidion {
                 let last =
                     queries.len() - if alike > 0 && page + 1 == pages { layout.heads * layout.head_dim } else { 0 };
                 let mut of_alike = vec![0.0; met.count];
-                self.encoder.add_mass(compute, (layout, store), &queries[..last], &mut e.mass);
-                self.encoder.add_mass(compute, (layout, store), &queries[last..], &mut of_alike);
+                self.encoder.add_mass(compute, layout, store, &queries[..last], &mut e.mass);
+                self.encoder.add_mass(compute, layout, store, &queries[last..], &mut of_alike);
                 e.mass.iter_mut().zip(of_alike).for_each(|(mass, one)| *mass += alike as f32 * one);
             }
             let x = e.rows.page_mut(page)?;
@@ -157,14 +157,14 @@ impl Pyramidion {
         let (attention, inner) = (self.encoder.attention(layer, keys), self.encoder.heads * self.encoder.head_dim);
         let per_page = e.rows.per_page();
         if e.met.is_none() {
-            let mut store = self.decoder.pages.allocate(attention.numbers() * size_of::<f32>())?;
-            attention.open(&mut cast_mut(store.bytes_mut()?)[..attention.numbers()]);
+            let mut store = self.decoder.pages.allocate(attention.floats() * size_of::<f32>())?;
+            attention.reset(&mut cast_mut(store.bytes_mut()?)[..attention.floats()]);
             let queries = PagedVectors::new(self.decoder.pages.clone(), inner, per_page);
             e.met = Some(Met { store, count: 0, queries });
         }
         let met = e.met.as_mut().ok_or_else(|| Error::Internal("no room for keys".into()))?;
         let (x, hidden, count) = (e.rows.page(page), e.plan.hides_padding, &mut met.count);
-        let store = &mut cast_mut(met.store.bytes_mut()?)[..attention.numbers()];
+        let store = &mut cast_mut(met.store.bytes_mut()?)[..attention.floats()];
         self.encoder.project(&self.decoder.compute, layer, x, &mut work.encoder, |row, keys, values| {
             // what is alike stands at many positions, and is met at each
             let copies = match first_segment && page * per_page + row == own {
@@ -187,8 +187,8 @@ impl Pyramidion {
     fn close(&self, e: &mut PyramidionEncoding, layer: usize) -> Result<()> {
         let attention = self.encoder.attention(layer, self.keys(e));
         if let Some(met) = &mut e.met {
-            let store = &mut cast_mut(met.store.bytes_mut()?)[..attention.numbers()];
-            attention.close(&self.decoder.compute, store, met.count);
+            let store = &mut cast_mut(met.store.bytes_mut()?)[..attention.floats()];
+            attention.finish_keys(&self.decoder.compute, store, met.count);
         }
         Ok(())
     }
@@ -252,7 +252,7 @@ impl Pyramidion {
             true => (segment.length, e.plan.segments[e.segment].clone()),
             false => (e.positions.len().next_multiple_of(factor), e.plan.segments[e.segment].clone()),
         };
-        let input = Input { rows: &e.rows, positions: &e.positions };
+        let input = PoolerInput { vectors: &e.rows, index: &e.positions };
         // in a block of nothing but padding every query gives every key the same
         let mass = (std::mem::take(&mut e.mass), self.encoder.heads as f32);
         let scores = self.scorers.get(e.segment - 1);
@@ -265,14 +265,14 @@ impl Pyramidion {
         // what fills up stands behind all tokens
         let origin = |place: usize| e.origins.get(place).copied().unwrap_or(e.tokens.len() + place);
         let origins: Vec<usize> = match pooled.winners.is_empty() {
-            true => (0..pooled.rows.len()).map(|window| origin(window * factor)).collect(),
+            true => (0..pooled.vectors.len()).map(|window| origin(window * factor)).collect(),
             false => pooled.winners.iter().map(|&winner| origin(winner)).collect(),
         };
         if !pooled.winners.is_empty() {
             let kept = origins.iter().zip(&pooled.scores).map(|(&token, &score)| KeptVector { token, score }).collect();
             e.choices.push(PoolingChoice { layer: segment.end - 1, kept });
         }
-        let before = std::mem::replace(&mut e.rows, pooled.rows);
+        let before = std::mem::replace(&mut e.rows, pooled.vectors);
         e.origins = origins;
         if e.plan.upsamples && e.before.is_none() {
             e.before = Some((before, std::mem::take(&mut e.positions)));
@@ -331,10 +331,15 @@ impl Pyramidion {
         // what is alike comes last, and stands at all positions that are left
         let positions =
             |row: usize| if first + row + 1 == rows { first + row..vectors } else { first + row..first + row + 1 };
-        let buffers = (&mut work.both, &mut work.encoder.quantized);
-        project_memory(&self.decoder.compute, &stack.layers, &work.x, buffers, |(layer, row), keys, values| {
-            positions(row).try_for_each(|place| memory.write(layer, place, keys, values))
-        })?;
+
+        project_memory(
+            &self.decoder.compute,
+            &stack.layers,
+            &work.x,
+            &mut work.both,
+            &mut work.encoder.quantized,
+            |layer, row, keys, values| positions(row).try_for_each(|place| memory.write(layer, place, keys, values)),
+        )?;
         e.cursor.page += 1;
         e.memory_ns += elapsed(started);
         if e.cursor.page == rows.div_ceil(per_page) {
@@ -353,7 +358,7 @@ impl Pyramidion {
             Some((before, positions)) => {
                 let stride: usize = e.plan.segments.iter().filter_map(|segment| segment.factor).product();
                 for (place, &row) in positions.iter().enumerate().skip(page * per_page).take(per_page) {
-                    let sum = before.row(row as usize).iter().zip(e.rows.row(place / stride)).map(|(a, b)| a + b);
+                    let sum = before.vector(row as usize).iter().zip(e.rows.vector(place / stride)).map(|(a, b)| a + b);
                     work.x.extend(sum);
                 }
             }

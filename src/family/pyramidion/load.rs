@@ -17,7 +17,7 @@ use crate::{
         attention::encoder::Encoder,
         attention::layer::Cross,
         attention::{
-            layer::{Layer, Order},
+            layer::{Layer, NormOrder},
             stack::Stack,
         },
         position::{
@@ -47,8 +47,8 @@ impl<'a> Loader<'a> {
         &self.blueprint.architecture
     }
 
-    fn order(&self) -> Order {
-        if self.architecture().pre_norm { Order::Pre } else { Order::Post }
+    fn order(&self) -> NormOrder {
+        if self.architecture().pre_norm { NormOrder::Pre } else { NormOrder::Post }
     }
 
     /// (V, D), scaled by √D where the model does that, and the head made of it.
@@ -69,8 +69,8 @@ impl<'a> Loader<'a> {
             let projections = self.projections(&prefix)?;
             layers.push(self.layer(&prefix, projections, None)?);
         }
-        let (heads, head_dim, attending) = (a.heads, a.dim / a.heads, self.attending()?);
-        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads, head_dim, attending })
+        let (heads, head_dim, pattern) = (a.heads, a.dim / a.heads, self.attending()?);
+        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads, head_dim, pattern })
     }
 
     pub(super) fn decoder(&mut self) -> Result<Stack> {

@@ -292,7 +292,7 @@ impl DocumentEncoder for Pyramidion {
             // one row more for what is alike
             let rows = PagedVectors::bytes_for(length + 1, dim, segment.span());
             let met = match segment.block {
-                None => self.encoder.attention(segment.first, length).numbers() * size_of::<f32>() + rows,
+                None => self.encoder.attention(segment.first, length).floats() * size_of::<f32>() + rows,
                 Some(_) => 0,
             };
             let mut pooled = 0;

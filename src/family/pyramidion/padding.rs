@@ -24,7 +24,7 @@ impl Pyramidion {
             self.encoder.project(compute, layer, &x, &mut work.encoder, |_, keys, values| {
                 (0..block).for_each(|at| layout.write(&mut store, at, keys, values));
             });
-            let mixed = sized(&mut work.encoder.mixed, work.encoder.queries.len());
+            let mixed = sized(&mut work.encoder.head_outputs, work.encoder.queries.len());
             attend_dense(compute, layout, &store, block, &work.encoder.queries, mixed);
             self.encoder.finish(compute, layer, &mut x, &mut work.encoder);
             work.show(Seen::Padding(Some(layer)), 0, &x);

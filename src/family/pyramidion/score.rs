@@ -3,7 +3,7 @@
 use crate::{
     decode::random::{Purpose, uniform},
     kernels::distribution::sigmoid,
-    nn::topk::{halving::EPSILON, pooler::Input},
+    nn::topk::{halving::EPSILON, pooler::PoolerInput},
 };
 
 /// Where a pooling's scores come from. D = width.
@@ -25,24 +25,22 @@ pub(super) enum Scores {
 impl Scores {
     /// σ(logit) + 1e-5 of what stands at each place, or what the place itself says, or the attention that the vectors got: `mass`,
     /// and for those that it does not list, `alike`. What is alike is scored once.
-    pub(super) fn of(&self, input: &Input<'_>, (mass, alike): (&[f32], f32)) -> Vec<f32> {
+    pub(super) fn of(&self, input: &PoolerInput<'_>, (mass, alike): (&[f32], f32)) -> Vec<f32> {
         match *self {
             Self::Attention => {
-                return input.positions.iter().map(|&row| mass.get(row as usize).copied().unwrap_or(alike)).collect();
+                return input.index.iter().map(|&row| mass.get(row as usize).copied().unwrap_or(alike)).collect();
             }
             Self::Index(every) => {
-                return (0..input.positions.len())
-                    .map(|place| f32::from(u8::from(place.is_multiple_of(every))))
-                    .collect();
+                return (0..input.index.len()).map(|place| f32::from(u8::from(place.is_multiple_of(every)))).collect();
             }
             Self::Random(seed) => {
-                return (0..input.positions.len()).map(|place| uniform(seed, Purpose::Scores, place)).collect();
+                return (0..input.index.len()).map(|place| uniform(seed, Purpose::Scores, place)).collect();
             }
             _ => {}
         }
         let of_row: Vec<f32> =
-            (0..input.rows.len()).map(|row| sigmoid(self.logit(input.rows.row(row))) + EPSILON).collect();
-        input.positions.iter().map(|&row| of_row[row as usize]).collect()
+            (0..input.vectors.len()).map(|row| sigmoid(self.logit(input.vectors.vector(row))) + EPSILON).collect();
+        input.index.iter().map(|&row| of_row[row as usize]).collect()
     }
 
     fn logit(&self, x: &[f32]) -> f32 {

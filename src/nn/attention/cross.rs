@@ -1,7 +1,7 @@
-//! Attention to a memory: what an encoder left behind, keys and values of which are made once and read by every row.
+//! Cross-attention to a memory: the keys and values of an encoder's output, projected once and read by every position.
 //!
-//! PagedVectors of several sequences may ask the same memory, as the hypotheses of a beam do; where they follow each other its pages are
-//! read for all of them together.
+//! Several sequences may share a memory, as the hypotheses of a beam do. Where their positions follow each other, the
+//! memory's pages are read for all of them together.
 
 use super::{
     layer::{Caches, Cross, Layer, Pass},
@@ -17,39 +17,40 @@ use crate::{
     nn::{kv_cache::KvCache, sized},
 };
 
-/// Hands the keys and values, (I) each, that each of the layers has for the vectors of a memory, (rows, C), to `write`, with the
-/// layer and the row.
+/// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write` with
+/// the layer and the vector's index.
 ///
 /// # Errors
-/// What `write` says.
+/// The first error that `write` returns.
 pub fn project_memory(
     compute: &Compute,
     layers: &[Layer],
-    rows: &[f32],
-    (buffer, quantized): (&mut Vec<f32>, &mut QuantizedRows),
-    mut write: impl FnMut((usize, usize), &[f32], &[f32]) -> Result<()>,
+    vectors: &[f32],
+    buffer: &mut Vec<f32>,
+    quantized: &mut QuantizedRows,
+    mut write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
 ) -> Result<()> {
     let crosses = layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)));
-    for (index, Cross { memory, .. }) in crosses {
-        let both = sized(buffer, rows.len() / memory.inputs() * memory.outputs());
-        memory.apply(compute, rows, Epilogue::None, quantized, both); // (rows, 2·I)
-        for (row, both) in both.chunks_exact(memory.outputs()).enumerate() {
-            let (keys, values) = both.split_at(both.len() / 2);
-            write((index, row), keys, values)?;
+    for (layer, Cross { memory, .. }) in crosses {
+        let projected = sized(buffer, vectors.len() / memory.inputs() * memory.outputs());
+        memory.apply(compute, vectors, Epilogue::None, quantized, projected); // (vectors, 2·I)
+        for (index, key_value) in projected.chunks_exact(memory.outputs()).enumerate() {
+            let (keys, values) = key_value.split_at(key_value.len() / 2);
+            write(layer, index, keys, values)?;
         }
     }
     Ok(())
 }
 
-/// `work.change` (rows, D) = attention of `x` to the rows' memories.
+/// Writes the attention of `x`, (positions, D), to the sequences' memories into `work.delta`.
 ///
 /// # Errors
-/// A row without a memory.
+/// A sequence without a memory.
 pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
     let Pass { compute, positions, caches, work } = pass;
-    let (caches, rows) = (&**caches, positions.len());
-    let queries = work.cross_queries.values_mut(rows * cross.query.outputs());
-    cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (rows, I)
+    let caches = &**caches;
+    let queries = work.cross_queries.values_mut(positions.len() * cross.query.outputs());
+    cross.query.apply(compute, x, Epilogue::None, &mut work.quantized, queries); // (positions, I)
     let mut keys = 0;
     for position in *positions {
         keys += memory_of(caches, position.sequence)?.len();
@@ -58,58 +59,70 @@ pub(super) fn forward(layer: usize, cross: &Cross, x: &[f32], pass: &mut Pass<'_
     let layout = *memory_of(caches, first.sequence)?.layout();
     work.cross_queries.finish(compute, layout.dtype, layout.head_dim);
     let queries = &work.cross_queries;
-    let some = |first: usize, head: usize, outs: &mut [&mut [f32]]| {
-        let (mut done, mut outs) = (0, outs);
-        while !outs.is_empty() {
-            let cache = |index: usize| memory_of(caches, positions[first + index].sequence).ok();
-            let run = 1 + (done + 1..done + outs.len()).take_while(|&next| same(cache(done), cache(next))).count();
-            let (own, later) = outs.split_at_mut(run);
-            match cache(done) {
-                Some(cache) => ask(compute, cache, (layer, head), (queries, first + done), own),
-                // it was found a moment ago; else nothing here is to pass for a number
-                None => own.iter_mut().for_each(|out| out.fill(f32::NAN)),
+    let tile = |tile_start: usize, head: usize, tile_outputs: &mut [&mut [f32]]| {
+        let mut first = tile_start;
+        let mut outputs = tile_outputs;
+        while !outputs.is_empty() {
+            let memory = |row: usize| memory_of(caches, positions[row].sequence).ok();
+            let same = |row: &usize| same_memory(memory(first), memory(*row));
+            let run = 1 + (first + 1..first + outputs.len()).take_while(same).count();
+            let (run_outputs, later) = outputs.split_at_mut(run);
+            match memory(first) {
+                Some(memory) => attend_memory(compute, memory, layer, head, queries, first, run_outputs),
+                // Unreachable: the loop above found the memory. NaN keeps a stale buffer from passing for a result.
+                None => run_outputs.iter_mut().for_each(|out| out.fill(f32::NAN)),
             }
-            (done, outs) = (done + run, later);
+            first += run;
+            outputs = later;
         }
     };
-    let mixed = sized(&mut work.mixed, rows * cross.query.outputs());
+    let head_outputs = sized(&mut work.head_outputs, positions.len() * cross.query.outputs());
     let share = keys * layout.heads * layout.head_dim >= WORTH_SHARING;
-    compute.pool.for_columns::<ROW_TILE>(mixed, rows, layout.heads, share, &some);
-    let change = sized(&mut work.change, x.len());
-    cross.output.apply(compute, mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
+    compute.pool.for_columns::<ROW_TILE>(head_outputs, positions.len(), layout.heads, share, &tile);
+    let delta = sized(&mut work.delta, x.len());
+    cross.output.apply(compute, head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
     Ok(())
 }
 
-/// The rows from `first` on ask one memory.
-fn ask(
+/// Runs one head of the queries from row `first` on over one memory.
+fn attend_memory(
     compute: &Compute,
-    cache: &KvCache,
-    (layer, head): (usize, usize),
-    (queries, first): (&QueryBuffer, usize),
-    outs: &mut [&mut [f32]],
+    memory: &KvCache,
+    layer: usize,
+    head: usize,
+    queries: &QueryBuffer,
+    first: usize,
+    outputs: &mut [&mut [f32]],
 ) {
-    let layout = cache.layout();
+    let layout = memory.layout();
     let mut rows = [QueryRow::default(); ROW_TILE];
-    for (index, row) in rows.iter_mut().enumerate().take(outs.len()) {
+    for (index, row) in rows.iter_mut().enumerate().take(outputs.len()) {
         let content = QueryVariants::single(queries, (first + index) * layout.heads + head);
-        *row = QueryRow { first_key: 0, position: cache.len() - 1, content, ..QueryRow::default() };
+        *row = QueryRow { first_key: 0, position: memory.len() - 1, content, ..QueryRow::default() };
     }
-    let (pages, start, block) = (cache.pages(), cache.start(), usize::MAX);
-    let scale = 1.0 / (layout.head_dim as f32).sqrt();
-    let (distances, bias, near) = (None, Bias::None, false);
-    let source =
-        AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale, recently_read: near };
-    attend(compute.isa, &source, &rows[..outs.len()], outs);
+    let source = AttentionHead {
+        pages: memory.pages(),
+        start: memory.start(),
+        layout,
+        layer,
+        head,
+        block: usize::MAX,
+        distances: None,
+        bias: Bias::None,
+        scale: 1.0 / (layout.head_dim as f32).sqrt(),
+        recently_read: false,
+    };
+    attend(compute.isa, &source, &rows[..outputs.len()], outputs);
 }
 
-/// Whether two memories are one, by their pages.
-fn same(a: Option<&KvCache>, b: Option<&KvCache>) -> bool {
-    let of = |cache: Option<&KvCache>| cache.and_then(|cache| Some((cache.pages().first()?.id(), cache.len())));
-    of(a).is_some() && of(a) == of(b)
+/// Returns true if two memories share their pages and length.
+fn same_memory(a: Option<&KvCache>, b: Option<&KvCache>) -> bool {
+    let key = |cache: Option<&KvCache>| cache.and_then(|cache| Some((cache.pages().first()?.id(), cache.len())));
+    key(a).is_some() && key(a) == key(b)
 }
 
-/// A sequence's memory, which holds something.
+/// Returns a sequence's memory, which is not empty.
 fn memory_of(caches: &impl Caches, sequence: usize) -> Result<&KvCache> {
     let memory = caches.memory(sequence)?.filter(|memory| !memory.is_empty());
-    memory.ok_or_else(|| Error::Internal("a row of a decoder without a memory".into()))
+    memory.ok_or_else(|| Error::Internal(format!("sequence {sequence} of a decoder has no memory")))
 }

@@ -1,4 +1,4 @@
-//! One layer's weights, where a step's caches are found, and the buffers of a pass.
+//! One layer's weights, the trait that finds a step's caches, and the buffers of a pass.
 
 use crate::{
     error::Result,
@@ -11,9 +11,9 @@ use crate::{
     nn::{Position, kv_cache::KvCache, position::queries::Queries, resolution::ScoresByDistance},
 };
 
-/// A layer's attention to a memory of vectors of width C. D = width, I = heads · head_dim.
+/// Weights of a layer's cross-attention to a memory of vectors of width C. D = width, I = heads · head_dim.
 pub struct Cross {
-    /// After attention and residual, or before attention: (D)
+    /// Applied after the residual sum, or before attention: (D)
     pub norm: LayerNorm,
     /// (I, D)
     pub query: Linear,
@@ -23,12 +23,12 @@ pub struct Cross {
     pub output: Linear,
 }
 
-/// Where a layer's norms stand.
+/// Placement of a layer's norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// x ← norm(x + change(x)).
+pub enum NormOrder {
+    /// x ← norm(x + sublayer(x)).
     Post,
-    /// x ← x + change(norm(x)).
+    /// x ← x + sublayer(norm(x)).
     Pre,
 }
 
@@ -38,68 +38,68 @@ pub struct Layer {
     pub qkv: Linear,
     /// (D, I)
     pub output: Linear,
-    /// After attention and residual, or before attention.
+    /// Applied after attention's residual sum, or before attention.
     pub attention_norm: LayerNorm,
-    /// Between the heads and `output`, (I): a sub-layer norm (Wang et al. 2022), where there is one.
+    /// Optional norm between the heads and `output`, (I): a sub-layer norm (Wang et al. 2022).
     pub context_norm: Option<LayerNorm>,
     /// (F, D)
     pub up: Linear,
     /// (D, F)
     pub down: Linear,
-    /// After feed-forward and residual, or before the feed-forward.
+    /// Applied after the feed-forward's residual sum, or before the feed-forward.
     pub feed_forward_norm: LayerNorm,
-    /// Between the nonlinearity and `down`, (F): a sub-layer norm, where there is one.
+    /// Optional sub-layer norm between the nonlinearity and `down`: (F).
     pub hidden_norm: Option<LayerNorm>,
-    /// Attention to a memory, between the other two, where there is one.
+    /// Optional cross-attention, between self-attention and feed-forward.
     pub cross: Option<Cross>,
 }
 
 /// Finds the caches of a step's sequences.
 pub trait Caches: Sync {
-    /// A sequence's cache.
+    /// Returns a sequence's cache.
     fn cache(&self, sequence: usize) -> Result<&KvCache>;
-    /// The same, to write.
+    /// Returns a sequence's cache for writing.
     fn cache_mut(&mut self, sequence: usize) -> Result<&mut KvCache>;
-    /// What a sequence's rows attend to beside their own past.
+    /// Returns the memory that a sequence's cross-attention reads, if it has one.
     fn memory(&self, _sequence: usize) -> Result<Option<&KvCache>> {
         Ok(None)
     }
 }
 
-/// An intermediate result of a layer, for whoever watches.
+/// Intermediate result of a layer that a [`Hook`] receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookPoint {
-    /// Each head's weighted values, side by side: (rows, I).
+    /// The heads' outputs, concatenated: (positions, I).
     Heads,
-    /// What attention adds to the residual stream, or is added to it before a norm: (rows, D).
+    /// Output of the attention sub-layer, before the residual sum: (positions, D).
     Attention,
-    /// What leaves the layer: (rows, D).
+    /// Output of the layer: (positions, D).
     Layer,
 }
 
-/// Is shown a layer's intermediate results: which, the layer, the rows' positions, and the rows.
+/// Receives a layer's intermediate results: which one, the layer, the positions, and the vectors.
 pub type Hook = Box<dyn FnMut(HookPoint, usize, &[Position], &[f32]) + Send>;
 
 /// Buffers of a pass, kept between steps.
 #[derive(Default)]
 pub struct StackWork {
-    /// Watches intermediate results; golden tests do, servers do not.
+    /// Receives intermediate results in golden tests; `None` in servers.
     pub hook: Option<Hook>,
-    /// The products'.
+    /// Quantized inputs of matrix products.
     pub quantized: QuantizedRows,
-    /// Notes every score, if somebody wants to know them; servers do not.
+    /// Collects every attention score for `inspect --resolution`; `None` in servers.
     pub scores: Option<ScoresByDistance>,
     pub(super) qkv: Vec<f32>,
     pub(super) queries: Queries,
-    /// Those for a memory.
     pub(super) cross_queries: QueryBuffer,
     pub(super) normed: Vec<f32>,
-    pub(super) mixed: Vec<f32>,
-    pub(super) wide: Vec<f32>,
-    pub(super) change: Vec<f32>,
+    pub(super) head_outputs: Vec<f32>,
+    pub(super) hidden: Vec<f32>,
+    /// Output of the last sub-layer: (positions, D).
+    pub(super) delta: Vec<f32>,
 }
 
-/// What one pass through all layers works with.
+/// Arguments that all sub-layers of one pass share.
 pub(super) struct Pass<'a, C> {
     pub(super) compute: &'a Compute,
     pub(super) positions: &'a [Position],
@@ -107,22 +107,17 @@ pub(super) struct Pass<'a, C> {
     pub(super) work: &'a mut StackWork,
 }
 
-/// The norm of `x`, (rows, D).
-pub(super) fn copy_norm<'a>(
-    compute: &Compute,
-    x: &[f32],
-    parameters: &LayerNorm,
-    normed: &'a mut Vec<f32>,
-) -> &'a [f32] {
+/// Copies the norm of `x`, (positions, D), into `normed`.
+pub(super) fn copy_norm<'a>(compute: &Compute, x: &[f32], norm: &LayerNorm, normed: &'a mut Vec<f32>) -> &'a [f32] {
     normed.clear();
     normed.extend_from_slice(x);
-    layer_norm(compute, normed, parameters);
+    layer_norm(compute, normed, norm);
     normed
 }
 
-/// `x` += `change`.
-pub(in crate::nn) fn add(x: &mut [f32], change: &[f32]) {
-    for (x, change) in x.iter_mut().zip(change) {
-        *x += change;
+/// Adds `delta` to `x`.
+pub(crate) fn add(x: &mut [f32], delta: &[f32]) {
+    for (x, delta) in x.iter_mut().zip(delta) {
+        *x += delta;
     }
 }

@@ -1,5 +1,5 @@
-//! PagedVectors' queries over their sequences' caches: each head's values, weighted by the softmax of the scores. Neighbours in one
-//! sequence, as a prompt's rows are, read its pages together.
+//! Causal attention of many queries over their sequences' caches: the sum of a head's values, weighted by the softmax of the
+//! scores. Neighbouring positions of one sequence, such as those of a prompt, read its pages together.
 
 use crate::{
     error::Result,
@@ -10,63 +10,66 @@ use crate::{
     nn::{Position, kv_cache::KvCache, sized},
 };
 
-/// Multiply-adds of attention below which waking other threads costs more than it brings.
-pub(in crate::nn) const WORTH_SHARING: usize = 1 << 15;
+/// Multiply-adds of attention below which waking other threads costs more than it saves.
+pub(crate) const WORTH_SHARING: usize = 1 << 15;
 
-/// Which rows attend, and to how much.
-pub(in crate::nn) struct Mixing<'a> {
-    pub(in crate::nn) compute: &'a Compute,
-    /// Of the caches.
-    pub(in crate::nn) layout: &'a PageLayout,
-    /// Where each row stands in which sequence.
-    pub(in crate::nn) positions: &'a [Position],
-    /// Keys that the rows attend to, all together.
-    pub(in crate::nn) keys: usize,
+/// One call of [`mix`]: the queries' positions and the size of the work.
+pub(crate) struct Mixing<'a> {
+    pub(crate) compute: &'a Compute,
+    /// Layout of the caches.
+    pub(crate) layout: &'a PageLayout,
+    /// Sequence and index of each query.
+    pub(crate) positions: &'a [Position],
+    /// Sum over queries of the keys that each attends to.
+    pub(crate) keys: usize,
 }
 
-/// `mixed` (rows, heads · head_dim), given a sequence's cache, a row's query of one head, and where a head's keys and values
-/// are in a cache, whose pages a row of the same sequence may have read just before.
-pub(in crate::nn) fn mix<'c, 'r, 's>(
+/// Writes `outputs`, (positions, heads · head_dim).
+///
+/// `cache` finds a sequence's cache, `query` returns a position's query of one head, and `source` locates a head's keys and
+/// values in a cache; its last argument is true if a position of the same sequence has just read the pages.
+pub(crate) fn mix<'c, 'q, 's>(
     Mixing { compute, layout, positions, keys }: &Mixing<'_>,
     cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),
-    row: &(impl Fn(usize, usize) -> QueryRow<'r> + Sync),
+    query: &(impl Fn(usize, usize) -> QueryRow<'q> + Sync),
     source: &(impl Fn(&'c KvCache, usize, bool) -> AttentionHead<'s> + Sync),
-    mixed: &mut Vec<f32>,
+    outputs: &mut Vec<f32>,
 ) {
     let PageLayout { heads, head_dim, .. } = **layout;
-    let some = |first: usize, head: usize, outs: &mut [&mut [f32]]| {
-        let mut rows = [QueryRow::default(); ROW_TILE];
-        for (to, at) in rows.iter_mut().zip(first..).take(outs.len()) {
-            *to = row(at, head);
-        }
-        let mut rest = (first, &mut rows[..outs.len()], outs);
-        while let (first, [_, ..], _) = rest {
-            let run = run_of(&positions[first..first + rest.1.len()]);
-            let (rows, later_rows) = rest.1.split_at_mut(run);
-            let (outs, later_outs) = rest.2.split_at_mut(run);
+    let tile = |tile_start: usize, head: usize, tile_outputs: &mut [&mut [f32]]| {
+        let mut buffer = [QueryRow::default(); ROW_TILE];
+        let mut queries = &mut buffer[..tile_outputs.len()];
+        queries.iter_mut().zip(tile_start..).for_each(|(slot, index)| *slot = query(index, head));
+        let mut outputs = tile_outputs;
+        let mut first = tile_start;
+        while !queries.is_empty() {
+            let run = run_length(&positions[first..first + queries.len()]);
+            let (run_queries, later_queries) = queries.split_at_mut(run);
+            let (run_outputs, later_outputs) = outputs.split_at_mut(run);
             let sequence = positions[first].sequence;
-            // the rows before, in a chunk of the same sequence, have just read the same pages
-            let near = first > 0 && positions[first - 1].sequence == sequence;
+            let recently_read = first > 0 && positions[first - 1].sequence == sequence;
             match cache(sequence) {
                 Ok(cache) => {
-                    // of a sequence that was taken up in its middle there is nothing further back
-                    rows.iter_mut().for_each(|row| row.first_key = row.first_key.max(cache.first()));
-                    attend(compute.isa, &source(cache, head, near), rows, outs);
+                    // A sequence that was resumed in its middle holds no earlier keys.
+                    run_queries.iter_mut().for_each(|query| query.first_key = query.first_key.max(cache.first()));
+                    attend(compute.isa, &source(cache, head, recently_read), run_queries, run_outputs);
                 }
-                // it was found a moment ago, when the keys were written; else nothing here is to pass for a number
-                Err(_) => outs.iter_mut().for_each(|out| out.fill(f32::NAN)),
+                // Unreachable: writing the keys found the cache. NaN keeps a stale buffer from passing for a result.
+                Err(_) => run_outputs.iter_mut().for_each(|out| out.fill(f32::NAN)),
             }
-            rest = (first + run, later_rows, later_outs);
+            first += run;
+            queries = later_queries;
+            outputs = later_outputs;
         }
     };
     let share = keys * heads * head_dim >= WORTH_SHARING;
-    let mixed = sized(mixed, positions.len() * heads * head_dim);
-    // a head's rows come one after the other: they read the same distances
-    compute.pool.for_columns::<ROW_TILE>(mixed, positions.len(), heads, share, &some);
+    let outputs = sized(outputs, positions.len() * heads * head_dim);
+    // A head's positions run one after another because they read the same distance table.
+    compute.pool.for_columns::<ROW_TILE>(outputs, positions.len(), heads, share, &tile);
 }
 
-/// How many rows from the first on are neighbours in one sequence.
-fn run_of(positions: &[Position]) -> usize {
+/// Returns how many positions, from the first on, are neighbours in one sequence.
+fn run_length(positions: &[Position]) -> usize {
     let follows = |pair: &&[Position]| pair[0].sequence == pair[1].sequence && pair[0].index + 1 == pair[1].index;
     1 + positions.windows(2).take_while(follows).count()
 }

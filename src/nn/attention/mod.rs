@@ -1,5 +1,7 @@
-//! Layers and their attention: [`stack`] (causal, over cached keys; [`cross`], to an encoder's memory; [`mix`], the part that
-//! reads the caches) and [`encoder`] (both ways; [`encoder_attention`], across a whole document). [`layer`] is what they share.
+//! Transformer layers and their attention.
+//!
+//! [`stack`] runs decoder layers over cached keys (through `mix`) and attends to a memory ([`cross`]). [`encoder`] runs layers
+//! that look both ways, within blocks or across a document ([`encoder_attention`]). [`layer`] holds what they share.
 
 pub mod cross;
 pub mod encoder;

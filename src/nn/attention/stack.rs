@@ -1,13 +1,12 @@
-//! A stack of Transformer layers with causal attention over cached keys: rows flow through all layers side by side, in position,
-//! and leave their keys and values in the caches; each then attends to what its window shows it there.
+//! A stack of Transformer layers with causal attention over cached keys.
 //!
-//! [`Stack::forward`] takes any mixture of rows: many positions of one sequence (a prefill chunk, a whole text), one position
-//! of many (a decode step), or both. There is no separate step: a row's arithmetic is the same in every mixture, which is why
-//! incremental and bulk results agree to the bit.
+//! [`Stack::forward`] takes any mixture of positions: many of one sequence (a prefill chunk, a whole text), one of many
+//! sequences (a decode step), or both. There is no separate step function: a position's arithmetic is the same in every
+//! mixture, so incremental and bulk results agree to the bit.
 
 use super::{
-    cross::forward,
-    layer::{Caches, HookPoint, Layer, Order, Pass, StackWork, add, copy_norm},
+    cross,
+    layer::{Caches, HookPoint, Layer, NormOrder, Pass, StackWork, add, copy_norm},
     mix::{Mixing, mix},
 };
 use crate::{
@@ -23,26 +22,28 @@ use crate::{
 
 /// Layers that share a cache.
 pub struct Stack {
-    /// Bottom first.
+    /// Layers, bottom first.
     pub layers: Vec<Layer>,
-    /// Their position scheme.
+    /// Position scheme of all layers.
     pub position: PositionScheme,
-    /// Which keys they attend to.
+    /// Keys that a position attends to.
     pub window: Window,
-    /// Where their norms stand.
-    pub order: Order,
-    /// What their cache looks like.
+    /// Placement of the norms.
+    pub order: NormOrder,
+    /// Layout of the cache's pages.
     pub layout: PageLayout,
-    /// The feed-forwards' nonlinearity.
+    /// Nonlinearity of the feed-forwards.
     pub activation: Activation,
 }
 
 impl Stack {
-    /// Runs rows `x`, (rows, D), at `positions` through all layers, in position; their keys and values go into the caches, whose
-    /// positions must be reserved. PagedVectors of one sequence come in rising position, none left out since the cache's end.
+    /// Runs `x`, (positions, D), through all layers in place, and writes keys and values into the caches.
+    ///
+    /// The caches must have the positions reserved. Positions of one sequence come in rising order, without a gap after the
+    /// cache's end.
     ///
     /// # Errors
-    /// A cache that cannot be found or was not reserved.
+    /// A cache that cannot be found or lacks reserved positions.
     pub fn forward(
         &self,
         compute: &Compute,
@@ -55,29 +56,29 @@ impl Stack {
         let mut pass = Pass { compute, positions, caches, work };
         for (index, layer) in self.layers.iter().enumerate() {
             match self.order {
-                Order::Post => {
+                NormOrder::Post => {
                     self.attention(index, x, &mut pass)?;
-                    add_layer_norm(compute, x, &pass.work.change, &layer.attention_norm);
-                    if let Some(cross) = &layer.cross {
-                        forward(index, cross, x, &mut pass)?;
-                        add_layer_norm(compute, x, &pass.work.change, &cross.norm);
+                    add_layer_norm(compute, x, &pass.work.delta, &layer.attention_norm);
+                    if let Some(weights) = &layer.cross {
+                        cross::forward(index, weights, x, &mut pass)?;
+                        add_layer_norm(compute, x, &pass.work.delta, &weights.norm);
                     }
                     self.feed_forward(compute, layer, x, pass.work);
-                    add_layer_norm(compute, x, &pass.work.change, &layer.feed_forward_norm);
+                    add_layer_norm(compute, x, &pass.work.delta, &layer.feed_forward_norm);
                 }
-                Order::Pre => {
+                NormOrder::Pre => {
                     let mut normed = std::mem::take(&mut pass.work.normed);
                     copy_norm(compute, x, &layer.attention_norm, &mut normed);
                     self.attention(index, &normed, &mut pass)?;
-                    add(x, &pass.work.change);
-                    if let Some(cross) = &layer.cross {
-                        copy_norm(compute, x, &cross.norm, &mut normed);
-                        forward(index, cross, &normed, &mut pass)?;
-                        add(x, &pass.work.change);
+                    add(x, &pass.work.delta);
+                    if let Some(weights) = &layer.cross {
+                        copy_norm(compute, x, &weights.norm, &mut normed);
+                        cross::forward(index, weights, &normed, &mut pass)?;
+                        add(x, &pass.work.delta);
                     }
                     copy_norm(compute, x, &layer.feed_forward_norm, &mut normed);
                     self.feed_forward(compute, layer, &normed, pass.work);
-                    add(x, &pass.work.change);
+                    add(x, &pass.work.delta);
                     pass.work.normed = normed;
                 }
             }
@@ -88,109 +89,119 @@ impl Stack {
         Ok(())
     }
 
-    /// Makes room in a sequence's cache for `more` positions; what no later row attends to is forgotten first.
+    /// Reserves `more` positions in a sequence's cache, after freeing the pages that no later position attends to.
     ///
     /// # Errors
-    /// As for [`KvCache::reserve`].
+    /// See [`KvCache::reserve`].
     pub fn reserve(&self, cache: &mut KvCache, more: usize) -> Result<()> {
-        cache.forget_before(self.window.first_kept(cache.len()));
+        cache.free_before(self.window.first_kept(cache.len()));
         cache.reserve(more)
     }
 
-    /// The most bytes of pages that a cache of `positions` holds.
+    /// Returns the maximum bytes of pages in a cache of `positions`.
     pub fn bytes_for(&self, positions: usize) -> usize {
         self.layout.bytes_for(self.window.max_held(positions))
     }
 
-    /// The most bytes of pages that it takes to go on to `len` positions.
+    /// Returns the maximum bytes of pages that extending a cache to `len` positions allocates.
     pub fn growth(&self, cache: &KvCache, len: usize) -> usize {
         let copy = if cache.copies() { self.layout.page_bytes() } else { 0 };
         cache.growth(len).min(self.bytes_for(len) + copy)
     }
 
-    /// `change` (rows, D) = attention of `x`.
+    /// Writes the self-attention of `x`, (positions, D), to `work.delta`.
     fn attention(&self, index: usize, x: &[f32], pass: &mut Pass<'_, impl Caches>) -> Result<()> {
         let Pass { compute, positions, caches, work } = pass;
-        let (layer, layout, rows) = (&self.layers[index], &self.layout, positions.len());
-        let inner = layout.heads * layout.head_dim;
-        let qkv = sized(&mut work.qkv, rows * 3 * inner);
-        layer.qkv.apply(compute, x, Epilogue::None, &mut work.quantized, qkv); // (rows, 3·I)
-        self.position.prepare((compute, layout, self.window), positions, qkv, &mut work.queries); // (rows, I) each
+        let layer = &self.layers[index];
+        let inner = self.layout.heads * self.layout.head_dim;
+        let qkv = sized(&mut work.qkv, positions.len() * 3 * inner);
+        layer.qkv.apply(compute, x, Epilogue::None, &mut work.quantized, qkv); // (positions, 3·I)
+        self.position.prepare(compute, &self.layout, self.window, positions, qkv, &mut work.queries); // (positions, I) each
         for (position, row) in positions.iter().zip(qkv.chunks_exact(3 * inner)) {
             let (keys, values) = row[inner..].split_at(inner);
             caches.cache_mut(position.sequence)?.write(index, position.index, keys, values)?;
         }
-        self.mix(index, pass)?; // (rows, I)
+        self.mix(index, pass)?; // (positions, I)
         let Pass { compute, positions, work, .. } = pass;
         if let Some(hook) = &mut work.hook {
-            hook(HookPoint::Heads, index, positions, &work.mixed);
+            hook(HookPoint::Heads, index, positions, &work.head_outputs);
         }
-        if let Some(parameters) = &layer.context_norm {
-            layer_norm(compute, &mut work.mixed, parameters);
+        if let Some(norm) = &layer.context_norm {
+            layer_norm(compute, &mut work.head_outputs, norm);
         }
-        let change = sized(&mut work.change, x.len());
-        layer.output.apply(compute, &work.mixed, Epilogue::None, &mut work.quantized, change); // (rows, D)
+        let delta = sized(&mut work.delta, x.len());
+        layer.output.apply(compute, &work.head_outputs, Epilogue::None, &mut work.quantized, delta); // (positions, D)
         if let Some(hook) = &mut work.hook {
-            hook(HookPoint::Attention, index, positions, change);
+            hook(HookPoint::Attention, index, positions, delta);
         }
         Ok(())
     }
 
-    /// `mixed` (rows, I) = each head's weighted values.
+    /// Writes the weighted values of each head, (positions, I), to `work.head_outputs`.
     fn mix(&self, layer: usize, pass: &mut Pass<'_, impl Caches>) -> Result<()> {
         let Pass { compute, positions, caches, work } = pass;
-        let (layout, rows) = (&self.layout, positions.len());
-        let heads = layout.heads;
-        let low = |position: &Position| self.window.first_key(position.index);
-        // whole pages of keys are met, and those of the row before
-        let beside = self.window.max_keys().map_or(0, |_| ROW_TILE);
-        let furthest = positions.iter().map(|position| position.index - low(position) / POSITIONS * POSITIONS).max();
-        let distances = self.position.distances(compute, layer, furthest.unwrap_or(0) + beside)?;
-        let (caches, queries) = (&**caches, &work.queries);
-        let row = |at: usize, head: usize| {
-            let (content, distance) = (queries.content(at, head, heads), queries.distance(at, head, heads));
-            QueryRow { first_key: low(&positions[at]), position: positions[at].index, content, distance }
+        let heads = self.layout.heads;
+        let first_key = |position: &Position| self.window.first_key(position.index);
+        // The kernel reads whole pages of keys, and for a tile of rows also the keys of the earliest one.
+        let slack = self.window.max_keys().map_or(0, |_| ROW_TILE);
+        let furthest = positions.iter().map(|p| p.index - first_key(p) / POSITIONS * POSITIONS).max();
+        let distances = self.position.distances(compute, layer, furthest.unwrap_or(0) + slack)?;
+        let caches = &**caches;
+        let queries = &work.queries;
+        let query = |row: usize, head: usize| QueryRow {
+            first_key: first_key(&positions[row]),
+            position: positions[row].index,
+            content: queries.content(row, head, heads),
+            distance: queries.distance(row, head, heads),
         };
-        let source = |cache, head, near| self.source(cache, (layer, head), distances, near);
-        let keys = positions.iter().map(|position| position.index + 1 - low(position)).sum();
-        let mixing = Mixing { compute, layout, positions, keys };
-        mix(&mixing, &|sequence| caches.cache(sequence), &row, &source, &mut work.mixed);
-        if let Some(noted) = &mut work.scores {
-            let mut found = Vec::new();
-            for (at, head) in (0..rows).flat_map(|at| (0..heads).map(move |head| (at, head))) {
-                let cache = caches.cache(positions[at].sequence)?;
-                let mut row = row(at, head);
-                row.first_key = row.first_key.max(cache.first());
-                scores(compute.isa, &self.source(cache, (layer, head), distances, false), &row, &mut found);
-                noted.add(layer, &found);
+        let source = |cache, head, recently_read| self.source(cache, layer, head, distances, recently_read);
+        let keys = positions.iter().map(|position| position.index + 1 - first_key(position)).sum();
+        let mixing = Mixing { compute, layout: &self.layout, positions, keys };
+        mix(&mixing, &|sequence| caches.cache(sequence), &query, &source, &mut work.head_outputs);
+        if let Some(collected) = &mut work.scores {
+            let mut row_scores = Vec::new();
+            for (row, head) in (0..positions.len()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                let cache = caches.cache(positions[row].sequence)?;
+                let mut query = query(row, head);
+                query.first_key = query.first_key.max(cache.first());
+                scores(compute.isa, &self.source(cache, layer, head, distances, false), &query, &mut row_scores);
+                collected.add(layer, &row_scores);
             }
         }
         Ok(())
     }
 
-    /// Where a head's keys and values are.
+    /// Returns one head's keys and values in a cache, as the kernel takes them.
     fn source<'a>(
         &'a self,
         cache: &'a KvCache,
-        (layer, head): (usize, usize),
+        layer: usize,
+        head: usize,
         distances: Option<&'a DistanceTable>,
-        near: bool,
+        recently_read: bool,
     ) -> AttentionHead<'a> {
-        let (pages, start, layout) = (cache.pages(), cache.start(), &self.layout);
-        let (block, bias) = (self.position.block(), self.position.bias(head));
-        let scale = 1.0 / (layout.head_dim as f32).sqrt();
-        AttentionHead { pages, start, layout, layer, head, block, distances, bias, scale, recently_read: near }
+        AttentionHead {
+            pages: cache.pages(),
+            start: cache.start(),
+            layout: &self.layout,
+            layer,
+            head,
+            block: self.position.block(),
+            distances,
+            bias: self.position.bias(head),
+            scale: 1.0 / (self.layout.head_dim as f32).sqrt(),
+            recently_read,
+        }
     }
 
-    /// `work.change` (rows, D) = feed-forward of `x`.
+    /// Writes the feed-forward of `x`, (positions, D), to `work.delta`.
     fn feed_forward(&self, compute: &Compute, layer: &Layer, x: &[f32], work: &mut StackWork) {
-        let width = layer.up.outputs();
-        let wide = sized(&mut work.wide, x.len() / layer.up.inputs() * width);
-        layer.up.apply(compute, x, self.activation.then(), &mut work.quantized, wide); // (rows, F)
-        if let Some(parameters) = &layer.hidden_norm {
-            layer_norm(compute, wide, parameters);
+        let hidden = sized(&mut work.hidden, x.len() / layer.up.inputs() * layer.up.outputs());
+        layer.up.apply(compute, x, self.activation.epilogue(), &mut work.quantized, hidden); // (positions, F)
+        if let Some(norm) = &layer.hidden_norm {
+            layer_norm(compute, hidden, norm);
         }
-        let change = sized(&mut work.change, x.len());
-        layer.down.apply(compute, wide, Epilogue::None, &mut work.quantized, change); // (rows, D)
+        let delta = sized(&mut work.delta, x.len());
+        layer.down.apply(compute, hidden, Epilogue::None, &mut work.quantized, delta); // (positions, D)
     }
 }

@@ -1,30 +1,30 @@
-//! What a boundary source sees and returns, one entry a symbol.
+//! Input and output of a boundary source: one entry a symbol of the step.
 
 use crate::{error::Result, nn::Position};
 
-/// What a source may look at: one entry or row for each symbol of a step.
+/// Everything that a boundary source may read: one entry or row for each symbol of a step.
 pub struct Evidence<'a> {
-    /// Where the symbols stand.
+    /// Positions of the symbols.
     pub positions: &'a [Position],
     /// The symbols.
     pub symbols: &'a [u32],
-    /// Their positions in the streams that the sequences are cut from.
+    /// Positions of the symbols in the streams that the sequences are cut from.
     pub stream_positions: &'a [usize],
-    /// The pre stack's output, (rows, D).
+    /// Output of the pre stack: (positions, D).
     pub hidden: &'a [f32],
-    /// Uniform noise for the rows whose boundaries are sampled; none for those decided by threshold.
+    /// Uniform noise where the boundary is sampled; `None` where a threshold decides.
     pub noise: &'a [Option<f32>],
-    /// A sequence's conditional entropies (nats) by the companion, from position 0 to at least its last row here; empty
-    /// where there is no companion.
+    /// Returns a sequence's conditional entropies (nats) by the companion, from position 0 to at least its last position in
+    /// this step; empty without a companion.
     pub entropies: &'a dyn Fn(usize) -> Result<&'a [f64]>,
 }
 
-/// What a source says of one symbol.
+/// Decision of a boundary source for one symbol.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BoundaryDecision {
-    /// Whether a segment ends with it.
+    /// True if a segment ends with the symbol.
     pub closes: bool,
-    /// A learned predictor's output.
+    /// Output of a learned predictor.
     pub probability: Option<f32>,
 }
 

@@ -1,8 +1,7 @@
 //! A learned predictor: p = sigmoid(w₂·act(W₁·h + b₁) + b₂) on the pre stack's output (Dynamic Token Pooling, §3.1, eq. 3).
 //!
-//! By threshold: a boundary if p > threshold, strictly, as the official code decides for `unigram` and `entropy`. Sampled: a
-//! boundary if u > 1 − p, u uniform, which is what the Gumbel-sigmoid of eq. 4 amounts to once it is rounded; its temperature
-//! has no influence.
+//! With a threshold, a boundary is p > threshold, strictly, as in the official code for `unigram` and `entropy`. Sampled, it is
+//! u > 1 − p for uniform u: the rounded Gumbel-sigmoid of eq. 4, on which its temperature has no influence.
 
 use super::evidence::{BoundaryDecision, Evidence};
 use crate::{
@@ -14,15 +13,15 @@ use crate::{
     nn::{Activation, sized},
 };
 
-/// The predictor.
+/// Weights of the predictor.
 pub struct Learned {
     /// (hidden, D)
     pub hidden: Linear,
     /// (1, hidden)
     pub output: Linear,
-    /// The feed-forwards' nonlinearity.
+    /// Nonlinearity of the hidden layer.
     pub activation: Activation,
-    /// Boundary if the probability is above this.
+    /// A boundary needs a probability above this.
     pub threshold: f32,
 }
 
@@ -42,11 +41,12 @@ impl Learned {
         work: &mut LearnedWork,
         decisions: &mut Vec<BoundaryDecision>,
     ) {
-        let (rows, width) = (evidence.positions.len(), self.hidden.outputs());
-        let hidden = sized(&mut work.hidden, rows * width);
-        self.hidden.apply(compute, evidence.hidden, self.activation.then(), &mut work.quantized, hidden); // (rows, hidden)
-        let logits = sized(&mut work.logits, rows);
-        self.output.apply(compute, hidden, Epilogue::None, &mut work.quantized, logits); // (rows, 1)
+        let positions = evidence.positions.len();
+        let hidden = sized(&mut work.hidden, positions * self.hidden.outputs());
+        let epilogue = self.activation.epilogue();
+        self.hidden.apply(compute, evidence.hidden, epilogue, &mut work.quantized, hidden); // (positions, hidden)
+        let logits = sized(&mut work.logits, positions);
+        self.output.apply(compute, hidden, Epilogue::None, &mut work.quantized, logits); // (positions, 1)
         for (logit, noise) in logits.iter().zip(evidence.noise) {
             let probability = sigmoid(*logit);
             let closes = match noise {

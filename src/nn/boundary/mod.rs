@@ -1,7 +1,7 @@
-//! Boundary sources: where segments end. A boundary at t means that the segment ends **with** symbol t.
+//! Boundary sources decide where segments end. A boundary at t means that the segment ends **with** symbol t.
 //!
-//! To add one: a file with its type, a variant of [`BoundaryConfig`], and its arms in the tables below. What a source may
-//! look at is [`Evidence`]; a family provides all of it, in bulk and step alike, so a source is written once.
+//! To add a source: its type, a variant of [`BoundaryConfig`] and of [`Boundaries`], and their arms. A source reads
+//! [`Evidence`], which a family provides in bulk and step alike, so a source is written once.
 
 pub mod evidence;
 pub mod learned;
@@ -11,24 +11,25 @@ pub mod summed;
 use crate::{
     error::Result,
     kernels::{Compute, linear::Linear},
+    nn::ConfigError,
 };
 use evidence::{BoundaryDecision, Evidence};
-use learned::Learned;
+use learned::{Learned, LearnedWork};
 use rules::{Fixed, IdOf, Spikes, Whitespace};
 use serde::Deserialize;
 
-/// What a checkpoint's `boundaries` says.
+/// `boundaries` of a checkpoint's architecture.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum BoundaryConfig {
     /// No segments: the vanilla model.
     None {},
-    /// Positions 0, k, 2k …
+    /// A boundary at positions 0, k, 2k …
     Fixed {
         /// k
         every: usize,
     },
-    /// After this symbol.
+    /// A boundary after each occurrence of one symbol.
     Whitespace {
         /// One character of the vocabulary.
         symbol: String,
@@ -37,28 +38,25 @@ pub enum BoundaryConfig {
     Learned {
         /// Width of its hidden layer.
         hidden: usize,
-        /// Boundary if the probability is above this.
+        /// A boundary needs a probability above this.
         threshold: f32,
     },
     /// Spikes in a companion model's conditional entropy.
     EntropySpikes {
-        /// How many earlier entropies a spike must exceed.
+        /// Number of earlier entropies that a spike must exceed.
         window: usize,
-        /// The companion's subfolder.
+        /// Subfolder of the companion model.
         companion: String,
     },
 }
 
-/// A key that is wrong, what was expected, what was found.
-type Wrong = (&'static str, String, String);
-
 impl BoundaryConfig {
-    /// Whether it ever closes a segment.
+    /// Returns true if the source can close segments.
     pub fn pools(&self) -> bool {
         !matches!(self, Self::None {})
     }
 
-    /// Its name in a checkpoint.
+    /// Returns the kind's name in a checkpoint.
     pub fn name(&self) -> &'static str {
         match self {
             Self::None {} => "none",
@@ -69,7 +67,7 @@ impl BoundaryConfig {
         }
     }
 
-    /// A few words for people.
+    /// Returns a short description for people.
     pub fn describe(&self) -> String {
         match self {
             Self::None {} => "no boundaries (vanilla)".into(),
@@ -80,37 +78,37 @@ impl BoundaryConfig {
         }
     }
 
-    /// Width of a learned predictor's hidden layer; 0 if there is none.
+    /// Returns the width of a learned predictor's hidden layer; 0 for other kinds.
     pub fn hidden(&self) -> usize {
         if let Self::Learned { hidden, .. } = self { *hidden } else { 0 }
     }
 
-    /// The companion's subfolder, if one is needed.
+    /// Returns the companion's subfolder, if the source needs a companion.
     pub fn companion(&self) -> Option<&str> {
         if let Self::EntropySpikes { companion, .. } = self { Some(companion) } else { None }
     }
 
-    /// Checks bounds.
+    /// Checks every key against its bounds.
     ///
     /// # Errors
-    /// The key, what it must be, and what it is.
-    pub fn validate(&self, id_of: IdOf<'_>) -> Result<(), Wrong> {
+    /// The first key that is out of bounds.
+    pub fn validate(&self, id_of: IdOf<'_>) -> Result<(), ConfigError> {
         const MAX: usize = 1 << 20;
         let bounded = |key, value: usize| {
             let within = (1..=MAX).contains(&value);
-            if within { Ok(()) } else { Err((key, format!("1 to {MAX}"), value.to_string())) }
+            if within { Ok(()) } else { Err(ConfigError::new(key, format!("1 to {MAX}"), value)) }
         };
         match self {
             Self::None {} => Ok(()),
             Self::Fixed { every } => bounded("every", *every),
             Self::Whitespace { symbol } => match Whitespace::new(symbol, id_of) {
                 Some(_) => Ok(()),
-                None => Err(("symbol", "one character of the vocabulary".into(), format!("{symbol:?}"))),
+                None => Err(ConfigError::new("symbol", "one character of the vocabulary", format!("{symbol:?}"))),
             },
             Self::Learned { hidden, threshold } => {
                 bounded("hidden", *hidden)?;
                 let within = *threshold > 0.0 && *threshold < 1.0;
-                if within { Ok(()) } else { Err(("threshold", "above 0, below 1".into(), threshold.to_string())) }
+                if within { Ok(()) } else { Err(ConfigError::new("threshold", "above 0, below 1", threshold)) }
             }
             Self::EntropySpikes { window, companion } => {
                 bounded("window", *window)?;
@@ -118,13 +116,14 @@ impl BoundaryConfig {
                 if !companion.is_empty() && companion.chars().all(plain) {
                     return Ok(());
                 }
-                Err(("companion", "a subfolder's name: letters, digits, - and _".into(), format!("{companion:?}")))
+                let expected = "a subfolder's name: letters, digits, - and _";
+                Err(ConfigError::new("companion", expected, format!("{companion:?}")))
             }
         }
     }
 }
 
-/// A boundary source, ready to decide.
+/// A boundary source with its weights.
 pub enum Boundaries {
     /// No segments.
     None,
@@ -139,27 +138,27 @@ pub enum Boundaries {
 }
 
 impl Boundaries {
-    /// Appends one decision for each row.
+    /// Appends one decision for each symbol of the step.
     ///
     /// # Errors
-    /// Evidence that is missing.
+    /// Missing entropies of the companion.
     pub fn decide(
         &self,
         compute: &Compute,
         evidence: &Evidence<'_>,
-        work: &mut learned::LearnedWork,
+        work: &mut LearnedWork,
         decisions: &mut Vec<BoundaryDecision>,
     ) -> Result<()> {
         let positions = evidence.positions.iter();
         match self {
             Self::None => decisions.extend(positions.map(|_| BoundaryDecision::certain(false))),
             Self::Fixed(source) => {
-                decisions
-                    .extend(evidence.stream_positions.iter().map(|&t| BoundaryDecision::certain(source.closes(t))));
+                let closes = evidence.stream_positions.iter().map(|&position| source.closes(position));
+                decisions.extend(closes.map(BoundaryDecision::certain));
             }
             Self::Whitespace(source) => {
-                decisions
-                    .extend(evidence.symbols.iter().map(|&symbol| BoundaryDecision::certain(source.closes(symbol))));
+                let closes = evidence.symbols.iter().map(|&symbol| source.closes(symbol));
+                decisions.extend(closes.map(BoundaryDecision::certain));
             }
             Self::Learned(source) => source.decide(compute, evidence, work, decisions),
             Self::Spikes(source) => {
@@ -172,7 +171,7 @@ impl Boundaries {
         Ok(())
     }
 
-    /// The matrices that a decision multiplies with.
+    /// Returns the matrices of a decision.
     pub fn matrices(&self) -> Vec<&Linear> {
         match self {
             Self::Learned(source) => vec![&source.hidden, &source.output],
@@ -180,7 +179,7 @@ impl Boundaries {
         }
     }
 
-    /// The most segments that so many symbols can close.
+    /// Returns the maximum segments that `symbols` symbols can close.
     pub fn max_segments(&self, symbols: usize) -> usize {
         match self {
             Self::None => 0,

@@ -1,53 +1,56 @@
-//! Boundary sources without weights: every k symbols, after one symbol, at spikes of an entropy.
+//! Boundary sources without weights: every k symbols, after one symbol, at entropy spikes.
 
 /// Finds the id of a character in a vocabulary, if it is a symbol.
 pub type IdOf<'a> = &'a dyn Fn(char) -> Option<u32>;
 
-/// Every k symbols.
+/// A boundary at stream positions 0, k, 2k …: the first segment is one symbol long (official phase).
 pub struct Fixed {
     /// k ≥ 1
     pub every: usize,
 }
 
 impl Fixed {
-    /// Whether a segment ends at `position` of the stream.
+    /// Returns true if a segment ends at `position` of the stream.
     pub fn closes(&self, position: usize) -> bool {
         position.is_multiple_of(self.every)
     }
 
-    /// The most segments that `symbols` can close, wherever in the stream they stand.
+    /// Returns the maximum segments that `symbols` symbols can close, at any position of the stream.
     pub fn segments(&self, symbols: usize) -> usize {
         symbols.div_ceil(self.every)
     }
 }
 
-/// After one symbol.
+/// A boundary after each space, which belongs to the word before it. Other white space, such as a newline, is no boundary.
 pub struct Whitespace {
     symbol: u32,
 }
 
 impl Whitespace {
-    /// After `symbol`, which must be one character of the vocabulary.
+    /// Creates a source that cuts after `symbol`; `None` unless it is one character of the vocabulary.
     pub fn new(symbol: &str, id_of: IdOf<'_>) -> Option<Self> {
         let mut characters = symbol.chars();
         let (first, None) = (characters.next()?, characters.next()) else { return None };
         id_of(first).map(|symbol| Self { symbol })
     }
 
-    /// Whether a segment ends with `symbol`.
+    /// Returns true if a segment ends with `symbol`.
     pub fn closes(&self, symbol: u32) -> bool {
         symbol == self.symbol
     }
 }
 
-/// Spikes over a left window.
+/// A boundary where the conditional entropy of a small companion model spikes (Dynamic Token Pooling, §3.1.3, eq. 6).
+///
+/// H_t is the entropy of the companion's prediction after symbol t. A segment ends with t if H_t exceeds, strictly, each of the
+/// k entropies before it, or all of them if there are fewer. So position 0 is always a boundary.
 pub struct Spikes {
     /// k ≥ 1
     pub window: usize,
 }
 
 impl Spikes {
-    /// Whether a segment ends at `position`, given the entropies up to it.
+    /// Returns true if a segment ends at `position`, given the entropies up to it.
     pub fn closes(&self, entropies: &[f64], position: usize) -> bool {
         let before = &entropies[position.saturating_sub(self.window)..position];
         before.iter().all(|&earlier| entropies[position] > earlier)

@@ -1,7 +1,7 @@
-//! ALiBi (Press et al. 2022): a head's scores fall with the distance, each head's at its own slope.
+//! ALiBi (Press et al. 2022): a head's scores decrease linearly with the distance, with a slope for each head.
 
-/// The published slopes: 2^(−8k/H) for k = 1 … H where H is a power of two; otherwise those of the power of two below it, and
-/// every other one of the power of two above it.
+/// Returns the published slopes: 2^(−8k/H) for k = 1 … H if H is a power of two. Otherwise the slopes of the power of two below
+/// H, then every other slope of the power of two above it.
 pub fn slopes(heads: usize) -> Vec<f32> {
     let powers = |heads: usize| (1..=heads).map(move |k| (-8.0 * k as f64 / heads as f64).exp2() as f32);
     let below = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
@@ -16,7 +16,7 @@ mod tests {
     fn slopes_are_the_published_ones() {
         assert_eq!(slopes(4), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
         assert_eq!(slopes(8)[..2], [0.5, 0.25]);
-        // six heads: four of their own, then the first and third of eight
+        // Six heads: the four slopes of 4 heads, then the first and third of 8.
         assert_eq!(slopes(6), [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5, 0.125]);
         assert_eq!(slopes(1), [1.0 / 256.0]);
     }

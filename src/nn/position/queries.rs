@@ -1,48 +1,48 @@
-//! The queries of a layer as attention takes them.
+//! Queries of a layer in the form that the attention kernel takes.
 
 use crate::{
     kernels::attention::{Query, QueryBuffer, QueryVariants},
     nn::Position,
 };
 
-/// The queries that attention takes.
+/// Queries of a step's positions.
 #[derive(Default)]
 pub struct Queries {
-    /// For the keys: (rows' forms, heads, head_dim).
+    /// Queries for the keys: (variants of all positions, heads, head_dim).
     pub(super) content: QueryBuffer,
-    /// For the distances: (rows, heads, head_dim), or empty.
+    /// Queries for the distances, (positions, heads, head_dim), or empty.
     pub(super) distance: QueryBuffer,
-    /// Which forms are a row's.
-    pub(super) forms: Vec<RowForms>,
+    /// Variants of each position.
+    pub(super) variants: Vec<VariantRange>,
 }
 
-/// The forms of one row, among those of all rows.
+/// Range of one position's variants among those of all positions.
 #[derive(Clone, Copy)]
-pub(super) struct RowForms {
-    pub(super) first: usize,
+pub(super) struct VariantRange {
+    first: usize,
     pub(super) count: usize,
 }
 
 impl Queries {
-    /// Numbers the rows' forms, of which a row at a position has so many.
-    pub(super) fn number(&mut self, positions: &[Position], forms: impl Fn(usize) -> usize) {
-        self.forms.clear();
+    /// Assigns variants to positions; `count` returns how many the position with an index has.
+    pub(super) fn assign(&mut self, positions: &[Position], count: impl Fn(usize) -> usize) {
+        self.variants.clear();
         let mut first = 0;
         for position in positions {
-            let count = forms(position.index);
-            self.forms.push(RowForms { first, count });
+            let count = count(position.index);
+            self.variants.push(VariantRange { first, count });
             first += count;
         }
     }
 
-    /// A row's query for the keys, of one head.
-    pub(in crate::nn) fn content(&self, row: usize, head: usize, heads: usize) -> QueryVariants<'_> {
-        let RowForms { first, count } = self.forms[row];
+    /// Returns the query for the keys of the step's position `row`, in one head.
+    pub(crate) fn content(&self, row: usize, head: usize, heads: usize) -> QueryVariants<'_> {
+        let VariantRange { first, count } = self.variants[row];
         QueryVariants::new(&self.content, first * heads + head, heads, count)
     }
 
-    /// A row's query for the distances, of one head.
-    pub(in crate::nn) fn distance(&self, row: usize, head: usize, heads: usize) -> Query<'_> {
+    /// Returns the query for the distances of the step's position `row`, in one head.
+    pub(crate) fn distance(&self, row: usize, head: usize, heads: usize) -> Query<'_> {
         self.distance.get(row * heads + head)
     }
 }

@@ -1,8 +1,8 @@
-//! Fewer vectors: what stands between two layers of an encoder (Trainable Representation Pooling, arXiv 2009.05169).
+//! Pooling of a document's vectors between two encoder layers (Trainable Representation Pooling, arXiv 2009.05169).
 //!
-//! A pooling takes n vectors and, if it chooses, their scores, and gives k. Scores, sorting and mixing are f32 whatever the
-//! model's weights are stored in: in bf16 thousands of scores would be equal. Equal scores are sorted by position, the earlier
-//! first, so what comes out is a function of what went in.
+//! A pooling takes n vectors and, if it selects by score, their scores, and returns k vectors. Scores, sorting and mixing are
+//! f32 whatever the model's weights are stored in: in bf16 thousands of scores would be equal. Equal scores are ordered by
+//! position, the earlier first, so the output is a function of the input.
 
 pub mod halving;
 pub mod pooler;
@@ -12,29 +12,29 @@ use halving::Halving;
 use pooler::Pooler;
 use simple::{HardTopK, WindowPooler};
 
-/// The kinds of poolings there are.
+/// Kinds of pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolerKind {
-    /// See [`Halving`]: whether the best meets the worst, and whether what is left goes back to the document's order.
+    /// See [`Halving`].
     Halving {
-        /// The best meets the worst.
+        /// True if the best vector is paired with the worst.
         flip_right: bool,
-        /// Back to the document's order.
+        /// True if the remaining vectors return to the document's order.
         sort_back: bool,
     },
     /// See [`HardTopK`].
     HardTopK {
-        /// Back to the document's order.
+        /// True if the remaining vectors return to the document's order.
         sort_back: bool,
     },
-    /// See [`WindowPooler`].
+    /// Means of windows: see [`WindowPooler`].
     Mean,
-    /// The same with maxima.
+    /// Maxima of windows: see [`WindowPooler`].
     Max,
 }
 
 impl PoolerKind {
-    /// The pooling of that kind from `from` vectors to `to`.
+    /// Creates the pooling of this kind from `from` vectors to `to`.
     ///
     /// # Errors
     /// The rule that the two lengths break.
@@ -46,8 +46,8 @@ impl PoolerKind {
             _ => Err(format!("a divisor of {from}")),
         };
         match self {
-            Self::Halving { flip_right, sort_back } => Ok(Box::new(Halving::new(from, to, (flip_right, sort_back))?)),
-            // a divisor, so that a shorter document is cut alike
+            Self::Halving { flip_right, sort_back } => Ok(Box::new(Halving::new(from, to, flip_right, sort_back)?)),
+            // Requires a divisor too, so that shorter documents shrink by the same factor.
             Self::HardTopK { sort_back } => {
                 window(false).map(|_| Box::new(HardTopK { kept: to, sort_back }) as Box<dyn Pooler>)
             }
@@ -56,12 +56,12 @@ impl PoolerKind {
         }
     }
 
-    /// Whether it chooses, by scores.
+    /// Returns true if it selects by scores.
     pub fn scores(self) -> bool {
         matches!(self, Self::Halving { .. } | Self::HardTopK { .. })
     }
 
-    /// The same as a choice of vectors as they are.
+    /// Returns the kind that selects with the same scores but keeps vectors unchanged.
     #[must_use]
     pub fn hardened(self) -> Self {
         match self {

@@ -1,45 +1,48 @@
-//! What every pooling of vectors takes and returns.
+//! Interface of poolings: n vectors and their scores in, k vectors out.
 
 use crate::{error::Result, nn::paged_vectors::PagedVectors};
 
-/// What a pooling gives.
+/// Output of a pooling.
 pub struct Pooled {
     /// (k, dim)
-    pub rows: PagedVectors,
-    /// (k), in order of the rows; none where nothing was chosen.
+    pub vectors: PagedVectors,
+    /// Scores of the vectors, (k); empty if the pooling uses no scores.
     pub scores: Vec<f32>,
-    /// The same: for each row its winner's position among the n: of all vectors mixed into it, the one that had the better score every time.
+    /// Input position of each vector's winner, (k); empty if the pooling uses no scores. Of all inputs mixed into a vector, the
+    /// winner had the better score in every round.
     pub winners: Vec<usize>,
 }
 
-/// The vectors that go in: more positions than there are vectors, where some are alike.
-pub struct Input<'a> {
-    /// Vectors.
-    pub rows: &'a PagedVectors,
-    /// Which of them stands at each position: (n)
-    pub positions: &'a [u32],
+/// Input of a pooling: n positions, some of which may share a vector.
+pub struct PoolerInput<'a> {
+    /// The distinct vectors.
+    pub vectors: &'a PagedVectors,
+    /// Index of each position's vector: (n)
+    pub index: &'a [u32],
 }
 
-impl Input<'_> {
-    /// The vector at a position.
-    pub fn at(&self, position: usize) -> &[f32] {
-        self.rows.row(self.positions[position] as usize)
+impl PoolerInput<'_> {
+    /// Returns the vector at a position.
+    pub fn vector(&self, position: usize) -> &[f32] {
+        self.vectors.vector(self.index[position] as usize)
     }
 }
 
-/// The order of falling scores; of equal ones the earlier first.
+/// Returns the positions in the order of falling scores; of equal scores the earlier position first.
 pub fn by_score(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order
 }
 
-/// Where pooled vectors go: empty rows of the right width, with so many to a page.
+/// Creates an empty list for pooled vectors, of their width and page size.
 pub type NewVectors<'a> = &'a dyn Fn() -> PagedVectors;
 
-/// Something that keeps k of n.
+/// A pooling from n vectors to k.
 pub trait Pooler {
+    /// Pools `input`; `scores` has one number a position, or none if the pooling uses no scores.
+    ///
     /// # Errors
-    /// No memory for what comes out.
-    fn pool(&self, input: &Input<'_>, scores: Vec<f32>, make: NewVectors<'_>) -> Result<Pooled>;
+    /// No memory for the pooled vectors.
+    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<Pooled>;
 }

@@ -1,75 +1,74 @@
-//! Poolings without rounds: the k best vectors as they are, and means or maxima of windows (arXiv 2009.05169, appendix A).
+//! Poolings in one round: the k best vectors unchanged, and means or maxima of windows (arXiv 2009.05169, appendix A).
 
-use super::pooler::{Input, NewVectors, Pooled, Pooler, by_score};
+use super::pooler::{NewVectors, Pooled, Pooler, PoolerInput, by_score};
 use crate::error::Result;
 
-/// The `kept` best.
+/// Hard top-k: keeps the `kept` vectors with the best scores unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HardTopK {
     /// k.
     pub kept: usize,
-    /// Whether they keep the order in which they stood, rather than that of falling scores.
+    /// True if the vectors keep the document's order, false if they come by falling score.
     pub sort_back: bool,
 }
 
 impl Pooler for HardTopK {
-    fn pool(&self, input: &Input<'_>, scores: Vec<f32>, make: NewVectors<'_>) -> Result<Pooled> {
+    fn pool(&self, input: &PoolerInput<'_>, scores: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<Pooled> {
         let mut winners = by_score(&scores);
         winners.truncate(self.kept);
         if self.sort_back {
             winners.sort_unstable();
         }
-        let mut rows = make();
-        // fewer only where whole blocks left over more than was to be left out
-        rows.extend(winners.len())?;
-        let per_page = rows.per_page();
+        let mut vectors = new_vectors();
+        // There are fewer than k if cutting to whole blocks dropped more than the pooling would.
+        vectors.extend(winners.len())?;
+        let per_page = vectors.per_page();
         for (page, winners) in winners.chunks(per_page).enumerate() {
-            let target = rows.page_mut(page)?;
+            let target = vectors.page_mut(page)?;
             let dim = target.len() / winners.len();
             for (&winner, target) in winners.iter().zip(target.chunks_exact_mut(dim)) {
-                target.copy_from_slice(input.at(winner));
+                target.copy_from_slice(input.vector(winner));
             }
         }
-        Ok(Pooled { rows, scores: winners.iter().map(|&winner| scores[winner]).collect(), winners })
+        Ok(Pooled { vectors, scores: winners.iter().map(|&winner| scores[winner]).collect(), winners })
     }
 }
 
-/// From windows of `from / to` neighbours to one vector each; the last window may be shorter, and where nothing stands at all is
-/// a zero.
+/// Pools windows of neighbours to their mean or maximum. The last window may be shorter; an empty window becomes zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowPooler {
     /// Vectors of a window.
     pub size: usize,
-    /// Windows.
+    /// Number of windows.
     pub count: usize,
-    /// Whether each number is the largest of the window's, rather than their mean.
+    /// True for the maximum of each number, false for the mean.
     pub largest: bool,
 }
 
 impl Pooler for WindowPooler {
-    fn pool(&self, input: &Input<'_>, _: Vec<f32>, make: NewVectors<'_>) -> Result<Pooled> {
-        let mut rows = make();
-        rows.extend(self.count)?;
-        let per_page = rows.per_page();
-        for page in 0..rows.pages() {
+    fn pool(&self, input: &PoolerInput<'_>, _: Vec<f32>, new_vectors: NewVectors<'_>) -> Result<Pooled> {
+        let mut vectors = new_vectors();
+        vectors.extend(self.count)?;
+        let per_page = vectors.per_page();
+        for page in 0..vectors.pages() {
             let first = page * per_page;
-            let target = rows.page_mut(page)?;
+            let target = vectors.page_mut(page)?;
             let dim = target.len() / per_page.min(self.count - first);
             for (window, target) in (first..).zip(target.chunks_exact_mut(dim)) {
-                let from = (window * self.size).min(input.positions.len());
-                self.pool_window(input, from..(from + self.size).min(input.positions.len()), target);
+                let start = (window * self.size).min(input.index.len());
+                self.pool_window(input, start..(start + self.size).min(input.index.len()), target);
             }
         }
-        Ok(Pooled { rows, scores: Vec::new(), winners: Vec::new() })
+        Ok(Pooled { vectors, scores: Vec::new(), winners: Vec::new() })
     }
 }
 
 impl WindowPooler {
-    fn pool_window(&self, input: &Input<'_>, positions: std::ops::Range<usize>, target: &mut [f32]) {
+    fn pool_window(&self, input: &PoolerInput<'_>, positions: std::ops::Range<usize>, target: &mut [f32]) {
         target.fill(0.0);
         let share = 1.0 / positions.len().max(1) as f32;
         for (index, position) in positions.enumerate() {
-            for (target, x) in target.iter_mut().zip(input.at(position)) {
+            for (target, x) in target.iter_mut().zip(input.vector(position)) {
                 match self.largest {
                     true if index == 0 => *target = *x,
                     true => *target = target.max(*x),
@@ -86,23 +85,24 @@ mod tests {
     use crate::{kernels::pages::PagePool, nn::paged_vectors::PagedVectors};
 
     #[test]
-    fn windows_are_those_of_the_definition() {
+    fn windows_agree_with_the_definition() {
         let pool = PagePool::new(1 << 20);
-        let make = || PagedVectors::new(pool.clone(), 2, 2);
-        let mut rows = make();
-        rows.extend(5).unwrap();
-        for page in 0..rows.pages() {
-            for (index, x) in rows.page_mut(page).unwrap().iter_mut().enumerate() {
+        let new_vectors = || PagedVectors::new(pool.clone(), 2, 2);
+        let mut vectors = new_vectors();
+        vectors.extend(5).unwrap();
+        for page in 0..vectors.pages() {
+            for (index, x) in vectors.page_mut(page).unwrap().iter_mut().enumerate() {
                 *x = (page * 4 + index) as f32;
             }
         }
-        // the third vector stands at two positions
-        let input = Input { rows: &rows, positions: &[0, 1, 2, 2, 4] };
-        let all = |largest| {
-            let pooled = WindowPooler { size: 2, count: 4, largest }.pool(&input, Vec::new(), &make).unwrap();
-            (0..4).map(|row| pooled.rows.row(row).to_vec()).collect::<Vec<_>>()
+        // Two positions share the third vector.
+        let input = PoolerInput { vectors: &vectors, index: &[0, 1, 2, 2, 4] };
+        let pool_all = |largest| {
+            let pooler = WindowPooler { size: 2, count: 4, largest };
+            let pooled = Pooler::pool(&pooler, &input, Vec::new(), &new_vectors).unwrap();
+            (0..4).map(|index| pooled.vectors.vector(index).to_vec()).collect::<Vec<_>>()
         };
-        assert_eq!(all(false), [[1.0, 2.0], [4.0, 5.0], [8.0, 9.0], [0.0, 0.0]]);
-        assert_eq!(all(true), [[2.0, 3.0], [4.0, 5.0], [8.0, 9.0], [0.0, 0.0]]);
+        assert_eq!(pool_all(false), [[1.0, 2.0], [4.0, 5.0], [8.0, 9.0], [0.0, 0.0]]);
+        assert_eq!(pool_all(true), [[2.0, 3.0], [4.0, 5.0], [8.0, 9.0], [0.0, 0.0]]);
     }
 }

@@ -7,7 +7,7 @@ use weir::{
         paged_vectors::PagedVectors,
         topk::{
             halving::Halving,
-            pooler::{Input, Pooler},
+            pooler::{Pooler, PoolerInput},
         },
     },
 };
@@ -25,7 +25,7 @@ fn every_case_of_the_published_operator() {
         let number = |key: &str| case[key].as_u64().unwrap() as usize;
         let flag = |key: &str| case[key].as_bool().unwrap();
         let (id, kept) = (number("id"), number("pooled_len"));
-        let halving = Halving::new(number("input_len"), kept, (flag("flip_right"), flag("sort_back")));
+        let halving = Halving::new(number("input_len"), kept, flag("flip_right"), flag("sort_back"));
         if case["status"] != "ok" || number("returned_len") != kept {
             let rule = halving.unwrap_err();
             assert!(rule.contains("every round takes an even number of vectors"), "case {id}: {rule}");
@@ -46,9 +46,9 @@ fn every_case_of_the_published_operator() {
                 to.copy_from_slice(&row("E")[page * 5 * dim..][..len]);
             }
             let places: Vec<u32> = (0..count as u32).collect();
-            let input = Input { rows: &rows, positions: &places };
+            let input = PoolerInput { vectors: &rows, index: &places };
             let pooled = halving.pool(&input, row("v")[..count].to_vec(), &make).unwrap();
-            let vectors: Vec<f32> = (0..kept).flat_map(|at| pooled.rows.row(at).to_vec()).collect();
+            let vectors: Vec<f32> = (0..kept).flat_map(|at| pooled.vectors.vector(at).to_vec()).collect();
             assert!(difference(&vectors, row("out")) <= TOLERANCE, "case {id}: {}", difference(&vectors, row("out")));
             assert!(difference(&pooled.scores, row("scores_out")) <= TOLERANCE, "case {id}");
             compared += 1;

@@ -1,9 +1,9 @@
-//! How an encoder's vectors attend to each other across a whole document: each to all, or some heads to a block around them and
-//! the others to all in a cheaper way ([`efficient`], [`hashed`]).
+//! Attention across a whole document: softmax over all vectors, or a hybrid of local and global heads. Local heads attend to a
+//! block; global heads attend to all vectors in a cheaper way ([`efficient`], [`hashed`]).
 //!
-//! A layer's [`EncoderAttention`] says how its keys and values are kept and how queries meet them. Vectors leave theirs one by one in the
-//! document's order; once all have, the attention is closed, and then any query may come, in any order: its outcome depends on what
-//! was left and on nothing else.
+//! A layer's [`EncoderAttention`] defines how its keys and values are stored and how queries read them. Vectors write keys and
+//! values one by one in the document's order. After [`EncoderAttention::finish_keys`], queries may come in any order: an output
+//! depends on what was written and on nothing else.
 
 pub mod efficient;
 pub mod hashed;
@@ -14,27 +14,27 @@ use crate::kernels::{
 };
 use hashed::Hashing;
 
-/// Queries that one task takes.
+/// Queries of one task.
 const GROUP: usize = 16;
 
-/// How vectors of a whole document attend to each other.
+/// Which vectors of a document attend to which, and how.
 pub enum AttentionPattern {
-    /// Each to all, by softmax of products.
+    /// Every head attends to all vectors by softmax.
     Full,
-    /// The first heads to all of their block, by softmax; the others in another way.
+    /// The first heads attend to their block by softmax, the others to the whole document in another way.
     Hybrid {
-        /// Of how many heads.
+        /// Number of local heads.
         local: usize,
-        /// Vectors of a block; of the last one there may be fewer.
+        /// Vectors of a block; the last block may have fewer.
         block: usize,
-        /// The other heads.
-        rest: Global,
+        /// Attention of the other heads.
+        global: Global,
     },
 }
 
 impl AttentionPattern {
-    /// Of so many heads those, from the first on, whose queries meet a softmax over keys.
-    pub fn scaled(&self, heads: usize) -> usize {
+    /// Returns how many of `heads`, counted from the first, use a softmax over keys.
+    pub fn softmax_heads(&self, heads: usize) -> usize {
         match *self {
             Self::Full => heads,
             Self::Hybrid { local, .. } => local,
@@ -42,7 +42,7 @@ impl AttentionPattern {
     }
 }
 
-/// What stands for the softmax over all.
+/// Attention of global heads.
 pub enum Global {
     /// See [`efficient`].
     Efficient,
@@ -50,169 +50,175 @@ pub enum Global {
     Hashed(Hashing),
 }
 
-/// One layer's keys, values and queries. A store is of [`numbers`](Self::numbers) floats; of each head that attends to blocks, or to
-/// all, keys and values as [`DenseLayout`] has them, a block behind the other; then what the other heads keep.
+/// One layer's attention. A store has [`floats`](Self::floats) numbers: for the softmax heads one [`DenseLayout`] a block, then
+/// the stores of the global heads.
 #[derive(Clone, Copy)]
 pub struct EncoderAttention<'a> {
-    pub(super) attending: &'a AttentionPattern,
+    pub(super) pattern: &'a AttentionPattern,
     pub(super) layer: usize,
     pub(super) heads: usize,
     pub(super) head_dim: usize,
-    /// Keys that there is room for.
-    pub(super) room: usize,
+    /// Maximum keys in a store.
+    pub(super) capacity: usize,
 }
 
 impl EncoderAttention<'_> {
-    /// Numbers of a store.
-    pub fn numbers(&self) -> usize {
-        let (local, rest) = (self.local(), self.heads - self.local().heads);
-        let kept = match self.attending {
+    /// Returns the floats of a store.
+    pub fn floats(&self) -> usize {
+        let local = self.local();
+        let per_head = match self.pattern {
             AttentionPattern::Full => 0,
-            AttentionPattern::Hybrid { rest: Global::Efficient, .. } => rest * efficient::numbers(self.head_dim),
-            AttentionPattern::Hybrid { rest: Global::Hashed(hashing), .. } => {
-                rest * hashing.numbers(self.room, self.head_dim)
+            AttentionPattern::Hybrid { global: Global::Efficient, .. } => efficient::floats(self.head_dim),
+            AttentionPattern::Hybrid { global: Global::Hashed(hashing), .. } => {
+                hashing.floats(self.capacity, self.head_dim)
             }
         };
-        self.blocks() * local.floats() + kept
+        self.blocks() * local.floats() + (self.heads - local.heads) * per_head
     }
 
-    /// Multiply-adds of `count` vectors that meet as many.
+    /// Returns the multiply-adds of `count` vectors that attend to each other.
     pub fn multiply_adds(&self, count: usize) -> usize {
-        let (local, dim) = (self.local(), self.head_dim);
-        let rest = match self.attending {
+        let local = self.local();
+        let dim = self.head_dim;
+        let per_global_head = match self.pattern {
             AttentionPattern::Full => 0,
-            AttentionPattern::Hybrid { rest: Global::Efficient, .. } => 2 * dim * dim,
-            AttentionPattern::Hybrid { rest: Global::Hashed(hashing), .. } => hashing.multiply_adds(count, dim),
+            AttentionPattern::Hybrid { global: Global::Efficient, .. } => 2 * dim * dim,
+            AttentionPattern::Hybrid { global: Global::Hashed(hashing), .. } => hashing.multiply_adds(count, dim),
         };
-        count * (2 * local.heads * local.capacity.min(count) * dim + (self.heads - local.heads) * rest)
+        count * (2 * local.heads * local.capacity.min(count) * dim + (self.heads - local.heads) * per_global_head)
     }
 
-    /// What a block's keys and values look like, of the heads that attend to those.
+    /// Returns the layout of one block's keys and values, in the heads that use softmax.
     fn local(&self) -> DenseLayout {
-        let (heads, room) = match *self.attending {
-            AttentionPattern::Full => (self.heads, self.room),
-            AttentionPattern::Hybrid { local, block, .. } => (local, block.min(self.room)),
+        let (heads, capacity) = match *self.pattern {
+            AttentionPattern::Full => (self.heads, self.capacity),
+            AttentionPattern::Hybrid { local, block, .. } => (local, block.min(self.capacity)),
         };
-        DenseLayout { heads, head_dim: self.head_dim, capacity: room }
+        DenseLayout { heads, head_dim: self.head_dim, capacity }
     }
 
     fn blocks(&self) -> usize {
-        self.room.div_ceil(self.local().capacity.max(1))
+        self.capacity.div_ceil(self.local().capacity.max(1))
     }
 
-    /// The stores of the other heads, one behind the other.
-    fn rest<'s>(&self, store: &'s mut [f32]) -> &'s mut [f32] {
-        let from = self.blocks() * self.local().floats();
-        &mut store[from..]
+    /// Returns where the stores of the global heads start.
+    fn global_offset(&self) -> usize {
+        self.blocks() * self.local().floats()
     }
 
-    /// Readies a store, which holds whatever, for keys.
-    pub fn open(&self, store: &mut [f32]) {
-        if let AttentionPattern::Hybrid { rest: Global::Efficient, .. } = self.attending {
-            let rest = self.rest(store);
-            rest.chunks_exact_mut(efficient::numbers(self.head_dim))
-                .for_each(|head| efficient::open(self.head_dim, head));
+    /// Prepares a store of unspecified content for the first key.
+    pub fn reset(&self, store: &mut [f32]) {
+        if let AttentionPattern::Hybrid { global: Global::Efficient, .. } = self.pattern {
+            let global = &mut store[self.global_offset()..];
+            global
+                .chunks_exact_mut(efficient::floats(self.head_dim))
+                .for_each(|head| efficient::reset(self.head_dim, head));
         }
     }
 
-    /// The vector at a position, the next one, leaves a key and a value, (heads, head_dim) each.
+    /// Writes the keys and values of the next vector, at `index`: (heads, head_dim) each.
     ///
     /// # Panics
-    /// If there is no room for it.
-    pub fn write(&self, store: &mut [f32], position: usize, keys: &[f32], values: &[f32]) {
-        let (local, dim) = (self.local(), self.head_dim);
+    /// If the store is full.
+    pub fn write(&self, store: &mut [f32], index: usize, keys: &[f32], values: &[f32]) {
+        let local = self.local();
+        let dim = self.head_dim;
         let own = local.heads * dim;
-        let block = position / local.capacity * local.floats();
-        local.write(&mut store[block..][..local.floats()], position % local.capacity, &keys[..own], &values[..own]);
-        let AttentionPattern::Hybrid { rest, .. } = self.attending else { return };
-        let all = self.rest(store);
-        let size = all.len() / (self.heads - local.heads);
+        let block_store = &mut store[index / local.capacity * local.floats()..][..local.floats()];
+        local.write(block_store, index % local.capacity, &keys[..own], &values[..own]);
+        let AttentionPattern::Hybrid { global, .. } = self.pattern else { return };
+        let stores = &mut store[self.global_offset()..];
+        let size = stores.len() / (self.heads - local.heads);
         let pairs = keys[own..].chunks_exact(dim).zip(values[own..].chunks_exact(dim));
-        for (head, (store, (key, value))) in all.chunks_exact_mut(size).zip(pairs).enumerate() {
-            match rest {
+        for (head, (store, (key, value))) in stores.chunks_exact_mut(size).zip(pairs).enumerate() {
+            match global {
                 Global::Efficient => efficient::write(store, key, value),
                 Global::Hashed(hashing) => {
-                    hashing.write(store, (self.layer, head), (position, self.room), (key, value))
+                    hashing.write(store, hashing.head_rotations(self.layer, head, dim), index, key, value);
                 }
             }
         }
     }
 
-    /// All vectors, `count`, have left theirs.
-    pub fn close(&self, compute: &Compute, store: &mut [f32], count: usize) {
-        let (AttentionPattern::Hybrid { rest, .. }, dim) = (self.attending, self.head_dim) else { return };
-        let heads = self.heads - self.local().heads;
-        let all = self.rest(store);
-        let size = all.len() / heads;
-        compute.pool.for_chunks(all, size, true, &|_, store| match rest {
-            Global::Efficient => efficient::close(dim, store),
-            Global::Hashed(hashing) => hashing.close(store, (count, self.room), dim),
+    /// Prepares a store of `count` keys for queries, after the last key.
+    pub fn finish_keys(&self, compute: &Compute, store: &mut [f32], count: usize) {
+        let AttentionPattern::Hybrid { global, .. } = self.pattern else { return };
+        let dim = self.head_dim;
+        let stores = &mut store[self.global_offset()..];
+        let size = stores.len() / (self.heads - self.local().heads);
+        compute.pool.for_chunks(stores, size, true, &|_, store| match global {
+            Global::Efficient => efficient::finish(dim, store),
+            Global::Hashed(hashing) => hashing.finish(store, count, dim),
         });
     }
 
-    /// `out` (rows, heads, head_dim) = what `queries`, of the same shape, of the vectors from position `first` on, get of `count` keys.
-    /// Queries of heads that attend by softmax over a block, or over all, are scaled already.
+    /// Writes the attention outputs, (vectors, heads, head_dim), of `queries` of the same shape over a store of `count` keys.
+    ///
+    /// The queries are those of the vectors from index `first` on; those of softmax heads are already scaled.
     ///
     /// # Panics
     /// If the lengths do not fit.
     pub fn attend(
         &self,
         compute: &Compute,
-        (store, count): (&[f32], usize),
-        (first, queries): (usize, &[f32]),
-        out: &mut [f32],
+        store: &[f32],
+        count: usize,
+        first: usize,
+        queries: &[f32],
+        outputs: &mut [f32],
     ) {
         let local = self.local();
-        let AttentionPattern::Hybrid { rest, .. } = self.attending else {
-            return attend_dense(compute, local, store, count, queries, out);
+        let AttentionPattern::Hybrid { global, .. } = self.pattern else {
+            return attend_dense(compute, local, store, count, queries, outputs);
         };
-        self.attend_locally(compute, (store, count), (first, queries), out);
-        let (inner, dim) = (self.heads * self.head_dim, self.head_dim);
-        let all = &store[self.blocks() * local.floats()..];
-        let size = all.len() / (self.heads - local.heads);
-        compute.pool.for_columns::<GROUP>(out, queries.len() / inner, self.heads, true, &|row, head, outs| {
-            let Some(other) = head.checked_sub(local.heads) else { return };
-            let store = &all[other * size..][..size];
-            for (row, out) in (row..).zip(outs) {
+        self.attend_locally(compute, store, count, first, queries, outputs);
+        let dim = self.head_dim;
+        let inner = self.heads * dim;
+        let stores = &store[self.global_offset()..];
+        let size = stores.len() / (self.heads - local.heads);
+        let group = |group_start: usize, head: usize, outputs: &mut [&mut [f32]]| {
+            let Some(global_head) = head.checked_sub(local.heads) else { return };
+            let store = &stores[global_head * size..][..size];
+            for (row, out) in (group_start..).zip(outputs) {
                 let query = &queries[row * inner + head * dim..][..dim];
-                match rest {
+                match global {
                     Global::Efficient => efficient::attend(store, query, out),
-                    Global::Hashed(hashing) => {
-                        hashing.attend(compute.isa, (store, count, self.room), (first + row, query), out);
-                    }
+                    Global::Hashed(hashing) => hashing.attend(compute.isa, store, count, first + row, query, out),
                 }
             }
-        });
+        };
+        compute.pool.for_columns::<GROUP>(outputs, queries.len() / inner, self.heads, true, &group);
     }
 
-    /// The heads that attend to blocks.
+    /// Writes the outputs of the local heads, a block at a time.
     fn attend_locally(
         &self,
         compute: &Compute,
-        (store, count): (&[f32], usize),
-        (first, queries): (usize, &[f32]),
-        out: &mut [f32],
+        store: &[f32],
+        count: usize,
+        first: usize,
+        queries: &[f32],
+        outputs: &mut [f32],
     ) {
-        let (local, inner) = (self.local(), self.heads * self.head_dim);
-        let (own, rows) = (local.heads * self.head_dim, queries.len() / inner);
+        let local = self.local();
+        let inner = self.heads * self.head_dim;
+        let own = local.heads * self.head_dim;
         if own == 0 {
             return;
         }
+        let rows = queries.len() / inner;
         let mut row = 0;
         while row < rows {
             let block = (first + row) / local.capacity;
             let end = rows.min((block + 1) * local.capacity - first);
-            let asking: Vec<f32> = queries[row * inner..end * inner]
-                .chunks_exact(inner)
-                .flat_map(|query| &query[..own])
-                .copied()
-                .collect();
-            let mut mixed = vec![0.0; asking.len()];
+            let block_queries = queries[row * inner..end * inner].chunks_exact(inner);
+            let local_queries: Vec<f32> = block_queries.flat_map(|query| &query[..own]).copied().collect(); // (rows, own)
+            let mut local_outputs = vec![0.0; local_queries.len()];
             let keys = local.capacity.min(count - block * local.capacity);
             let store = &store[block * local.floats()..][..local.floats()];
-            attend_dense(compute, local, store, keys, &asking, &mut mixed);
-            for (out, mixed) in out[row * inner..].chunks_exact_mut(inner).zip(mixed.chunks_exact(own)) {
-                out[..own].copy_from_slice(mixed);
+            attend_dense(compute, local, store, keys, &local_queries, &mut local_outputs);
+            for (out, local) in outputs[row * inner..].chunks_exact_mut(inner).zip(local_outputs.chunks_exact(own)) {
+                out[..own].copy_from_slice(local);
             }
             row = end;
         }

@@ -354,7 +354,7 @@ fn what_the_cache_gives_equals_a_cold_run() {
         }
         let held = cache.usage().page_bytes;
         assert_eq!(held, model.memory().in_use, "{}: each page is counted, and once", configuration.name);
-        assert_eq!(cache.spare(), held, "{}: nobody else has a page", configuration.name);
+        assert_eq!(cache.evictable_bytes(), held, "{}: nobody else has a page", configuration.name);
         assert_eq!(std::iter::from_fn(|| cache.evict()).sum::<usize>(), held, "{}", configuration.name);
     });
 }

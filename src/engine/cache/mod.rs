@@ -1,4 +1,4 @@
-//! What the engine keeps for later requests: states of texts, by segment, and encoded documents.
+//! Caches for later requests: states of texts, by segment, and encoded documents.
 
 mod documents;
 mod page_accounting;

@@ -1,60 +1,67 @@
-//! Which pages the cache's entries refer to, each counted once however many entries share it.
+//! Counts the pages that cache entries refer to: each once, however many entries share it.
 
 use crate::decode::contract::{PageUse, State};
 use std::collections::{HashMap, HashSet};
 
-/// Pages by their ids.
+/// References to pages, by page id.
 #[derive(Debug, Default)]
 pub(super) struct PageAccounting {
-    /// How many entries refer to a page, and its bytes.
-    pages: HashMap<usize, (usize, usize)>,
+    pages: HashMap<usize, CountedPage>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct CountedPage {
+    /// Entries that refer to it.
+    entries: usize,
     bytes: usize,
 }
 
 impl PageAccounting {
-    /// Bytes of distinct pages.
+    /// Returns the bytes of all distinct pages.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts the pages of an entry.
+    /// Adds the pages of an entry.
     pub(super) fn add(&mut self, state: &dyn State) {
         state.pages(&mut |PageUse { id, bytes, .. }| {
-            let (entries, _) = self.pages.entry(id).or_insert_with(|| {
+            let page = self.pages.entry(id).or_insert_with(|| {
                 self.bytes += bytes;
-                (0, bytes)
+                CountedPage { entries: 0, bytes }
             });
-            *entries += 1;
+            page.entries += 1;
         });
     }
 
-    /// Counts the pages of an entry that is about to be dropped no longer. Returns the bytes that dropping it gives back:
-    /// those of pages that nobody else refers to, no entry and no running row.
+    /// Subtracts the pages of an entry that is about to be dropped. Returns the bytes that dropping it frees: those of pages
+    /// that no other entry and no running row refers to.
     pub(super) fn remove(&mut self, state: &dyn State) -> usize {
-        let mut released = 0;
+        let mut freed = 0;
         state.pages(&mut |PageUse { id, references, .. }| {
-            let Some((entries, bytes)) = self.pages.get_mut(&id) else { return };
-            *entries -= 1;
-            if *entries == 0 {
-                self.bytes -= *bytes;
-                released += if references == 1 { *bytes } else { 0 };
+            let Some(page) = self.pages.get_mut(&id) else { return };
+            page.entries -= 1;
+            if page.entries == 0 {
+                self.bytes -= page.bytes;
+                freed += if references == 1 { page.bytes } else { 0 };
                 self.pages.remove(&id);
             }
         });
-        released
+        freed
     }
 
-    /// Bytes of the pages that nobody but these entries, all that were counted, refers to.
-    pub(super) fn spare<'a>(&self, entries: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
-        let (mut bytes, mut shared) = (0, HashSet::new());
+    /// Returns the bytes of pages that only `entries`, all the entries counted, refer to.
+    pub(super) fn evictable_bytes<'a>(&self, entries: impl Iterator<Item = &'a (dyn State + 'static)>) -> usize {
+        let mut evictable = 0;
+        let mut shared = HashSet::new();
         for state in entries {
-            state.pages(&mut |PageUse { id, references, bytes: page }| {
-                let entries = self.pages.get(&id).map_or(0, |(entries, _)| *entries);
+            state.pages(&mut |PageUse { id, references, bytes }| {
+                let entries = self.pages.get(&id).map_or(0, |page| page.entries);
                 if entries == references && (entries == 1 || shared.insert(id)) {
-                    bytes += page;
+                    evictable += bytes;
                 }
             });
         }
-        bytes
+        evictable
     }
 }

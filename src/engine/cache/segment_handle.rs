@@ -51,7 +51,7 @@ impl SegmentCacheHandle {
 
     /// Returns the bytes of pages that only the cache refers to. Visits all pages.
     pub(crate) fn evictable_bytes(&self) -> usize {
-        self.lock().map_or(0, |cache| cache.spare())
+        self.lock().map_or(0, |cache| cache.evictable_bytes())
     }
 
     /// Drops all entries.

@@ -1,37 +1,47 @@
-//! A radix tree over symbols that holds values: each edge is a run of symbols, and no two edges that leave a node begin alike.
+//! A radix tree over symbols that holds values. Each edge is a run of symbols; edges that leave a node differ in their first
+//! symbol.
 //!
-//! A value stands where its text ends, and serves the beginnings of its text down to a length of its own: one whose windows have
-//! moved on knows no shorter ones. Every leaf holds a value; an inner node may hold one beside those below, which serve less of
-//! its text. One that holds none has no lone child, but for the root; what removal leaves behind is merged. Each node knows when
-//! a value at or below it was used last, and the shortest beginning that any of these serves.
+//! A value is at the end of its text, and serves the prefixes of its text down to a minimum length of its own: a state whose
+//! windows have moved on cannot be rolled back further. Every leaf holds a value. An inner node may hold one in addition to
+//! those below it, which serve fewer prefixes. An inner node without a value has at least two children, except the root; removal
+//! merges nodes to keep this. Each node records when a value at or below it was last used and the shortest prefix that one
+//! of these values serves.
 
 use std::cmp::Reverse;
 
-/// A node's place; it stays the same as long as the node is there.
+/// Index of a node, stable while the node exists.
 pub(super) type NodeId = usize;
 
 const ROOT: NodeId = 0;
 
-/// The tree.
+/// The radix tree.
 #[derive(Debug)]
 pub(super) struct Tree<T> {
     nodes: Vec<Option<Node<T>>>,
-    /// Places without a node.
+    /// Unused indices of `nodes`.
     free: Vec<NodeId>,
     /// Symbols on all edges.
     symbols: usize,
 }
 
+/// Size of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TreeSize {
+    pub(super) nodes: usize,
+    /// Symbols on all edges.
+    pub(super) symbols: usize,
+}
+
 #[derive(Debug)]
 struct Node<T> {
-    /// The symbols between the parent and here; empty at the root only.
+    /// Symbols between the parent and this node; empty only at the root.
     edge: Vec<u32>,
     parent: NodeId,
-    /// By their edges' first symbols, which rise.
+    /// Sorted by the first symbol of their edges.
     children: Vec<(u32, NodeId)>,
-    /// Of the values here and below.
+    /// Summary of the values here and below.
     reach: Reach,
-    /// The one whose text ends here.
+    /// The value whose text ends here.
     held: Option<Held<T>>,
 }
 
@@ -41,102 +51,103 @@ struct Held<T> {
     reach: Reach,
 }
 
-/// What values are good for.
+/// What a set of values serves, and when it was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reach {
-    /// The shortest beginning that one of them serves, and when the one that does was used last.
-    least: (Reverse<usize>, u64),
-    /// When any was used last.
-    latest: u64,
+    /// The shortest prefix that one of them serves, and when that value was last used.
+    shortest: (Reverse<usize>, u64),
+    /// When any of them was last used.
+    last_used: u64,
 }
 
 impl Reach {
-    /// Of no value.
-    const NONE: Self = Self { least: (Reverse(usize::MAX), 0), latest: 0 };
+    /// Reach of no value.
+    const NONE: Self = Self { shortest: (Reverse(usize::MAX), 0), last_used: 0 };
 
-    /// Of one that serves the beginnings from a length on.
-    fn of(least: usize, latest: u64) -> Self {
-        Self { least: (Reverse(least), latest), latest }
+    /// Returns the reach of a value that serves prefixes of at least `min_len` symbols.
+    fn new(min_len: usize, last_used: u64) -> Self {
+        Self { shortest: (Reverse(min_len), last_used), last_used }
     }
 
-    fn and(self, other: Self) -> Self {
-        Self { least: self.least.max(other.least), latest: self.latest.max(other.latest) }
+    fn union(self, other: Self) -> Self {
+        Self { shortest: self.shortest.max(other.shortest), last_used: self.last_used.max(other.last_used) }
     }
 }
 
 /// Where a text leaves the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ByteRange {
-    /// The node whose edge the text ends in, or at whose end.
+struct Walk {
+    /// The node at the end of the edge on which the text leaves.
     node: NodeId,
     /// Symbols of that edge that the text shares.
     on_edge: usize,
-    /// Symbols that the text shares in all.
+    /// Symbols of the text that the tree shares.
     depth: usize,
 }
 
 impl<T> Tree<T> {
-    /// An empty one.
+    /// Creates an empty tree.
     pub(super) fn new() -> Self {
         let root = Node { edge: Vec::new(), parent: ROOT, children: Vec::new(), reach: Reach::NONE, held: None };
         Self { nodes: vec![Some(root)], free: Vec::new(), symbols: 0 }
     }
 
-    /// Whether it holds no value.
+    /// Returns true if it holds no value.
     pub(super) fn is_empty(&self) -> bool {
         self.node(ROOT).is_none_or(|root| root.children.is_empty())
     }
 
-    /// Its nodes and the symbols on their edges.
-    pub(super) fn size(&self) -> (usize, usize) {
-        (self.nodes.len() - self.free.len(), self.symbols)
+    pub(super) fn size(&self) -> TreeSize {
+        TreeSize { nodes: self.nodes.len() - self.free.len(), symbols: self.symbols }
     }
 
-    /// When a value was used last.
-    pub(super) fn latest(&self) -> u64 {
-        self.node(ROOT).map_or(0, |root| root.reach.latest)
+    /// Returns when a value was last used.
+    pub(super) fn last_used(&self) -> u64 {
+        self.node(ROOT).map_or(0, |root| root.reach.last_used)
     }
 
-    /// A node's value, and when it was used last.
+    /// Returns a node's value and when it was last used.
     pub(super) fn value(&self, node: NodeId) -> Option<(&T, u64)> {
         let held = self.node(node)?.held.as_ref()?;
-        Some((&held.value, held.reach.latest))
+        Some((&held.value, held.reach.last_used))
     }
 
-    /// Of the values whose texts share as much with this one as any, the one that serves the shortest beginning (the one used
-    /// last of equals), with how many symbols that is; then of those that share less, and so on.
+    /// Returns the values that share a prefix with `text`, longest prefix first, each with the prefix length. Of the values
+    /// with equal prefixes only one is returned: the one that serves the shortest prefix, or the last used of equals.
     pub(super) fn sharing(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
-        self.upwards(self.walk(text)).map(|ByteRange { node, depth, .. }| (depth, self.furthest_reaching(node)))
+        self.upwards(self.walk(text)).map(|walk| (walk.depth, self.furthest_reaching(walk.node)))
     }
 
-    /// The values whose texts this one begins with, its own included: the longest first, with their lengths.
-    pub(super) fn beginnings(&self, text: &[u32]) -> impl Iterator<Item = (usize, NodeId)> {
-        let ends = |place: &ByteRange| self.node(place.node).is_some_and(|node| node.edge.len() == place.on_edge);
-        let places = self.upwards(self.walk(text)).filter(ends).map(|place| (place.depth, place.node));
-        places.filter(|&(_, node)| self.value(node).is_some())
+    /// Returns the values whose texts are prefixes of `text` or equal to it, the longest first.
+    pub(super) fn prefixes(&self, text: &[u32]) -> impl Iterator<Item = NodeId> {
+        let ends = |walk: &Walk| self.node(walk.node).is_some_and(|node| node.edge.len() == walk.on_edge);
+        let nodes = self.upwards(self.walk(text)).filter(ends).map(|walk| walk.node);
+        nodes.filter(|&node| self.value(node).is_some())
     }
 
-    /// All nodes that hold a value, in no particular order.
+    /// Returns all nodes that hold a value, in no particular order.
     pub(super) fn values(&self) -> impl Iterator<Item = NodeId> {
         (0..self.nodes.len()).filter(|&id| self.value(id).is_some())
     }
 
-    /// Notes that a value was used, later than any before.
+    /// Records that a value was used at `now`, later than any other.
     pub(super) fn touch(&mut self, node: NodeId, now: u64) {
         let Some(held) = self.nodes[node].as_mut().and_then(|node| node.held.as_mut()) else { return };
-        held.reach = Reach::of(held.reach.least.0.0, now);
+        held.reach = Reach::new(held.reach.shortest.0.0, now);
         let reach = held.reach;
-        self.note(node, reach);
+        self.extend_reach(node, reach);
     }
 
-    /// Adds a value, used now, that serves the beginnings of a text from a length on. None stands at that text yet.
-    pub(super) fn insert(&mut self, text: &[u32], value: T, least: usize, now: u64) -> NodeId {
-        let ByteRange { node, on_edge, depth } = self.walk(text);
+    /// Adds a value, used at `now`, that serves the prefixes of `text` from `min_len` symbols on. The tree has no value at
+    /// `text` yet.
+    pub(super) fn insert(&mut self, text: &[u32], value: T, min_len: usize, now: u64) -> NodeId {
+        let Walk { node, on_edge, depth } = self.walk(text);
         let parent = self.split(node, on_edge);
-        let (edge, reach) = (text[depth..].to_vec(), Reach::of(least, now));
+        let edge = text[depth..].to_vec();
+        let reach = Reach::new(min_len, now);
         let held = Some(Held { value, reach });
         let id = if edge.is_empty() {
-            // others go on from here
+            // the text ends at an inner node
             if let Some(node) = self.nodes[parent].as_mut() {
                 node.held = held;
             }
@@ -147,59 +158,59 @@ impl<T> Tree<T> {
             self.link(parent, leaf);
             leaf
         };
-        self.note(id, reach);
+        self.extend_reach(id, reach);
         id
     }
 
-    /// Removes a node's value, and what only led to it.
+    /// Removes a node's value, and the nodes that only led to it.
     pub(super) fn remove(&mut self, id: NodeId) -> Option<T> {
         let node = self.nodes.get_mut(id)?.as_mut()?;
         let Held { value, .. } = node.held.take()?;
-        let above = node.parent;
+        let parent = node.parent;
         if node.children.is_empty() {
             let Node { edge, .. } = self.take(id)?;
             self.symbols -= edge.len();
-            self.nodes[above].as_mut()?.children.retain(|&(_, child)| child != id);
-            self.settle(above);
+            self.nodes[parent].as_mut()?.children.retain(|&(_, child)| child != id);
+            self.update(parent);
         } else {
-            self.settle(id);
+            self.update(id);
         }
         Some(value)
     }
 
-    /// Brings a node and those above it up to date, after something went that stood at or below it.
-    fn settle(&mut self, id: NodeId) {
+    /// Merges a node that has become superfluous, and recomputes the reach of it and its ancestors, after a removal.
+    fn update(&mut self, id: NodeId) {
         let Some(node) = self.node(id) else { return };
-        let mut at = match &node.children[..] {
+        let mut id = match &node.children[..] {
             &[(_, only)] if id != ROOT && node.held.is_none() => {
                 self.merge(id, only);
                 only
             }
             _ => id,
         };
-        while let Some(node) = self.node(at) {
+        while let Some(node) = self.node(id) {
             let own = node.held.as_ref().map_or(Reach::NONE, |held| held.reach);
             let below = node.children.iter().filter_map(|&(_, child)| Some(self.node(child)?.reach));
-            let (reach, parent) = (below.fold(own, Reach::and), node.parent);
-            if let Some(node) = self.nodes[at].as_mut() {
+            let reach = below.fold(own, Reach::union);
+            let parent = node.parent;
+            if let Some(node) = self.nodes[id].as_mut() {
                 node.reach = reach;
             }
-            if at == ROOT {
+            if id == ROOT {
                 break;
             }
-            at = parent;
+            id = parent;
         }
     }
 
-    /// Tells a node and those above it of what a value at the node is good for.
-    fn note(&mut self, id: NodeId, reach: Reach) {
-        let mut at = id;
-        while let Some(node) = self.nodes[at].as_mut() {
-            node.reach = node.reach.and(reach);
-            if at == ROOT {
+    /// Adds the reach of a value at a node to the node and its ancestors.
+    fn extend_reach(&mut self, mut id: NodeId, reach: Reach) {
+        while let Some(node) = self.nodes[id].as_mut() {
+            node.reach = node.reach.union(reach);
+            if id == ROOT {
                 break;
             }
-            at = node.parent;
+            id = node.parent;
         }
     }
 
@@ -222,61 +233,60 @@ impl<T> Tree<T> {
         self.nodes.len() - 1
     }
 
-    /// Hangs a child, whose edge's first symbol no other one has, under its parent; in the place of what hung there.
+    /// Adds a child to its parent, or replaces the child whose edge has the same first symbol.
     fn link(&mut self, parent: NodeId, child: NodeId) {
         let Some(&first) = self.node(child).and_then(|node| node.edge.first()) else { return };
-        let Some(above) = self.nodes[parent].as_mut() else { return };
-        match above.children.binary_search_by_key(&first, |&(symbol, _)| symbol) {
-            Ok(at) => above.children[at].1 = child,
-            Err(at) => above.children.insert(at, (first, child)),
+        let Some(parent) = self.nodes[parent].as_mut() else { return };
+        match parent.children.binary_search_by_key(&first, |&(symbol, _)| symbol) {
+            Ok(index) => parent.children[index].1 = child,
+            Err(index) => parent.children.insert(index, (first, child)),
         }
     }
 
-    /// Follows a text as far as the tree knows it.
-    fn walk(&self, text: &[u32]) -> ByteRange {
-        let mut place = ByteRange { node: ROOT, on_edge: 0, depth: 0 };
-        while let Some(node) = self.node(place.node) {
-            let next = text.get(place.depth);
-            let child = next.and_then(|next| {
-                let at = node.children.binary_search_by_key(next, |&(symbol, _)| symbol).ok()?;
-                Some(node.children[at].1)
+    /// Follows a text as far as the tree shares it.
+    fn walk(&self, text: &[u32]) -> Walk {
+        let mut walk = Walk { node: ROOT, on_edge: 0, depth: 0 };
+        while let Some(node) = self.node(walk.node) {
+            let child = text.get(walk.depth).and_then(|next| {
+                let index = node.children.binary_search_by_key(next, |&(symbol, _)| symbol).ok()?;
+                Some(node.children[index].1)
             });
             let Some((child, edge)) = child.and_then(|child| Some((child, &self.node(child)?.edge))) else { break };
-            let shared = edge.iter().zip(&text[place.depth..]).take_while(|(a, b)| a == b).count();
-            place = ByteRange { node: child, on_edge: shared, depth: place.depth + shared };
+            let shared = edge.iter().zip(&text[walk.depth..]).take_while(|(a, b)| a == b).count();
+            walk = Walk { node: child, on_edge: shared, depth: walk.depth + shared };
             if shared < edge.len() {
                 break;
             }
         }
-        place
+        walk
     }
 
-    /// A place, and the ends of the edges above it, up to the first symbol's.
-    fn upwards(&self, place: ByteRange) -> impl Iterator<Item = ByteRange> {
-        let above = |place: &ByteRange| {
-            let (edge, node) = (place.on_edge, self.node(place.node)?.parent);
-            Some(ByteRange { node, on_edge: self.node(node)?.edge.len(), depth: place.depth - edge })
+    /// Returns `walk` and the ends of the edges above it, down to a depth of one symbol.
+    fn upwards(&self, walk: Walk) -> impl Iterator<Item = Walk> {
+        let parent = |walk: &Walk| {
+            let node = self.node(walk.node)?.parent;
+            Some(Walk { node, on_edge: self.node(node)?.edge.len(), depth: walk.depth - walk.on_edge })
         };
-        std::iter::successors(Some(place), above).take_while(|place| place.depth > 0)
+        std::iter::successors(Some(walk), parent).take_while(|walk| walk.depth > 0)
     }
 
-    /// At or below a node, the value that serves the shortest beginning; the one used last of equals.
-    fn furthest_reaching(&self, node: NodeId) -> NodeId {
-        let mut at = node;
-        while let Some(node) = self.node(at) {
-            let here = |id: NodeId| self.node(id).is_some_and(|below| below.reach.least == node.reach.least);
-            let Some(&(_, child)) = node.children.iter().find(|&&(_, child)| here(child)) else { break };
-            at = child;
+    /// Returns the value at or below a node that serves the shortest prefix, or the last used of equals.
+    fn furthest_reaching(&self, mut id: NodeId) -> NodeId {
+        while let Some(node) = self.node(id) {
+            let shortest = |id: NodeId| self.node(id).is_some_and(|below| below.reach.shortest == node.reach.shortest);
+            let Some(&(_, child)) = node.children.iter().find(|&&(_, child)| shortest(child)) else { break };
+            id = child;
         }
-        at
+        id
     }
 
-    /// A node that ends after so many symbols of this one's edge: itself, or a new one above it.
+    /// Returns a node that ends after `on_edge` symbols of a node's edge: the node itself, or a new one above it.
     fn split(&mut self, id: NodeId, on_edge: usize) -> NodeId {
         let Some(node) = self.nodes[id].as_mut().filter(|node| on_edge < node.edge.len()) else { return id };
-        let below = node.edge.split_off(on_edge);
-        let edge = std::mem::replace(&mut node.edge, below);
-        let (parent, reach) = (node.parent, node.reach);
+        let lower_edge = node.edge.split_off(on_edge);
+        let edge = std::mem::replace(&mut node.edge, lower_edge);
+        let parent = node.parent;
+        let reach = node.reach;
         let upper = self.add(Node { edge, parent, children: Vec::new(), reach, held: None });
         self.link(parent, upper);
         if let Some(node) = self.nodes[id].as_mut() {
@@ -291,7 +301,8 @@ impl<T> Tree<T> {
         let Some(Node { mut edge, parent, .. }) = self.take(id) else { return };
         if let Some(node) = self.nodes[child].as_mut() {
             edge.append(&mut node.edge);
-            (node.edge, node.parent) = (edge, parent);
+            node.edge = edge;
+            node.parent = parent;
         }
         self.link(parent, child);
     }
@@ -299,23 +310,24 @@ impl<T> Tree<T> {
 
 #[cfg(test)]
 impl<T> Tree<T> {
-    /// All texts with their leaves. Checks on the way that the tree is as its doc says.
+    /// Returns all texts with their nodes, and checks the invariants of the tree.
     pub(super) fn check(&self) -> Vec<(Vec<u32>, NodeId)> {
         let mut found = Vec::new();
-        let (mut nodes, mut symbols) = (0, 0);
+        let mut size = TreeSize { nodes: 0, symbols: 0 };
         let mut open = vec![(ROOT, Vec::new())];
         while let Some((id, text)) = open.pop() {
             let node = self.node(id).unwrap();
-            (nodes, symbols) = (nodes + 1, symbols + node.edge.len());
+            size.nodes += 1;
+            size.symbols += node.edge.len();
             let text = [&text[..], &node.edge].concat();
             assert_eq!(node.edge.is_empty(), id == ROOT);
-            assert!(id == ROOT || node.held.is_some() || node.children.len() > 1, "leads to nothing, or to one only");
+            assert!(id == ROOT || node.held.is_some() || node.children.len() > 1, "a superfluous node");
             assert!(node.children.is_sorted_by(|a, b| a.0 < b.0));
             let mut reach = node.held.as_ref().map_or(Reach::NONE, |held| held.reach);
             for &(first, child) in &node.children {
                 let below = self.node(child).unwrap();
                 assert_eq!((below.parent, below.edge[0]), (id, first));
-                reach = reach.and(below.reach);
+                reach = reach.union(below.reach);
                 open.push((child, text.clone()));
             }
             assert_eq!(reach, node.reach);
@@ -323,7 +335,7 @@ impl<T> Tree<T> {
                 found.push((text, id));
             }
         }
-        assert_eq!((nodes, symbols), self.size());
+        assert_eq!(size, self.size());
         found.sort();
         found
     }

@@ -1,8 +1,8 @@
-//! Where the part of a text begins that a state depends on, and so its entry's place in a tree.
+//! Which radix tree a text's entry belongs to, and where in the text that tree begins.
 //!
-//! A state whose windows have moved on is what its last symbols make it ([`State::replay_start`]): its entry serves every text that
-//! has these symbols at the same positions. Where segments are counted, what came before must be the same text as well, of which
-//! a digest is enough. So an entry of a text without end is as small as one of a short text.
+//! A state whose windows have moved on depends only on its last symbols ([`State::replay_start`]). Its entry serves every text
+//! with these symbols at the same positions. If the model counts segments, the text before must be equal too; a digest of it
+//! is compared. So the entry of an endless text is as small as that of a short one.
 
 use super::tree::Tree;
 use crate::decode::{
@@ -11,51 +11,60 @@ use crate::decode::{
 };
 use std::collections::BTreeMap;
 
-/// Trees of the texts that go on from a stem.
+/// Trees of one cache key.
 pub(super) type Trees<T> = BTreeMap<TreeKey, Tree<T>>;
 
-/// What an entry's own part of a text stands behind.
+/// The position at which the texts of a tree begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TreeKey {
-    /// Symbols before it.
-    pub(super) from: usize,
-    /// Their digest, if they make a difference.
+    /// Symbols before the tree's texts.
+    pub(super) start: usize,
+    /// Digest of these symbols, if the state depends on them.
     before: Option<Digest>,
 }
 
 impl TreeKey {
-    /// Nothing: the part is all of the text.
+    /// The key of the tree of whole texts.
     #[cfg(test)]
-    pub(super) const NONE: Self = Self { from: 0, before: None };
+    pub(super) const WHOLE: Self = Self { start: 0, before: None };
 
-    /// Of a text that a state has seen, with the rest of the text; none if too much of that was dropped.
+    /// Returns the tree key of a state that was fed `text`, and the part of the text that belongs into the tree. `None` if too
+    /// much of the text was dropped.
     pub(super) fn of<'a>(state: &dyn State, text: TextView<'a>) -> Option<(Self, &'a [u32])> {
-        let origin = state.replay_start();
-        // a text that was cut later than it needed to be is held from there on
-        let from = origin.map_or(0, |origin| origin.cut_position().max(text.dropped()).min(origin.symbol));
-        let counts = from > 0 && origin.is_some_and(|origin| origin.skipped.is_some());
-        let rest = text.after(from)?;
-        let before = if counts { Some(text.digests().before(from)?) } else { None };
-        Some((Self { from, before }, rest))
+        let replay = state.replay_start();
+        // a text that was cut later than necessary is stored from its cut on
+        let start = replay.map_or(0, |replay| replay.cut_position().max(text.dropped()).min(replay.symbol));
+        let counts_segments = start > 0 && replay.is_some_and(|replay| replay.skipped.is_some());
+        let rest = text.after(start)?;
+        let before = if counts_segments { Some(text.digests().before(start)?) } else { None };
+        Some((Self { start, before }, rest))
     }
 }
 
-/// The stems that a text stands on, each with its tree and the rest of the text.
-pub(super) fn of<'t, 'a, T>(
-    stems: &'t Trees<T>,
+/// A tree that may hold entries for a text.
+pub(super) struct TreeMatch<'t, 'a, T> {
+    pub(super) key: TreeKey,
+    pub(super) tree: &'t Tree<T>,
+    /// The text from the tree's start on.
+    pub(super) rest: &'a [u32],
+}
+
+/// Returns the trees whose keys match `text`.
+pub(super) fn matching_trees<'t, 'a, T>(
+    trees: &'t Trees<T>,
     text: TextView<'a>,
-) -> impl Iterator<Item = (&'t TreeKey, &'t Tree<T>, &'a [u32])> {
-    // by rising positions, as the digests want them
+) -> impl Iterator<Item = TreeMatch<'t, 'a, T>> {
+    // by rising positions, as the digests require
     let mut digests = text.digests();
     let mut latest = None;
-    stems.range(..TreeKey { from: text.len(), before: None }).filter_map(move |(stem, tree)| {
-        let rest = text.after(stem.from)?;
-        if let Some(before) = stem.before {
-            if latest.is_none_or(|(from, _)| from != stem.from) {
-                latest = Some((stem.from, digests.before(stem.from)?));
+    trees.range(..TreeKey { start: text.len(), before: None }).filter_map(move |(&key, tree)| {
+        let rest = text.after(key.start)?;
+        if let Some(before) = key.before {
+            if latest.is_none_or(|(start, _)| start != key.start) {
+                latest = Some((key.start, digests.before(key.start)?));
             }
             latest.filter(|(_, digest)| *digest == before)?;
         }
-        Some((stem, tree, rest))
+        Some(TreeMatch { key, tree, rest })
     })
 }

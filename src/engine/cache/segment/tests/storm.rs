@@ -1,17 +1,17 @@
-//! The cache against a twin that is a list of texts, in seeded storms.
+//! The cache compared with a naive implementation, a list of texts, in seeded storms.
 
 use super::*;
 use crate::decode::random::{Purpose, uniform};
 
-/// What the cache is to hold, as a list.
-struct Twin {
+/// Naive implementation of the cache: a list of entries.
+struct NaiveCache {
     capacity: Capacity,
-    entries: Vec<Kept>,
+    entries: Vec<NaiveEntry>,
     now: u64,
 }
 
 #[derive(Clone)]
-struct Kept {
+struct NaiveEntry {
     key: Key,
     text: Vec<u32>,
     pages: Vec<usize>,
@@ -19,15 +19,15 @@ struct Kept {
     used: u64,
 }
 
-impl Kept {
-    /// How many of the first `len` symbols it serves, up to a segment's end.
+impl NaiveEntry {
+    /// Returns how many of the first `len` symbols it serves, up to the end of a segment.
     fn serves(&self, len: usize) -> usize {
         let end = boundary(&self.text[..len]);
         if end < self.earliest { 0 } else { end }
     }
 
-    /// Whether it serves what another one does, whose text it begins with.
-    fn replaces(&self, other: &Kept) -> bool {
+    /// Returns true if its text starts with the other's and it serves all that the other serves.
+    fn replaces(&self, other: &NaiveEntry) -> bool {
         self.text.starts_with(&other.text) && self.earliest <= other.earliest
     }
 }
@@ -36,7 +36,7 @@ fn shared(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-impl Twin {
+impl NaiveCache {
     fn keys(&self) -> Vec<&Key> {
         let mut keys: Vec<&Key> = Vec::new();
         self.entries.iter().for_each(|entry| {
@@ -54,15 +54,15 @@ impl Twin {
         pages.len() * PAGE_BYTES
     }
 
-    /// From the definition of a radix tree: a node at its root, at each text's end, and wherever two texts part.
+    /// Returns the bytes by the definition of a radix tree: a node at the root, at the end of each text, and where texts diverge.
     fn bytes(&self) -> usize {
         let mut sum = self.page_bytes() + self.entries.len() * (ENTRY_BYTES + 10);
         for key in self.keys() {
             let own = self.entries.iter().filter(|entry| entry.key == *key);
             let mut texts: Vec<&[u32]> = own.map(|entry| &entry.text[..]).collect();
             texts.sort_unstable();
-            let parting = |pair: &[&[u32]]| pair[0][..shared(pair[0], pair[1])].to_vec();
-            let mut inner: Vec<Vec<u32>> = texts.windows(2).map(parting).collect();
+            let diverge = |pair: &[&[u32]]| pair[0][..shared(pair[0], pair[1])].to_vec();
+            let mut inner: Vec<Vec<u32>> = texts.windows(2).map(diverge).collect();
             let edges = texts.iter().map(|text| text.len()).sum::<usize>() - inner.iter().map(Vec::len).sum::<usize>();
             inner.push(Vec::new());
             inner.extend(texts.iter().map(|text| text.to_vec()));
@@ -82,8 +82,8 @@ impl Twin {
         (0..self.entries.len()).filter(move |&index| self.entries[index].key == *key)
     }
 
-    /// The entry that serves most; of equals the one that shares most, then the one that serves the shortest, then the one used
-    /// last.
+    /// Finds the entry that serves most; of equals the one that shares most, then the one that serves the shortest prefix, then
+    /// the last used one.
     fn find(&mut self, key: &Key, text: &[u32]) -> Option<usize> {
         let rank = |index: usize| {
             let entry = &self.entries[index];
@@ -98,20 +98,22 @@ impl Twin {
         })
     }
 
-    fn keep(&mut self, key: &Key, row: &Paged) -> bool {
-        let (len, pages, earliest) = (row.boundary_before(row.len()), page_ids(row), row.earliest());
+    fn keep(&mut self, key: &Key, row: &PagedState) -> bool {
+        let len = row.boundary_before(row.len());
         if len == 0 {
             return false;
         }
-        let pages = pages[..len.div_ceil(PAGE) - row.forgotten].to_vec();
-        let entry = Kept { key: key.clone(), text: row.text[..len].to_vec(), pages, earliest, used: 0 };
+        let mut pages = page_ids(row);
+        pages.truncate(len.div_ceil(PAGE) - row.dropped);
+        let earliest = row.earliest();
+        let entry = NaiveEntry { key: key.clone(), text: row.text[..len].to_vec(), pages, earliest, used: 0 };
         let longer = self.own(key).filter(|&index| self.entries[index].text.starts_with(&entry.text));
         let furthest = |&index: &usize| (std::cmp::Reverse(self.entries[index].earliest), self.entries[index].used);
         if let Some(index) = longer.max_by_key(furthest).filter(|&index| self.entries[index].replaces(&entry)) {
             self.touch(index);
             return true;
         }
-        let alone = Twin { capacity: self.capacity, entries: vec![entry.clone()], now: 0 };
+        let alone = NaiveCache { capacity: self.capacity, entries: vec![entry.clone()], now: 0 };
         if alone.bytes() > self.capacity.bytes {
             return false;
         }
@@ -129,13 +131,13 @@ impl Twin {
         true
     }
 
-    fn evict(&mut self) -> Kept {
+    fn evict(&mut self) -> NaiveEntry {
         let oldest = (0..self.entries.len()).min_by_key(|&index| self.entries[index].used).unwrap();
         self.entries.remove(oldest)
     }
 
-    /// What only entries refer to.
-    fn spare(&self, held: &[usize]) -> usize {
+    /// Returns the bytes of pages that only entries refer to.
+    fn evictable_bytes(&self, held: &[usize]) -> usize {
         let mut pages: Vec<_> = self.entries.iter().flat_map(|entry| &entry.pages).collect();
         pages.sort_unstable();
         pages.dedup();
@@ -143,22 +145,22 @@ impl Twin {
     }
 }
 
-/// Cache, twin, and rows that run beside them.
+/// A cache, its naive counterpart, and rows that share their pages.
 struct Storm {
     seed: u64,
     draws: usize,
     cache: SegmentCache,
-    twin: Twin,
+    naive: NaiveCache,
     window: Option<usize>,
-    rows: Vec<(Key, Paged)>,
-    living: Arc<AtomicUsize>,
+    rows: Vec<(Key, PagedState)>,
+    alive: Arc<AtomicUsize>,
 }
 
 impl Storm {
     fn new(seed: u64, capacity: Capacity, window: Option<usize>) -> Self {
-        let twin = Twin { capacity, entries: Vec::new(), now: 0 };
-        let (cache, rows, living) = (SegmentCache::new(capacity), Vec::new(), Arc::default());
-        Self { seed, draws: 0, cache, twin, window, rows, living }
+        let naive = NaiveCache { capacity, entries: Vec::new(), now: 0 };
+        let cache = SegmentCache::new(capacity);
+        Self { seed, draws: 0, cache, naive, window, rows: Vec::new(), alive: Arc::default() }
     }
 
     fn below(&mut self, limit: usize) -> usize {
@@ -166,21 +168,21 @@ impl Storm {
         ((uniform(self.seed, Purpose::Sampling, self.draws) * limit as f32) as usize).min(limit - 1)
     }
 
-    fn symbols(&mut self, most: usize) -> Vec<u32> {
-        (0..self.below(most + 1)).map(|_| self.below(3) as u32).collect()
+    fn symbols(&mut self, max: usize) -> Vec<u32> {
+        (0..self.below(max + 1)).map(|_| self.below(3) as u32).collect()
     }
 
     fn key(&mut self) -> Key {
         key(["", "a", "bb", "ccc"][self.below(4)])
     }
 
-    /// The beginning of something that is known, or was, and something else.
+    /// Returns a prefix of a stored text, extended by random symbols.
     fn likely_text(&mut self, key: &Key) -> Vec<u32> {
-        let known: Vec<&Kept> = self.twin.entries.iter().filter(|entry| entry.key == *key).collect();
-        let mut text = match known.len() {
+        let stored: Vec<&NaiveEntry> = self.naive.entries.iter().filter(|entry| entry.key == *key).collect();
+        let mut text = match stored.len() {
             0 => Vec::new(),
             count => {
-                let text = known[self.draws % count].text.clone();
+                let text = stored[self.draws % count].text.clone();
                 text[..self.below(text.len() + 1)].to_vec()
             }
         };
@@ -197,9 +199,9 @@ impl Storm {
             _ => self.seldom(),
         }
         let usage = self.cache.usage();
-        assert!(usage.bytes <= self.twin.capacity.bytes && usage.entries <= self.twin.capacity.entries);
-        assert!(usage.keys <= self.twin.capacity.keys);
-        let expected = (self.twin.entries.len(), self.twin.keys().len(), self.twin.page_bytes());
+        assert!(usage.bytes <= self.naive.capacity.bytes && usage.entries <= self.naive.capacity.entries);
+        assert!(usage.keys <= self.naive.capacity.keys);
+        let expected = (self.naive.entries.len(), self.naive.keys().len(), self.naive.page_bytes());
         assert_eq!((usage.entries, usage.keys, usage.page_bytes), expected);
     }
 
@@ -207,20 +209,20 @@ impl Storm {
         let key = self.key();
         let text = self.likely_text(&key);
         let hit = self.cache.find(&key, &text).unwrap();
-        assert_eq!(hit.as_ref().map(|hit| hit.len), self.twin.find(&key, &text));
+        assert_eq!(hit.as_ref().map(|hit| hit.len), self.naive.find(&key, &text));
         if let Some(Hit { state, len }) = hit {
             assert_eq!(text_of(&*state), text[..len]);
-            let mut row = crate::decode::contract::state_ref::<Paged>(&*state).unwrap().clone();
-            // it goes on as its text does
+            let mut row = crate::decode::contract::state_ref::<PagedState>(&*state).unwrap().clone();
+            // feed the rest of the text
             text[len..].iter().for_each(|&symbol| row.push(symbol));
             self.add_row(key, row);
         } else if self.below(2) == 0 {
-            let row = Paged::windowed(&text, self.window, &self.living);
+            let row = PagedState::windowed(&text, self.window, &self.alive);
             self.add_row(key, row);
         }
     }
 
-    fn add_row(&mut self, key: Key, row: Paged) {
+    fn add_row(&mut self, key: Key, row: PagedState) {
         self.rows.push((key, row));
         if self.rows.len() > 6 {
             self.rows.remove(0);
@@ -234,7 +236,7 @@ impl Storm {
         let index = self.below(self.rows.len());
         let (key, row) = &self.rows[index];
         let held = self.cache.keep(key, &row.text, row).unwrap();
-        assert_eq!(held, self.twin.keep(key, row));
+        assert_eq!(held, self.naive.keep(key, row));
     }
 
     fn extend(&mut self) {
@@ -255,49 +257,53 @@ impl Storm {
     fn seldom(&mut self) {
         if self.below(50) == 0 {
             self.cache.clear();
-            self.twin.entries.clear();
+            self.naive.entries.clear();
         } else if self.below(4) == 0 {
             let held: Vec<usize> = self.rows.iter().flat_map(|(_, row)| page_ids(row)).collect();
-            assert_eq!(self.cache.spare(), self.twin.spare(&held));
+            assert_eq!(self.cache.evictable_bytes(), self.naive.evictable_bytes(&held));
             for _ in 0..self.below(6) {
-                let (before, spare) = (self.living.load(SeqCst), self.twin.spare(&held));
-                let Some(released) = self.cache.evict() else { break };
+                let before = self.alive.load(SeqCst);
+                let evictable = self.naive.evictable_bytes(&held);
+                let Some(freed) = self.cache.evict() else { break };
                 assert_eq!(
-                    released,
-                    (before - self.living.load(SeqCst)) * PAGE_BYTES,
-                    "what is said was given back is"
+                    freed,
+                    (before - self.alive.load(SeqCst)) * PAGE_BYTES,
+                    "reported bytes differ from freed ones"
                 );
-                self.twin.evict();
-                assert_eq!(released, spare - self.twin.spare(&held));
+                self.naive.evict();
+                assert_eq!(freed, evictable - self.naive.evictable_bytes(&held));
             }
         }
     }
 
-    /// The whole of both.
+    /// Compares the whole contents of both.
     fn compare(&self) {
         let mut found = Vec::new();
-        for (key, stems) in &self.cache.trees {
-            let (stem, tree) = stems.first_key_value().unwrap();
-            assert_eq!((stem, stems.len()), (&TreeKey::NONE, 1), "these states need their whole texts");
+        for (key, trees) in &self.cache.trees {
+            let (tree_key, tree) = trees.first_key_value().unwrap();
+            assert_eq!((tree_key, trees.len()), (&TreeKey::WHOLE, 1), "these states need their whole texts");
             for (text, node) in tree.check() {
-                let (state, used) = tree.value(node).unwrap();
+                let (state, last_used) = tree.value(node).unwrap();
                 assert_eq!(text_of(&**state), text);
-                assert_eq!(self.cache.order.get(&used), Some(&Entry { key: key.clone(), stem: *stem, node }));
+                assert_eq!(
+                    self.cache.order.get(&last_used),
+                    Some(&EntryId { key: key.clone(), tree_key: *tree_key, node })
+                );
                 found.push((key.tenant.clone(), text));
             }
         }
         found.sort();
         let mut expected: Vec<_> =
-            self.twin.entries.iter().map(|entry| (entry.key.tenant.clone(), entry.text.clone())).collect();
+            self.naive.entries.iter().map(|entry| (entry.key.tenant.clone(), entry.text.clone())).collect();
         expected.sort();
         assert_eq!(found, expected);
         assert_eq!(self.cache.order.len(), found.len());
-        assert_eq!(self.cache.usage().bytes, self.twin.bytes());
+        assert_eq!(self.cache.usage().bytes, self.naive.bytes());
     }
 }
 
 #[test]
-fn does_as_the_naive_twin_in_a_storm() {
+fn the_cache_equals_the_naive_implementation_in_storms() {
     let capacities = [
         Capacity { bytes: usize::MAX, entries: 24, keys: 4 },
         Capacity { bytes: 40_000, entries: 1000, keys: 4 },
@@ -317,9 +323,9 @@ fn does_as_the_naive_twin_in_a_storm() {
         storm.compare();
         let usage = storm.cache.usage();
         let uses = [usage.hits, usage.misses, usage.hit_symbols, usage.evictions];
-        assert!(uses.iter().all(|&count| count > 500), "a storm that meets nothing: {usage:?}");
-        let Storm { cache, rows, living, .. } = storm;
+        assert!(uses.iter().all(|&count| count > 500), "a storm without events: {usage:?}");
+        let Storm { cache, rows, alive, .. } = storm;
         drop((cache, rows));
-        assert_eq!(living.load(SeqCst), 0, "pages leaked");
+        assert_eq!(alive.load(SeqCst), 0, "pages leaked");
     }
 }

@@ -5,33 +5,61 @@
 
 use std::{path::PathBuf, time::Duration};
 
-/// What kind of failure it is, for callers that react by kind.
+/// The names of gRPC's status codes, by number.
+pub const CODE_NAMES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// The kind of a failure, numbered as gRPC's status codes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     /// The caller's input breaks a rule that does not depend on the server's state.
-    InvalidArgument,
+    InvalidArgument = 3,
     /// There is no model, or document, of that name.
-    NotFound,
+    NotFound = 5,
     /// There is no such call.
-    Unimplemented,
+    Unimplemented = 12,
     /// The request is well formed, but not for this model.
-    FailedPrecondition,
+    FailedPrecondition = 9,
     /// A limit on shared resources is reached; trying again later may work.
-    ResourceExhausted,
+    ResourceExhausted = 8,
     /// It is not known who the caller is.
-    Unauthenticated,
+    Unauthenticated = 16,
     /// The caller's deadline has passed.
-    DeadlineExceeded,
+    DeadlineExceeded = 4,
     /// The caller went away.
-    Cancelled,
+    Cancelled = 1,
     /// The caller may not do this.
-    PermissionDenied,
+    PermissionDenied = 7,
     /// More than the wire takes.
-    OutOfRange,
+    OutOfRange = 11,
     /// The server is shutting down.
-    Unavailable,
+    Unavailable = 14,
     /// A broken invariant of ours.
-    Internal,
+    Internal = 13,
+}
+
+impl Code {
+    /// Returns the name of the code as gRPC writes it.
+    pub fn name(self) -> &'static str {
+        CODE_NAMES[self as usize]
+    }
 }
 
 /// A result whose error is [`Error`].

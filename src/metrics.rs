@@ -121,7 +121,7 @@ per_model! {
         "prefix_cache_hits", "Characters of prompts that came from the segment cache";
     success: Counter = Counter::default(), ["finished_reason" REASONS.map(|reason| reason.name())],
         "request_success", "Requests that came to their end, by why they ended";
-    failure: Counter = Counter::default(), ["code" CODES.map(name)],
+    failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],
         "request_failure", "Requests that an engine took and ended with an error, by its code";
     first_char: Histogram = Histogram::new(SECONDS), ["" [""]],
         "time_to_first_token_seconds", "From a request's arrival to its first character";
@@ -287,24 +287,6 @@ impl Series {
 fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<Item = Labels> {
     let own = move |value: &str| (!label.is_empty()).then(|| (label, value.to_owned()));
     values.iter().map(move |value| [("model_name", model.to_owned())].into_iter().chain(own(value)).collect())
-}
-
-/// A code's name as gRPC writes it.
-fn name(code: Code) -> &'static str {
-    match code {
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::NotFound => "NOT_FOUND",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::Cancelled => "CANCELLED",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::Internal => "INTERNAL",
-    }
 }
 
 fn signed(value: usize) -> i64 {

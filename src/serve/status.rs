@@ -1,10 +1,9 @@
-//! The one map from errors to gRPC: the code, the message, and details that a program can read.
+//! Maps errors to gRPC statuses: the code, the message, and details for programs.
 //!
-//! Every status names the request (`RequestInfo`) and the rule that was broken (`ErrorInfo.reason`, one per variant of
-//! [`Error`]); one that is about a field of the request says which (`BadRequest`), one that may pass later says when to
-//! try again (`RetryInfo`).
+//! Every status has the request's id (`RequestInfo`) and the rule that was broken (`ErrorInfo.reason`, one per variant of
+//! [`Error`]). An error in a field names the field (`BadRequest`); a temporary one says when to retry (`RetryInfo`).
 
-use crate::error::{Code, Error, clip};
+use crate::error::{CODE_NAMES, Error, clip};
 use std::{collections::HashMap, time::Duration};
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
@@ -12,125 +11,91 @@ use tonic_types::{ErrorDetails, StatusExt};
 /// The domain of `ErrorInfo.reason`.
 pub const DOMAIN: &str = "weir";
 
-/// Bytes of a message: statuses travel in headers, which clients limit to a few kilobytes, and part of a message may be
-/// the caller's own text.
+/// Maximum bytes of a message. A status travels in headers, which clients limit to a few kilobytes, and may repeat the
+/// client's own text.
 const MESSAGE_BYTES: usize = 1024;
-/// Bytes of one value in the details, for the same reason.
+/// Maximum bytes of a value in the details, for the same reason.
 const VALUE_BYTES: usize = 256;
 
-/// The status of an error, as an answer to the request of that id.
-pub fn status(error: &Error, request: &str) -> Status {
-    let mut about = About { details: ErrorDetails::new(), values: HashMap::new() };
-    let reason = about.describe(error);
-    let About { mut details, values } = about;
-    details.set_request_info(clip(request, VALUE_BYTES), "");
-    details.set_error_info(reason, DOMAIN, values);
-    Status::with_error_details(code(error.code()), clip(&error.to_string(), MESSAGE_BYTES), details)
-}
-
-/// gRPC's code for a kind of failure.
-fn code(code: Code) -> tonic::Code {
-    match code {
-        Code::InvalidArgument => tonic::Code::InvalidArgument,
-        Code::NotFound => tonic::Code::NotFound,
-        Code::Unimplemented => tonic::Code::Unimplemented,
-        Code::FailedPrecondition => tonic::Code::FailedPrecondition,
-        Code::ResourceExhausted => tonic::Code::ResourceExhausted,
-        Code::Unauthenticated => tonic::Code::Unauthenticated,
-        Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
-        Code::Cancelled => tonic::Code::Cancelled,
-        Code::PermissionDenied => tonic::Code::PermissionDenied,
-        Code::OutOfRange => tonic::Code::OutOfRange,
-        Code::Unavailable => tonic::Code::Unavailable,
-        Code::Internal => tonic::Code::Internal,
-    }
+/// Returns the status of an error, for the request of that id.
+pub fn status(error: &Error, request_id: &str) -> Status {
+    let mut builder = DetailsBuilder { details: ErrorDetails::new(), metadata: HashMap::new() };
+    let reason = builder.describe(error);
+    let DetailsBuilder { mut details, metadata } = builder;
+    details.set_request_info(clip(request_id, VALUE_BYTES), "");
+    details.set_error_info(reason, DOMAIN, metadata);
+    let code = tonic::Code::from_i32(error.code() as i32);
+    Status::with_error_details(code, clip(&error.to_string(), MESSAGE_BYTES), details)
 }
 
 /// Returns the name of a status code as gRPC writes it.
 pub(super) fn code_name(code: tonic::Code) -> &'static str {
-    match code {
-        tonic::Code::Ok => "OK",
-        tonic::Code::Cancelled => "CANCELLED",
-        tonic::Code::Unknown => "UNKNOWN",
-        tonic::Code::InvalidArgument => "INVALID_ARGUMENT",
-        tonic::Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        tonic::Code::NotFound => "NOT_FOUND",
-        tonic::Code::AlreadyExists => "ALREADY_EXISTS",
-        tonic::Code::PermissionDenied => "PERMISSION_DENIED",
-        tonic::Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        tonic::Code::FailedPrecondition => "FAILED_PRECONDITION",
-        tonic::Code::Aborted => "ABORTED",
-        tonic::Code::OutOfRange => "OUT_OF_RANGE",
-        tonic::Code::Unimplemented => "UNIMPLEMENTED",
-        tonic::Code::Internal => "INTERNAL",
-        tonic::Code::Unavailable => "UNAVAILABLE",
-        tonic::Code::DataLoss => "DATA_LOSS",
-        tonic::Code::Unauthenticated => "UNAUTHENTICATED",
-    }
+    CODE_NAMES[code as usize]
 }
 
-/// What the details are gathered in.
-struct About {
+/// Collects the details of a status.
+struct DetailsBuilder {
     details: ErrorDetails,
-    values: HashMap<String, String>,
+    /// The metadata of `ErrorInfo`.
+    metadata: HashMap<String, String>,
 }
 
-impl About {
-    /// Adds what programs can use; returns the reason.
+impl DetailsBuilder {
+    /// Adds the details of an error. Returns the reason.
     fn describe(&mut self, error: &Error) -> &'static str {
         match error {
             Error::UnknownModel { name, known } => {
-                self.tell("model", name).tell("known", &known.join(", ")).named("UNKNOWN_MODEL")
+                self.add("model", name).add("known", &known.join(", ")).reason("UNKNOWN_MODEL")
             }
-            Error::UnknownMethod { path } => self.tell("path", path).named("UNKNOWN_METHOD"),
-            Error::UnknownDocument { id } => self.tell("document_id", id).named("UNKNOWN_DOCUMENT"),
+            Error::UnknownMethod { path } => self.add("path", path).reason("UNKNOWN_METHOD"),
+            Error::UnknownDocument { id } => self.add("document_id", id).reason("UNKNOWN_DOCUMENT"),
             Error::UnknownSymbol { field, found, offset } => self
                 .field(field, error)
-                .tell("symbol", found)
-                .tell("offset", &offset.to_string())
-                .named("UNKNOWN_SYMBOL"),
+                .add("symbol", found)
+                .add("offset", &offset.to_string())
+                .reason("UNKNOWN_SYMBOL"),
             Error::BadOption { field, found, bound } => {
-                self.field(field, error).tell("value", found).tell("bound", bound).named("BAD_OPTION")
+                self.field(field, error).add("value", found).add("bound", bound).reason("BAD_OPTION")
             }
-            Error::Unreadable { field: Some(field), .. } => self.field(field, error).named("UNREADABLE"),
+            Error::Unreadable { field: Some(field), .. } => self.field(field, error).reason("UNREADABLE"),
             Error::Unreadable { field: None, .. } => "UNREADABLE",
             Error::Exclusive { first, second } => {
-                self.field(first, error).field(second, error).named("EXCLUSIVE_OPTIONS")
+                self.field(first, error).field(second, error).reason("EXCLUSIVE_OPTIONS")
             }
             Error::TooLong { field, length, limit, unit, why } => {
-                self.field(field, error).tell("unit", unit);
-                self.tell("length", &length.to_string()).tell("limit", &limit.to_string()).because(*why);
+                self.field(field, error).add("unit", unit);
+                self.add("length", &length.to_string()).add("limit", &limit.to_string()).add_why(*why);
                 "TOO_LONG"
             }
-            // To a program the same rule; how long it is in all is not known.
+            // The same rule; the total length is unknown.
             Error::LongerThan { field, limit, unit, why } => {
-                self.field(field, error).tell("unit", unit);
-                self.tell("length", &format!("more than {limit}")).tell("limit", &limit.to_string()).because(*why);
+                self.field(field, error).add("unit", unit);
+                self.add("length", &format!("more than {limit}")).add("limit", &limit.to_string()).add_why(*why);
                 "TOO_LONG"
             }
             Error::WrongKind { call, model, wanted, found } => self
-                .tell("call", call)
-                .tell("model", model)
-                .tell("wanted", wanted)
-                .tell("found", found)
-                .named("WRONG_KIND_OF_MODEL"),
+                .add("call", call)
+                .add("model", model)
+                .add("wanted", wanted)
+                .add("found", found)
+                .reason("WRONG_KIND_OF_MODEL"),
             Error::Unauthenticated { .. } => "UNAUTHENTICATED",
             Error::QueueFull { what, limit, retry } => {
-                self.retry(*retry).tell("what", what).tell("limit", &limit.to_string()).named("QUEUE_FULL")
+                self.retry(*retry).add("what", what).add("limit", &limit.to_string()).reason("QUEUE_FULL")
             }
             Error::NeverFits { field, needed, limit } => {
-                self.field(field, error).bytes("needed", *needed).bytes("limit", *limit).named("NEVER_FITS")
+                self.field(field, error).bytes("needed", *needed).bytes("limit", *limit).reason("NEVER_FITS")
             }
             Error::OutOfPages { needed, limit } => {
-                self.bytes("needed", *needed).bytes("limit", *limit).named("OUT_OF_MEMORY")
+                self.bytes("needed", *needed).bytes("limit", *limit).reason("OUT_OF_MEMORY")
             }
-            Error::PermissionDenied { what } => self.tell("what", what).named("PERMISSION_DENIED"),
-            Error::Stalled { limit } => self.tell("limit", &format!("{limit:?}")).named("STALLED"),
-            Error::Deadline { stage } => self.tell("stage", stage).named("DEADLINE"),
-            Error::Draining { retry } => self.retry(*retry).named("DRAINING"),
+            Error::PermissionDenied { what } => self.add("what", what).reason("PERMISSION_DENIED"),
+            Error::Stalled { limit } => self.add("limit", &format!("{limit:?}")).reason("STALLED"),
+            Error::Deadline { stage } => self.add("stage", stage).reason("DEADLINE"),
+            Error::Draining { retry } => self.retry(*retry).reason("DRAINING"),
             Error::Cancelled => "CANCELLED",
             Error::Incomplete { .. } => "INCOMPLETE",
-            Error::Oversized { limit, .. } => self.bytes("limit", *limit).named("OVERSIZED"),
+            Error::Oversized { limit, .. } => self.bytes("limit", *limit).reason("OVERSIZED"),
             Error::Remote { .. } => "REMOTE",
             Error::NoMemory { .. } | Error::TooManyModels { .. } | Error::Checkpoint { .. } | Error::Io { .. } => {
                 self.describe_loading(error)
@@ -140,48 +105,48 @@ impl About {
         }
     }
 
-    /// What stands in the way of loading a model.
+    /// Adds the details of an error in loading a model.
     fn describe_loading(&mut self, error: &Error) -> &'static str {
         match error {
             Error::NoMemory { needed, available } => {
-                self.bytes("needed", *needed).bytes("available", *available).named("NO_MEMORY")
+                self.bytes("needed", *needed).bytes("available", *available).reason("NO_MEMORY")
             }
-            Error::TooManyModels { limit } => self.tell("limit", &limit.to_string()).named("TOO_MANY_MODELS"),
+            Error::TooManyModels { limit } => self.add("limit", &limit.to_string()).reason("TOO_MANY_MODELS"),
             Error::Checkpoint { file, key, expected, found } => self
-                .tell("file", &file.display().to_string())
-                .tell("key", key)
-                .tell("expected", expected)
-                .tell("found", found)
-                .named("CHECKPOINT"),
+                .add("file", &file.display().to_string())
+                .add("key", key)
+                .add("expected", expected)
+                .add("found", found)
+                .reason("CHECKPOINT"),
             Error::Io { path, source } => {
-                self.tell("file", &path.display().to_string()).tell("found", &source.to_string()).named("FILE")
+                self.add("file", &path.display().to_string()).add("found", &source.to_string()).reason("FILE")
             }
             _ => "INTERNAL",
         }
     }
 
-    fn tell(&mut self, key: &str, value: &str) -> &mut Self {
-        self.values.insert(key.to_owned(), clip(value, VALUE_BYTES));
+    fn add(&mut self, key: &str, value: &str) -> &mut Self {
+        self.metadata.insert(key.to_owned(), clip(value, VALUE_BYTES));
         self
     }
 
     fn bytes(&mut self, key: &str, count: usize) -> &mut Self {
-        self.tell(key, &count.to_string())
+        self.add(key, &count.to_string())
     }
 
-    fn because(&mut self, why: Option<&str>) {
+    fn add_why(&mut self, why: Option<&str>) {
         if let Some(why) = why {
-            self.tell("why", why);
+            self.add("why", why);
         }
     }
 
     fn field(&mut self, field: &str, error: &Error) -> &mut Self {
         self.details.add_bad_request_violation(field, clip(&error.to_string(), VALUE_BYTES));
-        self.tell("field", field)
+        self.add("field", field)
     }
 
-    /// The reason, once all is told.
-    fn named(&self, reason: &'static str) -> &'static str {
+    /// Ends a chain of details with the reason.
+    fn reason(&self, reason: &'static str) -> &'static str {
         reason
     }
 
@@ -194,9 +159,10 @@ impl About {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
-    /// One error of each variant that a request can meet, and what DESIGN's table asks for.
-    fn table() -> Vec<(Error, tonic::Code, &'static str)> {
+    /// One error of each variant that a request can meet, its code, and a key of its metadata.
+    fn cases() -> Vec<(Error, tonic::Code, &'static str)> {
         let retry = Duration::from_millis(1500);
         vec![
             (Error::UnknownModel { name: "x".into(), known: vec!["a".into()] }, tonic::Code::NotFound, "known"),
@@ -242,7 +208,7 @@ mod tests {
 
     #[test]
     fn every_error_has_its_code_and_details() {
-        for (error, code, key) in table() {
+        for (error, code, key) in cases() {
             let status = status(&error, "r1");
             let details = status.get_error_details();
             assert_eq!(status.code(), code, "{error}");
@@ -253,13 +219,13 @@ mod tests {
             assert!(key.is_empty() || info.metadata.contains_key(key), "{error}: {info:?}");
             let invalid = code == tonic::Code::InvalidArgument;
             assert_eq!(details.bad_request().is_some(), invalid, "{error}");
-            let passing = matches!(error, Error::QueueFull { .. } | Error::Draining { .. });
-            assert_eq!(details.retry_info().is_some(), passing, "{error}");
+            let temporary = matches!(error, Error::QueueFull { .. } | Error::Draining { .. });
+            assert_eq!(details.retry_info().is_some(), temporary, "{error}");
         }
     }
 
     #[test]
-    fn a_length_that_is_not_known_breaks_the_same_rule() {
+    fn an_unknown_length_breaks_the_same_rule() {
         let status = status(&Error::LongerThan { field: "prompt", limit: 8, unit: "characters", why: None }, "r");
         let info = status.get_error_details().error_info().unwrap().clone();
         assert_eq!((status.code(), info.reason.as_str()), (tonic::Code::InvalidArgument, "TOO_LONG"));
@@ -269,7 +235,7 @@ mod tests {
     #[test]
     fn reasons_are_distinct() {
         let reason = |error: &Error| status(error, "").get_error_details().error_info().unwrap().reason.clone();
-        let mut reasons: Vec<_> = table().iter().map(|(error, ..)| reason(error)).collect();
+        let mut reasons: Vec<_> = cases().iter().map(|(error, ..)| reason(error)).collect();
         let count = reasons.len();
         reasons.sort();
         reasons.dedup();
@@ -277,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_callers_own_text_does_not_burst_the_headers() {
+    fn a_clients_own_text_fits_into_the_headers() {
         let found = "é".repeat(1 << 20);
         let status = status(&Error::BadOption { field: "f", found, bound: "b".into() }, "r");
         assert!(status.message().len() <= MESSAGE_BYTES + '…'.len_utf8());

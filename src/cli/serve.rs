@@ -14,7 +14,7 @@ use super::{output, runtime, settings::Sources};
 use crate::{
     config::{Checks, Serve, Token},
     error::{Error, Result, printable},
-    serve::{Admin, Engines, Loader as _, Monitor, Offer, Traces, run as serve, watch_over},
+    serve::{Admin, Engines, Loader as _, Monitor, ServerParts, Traces, run as serve, watch_over},
 };
 use loader::Checkpoints;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -142,7 +142,7 @@ async fn listen(settings: Serve) -> Result<()> {
     }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
-    let offer = Offer { monitor, admin, traces, http };
+    let offer = ServerParts { monitor, admin, traces, http };
     tokio::select! {
         served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
         () = signals::reached(signals, 2) => {

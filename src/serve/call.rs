@@ -15,10 +15,14 @@ use uuid::Uuid;
 
 /// The header that carries a request's id.
 pub const REQUEST_ID: &str = "x-request-id";
+/// The method whose body is a stream of separate requests.
+pub(super) const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// The method that runs while its request arrives.
+pub(super) const SUMMARIZE: &str = "/weir.v1.Summarization/Summarize";
 /// Maximum length in bytes of an id that a client chooses.
 const ID_BYTES: usize = 64;
 
-/// What the middleware knows about a call. Handlers find it in the request's extensions.
+/// The state of a call that the middleware collects. Handlers find it in the request's extensions.
 #[derive(Clone)]
 pub(super) struct Call {
     /// The request's id in the log and in errors.

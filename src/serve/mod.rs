@@ -1,10 +1,9 @@
-//! The wire: gRPC services over the engines, and the server's beginning and end. The only room that knows tonic.
+//! The server: gRPC services over the engines, from start to shutdown. The only room that knows tonic.
 //!
-//! Reading order: `generation` (a call from request to answer), `convert` (request → job), `answer` (events → messages),
-//! `status` (error → status), `connections` (from the listener to the server), `layers` (what happens to every call),
-//! `access` and `tenant` (who calls), `shutdown`, `http` and `inference` (the same for clients of other servers: over JSON, and in
-//! another protocol of gRPC); `client` and `streams` call
-//! such a server, to run it and to measure it.
+//! Reading order: `grpc/generation` (a call from request to response), `grpc/convert` (request to job), `grpc/response_stream` (events
+//! to messages), `status` (error to status), `transport` (from the listener to the server), `middleware` (what every call passes),
+//! `registry` (the models that are served), `registry/drain` (shutdown). `openai` and `oip` serve the same engines to clients of other
+//! APIs. `client` calls a server, to operate and to measure it.
 
 mod admin;
 mod call;
@@ -46,18 +45,19 @@ use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
+use transport::connections::{self, Speech};
 use weir_proto::v1::{
     admin_server::AdminServer, generation_server::GenerationServer, latency_server::LatencyServer,
     models_server::ModelsServer, summarization_server::SummarizationServer,
 };
 
-/// How long connections get at least to close once no call runs any more.
-const LINGER: Duration = Duration::from_secs(1);
+/// Minimum time for connections to close once no call runs any more.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// How long a round of a worker's loop may last before it counts as hanging, unless [`Monitor::new`] is told otherwise.
+/// How long one round of a worker's loop may last before the worker counts as hanging, unless [`Monitor::new`] gets another limit.
 const HANG: Duration = Duration::from_secs(60);
 
-/// The services that are always there.
+/// The services that always run.
 const SERVICES: [&str; 5] = [
     <GenerationServer<Generation> as NamedService>::NAME,
     <SummarizationServer<Summarization> as NamedService>::NAME,
@@ -65,97 +65,89 @@ const SERVICES: [&str; 5] = [
     <oip::Served as NamedService>::NAME,
     <LatencyServer<Latency> as NamedService>::NAME,
 ];
-/// The service that gives orders.
+/// The service that loads and unloads models.
 const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
 
-/// What is served, and what is offered to those who run the server.
-pub struct Offer {
-    /// Looks after the engines that are served.
+/// The parts of a server.
+pub struct ServerParts {
+    /// Watches the engines that are served.
     pub monitor: Monitor,
-    /// The service that loads and unloads models, if there is to be one.
+    /// Settings of the service that loads and unloads models, if it is to run.
     pub admin: Option<Admin>,
-    /// Where spans of calls go, if anywhere.
+    /// The exporter of spans, if calls are traced.
     pub traces: Option<Traces>,
-    /// Where completions are offered over HTTP, if anywhere.
+    /// The listener of the OpenAI API, if it is to run.
     pub http: Option<TcpListener>,
 }
 
-impl From<Engines> for Offer {
+impl From<Engines> for ServerParts {
     fn from(engines: Engines) -> Self {
         Self { monitor: Monitor::new(engines, HANG), admin: None, traces: None, http: None }
     }
 }
 
-/// Serves this on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are
-/// answered UNAVAILABLE, those that run get [`Wire::drain`] to finish and their clients to read, and are ended after that.
-/// Returns when all is over.
+/// Serves on this listener until `shutdown`, then drains: health turns NOT_SERVING, new requests are answered UNAVAILABLE, and
+/// running requests get [`Wire::drain`] to finish and their clients to read before they are ended. Returns after that.
 ///
 /// # Errors
 /// The listener fails.
 pub async fn run(
     listener: TcpListener,
-    offer: impl Into<Offer>,
+    parts: impl Into<ServerParts>,
     shutdown: impl Future<Output = ()>,
     wire: Wire,
 ) -> Result<()> {
-    let Offer { monitor, admin, traces, http } = offer.into();
+    let ServerParts { monitor, admin, traces, http } = parts.into();
     let engines = monitor.engines().clone();
     let gate = Gate::open();
-    // those whose readiness the health service tells
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.serve();
     monitor.tell(&health, &services).await;
     let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
-    let generation = compressing!(GenerationServer::new(generation), wire.message_bytes);
     let summarization = Summarization::new(engines.clone(), gate.clone(), wire.late_headers);
-    let summarization = compressing!(SummarizationServer::new(summarization), wire.message_bytes);
     let models = Models::new(engines.clone(), wire.clone());
-    let models = compressing!(ModelsServer::new(models), wire.message_bytes);
-    let latency = compressing!(LatencyServer::new(Latency::new(engines.clone())), wire.message_bytes);
-    let (v1, v1alpha) = (reflection(&services), reflection(&services));
-    let admin = admin.map(|admin| admin::guarded(admin, engines.clone(), gate.clone(), wire.message_bytes));
-    let (close, closing) = watch::channel(false);
-    let (end, ending) = watch::channel(false);
-
-    let mut routes = Routes::new(compressing!(health_service, wire.message_bytes))
-        .add_service(compressing!(v1.build_v1().map_err(broken)?, wire.message_bytes))
-        .add_service(compressing!(v1alpha.build_v1alpha().map_err(broken)?, wire.message_bytes))
-        .add_service(generation)
-        .add_service(summarization)
-        .add_service(models)
-        .add_service(latency);
+    let max_bytes = wire.message_bytes;
+    let mut routes = Routes::new(compressing!(health_service, max_bytes))
+        .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, max_bytes))
+        .add_service(compressing!(reflection(&services).build_v1alpha().map_err(broken)?, max_bytes))
+        .add_service(compressing!(GenerationServer::new(generation), max_bytes))
+        .add_service(compressing!(SummarizationServer::new(summarization), max_bytes))
+        .add_service(compressing!(ModelsServer::new(models), max_bytes))
+        .add_service(compressing!(LatencyServer::new(Latency::new(engines.clone())), max_bytes));
     if let Some(admin) = admin {
-        routes = routes.add_service(admin);
+        routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
     }
-    let around = |routes: Routes| middleware::stack(routes, &wire, engines.metrics(), traces.clone(), ending.clone());
-    // What another protocol asks for goes through all layers again, as a call of our own services.
-    let own = in_process::services(around(routes.clone().prepare()));
-    let calls = around(routes.add_service(oip::served(own, monitor.clone(), &wire)).prepare());
-    let incoming =
-        transport::connections::incoming(listener, &wire, ending.clone(), transport::connections::Speech::Http2);
+    let (close, closing) = watch::channel(false);
+    let (draining, ending) = watch::channel(false);
+    let stack = |routes: Routes| middleware::stack(routes, &wire, engines.metrics(), traces.clone(), ending.clone());
+    // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
+    let own = in_process::services(stack(routes.clone().prepare()));
+    let calls = stack(routes.add_service(oip::served(own, monitor.clone(), &wire)).prepare());
+    let incoming = connections::incoming(listener, &wire, ending.clone(), Speech::Http2);
     let mut closed = closing.clone();
-    let server = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
-        // An error means that the other end is dropped, and then the server is too.
+    let grpc = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
+        // An error means that the sender is gone, and the server with it.
         let _ = closed.wait_for(|closed| *closed).await;
     });
-    let told = async {
+    let openai = async {
         if let Some(listener) = http {
-            let requests =
-                transport::connections::incoming(listener, &wire, ending, transport::connections::Speech::Http1);
-            openai::serve(requests, in_process::services(calls), monitor.clone(), &wire, closing).await;
+            let incoming = connections::incoming(listener, &wire, ending, Speech::Http1);
+            openai::serve(incoming, in_process::services(calls), monitor.clone(), &wire, closing).await;
         }
     };
-    let ending = async {
+    let shutdown = async {
         tokio::select! {
             () = shutdown => {}
             () = monitor.report(&health, &services) => {}
         }
-        drain((&health, &services), &monitor, &gate, wire.drain, End { begun: end, close }).await;
+        Shutdown { health: &health, services: &services, monitor: &monitor, gate: &gate, draining, close }
+            .drain(wire.drain)
+            .await;
     };
     let served = tokio::select! {
-        (served, ()) = async { tokio::join!(server, told) } => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
-        () = ending => Ok(()),
+        (served, ()) = async { tokio::join!(grpc, openai) } => served.map_err(|error| Error::Internal(format!("the listener failed: {error}"))),
+        () = shutdown => Ok(()),
         () = calibration::when_idle(engines.clone()) => Ok(()),
     };
     if let Some(traces) = traces {
@@ -164,7 +156,7 @@ pub async fn run(
     served
 }
 
-/// What each connection may do.
+/// Configures HTTP/2 connections.
 fn builder(wire: &Wire) -> Server {
     Server::builder()
         .max_concurrent_streams(wire.concurrent_streams)
@@ -175,46 +167,46 @@ fn builder(wire: &Wire) -> Server {
         .http2_keepalive_timeout(Some(wire.keepalive_timeout))
 }
 
-/// Whom to tell that the server ends.
-struct End {
-    /// That it begins to: those that wait for something of a client's.
-    begun: watch::Sender<bool>,
-    /// That no request runs any more: the connections.
+/// The parts of the server that take part in its shutdown.
+struct Shutdown<'a> {
+    health: &'a HealthReporter,
+    services: &'a [&'a str],
+    monitor: &'a Monitor,
+    gate: &'a Gate,
+    /// Set when the drain begins. Bodies that are still arriving watch it.
+    draining: watch::Sender<bool>,
+    /// Set when no request runs any more. Connections watch it.
     close: watch::Sender<bool>,
 }
 
-/// Takes no more requests, lets those that run finish within the limit, ends those that do not, and closes.
-async fn drain(
-    (health, services): (&HealthReporter, &[&str]),
-    monitor: &Monitor,
-    gate: &Gate,
-    limit: Duration,
-    end: End,
-) {
-    let began = Instant::now();
-    tracing::info!(?limit, "draining");
-    // First of all, so that balancers look elsewhere before anything is refused.
-    monitor.drain();
-    monitor.tell(health, services).await;
-    let engines = monitor.engines();
-    engines.all().iter().chain(&engines.leaving()).for_each(|engine| engine.drain());
-    end.begun.send_replace(true);
-    if !gate.close(limit).await {
-        tracing::warn!("the limit for draining has passed: ending what still runs");
+impl Shutdown<'_> {
+    /// Rejects new requests, lets running ones finish within the limit, ends the rest, and closes connections.
+    async fn drain(self, limit: Duration) {
+        let began = Instant::now();
+        tracing::info!(?limit, "draining");
+        // Before anything is rejected, so that load balancers look elsewhere.
+        self.monitor.drain();
+        self.monitor.tell(self.health, self.services).await;
+        let engines = self.monitor.engines();
+        engines.all().iter().chain(&engines.leaving()).for_each(|engine| engine.drain());
+        self.draining.send_replace(true);
+        if !self.gate.close(limit).await {
+            tracing::warn!("the limit for draining has passed: ending what still runs");
+        }
+        // Streams that watch health would keep their connections open.
+        let mut health = self.health.clone();
+        for service in [&[""], self.services].concat() {
+            health.clear_service_status(service).await;
+        }
+        self.close.send_replace(true);
+        // A call ends for us when its response is handed to the connection; a slow client may still have most of it to read.
+        // The server ends by itself when the last connection has sent everything.
+        tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(CLOSE_TIME)).await;
+        tracing::debug!("connections are still open");
     }
-    // Watchers of health would keep their connections open.
-    let mut health = health.clone();
-    for service in [&[""], services].concat() {
-        health.clear_service_status(service).await;
-    }
-    end.close.send_replace(true);
-    // A call is over for us once its answer is with the connection; a slow reader may have most of it still to come. The
-    // server ends by itself when the last connection has nothing left to send.
-    tokio::time::sleep(limit.saturating_sub(began.elapsed()).max(LINGER)).await;
-    tracing::debug!("connections are still open");
 }
 
-/// Everything a client needs to call this server without a `.proto` file, error details included.
+/// Describes all services and error details, so that clients need no `.proto` file.
 fn reflection(services: &[&'static str]) -> tonic_reflection::server::Builder<'static> {
     let health = <HealthServer<HealthService> as NamedService>::NAME;
     let services = services.iter().copied().chain([health]);

@@ -46,7 +46,7 @@ use weir::{
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
-    serve::{Engines, Offer, run},
+    serve::{Engines, ServerParts, run},
 };
 use weir_proto::v1::{
     self, GenerateRequest, GenerateResponse, generate_response::Event, generation_client::GenerationClient,
@@ -67,12 +67,12 @@ impl Running {
     }
 
     /// A server of more than engines.
-    async fn offering(offer: impl Into<Offer>, wire: Wire) -> Self {
+    async fn offering(offer: impl Into<ServerParts>, wire: Wire) -> Self {
         Self::reached_by(offer, wire, plain).await
     }
 
     /// The same, for connections of another kind.
-    async fn reached_by(offer: impl Into<Offer>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
+    async fn reached_by(offer: impl Into<ServerParts>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();

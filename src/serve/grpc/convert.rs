@@ -1,7 +1,7 @@
-//! From the wire to the engine: requests become jobs.
+//! Converts requests to jobs: encodes text, fills in defaults, and validates what only the API knows.
 //!
-//! Here text becomes symbols, absent fields get their defaults, and what only the wire knows is checked; the engine checks
-//! the rest when it takes the job. The way back is in [`pieces`](super::pieces) and [`segments`](super::segments).
+//! The engine validates the rest when a job is submitted. [`pieces`](super::pieces) and [`segments`](super::segments) convert
+//! results back.
 
 use crate::{
     decode::{
@@ -15,67 +15,68 @@ use crate::{
 use std::hash::{BuildHasher, Hasher, RandomState};
 use weir_proto::v1::{self, logit_bias::Symbol};
 
-/// The most that `stream.coalesce_chars` may be.
-pub(in crate::serve) const MAX_COALESCE: usize = 4096;
-/// What the answer to a `Generate` needs to know of the request.
+/// Maximum of `stream.coalesce_chars`.
+pub(super) const MAX_COALESCE: usize = 4096;
+
+/// The options of a `Generate` that concern its response only.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::serve) struct Plan {
+pub(super) struct ResponseFormat {
     /// Characters of the prompt.
-    pub(in crate::serve) prompt_chars: usize,
-    /// Whether the prompt is sent back first.
-    pub(in crate::serve) echo: bool,
+    pub(super) prompt_chars: usize,
+    /// True if the response begins with the prompt.
+    pub(super) echo: bool,
     /// When a piece is complete.
-    pub(in crate::serve) cut: Cut,
-    /// What is told of each character.
-    pub(in crate::serve) tell: Tell,
-    /// The stop strings, as given.
-    pub(in crate::serve) stop: Vec<String>,
-    /// The seed of all draws.
-    pub(in crate::serve) seed: u64,
+    pub(super) split: PieceSplit,
+    /// Which details of each character are sent.
+    pub(super) details: CharacterDetails,
+    /// The request's stop strings.
+    pub(super) stop: Vec<String>,
+    /// The seed of sampling.
+    pub(super) seed: u64,
 }
 
 /// When a piece is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::serve) enum Cut {
-    /// As soon as it has this many characters.
+pub(super) enum PieceSplit {
+    /// When it has at least this many characters.
     Characters(usize),
     /// When a segment ends.
     Segment,
 }
 
-/// What is told of each character.
+/// Which details of each character are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::serve) struct Tell {
-    /// Whether characters are told one by one at all.
-    pub(in crate::serve) characters: bool,
-    /// Whether boundaries are told; the engine may have been asked for them for another reason.
-    pub(in crate::serve) boundaries: bool,
+pub(super) struct CharacterDetails {
+    /// True if the response lists characters one by one.
+    pub(super) listed: bool,
+    /// True if it has their boundary decisions. The engine may emit them for another reason.
+    pub(super) boundaries: bool,
 }
 
-/// A `Generate` as a job, and what its answer needs.
+/// Returns the job of a `Generate`, and the options of its response.
 ///
 /// # Errors
-/// What is wrong with a field, by its name.
-pub(in crate::serve) fn generate(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, Plan)> {
+/// A field is out of bounds; the error names it.
+pub(super) fn generate_job(request: v1::GenerateRequest, card: &Card) -> Result<(options::Generate, ResponseFormat)> {
     let seed = request.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
     let boundaries = boundaries(request.boundary_mode.as_deref(), seed, card)?;
     let prompt = card.encode("prompt", &request.prompt)?;
-    let cut = cut(request.stream.unwrap_or_default(), card)?;
+    let split = piece_split(request.stream.unwrap_or_default(), card)?;
     let details = request.details.unwrap_or_default();
-    let told = options::Details {
+    let details = options::Details {
         echo: details.echo(),
         logprobs: details.logprobs(),
         top_logprobs: size(details.top_logprobs()),
         boundaries: details.boundaries(),
     };
     let stopping = request.stopping.unwrap_or_default();
-    let plan = Plan {
+    let format = ResponseFormat {
         prompt_chars: prompt.len(),
-        echo: told.echo,
-        cut,
-        tell: Tell {
-            characters: told.logprobs || told.boundaries || told.top_logprobs > 0,
-            boundaries: told.boundaries,
+        echo: details.echo,
+        split,
+        details: CharacterDetails {
+            listed: details.logprobs || details.boundaries || details.top_logprobs > 0,
+            boundaries: details.boundaries,
         },
         stop: stopping.stop.clone(),
         seed,
@@ -83,65 +84,65 @@ pub(in crate::serve) fn generate(request: v1::GenerateRequest, card: &Card) -> R
     let job = options::Generate {
         sampling: sampling(request.sampling.unwrap_or_default(), seed, &card.vocabulary)?,
         stopping: self::stopping(stopping, prompt.len(), card)?,
-        details: options::Details { boundaries: told.boundaries || cut == Cut::Segment, ..told },
+        details: options::Details { boundaries: details.boundaries || split == PieceSplit::Segment, ..details },
         boundaries,
         prompt,
     };
-    Ok((job, plan))
+    Ok((job, format))
 }
 
-/// A `Score` as a job, and the seed that it got.
+/// Returns the job of a `Score`, and its seed.
 ///
 /// # Errors
-/// What is wrong with a field, by its name.
-pub(in crate::serve) fn score(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
+/// A field is out of bounds; the error names it.
+pub(super) fn score_job(request: &v1::ScoreRequest, card: &Card) -> Result<(options::Score, u64)> {
     let windows = request.windows.map(|wire| Windows { length: size(wire.length), stride: size(wire.stride) });
-    // before the text, which may be long, is looked at
+    // Before the text, which may be long, is encoded.
     windows.map_or(Ok(()), |windows| windows.validate(card))?;
     let symbols = match windows {
         Some(_) => card.vocabulary.encode("text", &request.text, OptionLimits::WINDOWED_SYMBOLS)?,
         None => card.encode("text", &request.text)?,
     };
-    let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: true, top: size(request.top_logprobs()), boundaries, windows }, seed))
 }
 
-/// A `Segment` as a job, and the seed that it got.
+/// Returns the job of a `Segment`, and its seed.
 ///
 /// # Errors
-/// What is wrong with a field, by its name.
-pub(in crate::serve) fn segment(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
+/// A field is out of bounds; the error names it.
+pub(super) fn segment_job(request: &v1::SegmentRequest, card: &Card) -> Result<(options::Score, u64)> {
     let symbols = card.encode("text", &request.text)?;
-    let (boundaries, seed) = drawn_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
+    let (boundaries, seed) = seeded_boundaries(request.boundary_mode.as_deref(), request.seed, card)?;
     Ok((options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None }, seed))
 }
 
-/// A `Summarize`'s options.
+/// Returns the options of a `Summarize`.
 ///
 /// # Errors
-/// What is wrong with a field, by its name.
-pub(in crate::serve) fn summarize(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
+/// A field is out of bounds; the error names it.
+pub(super) fn summary_options(wire: &v1::SummarizeOptions, card: &Card) -> Result<Summarize> {
     let seed = || wire.sampling.as_ref().and_then(|sampling| sampling.seed).unwrap_or_else(draw_seed);
-    let drawn = wire.sampling.clone().map(|drawn| sampling(drawn, seed(), &card.vocabulary)).transpose()?;
+    let sampling = wire.sampling.clone().map(|wire| sampling(wire, seed(), &card.vocabulary)).transpose()?;
     Ok(Summarize {
         beam: wire.beam_size.map(size),
         length_penalty: wire.length_penalty,
         min_tokens: wire.min_tokens.map(size),
         max_tokens: wire.max_tokens.map(size),
         no_repeat_ngram: wire.no_repeat_ngram.map(size),
-        sampling: drawn,
+        sampling,
         hypotheses: wire.hypotheses.map(size),
         hard: wire.hard_topk,
     })
 }
 
-/// How boundaries are decided where nothing but them is drawn, and the seed.
-fn drawn_boundaries(mode: Option<&str>, seed: Option<u64>, card: &Card) -> Result<(BoundaryOptions, u64)> {
+/// Returns the boundary options of a job that samples nothing else, and their seed.
+fn seeded_boundaries(mode: Option<&str>, seed: Option<u64>, card: &Card) -> Result<(BoundaryOptions, u64)> {
     let seed = seed.unwrap_or_else(draw_seed);
     Ok((boundaries(mode, seed, card)?, seed))
 }
 
-/// A seed where the request gives none. The standard library's hash keys come from the operating system.
+/// Draws a seed for a request without one. The operating system seeds the standard library's hash keys.
 fn draw_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -156,24 +157,24 @@ fn boundaries(mode: Option<&str>, seed: u64, card: &Card) -> Result<BoundaryOpti
     Ok(boundaries)
 }
 
-fn cut(stream: v1::Streaming, card: &Card) -> Result<Cut> {
+fn piece_split(stream: v1::Streaming, card: &Card) -> Result<PieceSplit> {
     if stream.per_segment() {
         if stream.coalesce_chars.is_some() {
             return Err(Error::Exclusive { first: "stream.coalesce_chars", second: "stream.per_segment" });
         }
         options::must_pool("stream.per_segment", card)?;
-        return Ok(Cut::Segment);
+        return Ok(PieceSplit::Segment);
     }
     let count = size(stream.coalesce_chars.unwrap_or(1));
     if !(1..=MAX_COALESCE).contains(&count) {
         return Err(bad("stream.coalesce_chars", count.to_string(), format!("1 to {MAX_COALESCE}")));
     }
-    Ok(Cut::Characters(count))
+    Ok(PieceSplit::Characters(count))
 }
 
 fn sampling(wire: v1::Sampling, seed: u64, vocabulary: &Vocabulary) -> Result<options::Sampling> {
     let field = "sampling.logit_bias";
-    // Looked up one by one: a list of a million is refused before the work.
+    // Checked first: each symbol is looked up, and a list of a million would be slow.
     if wire.logit_bias.len() > OptionLimits::LOGIT_BIAS {
         return Err(bad(field, wire.logit_bias.len().to_string(), format!("at most {}", OptionLimits::LOGIT_BIAS)));
     }
@@ -216,7 +217,7 @@ fn bad(field: &'static str, found: String, bound: String) -> Error {
     Error::BadOption { field, found, bound }
 }
 
-/// The wire counts in 32 bits; no supported machine in fewer.
+/// Widens a count. Supported machines have at least 32 bits.
 fn size(count: u32) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
@@ -255,34 +256,34 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_proto_file() {
-        let (job, plan) = generate(request("Ab"), &letters()).unwrap();
+        let (job, format) = generate_job(request("Ab"), &letters()).unwrap();
         assert_eq!(job.prompt, [1, 2]);
-        assert_eq!(job.sampling, options::Sampling { seed: plan.seed, ..Default::default() });
+        assert_eq!(job.sampling, options::Sampling { seed: format.seed, ..Default::default() });
         assert_eq!((job.stopping.max_chars, job.stopping.min_chars, job.stopping.max_segments), (256, 0, None));
         assert_eq!(job.details, options::Details::default());
-        assert_eq!((plan.cut, plan.tell.characters, plan.prompt_chars), (Cut::Characters(1), false, 2));
+        assert_eq!((format.split, format.details.listed, format.prompt_chars), (PieceSplit::Characters(1), false, 2));
         assert_eq!(job.boundaries.mode, None);
     }
 
     #[test]
-    fn the_default_length_is_what_fits() {
-        let (job, _) = generate(request(&"a".repeat(290)), &letters()).unwrap();
+    fn the_default_length_fits_the_context() {
+        let (job, _) = generate_job(request(&"a".repeat(290)), &letters()).unwrap();
         assert_eq!(job.stopping.max_chars, 10);
-        let (job, _) = generate(request(&"a".repeat(300)), &letters()).unwrap();
+        let (job, _) = generate_job(request(&"a".repeat(300)), &letters()).unwrap();
         assert_eq!(job.stopping.max_chars, 1);
     }
 
     #[test]
-    fn seeds_drawn_by_the_server_differ() {
-        let seed = || generate(request("a"), &letters()).unwrap().1.seed;
+    fn drawn_seeds_differ() {
+        let seed = || generate_job(request("a"), &letters()).unwrap().1.seed;
         assert_ne!(seed(), seed());
     }
 
     #[test]
-    fn stop_strings_are_taken_as_given() {
+    fn stop_strings_are_not_normalised() {
         let stop = |stop: &str, card: &Card| {
             let stopping = Some(v1::Stopping { stop: vec!["a".into(), stop.into()], ..Default::default() });
-            generate(v1::GenerateRequest { stopping, ..request("a") }, card)
+            generate_job(v1::GenerateRequest { stopping, ..request("a") }, card)
                 .map(|(job, _)| job.stopping.stop[1].clone())
         };
         assert_eq!(stop("b c", &letters()).unwrap(), [2, 0, 3]);
@@ -295,7 +296,7 @@ mod tests {
     fn a_biased_symbol_is_one_symbol() {
         let bias = |symbol| {
             let sampling = v1::Sampling { logit_bias: vec![v1::LogitBias { symbol, bias: 1.5 }], ..Default::default() };
-            generate(v1::GenerateRequest { sampling: Some(sampling), ..request("a") }, &letters())
+            generate_job(v1::GenerateRequest { sampling: Some(sampling), ..request("a") }, &letters())
                 .map(|(job, _)| job.sampling.logit_bias)
         };
         assert_eq!(bias(Some(Symbol::Text("c".into()))).unwrap(), [(3, 1.5)]);

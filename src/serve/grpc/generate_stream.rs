@@ -1,55 +1,61 @@
-//! How `Generate` answers: `started`, pieces, `finished`.
+//! The messages of a `Generate` response: `started`, pieces, `finished`.
 
-use super::{convert::Plan, pieces::Pieces, response_stream::MessageEncoder, totals};
+use super::{convert::ResponseFormat, pieces::Pieces, response_stream::MessageEncoder, totals};
 use crate::{
     decode::{contract::Card, options::FinishReason},
     engine::Event,
 };
 use std::sync::Arc;
-use weir_proto::v1::{self, generate_response::Event as Said};
+use weir_proto::v1::{self, generate_response::Event as Payload};
 
-/// The messages of one generation.
-pub(in crate::serve) struct Generated {
+/// Encodes the events of one generation.
+pub(crate) struct GenerateEncoder {
     request_id: String,
     model: String,
-    plan: Plan,
+    format: ResponseFormat,
     pieces: Pieces,
     started: Option<v1::Started>,
     finished: Option<v1::Finished>,
     closed: bool,
 }
 
-impl Generated {
-    /// Nothing yet.
-    pub(in crate::serve) fn new(plan: Plan, card: &Card, request_id: &str) -> Self {
-        let pieces = Pieces::new(&plan, Arc::clone(&card.vocabulary));
-        let (request_id, model) = (request_id.to_owned(), card.name.clone());
-        Self { request_id, model, plan, pieces, started: None, finished: None, closed: false }
+impl GenerateEncoder {
+    /// An encoder before the first event.
+    pub(super) fn new(format: ResponseFormat, card: &Card, request_id: &str) -> Self {
+        Self {
+            request_id: request_id.to_owned(),
+            model: card.name.clone(),
+            pieces: Pieces::new(&format, Arc::clone(&card.vocabulary)),
+            format,
+            started: None,
+            finished: None,
+            closed: false,
+        }
     }
 
     fn started(&mut self, cached_chars: usize) -> v1::Started {
         v1::Started {
             request_id: std::mem::take(&mut self.request_id),
             model: std::mem::take(&mut self.model),
-            prompt_chars: self.plan.prompt_chars as u64,
+            prompt_chars: self.format.prompt_chars as u64,
             cached_chars: cached_chars as u64,
         }
     }
 
-    fn matched(&self, reason: &FinishReason) -> Option<String> {
+    fn matched_stop(&self, reason: &FinishReason) -> Option<String> {
         match reason {
-            FinishReason::Stop(index) => self.plan.stop.get(*index).cloned(),
+            FinishReason::Stop(index) => self.format.stop.get(*index).cloned(),
             _ => None,
         }
     }
 }
 
-impl MessageEncoder for Generated {
+impl MessageEncoder for GenerateEncoder {
     type Message = v1::GenerateResponse;
 
-    const HEAD: usize = 1;
+    const LEADING: usize = 1;
 
-    fn take(&mut self, event: Event) {
+    fn push(&mut self, event: Event) {
         match event {
             Event::Started { cached_chars } => self.started = Some(self.started(cached_chars)),
             Event::Document(_) => {}
@@ -63,8 +69,8 @@ impl MessageEncoder for Generated {
                 );
                 self.finished = Some(v1::Finished {
                     reason: totals::reason(&reason).into(),
-                    matched_stop: self.matched(&reason),
-                    seed: self.plan.seed,
+                    matched_stop: self.matched_stop(&reason),
+                    seed: self.format.seed,
                     usage: Some(totals::usage(usage)),
                     timing: Some(totals::timing(timing)),
                 });
@@ -77,14 +83,14 @@ impl MessageEncoder for Generated {
     }
 
     fn next(&mut self) -> Option<v1::GenerateResponse> {
-        let said = if let Some(started) = self.started.take() {
-            Said::Started(started)
+        let payload = if let Some(started) = self.started.take() {
+            Payload::Started(started)
         } else if let Some(piece) = if self.closed { self.pieces.rest() } else { self.pieces.next() } {
-            Said::Piece(piece)
+            Payload::Piece(piece)
         } else {
-            Said::Finished(self.finished.take()?)
+            Payload::Finished(self.finished.take()?)
         };
-        Some(v1::GenerateResponse { event: Some(said) })
+        Some(v1::GenerateResponse { event: Some(payload) })
     }
 
     fn is_full(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The service `Latency`: what requests took, of every model, beside an estimate of what they would have taken without pooling.
+//! The service `Latency`: reports how long requests took, per model, next to an estimate of the time without pooling.
 
 use crate::{
     engine::{
@@ -18,47 +18,47 @@ use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, ReportWindow, latency_server};
 
 /// The service.
-pub(in crate::serve) struct Latency {
+pub(crate) struct Latency {
     engines: Engines,
 }
 
 impl Latency {
-    /// Of these engines.
-    pub(in crate::serve) fn new(engines: Engines) -> Self {
+    /// A service of these engines.
+    pub(crate) fn new(engines: Engines) -> Self {
         Self { engines }
     }
 
     fn report(&self, request: &v1::GetReportRequest) -> Result<v1::GetReportResponse> {
-        let (window, told) = window(request)?;
-        let engines = self.engines.chosen("model", request.model.as_deref())?;
-        let models = engines.iter().map(|engine| model(engine, window, told)).collect();
+        let window = report_window(request)?;
+        let engines = self.engines.select(request.model.as_deref())?;
+        let models = engines.iter().map(|engine| model_report(engine, window)).collect();
         Ok(v1::GetReportResponse { models })
     }
 }
 
 impl Engines {
-    /// Begins the reports since the last reset of a model anew, or of all; returns their names.
-    pub(in crate::serve) fn reset_reports(&self, model: Option<&str>) -> Result<Vec<String>> {
-        let engines = self.chosen("model", model)?;
+    /// Resets the reports since the last reset, for the model of that name or for all models. Returns their names.
+    pub(crate) fn reset_reports(&self, model: Option<&str>) -> Result<Vec<String>> {
+        let engines = self.select(model)?;
         engines.iter().for_each(|engine| engine.meter().reset());
         Ok(engines.iter().map(|engine| engine.card().name.clone()).collect())
     }
 
-    /// The engine of that name; all of them if no name is given.
-    fn chosen(&self, field: &'static str, name: Option<&str>) -> Result<Vec<Lease>> {
+    /// Returns the engine of that name, or all engines without a name.
+    fn select(&self, name: Option<&str>) -> Result<Vec<Lease>> {
         match name.filter(|name| !name.is_empty()) {
-            Some(name) => Ok(vec![self.find(field, Some(name))?]),
+            Some(name) => Ok(vec![self.find("model", Some(name))?]),
             None => Ok(self.all()),
         }
     }
 }
 
-fn window(request: &v1::GetReportRequest) -> Result<(Window, ReportWindow)> {
+/// Returns the window that a request asks for, by default the time since the model was loaded.
+fn report_window(request: &v1::GetReportRequest) -> Result<ReportWindow> {
     let number = request.window.unwrap_or_default();
     match ReportWindow::try_from(number) {
-        Ok(ReportWindow::Unspecified | ReportWindow::SinceLoad) => Ok((Window::SinceLoad, ReportWindow::SinceLoad)),
-        Ok(told @ ReportWindow::SinceReset) => Ok((Window::SinceReset, told)),
-        Ok(told @ ReportWindow::LastMinute) => Ok((Window::LastMinute, told)),
+        Ok(ReportWindow::Unspecified) => Ok(ReportWindow::SinceLoad),
+        Ok(window) => Ok(window),
         Err(_) => Err(Error::BadOption {
             field: "window",
             found: number.to_string(),
@@ -67,10 +67,15 @@ fn window(request: &v1::GetReportRequest) -> Result<(Window, ReportWindow)> {
     }
 }
 
-fn model(engine: &Lease, window: Window, told: ReportWindow) -> v1::ModelReport {
-    let (slice, length) = engine.meter().report(window);
-    let (card, calibration) = (engine.card(), engine.calibration());
-    let reads = engine.document_limits().is_some();
+fn model_report(engine: &Lease, window: ReportWindow) -> v1::ModelReport {
+    let (slice, length) = engine.meter().report(match window {
+        ReportWindow::Unspecified | ReportWindow::SinceLoad => Window::SinceLoad,
+        ReportWindow::SinceReset => Window::SinceReset,
+        ReportWindow::LastMinute => Window::LastMinute,
+    });
+    let card = engine.card();
+    let calibration = engine.calibration();
+    let summarizes = engine.document_limits().is_some();
     v1::ModelReport {
         model: card.name.clone(),
         family: card.family.to_owned(),
@@ -79,13 +84,13 @@ fn model(engine: &Lease, window: Window, told: ReportWindow) -> v1::ModelReport 
         sha256: card.sha256.clone(),
         generation: engine.generation(),
         pooled: card.pooled,
-        window: told.into(),
+        window: window.into(),
         window_ns: nanoseconds(length),
-        texts: (!reads).then(|| texts(&slice)),
+        texts: (!summarizes).then(|| texts(&slice)),
         estimated_gain: gain(&slice.sums, calibration),
         estimate_missing: missing(engine, &slice.sums, calibration),
-        cache: (!reads).then(|| cache(&slice.sums)),
-        summaries: reads.then(|| summaries(&slice)),
+        cache: (!summarizes).then(|| cache(&slice.sums)),
+        summaries: summarizes.then(|| summaries(&slice)),
     }
 }
 
@@ -140,14 +145,14 @@ fn summaries(slice: &Slice) -> v1::MeasuredSummaries {
 
 fn cache(sums: &Sums) -> v1::CacheEffect {
     let computed = sums.prompt_chars.saturating_sub(sums.cached_chars);
-    let each = ratio(sums.prefill_ns, computed);
+    let ns_per_char = ratio(sums.prefill_ns, computed);
     v1::CacheEffect {
         hits: sums.hits,
         misses: sums.misses,
         looked_up_chars: sums.looked_up,
         found_chars: sums.found,
         shared_bytes: sums.shared_bytes,
-        prefill_spared_estimate_ns: each.map(|each| (each * sums.cached_chars as f64) as u64),
+        prefill_spared_estimate_ns: ns_per_char.map(|ns| (ns * sums.cached_chars as f64) as u64),
     }
 }
 
@@ -170,12 +175,12 @@ fn gain(sums: &Sums, calibration: Option<&Calibrated>) -> Option<v1::EstimatedGa
     })
 }
 
-/// Why there is no estimate, or none of all requests.
+/// Returns why there is no estimate, or none for some of the requests.
 fn missing(engine: &Handle, sums: &Sums, calibration: Option<&Calibrated>) -> Option<String> {
     match calibration {
         Some(Ok(_)) if sums.estimated < sums.requests => {
-            let without = sums.requests - sums.estimated;
-            Some(format!("{without} of {} requests began before the calibration", sums.requests))
+            let missed = sums.requests - sums.estimated;
+            Some(format!("{missed} of {} requests began before the calibration", sums.requests))
         }
         Some(Ok(_)) => None,
         Some(Err(missing)) => Some(missing.why().into()),
@@ -213,7 +218,7 @@ fn calibrated(table: &Table) -> v1::Calibration {
 
 fn histogram(slice: &Slice, time: Time) -> Option<v1::LatencyHistogram> {
     let Some(times) = slice.times(time) else { return Some(v1::LatencyHistogram::default()) };
-    let at = |share: f64| times.value_at_quantile(share).min(times.max());
+    let quantile = |share: f64| times.value_at_quantile(share).min(times.max());
     let bar = |from_ns: u64, value: u64, count: u64| v1::LatencyBar {
         from_ns,
         below_ns: times.highest_equivalent(value).saturating_add(1),
@@ -227,17 +232,17 @@ fn histogram(slice: &Slice, time: Time) -> Option<v1::LatencyHistogram> {
         count: times.len(),
         mean_ns: times.mean() as u64,
         min_ns: times.min(),
-        p50_ns: at(0.5),
-        p90_ns: at(0.9),
-        p99_ns: at(0.99),
-        p999_ns: at(0.999),
+        p50_ns: quantile(0.5),
+        p90_ns: quantile(0.9),
+        p99_ns: quantile(0.99),
+        p999_ns: quantile(0.999),
         max_ns: times.max(),
         bars: bars.collect(),
     })
 }
 
-fn ratio(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| part as f64 / whole as f64)
+fn ratio(part: u64, total: u64) -> Option<f64> {
+    (total > 0).then(|| part as f64 / total as f64)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {

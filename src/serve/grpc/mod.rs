@@ -1,6 +1,7 @@
 //! The services of `weir.v1`: each converts requests to jobs, submits them to an engine, and streams the events back.
 
-pub(super) mod convert;
+mod convert;
+mod document_upload;
 mod generate_stream;
 pub(super) mod generation;
 pub(super) mod latency;

@@ -1,6 +1,6 @@
-//! The service `Models`: what is served, and within which limits.
+//! The service `Models`: describes the models that are served, and their limits.
 
-use super::{convert::MAX_COALESCE, pieces::symbol};
+use super::{convert::MAX_COALESCE, pieces::symbol_text};
 use crate::{
     config::Wire,
     decode::{document, options::OptionLimits},
@@ -13,14 +13,14 @@ use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
 
 /// The service.
-pub(in crate::serve) struct Models {
+pub(crate) struct Models {
     engines: Engines,
     wire: Wire,
 }
 
 impl Models {
-    /// Of these engines, behind a wire with these limits.
-    pub(in crate::serve) fn new(engines: Engines, wire: Wire) -> Self {
+    /// A service of these engines, on a server with these limits.
+    pub(crate) fn new(engines: Engines, wire: Wire) -> Self {
         Self { engines, wire }
     }
 
@@ -87,16 +87,16 @@ fn documents(limits: &document::DocumentLimits) -> v1::Documents {
         length_before: step.from as u64,
         length_after: step.to as u64,
     };
-    let most = targets.saturating_sub(1);
+    let max_summary_tokens = targets.saturating_sub(1);
     v1::Documents {
         max_tokens: tokens.saturating_sub(1) as u64,
-        max_summary_tokens: most as u64,
+        max_summary_tokens: max_summary_tokens as u64,
         padded,
         poolings: poolings.iter().map(step).collect(),
         beam_size: count(generation.beam),
         length_penalty: generation.length_penalty,
         min_tokens: count(generation.min_tokens),
-        max_summary_tokens_default: count(generation.max_tokens.min(most)),
+        max_summary_tokens_default: count(generation.max_tokens.min(max_summary_tokens)),
         no_repeat_ngram: count(generation.no_repeat_ngram),
     }
 }
@@ -104,29 +104,29 @@ fn documents(limits: &document::DocumentLimits) -> v1::Documents {
 fn vocabulary(vocabulary: &Vocabulary) -> v1::Vocabulary {
     let size = count(vocabulary.len());
     let symbols = if vocabulary.is_bytes() { 0..0 } else { 0..size };
-    let marks = vocabulary.specials().into_iter().flat_map(SpecialSymbols::named_ids);
+    let specials = vocabulary.specials().into_iter().flat_map(SpecialSymbols::named_ids);
     v1::Vocabulary {
         size,
-        symbols: symbols.map(|id| shown(id, vocabulary)).collect(),
+        symbols: symbols.map(|id| display_text(id, vocabulary)).collect(),
         bytes: vocabulary.is_bytes(),
         normaliser: vocabulary.normaliser().name().to_owned(),
         first_byte: vocabulary.byte_zero().unwrap_or_default(),
         pieces: vocabulary.is_subword(),
-        marks: marks.map(|(name, id)| (name.to_owned(), id)).collect(),
+        marks: specials.map(|(name, id)| (name.to_owned(), id)).collect(),
     }
 }
 
-/// A symbol in a list: marks have no text, but a spelling.
-fn shown(id: u32, vocabulary: &Vocabulary) -> String {
-    let mark = vocabulary.specials().and_then(|specials| specials.display_name(id));
-    mark.map_or_else(|| symbol(id, vocabulary), str::to_owned)
+/// Returns a symbol's text, or the spelling of a special symbol.
+fn display_text(id: u32, vocabulary: &Vocabulary) -> String {
+    let special = vocabulary.specials().and_then(|specials| specials.display_name(id));
+    special.map_or_else(|| symbol_text(id, vocabulary), str::to_owned)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Limits that would not fit are none.
+/// Narrows a count. A limit beyond 32 bits is no limit.
 fn count(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }

@@ -1,8 +1,8 @@
-//! The streams that calls answer with: the engine's events, put into messages while they come.
+//! Response streams: an encoder turns the engine's events into messages while the job runs.
 //!
-//! An answer reads its job's events itself, so that there is nothing between engine and connection: a client that does not
-//! read stops the answer, which stops the events, which pauses the row; a client that goes away drops the answer, which
-//! drops the events, which frees the row.
+//! A response reads its job's events itself, so nothing stands between engine and connection. A client that does not read stops
+//! the response; the events then stop, and the row pauses. A client that disconnects drops the response and its events, which
+//! frees the row.
 
 use crate::{
     engine::{DocumentEvent, Event, Events},
@@ -24,25 +24,25 @@ use tokio_stream::Stream;
 use tonic::Status;
 use tracing::Span;
 
-/// The events of one job, ended early if the server ends.
-pub(in crate::serve) struct Source {
+/// The events of one job, ended early if the server shuts down.
+pub(super) struct JobEvents {
     events: Events,
-    /// The engine that the job runs on: it stays until the answer is over.
+    /// The engine that runs the job. The lease keeps it loaded until the response is over.
     engine: Lease,
-    /// The span of the call, if it has one.
-    trace: Option<CallSpan>,
+    /// The span of the call, if it is traced.
+    span: Option<CallSpan>,
     ended: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
-impl Source {
-    /// Of a job that runs by this pass.
-    pub(in crate::serve) fn new(events: Events, engine: Lease, mut pass: Pass, trace: Option<CallSpan>) -> Self {
-        Self { events, engine, trace, ended: Box::pin(async move { pass.ended().await }) }
+impl JobEvents {
+    /// The events of a job that holds this pass.
+    pub(super) fn new(events: Events, engine: Lease, mut pass: Pass, span: Option<CallSpan>) -> Self {
+        Self { events, engine, span, ended: Box::pin(async move { pass.ended().await }) }
     }
 
-    /// The next event, or why there will be no more. Not to be called after that, nor after `Finished`.
-    pub(in crate::serve) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event>> {
-        // First, so that a job that always has something to tell ends too.
+    /// Polls for the next event, or the error that ends the job. Must not be called after an error or the last event.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event>> {
+        // First, so that a job that always has an event ready ends too.
         if let Poll::Ready(error) = self.ended.as_mut().poll(cx) {
             return Poll::Ready(Err(error));
         }
@@ -53,81 +53,81 @@ impl Source {
             Ok(Event::Document(DocumentEvent::Summarized(summary))) => Some((&summary.usage, &summary.timing)),
             _ => None,
         };
-        if let (Some((usage, timing)), Some(trace)) = (done, &self.trace) {
-            trace.record_job(&self.engine.card().name, usage, timing);
+        if let (Some((usage, timing)), Some(span)) = (done, &self.span) {
+            span.record_job(&self.engine.card().name, usage, timing);
         }
         Poll::Ready(event)
     }
 
-    /// As [`poll`](Self::poll).
-    pub(in crate::serve) async fn next(&mut self) -> Result<Event> {
+    /// Waits for the next event, as [`poll`](Self::poll) does.
+    pub(super) async fn next(&mut self) -> Result<Event> {
         std::future::poll_fn(|cx| self.poll(cx)).await
     }
 }
 
-/// How one kind of call puts events into messages.
-pub(in crate::serve) trait MessageEncoder: Unpin + Send {
-    /// What is sent.
+/// Turns the events of one kind of call into its messages.
+pub(crate) trait MessageEncoder: Unpin + Send {
+    /// The message type of the response.
     type Message: Unpin + Send;
 
-    /// Messages that come before the first characters.
-    const HEAD: usize;
+    /// Number of messages before the first text.
+    const LEADING: usize;
 
     /// Takes the next event.
-    fn take(&mut self, event: Event);
+    fn push(&mut self, event: Event);
 
-    /// There will be no more events, whether the job finished or not: what was held back is to be sent.
+    /// Ends the events, whether the job finished or failed: the encoder must send what it held back.
     fn close(&mut self);
 
-    /// The next message, if one is complete.
+    /// Returns the next message, if one is complete.
     fn next(&mut self) -> Option<Self::Message>;
 
-    /// Whether a message should be sent before more events are taken.
+    /// Returns true if a message should be sent before the encoder takes more events.
     fn is_full(&self) -> bool;
 }
 
-/// One call's answer.
-pub(in crate::serve) struct ResponseStream<W: MessageEncoder> {
-    /// None once there are no more events.
-    source: Option<Source>,
-    encoder: W,
-    /// Messages that were looked at already.
-    ready: VecDeque<W::Message>,
-    /// What ended the job early, until it is sent.
+/// The response to one call.
+pub(crate) struct ResponseStream<E: MessageEncoder> {
+    /// `None` after the last event.
+    events: Option<JobEvents>,
+    encoder: E,
+    /// Messages that [`buffered`](Self::buffered) has read ahead.
+    ready: VecDeque<E::Message>,
+    /// The error that ended the job, until it is sent.
     failure: Option<Status>,
     call: Call,
     span: Span,
 }
 
-impl<W: MessageEncoder> ResponseStream<W> {
-    /// Of a job, in the words of its call.
-    pub(in crate::serve) fn new(source: Source, encoder: W, call: Call) -> Self {
-        Self { source: Some(source), encoder, ready: VecDeque::new(), failure: None, call, span: Span::current() }
+impl<E: MessageEncoder> ResponseStream<E> {
+    /// The response for a job's events.
+    pub(super) fn new(events: JobEvents, encoder: E, call: Call) -> Self {
+        Self { events: Some(events), encoder, ready: VecDeque::new(), failure: None, call, span: Span::current() }
     }
 
-    /// Waits until the first characters are there.
+    /// Waits for the first text if `wait` is true, so that a failure before it is a failure of the call.
     ///
     /// # Errors
-    /// What ended the job before that.
-    pub(in crate::serve) async fn with_characters(mut self) -> Result<Self, Status> {
-        while self.ready.len() <= W::HEAD {
-            let next = std::future::poll_fn(|cx| self.go_on(cx)).await;
+    /// The error that ended the job before its first text.
+    pub(super) async fn buffered(mut self, wait: bool) -> Result<Self, Status> {
+        while wait && self.ready.len() <= E::LEADING {
+            let next = std::future::poll_fn(|cx| self.poll_message(cx)).await;
             let Some(message) = next.transpose()? else { break };
             self.ready.push_back(message);
         }
         Ok(self)
     }
 
-    /// Takes all events that are there, then tells what to send.
-    fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<W::Message, Status>>> {
+    /// Takes all events that are ready, then returns the next message.
+    fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message, Status>>> {
         while !self.encoder.is_full() {
-            let Some(source) = &mut self.source else { break };
-            match source.poll(cx) {
+            let Some(events) = &mut self.events else { break };
+            match events.poll(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(event)) => {
                     let last = is_last(&event);
                     let encoder = &mut self.encoder;
-                    self.span.in_scope(|| encoder.take(event));
+                    self.span.in_scope(|| encoder.push(event));
                     if last {
                         self.end();
                     }
@@ -141,61 +141,61 @@ impl<W: MessageEncoder> ResponseStream<W> {
         }
         match self.encoder.next() {
             Some(message) => Poll::Ready(Some(Ok(message))),
-            None if self.source.is_some() => Poll::Pending,
+            None if self.events.is_some() => Poll::Pending,
             None => Poll::Ready(self.failure.take().map(Err)),
         }
     }
 
-    /// The next message, or what ended the job early, be it a panic: the layer that catches those sees only what happens
-    /// before the first message.
-    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<W::Message, Status>>> {
+    /// Polls for the next message or the error that ended the job. Catches panics: the middleware for them sees only what
+    /// happens before the response begins.
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<E::Message, Status>>> {
         caught(|| self.advance(cx)).unwrap_or_else(|error| {
             log_failure(&self.span, &error);
-            self.source = None;
+            self.events = None;
             Poll::Ready(Some(Err(status(&error, &self.call.id))))
         })
     }
 
     fn end(&mut self) {
         self.encoder.close();
-        self.source = None;
+        self.events = None;
     }
 }
 
-impl<W: MessageEncoder> Stream for ResponseStream<W> {
-    type Item = Result<W::Message, Status>;
+impl<E: MessageEncoder> Stream for ResponseStream<E> {
+    type Item = Result<E::Message, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         match self.ready.pop_front() {
             Some(message) => Poll::Ready(Some(Ok(message))),
-            None => self.go_on(cx),
+            None => self.poll_message(cx),
         }
     }
 }
 
-impl<W: MessageEncoder> Drop for ResponseStream<W> {
+impl<E: MessageEncoder> Drop for ResponseStream<E> {
     fn drop(&mut self) {
-        if self.source.is_some() {
+        if self.events.is_some() {
             tracing::info!(parent: &self.span, "dropped before its end");
         }
     }
 }
 
-/// Whether nothing follows an event.
+/// Returns true if no event follows this one.
 fn is_last(event: &Event) -> bool {
     matches!(event, Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))
 }
 
-/// Our own failures are for the log; callers' failures are theirs to know.
-pub(in crate::serve) fn log_failure(span: &Span, error: &Error) {
+/// Logs a failure: internal ones as errors with their text, all others with their code alone.
+fn log_failure(span: &Span, error: &Error) {
     match error.code() {
         Code::Internal => tracing::error!(parent: span, %error, "failed"),
         code => tracing::info!(parent: span, ?code, "ended early"),
     }
 }
 
-/// What a call is answered that could not be taken.
-pub(in crate::serve) fn refused(call: &Call) -> impl FnOnce(Error) -> Status {
+/// Logs the error that rejects a call, and returns its status.
+pub(super) fn reject(call: &Call) -> impl FnOnce(Error) -> Status {
     |error| {
         log_failure(&Span::current(), &error);
         status(&error, &call.id)

@@ -1,58 +1,60 @@
-//! How `Score` answers: chunks, then the summary. Nothing is kept but what the next chunk needs.
+//! The messages of a `Score` response: chunks of characters, then the summary. The encoder keeps only the next chunk.
 
-use super::{pieces::told, response_stream::MessageEncoder, totals};
+use super::{pieces::character, response_stream::MessageEncoder, totals};
 use crate::{decode::options::EmittedSymbol, engine::Event, text::Vocabulary};
 use std::{collections::VecDeque, f64::consts::LN_2, sync::Arc};
-use weir_proto::v1::{self, score_response::Event as Said};
+use weir_proto::v1::{self, score_response::Event as Payload};
 
-/// Characters of one chunk.
+/// Maximum characters of a chunk.
 const CHUNK: usize = 512;
 
-/// The messages of one scored text.
-pub(in crate::serve) struct Scored {
+/// Encodes the events of one scored text.
+pub(crate) struct ScoreEncoder {
     vocabulary: Arc<Vocabulary>,
     seed: u64,
     waiting: VecDeque<EmittedSymbol>,
-    /// The log-probabilities' sum, and how many they are.
-    total: f64,
+    /// Sum of the characters' log-probabilities.
+    logprob_sum: f64,
+    /// Characters with a log-probability.
     scored: u64,
-    /// The sum of the log-probabilities of segments' ends, in a model that writes segments.
-    ends: Option<f64>,
+    /// Sum of the log-probabilities of segment ends, for a model that writes segments.
+    end_logprob_sum: Option<f64>,
     summary: Option<v1::ScoreSummary>,
 }
 
-impl Scored {
-    /// Nothing yet, of a text under a model with this vocabulary, which may write segments.
-    pub(in crate::serve) fn new(seed: u64, vocabulary: Arc<Vocabulary>, segments: bool) -> Self {
-        let ends = segments.then_some(0.0);
-        Self { vocabulary, seed, waiting: VecDeque::new(), total: 0.0, scored: 0, ends, summary: None }
+impl ScoreEncoder {
+    /// An encoder before the first event. `writes_segments` is true for a model that scores segment ends.
+    pub(super) fn new(seed: u64, vocabulary: Arc<Vocabulary>, writes_segments: bool) -> Self {
+        let end_logprob_sum = writes_segments.then_some(0.0);
+        let waiting = VecDeque::new();
+        Self { vocabulary, seed, waiting, logprob_sum: 0.0, scored: 0, end_logprob_sum, summary: None }
     }
 }
 
-impl MessageEncoder for Scored {
+impl MessageEncoder for ScoreEncoder {
     type Message = v1::ScoreResponse;
 
-    const HEAD: usize = 0;
+    const LEADING: usize = 0;
 
-    fn take(&mut self, event: Event) {
+    fn push(&mut self, event: Event) {
         match event {
             Event::Started { .. } | Event::Document(_) => {}
             Event::Characters(characters) => {
                 for logprob in characters.iter().filter_map(|character| character.logprob) {
-                    self.total += f64::from(logprob);
+                    self.logprob_sum += f64::from(logprob);
                     self.scored += 1;
                 }
-                let marks = characters.iter().filter_map(|character| character.decision);
-                let ends = marks.filter_map(|mark| mark.end_logprob).map(f64::from).sum::<f64>();
-                self.ends = self.ends.map(|sum| sum + ends);
+                let ends = characters.iter().filter_map(|character| character.decision?.end_logprob);
+                let ends = ends.map(f64::from).sum::<f64>();
+                self.end_logprob_sum = self.end_logprob_sum.map(|sum| sum + ends);
                 self.waiting.extend(characters);
             }
             Event::Finished { usage, timing, .. } => {
                 tracing::info!(chars = usage.prompt_chars, total_ns = timing.total_ns, "scored");
                 let per_char = |nats: f64| (self.scored > 0).then(|| -nats / LN_2 / self.scored as f64);
                 self.summary = Some(v1::ScoreSummary {
-                    bits_per_char: per_char(self.total),
-                    nxt_bits_per_char: self.ends.and_then(per_char),
+                    bits_per_char: per_char(self.logprob_sum),
+                    nxt_bits_per_char: self.end_logprob_sum.and_then(per_char),
                     scored_chars: self.scored,
                     seed: self.seed,
                     usage: Some(totals::usage(usage)),
@@ -65,14 +67,14 @@ impl MessageEncoder for Scored {
     fn close(&mut self) {}
 
     fn next(&mut self) -> Option<v1::ScoreResponse> {
-        let said = if self.waiting.is_empty() {
-            Said::Summary(self.summary.take()?)
+        let payload = if self.waiting.is_empty() {
+            Payload::Summary(self.summary.take()?)
         } else {
             let next = self.waiting.drain(..self.waiting.len().min(CHUNK));
-            let characters = next.map(|character| told(character, true, &self.vocabulary)).collect();
-            Said::Chunk(v1::ScoreChunk { characters })
+            let characters = next.map(|symbol| character(symbol, true, &self.vocabulary)).collect();
+            Payload::Chunk(v1::ScoreChunk { characters })
         };
-        Some(v1::ScoreResponse { event: Some(said) })
+        Some(v1::ScoreResponse { event: Some(payload) })
     }
 
     fn is_full(&self) -> bool {
@@ -91,19 +93,21 @@ mod tests {
         text::TextNormaliser,
     };
 
-    fn said(count: usize) -> Vec<Said> {
-        let mut scored = Scored::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
+    fn messages(count: usize) -> Vec<Payload> {
+        let mut encoder = ScoreEncoder::new(7, Arc::new(Vocabulary::byte_level(TextNormaliser::None)), false);
         let logprob = |at| (at > 0).then_some(-0.5_f32.ln().abs());
         let character = |at| EmittedSymbol { symbol: 97, logprob: logprob(at), decision: None, top: Vec::new() };
-        scored.take(Event::Characters((0..count).map(character).collect()));
-        scored.take(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
-        std::iter::from_fn(|| scored.next()).filter_map(|message| message.event).collect()
+        encoder.push(Event::Characters((0..count).map(character).collect()));
+        encoder.push(Event::Finished { reason: FinishReason::End, usage: Usage::default(), timing: Timing::default() });
+        std::iter::from_fn(|| encoder.next()).filter_map(|message| message.event).collect()
     }
 
     #[test]
     fn chunks_are_bounded_and_the_summary_is_last() {
-        let said = said(CHUNK + 1);
-        let [Said::Chunk(first), Said::Chunk(second), Said::Summary(summary)] = &said[..] else { panic!("{said:?}") };
+        let messages = messages(CHUNK + 1);
+        let [Payload::Chunk(first), Payload::Chunk(second), Payload::Summary(summary)] = &messages[..] else {
+            panic!("{messages:?}")
+        };
         assert_eq!((first.characters.len(), second.characters.len()), (CHUNK, 1));
         assert_eq!((summary.scored_chars, summary.seed), (CHUNK as u64, 7));
         assert!((summary.bits_per_char.unwrap() - 1.0).abs() < 1e-6);
@@ -111,8 +115,8 @@ mod tests {
 
     #[test]
     fn one_character_has_no_score() {
-        let said = said(1);
-        let Some(Said::Summary(summary)) = said.last() else { panic!("{said:?}") };
+        let messages = messages(1);
+        let Some(Payload::Summary(summary)) = messages.last() else { panic!("{messages:?}") };
         assert_eq!((summary.bits_per_char, summary.scored_chars), (None, 0));
     }
 }

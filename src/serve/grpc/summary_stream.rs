@@ -1,6 +1,6 @@
-//! How `Summarize` answers: `started`, progress, what was selected, pieces, `finished`.
+//! The messages of a `Summarize` response: `started`, progress, selections, pieces, `finished`.
 
-use super::{response_stream::MessageEncoder, summarization::Receiving};
+use super::{document_upload::UploadTask, response_stream::MessageEncoder};
 use crate::{
     decode::{
         beam::Hypothesis,
@@ -14,44 +14,44 @@ use crate::{
     text::{StreamDetokenizer, Vocabulary},
 };
 use std::{collections::VecDeque, sync::Arc};
-use weir_proto::v1::{self, summarize_response::Event as Said};
+use weir_proto::v1::{self, summarize_response::Event as Payload};
 
-/// Bytes of text that a message has at most before another is begun.
+/// Bytes of text from which on a message is sent before more events are taken.
 const PIECE: usize = 4096;
 
-/// The messages of one summary.
-pub(in crate::serve) struct Summarized {
+/// Encodes the events of one summary.
+pub(crate) struct SummaryEncoder {
     request_id: String,
     model: String,
     vocabulary: Arc<Vocabulary>,
     text: StreamDetokenizer,
-    /// What receives the document; it is of no use once the summary is over.
-    receiving: Option<Receiving>,
+    /// The task that receives the document, if it is uploaded. Dropped when the summary is over.
+    upload_task: Option<UploadTask>,
     started: Option<v1::SummaryStarted>,
     progress: Option<v1::Progress>,
     selected: VecDeque<v1::Selected>,
-    /// Of how many poolings it was told what they have chosen.
-    chosen: usize,
+    /// Poolings whose selection is already queued.
+    poolings_selected: usize,
     encoded: Option<Arc<EncodedDocument>>,
     piece: String,
     finished: Option<v1::SummaryFinished>,
     closed: bool,
 }
 
-impl Summarized {
-    /// Nothing yet.
-    pub(in crate::serve) fn new(card: &Card, request_id: &str) -> Self {
+impl SummaryEncoder {
+    /// An encoder before the first event.
+    pub(super) fn new(card: &Card, request_id: &str, upload_task: Option<UploadTask>) -> Self {
         let vocabulary = Arc::clone(&card.vocabulary);
         Self {
             request_id: request_id.to_owned(),
             model: card.name.clone(),
             text: StreamDetokenizer::new(Arc::clone(&vocabulary)),
             vocabulary,
-            receiving: None,
+            upload_task,
             started: None,
             progress: None,
             selected: VecDeque::new(),
-            chosen: 0,
+            poolings_selected: 0,
             encoded: None,
             piece: String::new(),
             finished: None,
@@ -59,50 +59,43 @@ impl Summarized {
         }
     }
 
-    /// The same of a document that is being received.
-    pub(in crate::serve) fn with(self, receiving: Option<Receiving>) -> Self {
-        Self { receiving, ..self }
-    }
-
-    fn document(&mut self, event: DocumentEvent) {
+    fn push_document(&mut self, event: DocumentEvent) {
         match event {
             DocumentEvent::Reading(reading) => self.progress = Some(progress(reading)),
-            DocumentEvent::Chosen(chosen) => self.select(&chosen.choices, &chosen.places, chosen.tokens),
+            DocumentEvent::Chosen(update) => self.select(&update.choices, &update.places, update.tokens),
             DocumentEvent::Encoded(encoded) => {
                 self.progress = None;
-                self.select(
-                    &encoded.choices[self.chosen.min(encoded.choices.len())..],
-                    &encoded.places,
-                    encoded.tokens,
-                );
+                let new = &encoded.choices[self.poolings_selected.min(encoded.choices.len())..];
+                self.select(new, &encoded.places, encoded.tokens);
                 self.encoded = Some(encoded);
             }
             DocumentEvent::Summarized(summary) => self.finished = Some(self.finish(&summary)),
         }
     }
 
-    /// Takes what the next poolings have chosen.
-    fn select(&mut self, choices: &[PoolingChoice], places: &[ByteRange], tokens: usize) {
-        self.chosen += choices.len();
-        self.selected.extend(choices.iter().map(|choice| selected(choice, places, tokens)));
+    /// Queues the selections of the next poolings. `ranges` holds the byte range of each of the document's `tokens`.
+    fn select(&mut self, choices: &[PoolingChoice], ranges: &[ByteRange], tokens: usize) {
+        self.poolings_selected += choices.len();
+        self.selected.extend(choices.iter().map(|choice| selection(choice, ranges, tokens)));
     }
 
-    fn finish(&mut self, summary: &summary::SummaryResult) -> v1::SummaryFinished {
+    fn finish(&self, summary: &summary::SummaryResult) -> v1::SummaryFinished {
         let summary::SummaryResult { hypotheses, document_id, reason, usage, timing, waits } = summary;
-        let (tokens, total_ns) = (usage.generated_chars, timing.total_ns);
+        let tokens = usage.generated_chars;
+        let total_ns = timing.total_ns;
         tracing::info!(?reason, document_tokens = usage.prompt_chars, summary_tokens = tokens, total_ns, "summarized");
         let reason = match reason {
             FinishReason::EndOfText => v1::SummaryFinishReason::EndOfText,
             _ => v1::SummaryFinishReason::MaxTokens,
         };
         let encoded = self.encoded.as_deref();
-        let count = |of: fn(&EncodedDocument) -> usize| encoded.map_or(0, |encoded| of(encoded) as u64);
+        let count = |field: fn(&EncodedDocument) -> usize| encoded.map_or(0, |encoded| field(encoded) as u64);
         let layers = encoded.into_iter().flat_map(|encoded| &encoded.layers);
         let steps = (tokens as u64).saturating_sub(1);
         v1::SummaryFinished {
             reason: reason.into(),
             document_id: document_id.clone(),
-            hypotheses: hypotheses.iter().map(|one| self.hypothesis(one)).collect(),
+            hypotheses: hypotheses.iter().map(|hypothesis| self.hypothesis(hypothesis)).collect(),
             usage: Some(v1::SummaryUsage {
                 document_tokens: usage.prompt_chars as u64,
                 cached_tokens: usage.cached_chars as u64,
@@ -130,14 +123,18 @@ impl Summarized {
 
     fn hypothesis(&self, Hypothesis { tokens, logprobs, score }: &Hypothesis) -> v1::Hypothesis {
         let text = tokens.split_last().map_or(&[][..], |(_, text)| text);
-        let (ids, logprobs) = (tokens.clone(), logprobs.clone());
-        v1::Hypothesis { text: self.vocabulary.decode(text), ids, score: *score, logprobs }
+        v1::Hypothesis {
+            text: self.vocabulary.decode(text),
+            ids: tokens.clone(),
+            score: *score,
+            logprobs: logprobs.clone(),
+        }
     }
 }
 
-/// A pooling's choice in the words of the wire.
-fn selected(choice: &PoolingChoice, places: &[ByteRange], tokens: usize) -> v1::Selected {
-    let (spans, tokens) = spans(choice, places, tokens);
+/// Returns the message for the spans that one pooling keeps.
+fn selection(choice: &PoolingChoice, ranges: &[ByteRange], tokens: usize) -> v1::Selected {
+    let (spans, tokens) = spans(choice, ranges, tokens);
     let span = |KeptSpan { start, end, score }| v1::Span { byte_start: start, byte_end: end, score };
     let layer = u32::try_from(choice.layer).unwrap_or(u32::MAX);
     v1::Selected { layer, spans: spans.into_iter().map(span).collect(), tokens: tokens as u64 }
@@ -160,44 +157,47 @@ fn progress(reading: summary::DocumentProgress) -> v1::Progress {
     }
 }
 
-impl MessageEncoder for Summarized {
+impl MessageEncoder for SummaryEncoder {
     type Message = v1::SummarizeResponse;
 
-    const HEAD: usize = 1;
+    const LEADING: usize = 1;
 
-    fn take(&mut self, event: Event) {
+    fn push(&mut self, event: Event) {
         match event {
             Event::Started { cached_chars } => {
-                let (request_id, model) = (std::mem::take(&mut self.request_id), std::mem::take(&mut self.model));
-                self.started = Some(v1::SummaryStarted { request_id, model, cached_tokens: cached_chars as u64 });
+                self.started = Some(v1::SummaryStarted {
+                    request_id: std::mem::take(&mut self.request_id),
+                    model: std::mem::take(&mut self.model),
+                    cached_tokens: cached_chars as u64,
+                });
             }
             Event::Characters(tokens) => {
                 tokens.iter().for_each(|token| self.piece.push_str(self.text.push(token.symbol)));
             }
-            Event::Document(event) => self.document(event),
+            Event::Document(event) => self.push_document(event),
             Event::Finished { .. } => {}
         }
     }
 
     fn close(&mut self) {
-        self.receiving = None;
+        self.upload_task = None;
         self.piece.push_str(self.text.finish());
         self.closed = true;
     }
 
     fn next(&mut self) -> Option<v1::SummarizeResponse> {
-        let said = if let Some(started) = self.started.take() {
-            Said::Started(started)
+        let payload = if let Some(started) = self.started.take() {
+            Payload::Started(started)
         } else if let Some(progress) = self.progress.take() {
-            Said::Progress(progress)
+            Payload::Progress(progress)
         } else if let Some(selected) = self.selected.pop_front() {
-            Said::Selected(selected)
+            Payload::Selected(selected)
         } else if !self.piece.is_empty() {
-            Said::Piece(v1::SummaryPiece { text: std::mem::take(&mut self.piece) })
+            Payload::Piece(v1::SummaryPiece { text: std::mem::take(&mut self.piece) })
         } else {
-            Said::Finished(self.finished.take().filter(|_| self.closed)?)
+            Payload::Finished(self.finished.take().filter(|_| self.closed)?)
         };
-        Some(v1::SummarizeResponse { event: Some(said) })
+        Some(v1::SummarizeResponse { event: Some(payload) })
     }
 
     fn is_full(&self) -> bool {

@@ -1,11 +1,10 @@
-//! From the engine to the wire: what a job processed, and where its time went.
+//! The usage, timing and finish reason of a job as messages.
 
 use crate::decode::options::FinishReason;
 use crate::decode::usage::{Timing, Usage};
 use weir_proto::v1;
 
-/// What was processed.
-pub(in crate::serve) fn usage(usage: Usage) -> v1::Usage {
+pub(super) fn usage(usage: Usage) -> v1::Usage {
     v1::Usage {
         prompt_chars: usage.prompt_chars as u64,
         cached_chars: usage.cached_chars as u64,
@@ -17,10 +16,9 @@ pub(in crate::serve) fn usage(usage: Usage) -> v1::Usage {
     }
 }
 
-/// Where the time went.
-pub(in crate::serve) fn timing(timing: Timing) -> v1::Timing {
+pub(super) fn timing(timing: Timing) -> v1::Timing {
     let unpooled = timing.unpooled.map(|unpooled| unpooled.prefill_ns.saturating_add(unpooled.decode_ns));
-    let took = timing.prefill_ns.saturating_add(timing.decode_ns);
+    let measured = timing.prefill_ns.saturating_add(timing.decode_ns);
     v1::Timing {
         queue_ns: timing.queue_ns,
         prefill_ns: timing.prefill_ns,
@@ -32,14 +30,13 @@ pub(in crate::serve) fn timing(timing: Timing) -> v1::Timing {
         middle_steps: timing.middle_steps,
         middle_ns: timing.middle_ns,
         unpooled_estimate_ns: unpooled,
-        gain_estimate: unpooled.filter(|_| took > 0).map(|unpooled| unpooled as f64 / took as f64),
+        gain_estimate: unpooled.filter(|_| measured > 0).map(|unpooled| unpooled as f64 / measured as f64),
         unpooled_prefill_estimate_ns: timing.unpooled.map(|unpooled| unpooled.prefill_ns),
         unpooled_decode_estimate_ns: timing.unpooled.map(|unpooled| unpooled.decode_ns),
     }
 }
 
-/// Why a generation ended.
-pub(in crate::serve) fn reason(reason: &FinishReason) -> v1::FinishReason {
+pub(super) fn reason(reason: &FinishReason) -> v1::FinishReason {
     match reason {
         FinishReason::MaxChars => v1::FinishReason::MaxChars,
         FinishReason::MaxSegments => v1::FinishReason::MaxSegments,

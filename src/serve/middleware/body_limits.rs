@@ -9,7 +9,11 @@ use super::{
 use crate::{
     config::Wire,
     error::Error,
-    serve::{call::Call, registry::drain::draining, status::status},
+    serve::{
+        call::{Call, STREAM_INFER, SUMMARIZE},
+        registry::drain::draining,
+        status::status,
+    },
 };
 use http_body::{Body as HttpBody, Frame};
 use std::{
@@ -40,12 +44,6 @@ const RESERVED_SHARE: usize = 8;
 /// How long a body may still take to arrive once the server begins to shut down.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The method whose body is a stream of separate requests.
-pub(crate) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
-
-/// The method that runs while its request arrives.
-pub(super) const UPLOAD: &str = "/weir.v1.Summarization/Summarize";
-
 /// Counts the bytes of bodies until they are read or dropped. Rejects a body that exceeds the limit of all bodies or of its
 /// tenant, or that does not arrive in time.
 ///
@@ -70,8 +68,8 @@ pub(super) fn limit(
         let reserved = Reservation { memory: Arc::clone(&memory), tenant: call.tenant(), bytes: Mutex::default() };
         let reserved = Arc::new(reserved);
         // A stream of requests need not arrive as a whole: each request must.
-        let is_stream = request.uri().path() == STREAM;
-        let started = (request.uri().path() == UPLOAD).then_some(false);
+        let is_stream = request.uri().path() == STREAM_INFER;
+        let started = (request.uri().path() == SUMMARIZE).then_some(false);
         if is_stream {
             request.extensions_mut().insert(StreamMemory(Arc::clone(&reserved)));
         }

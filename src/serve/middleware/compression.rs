@@ -5,10 +5,8 @@
 //! wanting any. Streams of texts, scores and summaries are not compressed: a character is shorter than the header and checksum
 //! of a compressed message, and should not wait for either.
 
-use super::{
-    body_limits::{STREAM, UPLOAD},
-    layer::{Next, ResponseFuture},
-};
+use super::layer::{Next, ResponseFuture};
+use crate::serve::call::{STREAM_INFER, SUMMARIZE};
 use tonic::{
     body::Body,
     codegen::http::{HeaderMap, HeaderValue, Request, header::HeaderName},
@@ -21,7 +19,7 @@ const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// Methods that answer with a stream, mostly of short messages.
-const STREAMED: [&str; 4] = ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", UPLOAD, STREAM];
+const STREAMED: [&str; 4] = ["/weir.v1.Generation/Generate", "/weir.v1.Generation/Score", SUMMARIZE, STREAM_INFER];
 
 /// Maximum growth of a compressed byte: deflate encodes a repetition of 258 bytes in at least 2 bits.
 const GROWTH: usize = 1032;

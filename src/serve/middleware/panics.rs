@@ -46,7 +46,7 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T> {
 }
 
 fn panicked() -> Error {
-    Error::Internal("a panic; the log tells where".into())
+    Error::Internal("a panic; the log shows where".into())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Failures that tonic reports by itself, for calls whose request it cannot read, with our codes and details.
 //!
 //! tonic's code is not enough: it reports a message that is not protobuf, one that cannot be decompressed, and one that breaks off
-//! as INTERNAL. The prefixes below tell them apart, and a test pins them to the version of tonic. Clients get tonic's message
+//! as INTERNAL. The prefixes below distinguish them, and a test pins them to the version of tonic. Clients get tonic's message
 //! unchanged.
 
 use super::layer::{Next, ResponseFuture};

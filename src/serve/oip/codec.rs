@@ -1,7 +1,7 @@
 //! How requests of a stream are read: one that is not protobuf is an item like others, so that it ends itself and not the stream.
 
 use super::Inference;
-use crate::serve::middleware::{body_limits::STREAM, compression::compressing};
+use crate::serve::{call::STREAM_INFER, middleware::compression::compressing};
 use prost::{Message, bytes::Buf};
 use std::task::{Context, Poll};
 use tonic::{
@@ -87,7 +87,7 @@ impl Service<http::Request<Body>> for Served {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if request.uri().path() != STREAM {
+        if request.uri().path() != STREAM_INFER {
             return Service::call(&mut self.methods, request);
         }
         let (inference, most) = (self.inference.clone(), self.message_bytes);

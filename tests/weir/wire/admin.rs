@@ -20,7 +20,7 @@ use weir::{
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
-    serve::{Admin, Engines, Loader, Monitor, Offer},
+    serve::{Admin, Engines, Loader, Monitor, ServerParts},
 };
 use weir_proto::v1::{
     self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
@@ -88,7 +88,8 @@ impl Exchange {
         let admin = Admin { token, loader, folder, most, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
         let running =
-            Running::offering(Offer { monitor, admin: Some(admin), traces: None, http: None }, Wire::default()).await;
+            Running::offering(ServerParts { monitor, admin: Some(admin), traces: None, http: None }, Wire::default())
+                .await;
         Self { fakes, models, running }
     }
 

@@ -19,7 +19,7 @@ use weir::{
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
-    serve::{Engines, Offer, run},
+    serve::{Engines, ServerParts, run},
 };
 use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
@@ -46,7 +46,7 @@ impl Both {
         let (grpc, http) =
             (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let (address, port) = (grpc.local_addr().unwrap(), http.local_addr().unwrap());
-        let offer = Offer { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
             let _ = stopped.await;

@@ -10,7 +10,7 @@ use weir::{
     decode::contract::Model,
     engine::{Handle, Limits},
     error::Result,
-    serve::{Engines, Offer, run},
+    serve::{Engines, ServerParts, run},
 };
 use weir_proto::v1::{
     self, SummarizeOptions, SummarizeRequest, summarization_client::SummarizationClient, summarize_request::Part,
@@ -35,7 +35,7 @@ impl Server {
         let (grpc, http) =
             (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let (address, port) = (grpc.local_addr().unwrap(), http.local_addr().unwrap());
-        let offer = Offer { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
+        let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
         let task = tokio::spawn(run(grpc, offer, std::future::pending(), Wire::default()));
         Self { model, engine, port, grpc: address, task }
     }

@@ -12,7 +12,7 @@ use weir::{
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
-    serve::{Admin, Engines, Loader, Monitor, Offer},
+    serve::{Admin, Engines, Loader, Monitor, ServerParts},
 };
 use weir_proto::v1::{
     GenerateRequest, GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, admin_client::AdminClient,
@@ -49,7 +49,7 @@ impl Served {
         let (token, loader) = (Token::new(TOKEN).unwrap(), Arc::new(Nothing));
         let admin = Admin { token, loader, folder: None, most: 8, limits: Limits::default() };
         let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
-        let offer = Offer { monitor, admin: Some(admin), traces: None, http: None };
+        let offer = ServerParts { monitor, admin: Some(admin), traces: None, http: None };
         Self { engines, running: Running::offering(offer, Wire::default()).await }
     }
 

@@ -16,7 +16,7 @@ use weir::{
     config::Wire,
     decode::contract::Model,
     engine::Limits,
-    serve::{Engines, Monitor, Offer, watch_over},
+    serve::{Engines, Monitor, ServerParts, watch_over},
 };
 use weir_proto::v1::generation_client::GenerationClient;
 
@@ -43,7 +43,7 @@ impl Watched {
         assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));
         tokio::task::spawn_blocking(load).await.unwrap();
         let running =
-            Running::offering(Offer { monitor, admin: None, traces: None, http: None }, Wire::default()).await;
+            Running::offering(ServerParts { monitor, admin: None, traces: None, http: None }, Wire::default()).await;
         Self { fake, engines, port, running }
     }
 

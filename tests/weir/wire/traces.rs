@@ -23,7 +23,7 @@ use weir::{
     config::Wire,
     decode::contract::Model,
     engine::{Handle, Limits},
-    serve::{Engines, Monitor, Offer, Traces},
+    serve::{Engines, Monitor, ServerParts, Traces},
 };
 use weir_proto::v1::generation_client::GenerationClient;
 
@@ -56,7 +56,7 @@ async fn traced(endpoint: &str) -> Running {
     let engine = Handle::start(Fake::new("fake", Kind::Pooled) as Arc<dyn Model>, Limits::default()).unwrap();
     let monitor = Monitor::new(Engines::new(vec![engine]).unwrap(), Duration::from_secs(60));
     let traces = Some(Traces::to(endpoint, 1.0).unwrap());
-    Running::offering(Offer { monitor, admin: None, traces, http: None }, Wire::default()).await
+    Running::offering(ServerParts { monitor, admin: None, traces, http: None }, Wire::default()).await
 }
 
 fn attribute(span: &Span, key: &str) -> Option<Value> {

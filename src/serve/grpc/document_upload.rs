@@ -1,0 +1,125 @@
+//! Receives a document from the client, tokenizes it, and passes the tokens to the engine while they arrive.
+
+use crate::{
+    engine::DocumentUpload,
+    error::{Code, Error, Result},
+    serve::{middleware::tonic_errors, registry::engines::Lease},
+    text::{LimitStatus, StreamTokenizer},
+};
+use std::sync::Arc;
+use tokio::task::AbortHandle;
+use tonic::{Status, Streaming};
+use weir_proto::v1::{self, summarize_request::Part};
+
+/// The field of a document's text in errors.
+const TEXT: &str = "chunk.text";
+
+/// The task that receives a document. Dropping this aborts it.
+pub(super) struct UploadTask(AbortHandle);
+
+impl Drop for UploadTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A document on its way to the engine.
+pub(super) struct DocumentReceiver {
+    tokenizer: StreamTokenizer,
+    upload: DocumentUpload,
+    /// True if a document over the limit is cut instead of rejected.
+    cut: bool,
+    /// Maximum tokens.
+    limit: usize,
+    /// The symbol that is appended to the document.
+    end: u32,
+}
+
+impl DocumentReceiver {
+    pub(super) fn new(engine: &Lease, cut: bool, upload: DocumentUpload) -> Self {
+        let limits = engine.document_limits();
+        // The end symbol counts as a token, too.
+        let limit = limits.map_or(0, |limits| limits.tokens.saturating_sub(1));
+        let vocabulary = Arc::clone(&engine.card().vocabulary);
+        Self {
+            tokenizer: StreamTokenizer::new(vocabulary, TEXT, limit).with_truncation(cut),
+            upload,
+            cut,
+            limit,
+            end: limits.map_or(0, |limits| limits.marks.end),
+        }
+    }
+
+    /// Receives the document in a task of its own.
+    pub(super) fn spawn(self, parts: Streaming<v1::SummarizeRequest>) -> UploadTask {
+        UploadTask(tokio::spawn(self.receive(parts)).abort_handle())
+    }
+
+    /// Receives the document to its end or to the limit. Text beyond the limit is not read.
+    async fn receive(mut self, mut parts: Streaming<v1::SummarizeRequest>) {
+        loop {
+            let part = match parts.message().await {
+                Ok(message) => message.map(|message| message.part),
+                Err(status) => return self.upload.fail(incomplete(status)),
+            };
+            let ended = part.is_none();
+            match self.push(part) {
+                Ok(LimitStatus::Within) if !ended => {}
+                Ok(limit_status) => return self.close(limit_status == LimitStatus::Exceeded),
+                Err(error) => return self.upload.fail(error),
+            }
+        }
+    }
+
+    /// Tokenizes the next part, or the rest at the end of the document (`None`).
+    fn push(&mut self, part: Option<Option<Part>>) -> Result<LimitStatus> {
+        let mut tokens = Vec::new();
+        let limit_status = match part {
+            Some(Some(Part::Chunk(chunk))) => self.tokenizer.push(&chunk.text, &mut tokens)?,
+            Some(Some(Part::Options(_))) => {
+                return Err(bad_part("options", "a second time", "the first part and no other"));
+            }
+            Some(None) => return Err(bad_part("part", "nothing", "options or a chunk")),
+            None => self.tokenizer.finish(&mut tokens)?,
+        };
+        if limit_status == LimitStatus::Exceeded && !self.cut {
+            return Err(Error::LongerThan { field: TEXT, limit: self.limit, unit: "tokens", why: None });
+        }
+        let (ids, ranges): (Vec<u32>, Vec<_>) = tokens.iter().map(|token| (token.id, (token.start, token.end))).unzip();
+        if !ids.is_empty() {
+            self.upload.push(&ids, &ranges);
+        }
+        Ok(limit_status)
+    }
+
+    fn close(self, cut: bool) {
+        if self.upload.is_empty() {
+            return self.upload.fail(bad_part(TEXT, "no tokens", "text of at least one"));
+        }
+        let end = self.tokenizer.bytes();
+        self.upload.push(&[self.end], &[(end, end)]);
+        self.upload.close(cut);
+    }
+}
+
+/// The error for a part that must not be there or has no content.
+pub(super) fn bad_part(field: &'static str, found: &str, bound: &str) -> Error {
+    Error::BadOption { field, found: found.into(), bound: bound.into() }
+}
+
+/// Returns the error for a request that broke off or cannot be read, by the status that ended it.
+pub(super) fn incomplete(status: Status) -> Error {
+    if let Some(error) = tonic_errors::unreadable(&status) {
+        return error;
+    }
+    let code = match status.code() {
+        tonic::Code::OutOfRange => Code::OutOfRange,
+        tonic::Code::ResourceExhausted => Code::ResourceExhausted,
+        tonic::Code::DeadlineExceeded => Code::DeadlineExceeded,
+        tonic::Code::Unavailable => Code::Unavailable,
+        tonic::Code::InvalidArgument => Code::InvalidArgument,
+        tonic::Code::Internal => Code::Internal,
+        _ => Code::Cancelled,
+    };
+    Error::Incomplete { code, why: status.message().to_owned() }
+}

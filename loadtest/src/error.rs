@@ -1,77 +1,77 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::{io, path::Path, path::PathBuf};
 
-/// What a function of this crate gives.
+/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every message names what was wrong, where, and the bound.
+/// Errors. Every message names the wrong value, where it is, and the limit.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file or stream that could not be read or written.
+    /// A file or stream could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which one.
+        /// File or stream.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// An option out of bounds.
-    #[error("{field}: {found} must be {bound}")]
+    /// An option is out of bounds.
+    #[error("{field}: {value} must be {expected}")]
     BadOption {
-        /// The option.
+        /// Option.
         field: String,
-        /// What was given.
-        found: String,
-        /// What may be.
-        bound: String,
+        /// Value found.
+        value: String,
+        /// Values allowed.
+        expected: String,
     },
-    /// A combination of settings that makes no sense.
+    /// Options contradict each other, or a condition of the command is not met.
     #[error("{0}")]
     Setting(String),
-    /// A measurement of nothing but failures.
-    #[error("no request ended well: {ends}")]
-    NothingWell {
-        /// How they ended.
-        ends: String,
+    /// No measured request succeeded.
+    #[error("no request succeeded: {outcomes}")]
+    NoneSucceeded {
+        /// How the requests ended.
+        outcomes: String,
     },
-    /// A measurement of failures above all.
-    #[error("fewer than half of the requests ended well: {ends}")]
-    FewWell {
-        /// How they ended.
-        ends: String,
+    /// Fewer than half of the measured requests succeeded.
+    #[error("fewer than half of the requests succeeded: {outcomes}")]
+    FewSucceeded {
+        /// How the requests ended.
+        outcomes: String,
     },
-    /// The server is not there, or refuses.
-    #[error("{server}: {answer}")]
+    /// The server is unreachable or rejected a request.
+    #[error("{server}: {reason}")]
     Remote {
-        /// Its address.
+        /// Address of the server.
         server: String,
-        /// What it said, or why it is not reached.
-        answer: String,
+        /// Status of the server, or why the connection failed.
+        reason: String,
     },
-    /// A file that is no report.
-    #[error("{}: {place}: {why}", path.display())]
+    /// A file is not a report of this version.
+    #[error("{}: {location}: {problem}", path.display())]
     Report {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Where in it, dotted.
-        place: String,
-        /// What is wrong there.
-        why: String,
+        /// Dotted path of the wrong key.
+        location: String,
+        /// Problem found there.
+        problem: String,
     },
-    /// A broken invariant of this program.
+    /// An invariant of this program is broken.
     #[error("internal: {0}")]
     Internal(String),
 }
 
 impl Error {
-    /// For `map_err` on what reads or writes `path`.
+    /// Returns a function for `map_err` after reading or writing `path`.
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { path: path.as_ref().to_owned(), source }
     }
 
-    /// An option out of bounds.
-    pub fn option(field: impl Into<String>, found: impl ToString, bound: impl Into<String>) -> Self {
-        Self::BadOption { field: field.into(), found: found.to_string(), bound: bound.into() }
+    /// Builds a [`Error::BadOption`].
+    pub fn option(field: impl Into<String>, value: impl ToString, expected: impl Into<String>) -> Self {
+        Self::BadOption { field: field.into(), value: value.to_string(), expected: expected.into() }
     }
 }

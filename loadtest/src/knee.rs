@@ -1,153 +1,158 @@
-//! The knee: the highest rate that the server sustains, and how it is searched.
+//! Finds the knee: the highest request rate that the server sustains.
 
+use crate::units;
 use serde::{Deserialize, Serialize};
 
-/// The least share of requests that must end well.
-const WELL: f64 = 0.99;
-/// The share of a window's requests that may still run when it closes …
-const BEHIND: f64 = 0.1;
-/// … or as many as a server at ease would have under way by the median total at the lowest rate: so many times their number, …
-const UNDER_WAY: f64 = 1.5;
-/// … and so many times its root, which is chance; …
-const CHANCE: f64 = 2.0;
-/// … but never a larger share than this: of a window so short nothing is known.
-const MOST_BEHIND: f64 = 0.2;
-/// How many times that of the lowest rate the 90th percentile of the time to the first character may be.
-const SLOWER: f64 = 3.0;
-/// The least share of requests that must be good, where there are objectives.
-const GOOD: f64 = 0.9;
+/// Smallest share of requests that must succeed.
+const MIN_SUCCEEDED_SHARE: f64 = 0.99;
+/// Largest share of the window's requests that may still run when the window closes.
+const MAX_RUNNING_SHARE: f64 = 0.1;
+/// More may run if that many are expected in flight: this factor times the mean number in flight at the lowest rate's median total …
+const IN_FLIGHT_FACTOR: f64 = 1.5;
+/// … plus this factor times the square root of that mean, for random variation …
+const DEVIATION_FACTOR: f64 = 2.0;
+/// … but never a larger share than this: a window that short measures too little.
+const RUNNING_SHARE_CAP: f64 = 0.2;
+/// Largest ratio of the p90 time to first character to that at the lowest rate.
+const MAX_SLOWDOWN: f64 = 3.0;
+/// Smallest share of requests that must meet the objectives, if there are any.
+const MIN_GOOD_SHARE: f64 = 0.9;
 
-/// How often the first rate is halved, if none holds.
-const HALVINGS: usize = 5;
+/// How often the search halves the first rate if it is not sustained.
+const MAX_HALVINGS: usize = 5;
 
-/// A rate, and what came of it.
+/// Measurement of one rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RateResult {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Of the requests that began in the window, those that ended in it.
+    /// Measured requests: those that began in the window.
+    pub measured: u64,
+    /// Measured requests that ended within the window.
     pub ended: u64,
-    /// Of the requests that were measured, how many there were, ended well, and were good.
-    pub measured: [u64; 3],
-    /// The 90th percentile of the time to the first character, or the longest of too few for one, in nanoseconds.
+    /// Measured requests that succeeded.
+    pub succeeded: u64,
+    /// Measured requests that succeeded and met the objectives.
+    pub good: u64,
+    /// p90 of the time to first character in nanoseconds; the maximum if there are too few requests for a p90.
     pub first_p90: Option<f64>,
-    /// The median time to the end, in nanoseconds.
+    /// Median total time, in nanoseconds.
     pub total_p50: Option<f64>,
-    /// Whether the tester may have held requests up.
-    pub limited: bool,
+    /// True if the load tester may have delayed requests.
+    pub tester_limited: bool,
 }
 
-/// What a sweep of rates found.
+/// Result of a rate sweep.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Knee {
-    /// The highest rate that was sustained, in requests a second; absent if none was.
+    /// Highest sustained rate, in requests per second; absent if no rate was sustained.
     pub rate: Option<f64>,
-    /// The lowest rate that was not; absent if all were, so that the knee lies beyond.
+    /// Lowest rate that was not sustained; absent if all were, so that the knee is above them.
     pub broken_at: Option<f64>,
-    /// Why it was not.
+    /// Why that rate was not sustained.
     pub broken_by: Option<String>,
-    /// What sustained means.
+    /// Definition of "sustained".
     pub rule: String,
 }
 
-/// Why a rate is not sustained, if it is not.
-pub fn broken(tried: &RateResult, lowest: &RateResult, objectives: bool) -> Option<String> {
-    let [measured, well, good] = tried.measured;
-    let share = |part: u64, all: u64| part as f64 / (all.max(1)) as f64;
+/// Returns why the server does not sustain a rate, or `None` if it does.
+pub fn unsustained_reason(tried: &RateResult, lowest: &RateResult, objectives: bool) -> Option<String> {
+    let RateResult { measured, ended, succeeded, good, .. } = *tried;
+    let share = |part: u64| part as f64 / (measured.max(1)) as f64;
     if measured == 0 {
         return Some("no request was measured".into());
     }
-    if share(well, measured) < WELL {
-        return Some(format!("{well} of {measured} requests ended well"));
+    if share(succeeded) < MIN_SUCCEEDED_SHARE {
+        return Some(format!("{succeeded} of {measured} requests succeeded"));
     }
-    if measured.saturating_sub(tried.ended) as f64 > behind(tried, lowest) {
-        let ended = tried.ended;
-        return Some(format!("of {measured} requests that began in the window {ended} had ended when it closed"));
+    if measured.saturating_sub(ended) as f64 > max_running(tried, lowest) {
+        return Some(format!("{ended} of {measured} requests that began in the window had ended when it closed"));
     }
     if objectives {
-        let told = format!("{good} of {measured} requests kept the objectives");
-        return (share(good, measured) < GOOD).then_some(told);
+        let reason = format!("{good} of {measured} requests met the objectives");
+        return (share(good) < MIN_GOOD_SHARE).then_some(reason);
     }
-    let (now, then) = tried.first_p90.zip(lowest.first_p90)?;
-    let told = || format!("time to the first character, p90: {}, at the lowest rate {}", time(now), time(then));
-    (now > SLOWER * then).then(told)
+    let (first, first_at_lowest) = tried.first_p90.zip(lowest.first_p90)?;
+    (first > MAX_SLOWDOWN * first_at_lowest).then(|| {
+        format!(
+            "time to first character, p90: {}, at the lowest rate {}",
+            units::time(first),
+            units::time(first_at_lowest)
+        )
+    })
 }
 
-/// How many of a window's requests may still run when it closes. What the lowest rate's own would be says nothing of it: they are
-/// as many as it takes where the server falls behind at that rate already.
-fn behind(tried: &RateResult, lowest: &RateResult) -> f64 {
-    let measured = tried.measured[0] as f64;
-    let under_way = match lowest.total_p50 {
+/// Returns how many of a window's requests may still run when it closes. The lowest rate does not excuse itself: a server that falls
+/// behind at that rate has as many in flight as its own total time implies.
+fn max_running(tried: &RateResult, lowest: &RateResult) -> f64 {
+    let measured = tried.measured as f64;
+    let in_flight = match lowest.total_p50 {
         Some(total) if lowest.rate < tried.rate => {
             let mean = tried.rate * total / 1e9;
-            UNDER_WAY * mean + CHANCE * mean.sqrt()
+            IN_FLIGHT_FACTOR * mean + DEVIATION_FACTOR * mean.sqrt()
         }
         _ => 0.0,
     };
-    (BEHIND * measured).max(under_way.min(MOST_BEHIND * measured))
+    (MAX_RUNNING_SHARE * measured).max(in_flight.min(RUNNING_SHARE_CAP * measured))
 }
 
-fn time(ns: f64) -> String {
-    crate::units::time(ns)
-}
-
-/// The knee among all rates that were tried.
+/// Computes the knee from all measured rates.
 pub fn knee(tried: &[RateResult], objectives: bool) -> Knee {
     let mut sorted = tried.to_vec();
     sorted.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     let mut knee = Knee { rule: rule(objectives), ..Knee::default() };
     let Some(lowest) = sorted.first().copied() else { return knee };
     for point in &sorted {
-        if let Some(why) = broken(point, &lowest, objectives) {
-            let whose = if point.limited { "; the tester may have been the limit at that rate" } else { "" };
-            (knee.broken_at, knee.broken_by) = (Some(point.rate), Some(why + whose));
+        if let Some(reason) = unsustained_reason(point, &lowest, objectives) {
+            let suffix = if point.tester_limited { "; the tester may have been the limit at that rate" } else { "" };
+            knee.broken_at = Some(point.rate);
+            knee.broken_by = Some(reason + suffix);
             break;
         }
-        // a rate above one that broke does not count, whatever luck it had
+        // a sustained rate above an unsustained one is luck and does not count
         knee.rate = Some(point.rate);
     }
     knee
 }
 
-/// In words.
+/// Returns the definition of "sustained" in words.
 fn rule(objectives: bool) -> String {
     let last = if objectives {
-        format!("at least {} % of the requests keep every objective", GOOD * 100.0)
+        format!("at least {} % of the requests meet every objective", MIN_GOOD_SHARE * 100.0)
     } else {
-        format!(
-            "the 90th percentile of the time to the first character is at most {SLOWER} times that of the lowest rate"
-        )
+        format!("the p90 time to first character is at most {MAX_SLOWDOWN} times that of the lowest rate")
     };
     format!(
-        "a rate is sustained if at least {} % of its requests end well, at most {} % of those that began in the window still run when \
-         it closes (or {UNDER_WAY} times as many as are under way by the median total at the lowest rate, and {CHANCE} times the \
-         root of that, if that is more, but at most {} %), and {last}; the knee is the highest rate below the lowest one that is not",
-        WELL * 100.0,
-        BEHIND * 100.0,
-        MOST_BEHIND * 100.0
+        "a rate is sustained if at least {} % of its requests succeed, at most {} % of the requests that began in the window still \
+         run when it closes (or {IN_FLIGHT_FACTOR} times the number expected in flight from the median total at the lowest rate plus \
+         {DEVIATION_FACTOR} times its square root, if that is more, but at most {} %), and {last}; the knee is the highest rate below \
+         the lowest one that is not sustained",
+        MIN_SUCCEEDED_SHARE * 100.0,
+        MAX_RUNNING_SHARE * 100.0,
+        RUNNING_SHARE_CAP * 100.0
     )
 }
 
-/// The next rate to try after these: twice the highest one until one breaks, or half the lowest one until one holds, then the
-/// geometric mean between the knee and what broke, `refine` times.
-pub fn next(tried: &[RateResult], (most, refine): (f64, usize), objectives: bool) -> Option<f64> {
+/// Returns the next rate to measure: twice the highest one until one is not sustained, or half the lowest one until one is, then
+/// `refinements` times the geometric mean between the knee and the lowest unsustained rate.
+pub fn next_rate(tried: &[RateResult], max_rate: f64, refinements: usize, objectives: bool) -> Option<f64> {
     let Knee { rate, broken_at, .. } = knee(tried, objectives);
     let highest = tried.iter().map(|tried| tried.rate).max_by(f64::total_cmp)?;
     match (rate, broken_at) {
-        (_, None) => (highest * 2.0 <= most).then_some(highest * 2.0),
+        (_, None) => (highest * 2.0 <= max_rate).then_some(highest * 2.0),
         (None, Some(_)) => {
             let lowest = tried.iter().map(|tried| tried.rate).min_by(f64::total_cmp)?;
-            (tried.len() <= HALVINGS).then_some(lowest / 2.0)
+            (tried.len() <= MAX_HALVINGS).then_some(lowest / 2.0)
         }
         (Some(held), Some(broken)) => {
-            // doublings and halvings, in whatever order they came, are whole powers of two apart; refinements are not
+            // doublings and halvings, in any order, are whole powers of two apart; refinements are not
             let first = tried.first()?.rate;
             let is_refined = |tried: &&RateResult| {
                 let doublings = (tried.rate / first).log2();
                 (doublings - doublings.round()).abs() > 1e-6
             };
-            (tried.iter().filter(is_refined).count() < refine).then_some((held * broken).sqrt())
+            (tried.iter().filter(is_refined).count() < refinements).then_some((held * broken).sqrt())
         }
     }
 }
@@ -157,21 +162,31 @@ mod tests {
     use super::*;
 
     fn tried(rate: f64, ms: f64) -> RateResult {
-        let started = (rate * 10.0) as u64;
         RateResult {
-            rate,
-            ended: started,
-            measured: [started; 3],
             first_p90: Some(ms * 1e6),
             total_p50: Some(ms * 1e6),
-            limited: false,
+            ..counted(rate, (rate * 10.0) as u64, (rate * 10.0) as u64)
         }
     }
 
-    /// A server that sustains up to `capacity`.
-    fn search(capacity: f64, most: f64, refine: usize) -> (Vec<f64>, Knee) {
+    /// A rate of which `ended` of `measured` requests ended in the window, and all succeeded.
+    fn counted(rate: f64, measured: u64, ended: u64) -> RateResult {
+        RateResult {
+            rate,
+            measured,
+            ended,
+            succeeded: measured,
+            good: measured,
+            first_p90: Some(50e6),
+            total_p50: Some(50e6),
+            tester_limited: false,
+        }
+    }
+
+    /// Searches the knee of a server that sustains up to `capacity` requests per second.
+    fn search(capacity: f64, max_rate: f64, refinements: usize) -> (Vec<f64>, Knee) {
         let mut all = vec![tried(1.0, 50.0)];
-        while let Some(rate) = next(&all, (most, refine), false) {
+        while let Some(rate) = next_rate(&all, max_rate, refinements, false) {
             all.push(tried(rate, if rate <= capacity { 60.0 } else { 400.0 }));
             assert!(all.len() < 50);
         }
@@ -183,22 +198,19 @@ mod tests {
         let (rates, found) = search(11.0, 1000.0, 3);
         assert_eq!(rates[..5], [1.0, 2.0, 4.0, 8.0, 16.0]);
         assert_eq!(rates.len(), 8);
-        let (held, broken) = (found.rate.unwrap(), found.broken_at.unwrap());
+        let held = found.rate.unwrap();
+        let broken = found.broken_at.unwrap();
         // three halvings of a doubling, in logarithms
         assert!(held <= 11.0 && 11.0 < broken && (broken / held - 2f64.powf(0.125)).abs() < 1e-9, "{held} {broken}");
         assert!(found.broken_by.unwrap().contains("p90: 400 ms, at the lowest rate 50.0 ms"));
     }
 
-    /// A server that answers so many requests a second and falls behind at more.
+    /// The server answers three requests per second and falls behind at more.
     #[test]
-    fn a_first_rate_that_is_too_high_is_halved_until_one_holds() {
-        let answered = |rate: f64| RateResult {
-            ended: (rate.min(3.0) * 1000.0) as u64,
-            measured: [(rate * 1000.0) as u64; 3],
-            ..tried(rate, 50.0)
-        };
+    fn a_first_rate_that_is_too_high_is_halved_until_one_is_sustained() {
+        let answered = |rate: f64| counted(rate, (rate * 1000.0) as u64, (rate.min(3.0) * 1000.0) as u64);
         let mut all = vec![answered(16.0)];
-        while let Some(rate) = next(&all, (1000.0, 2), false) {
+        while let Some(rate) = next_rate(&all, 1000.0, 2, false) {
             all.push(answered(rate));
             assert!(all.len() < 50);
         }
@@ -207,26 +219,25 @@ mod tests {
         let found = knee(&all, false);
         assert!(found.rate.unwrap() <= 3.0 * 1.12 && found.broken_at.unwrap() > 3.0, "{found:?}");
 
-        let never = |rate: f64| RateResult { measured: [10, 0, 0], ..tried(rate, 50.0) };
+        let never = |rate: f64| RateResult { succeeded: 0, good: 0, ..counted(rate, 10, 10) };
         let mut all = vec![never(16.0)];
-        while let Some(rate) = next(&all, (1000.0, 2), false) {
+        while let Some(rate) = next_rate(&all, 1000.0, 2, false) {
             all.push(never(rate));
         }
         assert_eq!((all.len(), all[5].rate, knee(&all, false).rate), (6, 0.5, None));
     }
 
-    /// Requests so long that of the first rate too many still run when its window closes: by the rate below they are what is to be
-    /// expected, and the search goes up again, and still closes in.
+    /// Requests are so long that too many of the first rate's still run when its window closes. The rate below shows that this is
+    /// to be expected, so that the search goes up again and still converges.
     #[test]
-    fn a_first_rate_that_a_lower_one_excuses_is_no_end_of_the_search() {
+    fn a_first_rate_that_a_lower_one_excuses_does_not_end_the_search() {
         let long = |rate: f64| {
-            let (count, slow) = ((rate * 30.0).max(20.0), rate > 9.0);
-            let under_way = if slow { 0.5 * count } else { rate * 4.0 };
-            let ended = (count - under_way) as u64;
-            RateResult { ended, measured: [count as u64; 3], total_p50: Some(4e9), ..tried(rate, 50.0) }
+            let count = (rate * 30.0).max(20.0);
+            let in_flight = if rate > 9.0 { 0.5 * count } else { rate * 4.0 };
+            RateResult { total_p50: Some(4e9), ..counted(rate, count as u64, (count - in_flight) as u64) }
         };
         let mut all = vec![long(1.0)];
-        while let Some(rate) = next(&all, (1000.0, 2), false) {
+        while let Some(rate) = next_rate(&all, 1000.0, 2, false) {
             all.push(long(rate));
             assert!(all.len() < 50);
         }
@@ -237,53 +248,53 @@ mod tests {
     }
 
     #[test]
-    fn a_knee_beyond_the_highest_rate_is_not_made_up() {
+    fn a_knee_above_the_highest_rate_is_not_reported() {
         let (rates, found) = search(1e9, 8.0, 3);
         assert_eq!((rates, found.rate, found.broken_at), (vec![1.0, 2.0, 4.0, 8.0], Some(8.0), None));
     }
 
     #[test]
-    fn each_condition_breaks_a_rate() {
+    fn each_condition_makes_a_rate_unsustained() {
         let lowest = tried(1.0, 50.0);
-        let why = |changed: RateResult, objectives| broken(&changed, &lowest, objectives);
+        let why = |changed: RateResult, objectives| unsustained_reason(&changed, &lowest, objectives);
         let point = tried(10.0, 50.0);
         assert_eq!(why(point, false), None);
         assert_eq!(why(RateResult { first_p90: Some(150e6), ..point }, false), None);
         assert!(why(RateResult { first_p90: Some(151e6), ..point }, false).unwrap().contains("p90"));
-        assert!(why(RateResult { measured: [100, 98, 98], ..point }, false).unwrap().contains("98 of 100"));
-        assert!(why(RateResult { ended: 89, ..point }, false).unwrap().contains("89 had ended"));
+        assert!(why(RateResult { succeeded: 98, good: 98, ..point }, false).unwrap().contains("98 of 100"));
+        assert!(why(RateResult { ended: 89, ..point }, false).unwrap().contains("89 of 100 requests that began"));
         assert_eq!(why(RateResult { ended: 90, ..point }, false), None);
-        // few requests are no excuse: four of seventeen
-        assert!(why(RateResult { measured: [17; 3], ended: 13, ..point }, false).is_some());
-        // ten a second that take a second each are ten under way, and more by chance; but a fifth is too much whatever they take
-        let slow = |ended, total| {
-            broken(&RateResult { ended, ..point }, &RateResult { total_p50: Some(total), ..lowest }, false).is_none()
+        // four of seventeen still run: few requests are no excuse
+        assert!(why(counted(10.0, 17, 13), false).is_some());
+        // at ten per second and one second each, ten and more are in flight; a fifth is too much in any case
+        let sustained = |ended, total| {
+            unsustained_reason(&RateResult { ended, ..point }, &RateResult { total_p50: Some(total), ..lowest }, false)
+                .is_none()
         };
-        assert!(slow(85, 0.7e9) && !slow(80, 0.7e9) && slow(80, 60e9) && !slow(79, 60e9));
+        assert!(sustained(85, 0.7e9) && !sustained(80, 0.7e9) && sustained(80, 60e9) && !sustained(79, 60e9));
         // the lowest rate does not excuse itself
-        let behind = RateResult { measured: [100; 3], ended: 85, total_p50: Some(60e9), ..lowest };
-        assert!(broken(&behind, &behind, false).is_some());
-        assert!(why(RateResult { measured: [0; 3], ..point }, false).is_some());
-        // with objectives they decide, not the lowest rate
+        let behind = RateResult { total_p50: Some(60e9), ..counted(1.0, 100, 85) };
+        assert!(unsustained_reason(&behind, &behind, false).is_some());
+        assert!(why(counted(10.0, 0, 100), false).is_some());
+        // objectives decide instead of the lowest rate
         assert_eq!(why(RateResult { first_p90: Some(900e6), ..point }, true), None);
-        assert!(why(RateResult { measured: [100, 100, 89], ..point }, true).unwrap().contains("89 of 100"));
+        assert!(why(RateResult { good: 89, ..point }, true).unwrap().contains("89 of 100"));
     }
 
     #[test]
-    fn a_rate_that_the_tester_may_have_broken_says_so() {
+    fn the_reason_names_the_tester_where_it_may_be_the_limit() {
         let broken = tried(2.0, 400.0);
-        let told = |broken| knee(&[tried(1.0, 50.0), broken], false).broken_by.unwrap();
-        assert!(!told(broken).contains("tester"));
-        assert!(
-            told(RateResult { limited: true, ..broken }).ends_with("the tester may have been the limit at that rate")
-        );
+        let reason = |broken| knee(&[tried(1.0, 50.0), broken], false).broken_by.unwrap();
+        assert!(!reason(broken).contains("tester"));
+        let limited = RateResult { tester_limited: true, ..broken };
+        assert!(reason(limited).ends_with("the tester may have been the limit at that rate"));
     }
 
     #[test]
-    fn luck_above_a_broken_rate_does_not_count() {
+    fn a_sustained_rate_above_an_unsustained_one_does_not_count() {
         let found = knee(&[tried(1.0, 50.0), tried(4.0, 60.0), tried(2.0, 400.0)], false);
         assert_eq!((found.rate, found.broken_at), (Some(1.0), Some(2.0)));
-        let none = knee(&[RateResult { measured: [10, 0, 0], ..tried(1.0, 50.0) }], false);
+        let none = knee(&[RateResult { succeeded: 0, good: 0, ..counted(1.0, 10, 10) }], false);
         assert_eq!((none.rate, none.broken_at), (None, Some(1.0)));
     }
 }

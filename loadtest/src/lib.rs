@@ -1,9 +1,9 @@
-//! `weir-loadtest`: what clients of a weir server see, measured over gRPC.
+//! `weir-loadtest`: measures over gRPC the latency that clients of a weir server see.
 //!
-//! The map, in the order of a measurement: `cli` reads what is asked for; `client` connects; `load` decides what is asked of the
-//! server and when, and makes the requests; `measure` turns moments into figures; `pair` compares models request by request;
-//! `knee` tells which rate is sustained; `report` keeps what came out, as JSON, table and HTML. `stub` is a server that makes
-//! delays instead of text, for testing this program.
+//! The modules follow a measurement: `cli` parses the command line; `client` connects; `load` decides which requests to send and
+//! when, and sends them; `measure` turns timestamps into figures; `comparison` compares models request by request; `knee` finds
+//! the highest sustained rate; `report` writes the results as JSON, table and HTML. `stub` is a server with scripted delays,
+//! which tests of this program measure.
 
 pub mod cli;
 pub mod client;

@@ -1,26 +1,26 @@
-//! Times as people write and read them.
+//! Parses and formats durations and numbers.
 
 use std::time::Duration;
 
-/// Longest time that any option takes.
+/// Longest duration that any option takes.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Units, longest name first where one ends another.
+/// Units with their length in seconds. A name that ends with another unit's name comes first.
 const UNITS: [(&str, f64); 5] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("m", 60.0), ("s", 1.0)];
 
-/// Reads `200ms`, `1.5s`, `2m`: above 0, at most a day.
+/// Parses a duration such as `200ms`, `1.5s` or `2m`: above 0 and at most a day.
 ///
 /// # Errors
-/// What is expected.
+/// The text is not such a duration; the message says what is expected.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let span = span(text)?;
     if span.is_zero() { Err("must be above 0".into()) } else { Ok(span) }
 }
 
-/// As [`duration()`], but it may be 0.
+/// Parses a duration as [`duration()`] does, but accepts 0.
 ///
 /// # Errors
-/// What is expected.
+/// The text is not such a duration; the message says what is expected.
 pub fn span(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
@@ -36,7 +36,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
     if span > LONGEST { Err(expected()) } else { Ok(span) }
 }
 
-/// Nanoseconds with the unit in which they read best and three digits: `12.3 ms`.
+/// Formats nanoseconds with three digits, in the unit that reads best: `12.3 ms`.
 pub fn time(ns: f64) -> String {
     let (value, unit) = match ns {
         ns if ns >= 1e9 => (ns / 1e9, "s"),
@@ -47,7 +47,7 @@ pub fn time(ns: f64) -> String {
     format!("{} {unit}", digits(value))
 }
 
-/// Three digits.
+/// Formats a number with three digits.
 pub fn digits(value: f64) -> String {
     match value.abs() {
         size if size >= 99.95 || size == 0.0 => format!("{value:.0}"),
@@ -57,7 +57,7 @@ pub fn digits(value: f64) -> String {
     }
 }
 
-/// Nanoseconds of a span.
+/// Converts a duration to nanoseconds, saturating at `u64::MAX`.
 pub fn ns(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn times_have_three_digits() {
-        let told = [0.0, 999.0, 1234.0, 12_345_678.0, 99_960_000.0, 3e9].map(time);
-        assert_eq!(told, ["0 ns", "999 ns", "1.23 µs", "12.3 ms", "100 ms", "3.00 s"]);
+        let formatted = [0.0, 999.0, 1234.0, 12_345_678.0, 99_960_000.0, 3e9].map(time);
+        assert_eq!(formatted, ["0 ns", "999 ns", "1.23 µs", "12.3 ms", "100 ms", "3.00 s"]);
     }
 }

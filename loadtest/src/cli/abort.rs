@@ -1,4 +1,4 @@
-//! What is left of a command that was broken off: why, and what is missing.
+//! Why a command ended early, and what it therefore did not measure.
 
 use crate::{
     error::{Error, Result},
@@ -6,43 +6,44 @@ use crate::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What broke a command off, if anything did; all its sessions share it.
+/// Log of what ended a command early; all its sessions share it.
 #[derive(Clone, Default)]
-pub(super) struct AbortLog(Arc<Mutex<State>>);
+pub(super) struct AbortLog(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
-struct State {
+struct Inner {
     error: Option<Error>,
     missing: Vec<MissingPart>,
 }
 
 impl AbortLog {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether an error has ended the command.
+    /// True if an error ended the command.
     pub(super) fn failed(&self) -> bool {
-        self.state().error.is_some()
+        self.inner().error.is_some()
     }
 
-    /// What is there, unless it failed: then no more is measured, and what there is so far is told before the command fails.
-    pub(super) fn unbroken<T>(&self, measured: Result<T>) -> Option<T> {
-        measured.map_err(|error| self.state().error.get_or_insert(error).to_string()).ok()
+    /// Returns the value, or records the error. The command then measures no more and writes its report before it fails.
+    pub(super) fn ok_or_record<T>(&self, measured: Result<T>) -> Option<T> {
+        measured.map_err(|error| self.inner().error.get_or_insert(error).to_string()).ok()
     }
 
-    /// This was to be measured and was not.
-    pub(super) fn misses(&self, model: &str, what: impl Into<String>) {
-        self.state().missing.push(MissingPart { model: model.into(), what: what.into() });
+    /// Records that `what` was not measured.
+    pub(super) fn add_missing(&self, model: &str, what: impl Into<String>) {
+        self.inner().missing.push(MissingPart { model: model.into(), what: what.into() });
     }
 
-    /// Marks the last of a command's documents if something that was to follow is missing; gives the error if that is why.
-    pub(super) fn end(&self, documents: &mut [MeasurementReport], interrupted: bool) -> Option<Error> {
-        let mut state = self.state();
-        let error = state.error.take();
-        let why = error.as_ref().map(Error::to_string).or(interrupted.then(|| "it was interrupted".to_owned()));
-        if let (Some(last), Some(why)) = (documents.last_mut(), why) {
-            (last.broken_off, last.missing) = (Some(why), Some(std::mem::take(&mut state.missing)));
+    /// Marks the last report if the command ended early. Returns the error if one ended it.
+    pub(super) fn finish(&self, reports: &mut [MeasurementReport], interrupted: bool) -> Option<Error> {
+        let mut inner = self.inner();
+        let error = inner.error.take();
+        let reason = error.as_ref().map(Error::to_string).or(interrupted.then(|| "it was interrupted".to_owned()));
+        if let (Some(last), Some(reason)) = (reports.last_mut(), reason) {
+            last.broken_off = Some(reason);
+            last.missing = Some(std::mem::take(&mut inner.missing));
         }
         error
     }

@@ -1,4 +1,4 @@
-//! `weir-loadtest draw`: saved measurements drawn again.
+//! `weir-loadtest draw`: draws saved measurements again.
 
 use super::output::OutputArgs;
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
 };
 use std::path::PathBuf;
 
-/// The most files of a page.
+/// Maximum files.
 const MAX_FILES: usize = 64;
 
 /// Draws saved measurements.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What --json wrote, of any number of measurements.
+    /// Files that --json wrote, each with any number of measurements.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -25,9 +25,9 @@ pub(super) fn run(args: Args) -> Result<()> {
     if files.len() > MAX_FILES {
         return Err(Error::option("FILE", files.len(), format!("at most {MAX_FILES} files")));
     }
-    let mut documents = Vec::new();
+    let mut reports = Vec::new();
     for file in &files {
-        documents.extend(data::read(file)?);
+        reports.extend(data::read(file)?);
     }
-    output.tell(&documents)
+    output.write(&reports)
 }

@@ -1,4 +1,4 @@
-//! Where reports go.
+//! Writes reports.
 
 use crate::{
     error::{Error, Result},
@@ -15,33 +15,33 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Flags whose values are nobody's business.
+/// Flags whose values must not appear in reports.
 const SECRETS: [&str; 1] = ["--api-key"];
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct OutputArgs {
-    /// Write the measurement as JSON to this file; `-` is stdout, without the table.
+    /// Write the measurement as JSON to this file; `-`: to stdout, instead of the table.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Write a page of HTML that needs no other file; `-` is stdout, without the table.
+    /// Write a self-contained HTML page to this file; `-`: to stdout, instead of the table.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// What the page is called.
+    /// Title of the page.
     #[arg(long, value_name = "TEXT", default_value = "Latency as clients see it")]
     title: String,
 }
 
 impl OutputArgs {
-    /// Whether files can be written, before anything is measured.
+    /// Checks before the measurement that files can be written.
     pub(super) fn check(&self) -> Result<()> {
         let files = || self.json.iter().chain(&self.html);
         if files().filter(|file| is_stdout(file)).count() > 1 {
-            return Err(Error::Setting("--json - and --html -: one of them may go to stdout".into()));
+            return Err(Error::Setting("--json - and --html -: only one of them may write to stdout".into()));
         }
         for file in files().filter(|file| !is_stdout(file)) {
             let is_new = !file.exists();
             fs::OpenOptions::new().create(true).append(true).open(file).map_err(Error::io(file))?;
-            // where nothing comes of it, an empty file is no report
+            // a failed measurement must not leave an empty file
             if is_new {
                 fs::remove_file(file).map_err(Error::io(file))?;
             }
@@ -49,49 +49,52 @@ impl OutputArgs {
         Ok(())
     }
 
-    /// Writes measurements.
-    pub(super) fn tell(&self, documents: &[MeasurementReport]) -> Result<()> {
-        let page = self.html.as_ref().map(|file| (file, html::page(&self.title, documents)));
+    /// Writes reports.
+    pub(super) fn write(&self, reports: &[MeasurementReport]) -> Result<()> {
+        let page = self.html.as_ref().map(|file| (file, html::page(&self.title, reports)));
         let data = match &self.json {
-            Some(file) => Some((file, data::json(documents)? + "\n")),
+            Some(file) => Some((file, data::json(reports)? + "\n")),
             None => None,
         };
-        let mut told = None;
+        let mut to_stdout = None;
         for (file, text) in page.into_iter().chain(data) {
             if is_stdout(file) {
-                told = Some(text);
+                to_stdout = Some(text);
             } else {
                 fs::write(file, text).map_err(Error::io(file))?;
             }
         }
-        match told {
-            Some(text) => write(&text),
-            None => documents.iter().try_for_each(|document| write(&table::table(document))),
+        match to_stdout {
+            Some(text) => print(&text),
+            None => reports.iter().try_for_each(|report| print(&table::table(report))),
         }
     }
 
-    /// Writes what was measured just now, and fails if not one request of it ended as it should have: well, or cancelled on
-    /// purpose; or, of all that is no search for loads that are too much, fewer than half of those not cancelled ended well. Where an error broke it off, what there is so far is written all the same.
-    pub(super) fn tell_measured(&self, documents: &[MeasurementReport], broken: Option<Error>) -> Result<()> {
-        if let Some(error) = broken {
-            if documents.iter().any(|document| document.ends().next().is_some()) {
-                self.tell(documents)?;
+    /// Writes the reports of this command, then fails in one of three cases: `error` ended the command; no request succeeded or was
+    /// cancelled on purpose; or fewer than half of those not cancelled succeeded, where a search for the knee does not count.
+    pub(super) fn write_measured(&self, reports: &[MeasurementReport], error: Option<Error>) -> Result<()> {
+        if let Some(error) = error {
+            if reports.iter().any(|report| report.outcomes().next().is_some()) {
+                self.write(reports)?;
             }
             return Err(error);
         }
-        self.tell(documents)?;
+        self.write(reports)?;
         let mut all = OutcomeCounts::default();
-        documents.iter().flat_map(MeasurementReport::ends).for_each(|ends| all.add(ends));
+        reports.iter().flat_map(MeasurementReport::outcomes).for_each(|outcomes| all.add(outcomes));
         if all.measured == 0 {
             return Err(Error::Setting("nothing was measured: no request began after the warm-up".into()));
         }
         if all.well + all.cancelled == 0 {
-            return Err(Error::NothingWell { ends: all.describe() });
+            return Err(Error::NoneSucceeded { outcomes: all.describe() });
         }
-        let mut held = OutcomeCounts::default();
-        let parts = documents.iter().flat_map(|document| &document.parts).filter(|part| !part.is_search());
-        parts.flat_map(ReportPart::ends).for_each(|ends| held.add(ends));
-        if held.is_mostly_bad() { Err(Error::FewWell { ends: held.describe() }) } else { Ok(()) }
+        let mut without_search = OutcomeCounts::default();
+        let parts = reports.iter().flat_map(|report| &report.parts).filter(|part| !part.is_search());
+        parts.flat_map(ReportPart::outcomes).for_each(|outcomes| without_search.add(outcomes));
+        if without_search.is_mostly_bad() {
+            return Err(Error::FewSucceeded { outcomes: without_search.describe() });
+        }
+        Ok(())
     }
 }
 
@@ -99,14 +102,14 @@ fn is_stdout(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 
-/// Writes to stdout, so that a closed pipe is an error like any other.
-pub(super) fn write(text: &str) -> Result<()> {
+/// Prints to stdout and returns an error if the pipe is closed.
+pub(super) fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("stdout"))
 }
 
-/// The command as it was given, but for the program's place and keys.
-pub(super) fn command(arguments: &[OsString]) -> String {
+/// Returns the command line without the program's path and without keys.
+pub(super) fn command_line(arguments: &[OsString]) -> String {
     let mut words = vec!["weir-loadtest".to_owned()];
     let mut is_secret = false;
     for word in arguments.iter().skip(1).map(|word| word.to_string_lossy()) {
@@ -124,12 +127,12 @@ pub(super) fn command(arguments: &[OsString]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::command;
+    use super::command_line;
 
     #[test]
-    fn keys_are_not_told() {
-        let told =
-            command(&["/a/b", "run", "--api-key", "hush", "--api-key=hush", "--note", "two cores"].map(Into::into));
-        assert_eq!(told, "weir-loadtest run --api-key … --api-key=… --note 'two cores'");
+    fn keys_are_left_out() {
+        let arguments = ["/a/b", "run", "--api-key", "hush", "--api-key=hush", "--note", "two cores"];
+        let line = command_line(&arguments.map(Into::into));
+        assert_eq!(line, "weir-loadtest run --api-key … --api-key=… --note 'two cores'");
     }
 }

@@ -1,37 +1,36 @@
-//! `weir-loadtest report`: everything there is to tell of a server's models, in one go.
+//! `weir-loadtest report`: measures everything about a server's models.
 
 use super::{
     compare::{self, RoundArgs, compare},
-    run_length, runtime,
-    session::{LoadArgs, MeasurementSession},
-    sweep::{ENOUGH, KneeSearchArgs, by_concurrency, by_rate, enough},
+    load_args::LoadArgs,
+    run_length::check_in_flight,
+    runtime::runtime,
+    session::{LoadLimits, MeasurementSession},
+    sweep::{KneeSearchArgs, MIN_REQUESTS, extended, search_knee, sweep_concurrency},
 };
 use crate::{
     client::models::ModelInfo,
     error::{Error, Result},
-    load::{
-        arrivals::ArrivalProcess,
-        schedule::{LoadPattern, RunLength},
-    },
+    load::{arrivals::ArrivalProcess, schedule::LoadPattern},
     report::data::{MeasurementReport, ReportPart},
 };
 
-/// The share of the knee at which the run for gaps and timeline is made.
-const BELOW: f64 = 0.5;
+/// Rate of the run for gaps and timeline, as a share of the knee.
+const SHARE_OF_KNEE: f64 = 0.5;
 
-/// The lowest rate that a search begins with by itself, in requests a second.
-const LOWEST: f64 = 0.1;
+/// Lowest first rate of a search, in requests per second, unless --from is given.
+const MIN_FIRST_RATE: f64 = 0.1;
 
-/// Measures all of it, for every model of a server.
+/// Measures everything for every model of a server.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     common: LoadArgs,
-    /// The models, the baseline first; if not given, all that the server has. Those that read documents are compared with each
-    /// other, and so are the others.
+    /// Models, the baseline first [default: all models of the server]. Models that summarize are compared with each other, and so are
+    /// the others.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     models: Vec<String>,
-    /// Closed loops of the batch-size curve, by requests at a time.
+    /// Requests in flight of each closed loop of the batch-size curve.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16")]
     concurrency: Vec<usize>,
     #[command(flatten)]
@@ -40,61 +39,59 @@ pub(super) struct Args {
     rounds: RoundArgs,
 }
 
-pub(super) fn run(args: Args, command: String) -> Result<()> {
-    let Args { common, models, concurrency, search, rounds } = args;
-    let LoadArgs { server, work, extent, output } = common;
-    search.check(true)?;
-    rounds.check()?;
-    concurrency.iter().try_for_each(|&count| run_length::in_flight("--concurrency", count))?;
-    let limits = (extent.extent()?, extent.max_in_flight);
-    output.check()?;
-    let (documents, broken) = runtime(server.threads)?.block_on(async {
-        let mut documents = Vec::new();
-        let mut sessions = MeasurementSession::by_kind(server, work, &models, command).await?;
-        sessions.iter().filter(|session| session.models.len() > 1).try_for_each(compare::check)?;
-        for session in &mut sessions {
-            session.cancel = extent.cancel_share;
-            documents.extend(one_kind(session, &rounds, limits, (&concurrency, &search)).await);
-        }
-        let over = sessions.last().filter(|session| session.is_over());
-        let broken = over.and_then(|session| session.end(&mut documents));
-        Ok::<_, Error>((documents, broken))
-    })?;
-    output.tell_measured(&documents, broken)
+/// Loads that `report` measures for each model.
+struct Loads {
+    limits: LoadLimits,
+    concurrency: Vec<usize>,
+    search: KneeSearchArgs,
 }
 
-/// Everything of models that are asked for the same.
-async fn one_kind(
-    session: &MeasurementSession,
-    rounds: &RoundArgs,
-    limits: (RunLength, usize),
-    curves: (&[usize], &KneeSearchArgs),
-) -> Vec<MeasurementReport> {
-    let mut documents = Vec::new();
+pub(super) fn run(args: Args, command: String) -> Result<()> {
+    let Args { common, models, concurrency, search, rounds } = args;
+    let LoadArgs { server, workload, length, output } = common;
+    search.check(true)?;
+    rounds.check()?;
+    concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
+    let limits = LoadLimits { length: length.length()?, max_in_flight: length.max_in_flight, min_requests: 0 };
+    let loads = Loads { limits, concurrency, search };
+    output.check()?;
+    let (reports, error) = runtime(server.threads)?.block_on(async {
+        let mut reports = Vec::new();
+        let mut sessions = MeasurementSession::by_kind(server, workload, &models, command).await?;
+        sessions.iter().filter(|session| session.models.len() > 1).try_for_each(compare::check)?;
+        for session in &mut sessions {
+            session.cancel_share = length.cancel_share;
+            reports.extend(measure_kind(session, &rounds, &loads).await);
+        }
+        let over = sessions.last().filter(|session| session.is_over());
+        let error = over.and_then(|session| session.finish(&mut reports));
+        Ok::<_, Error>((reports, error))
+    })?;
+    output.write_measured(&reports, error)
+}
+
+/// Measures all models of one kind.
+async fn measure_kind(session: &MeasurementSession, rounds: &RoundArgs, loads: &Loads) -> Vec<MeasurementReport> {
+    let mut reports = Vec::new();
     if session.models.len() > 1 {
         let names: Vec<_> = session.models.iter().map(|model| model.name.as_str()).collect();
-        let compared = session.unbroken(&names.join(", "), "the comparison", compare(session, rounds)).await;
-        documents.extend(compared.map(|comparison| session.document(vec![ReportPart::Compare { comparison }], false)));
+        let compared = session.measure_or_skip(&names.join(", "), "the comparison", compare(session, rounds)).await;
+        reports.extend(compared.map(|comparison| session.report(vec![ReportPart::Compare { comparison }], false)));
     }
     let mut parts = Vec::new();
     for model in &session.models {
-        parts.extend(all_of(session, model, limits, curves).await);
+        parts.extend(measure_model(session, model, loads).await);
     }
     if !parts.is_empty() {
-        documents.push(session.document(parts, true));
+        reports.push(session.report(parts, true));
     }
-    documents
+    reports
 }
 
-/// Everything of one model; what the user, or a server that is gone, leaves out is missed.
-async fn all_of(
-    session: &MeasurementSession,
-    model: &ModelInfo,
-    (extent, most): (RunLength, usize),
-    (concurrency, search): (&[usize], &KneeSearchArgs),
-) -> Vec<ReportPart> {
+/// Measures one model. Loads skipped because of an interruption or a lost server are recorded as missing.
+async fn measure_model(session: &MeasurementSession, model: &ModelInfo, loads: &Loads) -> Vec<ReportPart> {
     let mut parts = Vec::new();
-    let batches = by_concurrency(session, model, extent, concurrency).await;
+    let batches = sweep_concurrency(session, model, loads.limits, &loads.concurrency).await;
     let mut answered = None;
     if let ReportPart::Batches { points, .. } = &batches
         && let Some(first) = points.first()
@@ -102,8 +99,8 @@ async fn all_of(
         answered = Some(first.window.well_per_second);
         parts.push(batches);
     }
-    let search = &search.beginning(LOWEST, answered.map(|rate| rate * BELOW));
-    let rates = by_rate(session, model, (extent, most), (&[], search)).await;
+    let search = loads.search.starting_at(MIN_FIRST_RATE, answered.map(|rate| rate * SHARE_OF_KNEE));
+    let rates = search_knee(session, model, loads.limits, &search).await;
     let mut sustained = None;
     if let ReportPart::Rates { points, knee, .. } = &rates
         && !points.is_empty()
@@ -112,12 +109,13 @@ async fn all_of(
         parts.push(rates);
     }
     if session.is_over() {
-        session.misses(&session.asked(model), "the open loop at half of the knee");
+        session.add_missing(&session.model_names(model), "the open loop at half of the knee");
     } else if let Some(rate) = sustained {
-        let rate = rate * BELOW;
+        let rate = rate * SHARE_OF_KNEE;
         let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate, burst: 1 };
-        let measured = session.load(model, load, enough(extent, rate), (most, ENOUGH)).await;
-        parts.extend(measured.map(|point| ReportPart::Run { model: session.asked(model), point }));
+        let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(loads.limits, rate) };
+        let measured = session.load(model, load, limits).await;
+        parts.extend(measured.map(|point| ReportPart::Run { model: session.model_names(model), point }));
     }
     parts
 }

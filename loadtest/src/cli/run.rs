@@ -1,9 +1,11 @@
-//! `weir-loadtest run`: one load.
+//! `weir-loadtest run`: measures one load.
 
 use super::{
     arrivals::ArrivalArgs,
-    run_length, runtime,
-    session::{LoadArgs, MeasurementSession},
+    load_args::LoadArgs,
+    run_length::{check_in_flight, check_rate},
+    runtime::runtime,
+    session::{LoadLimits, MeasurementSession},
 };
 use crate::{
     error::{Error, Result},
@@ -16,13 +18,13 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     common: LoadArgs,
-    /// The model; may be left out if the server has one.
+    /// Model; may be left out if the server has only one.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// A closed loop: so many requests at a time, each followed by the next. 8 if --rate is not given either.
+    /// Closed loop with this many requests in flight, each followed by the next [default: 8, unless --rate is given].
     #[arg(long, value_name = "N", conflicts_with = "rate")]
     concurrency: Option<usize>,
-    /// An open loop: requests a second, whatever the answers do.
+    /// Open loop with this many requests per second, independent of the answers.
     #[arg(long, value_name = "RATE")]
     rate: Option<f64>,
     #[command(flatten)]
@@ -34,24 +36,24 @@ pub(super) fn run(args: Args, command: String) -> Result<()> {
     arrivals.check(rate.is_some(), "--rate")?;
     let load = match rate {
         Some(rate) => {
-            run_length::rate("--rate", rate)?;
+            check_rate("--rate", rate)?;
             arrivals.load(rate)
         }
         None => {
             let concurrency = concurrency.unwrap_or(8);
-            run_length::in_flight("--concurrency", concurrency)?;
+            check_in_flight("--concurrency", concurrency)?;
             LoadPattern::Closed { concurrency }
         }
     };
-    let LoadArgs { server, work, extent, output } = common;
-    let (limits, most) = (extent.extent()?, extent.max_in_flight);
+    let LoadArgs { server, workload, length, output } = common;
+    let limits = LoadLimits { length: length.length()?, max_in_flight: length.max_in_flight, min_requests: 0 };
     output.check()?;
-    let document = runtime(server.threads)?.block_on(async {
-        let mut session = MeasurementSession::open(server, work, &Vec::from_iter(model), false, command).await?;
-        session.cancel = extent.cancel_share;
+    let report = runtime(server.threads)?.block_on(async {
+        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
+        session.cancel_share = length.cancel_share;
         let model = &session.models[0];
-        let point = session.point(model, load, limits, (most, 0)).await?;
-        Ok::<_, Error>(session.document(vec![ReportPart::Run { model: session.asked(model), point }], true))
+        let point = session.point(model, load, limits).await?;
+        Ok::<_, Error>(session.report(vec![ReportPart::Run { model: session.model_names(model), point }], true))
     })?;
-    output.tell_measured(&[document], None)
+    output.write_measured(&[report], None)
 }

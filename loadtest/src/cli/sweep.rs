@@ -1,9 +1,11 @@
-//! `weir-loadtest sweep`: several loads one after the other.
+//! `weir-loadtest sweep`: measures several loads one after the other.
 
 use super::{
     arrivals::ArrivalArgs,
-    run_length, runtime,
-    session::{LoadArgs, MeasurementSession},
+    load_args::LoadArgs,
+    run_length::{check_in_flight, check_rate},
+    runtime::runtime,
+    session::{LoadLimits, MeasurementSession},
 };
 use crate::{
     client::models::ModelInfo,
@@ -14,9 +16,9 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Requests of a rate that are started at least.
-pub(super) const ENOUGH: u64 = 20;
-/// The most loads of a sweep.
+/// Smallest number of requests of a rate.
+pub(super) const MIN_REQUESTS: u64 = 20;
+/// Maximum loads of a sweep.
 const MAX_POINTS: usize = 64;
 
 /// Measures several loads.
@@ -24,30 +26,30 @@ const MAX_POINTS: usize = 64;
 pub(super) struct Args {
     #[command(flatten)]
     common: LoadArgs,
-    /// The model; may be left out if the server has one.
+    /// Model; may be left out if the server has only one.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Closed loops, of so many requests at a time: the batch-size curve.
+    /// Closed loops with these numbers of requests in flight: the batch-size curve.
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "rates")]
     concurrency: Vec<usize>,
-    /// Open loops of these rates, in requests a second; if neither this nor --concurrency is given, rates are searched for.
+    /// Open loops with these rates, in requests per second [default: search for the knee, unless --concurrency is given].
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     rates: Vec<f64>,
     #[command(flatten)]
     search: KneeSearchArgs,
 }
 
-/// How the knee is searched for.
+/// Options of the search for the knee.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct KneeSearchArgs {
-    /// The first rate of the search, which is doubled until one is not sustained; if not given 1, and in `report` half of what
-    /// the first closed loop answered.
+    /// First rate of the search, which doubles until a rate is not sustained [default: 1; in `report`, half of what the first closed
+    /// loop answered].
     #[arg(long, value_name = "RATE")]
     from: Option<f64>,
-    /// The highest rate of the search.
+    /// Highest rate of the search.
     #[arg(long, value_name = "RATE", default_value_t = 1024.0)]
     to: f64,
-    /// How often the search halves what lies between the highest sustained rate and the lowest other one.
+    /// How often the search bisects between the highest sustained and the lowest unsustained rate.
     #[arg(long, value_name = "N", default_value_t = 3)]
     refine: usize,
     #[command(flatten)]
@@ -55,112 +57,155 @@ pub(super) struct KneeSearchArgs {
 }
 
 impl KneeSearchArgs {
-    /// Before anything is measured; `open` is whether there are open loops at all.
-    pub(super) fn check(&self, open: bool) -> Result<()> {
-        self.from.into_iter().try_for_each(|from| run_length::rate("--from", from))?;
-        run_length::rate("--to", self.to)?;
+    /// Checks the options; `has_open_loops` is true if the command runs open loops.
+    pub(super) fn check(&self, has_open_loops: bool) -> Result<()> {
+        self.from.into_iter().try_for_each(|from| check_rate("--from", from))?;
+        check_rate("--to", self.to)?;
         if let Some(from) = self.from.filter(|from| *from > self.to) {
             return Err(Error::option("--from", from, format!("at most --to, which is {}", self.to)));
         }
         if self.refine > MAX_POINTS / 2 {
             return Err(Error::option("--refine", self.refine, format!("at most {}", MAX_POINTS / 2)));
         }
-        self.arrivals.check(open, "--rates, or nothing,")
+        self.arrivals.check(has_open_loops, "--rates, or no load option,")
     }
 
-    /// The same, begun at this rate unless another was asked for.
-    pub(super) fn beginning(&self, least: f64, rate: Option<f64>) -> Self {
-        Self { from: self.from.or(rate.map(|rate| rate.max(least).min(self.to))), ..self.clone() }
+    /// Returns the same search starting at `rate`, but at least at `min`, unless --from is given.
+    pub(super) fn starting_at(&self, min: f64, rate: Option<f64>) -> Self {
+        Self { from: self.from.or(rate.map(|rate| rate.max(min).min(self.to))), ..self.clone() }
     }
 }
 
 pub(super) fn run(args: Args, command: String) -> Result<()> {
     let Args { common, model, concurrency, rates, search } = args;
-    let LoadArgs { server, work, extent, output } = common;
+    let LoadArgs { server, workload, length, output } = common;
     search.check(concurrency.is_empty())?;
-    rates.iter().try_for_each(|&rate| run_length::rate("--rates", rate))?;
-    concurrency.iter().try_for_each(|&count| run_length::in_flight("--concurrency", count))?;
+    rates.iter().try_for_each(|&rate| check_rate("--rates", rate))?;
+    concurrency.iter().try_for_each(|&count| check_in_flight("--concurrency", count))?;
     let points = concurrency.len().max(rates.len());
     if points > MAX_POINTS {
         return Err(Error::option("--concurrency and --rates", points, format!("at most {MAX_POINTS} loads")));
     }
-    let (limits, most) = (extent.extent()?, extent.max_in_flight);
+    let limits = LoadLimits { length: length.length()?, max_in_flight: length.max_in_flight, min_requests: 0 };
     output.check()?;
-    let (documents, broken) = runtime(server.threads)?.block_on(async {
-        let mut session = MeasurementSession::open(server, work, &Vec::from_iter(model), false, command).await?;
-        session.cancel = extent.cancel_share;
+    let (reports, error) = runtime(server.threads)?.block_on(async {
+        let mut session = MeasurementSession::open(server, workload, &Vec::from_iter(model), false, command).await?;
+        session.cancel_share = length.cancel_share;
         let model = &session.models[0];
-        let part = if concurrency.is_empty() {
-            by_rate(&session, model, (limits, most), (&rates, &search)).await
+        let part = if !concurrency.is_empty() {
+            sweep_concurrency(&session, model, limits, &concurrency).await
+        } else if !rates.is_empty() {
+            sweep_rates(&session, model, limits, &rates, &search.arrivals).await
         } else {
-            by_concurrency(&session, model, limits, &concurrency).await
+            search_knee(&session, model, limits, &search).await
         };
-        let mut documents = [session.document(vec![part], true)];
-        let broken = session.end(&mut documents);
-        Ok::<_, Error>((documents, broken))
+        let mut reports = [session.report(vec![part], true)];
+        let error = session.finish(&mut reports);
+        Ok::<_, Error>((reports, error))
     })?;
-    output.tell_measured(&documents, broken)
+    output.write_measured(&reports, error)
 }
 
-/// The batch-size curve.
-pub(super) async fn by_concurrency(
+/// Measures the batch-size curve.
+pub(super) async fn sweep_concurrency(
     session: &MeasurementSession,
     model: &ModelInfo,
-    extent: RunLength,
+    limits: LoadLimits,
     counts: &[usize],
 ) -> ReportPart {
     let mut points = Vec::new();
     for &concurrency in counts {
-        let load = LoadPattern::Closed { concurrency };
-        points.extend(session.load(model, load, extent, (concurrency, 0)).await);
+        let limits = LoadLimits { max_in_flight: concurrency, ..limits };
+        points.extend(session.load(model, LoadPattern::Closed { concurrency }, limits).await);
     }
-    ReportPart::Batches { model: session.asked(model), points }
+    ReportPart::Batches { model: session.model_names(model), points }
 }
 
-/// These rates, or, of none, those that the search asks for.
-pub(super) async fn by_rate(
+/// Measures the given rates.
+async fn sweep_rates(
     session: &MeasurementSession,
     model: &ModelInfo,
-    (extent, most): (RunLength, usize),
-    (rates, search): (&[f64], &KneeSearchArgs),
+    limits: LoadLimits,
+    rates: &[f64],
+    arrivals: &ArrivalArgs,
 ) -> ReportPart {
-    let objectives = !session.work.objectives().is_empty();
-    let (mut tried, mut points): (Vec<RateResult>, Vec<LoadPoint>) = (Vec::new(), Vec::new());
-    let mut given = rates.iter().copied();
-    loop {
-        let next = match (rates, &tried[..]) {
-            ([], []) => Some(search.from.unwrap_or(1.0)),
-            ([], tried) => knee::next(tried, (search.to, search.refine), objectives),
-            _ => given.next(),
-        };
-        let Some(rate) = next.filter(|_| tried.len() < MAX_POINTS) else { break };
-        if rates.is_empty() && session.is_over() {
-            let what =
-                if points.is_empty() { "the search for the knee" } else { "the rest of the search for the knee" };
-            session.misses(&session.asked(model), what);
-            break;
-        }
-        let load = search.arrivals.load(rate);
-        let Some(point) = session.load(model, load, enough(extent, rate), (most, ENOUGH)).await else { continue };
-        if point.interrupted && point.figures.requests.measured == 0 {
-            session.misses(&session.asked(model), &load.describe());
-            continue;
-        }
-        // of half a measurement, or of a server that went away, it is not known whether the rate holds
-        tried.extend((!point.interrupted && point.broken_off.is_none()).then(|| seen(rate, &point)));
-        points.push(point);
+    let mut sweep = RateSweep::default();
+    for &rate in rates {
+        sweep.measure(session, model, limits, arrivals.load(rate), rate).await;
     }
-    let knee = knee::knee(&tried, objectives);
-    points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
-    ReportPart::Rates { model: session.asked(model), points, knee }
+    sweep.into_part(session, model)
 }
 
-/// As long as it takes for enough requests to tell a rate that holds from one that does not, unless their number was given.
-pub(super) fn enough(extent: RunLength, rate: f64) -> RunLength {
-    let least = Duration::from_secs_f64(ENOUGH as f64 / rate);
-    match (extent.requests, extent.duration) {
-        (None, Some(duration)) => RunLength { duration: Some(duration.max(least)), ..extent },
-        _ => extent,
+/// Searches for the knee.
+pub(super) async fn search_knee(
+    session: &MeasurementSession,
+    model: &ModelInfo,
+    limits: LoadLimits,
+    search: &KneeSearchArgs,
+) -> ReportPart {
+    let objectives = !session.workload.objectives().is_empty();
+    let mut sweep = RateSweep::default();
+    while sweep.tried.len() < MAX_POINTS {
+        let next = match &sweep.tried[..] {
+            [] => Some(search.from.unwrap_or(1.0)),
+            tried => knee::next_rate(tried, search.to, search.refine, objectives),
+        };
+        let Some(rate) = next else { break };
+        if session.is_over() {
+            let is_first = sweep.points.is_empty();
+            let what = if is_first { "the search for the knee" } else { "the rest of the search for the knee" };
+            session.add_missing(&session.model_names(model), what);
+            break;
+        }
+        sweep.measure(session, model, limits, search.arrivals.load(rate), rate).await;
+    }
+    sweep.into_part(session, model)
+}
+
+/// Rates measured so far.
+#[derive(Default)]
+struct RateSweep {
+    tried: Vec<RateResult>,
+    points: Vec<LoadPoint>,
+}
+
+impl RateSweep {
+    async fn measure(
+        &mut self,
+        session: &MeasurementSession,
+        model: &ModelInfo,
+        limits: LoadLimits,
+        load: LoadPattern,
+        rate: f64,
+    ) {
+        let limits = LoadLimits { min_requests: MIN_REQUESTS, ..extended(limits, rate) };
+        let Some(point) = session.load(model, load, limits).await else { return };
+        if point.interrupted && point.figures.requests.measured == 0 {
+            session.add_missing(&session.model_names(model), &load.describe());
+            return;
+        }
+        // an interrupted measurement, or a server that went away, does not show whether the rate is sustained
+        if !point.interrupted && point.broken_off.is_none() {
+            self.tried.push(rate_result(rate, &point));
+        }
+        self.points.push(point);
+    }
+
+    fn into_part(mut self, session: &MeasurementSession, model: &ModelInfo) -> ReportPart {
+        let knee = knee::knee(&self.tried, !session.workload.objectives().is_empty());
+        self.points.sort_by(|a, b| rate_of(a).total_cmp(&rate_of(b)));
+        ReportPart::Rates { model: session.model_names(model), points: self.points, knee }
+    }
+}
+
+/// Extends the duration so that [`MIN_REQUESTS`] are expected at the rate, unless the number of requests is given.
+pub(super) fn extended(limits: LoadLimits, rate: f64) -> LoadLimits {
+    let least = Duration::from_secs_f64(MIN_REQUESTS as f64 / rate);
+    match (limits.length.requests, limits.length.duration) {
+        (None, Some(duration)) => {
+            LoadLimits { length: RunLength { duration: Some(duration.max(least)), ..limits.length }, ..limits }
+        }
+        _ => limits,
     }
 }
 
@@ -171,11 +216,17 @@ fn rate_of(point: &LoadPoint) -> f64 {
     }
 }
 
-fn seen(rate: f64, point: &LoadPoint) -> RateResult {
-    let (figures, window) = (&point.figures, &point.window);
-    let measured = [figures.requests.measured, figures.requests.well, figures.good];
-    let (first, total_p50) = (figures.time_to_first_char_ns, figures.total_ns.p50);
-    let ended = window.begun_and_ended.unwrap_or(window.ended);
-    let limited = point.tester.holds_up(figures.requests.own(), first.p50);
-    RateResult { rate, ended, measured, first_p90: first.p90.or(first.max), total_p50, limited }
+fn rate_result(rate: f64, point: &LoadPoint) -> RateResult {
+    let figures = &point.figures;
+    let first = figures.time_to_first_char_ns;
+    RateResult {
+        rate,
+        measured: figures.requests.measured,
+        ended: point.window.begun_and_ended.unwrap_or(point.window.ended),
+        succeeded: figures.requests.well,
+        good: figures.good,
+        first_p90: first.p90.or(first.max),
+        total_p50: figures.total_ns.p50,
+        tester_limited: point.tester.delays_requests(figures.requests.own(), first.p50),
+    }
 }

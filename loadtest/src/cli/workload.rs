@@ -1,4 +1,4 @@
-//! What requests ask for.
+//! Options for the contents of requests.
 
 use crate::{
     client::models::ModelInfo,
@@ -14,61 +14,61 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct WorkloadArgs {
-    /// Text files that prompts, or documents, are from; if not given, 16 KB of bundled English.
+    /// Text files from which prompts or documents are taken [default: 16 KB of bundled English].
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     prompts: Vec<PathBuf>,
     /// Length of prompts in characters: N, FROM..TO, normal:MEAN:DEVIATION, lognormal:MEDIAN:SIGMA, exponential:MEAN; or
-    /// `lines`: each line of the files is a prompt; or `documents`: each file is one, and of a file named `.jsonl` each line's
+    /// `lines`: each line of the files is a prompt; or `documents`: each file is a prompt, and of a `.jsonl` file each line's
     /// `text`, `document` or `article`.
     #[arg(long, value_name = "LENGTH", default_value = "64..256", value_parser = prompts)]
     prompt_chars: PromptSource,
     /// Characters that each request generates, or tokens of each summary: a length as in --prompt-chars.
     #[arg(long, value_name = "LENGTH", default_value = "128")]
     output_chars: Length,
-    /// Characters that all prompts have in common before their own.
+    /// Characters of a common prefix before each prompt.
     #[arg(long, value_name = "N", default_value_t = 0)]
     shared_prefix: u64,
-    /// How many different such beginnings there are.
+    /// Number of different common prefixes.
     #[arg(long, value_name = "N", default_value_t = 1)]
     prefixes: u64,
-    /// Temperature of sampling; if not given, the server's default.
+    /// Sampling temperature [default: the server's].
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// Characters of each message in which a document is sent to be summarized.
+    /// Characters of each message of a document upload.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     chunk_chars: u64,
-    /// Hypotheses that a summary is searched with; if not given, the model's default.
+    /// Beam size for summaries [default: the model's].
     #[arg(long, value_name = "N")]
     pub(super) beam: Option<u32>,
-    /// One workload of a mix, as key=value pairs with commas between them: name, kind (generate, summarize), model, weight, prompts,
-    /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. What is not given is as the flags say.
-    /// May be given several times.
+    /// Workload of a mix, as comma-separated key=value pairs: name, kind (generate, summarize), model, weight, prompts,
+    /// prompt-chars, output-chars, shared-prefix, prefixes, temperature, chunk-chars, beam. Other options apply to keys not given.
+    /// Repeatable.
     #[arg(long = "workload", value_name = "SPEC")]
     workloads: Vec<String>,
-    /// Seed of everything that is drawn: contents, lengths, arrivals, and the server's sampling.
+    /// Seed of all random choices: contents, lengths, arrivals, and the server's sampling.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
-    /// How long a request may take; the server is told.
+    /// Time limit of a request, also sent to the server.
     #[arg(long, value_name = "TIME", env = "WEIR_TIMEOUT", default_value = "60s", value_parser = units::duration)]
     pub(super) timeout: Duration,
-    /// What a good request keeps, such as ttfc=200ms,gap_p99=50ms; of ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max.
+    /// Objectives of a good request, such as ttfc=200ms,gap_p99=50ms; of ttfc, total, char, gap_p50, gap_p95, gap_p99, gap_max.
     #[arg(long, value_name = "LIST")]
     objective: Option<Objectives>,
-    /// Whether to ask where segments end: `ask` splits gaps into plain and boundary ones, and characters come one step later.
-    /// If not given, `run`, `sweep` and `report` ask models that pool, `compare` asks none.
+    /// Whether to request segment boundaries: `ask` separates plain from boundary gaps, and delays characters by one step [default:
+    /// `run`, `sweep` and `report` ask models that pool; `compare` asks none].
     #[arg(long, value_name = "WHETHER")]
     pub(super) boundaries: Option<Boundaries>,
-    /// What the report says of machine and server, which a client cannot know.
+    /// Note on machine and server for the report, which a client cannot find out.
     #[arg(long, value_name = "TEXT", env = "WEIR_NOTE")]
     pub(super) note: Option<String>,
 }
 
-/// Whether to ask where segments end.
+/// Whether to request segment boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Boundaries {
-    /// Ask.
+    /// Request them.
     Ask,
-    /// Do not ask.
+    /// Do not request them.
     Leave,
 }
 
@@ -76,22 +76,22 @@ fn prompts(text: &str) -> std::result::Result<PromptSource, String> {
     match text {
         "lines" => Ok(PromptSource::Lines),
         "documents" => Ok(PromptSource::Documents),
-        length => length.parse().map(PromptSource::Parts),
+        length => length.parse().map(PromptSource::Excerpts),
     }
 }
 
 impl WorkloadArgs {
-    /// The objectives.
+    /// Returns the objectives.
     pub(super) fn objectives(&self) -> Objectives {
         self.objective.clone().unwrap_or_default()
     }
 
-    /// The same for models of one kind alone: without workloads that say they are of the other, unless they say of which model.
-    pub(super) fn only(&self, reads: bool) -> Result<Self> {
-        let own = kind(reads);
+    /// Returns the options for models of one kind: without workloads of the other kind, unless they name a model.
+    pub(super) fn only(&self, summarizes: bool) -> Result<Self> {
+        let own = kind(summarizes);
         let mut workloads = Vec::new();
         for text in &self.workloads {
-            let spec = spec(self.plain(own, 0, self.seed), text).map_err(|why| refused(text, why))?;
+            let spec = parse_spec(self.base_spec(own, 0, self.seed), text).map_err(|why| invalid(text, why))?;
             if spec.kind == own || spec.model.is_some() {
                 workloads.push(text.clone());
             }
@@ -99,37 +99,42 @@ impl WorkloadArgs {
         Ok(Self { workloads, ..self.clone() })
     }
 
-    /// The workloads, for models of which the smallest decides what is too long; of so large a share the client goes away.
-    /// Workloads may name others of the `known`.
-    pub(super) fn mix(&self, models: &[ModelInfo], known: &[ModelInfo], cancel: f64, seed: u64) -> Result<WorkloadMix> {
-        if !(0.0..=1.0).contains(&cancel) {
-            return Err(Error::option("--cancel-share", cancel, "from 0 to 1"));
+    /// Builds the mix for `models`, of which the smallest limit counts. The client cancels a share of `cancel_share` of the requests.
+    /// Workloads may name other models of `known`.
+    pub(super) fn mix(
+        &self,
+        models: &[ModelInfo],
+        known: &[ModelInfo],
+        cancel_share: f64,
+        seed: u64,
+    ) -> Result<WorkloadMix> {
+        if !(0.0..=1.0).contains(&cancel_share) {
+            return Err(Error::option("--cancel-share", cancel_share, "from 0 to 1"));
         }
         let max_symbols = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
-        // models that read documents are asked for nothing else
-        let plain =
-            self.plain(kind(!models.is_empty() && models.iter().all(|model| model.summarizes)), max_symbols, seed);
+        // models that summarize do nothing else
+        let summarizes = !models.is_empty() && models.iter().all(|model| model.summarizes);
+        let base = self.base_spec(kind(summarizes), max_symbols, seed);
         let specs = if self.workloads.is_empty() {
-            vec![plain]
+            vec![base]
         } else {
-            let numbered = self.workloads.iter().enumerate();
-            let read = |(number, text): (usize, &String)| {
-                let plain = WorkloadSpec { name: format!("workload {}", number + 1), ..plain.clone() };
-                spec(plain, text)
-                    .and_then(|spec| of_model(spec, known))
-                    .and_then(|spec| fits(spec, models, known))
-                    .map_err(|why| refused(text, why))
+            let parse = |(index, text): (usize, &String)| {
+                let base = WorkloadSpec { name: format!("workload {}", index + 1), ..base.clone() };
+                parse_spec(base, text)
+                    .and_then(|spec| with_model_limits(spec, known))
+                    .and_then(|spec| check_kind(spec, models, known))
+                    .map_err(|why| invalid(text, why))
             };
-            numbered.map(read).collect::<Result<_>>()?
+            self.workloads.iter().enumerate().map(parse).collect::<Result<_>>()?
         };
         if self.prefixes > 1 && specs.iter().all(|spec| spec.shared_prefix == 0) {
-            return Err(Error::option("--prefixes", self.prefixes, "given with --shared-prefix, the length of each"));
+            return Err(Error::option("--prefixes", self.prefixes, "used with --shared-prefix, the length of each"));
         }
-        WorkloadMix::new(&specs, seed, cancel)
+        WorkloadMix::new(&specs, seed, cancel_share)
     }
 
-    /// What the flags ask for.
-    fn plain(&self, kind: &str, max_symbols: u64, seed: u64) -> WorkloadSpec {
+    /// Returns the workload that the options describe.
+    fn base_spec(&self, kind: &str, max_symbols: u64, seed: u64) -> WorkloadSpec {
         WorkloadSpec {
             name: kind.into(),
             kind: kind.into(),
@@ -149,59 +154,67 @@ impl WorkloadArgs {
         }
     }
 
-    /// The text whose bits per character are told, and what it is.
-    pub(super) fn scored(&self, chars: usize, models: &[ModelInfo]) -> Result<(String, String)> {
+    /// Returns the text to score, and its description.
+    pub(super) fn scored_text(&self, chars: usize, models: &[ModelInfo]) -> Result<(String, String)> {
         let text = crate::load::text::PromptText::read(&self.prompts)?;
-        let most = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
-        let count = chars.min(text.len()).min(usize::try_from(most).unwrap_or(usize::MAX));
+        let max = models.iter().map(|model| model.max_symbols).min().unwrap_or(0);
+        let count = chars.min(text.len()).min(usize::try_from(max).unwrap_or(usize::MAX));
         Ok((text.head(count), format!("the first {count} characters of {}", text.name)))
     }
 }
 
-/// The kind of workload for models of this kind.
-fn kind(reads: bool) -> &'static str {
-    if reads { SUMMARIZE } else { "generate" }
+/// Returns the kind of workload for models that summarize, or do not.
+fn kind(summarizes: bool) -> &'static str {
+    if summarizes { SUMMARIZE } else { "generate" }
 }
 
-fn refused(text: &str, why: String) -> Error {
+fn invalid(text: &str, why: String) -> Error {
     Error::Setting(format!("--workload {text}: {why}"))
 }
 
-/// A workload with the limits of the model that it names, if it names one.
-fn of_model(mut spec: WorkloadSpec, known: &[ModelInfo]) -> std::result::Result<WorkloadSpec, String> {
+/// Applies the limits of the model that a workload names, if it names one.
+fn with_model_limits(mut spec: WorkloadSpec, known: &[ModelInfo]) -> std::result::Result<WorkloadSpec, String> {
     let Some(name) = &spec.model else { return Ok(spec) };
     let Some(model) = known.iter().find(|model| model.name == *name) else {
         let names: Vec<_> = known.iter().map(|model| model.name.as_str()).collect();
-        return Err(format!("model={name}: one of {}", names.join(", ")));
+        return Err(format!("model={name} must be one of {}", names.join(", ")));
     };
-    (spec.max_symbols, spec.pools) = (model.max_symbols, model.pooled);
+    spec.max_symbols = model.max_symbols;
+    spec.pools = model.pooled;
     Ok(spec)
 }
 
-/// A workload that those it is for can do.
-fn fits(spec: WorkloadSpec, models: &[ModelInfo], known: &[ModelInfo]) -> std::result::Result<WorkloadSpec, String> {
-    let other = |model: &&ModelInfo| spec.kind == kind(!model.summarizes);
+/// Checks that the models of a workload can do its kind.
+fn check_kind(
+    spec: WorkloadSpec,
+    models: &[ModelInfo],
+    known: &[ModelInfo],
+) -> std::result::Result<WorkloadSpec, String> {
+    let is_other = |model: &&ModelInfo| spec.kind == kind(!model.summarizes);
     let unfit = match &spec.model {
-        Some(name) => known.iter().filter(|model| model.name == *name).find(other),
-        None => models.iter().find(other),
+        Some(name) => known.iter().filter(|model| model.name == *name).find(is_other),
+        None => models.iter().find(is_other),
     };
     match unfit {
-        Some(ModelInfo { name, summarizes: true, .. }) => Err(format!("kind={}: {name} reads documents", spec.kind)),
-        Some(ModelInfo { name, .. }) => Err(format!("kind={}: {name} does not read documents", spec.kind)),
+        Some(ModelInfo { name, summarizes: true, .. }) => {
+            Err(format!("kind={}: {name} summarizes documents", spec.kind))
+        }
+        Some(ModelInfo { name, .. }) => Err(format!("kind={}: {name} does not summarize documents", spec.kind)),
         None => Ok(spec),
     }
 }
 
-/// A workload's own values over those of the flags.
-fn spec(mut spec: WorkloadSpec, text: &str) -> std::result::Result<WorkloadSpec, String> {
+/// Parses a workload; `spec` has the values of keys not given.
+fn parse_spec(mut spec: WorkloadSpec, text: &str) -> std::result::Result<WorkloadSpec, String> {
     fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
-        value.parse().map_err(|_| format!("{key}={value} is no number that it takes"))
+        value.parse().map_err(|_| format!("{key}={value} is not a valid number"))
     }
-    let mut given = Vec::new();
+    let mut keys = Vec::new();
     for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} has no ="))?;
-        let (key, value) = (key.trim(), value.trim());
-        given.push(key);
+        let key = key.trim();
+        let value = value.trim();
+        keys.push(key);
         match key {
             "name" => spec.name = value.into(),
             "kind" => spec.kind = value.into(),
@@ -215,14 +228,14 @@ fn spec(mut spec: WorkloadSpec, text: &str) -> std::result::Result<WorkloadSpec,
             "shared-prefix" => spec.shared_prefix = number(key, value)?,
             "prefixes" => spec.prefixes = number(key, value)?,
             "temperature" => spec.temperature = Some(number(key, value)?),
-            other => return Err(format!("{other:?} is no key of a workload")),
+            other => return Err(format!("{other:?} is not a key of a workload")),
         }
     }
-    if given.contains(&"prefixes") && spec.shared_prefix == 0 {
-        return Err("prefixes is given with shared-prefix, the length of each".into());
+    if keys.contains(&"prefixes") && spec.shared_prefix == 0 {
+        return Err("prefixes needs shared-prefix, the length of each".into());
     }
-    if given.contains(&"beam") && spec.kind != SUMMARIZE {
-        return Err("beam is of summaries: give it with kind=summarize".into());
+    if keys.contains(&"beam") && spec.kind != SUMMARIZE {
+        return Err("beam applies to summaries only: use it with kind=summarize".into());
     }
     Ok(spec)
 }

@@ -1,4 +1,4 @@
-//! Connections, each of HTTP/2 and TCP of its own, among which requests go round.
+//! Connections to the server, each with its own HTTP/2 and TCP connection. Requests use them in turn.
 
 use crate::error::{Error, Result};
 use std::{
@@ -11,84 +11,92 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-/// How long a connection may take to come about.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The most connections.
+/// Longest time to establish a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum connections.
 pub const MAX_CONNECTIONS: usize = 1024;
-/// What a request's end is told as that the server had no part in: the tester's own HTTP/2 library gave its connection up.
+/// Error code of requests that this program's own HTTP/2 library ended by closing the connection, without the server's doing.
 pub const OWN: &str = "TESTER";
-/// Bytes of a stream that may wait to be read. A message is some thirty bytes: thousands of characters.
+/// Flow-control window of a stream, in bytes. A message has about thirty bytes, so thousands of characters may wait to be read.
 const STREAM_WINDOW: u32 = 1 << 16;
-/// The same of a connection: all streams' together. The library takes a server for an attacker that sends many small frames before
-/// they are read, and bears the more of them the larger this window is: with this one about two million, which are half a gigabyte
-/// of its own. Streams' windows hold some two thousand messages each.
+/// Flow-control window of a connection, in bytes. The h2 library treats many small unread frames as an attack and allows more of them
+/// the larger this window is: about two million here, half a gigabyte of its memory. Each stream's window holds about 2,000 messages.
 const CONNECTION_WINDOW: u32 = 1 << 30;
 
-/// How a server is reached.
+/// How to connect to a server.
 #[derive(Clone, Default)]
 pub struct ConnectOptions {
     /// `host:port`, or a URL; `https://` for TLS.
     pub address: String,
-    /// The API key, if the server asks for one.
+    /// API key, if the server requires one.
     pub key: Option<String>,
-    /// PEM: those who may have signed the server's certificate.
+    /// PEM certificates of the authorities that may have signed the server's certificate.
     pub authorities: Option<Vec<u8>>,
-    /// PEM: the certificate, its chain, and the key that the client shows to a server that asks for them.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// Certificate for servers that require one of their clients.
+    pub identity: Option<ClientIdentity>,
+}
+
+/// Client certificate with its chain, and its private key, both PEM.
+#[derive(Clone)]
+pub struct ClientIdentity {
+    /// Certificate and its chain.
+    pub chain: Vec<u8>,
+    /// Private key.
+    pub key: Vec<u8>,
 }
 
 impl std::fmt::Debug for ConnectOptions {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // the keys are nobody's business
+        // keys must not appear in logs
         out.debug_struct("Reach").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 impl ConnectOptions {
-    /// Connects.
+    /// Opens one connection.
     ///
     /// # Errors
-    /// The server is not there, or the key cannot be sent.
+    /// The server is unreachable, or the key is not a valid header value.
     pub async fn connect(&self) -> Result<ServerConnection> {
         let channel = self.endpoint()?.connect().await.map_err(|error| self.failed(&error))?;
-        ServerConnection::over(channel, self.key.as_deref())
+        ServerConnection::new(channel, self.key.as_deref())
     }
 
-    /// Opens so many connections.
+    /// Opens `count` connections.
     ///
     /// # Errors
-    /// As for [`ConnectOptions::connect`].
+    /// See [`ConnectOptions::connect`].
     pub async fn pool(&self, count: usize) -> Result<ConnectionPool> {
         let mut connections = Vec::with_capacity(count);
         for _ in 0..count.max(1) {
             connections.push(self.connect().await?);
         }
-        Ok(ConnectionPool::of(connections))
+        Ok(ConnectionPool::new(connections))
     }
 
     fn failed(&self, error: &dyn std::error::Error) -> Error {
-        let mut why = error;
-        while let Some(source) = why.source() {
-            why = source;
+        let mut cause = error;
+        while let Some(source) = cause.source() {
+            cause = source;
         }
-        Error::Remote { server: self.address.clone(), answer: why.to_string() }
+        Error::Remote { server: self.address.clone(), reason: cause.to_string() }
     }
 
-    /// Checks that the address names a port. A URI without one is one of port 80, and so, to those who parse it, is one whose port is
-    /// none: another server would be measured.
+    /// Checks that the address names a port. HTTP libraries take port 80 for a URI without a port or with an invalid one, so that
+    /// another server would be measured.
     ///
     /// # Errors
-    /// It does not.
+    /// The address names no valid port.
     pub fn check(&self) -> Result<()> {
         let authority = self.address.split_once("://").map_or(self.address.as_str(), |(_, rest)| rest);
         let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
-        let named = authority.rsplit_once(':').filter(|(host, port)| {
-            // colons of an IPv6 address are no beginning of a port
+        let with_port = authority.rsplit_once(':').filter(|(host, port)| {
+            // colons within an IPv6 address do not begin a port
             let is_host = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
             is_host && port.chars().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
         });
-        let bound = "host:port or a URL with a port, which is from 1 to 65535, such as 127.0.0.1:50051 or [::1]:50051";
-        named.map(|_| ()).ok_or_else(|| Error::option("ADDRESS", &self.address, bound))
+        let expected = "host:port or a URL with a port from 1 to 65535, such as 127.0.0.1:50051 or [::1]:50051";
+        with_port.map(|_| ()).ok_or_else(|| Error::option("ADDRESS", &self.address, expected))
     }
 
     fn endpoint(&self) -> Result<Endpoint> {
@@ -97,22 +105,24 @@ impl ConnectOptions {
         let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
         let encrypted = url.starts_with("https://");
         if encrypted && authorities.is_none() {
-            return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
+            let message = "https:// needs --tls-ca, the authority that signed the server's certificate";
+            return Err(Error::Setting(message.into()));
         }
-        let endpoint = Endpoint::from_shared(url).map_err(|error| self.failed(&error))?.connect_timeout(PATIENCE);
+        let endpoint =
+            Endpoint::from_shared(url).map_err(|error| self.failed(&error))?.connect_timeout(CONNECT_TIMEOUT);
         let mut endpoint =
             endpoint.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         if encrypted {
             let mut tls = ClientTlsConfig::new();
             tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));
-            tls = identity.iter().fold(tls, |tls, (chain, key)| tls.identity(Identity::from_pem(chain, key)));
+            tls = identity.iter().fold(tls, |tls, id| tls.identity(Identity::from_pem(&id.chain, &id.key)));
             endpoint = endpoint.tls_config(tls).map_err(|error| self.failed(&error))?;
         }
         Ok(endpoint)
     }
 }
 
-/// One connection.
+/// One connection and the key that its requests carry.
 #[derive(Debug, Clone)]
 pub struct ServerConnection {
     channel: Channel,
@@ -120,27 +130,27 @@ pub struct ServerConnection {
 }
 
 impl ServerConnection {
-    /// Over a channel that is there.
+    /// Wraps an open channel.
     ///
     /// # Errors
-    /// A key that no header can hold.
-    pub fn over(channel: Channel, key: Option<&str>) -> Result<Self> {
+    /// The key is not a valid header value.
+    pub fn new(channel: Channel, key: Option<&str>) -> Result<Self> {
         let header = |key: &str| {
             let header = MetadataValue::try_from(format!("Bearer {key}"));
             let mut header =
-                header.map_err(|_| Error::Setting("the API key has characters that no header can hold".into()))?;
+                header.map_err(|_| Error::Setting("the API key contains characters invalid in a header".into()))?;
             header.set_sensitive(true);
             Ok(header)
         };
         Ok(Self { channel, authorization: key.map(header).transpose()? })
     }
 
-    /// What calls go over.
+    /// Returns the channel for gRPC clients.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// A message with the key, and the time after which the server is to end the call.
+    /// Builds a request with the key and a deadline of `timeout`.
     pub fn request<T>(&self, message: T, timeout: Duration) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(timeout);
@@ -151,7 +161,7 @@ impl ServerConnection {
     }
 }
 
-/// Connections, taken in turns.
+/// Connections used in turn.
 #[derive(Debug)]
 pub struct ConnectionPool {
     connections: Vec<ServerConnection>,
@@ -159,27 +169,27 @@ pub struct ConnectionPool {
 }
 
 impl ConnectionPool {
-    /// Of these, at least one.
-    pub fn of(connections: Vec<ServerConnection>) -> Self {
+    /// Builds a pool of at least one connection.
+    pub fn new(connections: Vec<ServerConnection>) -> Self {
         Self { connections, next: AtomicUsize::new(0) }
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub fn size(&self) -> usize {
         self.connections.len()
     }
 
-    /// Whose turn it is.
+    /// Returns the next connection.
     ///
     /// # Errors
-    /// There are none.
+    /// The pool is empty.
     pub fn next(&self) -> Result<&ServerConnection, Status> {
-        let at = self.next.fetch_add(1, Relaxed).checked_rem(self.connections.len());
-        at.and_then(|at| self.connections.get(at)).ok_or_else(|| Status::internal("no connection"))
+        let index = self.next.fetch_add(1, Relaxed).checked_rem(self.connections.len());
+        index.and_then(|index| self.connections.get(index)).ok_or_else(|| Status::internal("no connection"))
     }
 }
 
-/// The name of a gRPC code, as the specification spells it; [`OWN`] for what the tester's own library ended.
+/// Returns the gRPC code's name as the specification spells it; [`OWN`] if this program's HTTP/2 library ended the request.
 pub fn code(status: &Status) -> &'static str {
     use tonic::Code;
     if is_own(status) {
@@ -206,23 +216,23 @@ pub fn code(status: &Status) -> &'static str {
     }
 }
 
-/// Whether the HTTP/2 library of this process gave the connection up for too much that came: then the code is its own invention, not
-/// the server's word. What it ends because the other side broke the protocol is not the tester's.
+/// True if this process's HTTP/2 library closed the connection because of too many unread frames: the code is then its own, not the
+/// server's. A connection closed because the peer broke the protocol does not count.
 fn is_own(status: &Status) -> bool {
-    let mut why = std::error::Error::source(status);
-    while let Some(error) = why {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
             let calm = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
             return calm && error.is_go_away() && error.is_library();
         }
-        why = error.source();
+        source = error.source();
     }
     false
 }
 
-/// A refusal, as an error.
+/// Converts a status of the server to an error.
 pub fn refused(server: &str, status: &Status) -> Error {
-    Error::Remote { server: server.to_owned(), answer: format!("{}: {}", code(status), status.message()) }
+    Error::Remote { server: server.to_owned(), reason: format!("{}: {}", code(status), status.message()) }
 }
 
 #[cfg(test)]
@@ -230,11 +240,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_names_its_port() {
-        let is_one =
+    fn an_address_must_name_a_port() {
+        let is_valid =
             |address: &str| ConnectOptions { address: address.into(), ..ConnectOptions::default() }.check().is_ok();
         for address in ["127.0.0.1:50051", "[::1]:50051", "http://localhost:1", "https://[fe80::1]:65535/", "name:80"] {
-            assert!(is_one(address), "{address}");
+            assert!(is_valid(address), "{address}");
         }
         for address in [
             "127.0.0.1",
@@ -251,7 +261,7 @@ mod tests {
             "https://localhost/a:5",
             "",
         ] {
-            assert!(!is_one(address), "{address}");
+            assert!(!is_valid(address), "{address}");
         }
     }
 }

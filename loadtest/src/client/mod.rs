@@ -1,4 +1,4 @@
-//! The server as a client reaches it: connections, and what it says of its models.
+//! The server as a client sees it: connections, and the descriptions of its models.
 
 pub mod connection;
 pub mod models;

@@ -1,4 +1,4 @@
-//! What the server says of its models: the conditions of a measurement.
+//! Descriptions of the server and its models, which a report keeps as conditions of the measurement.
 
 use super::connection::{ServerConnection, refused};
 use crate::error::{Error, Result};
@@ -10,73 +10,73 @@ use weir_proto::v1::{
     models_client::ModelsClient,
 };
 
-/// How long the server may take to list them.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time for the server to answer a metadata request.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A model, as the server describes it.
+/// Model as the server describes it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelInfo {
-    /// The name that requests give.
+    /// Name that requests use.
     pub name: String,
-    /// Its family.
+    /// Model family.
     pub family: String,
     /// Layers, width and boundaries in one line.
     pub shape: String,
-    /// Trained numbers.
+    /// Trained parameters.
     pub parameters: u64,
-    /// Whether it pools.
+    /// True if the model pools its input.
     pub pooled: bool,
-    /// Whether it reads documents and summarizes them.
+    /// True if the model summarizes documents.
     #[serde(default)]
     pub summarizes: bool,
-    /// The type of the weights' numbers.
+    /// Data type of the weights.
     pub dtype: String,
-    /// Of the weights' file.
+    /// SHA-256 of the weights file.
     pub sha256: String,
-    /// The most characters of prompt and answer together.
+    /// Maximum characters of prompt and answer together.
     pub max_symbols: u64,
-    /// Requests that run at once.
+    /// Maximum requests that run at once.
     pub rows: u32,
-    /// Requests that wait.
+    /// Maximum queued requests.
     pub queue: u32,
-    /// Characters of a step.
+    /// Characters of a prefill chunk.
     pub chunk: u32,
-    /// Steps that a request may wait at a boundary.
+    /// Maximum steps that a request waits at a boundary.
     pub boundary_wait: u32,
-    /// How long a step with prompts may last beside others, about.
+    /// Target duration of a step that prefills prompts while other rows decode.
     pub step_ns: u64,
-    /// Bytes in which texts are kept for later requests.
+    /// Bytes of the segment cache.
     pub cache_bytes: u64,
-    /// Calls in progress on a connection.
+    /// Maximum concurrent calls on a connection.
     pub concurrent_streams: u32,
-    /// Of a model that reads documents: what it reads and writes. Absent from reports of versions that did not tell.
+    /// Limits and defaults of a model that summarizes. Absent from reports of versions that did not record them.
     #[serde(default)]
     pub documents: Option<DocumentInfo>,
 }
 
-/// What a model that summarizes reads and writes, and how, where requests do not say otherwise.
+/// Limits and defaults of a model that summarizes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DocumentInfo {
-    /// The most tokens of a document.
+    /// Maximum tokens of a document.
     pub max_tokens: u64,
-    /// The most tokens of a summary.
+    /// Maximum tokens of a summary.
     pub max_summary_tokens: u64,
-    /// Whether every document is padded to the longest.
+    /// True if every document is padded to the maximum length.
     pub padded: bool,
-    /// Poolings between the encoder's layers.
+    /// Pooling layers of the encoder.
     pub poolings: u64,
-    /// Hypotheses.
+    /// Default beam size.
     pub beam_size: u32,
-    /// The power of the length by which log-probabilities are divided.
+    /// Default exponent of the length by which log-probabilities are divided.
     pub length_penalty: f32,
-    /// No run of so many tokens comes twice; 0: no such rule.
+    /// Default length of n-grams that may not repeat; 0: no such rule.
     pub no_repeat_ngram: u32,
 }
 
 impl DocumentInfo {
-    /// What the model does where a request leaves this setting out; none of what is not told.
+    /// Returns the model's default for a setting, or `None` if the server does not report it.
     pub fn default_of(&self, setting: &str) -> Option<String> {
         match setting {
             "beam_size" => Some(self.beam_size.to_string()),
@@ -89,8 +89,9 @@ impl DocumentInfo {
 
 impl From<Documents> for DocumentInfo {
     fn from(documents: Documents) -> Self {
-        let Documents { max_tokens, max_summary_tokens, padded, poolings, beam_size, length_penalty, .. } = documents;
-        let (poolings, no_repeat_ngram) = (poolings.len() as u64, documents.no_repeat_ngram);
+        let Documents { max_tokens, max_summary_tokens, padded, beam_size, length_penalty, no_repeat_ngram, .. } =
+            documents;
+        let poolings = documents.poolings.len() as u64;
         Self { max_tokens, max_summary_tokens, padded, poolings, beam_size, length_penalty, no_repeat_ngram }
     }
 }
@@ -120,84 +121,85 @@ impl From<Model> for ModelInfo {
     }
 }
 
-/// What the server says of the table that a model's estimates come from.
+/// Quality of the calibration that a model's estimates are based on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalibrationSummary {
-    /// How often the step was timed that was timed least.
+    /// Number of timings of the step that was timed least often.
     pub fewest_samples: u32,
-    /// How far the times of one and the same step are apart: the interquartile range by the median.
+    /// Relative spread of timings of the same step: interquartile range divided by the median.
     pub spread: f64,
-    /// Why the estimates are not to be trusted, if they are not.
+    /// Why the estimates are unreliable, if they are.
     pub doubt: Option<String>,
 }
 
 impl CalibrationSummary {
-    /// For people.
+    /// Describes the calibration for people.
     pub fn describe(&self) -> String {
         let spread = crate::units::digits(self.spread * 100.0);
         let table = format!(
-            "each step timed at least {} times, spread {spread} % (interquartile range by median)",
+            "each step timed at least {} times, spread {spread} % (interquartile range divided by median)",
             self.fewest_samples
         );
         match &self.doubt {
-            Some(doubt) => format!("NOT TO BE TRUSTED: {doubt}; {table}"),
+            Some(doubt) => format!("UNRELIABLE: {doubt}; {table}"),
             None => table,
         }
     }
 }
 
-/// The table that a model's estimates come from; none where the server has none, or does not tell.
-pub async fn calibrated(connection: &ServerConnection, model: &str) -> Option<CalibrationSummary> {
+/// Fetches the quality of a model's calibration; `None` if the server has none or does not report it.
+pub async fn fetch_calibration(connection: &ServerConnection, model: &str) -> Option<CalibrationSummary> {
     let request = GetReportRequest { model: Some(model.to_owned()), window: None };
     let mut client = LatencyClient::new(connection.channel());
-    let asked = client.get_report(connection.request(request, PATIENCE));
-    let answer = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?.into_inner();
+    let response = client.get_report(connection.request(request, METADATA_TIMEOUT));
+    let answer = tokio::time::timeout(METADATA_TIMEOUT, response).await.ok()?.ok()?.into_inner();
     let calibration = answer.models.into_iter().next()?.estimated_gain?.calibration?;
     let Calibration { fewest_samples, spread, doubt, .. } = calibration;
     Some(CalibrationSummary { fewest_samples, spread, doubt })
 }
 
-/// The server's program.
+/// Server software.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSoftware {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its version.
+    /// Version.
     pub version: String,
 }
 
-/// The server's program, by its own word; none where it does not tell.
-pub async fn software(connection: &ServerConnection) -> Option<ServerSoftware> {
+/// Fetches the name and version of the server software; `None` if the server does not report them.
+pub async fn fetch_software(connection: &ServerConnection) -> Option<ServerSoftware> {
     let mut client = GrpcInferenceServiceClient::new(connection.channel());
-    let asked = client.server_metadata(connection.request(ServerMetadataRequest {}, PATIENCE));
-    let told = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?.into_inner();
-    Some(ServerSoftware { name: told.name, version: told.version })
+    let response = client.server_metadata(connection.request(ServerMetadataRequest {}, METADATA_TIMEOUT));
+    let metadata = tokio::time::timeout(METADATA_TIMEOUT, response).await.ok()?.ok()?.into_inner();
+    Some(ServerSoftware { name: metadata.name, version: metadata.version })
 }
 
-/// All models of the server.
+/// Lists all models of the server.
 ///
 /// # Errors
-/// It refuses, or does not answer in time.
+/// The server rejects the request or does not answer in time.
 pub async fn list(server: &str, connection: &ServerConnection) -> Result<Vec<ModelInfo>> {
     let mut client = ModelsClient::new(connection.channel());
-    let asked = client.list_models(connection.request(ListModelsRequest {}, PATIENCE));
-    let late = |_| Error::Remote { server: server.to_owned(), answer: format!("no list of models in {PATIENCE:?}") };
-    let answer = tokio::time::timeout(PATIENCE, asked).await.map_err(late)?;
+    let response = client.list_models(connection.request(ListModelsRequest {}, METADATA_TIMEOUT));
+    let late =
+        |_| Error::Remote { server: server.to_owned(), reason: format!("no list of models in {METADATA_TIMEOUT:?}") };
+    let answer = tokio::time::timeout(METADATA_TIMEOUT, response).await.map_err(late)?;
     let answer = answer.map_err(|status| refused(server, &status))?;
     Ok(answer.into_inner().models.into_iter().map(ModelInfo::from).collect())
 }
 
-/// The models of these names, in their order; of no names the only one there is.
+/// Selects the models called `names`, in that order; without names, the server's only model.
 ///
 /// # Errors
-/// One that is not there, or several to choose from.
-pub fn choose(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<ModelInfo>> {
+/// A name is unknown or given twice, or there are several models to choose from.
+pub fn select(field: &str, names: &[String], all: &[ModelInfo]) -> Result<Vec<ModelInfo>> {
     let known = || all.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
-    if let Some((_, twice)) = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|one| one == *name))
-    {
-        return Err(Error::option("--models", twice, "given once: a model that is compared with itself tells nothing"));
+    let repeated = names.iter().enumerate().find(|(index, name)| names.iter().take(*index).any(|other| other == *name));
+    if let Some((_, name)) = repeated {
+        return Err(Error::option("--models", name, "given once: a model compared with itself shows nothing"));
     }
     match (names, all) {
         ([], [only]) => Ok(vec![only.clone()]),

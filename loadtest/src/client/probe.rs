@@ -1,6 +1,6 @@
-//! What answers at an address that did not answer as a gRPC server: found out by asking it in HTTP/1.
+//! Detects what answers at an address that does not answer as a gRPC server, by sending an HTTP/1 request.
 //!
-//! A server of HTTP/1 answers in that; one of TLS with an alert; one of HTTP/2 with its settings.
+//! An HTTP/1 server answers in HTTP/1, a TLS server with an alert, an HTTP/2 server with its settings.
 
 use super::connection::ConnectOptions;
 use crate::error::Error;
@@ -11,20 +11,20 @@ use tokio::{
     time::timeout,
 };
 
-/// How long each of connecting, asking and answering may take.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// What is asked.
-const ASKED: &[u8] = b"GET / HTTP/1.1\r\nhost: weir-loadtest\r\nconnection: close\r\n\r\n";
-/// Bytes of the answer that tell it.
-const TELLING: usize = 5;
+/// Longest time to connect, and to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Request that is sent.
+const PROBE: &[u8] = b"GET / HTTP/1.1\r\nhost: weir-loadtest\r\nconnection: close\r\n\r\n";
+/// Bytes of the answer that identify the protocol.
+const ANSWER_BYTES: usize = 5;
 
-/// What there is.
+/// Protocol of the listener at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
-    /// Nobody listens.
-    Nothing,
-    /// Somebody listens, and does not answer.
-    Silence,
+    /// The connection fails: no listener.
+    Unreachable,
+    /// A listener accepts connections and does not answer.
+    Silent,
     Http1,
     Tls,
     /// HTTP/2, or something unknown.
@@ -32,31 +32,33 @@ enum Protocol {
 }
 
 impl ConnectOptions {
-    /// The same error, with what answers at the address and what to do, where that is why there was no connection, or no answer.
-    pub async fn explained(&self, error: Error) -> Error {
-        let Error::Remote { server, answer } = error else { return error };
+    /// Adds to a connection error what answers at the address and what the user can do about it.
+    pub async fn diagnose(&self, error: Error) -> Error {
+        let Error::Remote { server, reason } = error else { return error };
         let (host, encrypted) = self.host();
-        let why = match (speaks(&host).await, encrypted) {
-            (Protocol::Nothing, _) => {
-                "nothing is to be reached there: is the server started, and the address right? --wait gives it time to start"
+        let hint = match (detect_protocol(&host).await, encrypted) {
+            (Protocol::Unreachable, _) => {
+                "no server is reachable there: is it started, and is the address right? --wait waits for a server to start"
             }
-            (Protocol::Silence, _) => {
-                "what listens there takes connections and says nothing: is it the server's address?"
+            (Protocol::Silent, _) => {
+                "a listener there accepts connections but does not answer: is it the server's address?"
             }
             (Protocol::Http1, false) => {
-                "the port speaks HTTP/1, as that for administration (--admin-listen) and that for HTTP (--http-listen) do: give the \
-                 address of gRPC (--listen of `weir serve`)"
+                "the port speaks HTTP/1, as the ports for administration (--admin-listen) and HTTP (--http-listen) do: use the \
+                 gRPC address (--listen of `weir serve`)"
             }
-            // proxies that speak TLS say in HTTP/1 that they do
+            // proxies that require TLS answer plain requests in HTTP/1
             (Protocol::Http1, true) => {
-                "the port answers in HTTP/1: is it one of gRPC, and one of TLS? If not of TLS, leave out https://"
+                "the port answers in HTTP/1: is it a gRPC port, and does it use TLS? If it does not use TLS, leave out https://"
             }
-            (Protocol::Other, true) => "the port speaks no TLS: leave out https://",
-            (Protocol::Tls, false) => "the port expects TLS: give https:// and --tls-ca",
-            (Protocol::Tls, true) | (Protocol::Other, false) => return Error::Remote { server, answer },
+            (Protocol::Other, true) => "the port does not use TLS: leave out https://",
+            (Protocol::Tls, false) => "the port expects TLS: use https:// and --tls-ca",
+            (Protocol::Tls, true) | (Protocol::Other, false) => return Error::Remote { server, reason },
         };
-        Error::Remote { server, answer: format!("{why} ({answer})") }
+        Error::Remote { server, reason: format!("{hint} ({reason})") }
     }
+
+    /// Returns host and port, and whether the connection uses TLS.
 
     /// Host and port, and whether it is spoken to with TLS.
     fn host(&self) -> (String, bool) {
@@ -69,20 +71,22 @@ impl ConnectOptions {
     }
 }
 
-async fn speaks(host: &str) -> Protocol {
-    let Ok(Ok(mut stream)) = timeout(PATIENCE, TcpStream::connect(host)).await else { return Protocol::Nothing };
-    let mut answer = [0; TELLING];
+async fn detect_protocol(host: &str) -> Protocol {
+    let Ok(Ok(mut stream)) = timeout(PROBE_TIMEOUT, TcpStream::connect(host)).await else {
+        return Protocol::Unreachable;
+    };
+    let mut answer = [0; ANSWER_BYTES];
     let read = async {
-        stream.write_all(ASKED).await?;
+        stream.write_all(PROBE).await?;
         stream.read_exact(&mut answer).await
     };
-    match timeout(PATIENCE, read).await {
+    match timeout(PROBE_TIMEOUT, read).await {
         Ok(Ok(_)) => {}
-        Ok(Err(_)) | Err(_) => return Protocol::Silence,
+        Ok(Err(_)) | Err(_) => return Protocol::Silent,
     }
     match answer {
         [b'H', b'T', b'T', b'P', b'/'] => Protocol::Http1,
-        // an alert, of any version
+        // a TLS alert, of any version
         [21, 3, ..] => Protocol::Tls,
         _ => Protocol::Other,
     }

@@ -1,18 +1,18 @@
-//! What a model's speed costs: bits per character of a text, by the server's `Score`.
+//! Quality of a model: bits per character of a text, from the server's `Score`.
 
 use crate::{client::connection::code, load::workload::RequestTarget};
 use tokio::time::timeout;
 use tonic::Status;
 use weir_proto::v1::{ScoreRequest, generation_client::GenerationClient, score_response::Event};
 
-/// Bits per character of the text, or why there are none.
+/// Returns the bits per character of the text.
 ///
 /// # Errors
-/// The server refuses, or takes longer than a request may.
+/// The server rejects the request, or does not answer within the target's time limit.
 pub async fn bits_per_char(target: &RequestTarget, text: &str) -> Result<f64, String> {
-    let told = |status: Status| format!("{}: {}", code(&status), status.message());
+    let describe = |status: Status| format!("{}: {}", code(&status), status.message());
     match timeout(target.timeout, score(target, text)).await {
-        Ok(answer) => answer.map_err(told),
+        Ok(answer) => answer.map_err(describe),
         Err(_) => Err(format!("no answer in {:?}", target.timeout)),
     }
 }

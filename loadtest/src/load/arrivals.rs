@@ -1,4 +1,4 @@
-//! When requests of an open loop are to be sent: known before the first answer, whatever the answers do.
+//! Send times of an open loop. They are fixed before the first answer and do not depend on answers.
 
 use crate::error::{Error, Result};
 use rand::SeedableRng;
@@ -13,43 +13,44 @@ use std::time::Duration;
 pub enum ArrivalProcess {
     /// At even intervals.
     Constant,
-    /// Independently of each other: exponential intervals.
+    /// Independently of each other, at exponential intervals.
     Poisson,
-    /// In bursts of `--burst` at the same moment; bursts come as `poisson`, as seldom as the rate asks for.
+    /// In bursts of `--burst` at the same moment; bursts follow each other as in `poisson`, at the rate divided by the burst size.
     Bursty,
 }
 
-/// Moments, counted from the beginning, without end.
+/// Endless iterator over arrival times, counted from the start.
 #[derive(Debug, Clone)]
 pub struct ArrivalSchedule {
     rng: ChaCha8Rng,
-    shape: ArrivalProcess,
-    /// Bursts a second.
+    process: ArrivalProcess,
+    /// Bursts per second.
     rate: f64,
-    gaps: Exp<f64>,
+    intervals: Exp<f64>,
     burst: u64,
-    /// How many came at `at` so far.
-    within: u64,
-    count: u64,
-    at: f64,
+    /// Arrivals of the current burst that were returned.
+    in_burst: u64,
+    bursts: u64,
+    /// Time of the current burst, in seconds.
+    burst_at: f64,
 }
 
 impl ArrivalSchedule {
-    /// Of `rate` requests a second, `burst` of which come together if they come in bursts.
+    /// Builds a schedule of `rate` requests per second; bursty arrivals come `burst` at a time.
     ///
     /// # Errors
-    /// A rate that is none.
-    pub fn new(shape: ArrivalProcess, rate: f64, burst: u64, seed: u64) -> Result<Self> {
-        let burst = if shape == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
+    /// The rate is not a finite number above 0.
+    pub fn new(process: ArrivalProcess, rate: f64, burst: u64, seed: u64) -> Result<Self> {
+        let burst = if process == ArrivalProcess::Bursty { burst.max(1) } else { 1 };
         let rate = rate / burst as f64;
-        let gaps = Exp::new(rate).ok().filter(|_| rate.is_finite() && rate > 0.0);
-        let gaps = gaps.ok_or_else(|| Error::option("--rate", rate, "above 0"))?;
+        let intervals = Exp::new(rate).ok().filter(|_| rate.is_finite() && rate > 0.0);
+        let intervals = intervals.ok_or_else(|| Error::option("--rate", rate, "above 0"))?;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        // contents of requests are drawn from other streams
+        // the contents of requests are drawn from other streams
         rng.set_stream(u64::MAX);
-        let mut schedule = Self { rng, shape, rate, gaps, burst, within: 0, count: 0, at: 0.0 };
-        if shape != ArrivalProcess::Constant {
-            schedule.at = schedule.gaps.sample(&mut schedule.rng);
+        let mut schedule = Self { rng, process, rate, intervals, burst, in_burst: 0, bursts: 0, burst_at: 0.0 };
+        if process != ArrivalProcess::Constant {
+            schedule.burst_at = schedule.intervals.sample(&mut schedule.rng);
         }
         Ok(schedule)
     }
@@ -59,17 +60,19 @@ impl Iterator for ArrivalSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        if self.within == self.burst {
-            self.within = 0;
-            self.count += 1;
-            self.at = match self.shape {
-                // no sum of rounded intervals
-                ArrivalProcess::Constant => self.count as f64 / self.rate,
-                ArrivalProcess::Poisson | ArrivalProcess::Bursty => self.at + self.gaps.sample(&mut self.rng),
+        if self.in_burst == self.burst {
+            self.in_burst = 0;
+            self.bursts += 1;
+            self.burst_at = match self.process {
+                // a product, because a sum of intervals would add up rounding errors
+                ArrivalProcess::Constant => self.bursts as f64 / self.rate,
+                ArrivalProcess::Poisson | ArrivalProcess::Bursty => {
+                    self.burst_at + self.intervals.sample(&mut self.rng)
+                }
             };
         }
-        self.within += 1;
-        Duration::try_from_secs_f64(self.at).ok()
+        self.in_burst += 1;
+        Duration::try_from_secs_f64(self.burst_at).ok()
     }
 }
 
@@ -77,8 +80,8 @@ impl Iterator for ArrivalSchedule {
 mod tests {
     use super::*;
 
-    fn seconds(shape: ArrivalProcess, rate: f64, burst: u64, seed: u64, count: usize) -> Vec<f64> {
-        ArrivalSchedule::new(shape, rate, burst, seed).unwrap().take(count).map(|at| at.as_secs_f64()).collect()
+    fn seconds(process: ArrivalProcess, rate: f64, burst: u64, seed: u64, count: usize) -> Vec<f64> {
+        ArrivalSchedule::new(process, rate, burst, seed).unwrap().take(count).map(|at| at.as_secs_f64()).collect()
     }
 
     #[test]
@@ -94,21 +97,21 @@ mod tests {
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
         assert!((mean * 50.0 - 1.0).abs() < 0.03, "{mean}");
-        // the deviation of an exponential distribution is its mean
+        // the standard deviation of an exponential distribution equals its mean
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.05);
         assert_eq!(at, seconds(ArrivalProcess::Poisson, 50.0, 1, 7, 20_001));
         assert_ne!(at, seconds(ArrivalProcess::Poisson, 50.0, 1, 8, 20_001));
     }
 
     #[test]
-    fn bursts_come_together_at_the_rate_asked_for() {
+    fn bursts_come_together_at_the_given_rate() {
         let at = seconds(ArrivalProcess::Bursty, 100.0, 8, 3, 80_000);
         assert!(at.chunks(8).all(|burst| burst.iter().all(|moment| *moment == burst[0])));
         assert!((80_000.0 / at[79_999] / 100.0 - 1.0).abs() < 0.05);
     }
 
     #[test]
-    fn what_is_no_rate_is_refused() {
+    fn invalid_rates_are_rejected() {
         for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(ArrivalSchedule::new(ArrivalProcess::Poisson, rate, 1, 1).is_err());
         }

@@ -1,19 +1,20 @@
-//! The loops: requests made as a plan says, all of them recorded.
+//! Open and closed loops: send requests on schedule and record all of them.
 
 use super::{
     execute::execute,
-    schedule::{RunLength, ScheduledRequest},
+    schedule::{RunLength, ScheduledCounts, ScheduledRequest},
     workload::{DrawnRequest, RequestTarget, WorkloadMix},
 };
 use crate::{
     error::{Error, Result},
     measure::{
-        counters::{CounterDelta, CounterSnapshot, LiveCounters, Timeline},
+        counters::{CounterDelta, CounterSnapshot, LiveCounters},
         histogram::ValueHistogram,
         objective::Objectives,
         request_timer::RequestTimer,
-        stats::{GONE, RequestOutcome, RequestStats},
+        stats::{RequestOutcome, RequestStats, UNAVAILABLE},
         tester::{self, LagProbe},
+        timeline::Timeline,
     },
 };
 use std::{
@@ -29,91 +30,118 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-/// How often the counters are looked at.
-const LOOK: Duration = Duration::from_millis(250);
+/// Interval at which the timeline samples the counters.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a closed loop waits before it asks again a server that is not there, at first; twice as long each time …
-const AGAIN: Duration = Duration::from_millis(100);
-/// … and at most.
-const LATEST: Duration = Duration::from_secs(1);
+/// First pause of a closed loop's client before it sends to an unavailable server again; doubled each time …
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+/// … up to this.
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
-/// Turns true when everything is to end.
+/// Becomes true when the measurement is to end.
 pub type StopSignal = watch::Receiver<bool>;
 
-/// What is measured.
+/// Requests of a load, and their target.
 pub struct LoadSetup {
-    /// Whom requests go to.
+    /// Server and model.
     pub target: RequestTarget,
-    /// What they ask for.
+    /// Requests.
     pub mix: WorkloadMix,
-    /// What a good one keeps.
+    /// Objectives that a good request meets.
     pub objectives: Objectives,
 }
 
-/// Where requests come from.
-pub enum RequestSource {
-    /// So many at a time, each followed by the next.
-    Closed(usize),
-    /// A schedule, and how many may be in flight.
-    Open(Receiver<ScheduledRequest>, usize),
+/// How requests follow each other, for how long, and what is observed meanwhile.
+pub struct LoadRun {
+    /// Duration, and number of requests.
+    pub length: RunLength,
+    /// Time from which the length counts.
+    pub begin: Instant,
+    /// Source of the requests.
+    pub source: RequestSource,
+    /// Ends the run early.
+    pub stop: StopSignal,
+    /// True to measure how late this program sees events.
+    pub probe_lag: bool,
 }
 
-/// What was measured.
+/// Source of requests.
+pub enum RequestSource {
+    /// Closed loop: this many clients, each of which sends its next request when the last one has ended.
+    Closed(usize),
+    /// Open loop.
+    Open {
+        /// Scheduled requests, each delivered when it is due.
+        requests: Receiver<ScheduledRequest>,
+        /// Maximum requests in flight.
+        max_in_flight: usize,
+    },
+}
+
+/// Measurement of one load.
 pub struct LoadResult {
-    /// Of each workload.
-    pub tallies: Vec<RequestStats>,
-    /// The model that each asked.
+    /// Statistics of each workload.
+    pub stats: Vec<RequestStats>,
+    /// Model that each workload's requests went to.
     pub models: Vec<String>,
-    /// What happened in the window.
+    /// Changes of the counters within the measured window.
     pub window: CounterDelta,
-    /// Processor time of this process in it.
+    /// Processor time of this process within the window.
     pub cpu: Option<Duration>,
-    /// The course, until the last request had ended.
-    pub course: Timeline,
-    /// How late the pulse was taken, if there was one.
+    /// Timeline until the last request had ended.
+    pub timeline: Timeline,
+    /// Lags of the probe, if it ran.
     pub lags: Option<ValueHistogram>,
     /// Requests that waited for the limit on requests in flight.
     pub held: u64,
-    /// Whether it was told to end before its time.
+    /// True if the run was stopped early.
     pub interrupted: bool,
 }
 
 struct DriverState {
     job: Arc<LoadSetup>,
-    meter: Arc<LiveCounters>,
-    tallies: Mutex<Vec<RequestStats>>,
+    counters: Arc<LiveCounters>,
+    stats: Mutex<Vec<RequestStats>>,
     held: AtomicU64,
     stop: StopSignal,
 }
 
-/// Drives a job. The window opens after the warm-up and closes after the duration, or with the last request if only their number
-/// is given. `look` is called four times a second.
+/// Numbers of the next warm-up request and the next measured request of a closed loop.
+type NextNumbers = Arc<Mutex<ScheduledCounts>>;
+
+/// Counters and processor time when the window closed.
+struct Closing {
+    counters: CounterSnapshot,
+    cpu: Option<Duration>,
+}
+
+/// Runs a load. The window opens after the warm-up and closes after the duration, or with the last request if only their number is
+/// given. Calls `on_progress` four times per second.
 ///
 /// # Errors
-/// A broken invariant; what requests are answered is no error.
+/// An invariant is broken. Failed requests are not errors.
 pub async fn run_load(
     job: Arc<LoadSetup>,
-    (extent, begin): (RunLength, Instant),
-    source: RequestSource,
-    (stop, pulse): (StopSignal, bool),
-    look: &mut (dyn FnMut(&LiveCounters) + Send),
+    run: LoadRun,
+    on_progress: &mut (dyn FnMut(&LiveCounters) + Send),
 ) -> Result<LoadResult> {
-    let meter = Arc::new(LiveCounters::default());
-    let tallies = (0..job.mix.size()).map(|_| RequestStats::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let LoadRun { length, begin, source, stop, probe_lag } = run;
+    let counters = Arc::new(LiveCounters::default());
+    let stats = (0..job.mix.size()).map(|_| RequestStats::new(job.target.boundaries)).collect::<Result<Vec<_>>>()?;
     let shared = Arc::new(DriverState {
         job,
-        meter: meter.clone(),
-        tallies: Mutex::new(tallies),
+        counters: counters.clone(),
+        stats: Mutex::new(stats),
         held: AtomicU64::new(0),
         stop,
     });
     let models = shared.job.mix.models(&shared.job.target.model);
-    let requests = make(shared.clone(), extent, begin, source);
+    let requests = send_all(shared.clone(), length, begin, source);
     tokio::pin!(requests);
-    let open = begin + extent.warm_up;
+    let open = begin + length.warm_up;
     let mut is_done = false;
     // without a warm-up the window opens before the first request
-    if !extent.warm_up.is_zero() {
+    if !length.warm_up.is_zero() {
         tokio::select! {
             done = &mut requests => {
                 done?;
@@ -122,75 +150,86 @@ pub async fn run_load(
             () = sleep_until(open) => {}
         }
     }
-    let (mut course, pulse) = (Timeline::begin(&meter)?, if pulse { Some(LagProbe::start()?) } else { None });
-    let (opened, cpu) = (meter.read(), tester::cpu());
-    let close = extent.duration.map(|duration| open + duration);
-    let closed = if is_done { None } else { observe((&meter, &mut course), close, requests, look).await? };
-    let (closed, spent) = closed.unwrap_or_else(|| (meter.read(), tester::cpu()));
-    course.close(&meter)?;
-    let lags = match pulse {
-        Some(pulse) => Some(pulse.stop().await?),
+    let mut timeline = Timeline::begin(&counters)?;
+    let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
+    let opened = counters.read();
+    let cpu = tester::cpu();
+    let close = length.duration.map(|duration| open + duration);
+    let closing = if is_done { None } else { observe(&counters, &mut timeline, close, requests, on_progress).await? };
+    let closing = closing.unwrap_or_else(|| Closing::now(&counters));
+    timeline.flush(&counters)?;
+    let lags = match probe {
+        Some(probe) => Some(probe.stop().await?),
         None => None,
     };
-    let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(LoadResult {
-        tallies: std::mem::take(&mut *tallies),
+        stats: std::mem::take(&mut *stats),
         models,
-        window: closed.since(&opened),
-        cpu: spent.zip(cpu).map(|(now, then)| now.saturating_sub(then)),
-        course,
+        window: closing.counters.since(&opened),
+        cpu: closing.cpu.zip(cpu).map(|(now, then)| now.saturating_sub(then)),
+        timeline,
         lags,
         held: shared.held.load(Relaxed),
         interrupted: *shared.stop.borrow(),
     })
 }
 
-/// Looks on until all requests have ended; what there was when the window closed, if it closed before that.
+impl Closing {
+    fn now(counters: &LiveCounters) -> Self {
+        Self { counters: counters.read(), cpu: tester::cpu() }
+    }
+}
+
+/// Samples the counters until all requests have ended. Returns their values when the window closed, if it closed before that.
 async fn observe(
-    (meter, course): (&LiveCounters, &mut Timeline),
+    counters: &LiveCounters,
+    timeline: &mut Timeline,
     close: Option<Instant>,
     mut requests: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
-    look: &mut (dyn FnMut(&LiveCounters) + Send),
-) -> Result<Option<(CounterSnapshot, Option<Duration>)>> {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks.tick().await;
+    on_progress: &mut (dyn FnMut(&LiveCounters) + Send),
+) -> Result<Option<Closing>> {
+    let mut ticks = interval(SAMPLE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
     let mut closed = None;
-    let far = Instant::now() + Duration::from_secs(1 << 20);
+    let never = Instant::now() + Duration::from_secs(1 << 20);
     loop {
         tokio::select! {
             done = &mut requests => return done.map(|()| closed),
-            () = sleep_until(close.unwrap_or(far)), if close.is_some() && closed.is_none() => {
-                closed = Some((meter.read(), tester::cpu()));
+            () = sleep_until(close.unwrap_or(never)), if close.is_some() && closed.is_none() => {
+                closed = Some(Closing::now(counters));
             }
-            _ = looks.tick() => {
-                course.look(meter)?;
-                look(meter);
+            _ = ticks.tick() => {
+                timeline.tick(counters)?;
+                on_progress(counters);
             }
         }
     }
 }
 
-async fn make(shared: Arc<DriverState>, extent: RunLength, begin: Instant, source: RequestSource) -> Result<()> {
+async fn send_all(shared: Arc<DriverState>, length: RunLength, begin: Instant, source: RequestSource) -> Result<()> {
     let mut running = JoinSet::new();
     match source {
         RequestSource::Closed(concurrency) => {
-            let counts = Arc::new(Mutex::new((0, 0)));
+            let numbers = NextNumbers::default();
             for _ in 0..concurrency {
-                running.spawn(repeat(shared.clone(), extent, begin, counts.clone()));
+                running.spawn(closed_loop(shared.clone(), length, begin, numbers.clone()));
             }
         }
-        RequestSource::Open(tickets, most) => dispatch(&shared, tickets, most, &mut running).await?,
+        RequestSource::Open { requests, max_in_flight } => {
+            open_loop(&shared, requests, max_in_flight, &mut running).await?
+        }
     }
     while let Some(ended) = running.join_next().await {
         joined(ended)?;
     }
-    // a schedule may have no request for the end of the window, which is as long nevertheless
-    if let (Some(duration), None) = (extent.duration, extent.requests) {
+    // the window lasts its full duration even if the last arrivals come before its end
+    if let (Some(duration), None) = (length.duration, length.requests) {
         let mut stop = shared.stop.clone();
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
-            () = sleep_until(begin + extent.warm_up + duration) => {}
+            () = sleep_until(begin + length.warm_up + duration) => {}
         }
     }
     Ok(())
@@ -200,62 +239,56 @@ fn joined(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Res
     ended.unwrap_or_else(|error| Err(Error::Internal(format!("a request's task: {error}"))))
 }
 
-/// One of the clients of a closed loop. It would ask a server that is not there thousands of times a second.
-async fn repeat(
-    shared: Arc<DriverState>,
-    extent: RunLength,
-    begin: Instant,
-    counts: Arc<Mutex<(u64, u64)>>,
-) -> Result<()> {
-    let mut wait = AGAIN;
+/// One client of a closed loop. It backs off while the server is unavailable; otherwise it would send thousands of requests a second.
+async fn closed_loop(shared: Arc<DriverState>, length: RunLength, begin: Instant, numbers: NextNumbers) -> Result<()> {
+    let mut backoff = FIRST_BACKOFF;
     while !*shared.stop.borrow() {
-        let ticket = {
-            let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-            let (warm, measured) = &mut *counts;
-            extent.now(begin, (warm, measured))
+        let next = {
+            let mut numbers = numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            length.next_now(begin, &mut numbers)
         };
-        let Some(ticket) = ticket else { break };
-        if one(&shared, ticket).await? != RequestOutcome::Failed(GONE) {
-            wait = AGAIN;
+        let Some(scheduled) = next else { break };
+        if send(&shared, scheduled).await? != RequestOutcome::Failed(UNAVAILABLE) {
+            backoff = FIRST_BACKOFF;
             continue;
         }
         let mut stop = shared.stop.clone();
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
-            () = sleep(wait) => {}
+            () = sleep(backoff) => {}
         }
-        wait = LATEST.min(wait * 2);
+        backoff = MAX_BACKOFF.min(backoff * 2);
     }
     Ok(())
 }
 
-/// Starts a request for each ticket when it comes.
-async fn dispatch(
+/// Sends each request of an open loop when it is due.
+async fn open_loop(
     shared: &Arc<DriverState>,
-    mut tickets: Receiver<ScheduledRequest>,
-    most: usize,
+    mut requests: Receiver<ScheduledRequest>,
+    max_in_flight: usize,
     running: &mut JoinSet<Result<()>>,
 ) -> Result<()> {
-    let room = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(max_in_flight));
     let mut stop = shared.stop.clone();
     loop {
-        let ticket = tokio::select! {
+        let next = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
-            ticket = tickets.recv() => ticket,
+            next = requests.recv() => next,
         };
-        let Some(ticket) = ticket else { break };
-        if room.available_permits() == 0 && ticket.measured {
+        let Some(scheduled) = next else { break };
+        if permits.available_permits() == 0 && scheduled.measured {
             shared.held.fetch_add(1, Relaxed);
         }
-        let place = tokio::select! {
+        let permit = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
-            place = room.clone().acquire_owned() => place,
+            permit = permits.clone().acquire_owned() => permit,
         };
-        let place = place.map_err(|_| Error::Internal("the limit on requests in flight is gone".into()))?;
+        let permit = permit.map_err(|_| Error::Internal("the limit on requests in flight is gone".into()))?;
         let shared = shared.clone();
         running.spawn(async move {
-            let _place = place;
-            one(&shared, ticket).await.map(|_| ())
+            let _permit = permit;
+            send(&shared, scheduled).await.map(|_| ())
         });
         while let Some(ended) = running.try_join_next() {
             joined(ended)?;
@@ -264,28 +297,28 @@ async fn dispatch(
     Ok(())
 }
 
-/// Makes one request and records it; how it ended.
-async fn one(shared: &DriverState, ticket: ScheduledRequest) -> Result<RequestOutcome> {
-    let DriverState { job, meter, .. } = shared;
-    let DrawnRequest { which, exchange, cancel_after } = job.mix.draw(ticket.number)?;
-    let mut watch = RequestTimer::new(meter.clone(), ticket.intended, cancel_after);
-    meter.started.fetch_add(1, Relaxed);
+/// Sends one request, records it, and returns its outcome.
+async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<RequestOutcome> {
+    let DriverState { job, counters, .. } = shared;
+    let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
+    let mut timer = RequestTimer::new(counters.clone(), scheduled.intended, cancel_after);
+    counters.started.fetch_add(1, Relaxed);
     let mut stop = shared.stop.clone();
-    let end = execute(&*exchange, &job.target, &mut watch, &mut stop).await;
-    let total = ticket.intended.elapsed();
-    let good = end == RequestOutcome::Completed && job.objectives.kept(&watch, total);
-    let (count, kept) =
-        if end == RequestOutcome::Completed { (&meter.finished, u64::from(good)) } else { (&meter.failed, 0) };
-    count.fetch_add(1, Relaxed);
-    meter.good.fetch_add(kept, Relaxed);
-    if end == RequestOutcome::Completed {
-        watch.first().into_iter().for_each(|span| meter.first(span));
+    let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;
+    let total = scheduled.intended.elapsed();
+    let good = outcome == RequestOutcome::Completed && job.objectives.met(&timer, total);
+    if outcome == RequestOutcome::Completed {
+        counters.finished.fetch_add(1, Relaxed);
+        counters.good.fetch_add(u64::from(good), Relaxed);
+        timer.first().into_iter().for_each(|time| counters.record_first(time));
+    } else {
+        counters.failed.fetch_add(1, Relaxed);
     }
-    if ticket.measured {
-        meter.measured.fetch_add(1, Relaxed);
-        let mut tallies = shared.tallies.lock().unwrap_or_else(PoisonError::into_inner);
-        let tally = tallies.get_mut(which).ok_or_else(|| Error::Internal("a workload that is not there".into()))?;
-        tally.take(&watch, &end, total, good);
+    if scheduled.measured {
+        counters.measured.fetch_add(1, Relaxed);
+        let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let stats = stats.get_mut(workload).ok_or_else(|| Error::Internal(format!("no workload {workload}")))?;
+        stats.record(&timer, &outcome, total, good);
     }
-    Ok(end)
+    Ok(outcome)
 }

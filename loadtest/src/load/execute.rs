@@ -1,4 +1,4 @@
-//! One request, within its time limit.
+//! Sends one request within its time limit.
 
 use super::{
     driver::StopSignal,
@@ -10,28 +10,29 @@ use crate::{
 };
 use tokio::time::{Instant, timeout};
 
-/// What is told of requests that took too long.
-const LATE: &str = "DEADLINE_EXCEEDED";
+/// Code of requests that exceeded their time limit.
+const TIMED_OUT: &str = "DEADLINE_EXCEEDED";
 
-/// Makes a request and tells how it ended, at the latest when its time is up: by this client's clock, whatever the server says.
+/// Sends a request and returns its outcome. The time limit is enforced by this client's clock, whatever the server does.
 pub async fn execute(
     exchange: &dyn PreparedRequest,
     target: &RequestTarget,
-    watch: &mut RequestTimer,
+    timer: &mut RequestTimer,
     stop: &mut StopSignal,
 ) -> RequestOutcome {
     let begun = Instant::now();
-    let ended = tokio::select! {
+    let result = tokio::select! {
         _ = stop.wait_for(|stop| *stop) => return RequestOutcome::Unfinished,
-        ended = timeout(target.timeout, exchange.run(target, watch)) => ended,
+        result = timeout(target.timeout, exchange.send(target, timer)) => result,
     };
     let took = begun.elapsed();
-    match ended {
-        _ if watch.is_cancelled() => RequestOutcome::Cancelled,
-        // a busy machine looks at an answer late: what it sees after the limit came after it, as far as anyone can tell
+    match result {
+        _ if timer.is_cancelled() => RequestOutcome::Cancelled,
+        // a busy machine reads an answer late: one read after the limit counts as late
         Ok(Ok(())) if took <= target.timeout => RequestOutcome::Completed,
-        // the client library has a timer of its own for the same limit, and a code of its own
+        // tonic has a timer of its own for the same limit, with a code of its own
         Ok(Err(status)) if took < target.timeout => RequestOutcome::Failed(code(&status)),
-        Ok(_) | Err(_) => RequestOutcome::Failed(LATE),
+        Ok(Err(status)) if took < target.timeout => RequestOutcome::Failed(code(&status)),
+        Ok(_) | Err(_) => RequestOutcome::Failed(TIMED_OUT),
     }
 }

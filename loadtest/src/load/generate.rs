@@ -1,4 +1,4 @@
-//! The workload `generate`: prompts from text, continued.
+//! Workload `generate`: continues prompts taken from a text.
 
 use super::{
     settings,
@@ -18,8 +18,8 @@ use weir_proto::v1::{
     generation_client::GenerationClient,
 };
 
-/// Streams of the generator from which shared beginnings are drawn: those before are requests'.
-const PREFIXES: u64 = 1 << 63;
+/// First stream of the random number generator for common prefixes; requests use the streams below.
+const PREFIX_STREAMS: u64 = 1 << 63;
 
 struct Generate {
     spec: WorkloadSpec,
@@ -27,10 +27,10 @@ struct Generate {
     lines: Vec<String>,
 }
 
-/// Makes the workload.
+/// Builds the workload.
 ///
 /// # Errors
-/// An option out of bounds, or a file that cannot be used.
+/// An option is out of bounds, or a file cannot be used.
 pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
     let (text, lines) = match spec.prompts {
@@ -40,7 +40,7 @@ pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
             let lines = text.lines()?;
             (text, lines)
         }
-        PromptSource::Parts(_) => (PromptText::read(&spec.files)?, Vec::new()),
+        PromptSource::Excerpts(_) => (PromptText::read(&spec.files)?, Vec::new()),
     };
     Ok(Box::new(Generate { spec: spec.clone(), text, lines }))
 }
@@ -51,15 +51,15 @@ impl Generate {
         let mut prompt = String::new();
         if shared_prefix > 0 {
             let mut prefix = ChaCha8Rng::seed_from_u64(seed);
-            prefix.set_stream(PREFIXES + rng.random_range(0..prefixes));
-            prompt = self.text.window(&mut prefix, shared_prefix);
+            prefix.set_stream(PREFIX_STREAMS + rng.random_range(0..prefixes));
+            prompt = self.text.excerpt(&mut prefix, shared_prefix);
         }
         match prompts {
-            PromptSource::Parts(length) => {
-                // room for one character of the answer, or as many as surely come
+            PromptSource::Excerpts(length) => {
+                // leaves room for the longest answer, or for one character if the length has no bound
                 let answer = self.spec.output.longest().unwrap_or(1);
                 let length = length.draw(rng, max_symbols.saturating_sub(shared_prefix + answer))?;
-                prompt.push_str(&self.text.window(rng, length));
+                prompt.push_str(&self.text.excerpt(rng, length));
             }
             PromptSource::Lines | PromptSource::Documents => {
                 let line = self.lines.get(rng.random_range(0..self.lines.len().max(1)));
@@ -86,7 +86,7 @@ impl Workload for Generate {
             temperature: *temperature,
             chunk_chars: None,
             beam: None,
-            settings: settings::of_texts(*temperature),
+            settings: settings::generation(*temperature),
         }
     }
 
@@ -95,33 +95,37 @@ impl Workload for Generate {
         let left = self.spec.max_symbols.saturating_sub(prompt.chars().count() as u64);
         let chars = u32::try_from(self.spec.output.draw(rng, left)?).unwrap_or(u32::MAX);
         let WorkloadSpec { temperature, model, pools, .. } = &self.spec;
-        let model = model.clone().map(|model| (model, *pools));
+        let model = model.clone().map(|name| OtherModel { name, pools: *pools });
         Ok(Box::new(GenerateCall { prompt, chars, seed: rng.random(), temperature: *temperature, model }))
     }
 }
 
-/// A request.
+/// Model of a workload that does not use the measured one.
+struct OtherModel {
+    name: String,
+    pools: bool,
+}
+
 struct GenerateCall {
     prompt: String,
     chars: u32,
     seed: u64,
     temperature: Option<f32>,
-    /// The model, where it is not the one that is measured, and whether it pools.
-    model: Option<(String, bool)>,
+    model: Option<OtherModel>,
 }
 
 impl GenerateCall {
     fn message(&self, target: &RequestTarget) -> GenerateRequest {
         let sampling = Sampling { seed: Some(self.seed), temperature: self.temperature, ..Default::default() };
-        // as many characters as asked for: no text ends by itself
-        let (max_chars, min_chars) = (Some(self.chars), Some(self.chars));
-        let stopping = Stopping { max_chars, min_chars, ignore_eos: Some(true), ..Default::default() };
+        // exactly as many characters as requested: no text ends by itself
+        let chars = Some(self.chars);
+        let stopping = Stopping { max_chars: chars, min_chars: chars, ignore_eos: Some(true), ..Default::default() };
         GenerateRequest {
-            model: Some(self.model.as_ref().map_or_else(|| target.model.clone(), |(model, _)| model.clone())),
+            model: Some(self.model.as_ref().map_or(&target.model, |model| &model.name).clone()),
             prompt: self.prompt.clone(),
             sampling: Some(sampling),
             stopping: Some(stopping),
-            details: (target.boundaries && self.model.as_ref().is_none_or(|(_, pools)| *pools))
+            details: (target.boundaries && self.model.as_ref().is_none_or(|model| model.pools))
                 .then(|| Details { boundaries: Some(true), ..Default::default() }),
             ..Default::default()
         }
@@ -129,24 +133,24 @@ impl GenerateCall {
 }
 
 impl PreparedRequest for GenerateCall {
-    fn run<'a>(&'a self, target: &'a RequestTarget, watch: &'a mut RequestTimer) -> ResponseFuture<'a> {
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut RequestTimer) -> ResponseFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
             let request = connection.request(self.message(target), target.timeout);
             let mut client = GenerationClient::new(connection.channel());
-            watch.sends();
+            timer.mark_sent();
             let mut stream = client.generate(request).await?.into_inner();
             let mut cached_chars = 0;
             while let Some(message) = stream.message().await? {
                 match message.event {
                     Some(Event::Started(started)) => cached_chars = started.cached_chars,
                     Some(Event::Piece(piece)) => {
-                        if let ControlFlow::Break(()) = watch.arrived(arrived(&piece)) {
+                        if let ControlFlow::Break(()) = timer.record(received(&piece)) {
                             return Ok(());
                         }
                     }
                     Some(Event::Finished(finished)) => {
-                        watch.told = Some(told(&finished, cached_chars));
+                        timer.server_report = Some(server_report(&finished, cached_chars));
                         return Ok(());
                     }
                     None => {}
@@ -156,27 +160,27 @@ impl PreparedRequest for GenerateCall {
         })
     }
 
-    fn most_chars(&self) -> u64 {
+    fn max_chars(&self) -> u64 {
         self.chars.into()
     }
 }
 
-/// What came in a piece: symbols where they are told one by one, code points otherwise; nothing where it is the prompt.
-fn arrived(piece: &Piece) -> ReceivedMessage {
+/// Counts the generated characters of a piece: symbols if the server lists them, code points otherwise; none if it is the prompt.
+fn received(piece: &Piece) -> ReceivedMessage {
     let Piece { text, characters, prompt } = piece;
     if *prompt {
         return ReceivedMessage::default();
     }
     let ends = |marked: bool| {
-        let those =
+        let of_kind =
             characters.iter().filter(|character| character.boundary() && character.nxt_logprob.is_some() == marked);
-        those.count() as u64
+        of_kind.count() as u64
     };
     let count = if characters.is_empty() { text.chars().count() } else { characters.len() };
-    ReceivedMessage { characters: count as u64, ends: ends(false), marked: ends(true) }
+    ReceivedMessage { characters: count as u64, predicted_ends: ends(false), marked_ends: ends(true) }
 }
 
-fn told(finished: &Finished, cached_chars: u64) -> ServerReport {
+fn server_report(finished: &Finished, cached_chars: u64) -> ServerReport {
     let timing = finished.timing.unwrap_or_default();
     let v1::Timing { queue_ns, prefill_ns, time_to_first_char_ns, total_ns, decode_ns, .. } = timing;
     let estimates = timing.unpooled_prefill_estimate_ns.zip(timing.unpooled_decode_estimate_ns);

@@ -1,34 +1,34 @@
-//! Distributions of lengths.
+//! Distributions of text lengths.
 
 use crate::error::{Error, Result};
 use rand::{Rng, RngExt};
 use rand_distr::{Distribution, Exp, LogNormal, Normal};
 use std::{fmt, str::FromStr};
 
-/// The longest that is drawn.
+/// Longest length that is drawn.
 pub const MAX_LENGTH: u64 = 1 << 20;
 
-/// How long something is, in characters. What is drawn beyond the bounds is put at the nearest one.
+/// Distribution of a length in characters. Draws beyond the bounds are clamped.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Length {
     /// Always the same: `256`.
     Fixed(u64),
-    /// Every length from the first to the second alike: `64..512`.
+    /// Uniform from the first to the second: `64..512`.
     Uniform(u64, u64),
     /// `normal:MEAN:DEVIATION`.
     Normal(f64, f64),
-    /// `lognormal:MEDIAN:SIGMA`, sigma that of the logarithm.
+    /// `lognormal:MEDIAN:SIGMA`; sigma is that of the logarithm.
     LogNormal(f64, f64),
     /// `exponential:MEAN`.
     Exponential(f64),
 }
 
 impl Length {
-    /// A length from 1 to `most`.
+    /// Draws a length from 1 to `max`.
     ///
     /// # Errors
-    /// Parameters that no distribution has; reading one has checked them.
-    pub fn draw(&self, rng: &mut impl Rng, most: u64) -> Result<u64> {
+    /// No distribution has these parameters; parsing has checked them.
+    pub fn draw(&self, rng: &mut impl Rng, max: u64) -> Result<u64> {
         let wrong = |error: &dyn fmt::Display| Error::Internal(format!("{self}: {error}"));
         let drawn = match *self {
             Self::Fixed(length) => length as f64,
@@ -37,10 +37,10 @@ impl Length {
             Self::LogNormal(median, sigma) => LogNormal::new(median.ln(), sigma).map_err(|e| wrong(&e))?.sample(rng),
             Self::Exponential(mean) => Exp::new(mean.recip()).map_err(|e| wrong(&e))?.sample(rng),
         };
-        Ok((drawn.round().max(1.0) as u64).min(most.max(1)))
+        Ok((drawn.round().max(1.0) as u64).min(max.max(1)))
     }
 
-    /// The longest that it surely has, if it has one: what must fit into a model.
+    /// Returns the upper bound of the length, if the distribution has one.
     pub fn longest(&self) -> Option<u64> {
         match *self {
             Self::Fixed(length) | Self::Uniform(_, length) => Some(length),
@@ -59,23 +59,22 @@ impl FromStr for Length {
                  from 1 to {MAX_LENGTH}, sigma at most 10"
             )
         };
-        let whole = |text: &str| text.trim().parse().ok().filter(|length| (1..=MAX_LENGTH).contains(length));
-        let number = |text: &str, least: f64, most: f64| {
-            text.trim().parse::<f64>().ok().filter(|number| (least..=most).contains(number))
+        let integer = |text: &str| text.trim().parse().ok().filter(|length| (1..=MAX_LENGTH).contains(length));
+        let number = |text: &str, min: f64, max: f64| {
+            text.trim().parse::<f64>().ok().filter(|number| (min..=max).contains(number))
         };
-        let most = MAX_LENGTH as f64;
+        let max = MAX_LENGTH as f64;
         let read = || match text.split(':').collect::<Vec<_>>()[..] {
-            ["normal", mean, deviation] => Some(Self::Normal(number(mean, 1.0, most)?, number(deviation, 0.0, most)?)),
-            ["lognormal", median, sigma] => {
-                Some(Self::LogNormal(number(median, 1.0, most)?, number(sigma, 0.0, 10.0)?))
-            }
-            ["exponential", mean] => Some(Self::Exponential(number(mean, 1.0, most)?)),
+            ["normal", mean, deviation] => Some(Self::Normal(number(mean, 1.0, max)?, number(deviation, 0.0, max)?)),
+            ["lognormal", median, sigma] => Some(Self::LogNormal(number(median, 1.0, max)?, number(sigma, 0.0, 10.0)?)),
+            ["exponential", mean] => Some(Self::Exponential(number(mean, 1.0, max)?)),
             [plain] => match plain.split_once("..") {
                 Some((from, to)) => {
-                    let (from, to) = (whole(from)?, whole(to)?);
+                    let from = integer(from)?;
+                    let to = integer(to)?;
                     (from <= to).then_some(Self::Uniform(from, to))
                 }
-                None => whole(plain).map(Self::Fixed),
+                None => integer(plain).map(Self::Fixed),
             },
             _ => None,
         };
@@ -102,7 +101,8 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     fn mean(text: &str) -> f64 {
-        let (length, mut rng) = (Length::from_str(text).unwrap(), ChaCha8Rng::seed_from_u64(1));
+        let length = Length::from_str(text).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
         assert_eq!(length.to_string(), text);
         let drawn: Vec<_> = (0..20_000).map(|_| length.draw(&mut rng, 100_000).unwrap()).collect();
         assert!(drawn.iter().all(|length| (1..=100_000).contains(length)));
@@ -128,12 +128,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_length_is_refused() {
+    fn invalid_lengths_are_rejected() {
         for wrong in
             ["", "0", "-3", "5..4", "0..4", "normal:5", "normal:0:1", "lognormal:5:11", "exponential:nan", "9e9", "x"]
         {
-            let told = Length::from_str(wrong).unwrap_err();
-            assert!(told.contains("FROM..TO"), "{wrong}: {told}");
+            let message = Length::from_str(wrong).unwrap_err();
+            assert!(message.contains("FROM..TO"), "{wrong}: {message}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked for, and when: texts, lengths, workloads, arrivals, and the loops that drive requests.
+//! Requests and their timing: texts, lengths, workloads, arrivals, and the loops that send requests.
 
 pub mod arrivals;
 pub mod driver;

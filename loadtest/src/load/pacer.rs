@@ -1,4 +1,4 @@
-//! A thread that keeps the schedule: timers of the runtime are a millisecond coarse, and late when it is busy.
+//! A thread that delivers requests when they are due. The runtime's timers have millisecond resolution and are late under load.
 
 use super::schedule::ScheduledRequest;
 use crate::error::{Error, Result};
@@ -12,37 +12,37 @@ use tokio::{
     time::Instant,
 };
 
-/// Tickets that may wait to be taken. Their intended starts are in them, so that waiting is not lost.
+/// Requests that may wait to be received. Each carries its intended send time, so that its wait is counted.
 const WAITING: usize = 1024;
 
-/// The thread; it ends when this is dropped or the tickets have no taker.
+/// Handle of the thread, which ends when this handle or the receiver is dropped.
 pub struct Pacer {
     stop: Option<SyncSender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Pacer {
-    /// Hands out every ticket at its intended start.
+    /// Starts a thread that delivers every request at its intended send time.
     ///
     /// # Errors
-    /// No thread for it.
+    /// The thread cannot be started.
     pub fn start(
-        tickets: impl Iterator<Item = ScheduledRequest> + Send + 'static,
+        requests: impl Iterator<Item = ScheduledRequest> + Send + 'static,
     ) -> Result<(Self, Receiver<ScheduledRequest>)> {
         let (stop, stopped) = sync_channel::<()>(0);
-        let (hand, taken) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(WAITING);
         let run = move || {
-            for ticket in tickets {
-                let left = ticket.intended.saturating_duration_since(Instant::now());
+            for scheduled in requests {
+                let left = scheduled.intended.saturating_duration_since(Instant::now());
                 let ended = left > Duration::ZERO && stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout);
-                if ended || hand.blocking_send(ticket).is_err() {
+                if ended || sender.blocking_send(scheduled).is_err() {
                     break;
                 }
             }
         };
         let thread = thread::Builder::new().name("pacer".into()).spawn(run);
-        let thread = thread.map_err(|error| Error::Internal(format!("no thread for the pacer: {error}")))?;
-        Ok((Self { stop: Some(stop), thread: Some(thread) }, taken))
+        let thread = thread.map_err(|error| Error::Internal(format!("cannot start the pacer thread: {error}")))?;
+        Ok((Self { stop: Some(stop), thread: Some(thread) }, receiver))
     }
 }
 
@@ -50,7 +50,7 @@ impl Drop for Pacer {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // whoever drops it has dropped the tickets' receiver, so the thread ends at once; a panic was told by itself
+            // the receiver is dropped by now, so the thread ends at once; a panic was reported by its own hook
             let _ = thread.join();
         }
     }
@@ -61,20 +61,20 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn tickets_come_at_their_moments_and_never_before() {
+    async fn requests_come_when_due_and_never_before() {
         let begin = Instant::now();
-        let tickets: Vec<_> = (0..20u64)
+        let requests: Vec<_> = (0..20u64)
             .map(|number| ScheduledRequest {
                 number,
                 intended: begin + Duration::from_millis(number * 3),
                 measured: true,
             })
             .collect();
-        let (pacer, mut taken) = Pacer::start(tickets.into_iter()).unwrap();
+        let (pacer, mut receiver) = Pacer::start(requests.into_iter()).unwrap();
         let mut count = 0;
-        while let Some(ticket) = taken.recv().await {
-            assert!(Instant::now() >= ticket.intended);
-            assert_eq!(ticket.number, count);
+        while let Some(scheduled) = receiver.recv().await {
+            assert!(Instant::now() >= scheduled.intended);
+            assert_eq!(scheduled.number, count);
             count += 1;
         }
         assert_eq!(count, 20);
@@ -82,11 +82,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_ends_when_it_is_dropped_in_the_midst() {
+    async fn the_thread_ends_when_its_handle_is_dropped() {
         let far = Instant::now() + Duration::from_secs(3600);
-        let tickets = (0..).map(move |number| ScheduledRequest { number, intended: far, measured: true });
-        let (pacer, taken) = Pacer::start(tickets).unwrap();
-        drop(taken);
+        let requests = (0..).map(move |number| ScheduledRequest { number, intended: far, measured: true });
+        let (pacer, receiver) = Pacer::start(requests).unwrap();
+        drop(receiver);
         drop(pacer);
     }
 }

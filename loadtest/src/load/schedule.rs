@@ -1,4 +1,4 @@
-//! What load, and for how long.
+//! How requests follow each other, and for how long.
 
 use super::arrivals::{ArrivalProcess, ArrivalSchedule};
 use crate::error::Result;
@@ -6,62 +6,69 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Numbers of requests of the warm-up begin here, so that what is measured asks for the same however many they were.
-const WARM: u64 = 1 << 62;
+/// First number of warm-up requests. It is fixed so that measured requests do not depend on the length of the warm-up.
+const WARM_UP_NUMBERS: u64 = 1 << 62;
 
 /// How requests follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "loop", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LoadPattern {
-    /// So many at a time, each followed by the next when it has ended.
+    /// Closed loop: each client sends its next request when the last one has ended.
     Closed {
-        /// How many.
+        /// Clients.
         concurrency: usize,
     },
-    /// By a schedule that no answer changes.
+    /// Open loop: requests arrive on a schedule that answers do not change.
     Open {
         /// How arrivals follow each other.
         arrivals: ArrivalProcess,
-        /// Requests a second.
+        /// Requests per second.
         rate: f64,
-        /// Requests that come together, if they come in bursts.
+        /// Requests that arrive together, if arrivals are bursty.
         burst: u64,
     },
 }
 
-/// For how long.
+/// How long a load runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunLength {
-    /// Requests before this are made and not measured.
+    /// Requests before this are sent but not measured.
     pub warm_up: Duration,
-    /// Requests are started for so long after the warm-up …
+    /// Requests are started for this long after the warm-up …
     pub duration: Option<Duration>,
-    /// … until so many were; whichever comes first.
+    /// … or until this many were started, whichever comes first.
     pub requests: Option<u64>,
 }
 
-/// A request that is to be made.
+/// Request with its number and send time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScheduledRequest {
-    /// Decides what is asked for.
+    /// Determines the content of the request.
     pub number: u64,
-    /// When it is to be sent.
+    /// Intended send time.
     pub intended: Instant,
-    /// Whether it is measured.
+    /// True if the request is measured.
     pub measured: bool,
 }
 
+/// Requests scheduled so far.
+#[derive(Debug, Default)]
+pub(super) struct ScheduledCounts {
+    warm_up: u64,
+    measured: u64,
+}
+
 impl RunLength {
-    /// Whether so late a request, before which so many were measured, is still made.
-    fn has(&self, at: Duration, measured: u64) -> bool {
+    /// True if a request at `at`, after `measured` measured ones, is still sent.
+    fn includes(&self, at: Duration, measured: u64) -> bool {
         self.duration.is_none_or(|duration| at < self.warm_up + duration)
-            && self.requests.is_none_or(|most| measured < most)
+            && self.requests.is_none_or(|limit| measured < limit)
     }
 
-    /// As long as it is until so many requests of a schedule have come in the window, if that is later than its end, unless their
-    /// number was given: chance would start fewer than a rate promises. It then ends when the next one would come, so that
-    /// their number by its length is neither above nor below the rate on average.
-    pub fn holding(self, schedule: &ArrivalSchedule, least: u64) -> Self {
+    /// Extends the duration until at least `least` requests of a schedule arrive in the window, unless the number of requests is
+    /// given: random arrivals may be fewer than the rate implies. The window then ends when the next request would arrive, so
+    /// that requests divided by duration equals the rate on average.
+    pub fn extended(self, schedule: &ArrivalSchedule, least: u64) -> Self {
         let (None, Some(duration)) = (self.requests, self.duration) else { return self };
         let mut measured = schedule.clone().skip_while(|at| *at < self.warm_up);
         let next = usize::try_from(least).ok().and_then(|least| measured.nth(least));
@@ -69,34 +76,38 @@ impl RunLength {
         Self { duration: Some(duration.max(until)), ..self }
     }
 
-    /// The tickets of a schedule that begins at `begin`.
-    pub fn tickets(self, schedule: ArrivalSchedule, begin: Instant) -> impl Iterator<Item = ScheduledRequest> + Send {
-        let (mut warm, mut measured) = (0, 0);
-        schedule.map_while(move |at| self.ticket(at, begin, (&mut warm, &mut measured)))
+    /// Returns the requests of a schedule that begins at `begin`.
+    pub fn requests_of(
+        self,
+        schedule: ArrivalSchedule,
+        begin: Instant,
+    ) -> impl Iterator<Item = ScheduledRequest> + Send {
+        let mut counts = ScheduledCounts::default();
+        schedule.map_while(move |at| self.schedule_at(at, begin, &mut counts))
     }
 
-    /// The next ticket of a closed loop, if there is one now; counts it.
-    pub(super) fn now(&self, begin: Instant, (warm, measured): (&mut u64, &mut u64)) -> Option<ScheduledRequest> {
-        self.ticket(begin.elapsed(), begin, (warm, measured))
+    /// Returns a closed loop's next request, due now, and counts it; `None` once the run is over.
+    pub(super) fn next_now(&self, begin: Instant, counts: &mut ScheduledCounts) -> Option<ScheduledRequest> {
+        self.schedule_at(begin.elapsed(), begin, counts)
     }
 
-    fn ticket(&self, at: Duration, begin: Instant, (warm, measured): (&mut u64, &mut u64)) -> Option<ScheduledRequest> {
-        if !self.has(at, *measured) {
+    fn schedule_at(&self, at: Duration, begin: Instant, counts: &mut ScheduledCounts) -> Option<ScheduledRequest> {
+        if !self.includes(at, counts.measured) {
             return None;
         }
-        let is_measured = at >= self.warm_up;
-        let (count, first) = if is_measured { (measured, 0) } else { (warm, WARM) };
+        let measured = at >= self.warm_up;
+        let (count, first) = if measured { (&mut counts.measured, 0) } else { (&mut counts.warm_up, WARM_UP_NUMBERS) };
         let number = first + *count;
         *count += 1;
-        Some(ScheduledRequest { number, intended: begin + at, measured: is_measured })
+        Some(ScheduledRequest { number, intended: begin + at, measured })
     }
 }
 
 impl LoadPattern {
-    /// The schedule, if it has one.
+    /// Returns the schedule of an open loop; `None` for a closed one.
     ///
     /// # Errors
-    /// A rate that is none.
+    /// The rate is not a finite number above 0.
     pub fn schedule(&self, seed: u64) -> Result<Option<ArrivalSchedule>> {
         match *self {
             Self::Closed { .. } => Ok(None),
@@ -104,7 +115,7 @@ impl LoadPattern {
         }
     }
 
-    /// In words.
+    /// Describes the load for people.
     pub fn describe(&self) -> String {
         match self {
             Self::Closed { concurrency } => format!("closed loop, {concurrency} at a time"),
@@ -125,39 +136,40 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn tickets_of_the_warm_up_have_numbers_of_their_own() {
+    async fn warm_up_requests_have_numbers_of_their_own() {
         let extent =
             RunLength { warm_up: Duration::from_secs(1), duration: Some(Duration::from_secs(2)), requests: Some(15) };
         let begin = Instant::now();
-        let tickets = |extent: RunLength| -> Vec<ScheduledRequest> {
-            extent.tickets(ArrivalSchedule::new(ArrivalProcess::Constant, 10.0, 1, 0).unwrap(), begin).collect()
+        let requests = |length: RunLength| -> Vec<ScheduledRequest> {
+            length.requests_of(ArrivalSchedule::new(ArrivalProcess::Constant, 10.0, 1, 0).unwrap(), begin).collect()
         };
-        let all = tickets(extent);
+        let all = requests(extent);
         assert_eq!(
-            all.iter().map(|ticket| ticket.measured).collect::<Vec<_>>(),
+            all.iter().map(|scheduled| scheduled.measured).collect::<Vec<_>>(),
             [vec![false; 10], vec![true; 15]].concat()
         );
-        assert_eq!((all[9].number, all[10].number, all[24].number), (WARM + 9, 0, 14));
+        assert_eq!((all[9].number, all[10].number, all[24].number), (WARM_UP_NUMBERS + 9, 0, 14));
         assert_eq!(all[10].intended - begin, Duration::from_secs(1));
-        assert_eq!(tickets(RunLength { requests: None, ..extent }).len(), 30);
+        assert_eq!(requests(RunLength { requests: None, ..extent }).len(), 30);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_window_holds_until_as_many_requests_as_promised_have_come() {
-        let (warm_up, begin) = (Duration::from_secs(1), Instant::now());
-        let extent = RunLength { warm_up, duration: Some(Duration::from_secs(10)), requests: None };
+    async fn a_window_is_extended_until_enough_requests_arrive() {
+        let begin = Instant::now();
+        let extent =
+            RunLength { warm_up: Duration::from_secs(1), duration: Some(Duration::from_secs(10)), requests: None };
         let mut rates = 0.0;
         for seed in 0..200 {
             // twenty are expected in ten seconds
             let schedule = ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, seed).unwrap();
-            let held = extent.holding(&schedule, 20);
-            let count = held.tickets(schedule, begin).filter(|ticket| ticket.measured).count();
+            let held = extent.extended(&schedule, 20);
+            let count = held.requests_of(schedule, begin).filter(|scheduled| scheduled.measured).count();
             let seconds = held.duration.unwrap().as_secs_f64();
             assert!(count == 20 || count > 20 && seconds == 10.0, "{count} in {seconds} s");
             rates += count as f64 / seconds / 200.0;
         }
         assert!((rates / 2.0 - 1.0).abs() < 0.15, "{rates}");
         let counted = RunLength { requests: Some(5), ..extent };
-        assert_eq!(counted.holding(&ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
+        assert_eq!(counted.extended(&ArrivalSchedule::new(ArrivalProcess::Poisson, 2.0, 1, 0).unwrap(), 2000), counted);
     }
 }

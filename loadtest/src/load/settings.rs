@@ -1,55 +1,55 @@
-//! The settings of generation that requests are made with: what is sent, and what is left to the server.
+//! Generation settings of the requests, for the report: which are sent, and which are left to the server's defaults.
 
 use crate::client::models::ModelInfo;
 use std::collections::BTreeMap;
 
-/// Settings by the API's names, and in words what each is.
+/// Settings by their API names, each with a description of its value.
 pub type SentSettings = BTreeMap<String, String>;
 
-/// Of what is not sent and the server does not tell.
-const LEFT: &str = "server's default";
-/// Of what is not sent and comes with a model.
-const LEFT_TO_MODEL: &str = "model's default";
+/// Value of a setting that is not sent and that the server does not report.
+const SERVER_DEFAULT: &str = "server's default";
+/// Value of a setting that is not sent and that comes from the model.
+const MODEL_DEFAULT: &str = "model's default";
 
 fn all<const N: usize>(settings: [(&str, String); N]) -> SentSettings {
     settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Of requests that continue texts.
-pub(super) fn of_texts(temperature: Option<f32>) -> SentSettings {
+/// Returns the settings of generation requests.
+pub(super) fn generation(temperature: Option<f32>) -> SentSettings {
     all([
-        ("temperature", temperature.map_or(LEFT.into(), |warmth| warmth.to_string())),
-        ("top_k", LEFT.into()),
-        ("top_p", LEFT.into()),
-        ("min_p", LEFT.into()),
-        ("repetition_penalty", LEFT.into()),
-        ("seed", "sent, another one with each request".into()),
-        ("max_chars", "sent, as many as asked for".into()),
+        ("temperature", temperature.map_or(SERVER_DEFAULT.into(), |temperature| temperature.to_string())),
+        ("top_k", SERVER_DEFAULT.into()),
+        ("top_p", SERVER_DEFAULT.into()),
+        ("min_p", SERVER_DEFAULT.into()),
+        ("repetition_penalty", SERVER_DEFAULT.into()),
+        ("seed", "sent, different in each request".into()),
+        ("max_chars", "sent, as many as requested".into()),
         ("min_chars", "sent, the same".into()),
         ("ignore_eos", "true".into()),
     ])
 }
 
-/// Of requests for summaries, which are searched and not drawn.
-pub(super) fn of_summaries(beam: Option<u32>) -> SentSettings {
+/// Returns the settings of summarization requests, which use beam search instead of sampling.
+pub(super) fn summarization(beam: Option<u32>) -> SentSettings {
     all([
-        ("beam_size", beam.map_or(LEFT_TO_MODEL.into(), |beam| beam.to_string())),
-        ("length_penalty", LEFT_TO_MODEL.into()),
-        ("no_repeat_ngram", LEFT_TO_MODEL.into()),
-        ("max_tokens", "sent, as many as asked for".into()),
+        ("beam_size", beam.map_or(MODEL_DEFAULT.into(), |beam| beam.to_string())),
+        ("length_penalty", MODEL_DEFAULT.into()),
+        ("no_repeat_ngram", MODEL_DEFAULT.into()),
+        ("max_tokens", "sent, as many as requested".into()),
         ("min_tokens", "sent, the same".into()),
-        ("sampling", "none: summaries are searched".into()),
+        ("sampling", "none: beam search".into()),
         ("cut", "true".into()),
     ])
 }
 
-/// Puts the models' own word where settings are left to them, as far as all of them have the same.
-pub fn tell(settings: &mut SentSettings, models: &[&ModelInfo]) {
-    for (name, value) in settings.iter_mut().filter(|(_, value)| *value == LEFT_TO_MODEL) {
-        let mut told = models.iter().map(|model| model.documents.as_ref()?.default_of(name));
-        let first = told.next().flatten();
-        if let Some(first) = first.filter(|first| told.all(|other| other.as_ref() == Some(first))) {
-            *value = format!("{first} ({LEFT_TO_MODEL}, by the server's word)");
+/// Replaces settings left to the model by the default that the server reports, where all models have the same.
+pub fn fill_model_defaults(settings: &mut SentSettings, models: &[&ModelInfo]) {
+    for (name, value) in settings.iter_mut().filter(|(_, value)| *value == MODEL_DEFAULT) {
+        let mut defaults = models.iter().map(|model| model.documents.as_ref()?.default_of(name));
+        let first = defaults.next().flatten();
+        if let Some(first) = first.filter(|first| defaults.all(|other| other.as_ref() == Some(first))) {
+            *value = format!("{first} ({MODEL_DEFAULT}, reported by the server)");
         }
     }
 }
@@ -60,24 +60,23 @@ mod tests {
     use crate::client::models::DocumentInfo;
 
     #[test]
-    fn what_is_left_to_models_is_told_where_they_agree() {
-        let of = |beam_size, length_penalty| ModelInfo {
+    fn model_defaults_are_filled_in_where_the_models_agree() {
+        let model = |beam_size, length_penalty| ModelInfo {
             documents: Some(DocumentInfo { beam_size, length_penalty, ..Default::default() }),
             ..Default::default()
         };
-        let (a, b) = (of(2, 1.0), of(2, 0.8));
-        let mut settings = of_summaries(None);
-        tell(&mut settings, &[&a, &b]);
-        assert_eq!(settings["beam_size"], "2 (model's default, by the server's word)");
-        assert_eq!(settings["length_penalty"], LEFT_TO_MODEL);
-        let mut settings = of_summaries(Some(3));
-        tell(&mut settings, &[&a]);
+        let mut settings = summarization(None);
+        fill_model_defaults(&mut settings, &[&model(2, 1.0), &model(2, 0.8)]);
+        assert_eq!(settings["beam_size"], "2 (model's default, reported by the server)");
+        assert_eq!(settings["length_penalty"], MODEL_DEFAULT);
+        let mut settings = summarization(Some(3));
+        fill_model_defaults(&mut settings, &[&model(2, 1.0)]);
         assert_eq!((settings["beam_size"].as_str(), settings["sampling"].starts_with("none")), ("3", true));
-        // a server that does not tell
-        let mut settings = of_summaries(None);
-        tell(&mut settings, &[&ModelInfo::default()]);
-        assert_eq!(settings["beam_size"], LEFT_TO_MODEL);
-        let texts = of_texts(Some(0.7));
-        assert_eq!((texts["temperature"].as_str(), texts["top_p"].as_str()), ("0.7", LEFT));
+        // the server does not report defaults
+        let mut settings = summarization(None);
+        fill_model_defaults(&mut settings, &[&ModelInfo::default()]);
+        assert_eq!(settings["beam_size"], MODEL_DEFAULT);
+        let texts = generation(Some(0.7));
+        assert_eq!((texts["temperature"].as_str(), texts["top_p"].as_str()), ("0.7", SERVER_DEFAULT));
     }
 }

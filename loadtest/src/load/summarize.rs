@@ -1,4 +1,4 @@
-//! The workload `summarize`: documents, sent in chunks, and summaries of them.
+//! Workload `summarize`: uploads documents in chunks and requests summaries.
 
 use super::{
     settings,
@@ -29,18 +29,18 @@ use weir_proto::v1::{
 struct Summarize {
     spec: WorkloadSpec,
     text: PromptText,
-    /// Whole documents; none if they are parts of the text.
+    /// Whole documents; empty if documents are excerpts of the text.
     documents: Vec<Arc<str>>,
 }
 
-/// Makes the workload.
+/// Builds the workload.
 ///
 /// # Errors
-/// An option out of bounds, or a file that cannot be used.
+/// An option is out of bounds, or a file cannot be used.
 pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
     spec.check()?;
     let (text, documents) = match spec.prompts {
-        PromptSource::Parts(_) => (PromptText::read(&spec.files)?, Vec::new()),
+        PromptSource::Excerpts(_) => (PromptText::read(&spec.files)?, Vec::new()),
         PromptSource::Lines => {
             let text = PromptText::read(&spec.files)?;
             let lines = text.lines()?;
@@ -71,15 +71,15 @@ impl Workload for Summarize {
             temperature: None,
             chunk_chars: Some(*chunk_chars),
             beam: *beam,
-            settings: settings::of_summaries(*beam),
+            settings: settings::summarization(*beam),
         }
     }
 
     fn draw(&self, rng: &mut ChaCha8Rng, _number: u64) -> Result<Box<dyn PreparedRequest>> {
         let document = match self.spec.prompts {
-            PromptSource::Parts(length) => {
+            PromptSource::Excerpts(length) => {
                 let length = length.draw(rng, super::length::MAX_LENGTH)?;
-                Arc::from(self.text.window(rng, length))
+                Arc::from(self.text.excerpt(rng, length))
             }
             _ => {
                 let document = self.documents.get(rng.random_range(0..self.documents.len().max(1)));
@@ -98,7 +98,6 @@ impl Workload for Summarize {
     }
 }
 
-/// A request.
 struct SummarizeCall {
     document: Arc<str>,
     tokens: u32,
@@ -108,13 +107,13 @@ struct SummarizeCall {
 }
 
 impl SummarizeCall {
-    /// The document in chunks of so many characters, behind what is asked for. `sent` is set once all of it was taken.
+    /// Returns the options and then the document in chunks. Sets `uploaded` once the last chunk was taken.
     fn messages(
         &self,
         target: &RequestTarget,
-        sent: Arc<OnceLock<Instant>>,
+        uploaded: Arc<OnceLock<Instant>>,
     ) -> impl Iterator<Item = SummarizeRequest> + Send + 'static {
-        // as many tokens as asked for: no summary ends by itself
+        // exactly as many tokens as requested: no summary ends by itself
         let options = SummarizeOptions {
             model: Some(self.model.clone().unwrap_or_else(|| target.model.clone())),
             min_tokens: Some(self.tokens),
@@ -123,17 +122,18 @@ impl SummarizeCall {
             cut: Some(true),
             ..Default::default()
         };
-        let (document, size) = (Arc::clone(&self.document), self.chunk.max(1));
-        let mut at = 0;
+        let document = Arc::clone(&self.document);
+        let size = self.chunk.max(1);
+        let mut start = 0;
         let chunks = std::iter::from_fn(move || {
-            let rest = document.get(at..)?;
+            let rest = document.get(start..)?;
             if rest.is_empty() {
-                sent.get_or_init(Instant::now);
+                uploaded.get_or_init(Instant::now);
                 return None;
             }
             let end = rest.char_indices().nth(size).map_or(rest.len(), |(end, _)| end);
             let text = rest.get(..end)?.to_owned();
-            at += end;
+            start += end;
             Some(SummarizeRequest { part: Some(Part::Chunk(DocumentChunk { text })) })
         });
         std::iter::once(SummarizeRequest { part: Some(Part::Options(options)) }).chain(chunks)
@@ -141,14 +141,14 @@ impl SummarizeCall {
 }
 
 impl PreparedRequest for SummarizeCall {
-    fn run<'a>(&'a self, target: &'a RequestTarget, watch: &'a mut RequestTimer) -> ResponseFuture<'a> {
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut RequestTimer) -> ResponseFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
-            let sent = Arc::new(OnceLock::new());
-            let messages = tokio_stream::iter(self.messages(target, Arc::clone(&sent)));
+            let uploaded = Arc::new(OnceLock::new());
+            let messages = tokio_stream::iter(self.messages(target, Arc::clone(&uploaded)));
             let request = connection.request(messages, target.timeout);
             let mut client = SummarizationClient::new(connection.channel());
-            watch.sends();
+            timer.mark_sent();
             let begun = Instant::now();
             let mut stream = client.summarize(request).await?.into_inner();
             while let Some(message) = stream.message().await? {
@@ -156,14 +156,14 @@ impl PreparedRequest for SummarizeCall {
                     Some(Event::Piece(piece)) => {
                         let characters = piece.text.chars().count() as u64;
                         if let ControlFlow::Break(()) =
-                            watch.arrived(ReceivedMessage { characters, ends: 0, marked: 0 })
+                            timer.record(ReceivedMessage { characters, ..ReceivedMessage::default() })
                         {
                             return Ok(());
                         }
                     }
                     Some(Event::Finished(finished)) => {
-                        let upload = sent.get().map_or_else(Duration::default, |sent| *sent - begun);
-                        watch.told = Some(told(&finished, upload));
+                        let upload = uploaded.get().map_or_else(Duration::default, |uploaded| *uploaded - begun);
+                        timer.server_report = Some(server_report(&finished, upload));
                         return Ok(());
                     }
                     Some(Event::Started(_) | Event::Progress(_) | Event::Selected(_)) | None => {}
@@ -173,13 +173,14 @@ impl PreparedRequest for SummarizeCall {
         })
     }
 
-    fn most_chars(&self) -> u64 {
+    fn max_chars(&self) -> u64 {
         self.tokens.into()
     }
 }
 
-fn told(finished: &SummaryFinished, upload: Duration) -> ServerReport {
-    let (timing, usage) = (finished.timing.clone().unwrap_or_default(), finished.usage.unwrap_or_default());
+fn server_report(finished: &SummaryFinished, upload: Duration) -> ServerReport {
+    let timing = finished.timing.clone().unwrap_or_default();
+    let usage = finished.usage.unwrap_or_default();
     let encode = timing.layers.iter().map(|layer| layer.ns).sum::<u64>() + timing.memory_ns;
     let summary = SummaryMeasurement {
         upload,
@@ -197,7 +198,7 @@ fn told(finished: &SummaryFinished, upload: Duration) -> ServerReport {
         prefill: Duration::from_nanos(timing.upload_ns + timing.encode_rest_ns),
         first: Duration::from_nanos(timing.time_to_first_token_ns),
         total: Duration::from_nanos(timing.total_ns),
-        // tokens are counted in `summary`: a sum of them and of texts' characters is neither
+        // tokens are counted in `summary`: adding them to characters would mean nothing
         prompt_chars: 0,
         cached_chars: 0,
         generated_chars: 0,
@@ -213,16 +214,16 @@ mod tests {
     use crate::client::connection::ConnectionPool;
 
     #[test]
-    fn chunks_are_the_document_in_order_and_tell_when_it_is_gone() {
+    fn chunks_are_the_document_in_order_and_mark_its_end() {
         let target = RequestTarget {
-            pool: ConnectionPool::of(Vec::new()),
+            pool: ConnectionPool::new(Vec::new()),
             model: "all".into(),
             boundaries: false,
             timeout: Duration::from_secs(1),
         };
-        let asked = SummarizeCall { document: "aé🦀bcd".into(), tokens: 7, chunk: 2, beam: Some(3), model: None };
-        let sent = Arc::new(OnceLock::new());
-        let mut messages = asked.messages(&target, Arc::clone(&sent));
+        let call = SummarizeCall { document: "aé🦀bcd".into(), tokens: 7, chunk: 2, beam: Some(3), model: None };
+        let uploaded = Arc::new(OnceLock::new());
+        let mut messages = call.messages(&target, Arc::clone(&uploaded));
         let Some(Part::Options(options)) = messages.next().and_then(|message| message.part) else { panic!("options") };
         assert_eq!(
             (options.model(), options.min_tokens(), options.max_tokens(), options.beam_size()),
@@ -234,6 +235,6 @@ mod tests {
             chunks.push(chunk.text);
         }
         assert_eq!(chunks, ["aé", "🦀b", "cd"]);
-        assert!(sent.get().is_some());
+        assert!(uploaded.get().is_some());
     }
 }

@@ -1,6 +1,6 @@
-//! What requests ask for: the kinds of workloads there are, and mixes of several.
+//! Contents of requests: kinds of workloads, and mixes of several workloads.
 //!
-//! What a request asks for is a function of the seed and its number alone.
+//! The content of a request is a function of the seed and the request's number alone.
 
 use super::{
     generate,
@@ -20,15 +20,15 @@ use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, future::Future, path::PathBuf, pin::Pin, time::Duration};
 use tonic::Status;
 
-/// The most workloads of a mix.
+/// Maximum workloads of a mix.
 pub const MAX_WORKLOADS: usize = 16;
 
-/// The kinds there are: a line for each.
+/// Kinds of workloads.
 const KINDS: [WorkloadKind; 2] = [
     WorkloadKind { name: "generate", build: generate::build },
     WorkloadKind { name: "summarize", build: summarize::build },
 ];
-/// The kind of workloads for models that read documents.
+/// Kind of workload for models that summarize documents.
 pub const SUMMARIZE: &str = "summarize";
 
 struct WorkloadKind {
@@ -36,167 +36,164 @@ struct WorkloadKind {
     build: fn(&WorkloadSpec) -> Result<Box<dyn Workload>>,
 }
 
-/// Where prompts are from.
+/// Where prompts come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PromptSource {
-    /// Parts of the text, as long as this.
-    Parts(Length),
-    /// Its lines.
+    /// Excerpts of the text, with this length.
+    Excerpts(Length),
+    /// Lines of the text.
     Lines,
-    /// Each file, or each line of a file of JSON lines.
+    /// Whole files, or the lines of a JSON lines file.
     Documents,
 }
 
 impl std::fmt::Display for PromptSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Parts(length) => length.fmt(out),
+            Self::Excerpts(length) => length.fmt(out),
             Self::Lines => out.write_str("lines"),
             Self::Documents => out.write_str("documents"),
         }
     }
 }
 
-/// A workload, as it is asked for.
+/// Workload as the user specified it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkloadSpec {
-    /// What it is called.
+    /// Name in reports.
     pub name: String,
-    /// One of the kinds.
+    /// Name of its kind.
     pub kind: String,
-    /// The model, where it is not the one that is measured.
+    /// Model, if it is not the measured one.
     pub model: Option<String>,
-    /// Whether that model pools; nothing is known of none.
+    /// True if that model pools; false if `model` is absent.
     pub pools: bool,
-    /// Its share of the requests, in units of all weights together.
+    /// Share of the requests, relative to the sum of all weights.
     pub weight: f64,
-    /// Files of text.
+    /// Text files.
     pub files: Vec<PathBuf>,
-    /// What of them.
+    /// Where in the files prompts come from.
     pub prompts: PromptSource,
     /// Characters to generate.
     pub output: Length,
-    /// Characters that prompts begin with and have in common, beside their own.
+    /// Characters of a common prefix, in addition to each prompt's own.
     pub shared_prefix: u64,
-    /// How many different such beginnings there are.
+    /// Number of different common prefixes.
     pub prefixes: u64,
-    /// Of sampling.
+    /// Sampling temperature.
     pub temperature: Option<f32>,
-    /// Characters of a message in which a document is sent.
+    /// Characters of each message of a document upload.
     pub chunk_chars: u64,
-    /// Hypotheses of a summary; the model's default if none.
+    /// Beam size for summaries; absent: the model's default.
     pub beam: Option<u32>,
-    /// The most characters of prompt and answer that the model takes.
+    /// Maximum characters of prompt and answer that the model allows.
     pub max_symbols: u64,
-    /// Of all draws.
+    /// Seed of the random number generator.
     pub seed: u64,
 }
 
-/// A workload, as it is reported.
+/// Workload as it is reported.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkloadInfo {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// One of the kinds.
+    /// Name of its kind.
     pub kind: String,
-    /// The model, where it is not the one that is measured.
+    /// Model, if it is not the measured one.
     pub model: Option<String>,
-    /// Its share of the requests, in units of all weights together.
+    /// Share of the requests, relative to the sum of all weights.
     pub weight: f64,
-    /// Where its text is from.
+    /// Source of its text.
     pub text: String,
-    /// Lengths of prompts in characters, or `lines`.
+    /// Lengths of prompts in characters, or `lines`, or `documents`.
     pub prompt_chars: String,
-    /// Characters that they begin with beside that.
+    /// Characters of a common prefix, in addition to `prompt_chars`.
     pub shared_prefix_chars: u64,
-    /// How many different such beginnings there are.
+    /// Number of different common prefixes.
     pub prefixes: u64,
-    /// Characters asked for.
+    /// Requested characters.
     pub output_chars: String,
-    /// Of sampling; absent: the server's default.
+    /// Sampling temperature; absent: the server's default.
     pub temperature: Option<f32>,
-    /// Characters of a message in which a document is sent; absent where there are none.
+    /// Characters of each message of a document upload; absent for other kinds.
     pub chunk_chars: Option<u64>,
-    /// Hypotheses of a summary; absent: the model's default.
+    /// Beam size for summaries; absent: the model's default.
     pub beam: Option<u32>,
-    /// All settings of generation in force, by the API's names, in words. Empty in reports of versions that did not tell them.
+    /// Generation settings in force by their API names, in words. Empty in reports of versions that did not record them.
     #[serde(default)]
     pub settings: SentSettings,
 }
 
-/// Whom requests go to.
+/// Where requests go, and how.
 #[derive(Debug)]
 pub struct RequestTarget {
-    /// The server.
+    /// Connections to the server.
     pub pool: ConnectionPool,
-    /// The model.
+    /// Model.
     pub model: String,
-    /// Whether to ask where segments end.
+    /// True to request segment boundaries.
     pub boundaries: bool,
-    /// How long a request may take.
+    /// Time limit of a request.
     pub timeout: Duration,
 }
 
-/// A future that a trait can give.
+/// Boxed future of a request, so that [`PreparedRequest`] is usable as `dyn`.
 pub type ResponseFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), Status>> + Send + 'a>>;
 
-/// A kind of requests.
+/// Kind of requests.
 pub trait Workload: Send + Sync {
-    /// What a report says of it.
+    /// Describes the workload for the report.
     fn info(&self) -> WorkloadInfo;
 
-    /// The request of this number.
+    /// Returns the request with this number.
     ///
     /// # Errors
-    /// A broken invariant.
+    /// An invariant is broken.
     fn draw(&self, rng: &mut ChaCha8Rng, number: u64) -> Result<Box<dyn PreparedRequest>>;
 }
 
-/// One request: it can be made of several models, and asks each for the same.
+/// Request ready to be sent, to several models if need be, each time with the same content.
 pub trait PreparedRequest: Send + Sync {
-    /// Makes the request and reads the answer to its end; tells the watch of what comes when.
-    fn run<'a>(&'a self, target: &'a RequestTarget, watch: &'a mut RequestTimer) -> ResponseFuture<'a>;
+    /// Sends the request, reads the answer to its end, and records every message with `timer`.
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut RequestTimer) -> ResponseFuture<'a>;
 
-    /// The most characters that it can be answered with.
-    fn most_chars(&self) -> u64;
+    /// Returns the maximum characters of the answer.
+    fn max_chars(&self) -> u64;
 }
 
-/// Workloads, and their shares.
+/// Workloads with their weights.
 pub struct WorkloadMix {
-    parts: Vec<Box<dyn Workload>>,
+    workloads: Vec<Box<dyn Workload>>,
     weights: WeightedIndex<f64>,
     seed: u64,
-    /// The share of requests that the client gives up in the midst.
-    cancel: f64,
+    /// Share of requests that the client cancels midway.
+    cancel_share: f64,
 }
 
-/// A request that was drawn.
+/// Request drawn from a mix.
 pub struct DrawnRequest {
-    /// Of which workload.
-    pub which: usize,
-    /// What it is.
-    pub exchange: Box<dyn PreparedRequest>,
-    /// After how many characters the client goes away, if it does.
+    /// Index of its workload.
+    pub workload: usize,
+    /// Request.
+    pub request: Box<dyn PreparedRequest>,
+    /// Characters after which the client cancels it, if it does.
     pub cancel_after: Option<u64>,
 }
 
 impl WorkloadMix {
-    /// Of these; the client goes away in the midst of so large a share of them.
+    /// Builds a mix; the client cancels a share of `cancel_share` of its requests midway.
     ///
     /// # Errors
-    /// None, too many, or one that is wrong.
-    pub fn new(specs: &[WorkloadSpec], seed: u64, cancel: f64) -> Result<Self> {
+    /// There are no workloads, too many, two of one name, or an invalid one.
+    pub fn new(specs: &[WorkloadSpec], seed: u64, cancel_share: f64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
             return Err(Error::option("--workload", specs.len(), format!("given 1 to {MAX_WORKLOADS} times")));
         }
         let mut names = HashSet::new();
-        if let Some(twice) = specs.iter().find(|spec| !names.insert(&spec.name)) {
-            return Err(Error::option(
-                "--workload name",
-                &twice.name,
-                "given once: figures of two could not be told apart",
-            ));
+        if let Some(repeated) = specs.iter().find(|spec| !names.insert(&spec.name)) {
+            let expected = "given once: the report could not distinguish two workloads of one name";
+            return Err(Error::option("--workload name", &repeated.name, expected));
         }
         let build = |spec: &WorkloadSpec| {
             let kind = KINDS.iter().find(|kind| kind.name == spec.kind).ok_or_else(|| {
@@ -205,50 +202,50 @@ impl WorkloadMix {
             })?;
             (kind.build)(spec)
         };
-        let parts = specs.iter().map(build).collect::<Result<Vec<_>>>()?;
+        let workloads = specs.iter().map(build).collect::<Result<Vec<_>>>()?;
         let weights = WeightedIndex::new(specs.iter().map(|spec| spec.weight));
         let weights = weights.map_err(|error| Error::option("--workload weight", error, "numbers above 0"))?;
-        Ok(Self { parts, weights, seed, cancel })
+        Ok(Self { workloads, weights, seed, cancel_share })
     }
 
-    /// How many workloads there are.
+    /// Returns the number of workloads.
     pub fn size(&self) -> usize {
-        self.parts.len()
+        self.workloads.len()
     }
 
-    /// The model that each asks, where this one is measured.
+    /// Returns the model of each workload, where `measured` is the measured model.
     pub fn models(&self, measured: &str) -> Vec<String> {
-        self.info().into_iter().map(|part| part.model.unwrap_or_else(|| measured.to_owned())).collect()
+        self.infos().into_iter().map(|info| info.model.unwrap_or_else(|| measured.to_owned())).collect()
     }
 
-    /// What a report says of them.
-    pub fn info(&self) -> Vec<WorkloadInfo> {
-        self.parts.iter().map(|part| part.info()).collect()
+    /// Describes the workloads for the report.
+    pub fn infos(&self) -> Vec<WorkloadInfo> {
+        self.workloads.iter().map(|workload| workload.info()).collect()
     }
 
-    /// The request of this number: always the same.
+    /// Returns the request with this number; it is always the same.
     ///
     /// # Errors
-    /// A broken invariant.
+    /// An invariant is broken.
     pub fn draw(&self, number: u64) -> Result<DrawnRequest> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(number);
-        let which = self.weights.sample(&mut rng);
-        let part = self.parts.get(which).ok_or_else(|| Error::Internal("a workload that is not there".into()))?;
-        // drawn before the rest, so that what the others ask for does not depend on it
-        let given_up = rng.random_bool(self.cancel);
+        let index = self.weights.sample(&mut rng);
+        let workload = self.workloads.get(index).ok_or_else(|| Error::Internal(format!("no workload {index}")))?;
+        // drawn before the content, so that the content does not depend on `cancel_share`
+        let is_cancelled = rng.random_bool(self.cancel_share);
         let share: f64 = rng.random();
-        let exchange = part.draw(&mut rng, number)?;
-        let cancel_after = given_up.then(|| (share * exchange.most_chars() as f64).ceil().max(1.0) as u64);
-        Ok(DrawnRequest { which, exchange, cancel_after })
+        let request = workload.draw(&mut rng, number)?;
+        let cancel_after = is_cancelled.then(|| (share * request.max_chars() as f64).ceil().max(1.0) as u64);
+        Ok(DrawnRequest { workload: index, request, cancel_after })
     }
 }
 
 impl WorkloadSpec {
-    /// Checks what every kind has.
+    /// Checks the options that every kind has.
     ///
     /// # Errors
-    /// The option, and its bound.
+    /// An option is out of bounds.
     pub fn check(&self) -> Result<()> {
         let Self { weight, shared_prefix, prefixes, temperature, max_symbols, .. } = self;
         if !(weight.is_finite() && *weight > 0.0) {
@@ -257,24 +254,24 @@ impl WorkloadSpec {
         if !(1..=MAX_LENGTH).contains(prefixes) {
             return Err(Error::option("--prefixes", prefixes, format!("from 1 to {MAX_LENGTH}")));
         }
-        if let Some(warmth) = temperature.filter(|warmth| !(0.0..=100.0).contains(warmth)) {
-            return Err(Error::option("--temperature", warmth, "from 0 to 100"));
+        if let Some(temperature) = temperature.filter(|temperature| !(0.0..=100.0).contains(temperature)) {
+            return Err(Error::option("--temperature", temperature, "from 0 to 100"));
         }
         let prompt = match self.prompts {
-            PromptSource::Parts(length) => length.longest().unwrap_or(1),
+            PromptSource::Excerpts(length) => length.longest().unwrap_or(1),
             PromptSource::Lines | PromptSource::Documents => 1,
         };
         if !(1..=MAX_LENGTH).contains(&self.chunk_chars) {
             return Err(Error::option("--chunk-chars", self.chunk_chars, format!("from 1 to {MAX_LENGTH}")));
         }
-        // what fits into a model that reads documents is counted in its tokens, which only the server knows
+        // a summarizing model's limit is in tokens, which only the server can count
         if self.kind == SUMMARIZE {
             return Ok(());
         }
         let longest = shared_prefix.saturating_add(prompt).saturating_add(self.output.longest().unwrap_or(1));
         if longest > *max_symbols {
             return Err(Error::option(
-                format!("workload {}: --shared-prefix, --prompt-chars and --output-chars together", self.name),
+                format!("workload {}: --shared-prefix, --prompt-chars and --output-chars in sum", self.name),
                 longest,
                 format!("at most {max_symbols} characters, the model's limit (limits.max_symbols)"),
             ));

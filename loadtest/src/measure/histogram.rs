@@ -1,132 +1,134 @@
-//! Numbers that were measured, in HDR histograms (three digits), and what is told of them.
+//! HDR histograms of measured values (three significant digits), and their percentiles.
 
 use crate::error::{Error, Result};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Digits that are kept of every number.
+/// Significant digits of recorded values.
 const DIGITS: u8 = 3;
-/// Bars of a drawn distribution, for each factor of ten.
-const BARS: f64 = 24.0;
+/// Bars of a drawn distribution per factor of ten.
+const BARS_PER_DECADE: f64 = 24.0;
 
-/// Whole numbers that were measured: nanoseconds, mostly.
+/// Histogram of measured integers, mostly nanoseconds.
 #[derive(Debug, Clone)]
 pub struct ValueHistogram(Histogram<u64>);
 
-/// What is told of many numbers. A percentile is the least recorded number that at least this share of them do not exceed; it
-/// is absent where fewer numbers were recorded than it takes to have one beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
+/// Summary of a distribution. A percentile is the smallest recorded value that at least this share of the values does not exceed. It
+/// is absent if too few values were recorded for one to lie beyond it (p90: 10, p95: 20, p99: 100, p99.9: 1000).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Percentiles {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// The mean.
+    /// Mean.
     pub mean: Option<f64>,
-    /// The least.
+    /// Minimum.
     pub min: Option<f64>,
-    /// The tenth percentile.
+    /// 10th percentile.
     pub p10: Option<f64>,
-    /// The median.
+    /// Median.
     pub p50: Option<f64>,
-    /// The ninetieth percentile.
+    /// 90th percentile.
     pub p90: Option<f64>,
-    /// The 95th percentile.
+    /// 95th percentile.
     pub p95: Option<f64>,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99: Option<f64>,
-    /// The 99.9th percentile.
+    /// 99.9th percentile.
     pub p999: Option<f64>,
-    /// The greatest.
+    /// Maximum.
     pub max: Option<f64>,
 }
 
-/// A bar of a drawn distribution: numbers from `from` to `to`.
+/// Bar of a drawn distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HistogramBar {
-    /// The least number of the bar.
+    /// Lower bound.
     pub from: f64,
-    /// The number that the next bar begins with.
+    /// Upper bound, at which the next bar begins.
     pub to: f64,
-    /// How many there are.
+    /// Values between the bounds.
     pub count: u64,
 }
 
 impl ValueHistogram {
-    /// None yet.
+    /// Builds an empty histogram.
     ///
     /// # Errors
-    /// No memory for them.
+    /// No memory for it.
     pub fn new() -> Result<Self> {
         Histogram::new(DIGITS).map(Self).map_err(|error| Error::Internal(format!("a histogram: {error}")))
     }
 
-    /// Takes a time.
-    pub fn time(&mut self, span: Duration) {
-        self.number(crate::units::ns(span));
+    /// Records a time in nanoseconds.
+    pub fn record_time(&mut self, time: Duration) {
+        self.record(crate::units::ns(time));
     }
 
-    /// Takes a number.
-    pub fn number(&mut self, number: u64) {
-        // it grows to hold any number, so there is none that it refuses
-        if self.0.record(number).is_err() {
-            self.0.saturating_record(number);
+    /// Records a value.
+    pub fn record(&mut self, value: u64) {
+        // the histogram grows to hold any value, so that saturation is only a fallback
+        if self.0.record(value).is_err() {
+            self.0.saturating_record(value);
         }
     }
 
-    /// Takes all of another's.
+    /// Adds the values of `other`.
     ///
     /// # Errors
-    /// Never: both keep what they need.
-    pub fn add(&mut self, other: &Self) -> Result<()> {
+    /// Never: the histogram grows as needed.
+    pub fn merge(&mut self, other: &Self) -> Result<()> {
         self.0.add(&other.0).map_err(|error| Error::Internal(format!("histograms: {error}")))
     }
 
-    /// How many.
+    /// Returns the number of values.
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no values.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What is told of them, each multiplied by `scale`.
-    pub fn spread(&self, scale: f64) -> Percentiles {
-        let (numbers, count) = (&self.0, self.0.len());
+    /// Summarizes the values, each multiplied by `scale`.
+    pub fn percentiles(&self, scale: f64) -> Percentiles {
+        let histogram = &self.0;
+        let count = histogram.len();
         if count == 0 {
             return Percentiles::default();
         }
-        // the middle of what three digits cannot tell apart
-        let at = |share: f64, least: u64| {
-            let number = numbers.median_equivalent(numbers.value_at_quantile(share)).min(numbers.max());
-            (count >= least).then_some(number as f64 * scale)
+        // the middle of the values that three digits cannot distinguish
+        let percentile = |share: f64, min_count: u64| {
+            let value = histogram.median_equivalent(histogram.value_at_quantile(share)).min(histogram.max());
+            (count >= min_count).then_some(value as f64 * scale)
         };
         Percentiles {
             count,
-            mean: Some(numbers.mean() * scale),
-            min: Some(numbers.min() as f64 * scale),
-            p10: at(0.1, 10),
-            p50: at(0.5, 1),
-            p90: at(0.9, 10),
-            p95: at(0.95, 20),
-            p99: at(0.99, 100),
-            p999: at(0.999, 1000),
-            max: Some(numbers.max() as f64 * scale),
+            mean: Some(histogram.mean() * scale),
+            min: Some(histogram.min() as f64 * scale),
+            p10: percentile(0.1, 10),
+            p50: percentile(0.5, 1),
+            p90: percentile(0.9, 10),
+            p95: percentile(0.95, 20),
+            p99: percentile(0.99, 100),
+            p999: percentile(0.999, 1000),
+            max: Some(histogram.max() as f64 * scale),
         }
     }
 
-    /// Their distribution in bars of equal width on a logarithmic axis; numbers below 1 are in the first.
+    /// Returns the distribution as bars of equal width on a logarithmic axis; values below 1 are in the first bar.
     pub fn bars(&self) -> Vec<HistogramBar> {
         let mut bars: Vec<HistogramBar> = Vec::new();
         for step in self.0.iter_recorded() {
-            let place = ((step.value_iterated_to().max(1) as f64).log10() * BARS).floor();
-            let (from, to) = (10f64.powf(place / BARS), 10f64.powf((place + 1.0) / BARS));
+            let index = ((step.value_iterated_to().max(1) as f64).log10() * BARS_PER_DECADE).floor();
+            let from = 10f64.powf(index / BARS_PER_DECADE);
+            let count = step.count_at_value();
             match bars.last_mut().filter(|bar| bar.from == from) {
-                Some(bar) => bar.count += step.count_at_value(),
-                None => bars.push(HistogramBar { from, to, count: step.count_at_value() }),
+                Some(bar) => bar.count += count,
+                None => bars.push(HistogramBar { from, to: 10f64.powf((index + 1.0) / BARS_PER_DECADE), count }),
             }
         }
         bars
@@ -138,29 +140,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_those_of_the_numbers_within_three_digits() {
-        let mut numbers = ValueHistogram::new().unwrap();
-        (1..=10_000u64).for_each(|number| numbers.number(number * 1000));
-        let spread = numbers.spread(1.0);
+    fn percentiles_are_exact_to_three_digits() {
+        let mut histogram = ValueHistogram::new().unwrap();
+        (1..=10_000u64).for_each(|value| histogram.record(value * 1000));
+        let spread = histogram.percentiles(1.0);
         let all =
             [(spread.p50, 5e6), (spread.p90, 9e6), (spread.p95, 9.5e6), (spread.p99, 9.9e6), (spread.p999, 9.99e6)];
-        for (found, expected) in all {
-            assert!((found.unwrap() / expected - 1.0).abs() < 1e-3, "{found:?} {expected}");
+        for (actual, expected) in all {
+            assert!((actual.unwrap() / expected - 1.0).abs() < 1e-3, "{actual:?} {expected}");
         }
         assert_eq!((spread.count, spread.min.unwrap().round()), (10_000, 1000.0));
         assert!((spread.mean.unwrap() / 5.0005e6 - 1.0).abs() < 1e-3);
-        assert_eq!(numbers.bars().iter().map(|bar| bar.count).sum::<u64>(), 10_000);
-        assert!(numbers.bars().windows(2).all(|pair| pair[0].to <= pair[1].from * 1.000001));
+        assert_eq!(histogram.bars().iter().map(|bar| bar.count).sum::<u64>(), 10_000);
+        assert!(histogram.bars().windows(2).all(|pair| pair[0].to <= pair[1].from * 1.000001));
     }
 
     #[test]
-    fn percentiles_that_few_numbers_do_not_have_are_not_told() {
-        let mut numbers = ValueHistogram::new().unwrap();
-        assert_eq!(numbers.spread(1.0), Percentiles::default());
-        (0..99).for_each(|_| numbers.number(5));
-        let spread = numbers.spread(2.0);
+    fn percentiles_of_too_few_values_are_absent() {
+        let mut histogram = ValueHistogram::new().unwrap();
+        assert_eq!(histogram.percentiles(1.0), Percentiles::default());
+        (0..99).for_each(|_| histogram.record(5));
+        let spread = histogram.percentiles(2.0);
         assert_eq!((spread.p50, spread.p95, spread.p99, spread.p999), (Some(10.0), Some(10.0), None, None));
-        numbers.number(5);
-        assert!(numbers.spread(1.0).p99.is_some());
+        histogram.record(5);
+        assert!(histogram.percentiles(1.0).p99.is_some());
     }
 }

@@ -1,5 +1,5 @@
-//! From moments to figures: the clock of one request, histograms of all, objectives, the course of time, and what the tester
-//! itself took.
+//! Figures of a load: the timer of one request, histograms over all requests, objectives, the timeline, and the load of the tester
+//! itself.
 
 pub mod counters;
 pub mod histogram;
@@ -9,3 +9,4 @@ pub mod shortening;
 pub mod stats;
 pub mod summaries;
 pub mod tester;
+pub mod timeline;

@@ -1,13 +1,13 @@
-//! How much shorter pooling makes texts, by what the server tells of each: a figure of one model's texts.
+//! Shortening factors of models, from the segment counts that the server reports.
 
 use serde::{Deserialize, Serialize};
 
-/// Sums of what the server told of texts.
+/// Totals that the server reported for generated texts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TextTotals {
     /// Characters of the prompts.
     pub(super) prompt: u64,
-    /// Of these, characters that the server had cached.
+    /// Prompt characters that the server had cached.
     pub(super) cached: u64,
     /// Characters generated.
     pub(super) generated: u64,
@@ -15,11 +15,11 @@ pub(super) struct TextTotals {
     pub(super) segments: u64,
 }
 
-/// A model's shortening factor.
+/// Shortening factor of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShortening {
-    /// The model.
+    /// Model.
     pub model: String,
     /// Characters per closed segment of its texts, prompts included; absent if none was closed.
     pub factor: Option<f64>,
@@ -34,23 +34,23 @@ impl TextTotals {
         self.segments += segments;
     }
 
-    /// Characters per closed segment, if one was closed.
+    /// Returns the characters per closed segment, if one was closed.
     pub(super) fn factor(&self) -> Option<f64> {
         (self.segments > 0).then(|| (self.prompt + self.generated) as f64 / self.segments as f64)
     }
 
-    fn is_of_texts(&self) -> bool {
+    fn has_texts(&self) -> bool {
         self.prompt + self.generated > 0
     }
 }
 
-/// Each model's factor, in the order in which they come; models without texts have none.
-pub(super) fn by_model<'a>(parts: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
+/// Sums up the totals of each model, in order of first appearance, and returns the factors. Models without texts are left out.
+pub(super) fn by_model<'a>(workloads: impl Iterator<Item = (&'a str, TextTotals)>) -> Vec<ModelShortening> {
     let mut sums: Vec<(&str, TextTotals)> = Vec::new();
-    for (model, part) in parts.filter(|(_, part)| part.is_of_texts()) {
+    for (model, totals) in workloads.filter(|(_, totals)| totals.has_texts()) {
         match sums.iter_mut().find(|(known, _)| *known == model) {
-            Some((_, sum)) => sum.add(&part),
-            None => sums.push((model, part)),
+            Some((_, sum)) => sum.add(&totals),
+            None => sums.push((model, totals)),
         }
     }
     sums.into_iter().map(|(model, sum)| ModelShortening { model: model.to_owned(), factor: sum.factor() }).collect()
@@ -61,11 +61,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workloads_of_one_model_are_one_and_models_are_apart() {
+    fn workloads_of_one_model_are_summed_and_models_are_separate() {
         let sums = |prompt, generated, segments| TextTotals { prompt, cached: 0, generated, segments };
         let parts = [("a", sums(40, 20, 10)), ("b", sums(50, 50, 0)), ("a", sums(30, 10, 10)), ("c", sums(0, 0, 0))];
-        let told = by_model(parts.into_iter());
-        let of = |model: &str, factor| ModelShortening { model: model.into(), factor };
-        assert_eq!(told, [of("a", Some(5.0)), of("b", None)], "a model that reads documents has none");
+        let factors = by_model(parts.into_iter());
+        let expected = |model: &str, factor| ModelShortening { model: model.into(), factor };
+        assert_eq!(factors, [expected("a", Some(5.0)), expected("b", None)], "a model without texts has no factor");
     }
 }

@@ -1,4 +1,4 @@
-//! What all requests of a workload came to.
+//! Statistics over all requests of a workload.
 
 use super::{
     histogram::{HistogramBar, Percentiles, ValueHistogram},
@@ -10,45 +10,45 @@ use crate::{client::connection::OWN, error::Result};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 
-/// Thousandths in which speeds are counted.
+/// Unit in which speeds are recorded, because histograms hold integers: thousandths.
 const MILLI: f64 = 1e-3;
 
-/// The code of requests to a server that is not there.
-pub const GONE: &str = "UNAVAILABLE";
+/// gRPC code of requests to an unavailable server.
+pub const UNAVAILABLE: &str = "UNAVAILABLE";
 
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// With everything that it asked for.
+    /// It returned everything that was requested.
     Completed,
-    /// This client went away, as it was to.
+    /// This client cancelled it on purpose.
     Cancelled,
     /// The measurement was interrupted.
     Unfinished,
-    /// With this gRPC code.
+    /// It failed with this gRPC code.
     Failed(&'static str),
 }
 
-/// Numbers of all requests so far. Times are of requests that ended well.
+/// Statistics so far. Times are those of requests that succeeded.
 #[derive(Debug)]
 pub struct RequestStats {
-    /// Whether boundary gaps were told from others.
-    split: bool,
-    well: u64,
+    /// True if boundary gaps are distinguished from plain ones.
+    splits_gaps: bool,
+    succeeded: u64,
     cancelled: u64,
     unfinished: u64,
     good: u64,
     errors: BTreeMap<String, u64>,
     characters: u64,
     messages: u64,
-    sums: TextTotals,
+    texts: TextTotals,
     first: ValueHistogram,
-    first_sent: ValueHistogram,
+    first_from_send: ValueHistogram,
     total: ValueHistogram,
-    total_sent: ValueHistogram,
-    lag: ValueHistogram,
-    plain: ValueHistogram,
-    boundary: ValueHistogram,
+    total_from_send: ValueHistogram,
+    start_lag: ValueHistogram,
+    plain_gap: ValueHistogram,
+    boundary_gap: ValueHistogram,
     segment: ValueHistogram,
     per_char: ValueHistogram,
     speed: ValueHistogram,
@@ -59,29 +59,29 @@ pub struct RequestStats {
     summaries: SummaryStats,
 }
 
-/// Shortening factors of workloads' models, where they are of texts; each tally stands beside its model.
-pub fn shortening<'a>(parts: impl Iterator<Item = (&'a str, &'a RequestStats)>) -> Vec<ModelShortening> {
-    by_model(parts.map(|(model, tally)| (model, tally.sums)))
+/// Computes shortening factors by model, from each workload's model and statistics.
+pub fn shortening<'a>(workloads: impl Iterator<Item = (&'a str, &'a RequestStats)>) -> Vec<ModelShortening> {
+    by_model(workloads.map(|(model, stats)| (model, stats.texts)))
 }
 
 /// How requests ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutcomeCounts {
-    /// Requests whose intended start lay in the measured window.
+    /// Requests whose intended start was in the measured window.
     pub measured: u64,
-    /// Those that ended with all that they asked for.
+    /// Requests that returned everything that was requested.
     pub well: u64,
-    /// Those that this client cancelled on purpose.
+    /// Requests that this client cancelled on purpose.
     pub cancelled: u64,
-    /// Those that an interruption of the measurement cut.
+    /// Requests that an interruption of the measurement cut off.
     pub unfinished: u64,
-    /// Those that failed, by gRPC code; as `TESTER`, those that the tester's own HTTP/2 library ended.
+    /// Requests that failed, by gRPC code; `TESTER` for those that the tester's own HTTP/2 library ended.
     pub errors: BTreeMap<String, u64>,
 }
 
 impl OutcomeCounts {
-    /// Counts others, too.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.measured += other.measured;
         self.well += other.well;
@@ -90,26 +90,26 @@ impl OutcomeCounts {
         other.errors.iter().for_each(|(code, count)| *self.errors.entry(code.clone()).or_default() += count);
     }
 
-    /// Whether fewer than half ended well of those that neither this client nor an interruption cut.
+    /// True if fewer than half succeeded of those that neither this client nor an interruption ended.
     pub fn is_mostly_bad(&self) -> bool {
         2 * self.well < self.measured.saturating_sub(self.cancelled + self.unfinished)
     }
 
-    /// How many the tester's own library ended.
+    /// Returns how many the tester's own HTTP/2 library ended.
     pub fn own(&self) -> u64 {
         self.errors.get(OWN).copied().unwrap_or(0)
     }
 
-    /// That the server went away, if more than half say so.
-    pub fn gone(&self) -> Option<String> {
-        let gone = self.errors.get(GONE).copied().unwrap_or(0);
-        let told = || format!("the server went away: {gone} of {} requests ended as {GONE}", self.measured);
-        (2 * gone > self.measured).then(told)
+    /// Returns a message if the server became unavailable for more than half of the requests.
+    pub fn server_gone(&self) -> Option<String> {
+        let gone = self.errors.get(UNAVAILABLE).copied().unwrap_or(0);
+        let message = || format!("the server went away: {gone} of {} requests ended as {UNAVAILABLE}", self.measured);
+        (2 * gone > self.measured).then(message)
     }
 
-    /// For people.
+    /// Describes the outcomes for people.
     pub fn describe(&self) -> String {
-        let mut line = format!("{} requests: {} well", self.measured, self.well);
+        let mut line = format!("{} requests: {} succeeded", self.measured, self.well);
         for (code, count) in &self.errors {
             line += &format!(", {count} {code}");
         }
@@ -117,13 +117,13 @@ impl OutcomeCounts {
             line += &format!(", {} cancelled by this client on purpose", self.cancelled);
         }
         if self.unfinished > 0 {
-            line += &format!(", {} cut by the interruption", self.unfinished);
+            line += &format!(", {} cut off by the interruption", self.unfinished);
         }
         line
     }
 }
 
-/// What the server told of the requests that ended well.
+/// Times that the server reports for the requests that succeeded.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerTimings {
@@ -137,28 +137,28 @@ pub struct ServerTimings {
     pub total_ns: Percentiles,
 }
 
-/// All figures.
+/// All figures of a workload, or of several together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestFigures {
     /// How requests ended.
     pub requests: OutcomeCounts,
-    /// Requests that ended well and kept every objective; of no objectives, those that ended well.
+    /// Requests that succeeded and met every objective.
     pub good: u64,
-    /// Characters that came, of the requests that ended well.
+    /// Characters received in requests that succeeded.
     pub characters: u64,
-    /// Messages that they came in.
+    /// Messages with these characters.
     pub messages: u64,
-    /// Characters of the prompts of texts; documents are counted in `summaries`.
+    /// Characters of generation prompts; documents are counted in `summaries`.
     pub prompt_chars: u64,
-    /// Of these, characters that the server had cached.
+    /// Prompt characters that the server had cached.
     pub cached_chars: u64,
-    /// Characters per closed segment of texts, prompts included; absent if no segment was closed, or if the texts are of several
-    /// models, which a point tells of each.
+    /// Characters per closed segment of generated texts, prompts included. Absent if no segment was closed, or if several models
+    /// generated texts; the point then has a factor for each.
     pub shortening_factor: Option<f64>,
     /// From the intended start to the first characters.
     pub time_to_first_char_ns: Percentiles,
-    /// From sending to the first characters: what coordinated omission would have told.
+    /// From sending to the first characters: the figure that suffers from coordinated omission.
     pub time_to_first_char_from_send_ns: Percentiles,
     /// From the intended start to the end of the stream.
     pub total_ns: Percentiles,
@@ -166,53 +166,53 @@ pub struct RequestFigures {
     pub total_from_send_ns: Percentiles,
     /// From the intended start to sending.
     pub start_lag_ns: Percentiles,
-    /// Between messages, all of them.
+    /// Between messages, all gaps.
     pub gap_ns: Percentiles,
-    /// Between messages, where the middle layers did not run; absent if boundaries were not asked for.
+    /// Between messages, where the middle layers did not run; absent if boundaries were not requested.
     pub plain_gap_ns: Option<Percentiles>,
-    /// Between messages, where they did; absent likewise.
+    /// Between messages, where the middle layers ran; absent if boundaries were not requested.
     pub boundary_gap_ns: Option<Percentiles>,
-    /// From one end of a segment to the next; absent likewise.
+    /// From one end of a segment to the next; absent if boundaries were not requested.
     pub segment_ns: Option<Percentiles>,
-    /// Of each request: the mean time of a character after the first message's.
+    /// Per request: the mean time of a character after the first message's.
     pub char_ns: Percentiles,
-    /// Of each request: characters a second after the first message.
+    /// Per request: characters per second after the first message.
     pub chars_per_second: Percentiles,
-    /// What the server told.
+    /// Times that the server reports.
     pub server: ServerTimings,
-    /// The distribution of `time_to_first_char_ns`.
+    /// Distribution of `time_to_first_char_ns`.
     pub time_to_first_char_bars: Vec<HistogramBar>,
-    /// The distribution of `plain_gap_ns`, or of `gap_ns` if boundaries were not asked for.
+    /// Distribution of `plain_gap_ns`, or of `gap_ns` if boundaries were not requested.
     pub plain_gap_bars: Vec<HistogramBar>,
-    /// The distribution of `boundary_gap_ns`.
+    /// Distribution of `boundary_gap_ns`.
     pub boundary_gap_bars: Vec<HistogramBar>,
-    /// Of summaries, if there were any.
+    /// Figures of summaries, if there were any.
     pub summaries: Option<SummaryFigures>,
 }
 
 impl RequestStats {
-    /// Of no requests; `split` if boundaries are asked for.
+    /// Builds empty statistics; `splits_gaps` if boundaries are requested.
     ///
     /// # Errors
-    /// No memory.
-    pub fn new(split: bool) -> Result<Self> {
+    /// No memory for a histogram.
+    pub fn new(splits_gaps: bool) -> Result<Self> {
         Ok(Self {
-            split,
-            well: 0,
+            splits_gaps,
+            succeeded: 0,
             cancelled: 0,
             unfinished: 0,
             good: 0,
             errors: BTreeMap::new(),
             characters: 0,
             messages: 0,
-            sums: TextTotals::default(),
+            texts: TextTotals::default(),
             first: ValueHistogram::new()?,
-            first_sent: ValueHistogram::new()?,
+            first_from_send: ValueHistogram::new()?,
             total: ValueHistogram::new()?,
-            total_sent: ValueHistogram::new()?,
-            lag: ValueHistogram::new()?,
-            plain: ValueHistogram::new()?,
-            boundary: ValueHistogram::new()?,
+            total_from_send: ValueHistogram::new()?,
+            start_lag: ValueHistogram::new()?,
+            plain_gap: ValueHistogram::new()?,
+            boundary_gap: ValueHistogram::new()?,
             segment: ValueHistogram::new()?,
             per_char: ValueHistogram::new()?,
             speed: ValueHistogram::new()?,
@@ -224,68 +224,68 @@ impl RequestStats {
         })
     }
 
-    /// Whether boundary gaps are told from others.
-    pub fn is_split(&self) -> bool {
-        self.split
+    /// True if boundary gaps are distinguished from plain ones.
+    pub fn splits_gaps(&self) -> bool {
+        self.splits_gaps
     }
 
-    /// Takes a request that ended `total` after its intended start.
-    pub fn take(&mut self, watch: &RequestTimer, end: &RequestOutcome, total: Duration, good: bool) {
-        self.lag.time(watch.sent.map_or(total, |sent| sent - watch.intended));
-        match end {
+    /// Records a request that ended `total` after its intended start.
+    pub fn record(&mut self, timer: &RequestTimer, outcome: &RequestOutcome, total: Duration, good: bool) {
+        self.start_lag.record_time(timer.sent.map_or(total, |sent| sent - timer.intended));
+        match outcome {
             RequestOutcome::Completed => {}
             RequestOutcome::Cancelled => self.cancelled += 1,
             RequestOutcome::Unfinished => self.unfinished += 1,
             RequestOutcome::Failed(code) => *self.errors.entry((*code).to_owned()).or_default() += 1,
         }
-        if *end != RequestOutcome::Completed {
+        if *outcome != RequestOutcome::Completed {
             return;
         }
-        self.well += 1;
+        self.succeeded += 1;
         self.good += u64::from(good);
-        self.characters += watch.characters;
-        self.messages += watch.messages;
-        self.times(watch, total);
-        if let Some(told) = &watch.told {
-            self.told(told);
+        self.characters += timer.characters;
+        self.messages += timer.messages;
+        self.record_times(timer, total);
+        if let Some(report) = &timer.server_report {
+            self.record_server_report(report);
         }
     }
 
-    fn times(&mut self, watch: &RequestTimer, total: Duration) {
-        self.total.time(total);
-        if let Some(sent) = watch.sent {
-            self.total_sent.time(total.saturating_sub(sent - watch.intended));
+    fn record_times(&mut self, timer: &RequestTimer, total: Duration) {
+        self.total.record_time(total);
+        if let Some(sent) = timer.sent {
+            self.total_from_send.record_time(total.saturating_sub(sent - timer.intended));
         }
-        watch.first().into_iter().for_each(|span| self.first.time(span));
-        watch.first_sent().into_iter().for_each(|span| self.first_sent.time(span));
-        if let Some(span) = watch.per_char() {
-            self.per_char.time(span);
-            self.speed.number((1.0 / span.as_secs_f64().max(1e-9) / MILLI) as u64);
+        timer.first().into_iter().for_each(|time| self.first.record_time(time));
+        timer.first_from_send().into_iter().for_each(|time| self.first_from_send.record_time(time));
+        if let Some(time) = timer.per_char() {
+            self.per_char.record_time(time);
+            self.speed.record((1.0 / time.as_secs_f64().max(1e-9) / MILLI) as u64);
         }
-        for gap in &watch.gaps {
-            if gap.boundary { self.boundary.time(gap.span) } else { self.plain.time(gap.span) }
+        for gap in &timer.gaps {
+            if gap.boundary { self.boundary_gap.record_time(gap.span) } else { self.plain_gap.record_time(gap.span) }
         }
-        watch.segments.iter().for_each(|&span| self.segment.time(span));
+        timer.segments.iter().for_each(|&time| self.segment.record_time(time));
     }
 
-    fn told(&mut self, told: &ServerReport) {
-        self.queue.time(told.queue);
-        self.prefill.time(told.prefill);
-        self.server_first.time(told.first);
-        self.server_total.time(told.total);
-        self.sums.prompt += told.prompt_chars;
-        self.sums.cached += told.cached_chars;
-        self.sums.generated += told.generated_chars;
-        self.sums.segments += told.segments;
-        told.summary.iter().for_each(|summary| self.summaries.take(summary));
+    fn record_server_report(&mut self, report: &ServerReport) {
+        self.queue.record_time(report.queue);
+        self.prefill.record_time(report.prefill);
+        self.server_first.record_time(report.first);
+        self.server_total.record_time(report.total);
+        self.texts.prompt += report.prompt_chars;
+        self.texts.cached += report.cached_chars;
+        self.texts.generated += report.generated_chars;
+        self.texts.segments += report.segments;
+        report.summary.iter().for_each(|summary| self.summaries.record(summary));
     }
 
-    /// Takes all that another took.
+    /// Adds the statistics of `other`.
     ///
     /// # Errors
-    /// Never: both keep what they need.
-    pub fn add(&mut self, other: &Self) -> Result<()> {
-        self.well += other.well;
+    /// Never: histograms grow as needed.
+    pub fn merge(&mut self, other: &Self) -> Result<()> {
+        self.succeeded += other.succeeded;
         self.cancelled += other.cancelled;
         self.unfinished += other.unfinished;
         self.good += other.good;
@@ -294,92 +294,73 @@ impl RequestStats {
         for (code, count) in &other.errors {
             *self.errors.entry(code.clone()).or_default() += count;
         }
-        self.sums.add(&other.sums);
-        self.summaries.add(&other.summaries)?;
-        self.numbers_mut().into_iter().zip(other.numbers()).try_for_each(|(sum, part)| sum.add(part))
+        self.texts.add(&other.texts);
+        self.first.merge(&other.first)?;
+        self.first_from_send.merge(&other.first_from_send)?;
+        self.total.merge(&other.total)?;
+        self.total_from_send.merge(&other.total_from_send)?;
+        self.start_lag.merge(&other.start_lag)?;
+        self.plain_gap.merge(&other.plain_gap)?;
+        self.boundary_gap.merge(&other.boundary_gap)?;
+        self.segment.merge(&other.segment)?;
+        self.per_char.merge(&other.per_char)?;
+        self.speed.merge(&other.speed)?;
+        self.queue.merge(&other.queue)?;
+        self.prefill.merge(&other.prefill)?;
+        self.server_first.merge(&other.server_first)?;
+        self.server_total.merge(&other.server_total)?;
+        self.summaries.merge(&other.summaries)
     }
 
-    fn numbers(&self) -> [&ValueHistogram; 14] {
-        [
-            &self.first,
-            &self.first_sent,
-            &self.total,
-            &self.total_sent,
-            &self.lag,
-            &self.plain,
-            &self.boundary,
-            &self.segment,
-            &self.per_char,
-            &self.speed,
-            &self.queue,
-            &self.prefill,
-            &self.server_first,
-            &self.server_total,
-        ]
-    }
-
-    fn numbers_mut(&mut self) -> [&mut ValueHistogram; 14] {
-        [
-            &mut self.first,
-            &mut self.first_sent,
-            &mut self.total,
-            &mut self.total_sent,
-            &mut self.lag,
-            &mut self.plain,
-            &mut self.boundary,
-            &mut self.segment,
-            &mut self.per_char,
-            &mut self.speed,
-            &mut self.queue,
-            &mut self.prefill,
-            &mut self.server_first,
-            &mut self.server_total,
-        ]
-    }
-
-    /// What is told.
+    /// Returns the figures for the report.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory for a histogram.
     pub fn figures(&self) -> Result<RequestFigures> {
-        let mut gaps = self.plain.clone();
-        gaps.add(&self.boundary)?;
-        let split = |numbers: &ValueHistogram| self.split.then(|| numbers.spread(1.0));
+        let mut gaps = self.plain_gap.clone();
+        gaps.merge(&self.boundary_gap)?;
+        let if_split = |times: &ValueHistogram| self.splits_gaps.then(|| times.percentiles(1.0));
         Ok(RequestFigures {
-            requests: self.ends(),
+            requests: self.outcomes(),
             good: self.good,
             characters: self.characters,
             messages: self.messages,
-            prompt_chars: self.sums.prompt,
-            cached_chars: self.sums.cached,
-            shortening_factor: self.sums.factor(),
-            time_to_first_char_ns: self.first.spread(1.0),
-            time_to_first_char_from_send_ns: self.first_sent.spread(1.0),
-            total_ns: self.total.spread(1.0),
-            total_from_send_ns: self.total_sent.spread(1.0),
-            start_lag_ns: self.lag.spread(1.0),
-            gap_ns: gaps.spread(1.0),
-            plain_gap_ns: split(&self.plain),
-            boundary_gap_ns: split(&self.boundary),
-            segment_ns: split(&self.segment),
-            char_ns: self.per_char.spread(1.0),
-            chars_per_second: self.speed.spread(MILLI),
+            prompt_chars: self.texts.prompt,
+            cached_chars: self.texts.cached,
+            shortening_factor: self.texts.factor(),
+            time_to_first_char_ns: self.first.percentiles(1.0),
+            time_to_first_char_from_send_ns: self.first_from_send.percentiles(1.0),
+            total_ns: self.total.percentiles(1.0),
+            total_from_send_ns: self.total_from_send.percentiles(1.0),
+            start_lag_ns: self.start_lag.percentiles(1.0),
+            gap_ns: gaps.percentiles(1.0),
+            plain_gap_ns: if_split(&self.plain_gap),
+            boundary_gap_ns: if_split(&self.boundary_gap),
+            segment_ns: if_split(&self.segment),
+            char_ns: self.per_char.percentiles(1.0),
+            chars_per_second: self.speed.percentiles(MILLI),
             server: ServerTimings {
-                queue_ns: self.queue.spread(1.0),
-                prefill_ns: self.prefill.spread(1.0),
-                time_to_first_char_ns: self.server_first.spread(1.0),
-                total_ns: self.server_total.spread(1.0),
+                queue_ns: self.queue.percentiles(1.0),
+                prefill_ns: self.prefill.percentiles(1.0),
+                time_to_first_char_ns: self.server_first.percentiles(1.0),
+                total_ns: self.server_total.percentiles(1.0),
             },
             time_to_first_char_bars: self.first.bars(),
-            plain_gap_bars: self.plain.bars(),
-            boundary_gap_bars: self.boundary.bars(),
+            plain_gap_bars: self.plain_gap.bars(),
+            boundary_gap_bars: self.boundary_gap.bars(),
             summaries: self.summaries.figures(),
         })
     }
 
-    fn ends(&self) -> OutcomeCounts {
-        let Self { well, cancelled, unfinished, errors, .. } = self;
-        let measured = well + cancelled + unfinished + errors.values().sum::<u64>();
-        OutcomeCounts { measured, well: *well, cancelled: *cancelled, unfinished: *unfinished, errors: errors.clone() }
+    fn outcomes(&self) -> OutcomeCounts {
+        let Self { succeeded, cancelled, unfinished, errors, .. } = self;
+        let measured = succeeded + cancelled + unfinished + errors.values().sum::<u64>();
+        OutcomeCounts {
+            measured,
+            well: *succeeded,
+            cancelled: *cancelled,
+            unfinished: *unfinished,
+            errors: errors.clone(),
+        }
     }
 }

@@ -1,44 +1,44 @@
-//! What is measured of summaries beside what is measured of every request.
+//! Statistics of summaries, in addition to those of every request.
 
 use super::histogram::{Percentiles, ValueHistogram};
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Thousandths in which speeds are counted.
+/// Unit in which speeds are recorded, because histograms hold integers: thousandths.
 const MILLI: f64 = 1e-3;
 
-/// What is known of a summary when it has ended.
+/// Measurement of one summary.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SummaryMeasurement {
-    /// From sending to when the last of the document was handed to the client library.
+    /// From sending until the last of the document was handed to the client library.
     pub upload: Duration,
-    /// What encoding took: all layers, and making the decoder's keys and values. The server's word.
+    /// Encoding time of all layers and of the decoder's keys and values, as the server reports it.
     pub encode: Duration,
-    /// From the end of the document's arrival to the end of its encoding. The server's word.
+    /// From the end of the upload to the end of encoding, as the server reports it.
     pub encode_rest: Duration,
-    /// From the decoder's first step to its last. The server's word.
+    /// From the decoder's first step to its last, as the server reports it.
     pub decode: Duration,
     /// Tokens of the document.
     pub document_tokens: u64,
-    /// Of these, tokens that were not encoded again.
+    /// Document tokens that the server had cached.
     pub cached_tokens: u64,
     /// Tokens of the summary.
     pub summary_tokens: u64,
     /// Bytes of the decoder's keys and values of the document.
     pub cross_attention_bytes: u64,
-    /// The same without pooling, by the model's shape.
+    /// Bytes that these would have without pooling, computed from the model's shape.
     pub unpooled_cross_attention_bytes: u64,
 }
 
 impl SummaryMeasurement {
-    /// The mean time of a token after the first.
+    /// Returns the mean time of a token after the first.
     pub fn per_token(&self) -> Option<Duration> {
         self.decode.checked_div(u32::try_from(self.summary_tokens.checked_sub(1)?).ok()?)
     }
 }
 
-/// Numbers of all summaries so far.
+/// Statistics of all summaries so far.
 #[derive(Debug)]
 pub(super) struct SummaryStats {
     count: u64,
@@ -55,37 +55,38 @@ pub(super) struct SummaryStats {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SummaryFigures {
-    /// Summaries that ended well.
+    /// Summaries that succeeded.
     pub count: u64,
     /// Tokens of their documents.
     pub document_tokens: u64,
-    /// Of these, tokens that were not encoded again.
+    /// Document tokens that the server had cached.
     pub cached_tokens: u64,
     /// Tokens of the summaries.
     pub summary_tokens: u64,
     /// Bytes of the decoder's keys and values of the documents.
     pub cross_attention_bytes: u64,
-    /// Not measured: the same without pooling, by the model's shape.
+    /// Bytes that these would have without pooling, computed from the model's shape, not measured.
     pub unpooled_cross_attention_bytes: u64,
     /// From sending to the document's end.
     pub upload_ns: Percentiles,
-    /// Of documents that were encoded: what their layers and the decoder's keys and values took. The server's word.
+    /// Encoding time of layers and decoder's keys and values, of documents not cached, as the server reports it.
     pub encode_ns: Percentiles,
-    /// From the end of the document's arrival to the end of its encoding. The server's word.
+    /// From the end of the upload to the end of encoding, as the server reports it.
     pub encode_rest_ns: Percentiles,
-    /// From the decoder's first step to its last. The server's word.
+    /// From the decoder's first step to its last, as the server reports it.
     pub decode_ns: Percentiles,
-    /// The mean of these steps. The server's word.
+    /// Mean time of these steps, as the server reports it.
     pub decode_token_ns: Percentiles,
-    /// Tokens a second after the first, of each summary. The server's word.
+    /// Tokens per second after the first, per summary, as the server reports it.
     pub tokens_per_second: Percentiles,
 }
 
 impl SummaryFigures {
-    /// How many times fewer of a document's keys and values the decoder attends to than it would without pooling: what of summarizers
-    /// stands in place of a shortening factor.
+    /// Returns how many times fewer of a document's keys and values the decoder attends to than without pooling. It corresponds to
+    /// the shortening factor of models that generate.
     pub fn pooled(&self) -> Option<f64> {
-        let (kept, unpooled) = (self.cross_attention_bytes as f64, self.unpooled_cross_attention_bytes as f64);
+        let kept = self.cross_attention_bytes as f64;
+        let unpooled = self.unpooled_cross_attention_bytes as f64;
         (kept > 0.0 && unpooled > 0.0).then(|| unpooled / kept)
     }
 }
@@ -104,19 +105,19 @@ impl SummaryStats {
         })
     }
 
-    /// Takes one that ended well.
-    pub(super) fn take(&mut self, summary: &SummaryMeasurement) {
+    /// Records a summary that succeeded.
+    pub(super) fn record(&mut self, summary: &SummaryMeasurement) {
         self.count += 1;
         self.add_sums(summary);
-        self.upload.time(summary.upload);
+        self.upload.record_time(summary.upload);
         if summary.cached_tokens == 0 {
-            self.encode.time(summary.encode);
-            self.encode_rest.time(summary.encode_rest);
+            self.encode.record_time(summary.encode);
+            self.encode_rest.record_time(summary.encode_rest);
         }
-        self.decode.time(summary.decode);
-        if let Some(token) = summary.per_token() {
-            self.per_token.time(token);
-            self.speed.number((1.0 / token.as_secs_f64().max(1e-9) / MILLI) as u64);
+        self.decode.record_time(summary.decode);
+        if let Some(time) = summary.per_token() {
+            self.per_token.record_time(time);
+            self.speed.record((1.0 / time.as_secs_f64().max(1e-9) / MILLI) as u64);
         }
     }
 
@@ -129,18 +130,18 @@ impl SummaryStats {
         sums.unpooled_cross_attention_bytes += other.unpooled_cross_attention_bytes;
     }
 
-    pub(super) fn add(&mut self, other: &Self) -> Result<()> {
+    pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
         self.count += other.count;
         self.add_sums(&other.sums);
-        self.upload.add(&other.upload)?;
-        self.encode.add(&other.encode)?;
-        self.encode_rest.add(&other.encode_rest)?;
-        self.decode.add(&other.decode)?;
-        self.per_token.add(&other.per_token)?;
-        self.speed.add(&other.speed)
+        self.upload.merge(&other.upload)?;
+        self.encode.merge(&other.encode)?;
+        self.encode_rest.merge(&other.encode_rest)?;
+        self.decode.merge(&other.decode)?;
+        self.per_token.merge(&other.per_token)?;
+        self.speed.merge(&other.speed)
     }
 
-    /// What is told; nothing of none.
+    /// Returns the figures for the report, or `None` without summaries.
     pub(super) fn figures(&self) -> Option<SummaryFigures> {
         (self.count > 0).then(|| SummaryFigures {
             count: self.count,
@@ -149,12 +150,12 @@ impl SummaryStats {
             summary_tokens: self.sums.summary_tokens,
             cross_attention_bytes: self.sums.cross_attention_bytes,
             unpooled_cross_attention_bytes: self.sums.unpooled_cross_attention_bytes,
-            upload_ns: self.upload.spread(1.0),
-            encode_ns: self.encode.spread(1.0),
-            encode_rest_ns: self.encode_rest.spread(1.0),
-            decode_ns: self.decode.spread(1.0),
-            decode_token_ns: self.per_token.spread(1.0),
-            tokens_per_second: self.speed.spread(MILLI),
+            upload_ns: self.upload.percentiles(1.0),
+            encode_ns: self.encode.percentiles(1.0),
+            encode_rest_ns: self.encode_rest.percentiles(1.0),
+            decode_ns: self.decode.percentiles(1.0),
+            decode_token_ns: self.per_token.percentiles(1.0),
+            tokens_per_second: self.speed.percentiles(MILLI),
         })
     }
 }

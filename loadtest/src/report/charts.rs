@@ -1,11 +1,11 @@
-//! Which figures make which charts.
+//! Charts of the report.
 
 use super::{
-    chart::{Chart, ChartSeries, Scale, VerticalLine, draw},
+    chart::{AxisSpec, Chart, ChartSeries, Scale, VerticalLine, draw},
     data::{Conditions, LoadPoint},
 };
 use crate::{
-    comparison::ModelComparison,
+    comparison::result::ModelComparison,
     knee::Knee,
     load::schedule::LoadPattern,
     measure::{
@@ -19,31 +19,30 @@ fn line(label: &str, points: Vec<(f64, f64)>) -> ChartSeries {
     ChartSeries { label: label.into(), points, steps: false }
 }
 
-/// What was asked of the server, in words.
-fn asked(conditions: &Conditions, figures: Option<&RequestFigures>) -> String {
-    let one = |workload: &crate::load::workload::WorkloadInfo| {
-        let of = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
-        format!("prompts of {} characters, answers of {}{of}", workload.prompt_chars, workload.output_chars)
+/// Describes the workloads.
+fn describe_workloads(conditions: &Conditions, figures: Option<&RequestFigures>) -> String {
+    let describe = |workload: &crate::load::workload::WorkloadInfo| {
+        let model = workload.model.as_ref().map(|model| format!(", of {model}")).unwrap_or_default();
+        format!("prompts of {} characters, answers of {}{model}", workload.prompt_chars, workload.output_chars)
     };
-    let all: Vec<_> = conditions.workloads.iter().map(one).collect();
+    let all: Vec<_> = conditions.workloads.iter().map(describe).collect();
     let is_split = figures.is_some_and(|figures| figures.plain_gap_ns.is_some());
-    let late = if is_split { "; boundaries asked for, so that characters come one step late" } else { "" };
+    let late = if is_split { "; boundaries requested, so that characters come one step later" } else { "" };
     format!("{}{late}", all.join("; "))
 }
 
-/// How a number is taken from a spread.
 type Percentile = fn(&Percentiles) -> Option<f64>;
 
-/// The lines p50, p90 and p99 of a spread over some axis.
+/// Returns the p50, p90 and p99 lines of a figure over `x`.
 fn percentiles(
     points: &[LoadPoint],
-    at: fn(&LoadPoint) -> Option<f64>,
-    of: fn(&RequestFigures) -> Percentiles,
+    x: fn(&LoadPoint) -> Option<f64>,
+    y: fn(&RequestFigures) -> Percentiles,
     name: &str,
 ) -> Vec<ChartSeries> {
     let all: [(&str, Percentile); 3] = [("p50", |s| s.p50), ("p90", |s| s.p90), ("p99", |s| s.p99)];
     let series = all.into_iter().map(|(percentile, value)| {
-        let point = |point: &LoadPoint| Some((at(point)?, value(&of(&point.figures))?));
+        let point = |point: &LoadPoint| Some((x(point)?, value(&y(&point.figures))?));
         line(&format!("{name}, {percentile}"), points.iter().filter_map(point).collect())
     });
     series.filter(|series| !series.points.is_empty()).collect()
@@ -63,72 +62,71 @@ fn concurrency(point: &LoadPoint) -> Option<f64> {
     }
 }
 
-/// Latency over rate, and what the server answers of what it is offered.
+/// Draws latency, and answered requests, over offered rate.
 pub(super) fn rates(model: &str, points: &[LoadPoint], knee: &Knee, conditions: &Conditions) -> Markup {
-    let x = || ("offered rate (requests/s)".to_owned(), Scale::Log);
     let marks = || match knee.rate {
-        Some(rate) => vec![VerticalLine { at: rate, label: "knee".into() }],
+        Some(rate) => vec![VerticalLine { x: rate, label: "knee".into() }],
         None => Vec::new(),
     };
     let mut first = percentiles(points, rate, |figures| figures.time_to_first_char_ns, "from the intended start");
-    let sent = |point: &LoadPoint| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
-    first.push(line("from sending, p90", points.iter().filter_map(sent).collect()));
-    let note = format!(
-        "{model}; {}. Each point is a run of its own.",
-        asked(conditions, points.first().map(|point| &point.figures))
-    );
-    let kept: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.well_per_second))).collect();
+    let from_send = |point: &LoadPoint| Some((rate(point)?, point.figures.time_to_first_char_from_send_ns.p90?));
+    first.push(line("from sending, p90", points.iter().filter_map(from_send).collect()));
+    let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
+    let note = format!("{model}; {workloads}. Each point is a separate run.");
+    let well: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.well_per_second))).collect();
     let good: Vec<_> = points.iter().filter_map(|point| Some((rate(point)?, point.window.good_per_second))).collect();
-    let chart = |title: &str, y: (&str, Scale), series| {
-        draw(&Chart { title: title.into(), x: x(), y: (y.0.into(), y.1), series, marks: marks(), note: note.clone() })
+    let chart = |title: &str, y: &str, scale, series| {
+        let x = AxisSpec::new("offered rate (requests/s)", Scale::Log);
+        let y = AxisSpec::new(y, scale);
+        draw(&Chart { title: title.into(), x, y, series, marks: marks(), note: note.clone() })
     };
     html! {
-        (chart("Time to first character over rate", ("time to first character", Scale::LogTime), first))
-        (chart("Gaps over rate", ("gap between messages", Scale::LogTime),
+        (chart("Time to first character over rate", "time to first character", Scale::LogTime, first))
+        (chart("Gaps over rate", "gap between messages", Scale::LogTime,
             percentiles(points, rate, |figures| figures.gap_ns, "gap")))
-        (chart("Answered over offered", ("requests/s", Scale::Linear), vec![line("ended well", kept), line("good", good)]))
+        (chart("Answered over offered", "requests/s", Scale::Linear, vec![line("succeeded", well), line("good", good)]))
     }
 }
 
-/// What a curve of summaries says of its characters.
-fn of_summaries(points: &[LoadPoint]) -> &'static str {
+/// Returns a remark on curves of summaries.
+fn summaries_remark(points: &[LoadPoint]) -> &'static str {
     match points.iter().any(|point| point.figures.summaries.is_some()) {
         true => {
-            " Characters of summaries depend on what the model writes with its tokens: between models compare tokens."
+            " Characters of summaries depend on what the model writes with its tokens: compare tokens between models."
         }
         false => "",
     }
 }
 
-/// Speed and latency over concurrency.
+/// Draws speed and latency over concurrency.
 pub(super) fn batches(model: &str, points: &[LoadPoint], conditions: &Conditions) -> Markup {
-    let x = || ("requests at a time".to_owned(), Scale::Log);
     let all: Vec<_> =
         points.iter().filter_map(|point| Some((concurrency(point)?, point.window.chars_per_second))).collect();
     let each = |point: &LoadPoint| Some((concurrency(point)?, point.figures.chars_per_second.p50?));
     let each: Vec<_> = points.iter().filter_map(each).collect();
-    let figures = points.first().map(|point| &point.figures);
     let tokens =
         |point: &LoadPoint| Some((concurrency(point)?, point.figures.summaries.as_ref()?.tokens_per_second.p50?));
     let tokens: Vec<_> = points.iter().filter_map(tokens).collect();
-    let about = of_summaries(points);
-    let note = format!("{model}; {}. Each point is a run of its own.{about}", asked(conditions, figures));
-    let chart = |title: &str, y: (&str, Scale), series| {
-        draw(&Chart { title: title.into(), x: x(), y: (y.0.into(), y.1), series, marks: vec![], note: note.clone() })
+    let workloads = describe_workloads(conditions, points.first().map(|point| &point.figures));
+    let note = format!("{model}; {workloads}. Each point is a separate run.{}", summaries_remark(points));
+    let chart = |title: &str, y: &str, scale, series| {
+        let x = AxisSpec::new("requests at a time", Scale::Log);
+        let y = AxisSpec::new(y, scale);
+        draw(&Chart { title: title.into(), x, y, series, marks: vec![], note: note.clone() })
     };
     html! {
-        (chart("Batch-size curve", ("characters/s", Scale::Linear),
+        (chart("Batch-size curve", "characters/s", Scale::Linear,
             vec![line("all requests together", all), line("one request, median", each)]))
         @if !tokens.is_empty() {
-            (chart("Tokens of a summary over batch size", ("tokens/s (server's word)", Scale::Linear),
+            (chart("Tokens of a summary over batch size", "tokens/s (reported by the server)", Scale::Linear,
                 vec![line("one summary, median", tokens)]))
         }
-        (chart("Gaps over batch size", ("gap between messages", Scale::LogTime),
+        (chart("Gaps over batch size", "gap between messages", Scale::LogTime,
             percentiles(points, concurrency, |figures| figures.gap_ns, "gap")))
     }
 }
 
-/// Steps of a distribution: the share of the numbers in each bar.
+/// Returns the outline of a distribution: the share of the values in each bar.
 fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
     let all: u64 = bars.iter().map(|bar| bar.count).sum();
     let mut points = Vec::new();
@@ -139,7 +137,7 @@ fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
             points.extend(end.map(|end| (end, 0.0)));
             points.push((bar.from, 0.0));
         }
-        // up at its beginning, along to its end
+        // up at the bar's lower bound, along to its upper bound
         points.extend([(bar.from, share), (bar.to, share)]);
         end = Some(bar.to);
     }
@@ -147,8 +145,8 @@ fn steps(bars: &[HistogramBar]) -> Vec<(f64, f64)> {
     points
 }
 
-/// The distribution of gaps.
-pub(super) fn gaps(what: &str, figures: &RequestFigures, conditions: &Conditions) -> Markup {
+/// Draws the distribution of gaps.
+pub(super) fn gaps(title: &str, figures: &RequestFigures, conditions: &Conditions) -> Markup {
     let stepped = |label: String, bars: &[HistogramBar]| ChartSeries { label, points: steps(bars), steps: true };
     let count = |spread: Option<Percentiles>| spread.map_or(0, |spread| spread.count);
     let series = match (figures.plain_gap_ns, figures.boundary_gap_ns) {
@@ -160,22 +158,22 @@ pub(super) fn gaps(what: &str, figures: &RequestFigures, conditions: &Conditions
     };
     let series: Vec<_> = series.into_iter().filter(|series| !series.points.is_empty()).collect();
     if series.is_empty() {
-        return html! { p.note { "No gaps: no request that ended well had more than one message." } };
+        return html! { p.note { "No gaps: no request that succeeded had more than one message." } };
     }
     draw(&Chart {
-        title: format!("Distribution of gaps: {what}"),
-        x: ("gap between messages".into(), Scale::LogTime),
-        y: ("share of its kind (%)".into(), Scale::Linear),
+        title: format!("Distribution of gaps: {title}"),
+        x: AxisSpec::new("gap between messages", Scale::LogTime),
+        y: AxisSpec::new("share of its kind (%)", Scale::Linear),
         series,
         marks: vec![],
-        note: format!("{}. A step is a 24th of a factor of ten wide.", asked(conditions, Some(figures))),
+        note: format!("{}. A step spans a 24th of a factor of ten.", describe_workloads(conditions, Some(figures))),
     })
 }
 
-/// The course of time.
-pub(super) fn course(model: &str, point: &LoadPoint) -> Markup {
+/// Draws the timeline.
+pub(super) fn timeline(model: &str, point: &LoadPoint) -> Markup {
     let middle = |at: u64, span: u64| at as f64 + span as f64 / 2.0;
-    let of = |value: &dyn Fn(&crate::measure::counters::TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
+    let values = |value: &dyn Fn(&crate::measure::timeline::TimelineSample) -> Option<f64>| -> Vec<(f64, f64)> {
         let long = point.course.iter().filter(|sample| sample.span_ns > 10_000_000);
         long.filter_map(|sample| Some((middle(sample.at_ns, sample.span_ns), value(sample)?))).collect()
     };
@@ -184,36 +182,37 @@ pub(super) fn course(model: &str, point: &LoadPoint) -> Markup {
         point.load.describe(),
         crate::units::time(point.window.window_ns as f64)
     );
-    let chart = |title: &str, y: (&str, Scale), series| {
-        let x = ("time since the end of the warm-up".to_owned(), Scale::Time);
-        draw(&Chart { title: title.into(), x, y: (y.0.into(), y.1), series, marks: vec![], note: note.clone() })
+    let chart = |title: &str, y: &str, scale, series| {
+        let x = AxisSpec::new("time since the end of the warm-up", Scale::Time);
+        let y = AxisSpec::new(y, scale);
+        draw(&Chart { title: title.into(), x, y, series, marks: vec![], note: note.clone() })
     };
-    let speed = of(&|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
+    let speed = values(&|sample| Some(sample.characters as f64 / (sample.span_ns as f64 / 1e9)));
     html! {
-        (chart("Timeline: characters", ("characters/s, all requests", Scale::Linear), vec![line("characters/s", speed)]))
-        (chart("Timeline: requests in flight", ("requests", Scale::Linear),
-            vec![line("in flight", of(&|sample| Some(sample.in_flight as f64)))]))
-        (chart("Timeline: time to first character", ("time to first character", Scale::LogTime), vec![
-            line("median of those that ended then", of(&|sample| sample.time_to_first_char_p50_ns)),
-            line("longest of them", of(&|sample| sample.time_to_first_char_max_ns)),
+        (chart("Timeline: characters", "characters/s, all requests", Scale::Linear, vec![line("characters/s", speed)]))
+        (chart("Timeline: requests in flight", "requests", Scale::Linear,
+            vec![line("in flight", values(&|sample| Some(sample.in_flight as f64)))]))
+        (chart("Timeline: time to first character", "time to first character", Scale::LogTime, vec![
+            line("median of requests that ended then", values(&|sample| sample.time_to_first_char_p50_ns)),
+            line("maximum of these", values(&|sample| sample.time_to_first_char_max_ns)),
         ]))
     }
 }
 
-/// Bits per character against the measured time of a character.
+/// Draws bits per character over the measured time per character.
 pub(super) fn gains(comparison: &ModelComparison) -> Markup {
     let series: Vec<_> = comparison
         .models
         .iter()
-        .filter_map(|side| Some(line(&side.model, vec![(side.told().char_ns?, side.bits_per_char?)])))
+        .filter_map(|model| Some(line(&model.model, vec![(model.medians().char_ns?, model.bits_per_char?)])))
         .collect();
     if series.is_empty() {
         return html! {};
     }
     draw(&Chart {
-        title: "What a character takes, and what it costs".into(),
-        x: ("time per character, median of rounds".into(), Scale::Time),
-        y: ("bits per character".into(), Scale::Near),
+        title: "Time and quality per character".into(),
+        x: AxisSpec::new("time per character, median of rounds", Scale::Time),
+        y: AxisSpec::new("bits per character", Scale::Zoomed),
         series,
         marks: vec![],
         note: format!(

@@ -1,8 +1,8 @@
-//! What a measurement leaves: the JSON that every report is drawn from. docs/loadtest.md explains each key.
+//! JSON report of a measurement, from which all other reports are drawn. docs/loadtest.md explains each key.
 
 use crate::{
     client::models::{ModelInfo, ServerSoftware},
-    comparison::ModelComparison,
+    comparison::result::ModelComparison,
     error::{Error, Result},
     knee::Knee,
     load::{
@@ -11,75 +11,75 @@ use crate::{
         workload::WorkloadInfo,
     },
     measure::{
-        counters::TimelineSample,
         shortening::ModelShortening,
         stats::{OutcomeCounts, RequestFigures, RequestStats, shortening},
         tester::{TesterFigures, TesterMeasurement},
+        timeline::TimelineSample,
     },
     units::ns,
 };
 use serde::{Deserialize, Serialize};
 use std::{fs, path::Path};
 
-/// The format's name and version.
+/// Name and version of the format.
 pub const FORMAT: &str = "weir-loadtest/1";
-/// Bytes of a report.
+/// Maximum bytes of a report.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Measurements made together, under the same conditions.
+/// Measurements made together under the same conditions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasurementReport {
     /// [`FORMAT`].
     pub format: String,
-    /// Under which conditions.
+    /// Conditions of the measurements.
     pub conditions: Conditions,
-    /// What was measured, in order.
+    /// Measurements in order.
     pub parts: Vec<ReportPart>,
-    /// Why what was to follow is missing, if it is: an interruption, or the error that ended the command.
+    /// Why the command ended early, if it did: an interruption, or the error that ended it.
     #[serde(default)]
     pub broken_off: Option<String>,
-    /// What that is, in the order in which it would have been measured. Absent if nothing was broken off, and from reports of versions
-    /// that did not list it.
+    /// Measurements that are missing therefore, in order. Absent if the command did not end early, and from reports of versions that
+    /// did not list them.
     #[serde(default)]
     pub missing: Option<Vec<MissingPart>>,
 }
 
-/// Something that was to be measured and was not.
+/// Measurement that was not made because the command ended early.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissingPart {
-    /// The model; of a comparison all of them, with commas.
+    /// Model; for a comparison all models, separated by commas.
     pub model: String,
-    /// A load, a comparison, or a search, in words.
+    /// Load, comparison, or search, in words.
     pub what: String,
 }
 
 impl MeasurementReport {
-    /// Why it was broken off, in a sentence that ends before the list of what is missing.
-    pub fn broken_words(&self) -> Option<String> {
+    /// Returns why the command ended early, in a sentence that introduces the list of missing measurements.
+    pub fn broken_off_sentence(&self) -> Option<String> {
         let why = self.broken_off.as_ref()?;
         Some(match &self.missing {
-            None => format!("{why}; what was to follow is missing"),
+            None => format!("{why}; later measurements are missing"),
             Some(missing) if missing.is_empty() => why.clone(),
             Some(_) => format!("{why}; missing:"),
         })
     }
 
-    /// How requests ended, of each load, or of each model of a comparison.
-    pub fn ends(&self) -> impl Iterator<Item = &OutcomeCounts> {
-        self.parts.iter().flat_map(ReportPart::ends)
+    /// Returns how requests ended, for each load and for each model of a comparison.
+    pub fn outcomes(&self) -> impl Iterator<Item = &OutcomeCounts> {
+        self.parts.iter().flat_map(ReportPart::outcomes)
     }
 }
 
 impl ReportPart {
-    /// Whether it looks for loads that are too much: that requests fail then is what it is for.
+    /// True if the part searches for rates that the server cannot sustain, so that failures are expected.
     pub fn is_search(&self) -> bool {
         matches!(self, Self::Rates { .. })
     }
 
-    /// As [`MeasurementReport::ends`].
-    pub fn ends(&self) -> Vec<&OutcomeCounts> {
+    /// Returns how requests ended, for each load and for each model of a comparison.
+    pub fn outcomes(&self) -> Vec<&OutcomeCounts> {
         match self {
             ReportPart::Run { point, .. } => vec![&point.figures.requests],
             ReportPart::Batches { points, .. } | ReportPart::Rates { points, .. } => {
@@ -90,220 +90,226 @@ impl ReportPart {
     }
 }
 
-/// Under which conditions all parts were measured.
+/// Conditions under which all parts were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conditions {
-    /// The tester's version.
+    /// Version of the tester.
     pub version: String,
-    /// When it began: seconds since 1970, UTC.
+    /// Start of the measurement: seconds since 1970, UTC.
     pub begun_unix_s: u64,
-    /// The command that was given, without keys.
+    /// Command line, without keys.
     pub command: String,
-    /// The server's address.
+    /// Address of the server.
     pub server: String,
-    /// The server's program. Absent where it does not tell, and from reports of versions that did not ask.
+    /// Software of the server. Absent if the server does not report it, and from reports of versions that did not ask.
     #[serde(default)]
     pub software: Option<ServerSoftware>,
-    /// The tester's system, and cores that it may use.
+    /// Operating system and cores of the tester.
     pub tester: String,
-    /// What the user says of machine and server.
+    /// Note of the user on machine and server.
     pub note: Option<String>,
-    /// The server's models that were asked.
+    /// Models that received requests.
     pub models: Vec<ModelInfo>,
-    /// What was asked for.
+    /// Workloads.
     pub workloads: Vec<WorkloadInfo>,
-    /// Of all draws.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Whether clients asked where segments end; characters then come a step later.
+    /// True if clients requested segment boundaries, which delays characters by one step.
     pub boundaries: bool,
-    /// How long a request may take.
+    /// Time limit of a request.
     pub timeout_ns: u64,
-    /// The share of requests that the client gave up on purpose.
+    /// Share of requests that the client cancelled on purpose.
     pub cancel_share: f64,
-    /// What a good request keeps; absent: only that it ends well.
+    /// Objectives of a good request; absent: it only has to succeed.
     pub objectives: Option<String>,
 }
 
-/// A part of a report.
+/// Part of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ReportPart {
     /// One load.
     Run {
-        /// The model.
+        /// Model.
         model: String,
-        /// What came of it.
+        /// Measurement.
         point: LoadPoint,
     },
     /// Closed loops of growing concurrency.
     Batches {
-        /// The model.
+        /// Model.
         model: String,
-        /// What came of each.
+        /// Measurement of each concurrency.
         points: Vec<LoadPoint>,
     },
     /// Open loops of several rates.
     Rates {
-        /// The model.
+        /// Model.
         model: String,
-        /// What came of each, by rate.
+        /// Measurements in order of rate.
         points: Vec<LoadPoint>,
-        /// The highest rate that was sustained.
+        /// Highest sustained rate.
         knee: Knee,
     },
-    /// Models compared request by request.
+    /// Comparison of models request by request.
     Compare {
-        /// What came of it.
+        /// Measurement.
         comparison: ModelComparison,
     },
 }
 
-/// What came of one load.
+/// Measurement of one load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadPoint {
-    /// The load.
+    /// Load.
     pub load: LoadPattern,
     /// Requests before this were not measured.
     pub warm_up_ns: u64,
-    /// The measured window.
+    /// Measured window.
     pub window: MeasuredWindow,
-    /// Whether the measurement was ended before its time.
+    /// True if the measurement was stopped early.
     pub interrupted: bool,
-    /// That the server went away, if it did: the point tells nothing of a server that is there. Absent from reports of versions that did
-    /// not look.
+    /// Message if the server went away, so that the point does not describe a running server. Absent from reports of versions that did
+    /// not check.
     #[serde(default)]
     pub broken_off: Option<String>,
     /// Figures of all requests together.
     pub figures: RequestFigures,
-    /// Figures of each workload, where there are several; in the order of `conditions.workloads`.
+    /// Figures of each workload if there are several, in the order of `conditions.workloads`.
     pub workloads: Vec<RequestFigures>,
-    /// Shortening factors of each model, where texts are of several: one of all would be of none of them. `figures` then has none.
+    /// Shortening factor of each model if several models generated texts; `figures` then has none.
     #[serde(default)]
     pub shortening_by_model: Vec<ModelShortening>,
-    /// The course of time, until the last request had ended.
+    /// Timeline until the last request had ended.
     pub course: Vec<TimelineSample>,
-    /// What the tester took.
+    /// Load of the tester.
     pub tester: TesterFigures,
 }
 
-/// What happened in the measured window, whichever requests it belongs to.
+/// Events in the measured window, whichever requests they belong to.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredWindow {
-    /// Its length: from the end of the warm-up until no more requests are started, or, if only their number is given, until the
-    /// last has ended.
+    /// Length: from the end of the warm-up until no more requests are started; or, if only their number is given, until the last has
+    /// ended.
     pub window_ns: u64,
-    /// Requests that were to start in it.
+    /// Requests due to be sent in the window.
     pub started: u64,
-    /// Requests that ended in it, however they did.
+    /// Requests that ended in the window, with any outcome.
     pub ended: u64,
-    /// Those of them that began in it, too. Absent from reports of versions that did not count them.
+    /// Requests that began and ended in the window. Absent from reports of versions that did not count them.
     #[serde(default)]
     pub begun_and_ended: Option<u64>,
-    /// Characters that came in it.
+    /// Characters received in the window.
     pub characters: u64,
-    /// Requests that were to start, a second.
+    /// Requests due to be sent, per second.
     pub started_per_second: f64,
-    /// Requests that ended well, a second.
+    /// Requests that succeeded, per second.
     pub well_per_second: f64,
-    /// Good requests that ended, a second: the goodput.
+    /// Good requests that ended, per second: the goodput.
     pub good_per_second: f64,
-    /// Characters that came, a second, of all requests together.
+    /// Characters received per second, of all requests together.
     pub chars_per_second: f64,
 }
 
 impl LoadPoint {
-    /// Of what was driven.
+    /// Computes the figures of a load.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory for a histogram.
     pub fn new(
         load: LoadPattern,
-        extent: RunLength,
-        driven: LoadResult,
+        length: RunLength,
+        result: LoadResult,
         threads: usize,
         connections: usize,
     ) -> Result<Self> {
-        let LoadResult { tallies, models, window: change, cpu, course, lags, held, interrupted } = driven;
-        let split = tallies.first().is_some_and(RequestStats::is_split);
-        let mut all = RequestStats::new(split)?;
-        tallies.iter().try_for_each(|tally| all.add(tally))?;
+        let LoadResult { stats, models, window: change, cpu, timeline, lags, held, interrupted } = result;
+        let splits_gaps = stats.first().is_some_and(RequestStats::splits_gaps);
+        let mut all = RequestStats::new(splits_gaps)?;
+        stats.iter().try_for_each(|stats| all.merge(stats))?;
         let mut figures = all.figures()?;
-        let mut shortening_by_model = shortening(models.iter().map(String::as_str).zip(&tallies));
+        let mut shortening_by_model = shortening(models.iter().map(String::as_str).zip(&stats));
         if shortening_by_model.len() > 1 {
             figures.shortening_factor = None;
         } else {
             shortening_by_model.clear();
         }
         let workloads =
-            if tallies.len() > 1 { tallies.iter().map(RequestStats::figures).collect::<Result<_>>()? } else { vec![] };
-        let medians = [figures.time_to_first_char_ns.p50, figures.gap_ns.p50];
-        let peak = course.peak_messages();
-        let own = figures.requests.own();
-        let mut tester =
-            TesterMeasurement { threads, connections, window: change, cpu, peak, lags, held, own, medians }.judge();
-        let broken_off = figures.requests.gone();
+            if stats.len() > 1 { stats.iter().map(RequestStats::figures).collect::<Result<_>>()? } else { vec![] };
+        let measurement = TesterMeasurement {
+            threads,
+            connections,
+            window: change,
+            cpu,
+            peak: timeline.peak_messages(),
+            lags,
+            held,
+            own: figures.requests.own(),
+            median_first: figures.time_to_first_char_ns.p50,
+            median_gap: figures.gap_ns.p50,
+        };
+        let mut tester = measurement.assess();
+        let broken_off = figures.requests.server_gone();
         if broken_off.is_some() {
-            // whatever the tester took, it was the server that ended it
+            // the server ended the measurement, whatever the load of the tester was
             tester.limits.clear();
         }
         let seconds = change.span.as_secs_f64();
         let rate = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        let [characters, _, started, well, failed, good, measured] = change.counts;
+        let counts = change.counts;
         let window = MeasuredWindow {
             window_ns: ns(change.span),
-            started,
-            ended: well + failed,
-            begun_and_ended: Some(measured),
-            characters,
-            started_per_second: rate(started),
-            well_per_second: rate(well),
-            good_per_second: rate(good),
-            chars_per_second: rate(characters),
+            started: counts.started,
+            ended: counts.finished + counts.failed,
+            begun_and_ended: Some(counts.measured),
+            characters: counts.characters,
+            started_per_second: rate(counts.started),
+            well_per_second: rate(counts.finished),
+            good_per_second: rate(counts.good),
+            chars_per_second: rate(counts.characters),
         };
-        let warm_up_ns = ns(extent.warm_up);
-        let course = course.told();
         Ok(Self {
             load,
-            warm_up_ns,
+            warm_up_ns: ns(length.warm_up),
             window,
             interrupted,
             broken_off,
             figures,
             workloads,
             shortening_by_model,
-            course,
+            course: timeline.samples(),
             tester,
         })
     }
 }
 
-/// As JSON: a list of documents.
+/// Serializes reports as a JSON list.
 ///
 /// # Errors
-/// Numbers that JSON does not have.
-pub fn json(documents: &[MeasurementReport]) -> Result<String> {
-    serde_json::to_string_pretty(documents).map_err(|error| Error::Internal(format!("a report: {error}")))
+/// A number is not representable in JSON.
+pub fn json(reports: &[MeasurementReport]) -> Result<String> {
+    serde_json::to_string_pretty(reports).map_err(|error| Error::Internal(format!("a report: {error}")))
 }
 
-/// Reads what [`json`] made from a file.
+/// Reads reports that [`json`] serialized.
 ///
 /// # Errors
-/// A file that is not there, too large, or no report of this version.
+/// The file is missing, too large, or not a report of this version.
 pub fn read(path: &Path) -> Result<Vec<MeasurementReport>> {
-    let wrong = |place: String, why: String| Error::Report { path: path.to_owned(), place, why };
+    let wrong = |location: String, problem: String| Error::Report { path: path.to_owned(), location, problem };
     let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
     if bytes > MAX_BYTES {
-        return Err(wrong("size".into(), format!("{bytes} bytes, of at most {MAX_BYTES}")));
+        return Err(wrong("size".into(), format!("{bytes} bytes, but at most {MAX_BYTES} are allowed")));
     }
     let text = fs::read_to_string(path).map_err(Error::io(path))?;
     let mut reader = serde_json::Deserializer::from_str(&text);
-    let documents: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader)
+    let reports: Vec<MeasurementReport> = serde_path_to_error::deserialize(&mut reader)
         .map_err(|error| wrong(error.path().to_string(), error.inner().to_string()))?;
-    match documents.iter().find(|document| document.format != FORMAT) {
-        None => Ok(documents),
+    match reports.iter().find(|report| report.format != FORMAT) {
+        None => Ok(reports),
         Some(other) => Err(wrong("format".into(), format!("{:?}, but this program reads {FORMAT:?}", other.format))),
     }
 }

@@ -1,40 +1,42 @@
-//! The rows of every table of figures: what each is, and what it is counted in.
+//! Rows of every table of figures.
 
 use crate::{
     measure::{histogram::Percentiles, stats::RequestFigures},
     units,
 };
 
-/// What numbers are.
+/// Unit of a row's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Nanoseconds, told with the unit in which they read best.
+    /// Nanoseconds, shown in the unit that reads best.
     Time,
-    /// Characters a second.
+    /// Characters or tokens per second.
     Speed,
 }
 
-/// A row.
+/// Row of a table of figures.
 pub(super) struct FigureRow {
     pub(super) name: &'static str,
-    /// What exactly it is, short.
-    pub(super) what: &'static str,
+    /// Short definition.
+    pub(super) definition: &'static str,
     pub(super) unit: Unit,
-    pub(super) spread: Percentiles,
+    pub(super) values: Percentiles,
 }
+
+/// Columns after the count.
 
 /// The columns, after the count.
 pub(super) const COLUMNS: [&str; 8] = ["mean", "min", "p50", "p90", "p95", "p99", "p99.9", "max"];
 
 impl FigureRow {
-    fn time(name: &'static str, what: &'static str, spread: Percentiles) -> Self {
-        Self { name, what, unit: Unit::Time, spread }
+    fn time(name: &'static str, definition: &'static str, values: Percentiles) -> Self {
+        Self { name, definition, unit: Unit::Time, values }
     }
 
-    /// The cells, in the order of [`COLUMNS`]; a dash where there are too few numbers for one.
+    /// Returns the cells in the order of [`COLUMNS`]; a dash where there are too few values.
     pub(super) fn cells(&self) -> [String; 8] {
-        let Percentiles { mean, min, p50, p90, p95, p99, p999, max, .. } = self.spread;
-        [mean, min, p50, p90, p95, p99, p999, max].map(|number| match (number, self.unit) {
+        let Percentiles { mean, min, p50, p90, p95, p99, p999, max, .. } = self.values;
+        [mean, min, p50, p90, p95, p99, p999, max].map(|value| match (value, self.unit) {
             (None, _) => "–".into(),
             (Some(ns), Unit::Time) => units::time(ns),
             (Some(speed), Unit::Speed) => format!("{} /s", units::digits(speed)),
@@ -42,19 +44,14 @@ impl FigureRow {
     }
 }
 
-/// All rows that a measurement has numbers for.
+/// Returns all rows for which the measurement has values.
 pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
     let server = &figures.server;
-    let speed = "characters a second of a request, after its first message";
     let mut rows = vec![
         FigureRow::time("time to first character", "from the intended start", figures.time_to_first_char_ns),
-        FigureRow::time(
-            "… from sending",
-            "what coordinated omission would tell",
-            figures.time_to_first_char_from_send_ns,
-        ),
+        FigureRow::time("… from sending", "suffers from coordinated omission", figures.time_to_first_char_from_send_ns),
         FigureRow::time("total", "from the intended start to the end", figures.total_ns),
-        FigureRow::time("… from sending", "what coordinated omission would tell", figures.total_from_send_ns),
+        FigureRow::time("… from sending", "suffers from coordinated omission", figures.total_from_send_ns),
     ];
     match (figures.plain_gap_ns, figures.boundary_gap_ns) {
         (Some(plain), Some(boundary)) => rows.extend([
@@ -64,42 +61,54 @@ pub(super) fn rows(figures: &RequestFigures) -> Vec<FigureRow> {
         _ => rows.push(FigureRow::time("gap", "between messages", figures.gap_ns)),
     }
     rows.extend(
-        figures.segment_ns.map(|spread| FigureRow::time("segment", "from one segment's end to the next", spread)),
+        figures.segment_ns.map(|values| FigureRow::time("segment", "from one segment's end to the next", values)),
     );
     rows.extend([
         FigureRow::time("time per character", "a request's mean, after its first message", figures.char_ns),
-        FigureRow { name: "speed", what: speed, unit: Unit::Speed, spread: figures.chars_per_second },
-        FigureRow::time("queue (server's word)", "from arrival to a row", server.queue_ns),
-        FigureRow::time("prefill (server's word)", "from a row to the end of the prompt", server.prefill_ns),
-        FigureRow::time("first character (server's word)", "from arrival", server.time_to_first_char_ns),
-        FigureRow::time("start lag (tester's own)", "from the intended start to sending", figures.start_lag_ns),
+        FigureRow {
+            name: "speed",
+            definition: "characters per second of a request, after its first message",
+            unit: Unit::Speed,
+            values: figures.chars_per_second,
+        },
+        FigureRow::time("queue (server)", "from arrival to a row", server.queue_ns),
+        FigureRow::time("prefill (server)", "from a row to the end of the prompt", server.prefill_ns),
+        FigureRow::time("first character (server)", "from arrival", server.time_to_first_char_ns),
+        FigureRow::time("start lag (tester)", "from the intended start to sending", figures.start_lag_ns),
     ]);
-    if let Some(told) = &figures.summaries {
+    if let Some(summaries) = &figures.summaries {
         rows.extend([
-            FigureRow::time("upload", "from sending to the document's end", told.upload_ns),
-            FigureRow::time("encode (server's word)", "all layers and the decoder's keys and values", told.encode_ns),
-            FigureRow::time("… after the upload", "from the document's end to its encoding's", told.encode_rest_ns),
-            FigureRow::time("decode (server's word)", "from the first step to the last", told.decode_ns),
-            FigureRow::time("… per token", "the mean of these steps", told.decode_token_ns),
+            FigureRow::time("upload", "from sending to the document's end", summaries.upload_ns),
+            FigureRow::time("encode (server)", "all layers and the decoder's keys and values", summaries.encode_ns),
+            FigureRow::time(
+                "… after the upload",
+                "from the document's end to the end of encoding",
+                summaries.encode_rest_ns,
+            ),
+            FigureRow::time("decode (server)", "from the first step to the last", summaries.decode_ns),
+            FigureRow::time("… per token", "mean of these steps", summaries.decode_token_ns),
+            FigureRow {
+                name: "tokens (server)",
+                definition: "tokens per second of a summary, after its first",
+                unit: Unit::Speed,
+                values: summaries.tokens_per_second,
+            },
         ]);
-        let (what, spread) = ("tokens a second of a summary, after its first", told.tokens_per_second);
-        rows.push(FigureRow { name: "tokens (server's word)", what, unit: Unit::Speed, spread });
     }
-    rows.retain(|row| row.spread.count > 0);
+    rows.retain(|row| row.values.count > 0);
     rows
 }
 
-/// Of comparisons of summarizers, what stands in no column of theirs.
-pub(super) const SUMMARIES: &str = "Pooled: how many times fewer of a document's keys and values the decoder attends to than it would \
-    without pooling, by the server's word. SummaryStats are not scored in bits per character, and no gain of theirs is estimated.";
+/// Remark on comparisons of summarizing models.
+pub(super) const SUMMARIES: &str = "Pooled: how many times fewer of a document's keys and values the decoder attends to than without \
+    pooling, as the server reports it. SummaryStats are not scored in bits per character, and their gains are not estimated.";
 
-/// What of summarizers stands in place of a shortening factor, and the bytes of a document that it is made of.
-pub(super) fn pooled_words(figures: &RequestFigures) -> String {
-    let Some((told, times)) = figures.summaries.as_ref().and_then(|told| Some((told, told.pooled()?))) else {
-        return "–".into();
-    };
-    let each = told.cross_attention_bytes as f64 / told.count.max(1) as f64 / f64::from(1 << 20);
-    format!("{}× ({} MiB a document)", units::digits(times), units::digits(each))
+/// Describes how far documents were pooled, with the bytes of keys and values per document.
+pub(super) fn pooling(figures: &RequestFigures) -> String {
+    let Some(summaries) = &figures.summaries else { return "–".into() };
+    let Some(factor) = summaries.pooled() else { return "–".into() };
+    let each = summaries.cross_attention_bytes as f64 / summaries.count.max(1) as f64 / f64::from(1 << 20);
+    format!("{}× ({} MiB per document)", units::digits(factor), units::digits(each))
 }
 
 #[cfg(test)]
@@ -108,17 +117,17 @@ mod tests {
     use crate::measure::summaries::SummaryFigures;
 
     #[test]
-    fn how_far_documents_were_pooled() {
-        let words = |kept, unpooled, count| {
-            let told = SummaryFigures {
+    fn pooling_is_described_with_bytes_per_document() {
+        let describe = |kept, unpooled, count| {
+            let summaries = SummaryFigures {
                 count,
                 cross_attention_bytes: kept,
                 unpooled_cross_attention_bytes: unpooled,
                 ..SummaryFigures::default()
             };
-            pooled_words(&RequestFigures { summaries: Some(told), ..RequestFigures::default() })
+            pooling(&RequestFigures { summaries: Some(summaries), ..RequestFigures::default() })
         };
-        assert_eq!(words(3 << 20, 48 << 20, 2), "16.0× (1.50 MiB a document)");
-        assert_eq!((words(0, 0, 0), pooled_words(&RequestFigures::default())), ("–".into(), "–".into()));
+        assert_eq!(describe(3 << 20, 48 << 20, 2), "16.0× (1.50 MiB per document)");
+        assert_eq!((describe(0, 0, 0), pooling(&RequestFigures::default())), ("–".into(), "–".into()));
     }
 }

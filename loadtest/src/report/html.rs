@@ -1,17 +1,22 @@
-//! The report as one page of HTML: nothing is fetched, no script runs, and it prints.
+//! Self-contained HTML page of a report: it fetches nothing, runs no script, and prints well.
 
 use super::{
     charts,
     conditions::conditions,
     data::{Conditions, LoadPoint, MeasurementReport, MissingPart, ReportPart},
-    figure_rows::{COLUMNS, SUMMARIES, pooled_words, rows},
-    table::{cached_words, ends, failures, gain_words, is_nothing, knee_words, load_words},
+    figure_rows::{COLUMNS, SUMMARIES, pooling, rows},
+    table::{
+        describe_cached, describe_failures, describe_gain, describe_knee, describe_load, describe_outcomes, is_nothing,
+    },
 };
 use crate::{
-    comparison::{ComparedModel, Gains, ModelComparison, bootstrap::Gain},
+    comparison::{
+        bootstrap::Gain,
+        result::{ComparedModel, Gains, ModelComparison},
+    },
     measure::{
         stats::RequestFigures,
-        tester::{TELLING, TesterFigures},
+        tester::{MIN_CPU_SHARE, TesterFigures},
     },
     units::{digits, time},
 };
@@ -19,8 +24,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
 
-/// The page of several documents, in order.
-pub fn page(title: &str, documents: &[MeasurementReport]) -> String {
+/// Draws the page of several reports, in order.
+pub fn page(title: &str, reports: &[MeasurementReport]) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -33,33 +38,33 @@ pub fn page(title: &str, documents: &[MeasurementReport]) -> String {
             body {
                 h1 { (title) }
                 p.note {
-                    "Measured by a client over gRPC with weir-loadtest. Times of a request count from the moment at which it was "
-                    "to be sent, unless the row says otherwise; a dash stands where there are too few numbers for a percentile."
+                    "Measured by weir-loadtest, a gRPC client. Times of a request count from its intended start unless the row says "
+                    "otherwise. A dash stands for a percentile of too few values."
                 }
-                @for document in documents { (one(document)) }
+                @for report in reports { (report_section(report)) }
             }
         }
     };
     page.into_string()
 }
 
-fn one(document: &MeasurementReport) -> Markup {
+fn report_section(report: &MeasurementReport) -> Markup {
     html! {
-        @if let Some(why) = document.broken_words() {
+        @if let Some(why) = report.broken_off_sentence() {
             div.warn {
-                strong { "Broken off: " } (why)
-                @if let Some(missing) = document.missing.as_ref().filter(|missing| !missing.is_empty()) {
+                strong { "Ended early: " } (why)
+                @if let Some(missing) = report.missing.as_ref().filter(|missing| !missing.is_empty()) {
                     ul { @for MissingPart { model, what } in missing { li { (model) ": " (what) } } }
                 } @else { "." }
             }
         }
-        @for part in &document.parts { (part_of(part, &document.conditions)) }
+        @for part in &report.parts { (part_section(part, &report.conditions)) }
         h2 { "Conditions" }
-        (conditions(&document.conditions))
+        (conditions(&report.conditions))
     }
 }
 
-fn part_of(part: &ReportPart, conditions: &Conditions) -> Markup {
+fn part_section(part: &ReportPart, conditions: &Conditions) -> Markup {
     match part {
         ReportPart::Run { model, point } => {
             html! { h2 { (model) ": " (point.load.describe()) } (run(point, model, conditions)) }
@@ -71,7 +76,7 @@ fn part_of(part: &ReportPart, conditions: &Conditions) -> Markup {
         },
         ReportPart::Rates { model, points, knee } => html! {
             h2 { (model) ": open loops of several rates" }
-            p { strong { (knee_words(knee)) } }
+            p { strong { (describe_knee(knee)) } }
             (charts::rates(model, points, knee, conditions))
             (points_table(points))
         },
@@ -89,17 +94,17 @@ fn warnings(tester: &TesterFigures) -> Markup {
 
 fn run(point: &LoadPoint, model: &str, conditions: &Conditions) -> Markup {
     if is_nothing(point) {
-        return html! { p.warn { (ends(point)) "." } };
+        return html! { p.warn { (describe_outcomes(point)) "." } };
     }
     html! {
-        p { (ends(point)) "." }
+        p { (describe_outcomes(point)) "." }
         (warnings(&point.tester))
         (figures(&point.figures))
         (charts::gaps(&format!("{model}, {}", point.load.describe()), &point.figures, conditions))
-        (charts::course(model, point))
+        (charts::timeline(model, point))
         @if !point.workloads.is_empty() {
-            @for (described, part) in conditions.workloads.iter().zip(&point.workloads) {
-                h3 { "Workload " (described.name) }
+            @for (workload, part) in conditions.workloads.iter().zip(&point.workloads) {
+                h3 { "Workload " (workload.name) }
                 (figures(part))
             }
         }
@@ -114,8 +119,8 @@ fn figures(figures: &RequestFigures) -> Markup {
             tbody {
                 @for row in rows(figures) {
                     tr {
-                        td { (row.name) small { (row.what) } }
-                        td { (row.spread.count) }
+                        td { (row.name) small { (row.definition) } }
+                        td { (row.values.count) }
                         @for cell in row.cells() { td { (cell) } }
                     }
                 }
@@ -128,7 +133,7 @@ fn points_table(points: &[LoadPoint]) -> Markup {
     let head = [
         "load",
         "window",
-        "started in it",
+        "started",
         "characters/s, all requests",
         "goodput (see conditions)",
         "first character p50",
@@ -136,8 +141,8 @@ fn points_table(points: &[LoadPoint]) -> Markup {
         "p99",
         "gap p50",
         "p99",
-        "queue p90 (server's word)",
-        "well",
+        "queue p90 (server)",
+        "succeeded",
         "failed",
         "tester",
     ];
@@ -145,22 +150,23 @@ fn points_table(points: &[LoadPoint]) -> Markup {
         div.scroll { table {
             thead { tr { @for cell in head { th { (cell) } } } }
             tbody { @for point in points {
-                @let (figures, window) = (&point.figures, &point.window);
+                @let figures = &point.figures;
+                @let window = &point.window;
                 tr {
-                    (cell(&load_words(point)))
+                    (cell(&describe_load(point)))
                     td { (time(window.window_ns as f64)) }
                     td { (window.started) ", " (digits(window.started_per_second)) " /s" }
                     td { (digits(window.chars_per_second)) " /s" }
                     td { (digits(window.good_per_second)) " /s" }
-                    td { (told(figures.time_to_first_char_ns.p50)) }
-                    td { (told(figures.time_to_first_char_ns.p90)) }
-                    td { (told(figures.time_to_first_char_ns.p99)) }
-                    td { (told(figures.gap_ns.p50)) }
-                    td { (told(figures.gap_ns.p99)) }
-                    td { (told(figures.server.queue_ns.p90)) }
+                    td { (optional_time(figures.time_to_first_char_ns.p50)) }
+                    td { (optional_time(figures.time_to_first_char_ns.p90)) }
+                    td { (optional_time(figures.time_to_first_char_ns.p99)) }
+                    td { (optional_time(figures.gap_ns.p50)) }
+                    td { (optional_time(figures.gap_ns.p99)) }
+                    td { (optional_time(figures.server.queue_ns.p90)) }
                     td { (figures.requests.well) " of " (figures.requests.measured) }
-                    (cell(&failures(&figures.requests)))
-                    (cell(if point.tester.limits.is_empty() { "at ease" } else { "may be the limit" }))
+                    (cell(&describe_failures(&figures.requests)))
+                    (cell(if point.tester.limits.is_empty() { "not the limit" } else { "may be the limit" }))
                 }
             } }
         } }
@@ -172,19 +178,19 @@ fn points_table(points: &[LoadPoint]) -> Markup {
 
 fn tester(tester: &TesterFigures) -> Markup {
     let share = tester.cpu_share.map(|share| format!("{} % of {} thread(s)", digits(share * 100.0), tester.threads));
-    // reports of earlier versions have one of any load
+    // reports of earlier versions have `messages_per_cpu_second` for any load
     let used = tester.cpu_share.unwrap_or(0.0) * tester.threads as f64;
-    let most = tester.messages_per_cpu_second.filter(|_| used >= TELLING).map(digits);
-    let peak = tester.peak_messages_per_second.map(|most| format!(", at most {} /s", digits(most)));
+    let capacity = tester.messages_per_cpu_second.filter(|_| used >= MIN_CPU_SHARE).map(digits);
+    let peak = tester.peak_messages_per_second.map(|peak| format!(", at most {} /s", digits(peak)));
     html! {
         h3 { "The tester itself" }
         dl {
             dt { "messages" } dd { (digits(tester.messages_per_second)) " /s" (peak.unwrap_or_default()) }
-            dt { "processor time" } dd { (share.unwrap_or_else(|| "not told by this system".into())) }
-            @if let Some(most) = most { dt { "it could take" } dd { (most) " messages/s and core at this cost" } }
-            dt { "events seen late by" } dd {
-                @for (name, late) in [("p50", tester.event_lag_ns.p50), ("p99", tester.event_lag_ns.p99), ("max", tester.event_lag_ns.max)] {
-                    @if let Some(late) = late { (name) " " (time(late)) " " }
+            dt { "processor time" } dd { (share.unwrap_or_else(|| "not reported by this system".into())) }
+            @if let Some(capacity) = capacity { dt { "capacity" } dd { (capacity) " messages/s per core at this cost" } }
+            dt { "event lag" } dd {
+                @for (name, lag) in [("p50", tester.event_lag_ns.p50), ("p99", tester.event_lag_ns.p99), ("max", tester.event_lag_ns.max)] {
+                    @if let Some(lag) = lag { (name) " " (time(lag)) " " }
                 }
                 @if tester.event_lag_ns.count == 0 { "not measured" }
             }
@@ -193,107 +199,108 @@ fn tester(tester: &TesterFigures) -> Markup {
     }
 }
 
-/// What stands where there is nothing to tell.
+/// Shown where a value is absent.
 const NONE: &str = "–";
-/// What stands for the gain of the model that others are measured by.
+/// Shown as the gain of the baseline.
 const BASELINE: &str = "baseline";
 
-fn gain(gains: Option<&Gains>, of: fn(&Gains) -> Option<Gain>) -> String {
-    gains.map_or_else(|| BASELINE.into(), |gains| gain_words(of(gains)))
+fn gain(gains: Option<&Gains>, figure: fn(&Gains) -> Option<Gain>) -> String {
+    gains.map_or_else(|| BASELINE.into(), |gains| describe_gain(figure(gains)))
 }
 
-fn told(ns: Option<f64>) -> String {
+fn optional_time(ns: Option<f64>) -> String {
     ns.map_or(NONE.to_owned(), time)
 }
 
 fn compare(comparison: &ModelComparison, conditions: &Conditions) -> Markup {
     let ModelComparison { baseline, rounds, complete, concurrency, warm_up, scored, models, .. } = comparison;
-    let has = |of: fn(&ComparedModel) -> bool| models.iter().any(of);
+    let any = |has: fn(&ComparedModel) -> bool| models.iter().any(has);
     html! {
         h2 { "Measured gain over " (baseline) }
         p {
-            "Request by request: " (complete) " rounds (of " (rounds) ", after " (warm_up) " that were not measured) in which every model "
-            "answered the same prompt with the same seed and length, one after the other in changing order; " (concurrency)
-            " round(s) at a time. A gain is a ratio of medians over these rounds, the baseline's by the model's, both from sending; in "
-            "brackets its 95 % bootstrap interval over rounds. Measured, not estimated."
-            @if has(|side| side.estimated.is_some()) {
-                " Columns that say ESTIMATED are the server's own word of the same requests: what each would have taken by the server's "
-                "calibration had the model run its middle layers at every character, by what it took. Where the baseline is that "
-                "model, both are about the same thing."
+            "Request by request: " (complete) " rounds (of " (rounds) ", after " (warm_up) " not measured) in which every model answered "
+            "the same prompt with the same seed and length, one after the other in changing order; " (concurrency) " round(s) at a time. "
+            "A gain is the ratio of the baseline's median to the model's, over these rounds and from sending; in brackets is its 95 % "
+            "bootstrap interval over rounds. Gains are measured, not estimated."
+            @if any(|model| model.estimated.is_some()) {
+                " Columns marked ESTIMATED are the server's estimates for the same requests: the time that each would have taken if the "
+                "model ran its middle layers at every character, from the server's calibration, divided by the time it took. Measured "
+                "and estimated gains are comparable if the baseline is such a model."
             }
-            @if has(|side| side.figures.summaries.is_some()) {
-                " Summaries have as many tokens as asked for, and as many characters as the model writes with them: compare tokens. "
+            @if any(|model| model.figures.summaries.is_some()) {
+                " All summaries have the requested number of tokens, but their characters depend on the model: compare tokens. "
                 (SUMMARIES)
             }
         }
         @if comparison.interrupted { p.warn { "The comparison was interrupted." } }
-        @if let Some(told) = &comparison.tester { (warnings(told)) }
-        (sides(models))
-        @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", by the server's Score." } }
-        @for side in models { @for (what, share) in side.disagreement() {
-            p.note { (side.model) ", " (what) ": the ESTIMATED gain is " (format!("{:+.1}", share * 100.0)) " % from the measured one." }
+        @if let Some(tester) = &comparison.tester { (warnings(tester)) }
+        (models_table(models))
+        @if let Some(scored) = scored { p.note { "Bits per character: of " (scored) ", from the server's Score." } }
+        @for model in models { @for error in model.estimate_errors() {
+            p.note { (model.model) ", " (error.figure) ": the ESTIMATED gain is " (format!("{:+.1}", error.relative * 100.0)) " % from the measured one." }
         } }
-        @for side in models { @if let Some(table) = &side.calibrated {
-            p.(if table.doubt.is_some() { "warn" } else { "note" }) {
-                strong { (side.model) ": ESTIMATED gains by a calibration: " } (table.describe()) "."
+        @for model in models { @if let Some(calibration) = &model.calibrated {
+            p.(if calibration.doubt.is_some() { "warn" } else { "note" }) {
+                strong { (model.model) ": calibration of the ESTIMATED gains: " } (calibration.describe()) "."
             }
         } }
-        @for side in models { @if let Some(why) = &side.score_refused {
-            p.note { (side.model) " has no bits per character: " (why) }
+        @for model in models { @if let Some(why) = &model.score_refused {
+            p.note { (model.model) " has no bits per character: " (why) }
         } }
         (charts::gains(comparison))
-        @for side in models {
-            (charts::gaps(&format!("{}, {concurrency} at a time", side.model), &side.figures, conditions))
+        @for model in models {
+            (charts::gaps(&format!("{}, {concurrency} at a time", model.model), &model.figures, conditions))
         }
-        @if let Some(told) = &comparison.tester { (tester(told)) }
+        @if let Some(measured) = &comparison.tester { (tester(measured)) }
     }
 }
 
-/// A column of a comparison: what it is called, and what it says of a model; `–` where there is nothing to say.
+/// Column of a comparison: its heading, and its value for a model; `–` if that is absent.
 type Column = (&'static str, fn(&ComparedModel) -> String);
 
-const SIDES: [Column; 18] = [
-    ("model", |side| side.model.clone()),
-    ("gain: total", |side| gain(side.gains.as_ref(), |gains| gains.total)),
-    ("gain: first character", |side| gain(side.gains.as_ref(), |gains| gains.time_to_first_char)),
-    ("gain: per character", |side| gain(side.gains.as_ref(), |gains| gains.char)),
-    ("ESTIMATED gain: total", |side| gain_words(side.estimated.as_ref().and_then(|gains| gains.total))),
-    ("ESTIMATED gain: per character", |side| gain_words(side.estimated.as_ref().and_then(|gains| gains.char))),
-    ("gain: encode", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.encode))),
-    ("gain: per token of a summary", |side| gain_words(side.gains.as_ref().and_then(|gains| gains.decode_token))),
-    ("median: total", |side| told(side.told().total_ns)),
-    ("median: first character", |side| told(side.told().time_to_first_char_ns)),
-    ("median: per character", |side| told(side.told().char_ns)),
-    ("median: encode (server's word)", |side| told(side.told().encode_ns)),
-    ("median: per token (server's word)", |side| told(side.told().decode_token_ns)),
-    ("characters per segment (SF)", |side| {
-        side.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
+const MODEL_COLUMNS: [Column; 18] = [
+    ("model", |model| model.model.clone()),
+    ("gain: total", |model| gain(model.gains.as_ref(), |gains| gains.total)),
+    ("gain: first character", |model| gain(model.gains.as_ref(), |gains| gains.time_to_first_char)),
+    ("gain: per character", |model| gain(model.gains.as_ref(), |gains| gains.char)),
+    ("ESTIMATED gain: total", |model| describe_gain(model.estimated.as_ref().and_then(|gains| gains.total))),
+    ("ESTIMATED gain: per character", |model| describe_gain(model.estimated.as_ref().and_then(|gains| gains.char))),
+    ("gain: encode", |model| describe_gain(model.gains.as_ref().and_then(|gains| gains.encode))),
+    ("gain: per token of a summary", |model| describe_gain(model.gains.as_ref().and_then(|gains| gains.decode_token))),
+    ("median: total", |model| optional_time(model.medians().total_ns)),
+    ("median: first character", |model| optional_time(model.medians().time_to_first_char_ns)),
+    ("median: per character", |model| optional_time(model.medians().char_ns)),
+    ("median: encode (server)", |model| optional_time(model.medians().encode_ns)),
+    ("median: per token (server)", |model| optional_time(model.medians().decode_token_ns)),
+    ("characters per segment (SF)", |model| {
+        model.figures.shortening_factor.map_or(NONE.to_owned(), |factor| format!("{factor:.3}"))
     }),
-    ("pooled (keys and values of a document)", |side| pooled_words(&side.figures)),
-    ("bits per character", |side| side.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
-    ("cached by the server", |side| cached_words(&side.figures)),
-    ("well", |side| format!("{} of {}", side.figures.requests.well, side.figures.requests.measured)),
+    ("pooled (keys and values of a document)", |model| pooling(&model.figures)),
+    ("bits per character", |model| model.bits_per_char.map_or(NONE.to_owned(), |bits| format!("{bits:.4}"))),
+    ("cached by the server", |model| describe_cached(&model.figures)),
+    ("succeeded", |model| format!("{} of {}", model.figures.requests.well, model.figures.requests.measured)),
 ];
 
-/// The models of a comparison, in the columns that say something of any of them: the page is no wider than it must be.
-fn sides(models: &[ComparedModel]) -> Markup {
-    let says = |(_, of): &&Column| models.iter().any(|side| ![NONE, BASELINE].contains(&of(side).as_str()));
-    let columns: Vec<_> = SIDES.iter().filter(says).collect();
+/// Draws the models of a comparison, with the columns that have a value for any of them.
+fn models_table(models: &[ComparedModel]) -> Markup {
+    let has_values =
+        |(_, value): &&Column| models.iter().any(|model| ![NONE, BASELINE].contains(&value(model).as_str()));
+    let columns: Vec<_> = MODEL_COLUMNS.iter().filter(has_values).collect();
     html! {
         div.scroll { table {
             thead { tr { @for (head, _) in &columns { th { (head) } } } }
-            tbody { @for side in models { tr { @for (_, of) in &columns { (cell(&of(side))) } } } }
+            tbody { @for model in models { tr { @for (_, value) in &columns { (cell(&value(model))) } } } }
         } }
     }
 }
 
-/// Characters of a cell that needs no second line.
-const SHORT: usize = 12;
+/// Maximum characters of a cell without line breaks.
+const MAX_UNWRAPPED: usize = 12;
 
-/// A cell whose words in brackets stand below the others, and which wraps where there are many.
-fn cell(words: &str) -> Markup {
-    match words.split_once(" (") {
-        Some((words, more)) => html! { td { (words) small { "(" (more) } } },
-        None => html! { td.wrap[words.chars().count() > SHORT] { (words) } },
+/// Draws a cell; text in brackets goes to a second line, and long text wraps.
+fn cell(text: &str) -> Markup {
+    match text.split_once(" (") {
+        Some((text, rest)) => html! { td { (text) small { "(" (rest) } } },
+        None => html! { td.wrap[text.chars().count() > MAX_UNWRAPPED] { (text) } },
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of a measurement: JSON, of which the table and the HTML are drawn.
+//! Reports of measurements: JSON, from which table and HTML are drawn.
 
 mod chart;
 mod charts;

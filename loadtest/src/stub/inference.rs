@@ -1,13 +1,13 @@
-//! The stub's name and version, which is all that is asked of this protocol.
+//! Open Inference Protocol of the stub: only the server's name and version.
 
-use super::Stub;
+use super::server::Stub;
 use tonic::{Request, Response, Status, Streaming};
 use weir_proto::inference::{self as oip, grpc_inference_service_server::GrpcInferenceService};
 
 type RpcResult<T> = Result<Response<T>, Status>;
 
-fn nothing<T>() -> RpcResult<T> {
-    Err(Status::unimplemented("it has nothing but delays"))
+fn unimplemented<T>() -> RpcResult<T> {
+    Err(Status::unimplemented("the stub implements only server_metadata"))
 }
 
 #[tonic::async_trait]
@@ -23,44 +23,44 @@ impl GrpcInferenceService for Stub {
         &self,
         _: Request<Streaming<oip::ModelInferRequest>>,
     ) -> RpcResult<Self::ModelStreamInferStream> {
-        nothing()
+        unimplemented()
     }
 
     async fn server_live(&self, _: Request<oip::ServerLiveRequest>) -> RpcResult<oip::ServerLiveResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn server_ready(&self, _: Request<oip::ServerReadyRequest>) -> RpcResult<oip::ServerReadyResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn model_ready(&self, _: Request<oip::ModelReadyRequest>) -> RpcResult<oip::ModelReadyResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn model_metadata(&self, _: Request<oip::ModelMetadataRequest>) -> RpcResult<oip::ModelMetadataResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn model_infer(&self, _: Request<oip::ModelInferRequest>) -> RpcResult<oip::ModelInferResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn model_config(&self, _: Request<oip::ModelConfigRequest>) -> RpcResult<oip::ModelConfigResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn model_statistics(
         &self,
         _: Request<oip::ModelStatisticsRequest>,
     ) -> RpcResult<oip::ModelStatisticsResponse> {
-        nothing()
+        unimplemented()
     }
 
     async fn repository_index(
         &self,
         _: Request<oip::RepositoryIndexRequest>,
     ) -> RpcResult<oip::RepositoryIndexResponse> {
-        nothing()
+        unimplemented()
     }
 }

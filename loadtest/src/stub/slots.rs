@@ -1,7 +1,7 @@
-//! The rows of a stub's model: requests that it answers at once, others in the order in which they came.
+//! Slots of a stub's model: requests that it answers at once. Others wait in order of arrival.
 //!
-//! A row is free again from the moment at which its request was due to end, and whoever waited for it begins then, however late this
-//! program came to notice: waits are those of queueing theory, and no delay of the machine is passed on to those who come later.
+//! A slot counts as free from the moment at which its request was due to end, and the next request begins then, however late this
+//! program notices. Waits are therefore those of queueing theory, without the delays of this machine.
 
 use std::{
     collections::VecDeque,
@@ -12,48 +12,48 @@ use tokio::{
     time::Instant,
 };
 
-/// All rows of a model.
+/// Slots of a model.
 pub(super) struct StubSlots {
-    places: Arc<Semaphore>,
-    /// Since when rows are free that were taken before.
-    free: Mutex<VecDeque<Instant>>,
+    permits: Arc<Semaphore>,
+    /// Times since which slots that were taken before are free.
+    free_since: Mutex<VecDeque<Instant>>,
 }
 
-/// A row that is taken, until it is dropped.
+/// Slot of a request, until it is dropped.
 pub(super) struct StubSlot {
-    /// When its request's turn came.
+    /// When the request's turn came.
     pub(super) begun: Instant,
-    /// When it is due to end; none of a request that was given up.
-    until: Option<Instant>,
-    rows: Arc<StubSlots>,
-    // given back after the moment was noted, or who gets the place would not find it
-    _place: OwnedSemaphorePermit,
+    /// When the request is due to end; absent if the client cancelled it.
+    end: Option<Instant>,
+    slots: Arc<StubSlots>,
+    // dropped after `free_since` was written, because the next request reads it
+    _permit: OwnedSemaphorePermit,
 }
 
 impl StubSlots {
     pub(super) fn new(count: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(count)), free: Mutex::default() }
+        Self { permits: Arc::new(Semaphore::new(count)), free_since: Mutex::default() }
     }
 
-    /// A row for a request that came then; waits for one. None if there will be none.
-    pub(super) async fn acquire(self: &Arc<Self>, came: Instant) -> Option<StubSlot> {
-        let place = self.places.clone().acquire_owned().await.ok()?;
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let begun = free.map_or(came, |free| free.max(came));
-        Some(StubSlot { begun, until: None, rows: self.clone(), _place: place })
+    /// Waits for a slot for a request that arrived at `arrived`. Returns `None` if the semaphore is closed.
+    pub(super) async fn acquire(self: &Arc<Self>, arrived: Instant) -> Option<StubSlot> {
+        let permit = self.permits.clone().acquire_owned().await.ok()?;
+        let free_since = self.free_since.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let begun = free_since.map_or(arrived, |free_since| free_since.max(arrived));
+        Some(StubSlot { begun, end: None, slots: self.clone(), _permit: permit })
     }
 }
 
 impl StubSlot {
-    /// Its request is due to end then.
-    pub(super) fn until(&mut self, due: Instant) {
-        self.until = Some(due);
+    /// Sets when the request is due to end.
+    pub(super) fn end_at(&mut self, due: Instant) {
+        self.end = Some(due);
     }
 }
 
 impl Drop for StubSlot {
     fn drop(&mut self) {
-        let mut free = self.rows.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push_back(self.until.unwrap_or_else(Instant::now));
+        let mut free_since = self.slots.free_since.lock().unwrap_or_else(PoisonError::into_inner);
+        free_since.push_back(self.end.unwrap_or_else(Instant::now));
     }
 }

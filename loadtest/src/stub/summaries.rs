@@ -1,6 +1,6 @@
-//! The stub's summaries: it takes a document as fast as it comes, and so long to encode it as its script says.
+//! Summarization with scripted delays. The upload takes as long as the client takes, encoding as long as the script says.
 
-use super::{Script, Stub, WAITING};
+use super::server::{Script, Stub, WAITING};
 use crate::units::ns;
 use std::{pin::Pin, time::Duration};
 use tokio::{
@@ -14,24 +14,23 @@ use weir_proto::v1::{
     SummaryTiming, SummaryUsage, summarization_server, summarize_request::Part, summarize_response::Event,
 };
 
-/// Bytes of keys and values that a token's vector would have.
-const BYTES: u64 = 64;
+/// Bytes of keys and values per token.
+const BYTES_PER_TOKEN: u64 = 64;
 
-/// What a document comes to.
+/// Uploaded document, ready to be summarized.
 struct StubSummarization {
     script: Script,
     options: SummarizeOptions,
-    /// Characters, each of which is a token.
+    /// Characters of the document, each of which counts as a token.
     tokens: u64,
-    /// What its arrival took.
     upload: Duration,
     out: mpsc::Sender<Result<SummarizeResponse, Status>>,
 }
 
 impl StubSummarization {
-    /// Answers; ends early if nobody reads.
+    /// Answers the request; ends early if the client is gone.
     async fn run(self) -> Option<()> {
-        let came = Instant::now();
+        let uploaded = Instant::now();
         let started = SummaryStarted { model: self.script.name.clone(), ..Default::default() };
         self.send(Event::Started(started)).await?;
         sleep(self.script.first).await;
@@ -43,19 +42,19 @@ impl StubSummarization {
             }
             self.send(Event::Piece(SummaryPiece { text: "x".into() })).await?;
         }
-        self.send(Event::Finished(self.finished(came, encoded, count))).await
+        self.send(Event::Finished(self.finished(uploaded, encoded, count))).await
     }
 
-    fn finished(&self, came: Instant, encoded: Instant, tokens: u64) -> SummaryFinished {
+    fn finished(&self, uploaded: Instant, encoded: Instant, tokens: u64) -> SummaryFinished {
         let first = ns(self.script.first);
         let decode = ns(encoded.elapsed());
-        let kept = self.tokens.checked_div(self.script.segment).unwrap_or(self.tokens);
+        let vectors = self.tokens.checked_div(self.script.segment).unwrap_or(self.tokens);
         let usage = SummaryUsage {
             document_tokens: self.tokens,
             summary_tokens: tokens,
-            vectors: kept,
-            cross_attention_bytes: kept * BYTES,
-            unpooled_cross_attention_bytes: self.tokens * BYTES,
+            vectors,
+            cross_attention_bytes: vectors * BYTES_PER_TOKEN,
+            unpooled_cross_attention_bytes: self.tokens * BYTES_PER_TOKEN,
             ..Default::default()
         };
         let timing = SummaryTiming {
@@ -66,7 +65,7 @@ impl StubSummarization {
             time_to_first_token_ns: first,
             decode_ns: decode,
             decode_ns_per_token: decode.checked_div(tokens.saturating_sub(1)),
-            total_ns: ns(came.elapsed()),
+            total_ns: ns(uploaded.elapsed()),
             ..Default::default()
         };
         SummaryFinished { usage: Some(usage), timing: Some(timing), ..Default::default() }
@@ -85,7 +84,8 @@ impl summarization_server::Summarization for Stub {
         &self,
         request: Request<Streaming<SummarizeRequest>>,
     ) -> Result<Response<Self::SummarizeStream>, Status> {
-        let (came, mut parts) = (Instant::now(), request.into_inner());
+        let arrived = Instant::now();
+        let mut parts = request.into_inner();
         let Some(Part::Options(options)) = parts.message().await?.and_then(|message| message.part) else {
             return Err(Status::invalid_argument("the first message has no options"));
         };
@@ -96,8 +96,8 @@ impl summarization_server::Summarization for Stub {
                 tokens += chunk.text.chars().count() as u64;
             }
         }
-        let (out, answers) = mpsc::channel(WAITING);
-        tokio::spawn(StubSummarization { script, options, tokens, upload: came.elapsed(), out }.run());
-        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+        let (out, responses) = mpsc::channel(WAITING);
+        tokio::spawn(StubSummarization { script, options, tokens, upload: arrived.elapsed(), out }.run());
+        Ok(Response::new(Box::pin(ReceiverStream::new(responses))))
     }
 }

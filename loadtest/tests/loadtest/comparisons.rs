@@ -1,14 +1,18 @@
-//! Comparisons of models whose gain is known.
+//! Comparisons of models with known gains.
 
 use super::support::{ms, spec, target};
 use tokio::sync::watch;
 use weir_loadtest::{
-    comparison::{ComparisonSetup, ModelComparison, play, score},
+    comparison::{
+        result::ModelComparison,
+        rounds::{ComparisonSetup, compare_models},
+        score,
+    },
     load::workload::{WorkloadMix, WorkloadSpec},
     stub::{Script, Stub},
 };
 
-/// A slow model and one three times as fast from character to character, half as slow before the first.
+/// Returns a slow model, and one with a third of its time per character and half of its time to the first.
 fn scripts() -> Vec<Script> {
     let slow = Script { first: ms(100), plain: ms(30), boundary: ms(30), ..Script::instant("slow") };
     let fast = Script {
@@ -23,7 +27,7 @@ fn scripts() -> Vec<Script> {
     vec![slow, fast]
 }
 
-/// With answers of 5 to 60 characters.
+/// Compares with answers of 5 to 60 characters.
 async fn compare_lengths(rounds: u64) -> ModelComparison {
     compare_of(scripts(), rounds, WorkloadSpec { output: "5..60".parse().unwrap(), ..spec(1) }).await
 }
@@ -37,49 +41,46 @@ async fn compare_of(scripts: Vec<Script>, rounds: u64, spec: WorkloadSpec) -> Mo
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "fast", true).await];
     let mix = WorkloadMix::new(&[spec], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
-    play(
-        ComparisonSetup { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 },
-        (stop, false),
-        |_| {},
-    )
-    .await
-    .unwrap()
+    let setup = ComparisonSetup { targets, mix, rounds, warm_up: 2, concurrency: 2, seed: 1, threads: 1 };
+    compare_models(setup, stop, false, |_| {}).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_known_gain_is_found() {
-    let told = compare(scripts(), 20).await;
-    assert_eq!((told.baseline.as_str(), told.rounds, told.complete), ("slow", 20, 20));
-    assert_eq!(told.models[0].gains, None);
-    // what the tester took is told: all messages of both, those of the warm-up, too
-    let tester = told.tester.clone().unwrap();
+async fn a_known_gain_is_measured() {
+    let comparison = compare(scripts(), 20).await;
+    assert_eq!((comparison.baseline.as_str(), comparison.rounds, comparison.complete), ("slow", 20, 20));
+    let [slow, fast] = &comparison.models[..] else { panic!("two models") };
+    assert_eq!(slow.gains, None);
+    // the tester's figures cover all messages of both models, warm-up included
+    let tester = comparison.tester.clone().unwrap();
     assert_eq!((tester.threads, tester.connections, &tester.limits[..]), (1, 2, &[][..]));
     assert!(tester.messages_per_second > 0.0 && tester.cpu_ns.is_some_and(|ns| ns > 0));
-    let gains = told.models[1].gains.clone().unwrap();
-    // after the first: 20 characters of 30 ms, against 16 of 8 and 4 of 18
+    let gains = fast.gains.clone().unwrap();
+    // after the first character: 20 of 30 ms, against 16 of 8 ms and 4 of 18 ms
     for (gain, expected) in [(gains.total, 700.0 / 250.0), (gains.time_to_first_char, 2.0), (gains.char, 3.0)] {
         let gain = gain.unwrap();
         assert!((gain.ratio / expected - 1.0).abs() < 0.02, "{gain:?} {expected}");
         assert!(gain.low.unwrap() <= gain.ratio && gain.ratio <= gain.high.unwrap());
         assert_eq!(gain.pairs, 20);
     }
-    assert_eq!(told.models[1].figures.shortening_factor, Some(41.0 / 8.0));
-    // what the server estimates stands beside it, of the same rounds, and is told as what it is
-    assert_eq!(told.models[0].estimated, None);
-    let estimated = told.models[1].estimated.clone().unwrap();
+    assert_eq!(fast.figures.shortening_factor, Some(41.0 / 8.0));
+    // the server's estimates for the same rounds are reported separately
+    assert_eq!(slow.estimated, None);
+    let estimated = fast.estimated.clone().unwrap();
     for gain in [estimated.total, estimated.time_to_first_char, estimated.char] {
         assert!((gain.unwrap().ratio / 2.75 - 1.0).abs() < 0.01, "{gain:?}");
     }
-    let [(_, total), (_, char)] = told.models[1].disagreement()[..] else { panic!("two figures are compared") };
-    assert!((total - (2.75 / 2.8 - 1.0)).abs() < 0.03 && (char - (2.75 / 3.0 - 1.0)).abs() < 0.03, "{total} {char}");
+    let [total, char] = fast.estimate_errors()[..] else { panic!("two figures are compared") };
+    assert!((total.relative - (2.75 / 2.8 - 1.0)).abs() < 0.03, "{total:?}");
+    assert!((char.relative - (2.75 / 3.0 - 1.0)).abs() < 0.03, "{char:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_estimate_agrees_if_it_is_near_enough() {
-    // 8.3 % below what is measured of a character, and 1.8 % below that of the total
-    let told = compare(scripts(), 10).await;
-    told.agrees(10.0).unwrap();
-    let far = told.agrees(5.0).unwrap_err().to_string();
+    // 8.3 % below the measured gain per character, and 1.8 % below that in total
+    let comparison = compare(scripts(), 10).await;
+    comparison.check_estimates(10.0).unwrap();
+    let far = comparison.check_estimates(5.0).unwrap_err().to_string();
     assert!(
         far.starts_with("fast, per character: the estimated gain is -8.") && far.ends_with("more than 5 %"),
         "{far}"
@@ -87,37 +88,34 @@ async fn an_estimate_agrees_if_it_is_near_enough() {
     for (gain, agrees) in [(2.9, true), (3.4, false), (2.0, false), (6.0, false)] {
         let mut scripts = scripts();
         scripts[1].gain = Some(gain);
-        assert_eq!(compare(scripts, 10).await.agrees(10.0).is_ok(), agrees, "{gain}");
+        assert_eq!(compare(scripts, 10).await.check_estimates(10.0).is_ok(), agrees, "{gain}");
     }
     let mut silent = scripts();
     silent[1].gain = None;
-    assert!(compare(silent, 10).await.agrees(10.0).unwrap_err().to_string().contains("no estimate"));
+    assert!(compare(silent, 10).await.check_estimates(10.0).unwrap_err().to_string().contains("no estimate"));
 }
 
-/// Summarizers: one whose documents take 80 ms to encode and tokens 6 ms, and one that is four and twice as fast.
+/// Compares a summarizer that takes 80 ms per document and 6 ms per token with one that is four and two times as fast.
 #[tokio::test(start_paused = true)]
-async fn a_known_gain_of_summaries_is_found() {
+async fn a_known_gain_of_summaries_is_measured() {
     let slow = Script { first: ms(80), plain: ms(6), summarizes: true, ..Script::instant("slow") };
     let fast = Script { first: ms(20), plain: ms(3), segment: 4, ..Script { name: "fast".into(), ..slow.clone() } };
     let stub = Stub::new(vec![slow, fast]);
     let targets = vec![target(&stub, "slow", false).await, target(&stub, "fast", false).await];
     let mix = WorkloadMix::new(&[WorkloadSpec { kind: "summarize".into(), ..spec(11) }], 1, 0.0).unwrap();
     let (_never, stop) = watch::channel(false);
-    let plan = ComparisonSetup { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
-    let told = play(plan, (stop, false), |_| {}).await.unwrap();
-    assert_eq!(told.complete, 10);
-    let gains = told.models[1].gains.clone().unwrap();
+    let setup = ComparisonSetup { targets, mix, rounds: 10, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
+    let comparison = compare_models(setup, stop, false, |_| {}).await.unwrap();
+    assert_eq!(comparison.complete, 10);
+    let fast = &comparison.models[1];
+    let gains = fast.gains.clone().unwrap();
     for (gain, expected) in [(gains.encode, 4.0), (gains.decode_token, 2.0), (gains.total, 140.0 / 50.0)] {
         assert!((gain.unwrap().ratio / expected - 1.0).abs() < 0.02, "{gain:?} {expected}");
     }
-    assert_eq!(gains.char, None, "characters of other texts");
-    let figures = told.models[1].figures.summaries.clone().unwrap();
-    let texts = &told.models[1].figures;
-    assert_eq!(
-        (texts.prompt_chars, texts.cached_chars, texts.shortening_factor),
-        (0, 0, None),
-        "tokens are no characters"
-    );
+    assert_eq!(gains.char, None, "summaries of two models have different characters");
+    let texts = (fast.figures.prompt_chars, fast.figures.cached_chars, fast.figures.shortening_factor);
+    assert_eq!(texts, (0, 0, None), "tokens are not counted as characters");
+    let figures = fast.figures.summaries.clone().unwrap();
     // documents of 20 characters, in three chunks
     assert_eq!((figures.count, figures.document_tokens, figures.summary_tokens), (10, 200, 110));
     assert_eq!(figures.unpooled_cross_attention_bytes, 4 * figures.cross_attention_bytes);
@@ -130,15 +128,15 @@ async fn a_known_gain_of_summaries_is_found() {
 async fn rounds_that_one_model_failed_are_not_compared() {
     let mut scripts = scripts();
     scripts[1].refuse = 10;
-    let told = compare(scripts, 30).await;
-    let failed: u64 = told.models[1].figures.requests.errors.values().sum();
+    let comparison = compare(scripts, 30).await;
+    let failed: u64 = comparison.models[1].figures.requests.errors.values().sum();
     assert!(failed > 0);
-    assert_eq!((told.rounds, told.complete), (30, 30 - failed));
-    assert_eq!(told.models[1].gains.as_ref().unwrap().total.unwrap().pairs as u64, told.complete);
+    assert_eq!((comparison.rounds, comparison.complete), (30, 30 - failed));
+    assert_eq!(comparison.models[1].gains.as_ref().unwrap().total.unwrap().pairs as u64, comparison.complete);
 }
 
 #[tokio::test(start_paused = true)]
-async fn bits_per_char_are_the_servers_word() {
+async fn bits_per_char_come_from_the_server() {
     let stub = Stub::new(scripts());
     let fast = target(&stub, "fast", false).await;
     assert_eq!(score::bits_per_char(&fast, "some text").await, Ok(2.1));
@@ -146,14 +144,15 @@ async fn bits_per_char_are_the_servers_word() {
     assert!(score::bits_per_char(&none, "some text").await.unwrap_err().starts_with("NOT_FOUND"));
 }
 
-/// Of two rounds both are in the middle: a histogram tells the lower one, and the gain is of their mean.
+/// Two rounds are both in the middle: a histogram's median is the lower one, and the gain uses their mean.
 #[tokio::test(start_paused = true)]
-async fn the_medians_that_are_told_are_those_of_the_gain() {
-    let told = compare_lengths(2).await;
-    let [slow, fast] = &told.models[..] else { panic!("two models") };
-    let (medians, others) = (slow.medians.clone().unwrap(), fast.medians.clone().unwrap());
-    let (of_histogram, total) = (slow.figures.total_from_send_ns.p50.unwrap(), medians.total_ns.unwrap());
-    assert!((of_histogram / total - 1.0).abs() > 0.01, "{of_histogram} and {total} differ here");
+async fn reported_medians_are_those_of_the_gain() {
+    let comparison = compare_lengths(2).await;
+    let [slow, fast] = &comparison.models[..] else { panic!("two models") };
+    let medians = slow.medians.clone().unwrap();
+    let others = fast.medians.clone().unwrap();
+    let ratio = slow.figures.total_from_send_ns.p50.unwrap() / medians.total_ns.unwrap();
+    assert!((ratio - 1.0).abs() > 0.01, "the two kinds of medians differ here: {ratio}");
     let gains = fast.gains.clone().unwrap();
     for (gain, slow, fast) in [
         (gains.total, medians.total_ns, others.total_ns),
@@ -162,6 +161,6 @@ async fn the_medians_that_are_told_are_those_of_the_gain() {
     ] {
         assert_eq!(gain.unwrap().ratio, slow.unwrap() / fast.unwrap());
     }
-    // and it is they that tables tell
-    assert_eq!(slow.told(), medians);
+    // tables show these medians
+    assert_eq!(slow.medians(), medians);
 }

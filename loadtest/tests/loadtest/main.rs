@@ -1,6 +1,6 @@
-//! The tester against servers whose delays are known.
+//! Measures servers with known delays.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says by it what it counts on")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed unwrap fails the test")]
 
 mod commands;
 mod comparisons;

@@ -1,11 +1,11 @@
-//! What would measure something else than it says is refused before anything is asked.
+//! Options that would measure something else than intended are rejected before any request.
 
 use super::commands::{json, run, script, serve};
 use std::fs;
 use weir_loadtest::stub::Script;
 
 #[test]
-fn what_would_do_nothing_or_another_thing_is_refused() {
+fn contradicting_options_are_rejected() {
     let served = serve(vec![script("a"), script("b")]);
     let folder = tempfile::tempdir().unwrap();
     let blank = folder.path().join("blank.txt");
@@ -20,24 +20,27 @@ fn what_would_do_nothing_or_another_thing_is_refused() {
             &["run", address, "--model", "a", "--workload", "name=x", "--workload", "name=x"],
             "--workload name: x must be",
         ),
-        (&["run", address, "--model", "a", "--prefixes", "3"], "--prefixes: 3 must be given with --shared-prefix"),
-        (&["run", address, "--model", "a", "--workload", "prefixes=3"], "prefixes is given with shared-prefix"),
-        (&["run", address, "--model", "a", "--prompts", blank], "a file of blanks"),
-        (&["run", address, "--model", "a", "--workload", &documents], "a file of blanks"),
-        (&["run", address, "--model", "a", "--beam", "2"], "--beam: 2 must be given where summaries"),
-        (&["report", address, "--beam", "2"], "--beam: 2 must be given where summaries"),
-        (&["run", address, "--model", "a", "--workload", "beam=2"], "beam is of summaries"),
+        (&["run", address, "--model", "a", "--prefixes", "3"], "--prefixes: 3 must be used with --shared-prefix"),
+        (&["run", address, "--model", "a", "--workload", "prefixes=3"], "prefixes needs shared-prefix"),
+        (&["run", address, "--model", "a", "--prompts", blank], "a blank file"),
+        (&["run", address, "--model", "a", "--workload", &documents], "a blank file"),
+        (
+            &["run", address, "--model", "a", "--beam", "2"],
+            "--beam: 2 must be used with a workload that requests summaries",
+        ),
+        (&["report", address, "--beam", "2"], "--beam: 2 must be used with a workload that requests summaries"),
+        (&["run", address, "--model", "a", "--workload", "beam=2"], "beam applies to summaries only"),
         (&["sweep", address, "--model", "a", "--from", "5", "--to", "2"], "--from: 5 must be at most --to, which is 2"),
         (&["compare", address, "--models", "a,c"], "--models: c must be one of a, b"),
     ] {
         let output = run(arguments);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains(expected), "{arguments:?}: {said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && stderr.contains(expected), "{arguments:?}: {stderr}");
     }
-    assert!(served.stub.sent().is_empty(), "nothing was asked");
+    assert!(served.stub.sent().is_empty(), "no request was sent");
 }
 
-/// Conditions and headings are of all models that workloads ask.
+/// Conditions and headings name all models that workloads use.
 #[test]
 fn a_mix_of_models_names_them_all() {
     let served = serve(vec![script("writer"), Script { summarizes: true, ..script("reader") }, script("idle")]);
@@ -45,9 +48,9 @@ fn a_mix_of_models_names_them_all() {
     let page = folder.path().join("page.html").to_str().unwrap().to_owned();
     let arguments = ["--requests", "20", "--warm-up", "0", "--output-chars", "4", "--json", "-", "--html", &page];
     let mix = ["--model", "writer", "--workload", "name=t", "--workload", "name=s,kind=summarize,model=reader"];
-    let told = json(&run(&[&["run", &served.address][..], &mix, &arguments].concat()));
-    assert_eq!(told[0]["parts"][0]["model"], "writer, reader");
-    let models = told[0]["conditions"]["models"].as_array().unwrap();
+    let report = json(&run(&[&["run", &served.address][..], &mix, &arguments].concat()));
+    assert_eq!(report[0]["parts"][0]["model"], "writer, reader");
+    let models = report[0]["conditions"]["models"].as_array().unwrap();
     assert_eq!(models.iter().map(|model| model["name"].as_str().unwrap()).collect::<Vec<_>>(), ["writer", "reader"]);
     let page = fs::read_to_string(page).unwrap();
     for expected in [

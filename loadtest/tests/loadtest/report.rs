@@ -1,4 +1,4 @@
-//! Reports: the example in the documents has the keys that reports have, and the page needs nothing but itself.
+//! Reports: the documented example has the keys of real reports, and the page is self-contained.
 
 use super::support::{Test, ms, spec, target};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use tokio::sync::watch;
 use weir_loadtest::{
     client::models::{DocumentInfo, ModelInfo, ServerSoftware},
-    comparison::{ComparisonSetup, play},
+    comparison::rounds::{ComparisonSetup, compare_models},
     knee::{self, RateResult},
     load::arrivals::ArrivalProcess,
     load::{
@@ -30,33 +30,35 @@ async fn point(rate: Option<f64>, refuse: u64) -> LoadPoint {
     let extent = RunLength { warm_up: ms(1000), duration: Some(Duration::from_secs(2)), requests: None };
     let test =
         Test { rate, extent, concurrency: 3, objectives: "ttfc=90ms", ..Test::new(Script { refuse, ..script() }, 20) };
-    let (driven, _) = test.drive().await;
+    let (result, _) = test.drive().await;
     let load = match rate {
         Some(rate) => LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate, burst: 1 },
         None => LoadPattern::Closed { concurrency: 3 },
     };
-    LoadPoint::new(load, extent, driven, 1, 1).unwrap()
+    LoadPoint::new(load, extent, result, 1, 1).unwrap()
 }
 
-/// One of everything.
-async fn measured() -> MeasurementReport {
+/// Returns a report with every kind of part.
+async fn full_report() -> MeasurementReport {
     let stub = Stub::new(vec![Script { name: "slow".into(), plain: ms(10), ..script() }, script()]);
     let targets = vec![target(&stub, "slow", true).await, target(&stub, "stub", true).await];
     let (_never, stop) = watch::channel(false);
     let mix = WorkloadMix::new(&[spec(20)], 1, 0.0).unwrap();
-    let plan = ComparisonSetup { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
-    let mut comparison = play(plan, (stop, false), |_| {}).await.unwrap();
+    let setup = ComparisonSetup { targets, mix, rounds: 12, warm_up: 1, concurrency: 1, seed: 1, threads: 1 };
+    let mut comparison = compare_models(setup, stop, false, |_| {}).await.unwrap();
     comparison.scored = Some("the first 2000 characters of bundled English sample".into());
     comparison.models[0].bits_per_char = Some(1.9);
     comparison.models[1].score_refused = Some("UNIMPLEMENTED: <it & does not>".into());
     let rate = point(Some(10.0), 7).await;
     let tried = RateResult {
         rate: 10.0,
+        measured: 40,
         ended: 40,
-        measured: [40, 34, 34],
+        succeeded: 34,
+        good: 34,
         first_p90: Some(8e7),
         total_p50: Some(2e8),
-        limited: false,
+        tester_limited: false,
     };
     let knee = knee::knee(&[tried], true);
     let run = point(Some(10.0), 0).await;
@@ -79,7 +81,7 @@ async fn measured() -> MeasurementReport {
             ModelInfo { name: "stub".into(), family: "stub".into(), dtype: "f32".into(), ..ModelInfo::default() },
             ModelInfo { name: "reader".into(), documents: Some(DocumentInfo::default()), ..ModelInfo::default() },
         ],
-        workloads: WorkloadMix::new(&[spec(20)], 1, 0.0).unwrap().info(),
+        workloads: WorkloadMix::new(&[spec(20)], 1, 0.0).unwrap().infos(),
         seed: 1,
         boundaries: true,
         timeout_ns: 60_000_000_000,
@@ -87,11 +89,11 @@ async fn measured() -> MeasurementReport {
         objectives: Some("ttfc ≤ 90.0 ms".into()),
     };
     let missing = MissingPart { model: model(), what: "open loop, Poisson arrivals, 20.0 requests/s".into() };
-    let (broken_off, missing) = (Some("it was interrupted".into()), Some(vec![missing]));
-    MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off, missing }
+    let broken_off = Some("it was interrupted".into());
+    MeasurementReport { format: FORMAT.into(), conditions, parts, broken_off, missing: Some(vec![missing]) }
 }
 
-/// Every key's path, and what kinds of values it has; the members of a list, and of maps whose keys are codes, share theirs.
+/// Collects every key's path and the kinds of its values. Elements of a list, and of maps whose keys are codes, share a path.
 fn shape(value: &Value, path: &str, out: &mut BTreeMap<String, Vec<&'static str>>) {
     let kind = match value {
         Value::Null => "nothing",
@@ -118,8 +120,8 @@ fn shape(value: &Value, path: &str, out: &mut BTreeMap<String, Vec<&'static str>
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_example_in_the_documents_has_the_keys_that_reports_have() {
-    let json = data::json(&[measured().await]).unwrap();
+async fn the_documented_example_has_the_keys_of_reports() {
+    let json = data::json(&[full_report().await]).unwrap();
     if std::env::vars().any(|(name, _)| name == "WEIR_WRITE_EXAMPLE") {
         std::fs::write(EXAMPLE, json.clone() + "\n").unwrap();
     }
@@ -129,10 +131,10 @@ async fn the_example_in_the_documents_has_the_keys_that_reports_have() {
         out
     };
     let example = std::fs::read_to_string(EXAMPLE).unwrap();
-    let (found, told) = (shapes(&json), shapes(&example));
-    assert!(found.len() > 150, "{}", found.len());
-    assert_eq!(found, told, "write it anew with WEIR_WRITE_EXAMPLE=1");
-    // it is read, and nothing in it is lost
+    let actual = shapes(&json);
+    assert!(actual.len() > 150, "{}", actual.len());
+    assert_eq!(actual, shapes(&example), "write it again with WEIR_WRITE_EXAMPLE=1");
+    // reading it loses nothing
     let read = data::read(Path::new(EXAMPLE)).unwrap();
     assert_eq!(
         serde_json::from_str::<Value>(&data::json(&read).unwrap()).unwrap(),
@@ -152,8 +154,8 @@ async fn every_key_of_the_example_is_explained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
-    let document = measured().await;
+async fn the_page_is_self_contained_and_names_units_and_conditions() {
+    let document = full_report().await;
     let page = html::page("a <title>", std::slice::from_ref(&document));
     for outside in ["http:", "https:", "<script", "<link", "@import", "url(", "src=", "<img"] {
         assert!(!page.contains(outside), "{outside}");
@@ -170,12 +172,12 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         "ttfc ≤ 90.0 ms",
         "a stub server",
         "knee below",
-        "Measured, not estimated",
-        "Broken off: </strong>it was interrupted; missing:<ul><li>stub: open loop, Poisson arrivals, 20.0 requests/s</li>",
+        "measured, not estimated",
+        "Ended early: </strong>it was interrupted; missing:<ul><li>stub: open loop, Poisson arrivals, 20.0 requests/s</li>",
         "1 at a time",
         "<dt>server</dt><dd>127.0.0.1:50051, weir 0.1.0</dd>",
         "<td>temperature</td><td>server's default</td>",
-        "ratio of medians",
+        "ratio of the baseline's median",
         "of the prompts' characters",
         "The tester itself",
     ];
@@ -183,14 +185,14 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
         assert!(page.contains(expected), "{expected}");
     }
     assert!(page.matches("<svg viewBox=\"0 0 720").count() >= 10, "{}", page.matches("<svg viewBox=\"0 0 720").count());
-    assert!(!page.contains("Columns that say ESTIMATED"), "there are none");
+    assert!(!page.contains("Columns marked ESTIMATED"), "the report has no estimates");
     let table = table::table(&document);
     for expected in [
         "boundary gap",
         "RESOURCE_EXHAUSTED",
         "1.",
         "knee below 10.0 requests/s",
-        "BROKEN OFF: it was interrupted; missing:\n  stub: open loop, Poisson arrivals, 20.0 requests/s\n",
+        "ENDED EARLY: it was interrupted; missing:\n  stub: open loop, Poisson arrivals, 20.0 requests/s\n",
         "0 % of the prompts' characters",
         "started/s",
         "server: 127.0.0.1:50051, weir 0.1.0\n",
@@ -202,16 +204,16 @@ async fn the_page_needs_nothing_but_itself_and_tells_units_and_conditions() {
 }
 
 #[test]
-fn what_is_no_report_is_refused_with_the_place() {
+fn files_that_are_not_reports_are_rejected_with_the_location() {
     let folder = tempfile::tempdir().unwrap();
-    let told = |text: &str| {
+    let error = |text: &str| {
         let path = folder.path().join("r.json");
         std::fs::write(&path, text).unwrap();
         data::read(&path).unwrap_err().to_string()
     };
-    assert!(told("[{}]").contains("missing field"));
+    assert!(error("[{}]").contains("missing field"));
     let example = std::fs::read_to_string(EXAMPLE).unwrap();
-    assert!(told(&example.replace("weir-loadtest/1", "weir-loadtest/9")).contains("weir-loadtest/9"));
-    assert!(told(&example.replacen("\"seed\": 1", "\"seed\": \"x\"", 1)).contains("conditions.seed"));
-    assert!(told(&example.replacen("\"seed\": 1", "\"sead\": 1", 1)).contains("sead"));
+    assert!(error(&example.replace("weir-loadtest/1", "weir-loadtest/9")).contains("weir-loadtest/9"));
+    assert!(error(&example.replacen("\"seed\": 1", "\"seed\": \"x\"", 1)).contains("conditions.seed"));
+    assert!(error(&example.replacen("\"seed\": 1", "\"sead\": 1", 1)).contains("sead"));
 }

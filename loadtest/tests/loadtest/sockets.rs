@@ -1,5 +1,5 @@
-//! Known delays are found over real sockets, by the machine's own clock: under overload and beside a pause, too. Delays are so long
-//! that what a busy machine adds is far below the tolerance, and of many numbers medians and high percentiles count.
+//! Known delays are measured over real sockets by the machine's own clock, also under overload and during a pause. Delays are so long
+//! that what a busy machine adds is far below the tolerance; of many values, medians and high percentiles are checked.
 
 use super::{
     commands::{command, json, run},
@@ -20,7 +20,7 @@ use weir_loadtest::{
     client::connection::{ConnectOptions, OWN, code},
     load::{
         arrivals::ArrivalProcess,
-        driver::{LoadResult, LoadSetup, RequestSource, run_load},
+        driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
         pacer::Pacer,
         schedule::{LoadPattern, RunLength},
         workload::{RequestTarget, WorkloadMix},
@@ -30,22 +30,21 @@ use weir_loadtest::{
 };
 use weir_proto::v1::{GenerateRequest, Stopping, generate_response::Event, generation_client::GenerationClient};
 
-/// How often a run may be held up.
+/// Runs of which one must agree.
 const ATTEMPTS: usize = 5;
 
-/// Runs a measurement until one agrees. A machine that others use may hold up any run, but it cannot make a tester agree that is
-/// wrong.
+/// Runs a measurement until one run agrees. Other users of the machine may delay any run, but cannot make a wrong tester agree.
 fn undisturbed(run: impl Fn()) {
     assert!((0..ATTEMPTS).any(|_| catch_unwind(AssertUnwindSafe(&run)).is_ok()), "none of {ATTEMPTS} runs agrees");
 }
 
-/// The same of what waits for sockets.
+/// Runs an asynchronous measurement until one run agrees.
 fn undisturbed_async<F: Future<Output = ()>>(run: impl Fn() -> F) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     undisturbed(|| runtime.block_on(run()));
 }
 
-/// A stub of the command line, on a free port, killed when it is dropped.
+/// Stub process on a free port, killed when dropped.
 struct Running {
     child: Child,
     address: String,
@@ -68,26 +67,26 @@ impl Drop for Running {
     }
 }
 
-/// Waits of `count` requests, one each `apart`, at `rows` servers that take `service` for each: the n-th begins when it came and the
-/// one `rows` before it has ended.
-fn waits(count: usize, apart: Duration, rows: usize, service: Duration) -> Vec<Duration> {
+/// Returns the waits of `count` requests that arrive `interval` apart at `rows` servers and take `service` each. The n-th begins once
+/// it has arrived and the one `rows` before it has ended.
+fn waits(count: usize, interval: Duration, rows: usize, service: Duration) -> Vec<Duration> {
     let mut begun: Vec<Duration> = Vec::new();
     for n in 0..count {
-        let came = apart * n as u32;
-        let free = n.checked_sub(rows).map_or(came, |before| begun[before] + service);
-        begun.push(came.max(free));
+        let arrived = interval * n as u32;
+        let free = n.checked_sub(rows).map_or(arrived, |before| begun[before] + service);
+        begun.push(arrived.max(free));
     }
-    begun.into_iter().enumerate().map(|(n, begun)| begun - apart * n as u32).collect()
+    begun.into_iter().enumerate().map(|(n, begun)| begun - interval * n as u32).collect()
 }
 
-/// The number that so large a share do not exceed.
-fn share(numbers: &[Duration], share: f64) -> Duration {
-    let mut sorted = numbers.to_vec();
+/// Returns the smallest value that a share of `share` of the values does not exceed.
+fn percentile(values: &[Duration], share: f64) -> Duration {
+    let mut sorted = values.to_vec();
     sorted.sort();
     sorted[(share * sorted.len() as f64).ceil() as usize - 1]
 }
 
-/// The commands of docs/loadtest.md: twenty requests a second for servers that can do thirteen.
+/// Runs the commands of docs/loadtest.md: twenty requests per second for a server that can answer thirteen.
 #[test]
 fn overload_over_a_socket_is_what_queueing_theory_says() {
     undisturbed(overload);
@@ -96,24 +95,24 @@ fn overload_over_a_socket_is_what_queueing_theory_says() {
 fn overload() {
     let stub = Running::start(&["--first", "50ms", "--gap", "25ms", "--rows", "2"]);
     let load = ["--rate", "20", "--arrivals", "constant", "--requests", "50", "--warm-up", "0", "--output-chars", "5"];
-    let told = json(&run(&[&["run", &stub.address][..], &load, &["--json", "-"]].concat()));
-    let figures = &told[0]["parts"][0]["point"]["figures"];
+    let report = json(&run(&[&["run", &stub.address][..], &load, &["--json", "-"]].concat()));
+    let figures = &report[0]["parts"][0]["point"]["figures"];
     assert_eq!(figures["requests"]["well"], 50);
     let waits = waits(50, ms(50), 2, ms(150));
     assert_eq!(waits[49], ms(24 * 50), "each pair of requests waits 50 ms longer than the one before");
-    let found = |what: &Value, beside: Duration, name: &str| {
-        for (key, of) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)] {
-            near(what[key].as_f64(), share(&waits, of) + beside, &format!("{name}, {key}"));
+    let check = |actual: &Value, offset: Duration, name: &str| {
+        for (key, share) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)] {
+            near(actual[key].as_f64(), percentile(&waits, share) + offset, &format!("{name}, {key}"));
         }
-        near(what["mean"].as_f64(), waits.iter().sum::<Duration>() / 50 + beside, &format!("{name}, mean"));
+        near(actual["mean"].as_f64(), waits.iter().sum::<Duration>() / 50 + offset, &format!("{name}, mean"));
     };
-    found(&figures["total_ns"], ms(150), "total");
-    found(&figures["time_to_first_char_ns"], ms(50), "first character");
-    found(&figures["server"]["queue_ns"], ms(0), "wait, by the server");
+    check(&figures["total_ns"], ms(150), "total");
+    check(&figures["time_to_first_char_ns"], ms(50), "first character");
+    check(&figures["server"]["queue_ns"], ms(0), "queue, reported by the server");
 }
 
-/// The tester itself, over a socket to a stub in this process.
-async fn driven(stub: &Stub, load: LoadPattern, extent: RunLength, output: u64) -> LoadResult {
+/// Runs the tester over a socket to a stub in this process.
+async fn measure(stub: &Stub, load: LoadPattern, length: RunLength, output: u64) -> LoadResult {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
@@ -122,18 +121,20 @@ async fn driven(stub: &Stub, load: LoadPattern, extent: RunLength, output: u64) 
     let mix = WorkloadMix::new(&[spec(output)], 1, 0.0).unwrap();
     let job = Arc::new(LoadSetup { target, mix, objectives: Objectives::default() });
     let begin = Instant::now();
-    let (pacer, tickets) = Pacer::start(extent.tickets(load.schedule(3).unwrap().unwrap(), begin)).unwrap();
+    let schedule = load.schedule(3).unwrap().unwrap();
+    let (pacer, requests) = Pacer::start(length.requests_of(schedule, begin)).unwrap();
     let (_never, stop) = watch::channel(false);
-    let driven =
-        run_load(job, (extent, begin), RequestSource::Open(tickets, 1000), (stop, true), &mut |_| {}).await.unwrap();
+    let source = RequestSource::Open { requests, max_in_flight: 1000 };
+    let run = LoadRun { length, begin, source, stop, probe_lag: true };
+    let result = run_load(job, run, &mut |_| {}).await.unwrap();
     drop(pacer);
-    driven
+    result
 }
 
-/// The stub hangs for two of three seconds. Who comes in them waits for what is left: a share of (2 s − t) / 3 s for longer than t.
-/// When it goes on, all are answered at once, which takes this machine some milliseconds: only long waits count here.
+/// The stub hangs for two of three seconds. Requests due meanwhile wait for the rest: a share of (2 s − t) / 3 s waits longer than t.
+/// Afterwards all are answered at once, which takes this machine some milliseconds, so only long waits are checked.
 #[test]
-fn a_pause_over_a_socket_is_seen_by_those_who_would_have_come_in_it() {
+fn requests_due_during_a_pause_wait_for_its_end_over_a_socket() {
     undisturbed_async(pause);
 }
 
@@ -141,7 +142,7 @@ async fn pause() {
     let stub = Stub::new(vec![Script { pause: Some((ms(600), ms(2600))), ..Script::instant("stub") }]);
     let load = LoadPattern::Open { arrivals: ArrivalProcess::Constant, rate: 100.0, burst: 1 };
     let extent = RunLength { warm_up: Duration::ZERO, duration: Some(ms(3000)), requests: None };
-    let figures = driven(&stub, load, extent, 1).await.tallies[0].figures().unwrap();
+    let figures = measure(&stub, load, extent, 1).await.stats[0].figures().unwrap();
     assert_eq!(figures.requests.well, 300);
     let first = figures.time_to_first_char_ns;
     near(first.p90, ms(1700), "p90");
@@ -150,9 +151,9 @@ async fn pause() {
     near(first.max, ms(2000), "the longest wait");
 }
 
-/// What the tester found is held against when the stub sent it, request by request of the same run.
+/// Compares the tester's figures with the stub's send times, request by request of the same run.
 #[test]
-fn over_a_socket_it_finds_what_the_stub_noted() {
+fn figures_over_a_socket_agree_with_the_stubs_send_times() {
     undisturbed_async(known);
 }
 
@@ -161,30 +162,30 @@ async fn known() {
         Stub::new(vec![Script { first: ms(150), plain: ms(30), boundary: ms(90), segment: 4, ..Script::instant("s") }]);
     let extent = RunLength { warm_up: Duration::ZERO, duration: None, requests: Some(60) };
     let load = LoadPattern::Open { arrivals: ArrivalProcess::Poisson, rate: 20.0, burst: 1 };
-    let driven = driven(&stub, load, extent, 9).await;
-    let figures = driven.tallies[0].figures().unwrap();
+    let result = measure(&stub, load, extent, 9).await;
+    let figures = result.stats[0].figures().unwrap();
     assert_eq!(figures.requests.well, 60);
     let sent = stub.sent();
-    let median = |of: &dyn Fn(&SentTimes) -> Vec<Duration>| {
-        let mut all: Vec<_> = sent.iter().flat_map(of).collect();
+    let median = |times: &dyn Fn(&SentTimes) -> Vec<Duration>| {
+        let mut all: Vec<_> = sent.iter().flat_map(times).collect();
         all.sort();
         all[all.len() / 2]
     };
-    let gaps = |sent: &SentTimes, ends: bool| -> Vec<Duration> {
-        let all = sent.at.windows(2).enumerate();
-        all.filter(|(at, _)| ((at + 2) % 4 == 0) == ends).map(|(_, pair)| pair[1] - pair[0]).collect()
+    let gaps = |sent: &SentTimes, ends_segment: bool| -> Vec<Duration> {
+        let all = sent.chars.windows(2).enumerate();
+        all.filter(|(index, _)| ((index + 2) % 4 == 0) == ends_segment).map(|(_, pair)| pair[1] - pair[0]).collect()
     };
     near(figures.plain_gap_ns.unwrap().p50, median(&|sent| gaps(sent, false)), "plain gap");
     near(figures.boundary_gap_ns.unwrap().p50, median(&|sent| gaps(sent, true)), "boundary gap");
-    near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.at[0] - sent.came]), "first");
-    near(figures.total_ns.p50, median(&|sent| vec![sent.at[8] - sent.came]), "total");
-    assert!(driven.lags.unwrap().len() > 100);
+    near(figures.time_to_first_char_from_send_ns.p50, median(&|sent| vec![sent.chars[0] - sent.arrived]), "first");
+    near(figures.total_ns.p50, median(&|sent| vec![sent.chars[8] - sent.arrived]), "total");
+    assert!(result.lags.unwrap().len() > 100);
 }
 
-/// Streams of a connection that nobody reads.
+/// Streams of a connection whose client does not read.
 const STREAMS: usize = 32;
 
-/// How many characters of each of so many answers came to a reader that first stood still, or how it ended.
+/// Opens [`STREAMS`] streams and reads them only after a pause. Returns for each the characters received, or the code of its error.
 async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str>> {
     let stopping = Stopping { max_chars: Some(chars), min_chars: Some(chars), ..Stopping::default() };
     let request =
@@ -196,7 +197,7 @@ async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str
     tokio::time::sleep(ms(500 + 2 * u64::from(chars))).await;
     let mut all = Vec::new();
     for answer in answers {
-        let mut seen = 0;
+        let mut received = 0;
         let mut answer = match answer {
             Ok(answer) => answer.into_inner(),
             Err(status) => {
@@ -206,8 +207,8 @@ async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str
         };
         let ended = loop {
             match answer.message().await {
-                Ok(None) => break Ok(seen),
-                Ok(Some(message)) => seen += u32::from(matches!(message.event, Some(Event::Piece(_)))),
+                Ok(None) => break Ok(received),
+                Ok(Some(message)) => received += u32::from(matches!(message.event, Some(Event::Piece(_)))),
                 Err(status) => break Err(code(&status)),
             }
         };
@@ -216,12 +217,12 @@ async fn read_late(channel: Channel, chars: u32) -> Vec<Result<u32, &'static str
     all
 }
 
-/// Messages that wait to be read are many small frames, for which an HTTP/2 library gives its connection up. This program's bears
-/// them; where one does not, that is not told as the server's word.
+/// Unread messages are many small frames, for which an HTTP/2 library closes its connection. This program's settings allow them;
+/// with other settings the error is reported as the tester's own, not as the server's.
 #[test]
-fn a_reader_that_stands_still_makes_no_errors_of_the_server() {
+fn a_client_that_reads_late_causes_no_errors_of_the_server() {
     const CHARS: u32 = 500;
-    // nothing comes while streams are opened; then more than the library bears by its own default, of 5 MiB: some ten thousand
+    // no messages while streams are opened, then more than the library allows with its default window of 5 MiB: some ten thousand
     let serving = Running::start(&["--first", "500ms", "--gap", "1ms"]);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! A stub server in memory, on the test's own clock, and loads for it.
+//! A stub server in memory on the test's own clock, and loads for it.
 
 use hyper_util::rt::TokioIo;
 use std::{future::pending, io, sync::Arc, sync::Mutex, time::Duration};
@@ -9,7 +9,7 @@ use weir_loadtest::{
     client::connection::{ConnectionPool, ServerConnection},
     load::{
         arrivals::{ArrivalProcess, ArrivalSchedule},
-        driver::{LoadResult, LoadSetup, RequestSource, run_load},
+        driver::{LoadResult, LoadRun, LoadSetup, RequestSource, run_load},
         length::Length,
         schedule::RunLength,
         workload::{PromptSource, RequestTarget, WorkloadMix, WorkloadSpec},
@@ -21,26 +21,27 @@ use weir_loadtest::{
     stub::{Script, Stub},
 };
 
-/// What the documents promise of known delays.
+/// Relative error that the documentation promises for known delays.
 pub(super) const TOLERANCE: f64 = 0.02;
 
 #[track_caller]
-pub(super) fn near(found: Option<f64>, expected: Duration, what: &str) {
-    let (found, expected) = (found.unwrap_or_else(|| panic!("{what}: nothing")), expected.as_nanos() as f64);
-    assert!((found / expected - 1.0).abs() <= TOLERANCE, "{what}: {found} ns, not {expected}");
+pub(super) fn near(actual: Option<f64>, expected: Duration, what: &str) {
+    let actual = actual.unwrap_or_else(|| panic!("{what}: no value"));
+    let expected = expected.as_nanos() as f64;
+    assert!((actual / expected - 1.0).abs() <= TOLERANCE, "{what}: {actual} ns, not {expected}");
 }
 
-/// How long requests may take where it is not about that.
+/// Time limit of requests in tests that do not test it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn ms(span: u64) -> Duration {
     Duration::from_millis(span)
 }
 
-/// A connection in memory to a stub. With the clock standing still, nothing but the stub's delays takes time.
+/// Connects to a stub in memory. With a paused clock, nothing but the stub's delays takes time.
 pub(super) async fn connect(stub: &Stub) -> Channel {
     let (client, server) = tokio::io::duplex(1 << 20);
-    // a server whose listener ends hangs up
+    // the server would close the connection when its listener ends
     let incoming = tokio_stream::once(Ok::<_, io::Error>(server)).chain(tokio_stream::pending());
     tokio::spawn(stub.clone().serve(incoming, pending()));
     let client = Arc::new(Mutex::new(Some(client)));
@@ -52,7 +53,7 @@ pub(super) async fn connect(stub: &Stub) -> Channel {
 }
 
 pub(super) async fn target(stub: &Stub, model: &str, boundaries: bool) -> RequestTarget {
-    let pool = ConnectionPool::of(vec![ServerConnection::over(connect(stub).await, None).unwrap()]);
+    let pool = ConnectionPool::new(vec![ServerConnection::new(connect(stub).await, None).unwrap()]);
     RequestTarget { pool, model: model.into(), boundaries, timeout: TIMEOUT }
 }
 
@@ -64,7 +65,7 @@ pub(super) fn spec(output: u64) -> WorkloadSpec {
         pools: false,
         weight: 1.0,
         files: Vec::new(),
-        prompts: PromptSource::Parts(Length::Fixed(20)),
+        prompts: PromptSource::Excerpts(Length::Fixed(20)),
         output: Length::Fixed(output),
         shared_prefix: 0,
         prefixes: 1,
@@ -76,7 +77,7 @@ pub(super) fn spec(output: u64) -> WorkloadSpec {
     }
 }
 
-/// A load on a stub: arrivals at constant rate on the test's clock, or a closed loop where the rate is none.
+/// Load on a stub: an open loop with constant arrivals on the test's clock, or a closed loop if `rate` is absent.
 pub(super) struct Test {
     pub(super) stub: Stub,
     pub(super) output: u64,
@@ -84,7 +85,7 @@ pub(super) struct Test {
     pub(super) concurrency: usize,
     pub(super) extent: RunLength,
     pub(super) objectives: &'static str,
-    pub(super) cancel: f64,
+    pub(super) cancel_share: f64,
     pub(super) max_in_flight: usize,
     pub(super) timeout: Duration,
 }
@@ -100,7 +101,7 @@ impl Test {
             concurrency: 1,
             extent,
             objectives: "",
-            cancel: 0.0,
+            cancel_share: 0.0,
             max_in_flight: 1 << 16,
             timeout: TIMEOUT,
         }
@@ -108,7 +109,7 @@ impl Test {
 
     pub(super) async fn drive(self) -> (LoadResult, RequestFigures) {
         let target = RequestTarget { timeout: self.timeout, ..target(&self.stub, "", true).await };
-        let mix = WorkloadMix::new(&[spec(self.output)], 1, self.cancel).unwrap();
+        let mix = WorkloadMix::new(&[spec(self.output)], 1, self.cancel_share).unwrap();
         let objectives = match self.objectives {
             "" => Objectives::default(),
             some => some.parse().unwrap(),
@@ -117,33 +118,36 @@ impl Test {
         let begin = Instant::now();
         let source = match self.rate {
             None => RequestSource::Closed(self.concurrency),
-            Some(rate) => RequestSource::Open(paced(rate, self.extent, begin), self.max_in_flight),
+            Some(rate) => {
+                RequestSource::Open { requests: paced(rate, self.extent, begin), max_in_flight: self.max_in_flight }
+            }
         };
         let (_never, stop) = watch::channel(false);
-        let driven = run_load(job, (self.extent, begin), source, (stop, false), &mut |_| {}).await.unwrap();
+        let run = LoadRun { length: self.extent, begin, source, stop, probe_lag: false };
+        let result = run_load(job, run, &mut |_| {}).await.unwrap();
         let mut all = RequestStats::new(true).unwrap();
-        driven.tallies.iter().for_each(|tally| all.add(tally).unwrap());
+        result.stats.iter().for_each(|stats| all.merge(stats).unwrap());
         let figures = all.figures().unwrap();
-        (driven, figures)
+        (result, figures)
     }
 }
 
-/// Tickets of a schedule, paced by the runtime's timers: they stand still with the clock.
+/// Delivers the requests of a schedule by the runtime's timers, which stop with the clock.
 fn paced(
     rate: f64,
-    extent: RunLength,
+    length: RunLength,
     begin: Instant,
 ) -> mpsc::Receiver<weir_loadtest::load::schedule::ScheduledRequest> {
-    let (hand, taken) = mpsc::channel(1 << 10);
-    let tickets = extent.tickets(ArrivalSchedule::new(ArrivalProcess::Constant, rate, 1, 1).unwrap(), begin);
-    let tickets: Vec<_> = tickets.collect();
+    let (sender, receiver) = mpsc::channel(1 << 10);
+    let schedule = ArrivalSchedule::new(ArrivalProcess::Constant, rate, 1, 1).unwrap();
+    let requests: Vec<_> = length.requests_of(schedule, begin).collect();
     tokio::spawn(async move {
-        for ticket in tickets {
-            tokio::time::sleep_until(ticket.intended).await;
-            if hand.send(ticket).await.is_err() {
+        for scheduled in requests {
+            tokio::time::sleep_until(scheduled.intended).await;
+            if sender.send(scheduled).await.is_err() {
                 break;
             }
         }
     });
-    taken
+    receiver
 }

@@ -1,4 +1,4 @@
-//! The program against a server that wants certificates and a key.
+//! A server that requires client certificates and a key.
 
 use super::commands::{command, script};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
@@ -15,12 +15,12 @@ use weir_proto::v1::{generation_server::GenerationServer, models_server::ModelsS
 
 const KEY: &str = "a-key-that-alice-has";
 
-/// An authority, and what it has signed: a server's certificate and a client's.
-pub(super) struct Papers {
+/// Folder with an authority's certificate, and a server's and a client's that it signed.
+pub(super) struct Certificates {
     folder: TempDir,
 }
 
-impl Papers {
+impl Certificates {
     pub(super) fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -51,27 +51,26 @@ impl Papers {
 }
 
 fn with_key(request: Request<()>) -> Result<Request<()>, Status> {
-    let shown = request.metadata().get("authorization").map(|value| value.as_bytes().to_vec());
-    match shown {
-        Some(shown) if shown == format!("Bearer {KEY}").as_bytes() => Ok(request),
+    let header = request.metadata().get("authorization").map(|value| value.as_bytes().to_vec());
+    match header {
+        Some(header) if header == format!("Bearer {KEY}").as_bytes() => Ok(request),
         _ => Err(Status::unauthenticated("send one header `authorization: Bearer KEY`")),
     }
 }
 
-/// Serves a stub over TLS to clients that have a certificate and the key; its port, and what keeps it running.
-fn serve(papers: &Papers) -> (u16, Runtime) {
+/// Serves a stub over TLS to clients with a certificate and the key. Returns its port, and the runtime that keeps it running.
+fn serve(certificates: &Certificates) -> (u16, Runtime) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stub = Stub::new(vec![script("stub")]);
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let port = listener.local_addr().unwrap().port();
     let tls = ServerTlsConfig::new()
-        .identity(Identity::from_pem(papers.pem("server.pem"), papers.pem("server.key")))
-        .client_ca_root(Certificate::from_pem(papers.pem("ca.pem")));
-    let server = {
-        let _within = runtime.enter();
+        .identity(Identity::from_pem(certificates.pem("server.pem"), certificates.pem("server.key")))
+        .client_ca_root(Certificate::from_pem(certificates.pem("ca.pem")));
+    let mut server = {
+        let _runtime = runtime.enter();
         Server::builder().tls_config(tls).unwrap()
     };
-    let mut server = server;
     let routes = server
         .add_service(GenerationServer::with_interceptor(stub.clone(), with_key))
         .add_service(ModelsServer::with_interceptor(stub, with_key));
@@ -79,8 +78,8 @@ fn serve(papers: &Papers) -> (u16, Runtime) {
     (port, runtime)
 }
 
-/// What a run with these flags and this key says: to stdout if it went well, to stderr if not.
-fn told(address: &str, flags: &[&str], key: Option<&str>) -> Result<String, String> {
+/// Runs a measurement with these flags and this key. Returns its stdout if it succeeded, its stderr if not.
+fn measure(address: &str, flags: &[&str], key: Option<&str>) -> Result<String, String> {
     let fixed = ["--requests", "6", "--warm-up", "0s", "--output-chars", "4", "--json", "-", "--concurrency", "2"];
     let mut command = command(&[&["run", address][..], &fixed, flags].concat());
     for name in ["WEIR_API_KEY", "WEIR_API_KEY_FILE", "WEIR_TLS_CA", "WEIR_TLS_CLIENT_CERT", "WEIR_TLS_CLIENT_KEY"] {
@@ -95,31 +94,32 @@ fn told(address: &str, flags: &[&str], key: Option<&str>) -> Result<String, Stri
 }
 
 #[test]
-fn servers_that_want_certificates_and_a_key_are_measured_too() {
-    let papers = Papers::new();
-    let (port, _running) = serve(&papers);
+fn servers_that_require_certificates_and_a_key_are_measured() {
+    let certificates = Certificates::new();
+    let (port, _running) = serve(&certificates);
     let address = format!("https://localhost:{port}");
-    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(|name| papers.file(name).display().to_string());
+    let [ca, cert, key] =
+        ["ca.pem", "client.pem", "client.key"].map(|name| certificates.file(name).display().to_string());
     let all = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
-    let said = told(&address, &all, Some(KEY)).unwrap();
-    let figures: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let report = measure(&address, &all, Some(KEY)).unwrap();
+    let figures: serde_json::Value = serde_json::from_str(&report).unwrap();
     assert_eq!(figures[0]["parts"][0]["point"]["figures"]["requests"]["well"], 6);
-    assert!(!said.contains(KEY), "the key is in the report");
+    assert!(!report.contains(KEY), "the key is in the report");
     // from a file, and from the command line, where the report leaves it out
-    let file = papers.file("key");
+    let file = certificates.file("key");
     std::fs::write(&file, format!("{KEY}\n")).unwrap();
     let path = file.display().to_string();
-    told(&address, &[&all[..], &["--api-key-file", &path]].concat(), None).unwrap();
-    let said = told(&address, &[&all[..], &["--api-key", KEY]].concat(), None).unwrap();
-    assert!(!said.contains(KEY), "the key is in the report");
+    measure(&address, &[&all[..], &["--api-key-file", &path]].concat(), None).unwrap();
+    let report = measure(&address, &[&all[..], &["--api-key", KEY]].concat(), None).unwrap();
+    assert!(!report.contains(KEY), "the key is in the report");
 
-    assert!(told(&address, &all, None).unwrap_err().contains("UNAUTHENTICATED"));
-    assert!(told(&address, &all, Some("another-key-altogether")).unwrap_err().contains("UNAUTHENTICATED"));
-    told(&address, &["--tls-ca", &ca], Some(KEY)).expect_err("no certificate");
-    assert!(told(&address, &[], Some(KEY)).unwrap_err().contains("--tls-ca"));
-    told(&format!("http://localhost:{port}"), &[], Some(KEY)).expect_err("it is encrypted");
-    let others = Papers::new().file("ca.pem");
+    assert!(measure(&address, &all, None).unwrap_err().contains("UNAUTHENTICATED"));
+    assert!(measure(&address, &all, Some("another-key-altogether")).unwrap_err().contains("UNAUTHENTICATED"));
+    measure(&address, &["--tls-ca", &ca], Some(KEY)).expect_err("no certificate");
+    assert!(measure(&address, &[], Some(KEY)).unwrap_err().contains("--tls-ca"));
+    measure(&format!("http://localhost:{port}"), &[], Some(KEY)).expect_err("the server requires TLS");
+    let others = Certificates::new().file("ca.pem");
     let stranger = ["--tls-ca", others.to_str().unwrap(), "--tls-client-cert", &cert, "--tls-client-key", &key];
-    told(&address, &stranger, Some(KEY)).expect_err("another authority");
-    assert!(told(&address, &["--tls-ca", "/none/there"], None).unwrap_err().contains("/none/there"));
+    measure(&address, &stranger, Some(KEY)).expect_err("another authority");
+    assert!(measure(&address, &["--tls-ca", "/none/there"], None).unwrap_err().contains("/none/there"));
 }

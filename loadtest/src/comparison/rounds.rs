@@ -1,0 +1,279 @@
+//! Runs a comparison: rounds in which every model answers the same request.
+
+use super::{
+    bootstrap::{gain, median},
+    result::{ComparedModel, Gains, Medians, ModelComparison},
+};
+use crate::{
+    error::{Error, Result},
+    load::{
+        driver::StopSignal,
+        execute::execute,
+        workload::{PreparedRequest, RequestTarget, WorkloadMix},
+    },
+    measure::{
+        counters::{CounterSnapshot, LiveCounters},
+        histogram::ValueHistogram,
+        request_timer::{RequestTimer, UnpooledTimes},
+        stats::{RequestFigures, RequestOutcome, RequestStats},
+        tester::{self, LagProbe, TesterFigures, TesterMeasurement},
+    },
+};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+/// Maximum models.
+pub const MAX_MODELS: usize = 8;
+/// Maximum rounds; the figures of each are kept.
+pub const MAX_ROUNDS: u64 = 100_000;
+
+/// Models, requests and size of a comparison.
+pub struct ComparisonSetup {
+    /// One target per model, the baseline first.
+    pub targets: Vec<RequestTarget>,
+    /// Requests.
+    pub mix: WorkloadMix,
+    /// Measured rounds.
+    pub rounds: u64,
+    /// Rounds before, which are not measured.
+    pub warm_up: u64,
+    /// Rounds in flight at a time.
+    pub concurrency: usize,
+    /// Seed of the bootstrap.
+    pub seed: u64,
+    /// Threads of the tester.
+    pub threads: usize,
+}
+
+/// Figures of a model in a round in which it succeeded.
+#[derive(Debug, Clone, Copy)]
+struct RoundFigures {
+    total: Duration,
+    first: Option<Duration>,
+    char: Option<Duration>,
+    encode: Option<Duration>,
+    decode_token: Option<Duration>,
+    unpooled: Option<UnpooledTimes>,
+}
+
+/// Figures of each model in a round; `None` for models that failed.
+type Round = Vec<Option<RoundFigures>>;
+
+struct ComparisonState {
+    setup: ComparisonSetup,
+    counters: Arc<LiveCounters>,
+    next: AtomicU64,
+    results: Mutex<RoundResults>,
+    stop: StopSignal,
+}
+
+struct RoundResults {
+    stats: Vec<RequestStats>,
+    rounds: Vec<Round>,
+}
+
+/// Request that ended.
+struct TimedRequest {
+    timer: RequestTimer,
+    outcome: RequestOutcome,
+    total: Duration,
+}
+
+/// Runs all rounds. Calls `on_round` after each with the number of rounds begun. With `probe_lag`, measures how late this program sees
+/// events.
+///
+/// # Errors
+/// An invariant is broken. Failed requests are not errors.
+pub async fn compare_models(
+    setup: ComparisonSetup,
+    stop: StopSignal,
+    probe_lag: bool,
+    on_round: impl Fn(u64) + Send + Sync + 'static,
+) -> Result<ModelComparison> {
+    let stats = setup.targets.iter().map(|target| RequestStats::new(target.boundaries)).collect::<Result<Vec<_>>>()?;
+    let results = Mutex::new(RoundResults { stats, rounds: Vec::new() });
+    let state = Arc::new(ComparisonState { setup, counters: Arc::default(), next: AtomicU64::new(0), results, stop });
+    let probe = if probe_lag { Some(LagProbe::start()?) } else { None };
+    let begun = state.counters.read();
+    let cpu = tester::cpu();
+    let on_round = Arc::new(on_round);
+    let mut tasks = JoinSet::new();
+    for _ in 0..state.setup.concurrency {
+        let state = state.clone();
+        let on_round = on_round.clone();
+        tasks.spawn(async move {
+            loop {
+                let number = state.next.fetch_add(1, Relaxed);
+                if *state.stop.borrow() || number >= state.setup.warm_up + state.setup.rounds {
+                    return Ok(());
+                }
+                run_round(&state, number).await?;
+                on_round(number + 1);
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap_or_else(|error| Err(Error::Internal(format!("a round's task: {error}"))))?;
+    }
+    let lags = match probe {
+        Some(probe) => Some(probe.stop().await?),
+        None => None,
+    };
+    let mut comparison = build_comparison(&state)?;
+    comparison.tester = Some(assess_tester(&state, begun, cpu, lags, &comparison.models));
+    Ok(comparison)
+}
+
+/// Assesses whether the tester was the limit, relative to the fastest model, whose figures it would distort most.
+fn assess_tester(
+    state: &ComparisonState,
+    begun: CounterSnapshot,
+    cpu: Option<Duration>,
+    lags: Option<ValueHistogram>,
+    models: &[ComparedModel],
+) -> TesterFigures {
+    let fastest = |figure: fn(&RequestFigures) -> Option<f64>| {
+        models.iter().filter_map(|model| figure(&model.figures)).min_by(f64::total_cmp)
+    };
+    let measurement = TesterMeasurement {
+        threads: state.setup.threads,
+        connections: state.setup.targets.iter().map(|target| target.pool.size()).sum(),
+        window: state.counters.read().since(&begun),
+        cpu: tester::cpu().zip(cpu).map(|(now, then)| now.saturating_sub(then)),
+        peak: None,
+        lags,
+        held: 0,
+        own: models.iter().map(|model| model.figures.requests.own()).sum(),
+        median_first: fastest(|figures| figures.time_to_first_char_ns.p50),
+        median_gap: fastest(|figures| figures.gap_ns.p50),
+    };
+    measurement.assess()
+}
+
+/// Sends one request to every model in turn.
+async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
+    let ComparisonSetup { targets, mix, warm_up, .. } = &state.setup;
+    let drawn = mix.draw(number)?;
+    let mut round: Round = vec![None; targets.len()];
+    let mut ended = Vec::new();
+    for turn in 0..targets.len() {
+        let model = (turn + number as usize) % targets.len();
+        let request = send_timed(state, &*drawn.request, &targets[model]).await;
+        round[model] = request.figures();
+        ended.push((model, request));
+        if *state.stop.borrow() {
+            break;
+        }
+    }
+    if number < *warm_up {
+        return Ok(());
+    }
+    let mut results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
+    for (model, TimedRequest { timer, outcome, total }) in ended {
+        let good = outcome == RequestOutcome::Completed;
+        if let Some(stats) = results.stats.get_mut(model) {
+            stats.record(&timer, &outcome, total, good);
+        }
+    }
+    results.rounds.push(round);
+    Ok(())
+}
+
+async fn send_timed(state: &ComparisonState, request: &dyn PreparedRequest, target: &RequestTarget) -> TimedRequest {
+    let mut timer = RequestTimer::new(state.counters.clone(), Instant::now(), None);
+    let outcome = execute(request, target, &mut timer, &mut state.stop.clone()).await;
+    let total = timer.sent.unwrap_or(timer.intended).elapsed();
+    TimedRequest { timer, outcome, total }
+}
+
+impl TimedRequest {
+    fn figures(&self) -> Option<RoundFigures> {
+        let report = self.timer.server_report;
+        let summary = report.and_then(|report| report.summary);
+        (self.outcome == RequestOutcome::Completed).then(|| RoundFigures {
+            total: self.total,
+            first: self.timer.first_from_send(),
+            // summaries have equally many tokens, which are more characters of one model than of another
+            char: self.timer.per_char().filter(|_| summary.is_none()),
+            encode: summary.filter(|summary| summary.cached_tokens == 0).map(|summary| summary.encode),
+            decode_token: summary.and_then(|summary| summary.per_token()),
+            unpooled: report.and_then(|report| report.unpooled),
+        })
+    }
+}
+
+/// Computes gains from the server's estimates for the same requests.
+fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
+    let gain_in = |estimate_and_measured: fn(&UnpooledTimes) -> (Duration, Duration)| {
+        let pairs = times.iter().map(estimate_and_measured).filter(|(_, measured)| !measured.is_zero());
+        let pairs: Vec<_> =
+            pairs.map(|(estimate, measured)| (estimate.as_secs_f64(), measured.as_secs_f64())).collect();
+        gain(&pairs, seed)
+    };
+    (!times.is_empty()).then(|| Gains {
+        total: gain_in(|times| (times.prefill_estimate + times.decode_estimate, times.prefill + times.decode)),
+        time_to_first_char: gain_in(|times| (times.prefill_estimate, times.prefill)),
+        char: gain_in(|times| (times.decode_estimate, times.decode)),
+        encode: None,
+        decode_token: None,
+    })
+}
+
+fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
+    let ComparisonSetup { targets, warm_up, concurrency, seed, .. } = &state.setup;
+    let results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
+    let complete: Vec<&Round> = results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    // only rounds in which all models have the figure, so that a model's median does not depend on the model it is compared with
+    let column = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| -> Vec<f64> {
+        let nanos = |figures: &Option<RoundFigures>| Some(figure(figures.as_ref()?)?.as_nanos() as f64);
+        let usable = complete.iter().filter(|round| round.iter().all(|figures| nanos(figures).is_some()));
+        usable.filter_map(|round| nanos(round.get(model)?)).collect()
+    };
+    let gain_in = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| {
+        gain(&column(0, figure).into_iter().zip(column(model, figure)).collect::<Vec<_>>(), *seed)
+    };
+    let compared = |(model, target): (usize, &RequestTarget)| {
+        let stats = results.stats.get(model).ok_or_else(|| Error::Internal("a model without figures".into()))?;
+        let gains = || Gains {
+            total: gain_in(model, |figures| Some(figures.total)),
+            time_to_first_char: gain_in(model, |figures| figures.first),
+            char: gain_in(model, |figures| figures.char),
+            encode: gain_in(model, |figures| figures.encode),
+            decode_token: gain_in(model, |figures| figures.decode_token),
+        };
+        let unpooled: Vec<_> = complete.iter().filter_map(|round| round.get(model)?.as_ref()?.unpooled).collect();
+        Ok(ComparedModel {
+            model: target.model.clone(),
+            bits_per_char: None,
+            score_refused: None,
+            figures: stats.figures()?,
+            medians: Some(Medians {
+                total_ns: median(column(model, |figures| Some(figures.total))),
+                time_to_first_char_ns: median(column(model, |figures| figures.first)),
+                char_ns: median(column(model, |figures| figures.char)),
+                encode_ns: median(column(model, |figures| figures.encode)),
+                decode_token_ns: median(column(model, |figures| figures.decode_token)),
+            }),
+            gains: (model > 0).then(gains),
+            estimated: estimated_gains(&unpooled, *seed),
+            calibrated: None,
+        })
+    };
+    Ok(ModelComparison {
+        baseline: targets.first().map(|target| target.model.clone()).unwrap_or_default(),
+        rounds: results.rounds.len() as u64,
+        complete: complete.len() as u64,
+        concurrency: *concurrency,
+        warm_up: *warm_up,
+        interrupted: *state.stop.borrow(),
+        scored: None,
+        models: targets.iter().enumerate().map(compared).collect::<Result<_>>()?,
+        tester: None,
+    })
+}

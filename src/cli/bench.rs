@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
     family::load::{MAX_SYMBOLS, Settings, load},
     kernels::{self, Dtype, Isa},
-    report::{compare, decode, machine::Machine, plot::Source, prefill},
+    report::{compare, decode, machine::Machine, plot::MeasurementFile, prefill},
 };
 use picture::Picture;
 use serde::Serialize;
@@ -197,12 +197,12 @@ pub fn run(args: Args) -> Result<()> {
 
 impl PlanArgs {
     /// In the order in which they are measured; all are checked before the first one is.
-    fn plans(&self, models: &[&dyn Model]) -> Result<Vec<decode::Plan>> {
+    fn plans(&self, models: &[&dyn Model]) -> Result<Vec<decode::DecodePlan>> {
         let (steps, mut plans) = (self.steps, Vec::new());
         for &context in &self.context {
             for &batch in &self.batch {
                 let waits = self.boundary_wait.iter();
-                plans.extend(waits.map(|&boundary_wait| decode::Plan { batch, context, steps, boundary_wait }));
+                plans.extend(waits.map(|&boundary_wait| decode::DecodePlan { batch, context, steps, boundary_wait }));
             }
         }
         for plan in &plans {
@@ -277,7 +277,7 @@ impl Told {
         } else {
             output::write(&table(entries))?
         }
-        let sources = [Source { name: "this run".into(), entries: drawn }];
+        let sources = [MeasurementFile { name: "this run".into(), entries: drawn }];
         picture.map_or(Ok(()), |picture| picture.write("--plot", &sources))
     }
 }
@@ -311,7 +311,7 @@ fn run_prefill(args: &PrefillArgs) -> Result<()> {
     let PrefillArgs { chunk, runs, .. } = *args;
     for setup in compute.setups() {
         let ([model], machine) = setup.load([&args.model])?;
-        let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::Plan { symbols, chunk, runs }).collect();
+        let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::PrefillPlan { symbols, chunk, runs }).collect();
         plans.iter().try_for_each(|plan| plan.check(model.card()))?;
         entries.extend(each(plans, |plan| prefill::measure(&*model, plan, &machine))?);
     }

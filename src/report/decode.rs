@@ -1,16 +1,14 @@
-//! Decoding, timed: rows that each hold a context are fed symbol by symbol, teacher-forced on the sample, in rounds as the
-//! engine steps them: every ready row is fed, those that closed a segment wait for each other as [`gather`] says, and
-//! whoever does not wait is finished.
+//! Benchmark of decoding: rows with a context are fed the sample symbol by symbol (teacher forcing).
 //!
-//! Only the model's steps are timed, logits included, sampling not. Rounds are timed one by one: one that closes a segment
-//! is slower than its neighbours, so the median of them tells less than their sum, from which the speed comes.
+//! A round is a step of the engine: every ready row gets a symbol, rows that closed a segment wait for each other as
+//! [`boundary_wait`] decides, and the other rows are finished. Only the steps of the model are timed, with logits but without
+//! sampling. The speed is computed from the sum of all rounds, because rounds that close a segment take longer than others.
 
 use super::{
-    bounded,
-    head::Head,
-    machine::Machine,
+    check_range,
+    machine::{Machine, MeasuredModel},
     quantiles::{Quantiles, quantile},
-    rounds::{Notes, Run},
+    rounds::{DecodeRun, RoundRecorder},
     sample::Sample,
 };
 use crate::{
@@ -23,40 +21,41 @@ use crate::{
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// The most rows.
+/// Maximum rows.
 pub const MAX_BATCH: usize = 1024;
-/// The most rounds of one run.
+/// Maximum rounds of one run.
 pub const MAX_STEPS: usize = 1 << 20;
-/// Rounds before those that are timed.
+/// Rounds before the timed ones.
 const WARM_UP: usize = 32;
-/// Symbols a step while the context is fed.
+/// Symbols per step while the context is fed.
 const CHUNK: usize = 512;
 
-/// What is to be timed.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct DecodePlan {
     /// Rows of a step.
     pub batch: usize,
     /// Symbols that each row holds before the first timed step.
     pub context: usize,
-    /// Timed rounds; in each, every row that does not wait gets one symbol.
+    /// Timed rounds. In each, every row that does not wait gets one symbol.
     pub steps: usize,
     /// Rounds that a row may wait for its segment step.
     pub boundary_wait: usize,
 }
 
-impl Plan {
-    /// Whether the model can do it.
+impl DecodePlan {
+    /// Checks the plan against the limits of the model.
     ///
     /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command line's option and its bound.
+    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        bounded("--batch", self.batch, 1, MAX_BATCH)?;
-        bounded("--steps", self.steps, 1, MAX_STEPS)?;
-        bounded("--boundary-wait", self.boundary_wait, 0, boundary_wait::MAX_BOUNDARY_WAIT)?;
-        let (limit, unit) = (card.max_symbols, "characters");
+        check_range("--batch", self.batch, 1, MAX_BATCH)?;
+        check_range("--steps", self.steps, 1, MAX_STEPS)?;
+        check_range("--boundary-wait", self.boundary_wait, 0, boundary_wait::MAX_BOUNDARY_WAIT)?;
+        let limit = card.max_symbols;
+        let unit = "characters";
         if self.context >= limit {
-            // at least one step has to fit behind it
+            // at least one step has to fit after the context
             return Err(Error::TooLong { field: "--context", length: self.context, limit: limit - 1, unit, why: None });
         }
         let length = self.context + self.steps;
@@ -67,102 +66,103 @@ impl Plan {
     }
 }
 
-/// Rows with their context, ready to be timed again and again.
-pub struct Decoding<'a> {
+/// Rows with their context, for any number of timed runs.
+pub struct DecodeBench<'a> {
     model: &'a dyn Model,
     sample: &'a Sample,
-    plan: Plan,
+    plan: DecodePlan,
     rows: Vec<SequenceRow>,
-    /// All of them.
+    /// Indices of all rows.
     all: Vec<usize>,
-    /// Those that a round feeds.
+    /// Indices of the rows that a round feeds.
     fed: Vec<usize>,
     scratch: Scratch,
 }
 
-impl<'a> Decoding<'a> {
-    /// Feeds each row its context, then runs rounds until everything is warm.
+impl<'a> DecodeBench<'a> {
+    /// Feeds each row its context, then runs the warm-up rounds.
     ///
     /// # Errors
-    /// A plan that the model cannot do, and what its steps say.
-    pub fn begin(model: &'a dyn Model, sample: &'a Sample, plan: Plan) -> Result<Self> {
+    /// The plan exceeds a limit of the model, or a step of the model fails.
+    pub fn start(model: &'a dyn Model, sample: &'a Sample, plan: DecodePlan) -> Result<Self> {
         plan.check(model.card())?;
-        let (mut rows, mut scratch) = (Vec::with_capacity(plan.batch), model.scratch());
+        let mut rows = Vec::with_capacity(plan.batch);
+        let mut scratch = model.scratch();
         for index in 0..plan.batch {
             let start = Sample::start(index);
             let mut row =
                 SequenceRow::new(model.begin(BoundaryOptions { offset: start, ..BoundaryOptions::default() })?);
-            fill(model, &mut row, &sample.window(start, plan.context), &mut scratch)?;
+            feed_context(model, &mut row, &sample.window(start, plan.context), &mut scratch)?;
             rows.push(row);
         }
-        let (all, fed) = ((0..plan.batch).collect(), Vec::with_capacity(plan.batch));
-        let mut decoding = Self { model, sample, plan, rows, all, fed, scratch };
-        decoding.rounds(WARM_UP.min(plan.steps))?;
-        Ok(decoding)
+        let all = (0..plan.batch).collect();
+        let mut bench = Self { model, sample, plan, rows, all, fed: Vec::with_capacity(plan.batch), scratch };
+        bench.rounds(WARM_UP.min(plan.steps))?;
+        Ok(bench)
     }
 
-    /// Times the plan's rounds once; the rows are then back at their context.
+    /// Times the rounds of the plan once, then returns the rows to their context.
     ///
     /// # Errors
-    /// What the model's steps say.
-    pub fn run(&mut self) -> Result<Run> {
+    /// A step of the model fails.
+    pub fn run(&mut self) -> Result<DecodeRun> {
         self.rounds(self.plan.steps)
     }
 
-    /// Runs so many rounds. Symbols that are in flight after the last one are not counted, and the time that it takes to
-    /// finish them is not either.
-    fn rounds(&mut self, rounds: usize) -> Result<Run> {
-        let mut notes = Notes::new(rounds, self.rows.len());
+    /// Runs `rounds` rounds. Symbols in flight after the last round, and the time to finish them, do not count.
+    fn rounds(&mut self, rounds: usize) -> Result<DecodeRun> {
+        let mut recorder = RoundRecorder::new(rounds, self.rows.len());
         for _ in 0..rounds {
-            self.lay_out();
-            let (took, middle) = self.round()?;
-            notes.round(took, middle, &self.rows);
+            self.feed_ready();
+            let (elapsed, middle) = self.round()?;
+            recorder.record(elapsed, middle, &self.rows);
         }
         self.model.segment_step(&mut self.rows, &self.all, &mut self.scratch)?;
         self.model.finish_step(&mut self.rows, &self.all, &mut self.scratch)?;
-        let run = notes.run(self.model, &self.rows);
+        let run = recorder.finish(self.model, &self.rows);
         let context = self.plan.context;
         for (index, row) in self.rows.iter_mut().enumerate() {
             if context == 0 || context >= row.state.earliest() {
                 row.state.rollback(context)?;
             } else {
-                // its windows have moved on too far
+                // the row's windows have moved beyond its context
                 let start = Sample::start(index);
                 row.state.restart(start);
-                fill(self.model, row, &self.sample.window(start, context), &mut self.scratch)?;
+                feed_context(self.model, row, &self.sample.window(start, context), &mut self.scratch)?;
             }
         }
         Ok(run)
     }
 
-    /// Gives every ready row its next symbol.
-    fn lay_out(&mut self) {
+    /// Feeds every ready row its next symbol.
+    fn feed_ready(&mut self) {
         self.fed.clear();
         for (index, row) in self.rows.iter_mut().enumerate().filter(|(_, row)| row.status == StepStatus::Ready) {
-            row.set(&[self.sample.at(Sample::start(index) + row.state.len())], Want::Last);
+            row.set(&[self.sample.symbol(Sample::start(index) + row.state.len())], Want::Last);
             self.fed.push(index);
         }
     }
 
-    /// One round: how long it took, and how long its segment step took, if it had one.
+    /// Runs one round. Returns its time, and the time of its segment step if it had one.
     fn round(&mut self) -> Result<(Duration, Option<Duration>)> {
         let Self { model, rows, all, fed, scratch, plan, .. } = self;
-        let (begun, mut middle) = (Instant::now(), None);
+        let start = Instant::now();
+        let mut middle = None;
         boundary_wait::count_step(rows);
         model.symbol_step(rows, fed, scratch)?;
         let waiting = || rows.iter().filter(|row| row.status == StepStatus::Waiting);
         if boundary_wait::is_due(waiting(), waiting().count() < rows.len(), plan.boundary_wait) {
-            let begun = Instant::now();
+            let segment_start = Instant::now();
             model.segment_step(rows, all, scratch)?;
-            middle = Some(begun.elapsed());
+            middle = Some(segment_start.elapsed());
         }
         model.finish_step(rows, all, scratch)?;
-        Ok((begun.elapsed(), middle))
+        Ok((start.elapsed(), middle))
     }
 }
 
-/// Feeds a fresh row its context.
-fn fill(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scratch: &mut Scratch) -> Result<()> {
+/// Feeds a new row its context.
+fn feed_context(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scratch: &mut Scratch) -> Result<()> {
     for chunk in context.chunks(CHUNK) {
         row.set(chunk, Want::Nothing);
         advance(model, std::slice::from_mut(row), &[0], scratch)?;
@@ -170,73 +170,76 @@ fn fill(model: &dyn Model, row: &mut SequenceRow, context: &[u32], scratch: &mut
     Ok(())
 }
 
-/// A measurement of decoding, as it is told.
+/// Result of a decoding benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// The model, and what it runs on.
+pub struct DecodeMeasurement {
+    /// The model and the conditions of the measurement.
     #[serde(flatten)]
-    pub head: Head,
+    pub measured: MeasuredModel,
     /// Rows of a step.
     pub batch: usize,
-    /// Symbols that each row held before the first round.
+    /// Symbols that each row holds before the first round.
     pub context: usize,
-    /// Symbols for each segment closed, as met; none if none was closed.
+    /// Measured symbols per closed segment; `None` if no segment was closed.
     pub shortening_factor: Option<f64>,
-    /// Characters of all rows together, by the sum of all rounds.
+    /// Characters per second, summed over rows, from the sum of all rounds.
     pub chars_per_second: f64,
-    /// The median round.
+    /// Median round.
     pub step_ns_p50: f64,
-    /// Bytes that had to be read for each symbol.
+    /// Bytes that had to be read per symbol.
     pub bytes_per_char: f64,
-    /// Those, times the speed.
+    /// `bytes_per_char` times `chars_per_second`.
     pub achieved_bytes_per_second: f64,
-    /// What this machine reads from a working set of that size, over and over.
+    /// Measured read bandwidth of the machine for a working set of `working_set_bytes`.
     pub ceiling_bytes_per_second: f64,
-    /// What the rounds read in turn: all weights, and all rows' keys and values. A round reads a part of it, but the next ones
-    /// read the rest, so what a cache holds of it counts for both.
+    /// Bytes that successive rounds cycle through: all weights, and all rows' keys and values. One round reads only a part
+    /// of them, but the following rounds read the rest, so the bandwidth is measured for all of them.
     pub working_set_bytes: usize,
-    /// A fast round.
+    /// 10th percentile of rounds.
     pub step_ns_p10: f64,
-    /// A slow round.
+    /// 90th percentile of rounds.
     pub step_ns_p90: f64,
-    /// Rounds timed.
+    /// Timed rounds.
     pub steps: usize,
-    /// Letters of the sample that the vocabulary does not have: where there are any, boundaries are not English.
+    /// Letters of the sample that are not in the vocabulary. If there are any, boundaries are not those of English.
     pub foreign_letters: usize,
-    /// Rounds that a row was allowed to wait for its segment step.
+    /// Rounds that a row may wait for its segment step.
     pub boundary_wait: usize,
     /// Rounds with a segment step.
     pub middle_steps: usize,
-    /// The segment steps' share of the time.
+    /// Share of the time spent in segment steps.
     pub middle_share: f64,
-    /// The median time from one character of a row to its next, where the symbol between them closed no segment; none if
-    /// there was no such symbol.
+    /// Median time between two characters of a row if the symbol fed between them closed no segment; `None` if there was
+    /// no such symbol.
     pub plain_gap_ns_p50: Option<f64>,
-    /// A long one: 99 in a hundred are at most this.
+    /// 99th percentile of the same time.
     pub plain_gap_ns_p99: Option<f64>,
-    /// The same two where the symbol closed a segment, the time that its row waited included.
+    /// Median time between two characters of a row if the symbol closed a segment, including the time its row waited.
     pub boundary_gap_ns_p50: Option<f64>,
-    /// A long one.
+    /// 99th percentile of the same time.
     pub boundary_gap_ns_p99: Option<f64>,
 }
 
-impl Entry {
-    /// What a run found, beside the machine's ceiling, which is measured now.
+impl DecodeMeasurement {
+    /// Summarizes a run and measures the bandwidth of the machine.
     ///
     /// # Errors
-    /// [`Error::Internal`] if there was no step.
-    pub fn new(decoding: &Decoding<'_>, run: Run, machine: &Machine) -> Result<Self> {
-        let (card, plan) = (decoding.model.card(), decoding.plan);
-        let (steps, seconds, chars_per_second) = (run.step_ns.len(), run.seconds().max(1e-9), run.chars_per_second());
+    /// [`Error::Internal`] if the run has no steps.
+    pub fn new(bench: &DecodeBench<'_>, run: DecodeRun, machine: &Machine) -> Result<Self> {
+        let plan = bench.plan;
+        let steps = run.step_ns.len();
+        let seconds = run.seconds().max(1e-9);
+        let chars_per_second = run.chars_per_second();
         let empty = || Error::Internal("no step was timed".into());
-        let step_ns = Quantiles::of(run.step_ns).ok_or_else(empty)?;
+        let step_ns = Quantiles::from_values(run.step_ns).ok_or_else(empty)?;
         let gaps = |mut ns: Vec<f64>| {
             ns.sort_by(f64::total_cmp);
             [0.5, 0.99].map(|share| quantile(&ns, share))
         };
-        let (plain_gap_ns, boundary_gap_ns) = (gaps(run.plain_gap_ns), gaps(run.boundary_gap_ns));
+        let plain_gap_ns = gaps(run.plain_gap_ns);
+        let boundary_gap_ns = gaps(run.boundary_gap_ns);
         Ok(Self {
-            head: Head::new(card, machine),
+            measured: MeasuredModel::new(bench.model.card(), machine),
             batch: plan.batch,
             context: plan.context,
             shortening_factor: (run.segments > 0).then(|| run.symbols as f64 / run.segments as f64),
@@ -249,7 +252,7 @@ impl Entry {
             step_ns_p10: step_ns.p10,
             step_ns_p90: step_ns.p90,
             steps,
-            foreign_letters: decoding.sample.foreign(),
+            foreign_letters: bench.sample.foreign(),
             boundary_wait: plan.boundary_wait,
             middle_steps: run.middle_steps,
             middle_share: run.middle_ns / 1e9 / seconds,
@@ -261,13 +264,13 @@ impl Entry {
     }
 }
 
-/// Times a plan once.
+/// Measures a plan once.
 ///
 /// # Errors
-/// A plan that the model cannot do, and what its steps say.
-pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry> {
+/// The plan exceeds a limit of the model, or a step of the model fails.
+pub fn measure(model: &dyn Model, plan: DecodePlan, machine: &Machine) -> Result<DecodeMeasurement> {
     let sample = Sample::new(&model.card().vocabulary);
-    let mut decoding = Decoding::begin(model, &sample, plan)?;
-    let run = decoding.run()?;
-    Entry::new(&decoding, run, machine)
+    let mut bench = DecodeBench::start(model, &sample, plan)?;
+    let run = bench.run()?;
+    DecodeMeasurement::new(&bench, run, machine)
 }

@@ -1,7 +1,14 @@
-//! A long stream, timed: one sequence is fed the sample symbol by symbol, round and round, and each part of the stream tells how
-//! long its symbols took and what the sequence held by then. Where windows bound what is kept, the last part is as the first.
+//! Benchmark of a long stream: one sequence is fed the repeated sample symbol by symbol.
+//!
+//! Each part of the stream reports the time per symbol and the memory that the sequence holds. If attention windows limit
+//! that memory, the last part equals the first.
 
-use super::{bounded, head::Head, machine::Machine, quantiles::Quantiles, sample::Sample};
+use super::{
+    check_range,
+    machine::{Machine, MeasuredModel},
+    quantiles::Quantiles,
+    sample::Sample,
+};
 use crate::{
     decode::contract::{BoundaryOptions, Card, Model, SequenceRow, Want, advance},
     error::{Error, Result},
@@ -10,92 +17,95 @@ use serde::Serialize;
 use std::time::Instant;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// The most parts.
+/// Maximum parts.
 pub const MAX_PARTS: usize = 1000;
 
-/// What is to be timed.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct EndlessPlan {
     /// Symbols of the stream.
     pub symbols: usize,
-    /// Parts of it that are told of, equally long.
+    /// Number of equally long parts that are reported.
     pub parts: usize,
 }
 
-impl Plan {
-    /// Whether the model can do it.
+impl EndlessPlan {
+    /// Checks the plan against the limits of the model.
     ///
     /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command line's option and its bound.
+    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        let (length, limit) = (self.symbols, card.max_symbols);
+        let length = self.symbols;
+        let limit = card.max_symbols;
         if length > limit {
             return Err(Error::TooLong { field: "--symbols", length, limit, unit: "characters", why: None });
         }
-        bounded("--parts", self.parts, 2, MAX_PARTS.min(self.symbols))
+        check_range("--parts", self.parts, 2, MAX_PARTS.min(self.symbols))
     }
 }
 
 /// One part of the stream.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Part {
-    /// Symbols of the stream by its end.
+pub struct StreamPart {
+    /// Symbols of the stream at the end of the part.
     pub symbols: usize,
-    /// The median symbol.
+    /// Median time per symbol.
     pub step_ns_p50: f64,
-    /// A fast one.
+    /// 10th percentile.
     pub step_ns_p10: f64,
-    /// A slow one.
+    /// 90th percentile.
     pub step_ns_p90: f64,
-    /// Bytes of the pages that the sequence holds at its end.
+    /// Bytes of the pages that the sequence holds at the end of the part.
     pub page_bytes: usize,
-    /// Bytes that it occupies beside them.
+    /// Bytes that the sequence holds in addition to its pages.
     pub own_bytes: usize,
-    /// Bytes of memory that the process occupies at its end; none where the system does not tell.
+    /// Resident memory of the process at the end of the part; `None` if the system does not report it.
     pub resident_bytes: Option<usize>,
 }
 
-/// A measurement of a stream, as it is told.
+/// Result of a long-stream benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// The model, and what it runs on.
+pub struct EndlessMeasurement {
+    /// The model and the conditions of the measurement.
     #[serde(flatten)]
-    pub head: Head,
+    pub measured: MeasuredModel,
     /// Symbols of the stream.
     pub symbols: usize,
-    /// Symbols for each segment closed, as met; none if none was closed.
+    /// Measured symbols per closed segment; `None` if no segment was closed.
     pub shortening_factor: Option<f64>,
-    /// Its parts, in order.
-    pub parts: Vec<Part>,
-    /// The last part's median symbol, in those of the first.
+    /// Parts in order.
+    pub parts: Vec<StreamPart>,
+    /// Median time per symbol of the last part divided by that of the first.
     pub time_ratio: f64,
-    /// What the sequence holds in the end, pages and all, in that of the first part.
+    /// Memory of the sequence (pages and own bytes) after the last part divided by that after the first.
     pub memory_ratio: f64,
-    /// Letters of the sample that the vocabulary does not have.
+    /// Letters of the sample that are not in the vocabulary.
     pub foreign_letters: usize,
 }
 
-/// Times a plan.
+/// Measures a plan.
 ///
 /// # Errors
-/// A plan that the model cannot do, and what its steps say.
-pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry> {
+/// The plan exceeds a limit of the model, or a step of the model fails.
+pub fn measure(model: &dyn Model, plan: EndlessPlan, machine: &Machine) -> Result<EndlessMeasurement> {
     let card = model.card();
     plan.check(card)?;
     let sample = Sample::new(&card.vocabulary);
     let mut row = SequenceRow::new(model.begin(BoundaryOptions::default())?);
-    let (mut scratch, mut parts, mut system) = (model.scratch(), Vec::new(), System::new());
+    let mut scratch = model.scratch();
+    let mut parts = Vec::new();
+    let mut system = System::new();
     for part in 0..plan.parts {
         let end = plan.symbols * (part + 1) / plan.parts;
         let mut times = Vec::with_capacity(end - row.state.len());
-        for place in row.state.len()..end {
-            row.set(&[sample.at(place)], Want::Last);
-            let begun = Instant::now();
+        for position in row.state.len()..end {
+            row.set(&[sample.symbol(position)], Want::Last);
+            let start = Instant::now();
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
-            times.push(begun.elapsed().as_nanos() as f64);
+            times.push(start.elapsed().as_nanos() as f64);
         }
-        let times = Quantiles::of(times).ok_or_else(nothing)?;
-        parts.push(Part {
+        let times = Quantiles::from_values(times).ok_or_else(no_symbol)?;
+        parts.push(StreamPart {
             symbols: end,
             step_ns_p50: times.p50,
             step_ns_p10: times.p10,
@@ -105,12 +115,13 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
             resident_bytes: resident_bytes(&mut system),
         });
     }
-    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Err(nothing()) };
-    let held = |part: &Part| (part.page_bytes + part.own_bytes) as f64;
-    let (time_ratio, memory_ratio) = (last.step_ns_p50 / first.step_ns_p50, held(last) / held(first));
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return Err(no_symbol()) };
+    let held = |part: &StreamPart| (part.page_bytes + part.own_bytes) as f64;
+    let time_ratio = last.step_ns_p50 / first.step_ns_p50;
+    let memory_ratio = held(last) / held(first);
     let segments = row.state.segments();
-    Ok(Entry {
-        head: Head::new(card, machine),
+    Ok(EndlessMeasurement {
+        measured: MeasuredModel::new(card, machine),
         symbols: plan.symbols,
         shortening_factor: (segments > 0).then(|| plan.symbols as f64 / segments as f64),
         parts,
@@ -120,7 +131,7 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     })
 }
 
-fn nothing() -> Error {
+fn no_symbol() -> Error {
     Error::Internal("no symbol was timed".into())
 }
 

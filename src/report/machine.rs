@@ -1,60 +1,91 @@
-//! What the machine can do, measured in the same run as the models: a figure alone says nothing about how good it is.
+//! Limits of the machine, measured in the same run as the models: peak memory bandwidth and peak arithmetic.
 
 use super::quantiles::Quantiles;
 use crate::{
+    decode::contract::Card,
     error::Result,
     kernels::{
         Compute,
         peak::{MemoryStream, multiply_adds},
     },
 };
+use serde::Serialize;
 use std::{
     hint::black_box,
     time::{Duration, Instant},
 };
 use sysinfo::System;
 
-/// What models run on.
+/// The instruction set and threads that models run on.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The kernels' instruction set, and the threads that models share.
+    /// Instruction set of the kernels, and the threads that models share.
     pub compute: Compute,
 }
 
-/// A ceiling is the median of at least so many passes …
-const LEAST_PASSES: usize = 11;
-/// … that took at least so long together, after two that warm caches up.
-const LEAST_TIME: Duration = Duration::from_millis(200);
+/// Minimum timed passes of a limit, which is their median.
+const MIN_PASSES: usize = 11;
+/// Minimum time of all timed passes together.
+const MIN_TIME: Duration = Duration::from_millis(200);
+/// Passes before the timed ones, which warm up the caches.
 const WARM_UP: usize = 2;
-/// A pass reads at least so much, or the threads' own hand-over would be measured.
-const LEAST_BYTES: usize = 4 << 20;
+/// Minimum bytes that a pass reads, so that the time to start the threads does not matter.
+const MIN_BYTES: usize = 4 << 20;
 /// Multiply-adds of a pass.
 const MULTIPLY_ADDS: usize = 1 << 27;
 
-/// Bytes of memory that can be had now without pushing others out, within this process's share if it has one; none where
-/// the system does not tell.
+/// Returns the bytes of memory that can be allocated without swapping, within the limit of the process's cgroup if there
+/// is one. Returns `None` if the system does not report it.
 pub fn free_bytes() -> Option<usize> {
     let mut system = System::new();
     system.refresh_memory();
-    let share = system.cgroup_limits().map(|limits| limits.free_memory);
+    let cgroup = system.cgroup_limits().map(|limits| limits.free_memory);
     let free = Some(system.available_memory()).filter(|&bytes| bytes > 0);
-    let least = free.into_iter().chain(share).min()?;
-    Some(usize::try_from(least).unwrap_or(usize::MAX))
+    let available = free.into_iter().chain(cgroup).min()?;
+    Some(usize::try_from(available).unwrap_or(usize::MAX))
+}
+
+/// The measured model and the conditions of the measurement.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MeasuredModel {
+    /// Name of the model.
+    pub model: String,
+    /// Family of the model.
+    pub family: &'static str,
+    /// Type of its stored numbers.
+    pub dtype: &'static str,
+    /// Threads that share each step.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub isa: &'static str,
+}
+
+impl MeasuredModel {
+    /// Creates the description of a model on a machine.
+    pub fn new(card: &Card, machine: &Machine) -> Self {
+        Self {
+            model: card.name.clone(),
+            family: card.family,
+            dtype: card.dtype,
+            threads: machine.threads(),
+            isa: machine.compute.isa.name(),
+        }
+    }
 }
 
 impl Machine {
-    /// Threads that share a step's work.
+    /// Returns the number of threads that share a step.
     pub fn threads(&self) -> usize {
         self.compute.pool.threads()
     }
 
-    /// Bytes a second that all threads read together when they go through `bytes` again and again.
+    /// Measures the bytes per second that all threads together read from a working set of `bytes`.
     ///
     /// # Errors
-    /// No memory for them.
+    /// The working set cannot be allocated.
     pub fn read_bytes_per_second(&self, bytes: usize) -> Result<f64> {
         let stream = MemoryStream::new(bytes)?;
-        let times = LEAST_BYTES.div_ceil(stream.bytes());
+        let times = MIN_BYTES.div_ceil(stream.bytes());
         let bytes = (stream.bytes() * times) as f64;
         Ok(median_rate(&mut || {
             black_box(stream.read(self.compute.isa, &self.compute.pool, times));
@@ -62,28 +93,29 @@ impl Machine {
         }))
     }
 
-    /// Multiply-adds of f32 that all threads do a second, in registers.
+    /// Measures the f32 multiply-adds per second of all threads, in registers.
     pub fn multiply_adds_per_second(&self) -> f64 {
         median_rate(&mut || {
-            let (count, end) = multiply_adds(self.compute.isa, &self.compute.pool, MULTIPLY_ADDS);
-            black_box(end);
+            let (count, result) = multiply_adds(self.compute.isa, &self.compute.pool, MULTIPLY_ADDS);
+            black_box(result);
             count as f64
         })
     }
 }
 
-/// What a pass says it did, a second: the median over the passes.
+/// Returns the median rate, in units per second, of a pass that returns its number of units.
 fn median_rate(pass: &mut dyn FnMut() -> f64) -> f64 {
     for _ in 0..WARM_UP {
         pass();
     }
-    let (start, mut rates) = (Instant::now(), Vec::new());
-    while rates.len() < LEAST_PASSES || start.elapsed() < LEAST_TIME {
-        let begun = Instant::now();
-        let done = pass();
-        rates.push(done / begun.elapsed().as_secs_f64().max(1e-9));
+    let start = Instant::now();
+    let mut rates = Vec::new();
+    while rates.len() < MIN_PASSES || start.elapsed() < MIN_TIME {
+        let pass_start = Instant::now();
+        let units = pass();
+        rates.push(units / pass_start.elapsed().as_secs_f64().max(1e-9));
     }
-    Quantiles::of(rates).map_or(0.0, |rates| rates.p50)
+    Quantiles::from_values(rates).map_or(0.0, |rates| rates.p50)
 }
 
 #[cfg(test)]
@@ -92,7 +124,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn free_memory_is_some_and_not_more_than_there_is() {
+    fn free_memory_is_at_most_the_total() {
         let mut system = System::new();
         system.refresh_memory();
         let free = free_bytes().unwrap();

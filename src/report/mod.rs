@@ -1,16 +1,14 @@
-//! Timings: what was measured, beside what the machine can do.
+//! Benchmarks and quality measurements, reported next to the measured limits of the machine.
 //!
-//! Reading order: [`sample`] (the text that is fed), [`decode`] (symbol by symbol, many rows) and [`rounds`] (what came of
-//! it), [`prefill`] (many symbols a step), [`endless`] (a long stream), [`compare`] (two models in turns), [`resume`] (what the
-//! segment cache spares),
-//! [`stream`] (what the wire adds), [`kernels`] (one at a time), [`machine`] (the ceilings, measured in the same run),
-//! [`head`] and [`quantiles`] (what measurements have in common), [`plot`] (pictures of them). What is counted and what is
-//! not: docs/performance.md.
+//! Reading order: [`sample`] (the text that models are fed), [`decode`] (symbol by symbol, many rows) with [`rounds`] (what
+//! it records), [`prefill`] (many symbols a step), [`endless`] (a long stream), [`compare`] (two models in turns),
+//! [`resume`] (time saved by the segment cache), [`stream`] (overhead of gRPC), [`summaries`] (summarization),
+//! [`kernels`] (single kernels), [`machine`] (the machine's limits, measured in the same run), [`quantiles`], [`plot`]
+//! (charts) and [`mod@rouge`] (summary quality). docs/performance.md defines what each figure includes.
 
 pub mod compare;
 pub mod decode;
 pub mod endless;
-pub mod head;
 pub mod kernels;
 pub mod machine;
 pub mod plot;
@@ -25,10 +23,10 @@ pub mod summaries;
 
 use crate::error::{Error, Result};
 
-/// An option that counts something: from `least` to `most`.
-fn bounded(field: &'static str, value: usize, least: usize, most: usize) -> Result<()> {
-    if (least..=most).contains(&value) {
+/// Checks that the option `field` is in the range `min` to `max`.
+fn check_range(field: &'static str, value: usize, min: usize, max: usize) -> Result<()> {
+    if (min..=max).contains(&value) {
         return Ok(());
     }
-    Err(Error::BadOption { field, found: value.to_string(), bound: format!("{least} to {most}") })
+    Err(Error::BadOption { field, found: value.to_string(), bound: format!("{min} to {max}") })
 }

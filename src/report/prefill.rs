@@ -1,6 +1,11 @@
-//! Prefill, timed: a fresh sequence is fed the sample in chunks, with the logits after the last symbol.
+//! Benchmark of prefill: a new sequence is fed the sample in chunks, with logits for the last symbol.
 
-use super::{bounded, head::Head, machine::Machine, quantiles::Quantiles, sample::Sample};
+use super::{
+    check_range,
+    machine::{Machine, MeasuredModel},
+    quantiles::Quantiles,
+    sample::Sample,
+};
 use crate::{
     decode::contract::{BoundaryOptions, Card, Model, Scratch, SequenceRow, SymbolBoundary, Want, advance},
     error::{Error, Result},
@@ -9,71 +14,72 @@ use crate::{
 use serde::Serialize;
 use std::time::Instant;
 
-/// The most timed runs.
+/// Maximum timed runs.
 pub const MAX_RUNS: usize = 10_000;
 
-/// What is to be timed.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct PrefillPlan {
     /// Symbols of the prompt.
     pub symbols: usize,
-    /// Symbols a step.
+    /// Symbols per step.
     pub chunk: usize,
-    /// Timed runs, after one that is not timed.
+    /// Timed runs, after one untimed run.
     pub runs: usize,
 }
 
-impl Plan {
-    /// Whether the model can do it.
+impl PrefillPlan {
+    /// Checks the plan against the limits of the model.
     ///
     /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command line's option and its bound.
+    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        let (length, limit) = (self.symbols, card.max_symbols);
+        let length = self.symbols;
+        let limit = card.max_symbols;
         if length > limit {
             return Err(Error::TooLong { field: "--symbols", length, limit, unit: "characters", why: None });
         }
-        bounded("--symbols", length, 1, limit)?;
-        bounded("--chunk", self.chunk, 1, limit)?;
-        bounded("--runs", self.runs, 1, MAX_RUNS)
+        check_range("--symbols", length, 1, limit)?;
+        check_range("--chunk", self.chunk, 1, limit)?;
+        check_range("--runs", self.runs, 1, MAX_RUNS)
     }
 }
 
-/// A measurement of prefill, as it is told.
+/// Result of a prefill benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// The model, and what it runs on.
+pub struct PrefillMeasurement {
+    /// The model and the conditions of the measurement.
     #[serde(flatten)]
-    pub head: Head,
+    pub measured: MeasuredModel,
     /// Symbols of the prompt.
     pub symbols: usize,
-    /// Symbols a step.
+    /// Symbols per step.
     pub chunk: usize,
-    /// Symbols for each segment closed, as met; none if none was closed.
+    /// Measured symbols per closed segment; `None` if no segment was closed.
     pub shortening_factor: Option<f64>,
-    /// By the median run.
+    /// Symbols per second of the median run.
     pub symbols_per_second: f64,
-    /// The median run.
+    /// Median run.
     pub run_ns_p50: f64,
-    /// A fast run.
+    /// 10th percentile of runs.
     pub run_ns_p10: f64,
-    /// A slow run.
+    /// 90th percentile of runs.
     pub run_ns_p90: f64,
-    /// Runs timed.
+    /// Timed runs.
     pub runs: usize,
-    /// Two for each multiply-add that the text needs, by the median run; 10⁹ a second.
+    /// GFLOP/s of the median run: two floating-point operations per multiply-add that the text needs.
     pub gflops: f64,
-    /// What this machine's registers do at most, in f32; none where bytes are multiplied, which is other work.
+    /// Measured peak GFLOP/s of the machine in f32; `None` for int8, whose operations are not floating-point.
     pub peak_gflops: Option<f64>,
-    /// Letters of the sample that the vocabulary does not have.
+    /// Letters of the sample that are not in the vocabulary.
     pub foreign_letters: usize,
 }
 
-/// Times a plan, beside the machine's ceiling.
+/// Measures a plan, and the peak arithmetic of the machine.
 ///
 /// # Errors
-/// A plan that the model cannot do, and what its steps say.
-pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry> {
+/// The plan exceeds a limit of the model, or a step of the model fails.
+pub fn measure(model: &dyn Model, plan: PrefillPlan, machine: &Machine) -> Result<PrefillMeasurement> {
     let card = model.card();
     plan.check(card)?;
     let sample = Sample::new(&card.vocabulary);
@@ -81,11 +87,11 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     let mut scratch = model.scratch();
     let marks = run(model, &symbols, plan.chunk, &mut scratch)?.marks;
     let times = (0..plan.runs).map(|_| Ok(run(model, &symbols, plan.chunk, &mut scratch)?.ns));
-    let times = Quantiles::of(times.collect::<Result<_>>()?);
+    let times = Quantiles::from_values(times.collect::<Result<_>>()?);
     let times = times.ok_or_else(|| Error::Internal("no run was timed".into()))?;
     let segments = marks.iter().filter(|mark| mark.boundary).count();
-    Ok(Entry {
-        head: Head::new(card, machine),
+    Ok(PrefillMeasurement {
+        measured: MeasuredModel::new(card, machine),
         symbols: plan.symbols,
         chunk: plan.chunk,
         shortening_factor: (segments > 0).then(|| plan.symbols as f64 / segments as f64),
@@ -100,18 +106,18 @@ pub fn measure(model: &dyn Model, plan: Plan, machine: &Machine) -> Result<Entry
     })
 }
 
-/// One run.
-struct Run {
-    /// Of all symbols.
+/// One timed run.
+struct PrefillRun {
+    /// Marks of all symbols.
     marks: Vec<SymbolBoundary>,
-    /// From the empty sequence to the logits after the last symbol.
+    /// Nanoseconds from the empty sequence to the logits after the last symbol.
     ns: f64,
 }
 
-/// Feeds a fresh sequence, `chunk` symbols a step.
-fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<Run> {
+/// Feeds a new sequence, `chunk` symbols per step.
+fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) -> Result<PrefillRun> {
     let mut marks = Vec::with_capacity(symbols.len());
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut row = SequenceRow::new(model.begin(BoundaryOptions::default())?);
     let chunks = symbols.len().div_ceil(chunk);
     for (index, symbols) in symbols.chunks(chunk).enumerate() {
@@ -119,12 +125,13 @@ fn run(model: &dyn Model, symbols: &[u32], chunk: usize, scratch: &mut Scratch) 
         advance(model, std::slice::from_mut(&mut row), &[0], scratch)?;
         marks.extend_from_slice(&row.decisions);
     }
-    Ok(Run { marks, ns: begun.elapsed().as_nanos() as f64 })
+    Ok(PrefillRun { marks, ns: start.elapsed().as_nanos() as f64 })
 }
 
-/// Multiply-adds that a text needs whose symbols have these marks.
+/// Returns the multiply-adds that a text with these marks needs.
 fn multiply_adds(model: &dyn Model, marks: &[SymbolBoundary]) -> usize {
-    let (mut sum, mut segments) = (0, 0);
+    let mut sum = 0;
+    let mut segments = 0;
     for (position, mark) in marks.iter().enumerate() {
         segments += usize::from(mark.boundary);
         let cost = model.cost(position + 1, segments);

@@ -1,32 +1,32 @@
-//! Quantiles of what was measured.
+//! Quantiles of measured values.
 
 use serde::Serialize;
 
-/// A tenth, half and nine tenths of the numbers are at most this.
+/// The 10th, 50th and 90th percentile of some values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// The tenth percentile.
+    /// 10th percentile.
     pub p10: f64,
-    /// The median.
+    /// Median.
     pub p50: f64,
-    /// The ninetieth percentile.
+    /// 90th percentile.
     pub p90: f64,
 }
 
 impl Quantiles {
-    /// Of numbers in any order; between two of them, the line that joins them. None of no numbers.
-    pub fn of(mut numbers: Vec<f64>) -> Option<Self> {
-        numbers.sort_by(f64::total_cmp);
-        let at = |share| quantile(&numbers, share);
-        Some(Self { p10: at(0.1)?, p50: at(0.5)?, p90: at(0.9)? })
+    /// Computes quantiles of values in any order, with linear interpolation. Returns `None` if there are no values.
+    pub fn from_values(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        Some(Self { p10: quantile(&values, 0.1)?, p50: quantile(&values, 0.5)?, p90: quantile(&values, 0.9)? })
     }
 }
 
-/// The number that this share of them is at most, from 0 to 1, as for [`Quantiles::of`]; `sorted` ascends. None of no numbers.
+/// Returns the quantile `share` (0 to 1) of ascending values, with linear interpolation, or `None` if there are none.
 pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let place = share * sorted.len().checked_sub(1)? as f64;
-    let (below, above) = (sorted.get(place.floor() as usize)?, sorted.get(place.ceil() as usize)?);
-    Some(below + (above - below) * place.fract())
+    let index = share * sorted.len().checked_sub(1)? as f64;
+    let below = sorted.get(index.floor() as usize)?;
+    let above = sorted.get(index.ceil() as usize)?;
+    Some(below + (above - below) * index.fract())
 }
 
 #[cfg(test)]
@@ -34,13 +34,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_known_numbers() {
-        assert_eq!(Quantiles::of(vec![]), None);
-        assert_eq!(Quantiles::of(vec![7.0]), Some(Quantiles { p10: 7.0, p50: 7.0, p90: 7.0 }));
+    fn quantiles_of_known_values() {
+        assert_eq!(Quantiles::from_values(vec![]), None);
+        assert_eq!(Quantiles::from_values(vec![7.0]), Some(Quantiles { p10: 7.0, p50: 7.0, p90: 7.0 }));
         let eleven = (0..11).rev().map(f64::from).collect();
-        assert_eq!(Quantiles::of(eleven), Some(Quantiles { p10: 1.0, p50: 5.0, p90: 9.0 }));
-        // between two numbers: 1 + 0.1·(4 − 1)
-        let two = Quantiles::of(vec![4.0, 1.0]).unwrap();
+        assert_eq!(Quantiles::from_values(eleven), Some(Quantiles { p10: 1.0, p50: 5.0, p90: 9.0 }));
+        // interpolated: 1 + 0.1·(4 − 1)
+        let two = Quantiles::from_values(vec![4.0, 1.0]).unwrap();
         assert!((two.p10 - 1.3).abs() < 1e-12 && two.p50 == 2.5 && (two.p90 - 3.7).abs() < 1e-12);
         assert_eq!((quantile(&[1.0, 2.0, 4.0], 0.0), quantile(&[1.0, 2.0, 4.0], 1.0)), (Some(1.0), Some(4.0)));
     }

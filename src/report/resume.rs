@@ -1,45 +1,48 @@
-//! What the segment cache spares a client: the time to the first character of a prompt whose beginning is cached, beside that
-//! of a prompt of which nothing is. Who serves, who calls and how the clock is read is the command's business; here is what is
-//! asked for, and what is told of the times.
+//! Benchmark of the segment cache: the time to the first character of a prompt whose beginning is cached, compared with a
+//! prompt that is not cached.
+//!
+//! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
-use super::{compare::Ratio, head::Head, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample};
+use super::{
+    check_range, compare::Ratio, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample,
+};
 use crate::{
     decode::contract::Card,
     error::{Error, Result},
 };
 use serde::Serialize;
 
-/// What is to be timed.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Symbols that the prompts of a pair begin with, alike.
+pub struct ResumePlan {
+    /// Symbols at the start of both prompts of a pair, which they share.
     pub context: usize,
-    /// Symbols of each prompt behind them, its own.
+    /// Symbols of each prompt after the shared ones.
     pub more: usize,
-    /// Timed pairs of a cold and a resumed prompt, after one that is not timed.
+    /// Timed pairs of a cold and a resumed prompt, after one untimed pair.
     pub runs: usize,
 }
 
-/// Symbols at the start of a pair's prompts that tell the pair's number: no other pair's begin so. A cold prompt has at most
-/// these in common with what came before.
+/// Symbols at the start of a pair's prompts that encode the number of the pair. A cold prompt shares at most these with
+/// earlier prompts.
 const NUMBER: usize = 16;
 
-impl Plan {
-    /// Whether the model can do it.
+impl ResumePlan {
+    /// Checks the plan against the limits of the model.
     ///
     /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command line's option and its bound.
+    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        // the character that is generated needs a place, too
+        // the generated character needs a position, too
         let limit = card.max_symbols.saturating_sub(1);
-        super::bounded("--more", self.more, 1, limit)?;
-        super::bounded("--runs", self.runs, 1, MAX_RUNS)?;
+        check_range("--more", self.more, 1, limit)?;
+        check_range("--runs", self.runs, 1, MAX_RUNS)?;
         if self.context < 2 * NUMBER {
-            let bound = format!("{} or more, of which {NUMBER} tell the pairs apart", 2 * NUMBER);
+            let bound = format!("at least {}, of which {NUMBER} distinguish the pairs", 2 * NUMBER);
             return Err(Error::BadOption { field: "--context", found: self.context.to_string(), bound });
         }
         if card.vocabulary.len() < 2 {
-            return Err(Error::Setting("resume: a vocabulary of one symbol has no prompts that differ".into()));
+            return Err(Error::Setting("resume: the vocabulary has one symbol, so all prompts are equal".into()));
         }
         let length = self.context + self.more;
         if length > limit {
@@ -54,12 +57,13 @@ impl Plan {
         Ok(())
     }
 
-    /// The two prompts of a pair: what the first begins with, the second does too, and no other pair's does.
+    /// Returns the two prompts of a pair. They share their first `context` symbols, and no other pair starts with them.
     pub fn prompts(&self, card: &Card, pair: usize) -> [String; 2] {
         let sample = Sample::new(&card.vocabulary);
-        // the pair's number, in digits of the two first letters of the sample that differ
-        let first = sample.at(0);
-        let other = (1..sample.len()).map(|place| sample.at(place)).find(|&symbol| symbol != first).unwrap_or(first);
+        // the number of the pair in binary, with the first two distinct letters of the sample as digits
+        let first = sample.symbol(0);
+        let other =
+            (1..sample.len()).map(|position| sample.symbol(position)).find(|&symbol| symbol != first).unwrap_or(first);
         let mut prefix: Vec<u32> =
             (0..NUMBER).map(|digit| if pair >> digit & 1 == 1 { other } else { first }).collect();
         prefix.extend(sample.window(Sample::start(pair), self.context - NUMBER));
@@ -70,65 +74,72 @@ impl Plan {
     }
 }
 
-/// What a prompt's answer told.
+/// Timed answer to a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Answered {
-    /// From the request to the end of an answer of one character.
+pub struct TimedAnswer {
+    /// Nanoseconds from the request to the end of an answer of one character.
     pub ns: f64,
-    /// Characters of the prompt that the server had cached.
+    /// Characters of the prompt that the server took from its cache.
     pub cached_chars: u64,
 }
 
-/// A measurement of resuming, as it is told.
+/// Result of a resume benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// The model, and what it runs on.
+pub struct ResumeMeasurement {
+    /// The model and the conditions of the measurement.
     #[serde(flatten)]
-    pub head: Head,
-    /// Symbols that the prompts of a pair begin with, alike.
+    pub measured: MeasuredModel,
+    /// Symbols at the start of both prompts of a pair, which they share.
     pub context: usize,
-    /// Symbols of each prompt behind them.
+    /// Symbols of each prompt after the shared ones.
     pub more: usize,
-    /// Symbols a step while a prompt is fed.
+    /// Symbols per step while a prompt is fed.
     pub chunk: usize,
-    /// A prompt of which nothing is cached: the time to its first character, of the median run.
+    /// Median time to the first character of a prompt that is not cached.
     pub cold_ns_p50: f64,
-    /// A fast run.
+    /// 10th percentile.
     pub cold_ns_p10: f64,
-    /// A slow run.
+    /// 90th percentile.
     pub cold_ns_p90: f64,
-    /// A prompt whose beginning is cached: the median run.
+    /// Median time to the first character of a prompt whose beginning is cached.
     pub resumed_ns_p50: f64,
-    /// A fast run.
+    /// 10th percentile.
     pub resumed_ns_p10: f64,
-    /// A slow run.
+    /// 90th percentile.
     pub resumed_ns_p90: f64,
-    /// Cold ÷ resumed, over the pairs.
+    /// Cold time divided by resumed time, over the pairs.
     pub ratio: Ratio,
-    /// Characters that the cache spared a resumed prompt, on the mean: the shared ones, but for the segment that was open.
+    /// Mean cached characters of a resumed prompt: the shared ones except those of the open segment.
     pub cached_chars: f64,
-    /// Pairs timed.
+    /// Timed pairs.
     pub runs: usize,
-    /// Letters of the sample that the vocabulary does not have.
+    /// Letters of the sample that are not in the vocabulary.
     pub foreign_letters: usize,
 }
 
-impl Entry {
-    /// Of pairs of answers, the cold one first.
+impl ResumeMeasurement {
+    /// Summarizes pairs of answers, each a cold one and a resumed one.
     ///
     /// # Errors
-    /// [`Error::Internal`] if there is none, or if a cold prompt was cached.
-    pub fn new(head: Head, card: &Card, plan: Plan, chunk: usize, pairs: &[[Answered; 2]]) -> Result<Self> {
+    /// [`Error::Internal`] if there are no pairs, or if a cold prompt was cached.
+    pub fn new(
+        measured: MeasuredModel,
+        card: &Card,
+        plan: ResumePlan,
+        chunk: usize,
+        pairs: &[[TimedAnswer; 2]],
+    ) -> Result<Self> {
         if pairs.iter().any(|[cold, _]| cold.cached_chars > NUMBER as u64) {
-            return Err(Error::Internal("a prompt that nobody had sent was cached".into()));
+            return Err(Error::Internal("a cold prompt was cached".into()));
         }
         let empty = || Error::Internal("no run was timed".into());
-        let cold = Quantiles::of(pairs.iter().map(|[cold, _]| cold.ns).collect()).ok_or_else(empty)?;
-        let resumed = Quantiles::of(pairs.iter().map(|[_, resumed]| resumed.ns).collect()).ok_or_else(empty)?;
+        let cold = Quantiles::from_values(pairs.iter().map(|[cold, _]| cold.ns).collect()).ok_or_else(empty)?;
+        let resumed =
+            Quantiles::from_values(pairs.iter().map(|[_, resumed]| resumed.ns).collect()).ok_or_else(empty)?;
         let times: Vec<_> = pairs.iter().map(|[cold, resumed]| (cold.ns, resumed.ns)).collect();
         let cached: u64 = pairs.iter().map(|[_, resumed]| resumed.cached_chars).sum();
         Ok(Self {
-            head,
+            measured,
             context: plan.context,
             more: plan.more,
             chunk,
@@ -138,7 +149,7 @@ impl Entry {
             resumed_ns_p50: resumed.p50,
             resumed_ns_p10: resumed.p10,
             resumed_ns_p90: resumed.p90,
-            ratio: Ratio::of(&times).ok_or_else(empty)?,
+            ratio: Ratio::from_speeds(&times).ok_or_else(empty)?,
             cached_chars: cached as f64 / pairs.len() as f64,
             runs: pairs.len(),
             foreign_letters: Sample::new(&card.vocabulary).foreign(),

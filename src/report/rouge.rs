@@ -1,6 +1,7 @@
-//! ROUGE-1, -2 and -L of a summary against a reference (Lin 2004), as Google's `rouge_score` counts them without a stemmer: words
-//! are runs of the letters a to z and digits, once lower-cased; n-grams are counted with their clipped multiplicity; L is the
-//! longest common subsequence of the whole texts.
+//! ROUGE-1, -2 and -L of a summary against a reference (Lin 2004), as computed by Google's `rouge_score` without a stemmer.
+//!
+//! Words are runs of the letters a to z and digits after lower-casing. N-grams are counted with clipped multiplicity.
+//! ROUGE-L uses the longest common subsequence of the complete texts.
 
 use serde::Serialize;
 use std::{
@@ -8,39 +9,40 @@ use std::{
     ops::{AddAssign, Div},
 };
 
-/// How well a summary matches.
+/// Precision, recall and F1 of a summary.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Match {
-    /// The part of the summary that the reference has.
+pub struct RougeScore {
+    /// Share of the summary that is in the reference.
     pub precision: f64,
-    /// The part of the reference that the summary has.
+    /// Share of the reference that is in the summary.
     pub recall: f64,
-    /// Their harmonic mean.
+    /// Harmonic mean of precision and recall.
     pub f1: f64,
 }
 
-/// All three measures.
+/// ROUGE-1, ROUGE-2 and ROUGE-L.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Rouge {
-    /// Of words.
-    pub rouge1: Match,
-    /// Of pairs of words.
-    pub rouge2: Match,
-    /// Of the longest common subsequence.
+pub struct RougeScores {
+    /// Overlap of words.
+    pub rouge1: RougeScore,
+    /// Overlap of word pairs.
+    pub rouge2: RougeScore,
+    /// Longest common subsequence.
     #[serde(rename = "rougeL")]
-    pub rouge_l: Match,
+    pub rouge_l: RougeScore,
 }
 
-impl Match {
-    fn of(common: usize, summary: usize, reference: usize) -> Self {
-        let part = |of: usize| if of == 0 { 0.0 } else { common as f64 / of as f64 };
-        let (precision, recall) = (part(summary), part(reference));
+impl RougeScore {
+    fn from_counts(common: usize, summary: usize, reference: usize) -> Self {
+        let share = |total: usize| if total == 0 { 0.0 } else { common as f64 / total as f64 };
+        let precision = share(summary);
+        let recall = share(reference);
         let sum = precision + recall;
         Self { precision, recall, f1: if sum > 0.0 { 2.0 * precision * recall / sum } else { 0.0 } }
     }
 }
 
-impl AddAssign for Match {
+impl AddAssign for RougeScore {
     fn add_assign(&mut self, other: Self) {
         self.precision += other.precision;
         self.recall += other.recall;
@@ -48,15 +50,15 @@ impl AddAssign for Match {
     }
 }
 
-impl Div<f64> for Match {
+impl Div<f64> for RougeScore {
     type Output = Self;
 
-    fn div(self, by: f64) -> Self {
-        Self { precision: self.precision / by, recall: self.recall / by, f1: self.f1 / by }
+    fn div(self, divisor: f64) -> Self {
+        Self { precision: self.precision / divisor, recall: self.recall / divisor, f1: self.f1 / divisor }
     }
 }
 
-impl AddAssign for Rouge {
+impl AddAssign for RougeScores {
     fn add_assign(&mut self, other: Self) {
         self.rouge1 += other.rouge1;
         self.rouge2 += other.rouge2;
@@ -64,51 +66,54 @@ impl AddAssign for Rouge {
     }
 }
 
-impl Div<f64> for Rouge {
+impl Div<f64> for RougeScores {
     type Output = Self;
 
-    fn div(self, by: f64) -> Self {
-        Self { rouge1: self.rouge1 / by, rouge2: self.rouge2 / by, rouge_l: self.rouge_l / by }
+    fn div(self, divisor: f64) -> Self {
+        Self { rouge1: self.rouge1 / divisor, rouge2: self.rouge2 / divisor, rouge_l: self.rouge_l / divisor }
     }
 }
 
-/// The three measures of a summary.
-pub fn rouge(reference: &str, summary: &str) -> Rouge {
-    let (reference, summary) = (reference.to_lowercase(), summary.to_lowercase());
-    let (reference, summary) = (words(&reference), words(&summary));
-    Rouge {
+/// Computes the ROUGE scores of a summary.
+pub fn rouge(reference: &str, summary: &str) -> RougeScores {
+    let reference = reference.to_lowercase();
+    let summary = summary.to_lowercase();
+    let reference = words(&reference);
+    let summary = words(&summary);
+    RougeScores {
         rouge1: overlap(&reference, &summary, 1),
         rouge2: overlap(&reference, &summary, 2),
-        rouge_l: Match::of(common_subsequence(&reference, &summary), summary.len(), reference.len()),
+        rouge_l: RougeScore::from_counts(common_subsequence(&reference, &summary), summary.len(), reference.len()),
     }
 }
 
 fn words(text: &str) -> Vec<&str> {
-    let part = |sign: char| sign.is_ascii_lowercase() || sign.is_ascii_digit();
-    text.split(|sign| !part(sign)).filter(|word| !word.is_empty()).collect()
+    let is_word = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit();
+    text.split(|character| !is_word(character)).filter(|word| !word.is_empty()).collect()
 }
 
-fn overlap(reference: &[&str], summary: &[&str], size: usize) -> Match {
-    let mut left: HashMap<&[&str], usize> = HashMap::new();
-    reference.windows(size).for_each(|run| *left.entry(run).or_default() += 1);
+fn overlap(reference: &[&str], summary: &[&str], size: usize) -> RougeScore {
+    let mut remaining: HashMap<&[&str], usize> = HashMap::new();
+    reference.windows(size).for_each(|ngram| *remaining.entry(ngram).or_default() += 1);
     let mut common = 0;
-    for run in summary.windows(size) {
-        if let Some(count) = left.get_mut(run).filter(|count| **count > 0) {
-            (*count, common) = (*count - 1, common + 1);
+    for ngram in summary.windows(size) {
+        if let Some(count) = remaining.get_mut(ngram).filter(|count| **count > 0) {
+            *count -= 1;
+            common += 1;
         }
     }
-    let runs = |words: &[&str]| (words.len() + 1).saturating_sub(size);
-    Match::of(common, runs(summary), runs(reference))
+    let ngrams = |words: &[&str]| (words.len() + 1).saturating_sub(size);
+    RougeScore::from_counts(common, ngrams(summary), ngrams(reference))
 }
 
-/// The length of the longest one, in space for one row of the table.
-fn common_subsequence(one: &[&str], other: &[&str]) -> usize {
-    let mut row = vec![0; other.len() + 1];
-    for word in one {
+/// Returns the length of the longest common subsequence, with memory for one row of the table.
+fn common_subsequence(first: &[&str], second: &[&str]) -> usize {
+    let mut row = vec![0; second.len() + 1];
+    for word in first {
         let mut diagonal = 0;
-        for (at, candidate) in other.iter().enumerate() {
-            let above = row[at + 1];
-            row[at + 1] = if word == candidate { diagonal + 1 } else { above.max(row[at]) };
+        for (index, candidate) in second.iter().enumerate() {
+            let above = row[index + 1];
+            row[index + 1] = if word == candidate { diagonal + 1 } else { above.max(row[index]) };
             diagonal = above;
         }
     }
@@ -119,7 +124,7 @@ fn common_subsequence(one: &[&str], other: &[&str]) -> usize {
 mod tests {
     use super::*;
 
-    /// What `rouge_score` 0.1.2 says: precision, recall and F of each measure.
+    /// Output of `rouge_score` 0.1.2: precision, recall and F1 of each measure.
     const KNOWN: &[(&str, &str, [[f64; 3]; 3])] = &[
         (
             "The quick brown fox jumps over the lazy dog",
@@ -173,13 +178,13 @@ mod tests {
     ];
 
     #[test]
-    fn counts_as_the_known_implementation_does() {
+    fn agrees_with_the_reference_implementation() {
         for (reference, summary, expected) in KNOWN {
-            let Rouge { rouge1, rouge2, rouge_l } = rouge(reference, summary);
-            for (found, expected) in [rouge1, rouge2, rouge_l].into_iter().zip(expected) {
-                let found = [found.precision, found.recall, found.f1];
-                let close = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-12);
-                assert!(close, "{summary:?}: {found:?}, not {expected:?}");
+            let RougeScores { rouge1, rouge2, rouge_l } = rouge(reference, summary);
+            for (score, expected) in [rouge1, rouge2, rouge_l].into_iter().zip(expected) {
+                let actual = [score.precision, score.recall, score.f1];
+                let close = actual.iter().zip(expected).all(|(actual, expected)| (actual - expected).abs() < 1e-12);
+                assert!(close, "{summary:?}: {actual:?}, not {expected:?}");
             }
         }
     }

@@ -1,6 +1,6 @@
-//! What came of the rounds of a run: characters, the gaps between them, and the bytes that had to be read for them.
+//! Records the rounds of a decoding run: characters, the gaps between them, and the bytes read for them.
 //!
-//! While time is measured it is only noted, into memory that was there before; it is reckoned up afterwards.
+//! While time is measured, values are only recorded into preallocated memory. Totals are computed afterwards.
 
 use crate::decode::{
     contract::{Model, SequenceRow, StepStatus},
@@ -8,41 +8,41 @@ use crate::decode::{
 };
 use std::time::Duration;
 
-/// What one timed run of a plan's rounds found.
+/// Results of one timed run of a plan.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Run {
+pub struct DecodeRun {
     /// Nanoseconds of each round.
     pub step_ns: Vec<f64>,
     /// Rounds with a segment step.
     pub middle_steps: usize,
     /// Nanoseconds of the segment steps together.
     pub middle_ns: f64,
-    /// Symbols that were finished, of all rows together: each makes one character.
+    /// Symbols finished, summed over rows. Each is one character.
     pub symbols: usize,
-    /// Segments that they closed.
+    /// Segments closed.
     pub segments: usize,
-    /// Bytes that had to be read.
+    /// Bytes that the rounds had to read.
     pub bytes: usize,
-    /// Bytes that the rounds read in turn: all weights, and what all rows held of keys and values in the end.
+    /// Bytes that successive rounds cycle through: all weights, and all rows' keys and values at the end of the run.
     pub working_set_bytes: usize,
-    /// Nanoseconds from one character of a row to its next, where the symbol fed between them closed no segment.
+    /// Nanoseconds between two characters of a row if the symbol fed between them closed no segment.
     pub plain_gap_ns: Vec<f64>,
-    /// The same where it closed one.
+    /// Nanoseconds between two characters of a row if the symbol fed between them closed a segment.
     pub boundary_gap_ns: Vec<f64>,
 }
 
-impl Run {
-    /// All its rounds together.
+impl DecodeRun {
+    /// Returns the time of all rounds.
     pub fn seconds(&self) -> f64 {
         self.step_ns.iter().sum::<f64>() / 1e9
     }
 
-    /// Characters a second, of all rows together.
+    /// Returns characters per second, summed over rows.
     pub fn chars_per_second(&self) -> f64 {
         self.symbols as f64 / self.seconds().max(1e-9)
     }
 
-    /// Takes in another run.
+    /// Appends another run.
     pub fn extend(&mut self, other: Self) {
         self.step_ns.extend(other.step_ns);
         self.middle_steps += other.middle_steps;
@@ -56,86 +56,94 @@ impl Run {
     }
 }
 
-/// A symbol that was finished.
+/// A symbol whose step was finished.
 #[derive(Debug, Clone, Copy)]
-struct Finished {
-    /// In which round.
+struct FinishedSymbol {
+    /// Index of the round that finished it.
     round: usize,
-    /// Symbols of its row by then.
+    /// Symbols of its row at that time.
     symbols: usize,
-    /// Segments of its row by then.
+    /// Segments of its row at that time.
     segments: usize,
-    /// Whether it closed one.
+    /// True if it closed a segment.
     closes: bool,
-    /// Nanoseconds since its row's symbol before.
+    /// Nanoseconds since the previous symbol of its row.
     gap_ns: f64,
 }
 
-/// What is noted while time is measured.
-pub(super) struct Notes {
+/// Records rounds while time is measured.
+pub(super) struct RoundRecorder {
     step_ns: Vec<f64>,
     middle_steps: usize,
     middle_ns: f64,
-    finished: Vec<Finished>,
+    finished: Vec<FinishedSymbol>,
     /// Nanoseconds of all rounds so far.
-    clock: f64,
-    /// What the clock showed at each row's latest character. All rows start ready, at 0.
-    latest: Vec<f64>,
+    elapsed_ns: f64,
+    /// `elapsed_ns` at the last character of each row; 0 at the start.
+    last_ns: Vec<f64>,
 }
 
-impl Notes {
-    /// With room for so many rounds of so many rows.
+impl RoundRecorder {
+    /// Preallocates memory for `rounds` rounds of `rows` rows.
     pub(super) fn new(rounds: usize, rows: usize) -> Self {
-        let (step_ns, finished) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds * rows));
-        Self { step_ns, middle_steps: 0, middle_ns: 0.0, finished, clock: 0.0, latest: vec![0.0; rows] }
+        Self {
+            step_ns: Vec::with_capacity(rounds),
+            middle_steps: 0,
+            middle_ns: 0.0,
+            finished: Vec::with_capacity(rounds * rows),
+            elapsed_ns: 0.0,
+            last_ns: vec![0.0; rows],
+        }
     }
 
-    /// Notes a round, how long it took, and how long its segment step took, if it had one. Rows that are ready now were
-    /// finished in it.
-    pub(super) fn round(&mut self, took: Duration, middle: Option<Duration>, rows: &[SequenceRow]) {
-        let (round, took) = (self.step_ns.len(), took.as_nanos() as f64);
-        self.step_ns.push(took);
-        self.clock += took;
+    /// Records the time of a round and of its segment step, if it had one. Rows that are ready now were finished in it.
+    pub(super) fn record(&mut self, elapsed: Duration, middle: Option<Duration>, rows: &[SequenceRow]) {
+        let round = self.step_ns.len();
+        let step_ns = elapsed.as_nanos() as f64;
+        self.step_ns.push(step_ns);
+        self.elapsed_ns += step_ns;
         if let Some(middle) = middle {
             self.middle_steps += 1;
             self.middle_ns += middle.as_nanos() as f64;
         }
-        for (row, latest) in rows.iter().zip(&mut self.latest).filter(|(row, _)| row.status == StepStatus::Ready) {
-            let gap_ns = self.clock - std::mem::replace(latest, self.clock);
-            let closes = row.decisions.iter().any(|mark| mark.boundary);
-            let (symbols, segments) = (row.state.len(), row.state.segments());
-            self.finished.push(Finished { round, symbols, segments, closes, gap_ns });
+        for (row, last_ns) in rows.iter().zip(&mut self.last_ns).filter(|(row, _)| row.status == StepStatus::Ready) {
+            self.finished.push(FinishedSymbol {
+                round,
+                symbols: row.state.len(),
+                segments: row.state.segments(),
+                closes: row.decisions.iter().any(|mark| mark.boundary),
+                gap_ns: self.elapsed_ns - std::mem::replace(last_ns, self.elapsed_ns),
+            });
         }
     }
 
-    /// Reckons it up; `rows` as the rounds left them.
-    pub(super) fn run(self, model: &dyn Model, rows: &[SequenceRow]) -> Run {
+    /// Computes the totals of the run; `rows` are in the state after its last round.
+    pub(super) fn finish(self, model: &dyn Model, rows: &[SequenceRow]) -> DecodeRun {
         let Self { step_ns, middle_steps, middle_ns, finished, .. } = self;
         let bytes = finished.chunk_by(|a, b| a.round == b.round).map(|round| round_bytes(model, round)).sum();
-        let gaps = |closing: bool| {
-            let gaps = finished.iter().filter(|symbol| symbol.closes == closing);
+        let gaps = |closes: bool| {
+            let gaps = finished.iter().filter(|symbol| symbol.closes == closes);
             gaps.map(|symbol| symbol.gap_ns).collect::<Vec<_>>()
         };
-        let (plain_gap_ns, boundary_gap_ns) = (gaps(false), gaps(true));
-        let (symbols, segments) = (finished.len(), boundary_gap_ns.len());
-        let working_set_bytes = working_set_bytes(model, rows);
-        Run {
+        let boundary_gap_ns = gaps(true);
+        DecodeRun {
             step_ns,
             middle_steps,
             middle_ns,
-            symbols,
-            segments,
+            symbols: finished.len(),
+            segments: boundary_gap_ns.len(),
             bytes,
-            working_set_bytes,
-            plain_gap_ns,
+            working_set_bytes: working_set_bytes(model, rows),
+            plain_gap_ns: gaps(false),
             boundary_gap_ns,
         }
     }
 }
 
-/// Bytes of a round in which every row closes a segment, which reads all there is.
+/// Returns the bytes that a round reads if every row closes a segment.
 fn working_set_bytes(model: &dyn Model, rows: &[SequenceRow]) -> usize {
-    let (mut own, mut shared) = (0, 0);
+    let mut own = 0;
+    let mut shared = 0;
     for row in rows {
         let cost = model.cost(row.state.len(), row.state.segments());
         let kinds = [cost.symbol, cost.segment, cost.logits];
@@ -145,11 +153,13 @@ fn working_set_bytes(model: &dyn Model, rows: &[SequenceRow]) -> usize {
     own + shared
 }
 
-/// Bytes that a round has to read that finishes these symbols. What rows share counts once, as much of it as the row that
-/// needs most, and nothing counts for a segment step that no row needed.
-fn round_bytes(model: &dyn Model, round: &[Finished]) -> usize {
-    let (mut own, mut shared, mut segment_shared) = (0, 0, 0);
-    for &Finished { symbols, segments, closes, .. } in round {
+/// Returns the bytes that a round reads to finish these symbols. Shared bytes count once, with the largest amount that any
+/// row needs. A segment step counts only if a row needed it.
+fn round_bytes(model: &dyn Model, round: &[FinishedSymbol]) -> usize {
+    let mut own = 0;
+    let mut shared = 0;
+    let mut segment_shared = 0;
+    for &FinishedSymbol { symbols, segments, closes, .. } in round {
         let cost = model.cost(symbols, segments);
         let StepCost { shared_bytes, own_bytes, .. } = cost.symbol;
         own += own_bytes + cost.logits.own_bytes;

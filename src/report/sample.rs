@@ -1,15 +1,16 @@
-//! The text that is fed while time is measured: real English, so that boundaries fall where language puts them, whatever the
-//! weights. Its words are from articles of the English Wikipedia (CC BY-SA 4.0), in lower case with digits spelt out.
+//! The text that models are fed while time is measured: English, so that boundaries fall as often as in real text.
+//!
+//! The words are from articles of the English Wikipedia (CC BY-SA 4.0), in lower case with digits spelled out.
 
 use crate::text::Vocabulary;
 
-/// Lower-case letters and single spaces; it ends with a space, so that it can be read in a circle.
+/// Lower-case letters and single spaces. It ends with a space, so that it can be repeated.
 const ENGLISH: &str = include_str!("english.txt");
 
-/// Rows start so many symbols apart: a prime number, so that rows differ in phase whatever a fixed pooling's period is.
+/// Symbols between the starts of two rows. A prime number, so that rows differ in phase for every fixed pooling period.
 const STRIDE: usize = 1031;
 
-/// The sample in a model's symbols.
+/// The sample text in the symbols of a model.
 #[derive(Debug, Clone)]
 pub struct Sample {
     symbols: Vec<u32>,
@@ -17,46 +18,46 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// In this vocabulary. A letter that it does not have becomes the symbol numbered by the letter's place in the alphabet
-    /// (space 0, a 1 … z 26) modulo the vocabulary's size: the text is then no language to the model, its boundaries fall where
-    /// those symbols put them, and [`foreign`](Self::foreign) tells how many there were.
+    /// Encodes the sample. A letter that is not in the vocabulary becomes the symbol with the letter's index in the
+    /// alphabet (space 0, a 1 … z 26) modulo the size of the vocabulary. The text and its boundaries are then not English;
+    /// [`foreign`](Self::foreign) counts such letters.
     pub fn new(vocabulary: &Vocabulary) -> Self {
         let mut foreign = 0;
         let mut symbol = |letter: char| {
             vocabulary.id_of(letter).unwrap_or_else(|| {
                 foreign += 1;
-                let place = if letter == ' ' { 0 } else { u32::from(letter) - u32::from('a') + 1 };
-                (place as usize % vocabulary.len()) as u32
+                let index = if letter == ' ' { 0 } else { u32::from(letter) - u32::from('a') + 1 };
+                (index as usize % vocabulary.len()) as u32
             })
         };
         let symbols = ENGLISH.chars().map(&mut symbol).collect();
         Self { symbols, foreign }
     }
 
-    /// Its length, after which it begins again.
+    /// Returns the number of symbols, after which the text repeats.
     #[expect(clippy::len_without_is_empty, reason = "a sample is never empty")]
     pub fn len(&self) -> usize {
         self.symbols.len()
     }
 
-    /// Letters that the vocabulary does not have.
+    /// Returns the number of letters that are not in the vocabulary.
     pub fn foreign(&self) -> usize {
         self.foreign
     }
 
-    /// Where a row's text starts.
+    /// Returns the position at which the text of a row starts.
     pub fn start(row: usize) -> usize {
         row * STRIDE
     }
 
-    /// The symbol at a place of the endless text.
-    pub fn at(&self, place: usize) -> u32 {
-        self.symbols[place % self.symbols.len()]
+    /// Returns the symbol at a position of the repeated text.
+    pub fn symbol(&self, position: usize) -> u32 {
+        self.symbols[position % self.symbols.len()]
     }
 
-    /// `count` symbols from a place of the endless text on.
+    /// Returns `count` symbols of the repeated text, from `start` on.
     pub fn window(&self, start: usize, count: usize) -> Vec<u32> {
-        (start..start + count).map(|place| self.at(place)).collect()
+        (start..start + count).map(|position| self.symbol(position)).collect()
     }
 }
 
@@ -66,14 +67,14 @@ mod tests {
     use crate::text::TextNormaliser;
 
     #[test]
-    fn the_text_is_plain_and_closes_into_a_circle() {
+    fn the_text_is_plain_and_can_be_repeated() {
         assert!(ENGLISH.chars().all(|letter| letter == ' ' || letter.is_ascii_lowercase()));
         assert!(ENGLISH.ends_with(' ') && !ENGLISH.starts_with(' ') && !ENGLISH.contains("  "));
         assert!((8 << 10..=16 << 10).contains(&ENGLISH.len()));
     }
 
     #[test]
-    fn windows_go_on_at_the_start() {
+    fn windows_wrap_around() {
         let sample = Sample::new(&Vocabulary::byte_level(TextNormaliser::None));
         let len = sample.len();
         assert_eq!((sample.foreign(), len), (0, ENGLISH.len()));
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_start_apart_in_text_and_phase() {
+    fn rows_differ_in_start_and_phase() {
         let len = ENGLISH.len();
         let mut starts: Vec<_> = (0..1024).map(|row| Sample::start(row) % len).collect();
         starts.sort_unstable();
@@ -103,13 +104,13 @@ mod tests {
         let sample = Sample::new(&vocabulary);
         let known = ENGLISH.chars().filter(|letter| [' ', 'e'].contains(letter)).count();
         assert_eq!(sample.foreign(), ENGLISH.len() - known);
-        for (place, letter) in ENGLISH.chars().enumerate().take(300) {
+        for (position, letter) in ENGLISH.chars().enumerate().take(300) {
             let expected = match letter {
                 'e' => 0,
                 ' ' => 1,
                 other => (other as u32 - 'a' as u32 + 1) % 3,
             };
-            assert_eq!(sample.at(place), expected);
+            assert_eq!(sample.symbol(position), expected);
         }
     }
 }

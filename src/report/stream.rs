@@ -1,51 +1,54 @@
-//! What a stream over the wire costs: the same generations read from the engine by the process that runs it, and by a client
-//! over gRPC, in turns. Who serves, who calls and how the clock is read is the command's business; here is what they are
-//! asked for, and what is told of the times.
+//! Benchmark of streaming over gRPC: the same generations, read in turns from the engine in its own process and by a gRPC
+//! client.
+//!
+//! The command starts the server and the client and reads the clock. This file defines the requests and the result.
 
-use super::{bounded, compare::MAX_PAIRS, head::Head, quantiles::Quantiles, sample::Sample};
+use super::{check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles::Quantiles, sample::Sample};
 use crate::{
-    decode::contract::{BoundaryOptions, Card, Noise},
-    decode::options::{Details, Generate, Sampling, Stopping},
+    decode::{
+        contract::{BoundaryOptions, Card, Noise},
+        options::{Details, Generate, Sampling, Stopping},
+    },
     error::{Error, Result},
 };
 use serde::Serialize;
 
-/// The most requests at a time: no more calls than one connection carries.
+/// Maximum concurrent requests: the number of streams that one connection carries.
 pub const MAX_BATCH: usize = 256;
 
-/// What is to be timed.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Requests at a time, each a stream of its own.
+pub struct StreamPlan {
+    /// Concurrent requests, each with its own stream.
     pub batch: usize,
     /// Symbols of each prompt.
     pub context: usize,
     /// Characters that each request generates.
     pub chars: usize,
-    /// Pairs of runs, one in the process and one over the wire, after one pair that is not timed.
+    /// Timed pairs of runs, one in the process and one over gRPC, after one untimed pair.
     pub pairs: usize,
 }
 
-/// A request, as both ways ask for it.
+/// A request that is sent in both ways.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Asked {
-    /// The prompt, in characters that the model's vocabulary has.
+pub struct StreamRequest {
+    /// Prompt, in characters of the model's vocabulary.
     pub prompt: String,
-    /// Seeds the draws.
+    /// Seed of the random number generator.
     pub seed: u64,
 }
 
-impl Plan {
-    /// Whether the model can do it.
+impl StreamPlan {
+    /// Checks the plan against the limits of the model.
     ///
     /// # Errors
-    /// [`Error::BadOption`] or [`Error::TooLong`] with the command line's option and its bound.
+    /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
         let limit = card.max_symbols;
-        bounded("--batch", self.batch, 1, MAX_BATCH)?;
-        bounded("--context", self.context, 1, limit)?;
-        bounded("--chars", self.chars, 1, limit)?;
-        bounded("--pairs", self.pairs, 1, MAX_PAIRS)?;
+        check_range("--batch", self.batch, 1, MAX_BATCH)?;
+        check_range("--context", self.context, 1, limit)?;
+        check_range("--chars", self.chars, 1, limit)?;
+        check_range("--pairs", self.pairs, 1, MAX_PAIRS)?;
         let length = self.context + self.chars;
         if length > limit {
             return Err(Error::TooLong {
@@ -59,113 +62,112 @@ impl Plan {
         Ok(())
     }
 
-    /// The requests: each goes on from a place of its own in the sample, by draws of its own.
-    pub fn asked(&self, card: &Card) -> Vec<Asked> {
+    /// Returns the requests. Each continues a different part of the sample with a different seed.
+    pub fn requests(&self, card: &Card) -> Vec<StreamRequest> {
         let sample = Sample::new(&card.vocabulary);
         let text = |row| card.vocabulary.decode(&sample.window(Sample::start(row), self.context));
-        (0..self.batch).map(|row| Asked { prompt: text(row), seed: row as u64 + 1 }).collect()
+        (0..self.batch).map(|row| StreamRequest { prompt: text(row), seed: row as u64 + 1 }).collect()
     }
 
-    /// A request as the wire's conversion hands it to the engine, where it leaves everything else to the defaults.
+    /// Converts a request to the engine's form, with the defaults of a gRPC request.
     ///
     /// # Errors
-    /// A prompt that the vocabulary does not take.
-    pub fn job(&self, asked: &Asked, card: &Card) -> Result<Generate> {
-        let (sampling, stopping) = (Sampling { seed: asked.seed, ..Sampling::default() }, self.stopping());
-        let boundaries = BoundaryOptions { noise: Noise::Seeded(asked.seed), ..BoundaryOptions::default() };
-        let prompt = card.vocabulary.encode("--context", &asked.prompt, card.max_symbols)?;
-        Ok(Generate { prompt, sampling, stopping, details: Details::default(), boundaries })
-    }
-
-    fn stopping(&self) -> Stopping {
-        let stop = Vec::new();
-        Stopping {
-            max_chars: self.chars,
-            min_chars: 0,
-            max_segments: None,
-            stop,
-            include_stop: false,
-            ignore_end: true,
-        }
+    /// The vocabulary cannot encode the prompt.
+    pub fn engine_request(&self, request: &StreamRequest, card: &Card) -> Result<Generate> {
+        Ok(Generate {
+            prompt: card.vocabulary.encode("--context", &request.prompt, card.max_symbols)?,
+            sampling: Sampling { seed: request.seed, ..Sampling::default() },
+            stopping: Stopping {
+                max_chars: self.chars,
+                min_chars: 0,
+                max_segments: None,
+                stop: Vec::new(),
+                include_stop: false,
+                ignore_end: true,
+            },
+            details: Details::default(),
+            boundaries: BoundaryOptions { noise: Noise::Seeded(request.seed), ..BoundaryOptions::default() },
+        })
     }
 }
 
-/// What one run gave.
+/// One run of all requests.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
-    /// From the first request to the last answer's end.
+pub struct StreamRun {
+    /// Nanoseconds from the first request to the end of the last answer.
     pub ns: f64,
-    /// What each request got, in the order in which they were sent.
+    /// Generated texts in the order of the requests.
     pub texts: Vec<String>,
-    /// Events or messages that it came in, those of all requests together.
+    /// Events or messages received, summed over requests.
     pub messages: usize,
 }
 
-/// How much more a step took over the wire, as a share of the engine's own, over the pairs of neighbouring runs.
+/// Relative overhead of gRPC: time of a step over gRPC divided by its time in the process, minus one, over pairs of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Overhead {
-    /// The median pair: 0.02 is two percent more.
+    /// Median of the pairs; 0.02 means two percent slower.
     pub median: f64,
-    /// A tenth of the pairs is at most this; it may be below zero.
+    /// 10th percentile of the pairs; it may be negative.
     pub p10: f64,
-    /// Nine tenths are.
+    /// 90th percentile of the pairs.
     pub p90: f64,
 }
 
-/// A measurement of streaming, as it is told.
+/// Result of a streaming benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// The model, and what it runs on.
+pub struct StreamMeasurement {
+    /// The model and the conditions of the measurement.
     #[serde(flatten)]
-    pub head: Head,
-    /// Requests at a time.
+    pub measured: MeasuredModel,
+    /// Concurrent requests.
     pub batch: usize,
-    /// A run in the process, by the characters of one request: the time in which every request got one. The median run.
+    /// Median time per character in the process: the time of a run divided by the characters of one request.
     pub engine_step_ns: f64,
-    /// The same over the wire.
+    /// Median time per character over gRPC.
     pub served_step_ns: f64,
-    /// The second in units of the first, less one.
+    /// Relative overhead of gRPC.
     pub overhead: Overhead,
-    /// Symbols of each prompt; their prefill is part of a run.
+    /// Symbols of each prompt. A run includes their prefill.
     pub context: usize,
-    /// Characters that each request generated.
+    /// Characters that each request generates.
     pub chars: usize,
-    /// Pairs timed.
+    /// Timed pairs.
     pub pairs: usize,
-    /// Messages of a run over the wire, of all requests together: fewer than characters where they were coalesced.
+    /// Messages of a run over gRPC, summed over requests. Coalescing makes them fewer than characters.
     pub messages: usize,
-    /// A fast run in the process.
+    /// 10th percentile in the process.
     pub engine_step_ns_p10: f64,
-    /// A slow one.
+    /// 90th percentile in the process.
     pub engine_step_ns_p90: f64,
-    /// A fast run over the wire.
+    /// 10th percentile over gRPC.
     pub served_step_ns_p10: f64,
-    /// A slow one.
+    /// 90th percentile over gRPC.
     pub served_step_ns_p90: f64,
 }
 
-impl Entry {
-    /// Of pairs of runs, each first in the process, then over the wire.
+impl StreamMeasurement {
+    /// Summarizes pairs of runs, each one in the process and one over gRPC.
     ///
     /// # Errors
-    /// [`Error::Internal`] if there is none, or the two ways gave different texts.
-    pub fn new(head: Head, plan: Plan, runs: &[(Run, Run)]) -> Result<Self> {
+    /// [`Error::Internal`] if there are no pairs, or if the generated texts differ.
+    pub fn new(measured: MeasuredModel, plan: StreamPlan, runs: &[(StreamRun, StreamRun)]) -> Result<Self> {
         let Some((first, served)) = runs.first() else { return Err(Error::Internal("no pair was timed".into())) };
         if runs.iter().any(|(engine, served)| engine.texts != first.texts || served.texts != first.texts) {
-            return Err(Error::Internal("a text over the wire is not the engine's".into()));
+            return Err(Error::Internal("a text over gRPC differs from the engine's".into()));
         }
-        let step = |run: &Run| run.ns.max(1.0) / plan.chars as f64;
+        let step = |run: &StreamRun| run.ns.max(1.0) / plan.chars as f64;
         let empty = || Error::Internal("no pair was timed".into());
-        let engine = Quantiles::of(runs.iter().map(|(engine, _)| step(engine)).collect()).ok_or_else(empty)?;
-        let wire = Quantiles::of(runs.iter().map(|(_, served)| step(served)).collect()).ok_or_else(empty)?;
-        let more = Quantiles::of(runs.iter().map(|(engine, served)| step(served) / step(engine) - 1.0).collect());
-        let more = more.ok_or_else(empty)?;
+        let engine = Quantiles::from_values(runs.iter().map(|(engine, _)| step(engine)).collect()).ok_or_else(empty)?;
+        let wire = Quantiles::from_values(runs.iter().map(|(_, served)| step(served)).collect()).ok_or_else(empty)?;
+        let overhead =
+            Quantiles::from_values(runs.iter().map(|(engine, served)| step(served) / step(engine) - 1.0).collect());
+        let overhead = overhead.ok_or_else(empty)?;
         Ok(Self {
-            head,
+            measured,
             batch: plan.batch,
             engine_step_ns: engine.p50,
             served_step_ns: wire.p50,
-            overhead: Overhead { median: more.p50, p10: more.p10, p90: more.p90 },
+            overhead: Overhead { median: overhead.p50, p10: overhead.p10, p90: overhead.p90 },
             context: plan.context,
             chars: plan.chars,
             pairs: runs.len(),
@@ -182,19 +184,19 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn head() -> Head {
-        Head { model: "m".into(), family: "f", dtype: "f32", threads: 1, isa: "portable" }
+    fn measured() -> MeasuredModel {
+        MeasuredModel { model: "m".into(), family: "f", dtype: "f32", threads: 1, isa: "portable" }
     }
 
-    fn run(ns: f64, text: &str) -> Run {
-        Run { ns, texts: vec![text.into()], messages: 3 }
+    fn run(ns: f64, text: &str) -> StreamRun {
+        StreamRun { ns, texts: vec![text.into()], messages: 3 }
     }
 
     #[test]
-    fn overhead_is_what_the_wire_adds_to_a_step() {
-        let plan = Plan { batch: 1, context: 1, chars: 10, pairs: 3 };
+    fn overhead_is_the_relative_increase_of_a_step() {
+        let plan = StreamPlan { batch: 1, context: 1, chars: 10, pairs: 3 };
         let runs = [(100.0, 110.0), (200.0, 240.0), (100.0, 90.0)].map(|(a, b)| (run(a, "x"), run(b, "x")));
-        let entry = Entry::new(head(), plan, &runs).unwrap();
+        let entry = StreamMeasurement::new(measured(), plan, &runs).unwrap();
         assert_eq!((entry.engine_step_ns, entry.served_step_ns, entry.messages), (10.0, 11.0, 3));
         let close = |a: f64, b: f64| (a - b).abs() < 1e-12;
         let Overhead { median, p10, p90 } = entry.overhead;
@@ -202,9 +204,9 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_comparison() {
-        let plan = Plan { batch: 1, context: 1, chars: 10, pairs: 1 };
-        assert!(Entry::new(head(), plan, &[]).is_err());
-        assert!(Entry::new(head(), plan, &[(run(1.0, "x"), run(1.0, "y"))]).is_err());
+    fn different_texts_are_an_error() {
+        let plan = StreamPlan { batch: 1, context: 1, chars: 10, pairs: 1 };
+        assert!(StreamMeasurement::new(measured(), plan, &[]).is_err());
+        assert!(StreamMeasurement::new(measured(), plan, &[(run(1.0, "x"), run(1.0, "y"))]).is_err());
     }
 }

@@ -1,10 +1,14 @@
-//! Summaries, timed: two models in turns read documents of one length and write texts of one length, which are given, so that both
-//! do as much whatever their weights are.
+//! Benchmark of summarization: two models in turns encode documents and decode fixed texts, all of equal length.
 //!
-//! A document arrives in equal parts, each of which is encoded as far as can be before the next one comes: what is left after the
-//! last part is what an upload cannot hide.
+//! The texts are fixed, so that the work does not depend on the weights. A document arrives in equal parts, and each part is
+//! encoded as far as possible before the next one arrives. Work after the last part is what an upload cannot hide.
 
-use super::{bounded, compare::Ratio, head::Head, machine::Machine, quantiles::Quantiles};
+use super::{
+    check_range,
+    compare::Ratio,
+    machine::{Machine, MeasuredModel},
+    quantiles::Quantiles,
+};
 use crate::{
     decode::{
         contract::{Model, Scratch, SequenceRow, Want, advance},
@@ -16,104 +20,112 @@ use crate::{
 use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 
-/// The most documents side by side, and the most runs of each model.
+/// Maximum concurrent documents, and maximum runs of each model.
 pub const MAX: usize = 1024;
-/// Parts that a document arrives in.
+/// Parts in which a document arrives.
 const PARTS: usize = 16;
 
-/// What is to be timed.
+/// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Documents that are written about side by side.
+pub struct SummaryPlan {
+    /// Documents that are summarized concurrently.
     pub batch: usize,
-    /// Tokens of each, the end mark included.
+    /// Tokens of each document, including the end symbol.
     pub source: usize,
-    /// Tokens that are written about each.
+    /// Tokens of each summary.
     pub tokens: usize,
     /// Runs of each model.
     pub pairs: usize,
 }
 
-impl Plan {
-    /// Whether the model can do it.
+impl SummaryPlan {
+    /// Checks the plan against the limits of the model.
     ///
     /// # Errors
-    /// [`Error::BadOption`] with the command line's option and its bound, [`Error::WrongKind`].
+    /// [`Error::BadOption`] with the command-line option and its limit; [`Error::WrongKind`] if the model does not read
+    /// documents.
     pub fn check(&self, model: &dyn Model) -> Result<()> {
         let limits = reader(model)?.limits();
-        bounded("--batch", self.batch, 1, MAX)?;
-        bounded("--source", self.source, 2, limits.tokens)?;
-        bounded("--tokens", self.tokens, 2, limits.targets)?;
-        bounded("--pairs", self.pairs, 1, MAX)
+        check_range("--batch", self.batch, 1, MAX)?;
+        check_range("--source", self.source, 2, limits.tokens)?;
+        check_range("--tokens", self.tokens, 2, limits.targets)?;
+        check_range("--pairs", self.pairs, 1, MAX)
     }
 }
 
-/// What one model took, by its median run.
+/// Result for one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// The model, and what it runs on.
+pub struct SummaryMeasurement {
+    /// The model and the conditions of the measurement.
     #[serde(flatten)]
-    pub head: Head,
-    /// Nanoseconds of encoding one document.
+    pub measured: MeasuredModel,
+    /// Median nanoseconds to encode one document.
     pub encode_ns: f64,
-    /// Of these, those after its last part had come, as a share.
+    /// Share of `encode_ns` after the last part has arrived.
     pub encode_share_after_upload: f64,
-    /// Of these, by layer: vectors that came in, and nanoseconds. One document of the last run.
-    pub layers: Vec<Layer>,
-    /// Nanoseconds of one document's keys and values for the decoder; of the same.
+    /// Time of each encoder layer, for one document of the last run.
+    pub layers: Vec<LayerMeasurement>,
+    /// Nanoseconds to compute the decoder's keys and values of the same document.
     pub memory_ns: u64,
-    /// Multiply-adds of f32 a second while a document is encoded, in units of 2 · 10⁹: GFLOP/s.
+    /// GFLOP/s while a document is encoded: two floating-point operations per multiply-add.
     pub encode_gflops: f64,
-    /// What the same threads do in registers alone.
+    /// Measured peak GFLOP/s of the same threads, in registers.
     pub peak_gflops: f64,
-    /// Nanoseconds of a step, which writes a token about each document: the median of all steps.
+    /// Median nanoseconds of a step, which decodes one token for each document.
     pub decode_ns_per_token: f64,
-    /// Bytes that such a step has to read: weights, and the keys and values of all documents and of half the text.
+    /// Bytes that such a step reads: weights, and keys and values of all documents and of half the text.
     pub decode_bytes_per_step: usize,
-    /// Bytes a second that the same threads read when they go through as many again and again.
+    /// Measured read bandwidth of the same threads for a working set of that size.
     pub ceiling_bytes_per_second: f64,
-    /// Nanoseconds of the whole: all documents, all tokens.
+    /// Median nanoseconds of a complete run: all documents and all tokens.
     pub request_ns: f64,
-    /// Vectors that the decoder attends to.
+    /// Vectors of a document that the decoder attends to.
     pub vectors: usize,
-    /// Bytes of their keys and values, of one document.
+    /// Bytes of their keys and values.
     pub cross_attention_bytes: usize,
 }
 
-/// What one layer of the encoder took.
+/// Time of one encoder layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Layer {
-    /// Vectors that came in.
+pub struct LayerMeasurement {
+    /// Input vectors.
     pub length: usize,
     /// Nanoseconds.
     pub ns: u64,
 }
 
-/// Two models beside each other.
+/// Result of comparing two models.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Comparison {
-    /// Documents side by side.
+pub struct SummaryComparison {
+    /// Documents that are summarized concurrently.
     pub batch: usize,
-    /// Tokens of each.
+    /// Tokens of each document.
     pub source: usize,
-    /// Tokens written about each.
+    /// Tokens of each summary.
     pub tokens: usize,
     /// Runs of each model.
     pub pairs: usize,
-    /// The first model.
-    pub a: Entry,
-    /// The second.
-    pub b: Entry,
-    /// Time of the second ÷ time of the first: of a step of the decoder.
+    /// First model.
+    pub a: SummaryMeasurement,
+    /// Second model.
+    pub b: SummaryMeasurement,
+    /// Time of a decoder step of the second model divided by that of the first.
     pub decode_ratio: Ratio,
-    /// Of the whole.
+    /// Time of a complete run of the second model divided by that of the first.
     pub request_ratio: Ratio,
 }
 
-/// One run.
-struct Run {
-    /// Of each document: nanoseconds, and those after its last part.
-    encode: Vec<(f64, f64)>,
+/// Time to encode one document.
+struct EncodeTime {
+    total_ns: f64,
+    /// Nanoseconds after the last part has arrived.
+    after_last_part_ns: f64,
+}
+
+/// One timed run.
+#[derive(Default)]
+struct SummaryRun {
+    encode: Vec<EncodeTime>,
     step_ns: Vec<f64>,
     layers: Vec<LayerTime>,
     memory_ns: u64,
@@ -121,10 +133,9 @@ struct Run {
     bytes: usize,
 }
 
-impl Run {
+impl SummaryRun {
     fn request_ns(&self) -> f64 {
-        let encode: f64 = self.encode.iter().map(|(all, _)| all).sum();
-        encode + self.step_ns.iter().sum::<f64>()
+        self.encode.iter().map(|time| time.total_ns).sum::<f64>() + self.step_ns.iter().sum::<f64>()
     }
 
     fn step_p50(&self) -> f64 {
@@ -132,138 +143,154 @@ impl Run {
     }
 }
 
-/// Runs the plan with both models, A B A B …, after a run of each that is not timed; `progress` is told the pairs done.
+/// Runs the plan with both models in turns (A B A B …), after one untimed run of each. `progress` receives the number of
+/// finished pairs.
 ///
 /// # Errors
-/// A plan that one of the models cannot do, and what their steps say.
+/// The plan exceeds a limit of a model, or a step of a model fails.
 pub fn compare(
     [a, b]: [&dyn Model; 2],
-    plan: Plan,
+    plan: SummaryPlan,
     machine: &Machine,
     progress: &mut dyn FnMut(usize),
-) -> Result<Comparison> {
+) -> Result<SummaryComparison> {
     plan.check(a)?;
     plan.check(b)?;
     let mut scratches = [a.scratch(), b.scratch()];
-    let mut pair = || -> Result<[Run; 2]> { Ok([run(a, plan, &mut scratches[0])?, run(b, plan, &mut scratches[1])?]) };
+    let mut pair =
+        || -> Result<[SummaryRun; 2]> { Ok([run(a, plan, &mut scratches[0])?, run(b, plan, &mut scratches[1])?]) };
     pair()?;
     let mut runs = [Vec::new(), Vec::new()];
     for done in 0..plan.pairs {
-        let [of_a, of_b] = pair()?;
-        runs[0].push(of_a);
-        runs[1].push(of_b);
+        let [run_a, run_b] = pair()?;
+        runs[0].push(run_a);
+        runs[1].push(run_b);
         progress(done + 1);
     }
-    // a ratio of speeds: of times, the other way round
-    let ratio = |of: fn(&Run) -> f64| {
-        let speeds: Vec<_> = runs[0].iter().zip(&runs[1]).map(|(a, b)| (of(b), of(a))).collect();
-        Ratio::of(&speeds).ok_or_else(|| Error::Internal("no pair was timed".into()))
+    // a ratio of speeds is the inverse ratio of times
+    let ratio = |time: fn(&SummaryRun) -> f64| {
+        let speeds: Vec<_> = runs[0].iter().zip(&runs[1]).map(|(a, b)| (time(b), time(a))).collect();
+        Ratio::from_speeds(&speeds).ok_or_else(|| Error::Internal("no pair was timed".into()))
     };
-    let (decode_ratio, request_ratio) = (ratio(Run::step_p50)?, ratio(Run::request_ns)?);
-    let [of_a, of_b] = &runs;
-    let (a, b) = (entry(a, plan, machine, of_a)?, entry(b, plan, machine, of_b)?);
-    let Plan { batch, source, tokens, pairs } = plan;
-    Ok(Comparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio })
+    Ok(SummaryComparison {
+        batch: plan.batch,
+        source: plan.source,
+        tokens: plan.tokens,
+        pairs: plan.pairs,
+        a: summarize_runs(a, plan, machine, &runs[0])?,
+        b: summarize_runs(b, plan, machine, &runs[1])?,
+        decode_ratio: ratio(SummaryRun::step_p50)?,
+        request_ratio: ratio(SummaryRun::request_ns)?,
+    })
 }
 
-/// What a model's runs found, beside the machine's ceilings, which are measured now.
-fn entry(model: &dyn Model, plan: Plan, machine: &Machine, runs: &[Run]) -> Result<Entry> {
+/// Computes the result of a model's runs and measures the limits of the machine.
+fn summarize_runs(
+    model: &dyn Model,
+    plan: SummaryPlan,
+    machine: &Machine,
+    runs: &[SummaryRun],
+) -> Result<SummaryMeasurement> {
     let documents = || runs.iter().flat_map(|run| &run.encode);
     let last = runs.last();
     let layers = last.into_iter().flat_map(|run| &run.layers);
-    let encode_ns = median(documents().map(|(all, _)| *all).collect());
+    let encode_ns = median(documents().map(|time| time.total_ns).collect());
     let cost = model.cost(plan.tokens / 2, 0);
     let bytes = cost.symbol.shared_bytes + cost.logits.shared_bytes + plan.batch * cost.symbol.own_bytes;
-    Ok(Entry {
-        head: Head::new(model.card(), machine),
+    Ok(SummaryMeasurement {
+        measured: MeasuredModel::new(model.card(), machine),
         encode_ns,
-        encode_share_after_upload: median(documents().map(|(all, rest)| rest / all.max(1.0)).collect()),
-        layers: layers.map(|&LayerTime { length, ns }| Layer { length, ns }).collect(),
+        encode_share_after_upload: median(
+            documents().map(|time| time.after_last_part_ns / time.total_ns.max(1.0)).collect(),
+        ),
+        layers: layers.map(|&LayerTime { length, ns }| LayerMeasurement { length, ns }).collect(),
         memory_ns: last.map_or(0, |run| run.memory_ns),
         encode_gflops: 2.0 * reader(model)?.multiply_adds(plan.source) as f64 / encode_ns.max(1.0),
         peak_gflops: 2.0 * machine.multiply_adds_per_second() / 1e9,
         decode_ns_per_token: median(runs.iter().flat_map(|run| run.step_ns.iter().copied()).collect()),
         decode_bytes_per_step: bytes,
         ceiling_bytes_per_second: machine.read_bytes_per_second(bytes)?,
-        request_ns: median(runs.iter().map(Run::request_ns).collect()),
+        request_ns: median(runs.iter().map(SummaryRun::request_ns).collect()),
         vectors: last.map_or(0, |run| run.vectors),
         cross_attention_bytes: last.map_or(0, |run| run.bytes),
     })
 }
 
-fn median(numbers: Vec<f64>) -> f64 {
-    Quantiles::of(numbers).map_or(0.0, |found| found.p50)
+fn median(values: Vec<f64>) -> f64 {
+    Quantiles::from_values(values).map_or(0.0, |quantiles| quantiles.p50)
 }
 
-fn run(model: &dyn Model, plan: Plan, scratch: &mut Scratch) -> Result<Run> {
+fn run(model: &dyn Model, plan: SummaryPlan, scratch: &mut Scratch) -> Result<SummaryRun> {
     let reader = reader(model)?;
     let limits = reader.limits();
     let vocabulary = model.card().vocabulary.len();
-    let mut run =
-        Run { encode: Vec::new(), step_ns: Vec::new(), layers: Vec::new(), memory_ns: 0, vectors: 0, bytes: 0 };
+    let mut run = SummaryRun::default();
     let mut rows = Vec::with_capacity(plan.batch);
     for number in 0..plan.batch {
-        let mut ids = given(limits, vocabulary, number as u64, plan.source - 1);
+        let mut ids = text_ids(limits, vocabulary, number as u64, plan.source - 1);
         ids.push(limits.marks.end);
-        let (document, times) = encode(reader, &ids, scratch)?;
-        run.encode.push(times);
-        (run.layers, run.memory_ns) = (document.timings().to_vec(), document.memory_ns());
-        (run.vectors, run.bytes) = (document.vectors(), document.bytes());
+        let (document, time) = encode(reader, &ids, scratch)?;
+        run.encode.push(time);
+        run.layers = document.timings().to_vec();
+        run.memory_ns = document.memory_ns();
+        run.vectors = document.vectors();
+        run.bytes = document.bytes();
         rows.push(SequenceRow::new(reader.begin(&*document)?));
     }
-    let which: Vec<usize> = (0..plan.batch).collect();
+    let indices: Vec<usize> = (0..plan.batch).collect();
     let texts: Vec<Vec<u32>> =
-        (0..plan.batch).map(|number| given(limits, vocabulary, u64::MAX - number as u64, plan.tokens)).collect();
+        (0..plan.batch).map(|number| text_ids(limits, vocabulary, u64::MAX - number as u64, plan.tokens)).collect();
     for step in 0..plan.tokens {
         for (row, text) in rows.iter_mut().zip(&texts) {
             row.set(&text[step..=step], Want::Last);
         }
-        let began = Instant::now();
-        advance(model, &mut rows, &which, scratch)?;
-        run.step_ns.push(began.elapsed().as_nanos() as f64);
+        let start = Instant::now();
+        advance(model, &mut rows, &indices, scratch)?;
+        run.step_ns.push(start.elapsed().as_nanos() as f64);
     }
     Ok(run)
 }
 
-/// Encodes a document as it arrives: the whole time, and that after its last part.
-fn encode(reader: &dyn DocumentEncoder, ids: &[u32], scratch: &mut Scratch) -> Result<(Arc<dyn Document>, (f64, f64))> {
+/// Encodes a document while its parts arrive.
+fn encode(reader: &dyn DocumentEncoder, ids: &[u32], scratch: &mut Scratch) -> Result<(Arc<dyn Document>, EncodeTime)> {
     let mut encoding = reader.open();
-    let (began, parts) = (Instant::now(), ids.chunks(ids.len().div_ceil(PARTS)));
-    let mut last = began;
-    for part in parts {
+    let start = Instant::now();
+    let mut last_part = start;
+    for part in ids.chunks(ids.len().div_ceil(PARTS)) {
         while encoding.progress().stage != EncodingStage::Waiting {
             if reader.advance(&mut *encoding, 1, scratch)? == 0 {
                 break;
             }
         }
-        last = Instant::now();
+        last_part = Instant::now();
         encoding.push(part)?;
     }
     encoding.close()?;
     loop {
         if let Some(document) = encoding.document() {
-            let ended = Instant::now();
-            let since = |from: Instant| ended.duration_since(from).as_nanos() as f64;
-            return Ok((document, (since(began), since(last))));
+            let total_ns = start.elapsed().as_nanos() as f64;
+            let after_last_part_ns = last_part.elapsed().as_nanos() as f64;
+            return Ok((document, EncodeTime { total_ns, after_last_part_ns }));
         }
         if reader.advance(&mut *encoding, 1, scratch)? == 0 && encoding.document().is_none() {
-            return Err(Error::Internal("a document that is whole does not come to its end".into()));
+            return Err(Error::Internal("encoding a complete document made no progress".into()));
         }
     }
 }
 
-/// Ids that are no marks, always the same ones.
-fn given(limits: &DocumentLimits, vocabulary: usize, seed: u64, count: usize) -> Vec<u32> {
+/// Returns `count` pseudorandom ids that are not special symbols.
+fn text_ids(limits: &DocumentLimits, vocabulary: usize, seed: u64, count: usize) -> Vec<u32> {
     let marks = [limits.marks.start, limits.marks.pad, limits.marks.end, limits.marks.unknown];
-    let plain: Vec<u32> = (0..vocabulary as u32).filter(|id| !marks.contains(id)).collect();
-    let place = |at| (uniform(seed, Purpose::Sampling, at) * plain.len() as f32) as usize;
-    (0..count).filter_map(|at| plain.get(place(at)).copied()).collect()
+    let candidates: Vec<u32> = (0..vocabulary as u32).filter(|id| !marks.contains(id)).collect();
+    let index = |position| (uniform(seed, Purpose::Sampling, position) * candidates.len() as f32) as usize;
+    (0..count).filter_map(|position| candidates.get(index(position)).copied()).collect()
 }
 
 fn reader(model: &dyn Model) -> Result<&dyn DocumentEncoder> {
-    let found = || (model.card().name.clone(), model.card().shape.clone());
-    model.document_encoder().ok_or_else(|| {
-        let (model, found) = found();
-        Error::WrongKind { call: "bench summarize", model, wanted: "reads documents", found }
+    model.document_encoder().ok_or_else(|| Error::WrongKind {
+        call: "bench summarize",
+        model: model.card().name.clone(),
+        wanted: "reads documents",
+        found: model.card().shape.clone(),
     })
 }

@@ -56,7 +56,7 @@ pub(super) struct PlotArgs {
 }
 
 pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
-    let (plan, mut entries) = (endless::Plan { symbols: args.symbols, parts: args.parts }, Vec::new());
+    let (plan, mut entries) = (endless::EndlessPlan { symbols: args.symbols, parts: args.parts }, Vec::new());
     for setup in args.compute.setups() {
         let ([model], machine) = setup.load([&args.model])?;
         plan.check(model.card())?;
@@ -67,7 +67,7 @@ pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
     let Common { compute, told } = &args.common;
-    let plan = report::kernels::Plan { seconds: args.seconds, megabytes: args.megabytes };
+    let plan = report::kernels::KernelPlan { seconds: args.seconds, megabytes: args.megabytes };
     plan.check()?;
     if let Some(bytes) = free_bytes() {
         plan.check_memory(&compute.dtype, bytes)?;

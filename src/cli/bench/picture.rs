@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result, clip},
-    report::plot::{self, Source},
+    report::plot::{self, MeasurementFile},
 };
 use serde_json::Value;
 use std::{
@@ -41,7 +41,7 @@ impl Picture {
     ///
     /// # Errors
     /// Entries that cannot be drawn, [`Error::Io`].
-    pub(super) fn write(mut self, field: &'static str, sources: &[Source]) -> Result<()> {
+    pub(super) fn write(mut self, field: &'static str, sources: &[MeasurementFile]) -> Result<()> {
         let svg = plot::svg(field, sources)?;
         self.file.set_len(0).and_then(|()| self.file.write_all(svg.as_bytes())).map_err(Error::io(&self.path))?;
         self.made = false;
@@ -62,11 +62,11 @@ impl Drop for Picture {
 ///
 /// # Errors
 /// [`Error::Io`], and [`Error::Checkpoint`] naming a file that is no list of measurements.
-pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<Source>> {
+pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<MeasurementFile>> {
     files.iter().map(|path| read(path)).collect()
 }
 
-fn read(path: &Path) -> Result<Source> {
+fn read(path: &Path) -> Result<MeasurementFile> {
     let file = File::open(path).map_err(Error::io(path))?;
     let length = file.metadata().map_err(Error::io(path))?.len();
     if length > MAX_BYTES {
@@ -77,7 +77,7 @@ fn read(path: &Path) -> Result<Source> {
     file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(Error::io(path))?;
     let wrong = |place: String, found: String| Error::checkpoint(path, place, LIST, found);
     match serde_json::from_slice(&bytes) {
-        Ok(Value::Array(entries)) => Ok(Source { name: path.into(), entries }),
+        Ok(Value::Array(entries)) => Ok(MeasurementFile { name: path.into(), entries }),
         Ok(other) => Err(wrong("the JSON".into(), clip(&other.to_string(), QUOTED))),
         Err(error) => {
             let found = error.to_string();

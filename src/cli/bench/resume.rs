@@ -6,9 +6,9 @@ use crate::{
     error::Result,
     family::load::MAX_SYMBOLS,
     report::{
-        head::Head,
+        machine::MeasuredModel,
         prefill::MAX_RUNS,
-        resume::{Answered, Entry, Plan},
+        resume::{ResumeMeasurement, ResumePlan, TimedAnswer},
     },
     serve::client::streams::Request,
 };
@@ -44,7 +44,7 @@ pub(super) struct ResumeArgs {
 
 pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
     let ResumeArgs { more, runs, .. } = *args;
-    let plans: Vec<_> = args.context.iter().map(|&context| Plan { context, more, runs }).collect();
+    let plans: Vec<_> = args.context.iter().map(|&context| ResumePlan { context, more, runs }).collect();
     let mut entries = Vec::new();
     for setup in args.compute.setups() {
         entries.extend(measure(setup, args, &plans)?);
@@ -52,7 +52,7 @@ pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
     Told { json: args.json, plot: None }.tell(None, &entries, table::resume)
 }
 
-fn measure(setup: Setup, args: &ResumeArgs, plans: &[Plan]) -> Result<Vec<Entry>> {
+fn measure(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<ResumeMeasurement>> {
     let ([model], machine) = setup.load([&args.model])?;
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
@@ -61,18 +61,18 @@ fn measure(setup: Setup, args: &ResumeArgs, plans: &[Plan]) -> Result<Vec<Entry>
         let cache_bytes = model.memory().limit / 2;
         let limits = Limits { chunk: args.chunk, cache_bytes, ..Limits::default() };
         let mut served = Served::start(Handle::start(model.clone(), limits)?)?;
-        let mut pair = |number| -> Result<[Answered; 2]> {
+        let mut pair = |number| -> Result<[TimedAnswer; 2]> {
             let [cold, resumed] = plan.prompts(card, number);
             Ok([first_char(&mut served, cold)?, first_char(&mut served, resumed)?])
         };
         pair(0)?;
         let pairs = (1..=plan.runs).map(pair).collect::<Result<Vec<_>>>()?;
-        Entry::new(Head::new(card, &machine), card, plan, args.chunk, &pairs)
+        ResumeMeasurement::new(MeasuredModel::new(card, &machine), card, plan, args.chunk, &pairs)
     })
 }
 
 /// Asks for one character.
-fn first_char(served: &mut Served, prompt: String) -> Result<Answered> {
+fn first_char(served: &mut Served, prompt: String) -> Result<TimedAnswer> {
     let read = served.ask(&[Request { prompt, seed: 1, chars: 1 }])?;
-    Ok(Answered { ns: read.ns as f64, cached_chars: read.cached_chars })
+    Ok(TimedAnswer { ns: read.ns as f64, cached_chars: read.cached_chars })
 }

@@ -8,8 +8,8 @@ use crate::{
     family::load::MAX_SYMBOLS,
     report::{
         compare::MAX_PAIRS,
-        head::Head,
-        stream::{Asked, Entry, MAX_BATCH, Plan, Run},
+        machine::MeasuredModel,
+        stream::{MAX_BATCH, StreamMeasurement, StreamPlan, StreamRequest, StreamRun},
     },
     serve::client::streams::{Read, Request},
     text::StreamDetokenizer,
@@ -46,7 +46,7 @@ pub(super) struct StreamArgs {
 
 pub(super) fn run_stream(args: &StreamArgs) -> Result<()> {
     let StreamArgs { context, chars, pairs, .. } = *args;
-    let plans: Vec<_> = args.batch.iter().map(|&batch| Plan { batch, context, chars, pairs }).collect();
+    let plans: Vec<_> = args.batch.iter().map(|&batch| StreamPlan { batch, context, chars, pairs }).collect();
     let mut entries = Vec::new();
     for setup in args.compute.setups() {
         entries.extend(measure(setup, args, &plans)?);
@@ -54,18 +54,18 @@ pub(super) fn run_stream(args: &StreamArgs) -> Result<()> {
     Told { json: args.json, plot: None }.tell(None, &entries, table::stream)
 }
 
-fn measure(setup: Setup, args: &StreamArgs, plans: &[Plan]) -> Result<Vec<Entry>> {
+fn measure(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<StreamMeasurement>> {
     let ([model], machine) = setup.load([&args.model])?;
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
     let rows = plans.iter().map(|plan| plan.batch).max().unwrap_or(1).max(Limits::default().rows);
     let mut bench = Bench::start(Handle::start(model.clone(), Limits { rows, ..Limits::default() })?)?;
     each(plans.to_vec(), |plan| {
-        let asked = plan.asked(card);
+        let asked = plan.requests(card);
         let mut pair = || Ok((bench.in_process(&*model, plan, &asked)?, bench.served(plan, &asked)?));
         pair()?;
         let runs = (0..plan.pairs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
-        Entry::new(Head::new(card, &machine), plan, &runs)
+        StreamMeasurement::new(MeasuredModel::new(card, &machine), plan, &runs)
     })
 }
 
@@ -81,9 +81,9 @@ impl Bench {
     }
 
     /// Submits all requests and reads their events, each on a task of its own, as the server does.
-    fn in_process(&self, model: &dyn Model, plan: Plan, asked: &[Asked]) -> Result<Run> {
+    fn in_process(&self, model: &dyn Model, plan: StreamPlan, asked: &[StreamRequest]) -> Result<StreamRun> {
         let card = model.card();
-        let jobs = asked.iter().map(|asked| plan.job(asked, card)).collect::<Result<Vec<_>>>()?;
+        let jobs = asked.iter().map(|asked| plan.engine_request(asked, card)).collect::<Result<Vec<_>>>()?;
         let runtime = self.served.runtime()?;
         let begun = Instant::now();
         let told = runtime.block_on(self.generate(jobs))?;
@@ -95,7 +95,7 @@ impl Bench {
             text += stream.finish();
             text
         };
-        Ok(Run { ns, texts: told.into_iter().map(text).collect(), messages })
+        Ok(StreamRun { ns, texts: told.into_iter().map(text).collect(), messages })
     }
 
     async fn generate(&self, jobs: Vec<Generate>) -> Result<Vec<Heard>> {
@@ -110,12 +110,12 @@ impl Bench {
     }
 
     /// Has the client ask for the same.
-    fn served(&mut self, plan: Plan, asked: &[Asked]) -> Result<Run> {
+    fn served(&mut self, plan: StreamPlan, asked: &[StreamRequest]) -> Result<StreamRun> {
         let chars = u32::try_from(plan.chars).unwrap_or(u32::MAX);
-        let request = |asked: &Asked| Request { prompt: asked.prompt.clone(), seed: asked.seed, chars };
+        let request = |asked: &StreamRequest| Request { prompt: asked.prompt.clone(), seed: asked.seed, chars };
         let requests: Vec<_> = asked.iter().map(request).collect();
         let Read { ns, texts, messages, .. } = self.served.ask(&requests)?;
-        Ok(Run { ns: ns as f64, texts, messages })
+        Ok(StreamRun { ns: ns as f64, texts, messages })
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
         let ([a, b], machine) = setup.load([&args.a, &args.b])?;
         let (mut progress, total) = (Progress::measurements(), (args.batch.len() * pairs) as u64);
         for (index, &batch) in args.batch.iter().enumerate() {
-            let plan = summaries::Plan { batch, source, tokens, pairs };
+            let plan = summaries::SummaryPlan { batch, source, tokens, pairs };
             let mut tell = |done: usize| progress.tell((index * pairs + done) as u64, total);
             entries.push(summaries::compare([&*a, &*b], plan, &machine, &mut tell)?);
         }

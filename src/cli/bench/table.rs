@@ -3,7 +3,7 @@
 use crate::{
     error::printable,
     report::{
-        compare::{Comparison, Ratio},
+        compare::{DecodeComparison, Ratio},
         decode, endless, kernels, prefill, resume,
         stream::{self, Overhead},
         summaries,
@@ -46,7 +46,7 @@ const DECODE: [&str; 14] = [
     "GB/s of ceiling",
 ];
 
-fn decode_line(entry: &decode::Entry) -> Vec<String> {
+fn decode_line(entry: &decode::DecodeMeasurement) -> Vec<String> {
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
     let giga = |bytes: f64| format!("{:.1}", bytes / 1e9);
     let gap = |p50: Option<f64>, p99: Option<f64>| match (p50, p99) {
@@ -54,9 +54,9 @@ fn decode_line(entry: &decode::Entry) -> Vec<String> {
         _ => "-".into(),
     };
     vec![
-        entry.head.model.clone(),
-        entry.head.dtype.to_owned(),
-        entry.head.threads.to_string(),
+        entry.measured.model.clone(),
+        entry.measured.dtype.to_owned(),
+        entry.measured.threads.to_string(),
         entry.batch.to_string(),
         entry.context.to_string(),
         entry.boundary_wait.to_string(),
@@ -91,13 +91,13 @@ fn foreign<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
 }
 
 /// Of `weir bench decode`.
-pub(super) fn decode(entries: &[decode::Entry]) -> String {
+pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
     let table = columns(&DECODE, entries.iter().map(decode_line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+    table + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench prefill`.
-pub(super) fn prefill(entries: &[prefill::Entry]) -> String {
+pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
     let head = [
         "model",
         "dtype",
@@ -113,11 +113,11 @@ pub(super) fn prefill(entries: &[prefill::Entry]) -> String {
         "peak GFLOP/s",
     ];
     let ms = |ns: f64| format!("{:.2}", ns / 1e6);
-    let line = |entry: &prefill::Entry| {
+    let line = |entry: &prefill::PrefillMeasurement| {
         vec![
-            entry.head.model.clone(),
-            entry.head.dtype.to_owned(),
-            entry.head.threads.to_string(),
+            entry.measured.model.clone(),
+            entry.measured.dtype.to_owned(),
+            entry.measured.threads.to_string(),
             entry.symbols.to_string(),
             entry.chunk.to_string(),
             factor(entry.shortening_factor),
@@ -131,7 +131,7 @@ pub(super) fn prefill(entries: &[prefill::Entry]) -> String {
     };
     let table =
         columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
-    table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+    table + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// What must be said where a rate stands beside no peak.
@@ -144,24 +144,26 @@ fn no_peak(missing: bool) -> &'static str {
 }
 
 /// Of `weir bench compare`.
-pub(super) fn compare(comparisons: &[Comparison]) -> String {
+pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
     let mut text = columns(&DECODE, both().map(decode_line));
     text.push('\n');
-    for Comparison { batch, context, boundary_wait, pairs, a, b, ratio: Ratio { median, p10, p90 } } in comparisons {
+    for DecodeComparison { batch, context, boundary_wait, pairs, a, b, ratio: Ratio { median, p10, p90 } } in
+        comparisons
+    {
         let _ = writeln!(
             text,
             "batch {batch}, context {context}, wait {boundary_wait}: {} is {median:.3} times as fast as {} \
              (p10 {p10:.3}, p90 {p90:.3}, {pairs} pairs)",
-            printable(&a.head.model),
-            printable(&b.head.model)
+            printable(&a.measured.model),
+            printable(&b.measured.model)
         );
     }
-    text + &foreign(both().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+    text + &foreign(both().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench summarize`.
-pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
+pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {
     let head = [
         "model",
         "dtype",
@@ -175,9 +177,9 @@ pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
         "request s",
         "vectors",
     ];
-    let line = |batch: usize, entry: &summaries::Entry| {
-        let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned()];
-        cells.extend([entry.head.threads, batch].map(|count| count.to_string()));
+    let line = |batch: usize, entry: &summaries::SummaryMeasurement| {
+        let mut cells = vec![entry.measured.model.clone(), entry.measured.dtype.to_owned()];
+        cells.extend([entry.measured.threads, batch].map(|count| count.to_string()));
         cells.push(format!("{:.1}", entry.encode_ns / 1e6));
         let share =
             |found: f64, most: f64| format!("{found:.1} of {most:.1} ({:.0} %)", 100.0 * found / most.max(1e-9));
@@ -190,12 +192,13 @@ pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
         cells.push(entry.vectors.to_string());
         cells
     };
-    let both = |one: &summaries::Comparison| [line(one.batch, &one.a), line(one.batch, &one.b)];
+    let both = |one: &summaries::SummaryComparison| [line(one.batch, &one.a), line(one.batch, &one.b)];
     let mut text = columns(&head, comparisons.iter().flat_map(both));
     text.push('\n');
-    for summaries::Comparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons {
+    for summaries::SummaryComparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons
+    {
         let times = |Ratio { median, p10, p90 }: &Ratio| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
-        let (a, b) = (printable(&a.head.model), printable(&b.head.model));
+        let (a, b) = (printable(&a.measured.model), printable(&b.measured.model));
         let (decode, request) = (times(decode_ratio), times(request_ratio));
         let _ = writeln!(
             text,
@@ -206,7 +209,7 @@ pub(super) fn summaries(comparisons: &[summaries::Comparison]) -> String {
 }
 
 /// Of `weir bench resume`.
-pub(super) fn resume(entries: &[resume::Entry]) -> String {
+pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
     let head = [
         "model",
         "dtype",
@@ -222,21 +225,21 @@ pub(super) fn resume(entries: &[resume::Entry]) -> String {
         "cached",
     ];
     let ms = |ns: f64| format!("{:.3}", ns / 1e6);
-    let line = |entry: &resume::Entry| {
+    let line = |entry: &resume::ResumeMeasurement| {
         let Ratio { median, p10, p90 } = entry.ratio;
-        let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned()];
-        cells.extend([entry.head.threads, entry.context].map(|count| count.to_string()));
+        let mut cells = vec![entry.measured.model.clone(), entry.measured.dtype.to_owned()];
+        cells.extend([entry.measured.threads, entry.context].map(|count| count.to_string()));
         cells.extend([entry.cold_ns_p50, entry.resumed_ns_p50, entry.resumed_ns_p10, entry.resumed_ns_p90].map(ms));
         cells.extend([median, p10, p90].map(|ratio| format!("{ratio:.2}")));
         cells.push(format!("{:.1}", entry.cached_chars));
         cells
     };
     let table = columns(&head, entries.iter().map(line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+    table + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench endless`: a line for each part.
-pub(super) fn endless(entries: &[endless::Entry]) -> String {
+pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
     let head =
         ["model", "dtype", "threads", "symbols", "p50 us", "p10", "p90", "KB in pages", "KB beside", "MB resident"];
     let micro = |ns: f64| format!("{:.2}", ns / 1e3);
@@ -244,7 +247,8 @@ pub(super) fn endless(entries: &[endless::Entry]) -> String {
     let table = columns(
         &head,
         lines.map(|(entry, part)| {
-            let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned(), entry.head.threads.to_string()];
+            let mut cells =
+                vec![entry.measured.model.clone(), entry.measured.dtype.to_owned(), entry.measured.threads.to_string()];
             cells.push(part.symbols.to_string());
             cells.extend([part.step_ns_p50, part.step_ns_p10, part.step_ns_p90].map(micro));
             cells.extend([part.page_bytes, part.own_bytes].map(|bytes| format!("{:.1}", bytes as f64 / 1e3)));
@@ -253,16 +257,16 @@ pub(super) fn endless(entries: &[endless::Entry]) -> String {
         }),
     );
     let ratios = entries.iter().map(|entry| {
-        let (model, time, memory) = (&entry.head.model, entry.time_ratio, entry.memory_ratio);
+        let (model, time, memory) = (&entry.measured.model, entry.time_ratio, entry.memory_ratio);
         format!("{model}: last part ÷ first: time {time:.3}, memory {memory:.3}\n")
     });
     table
         + &ratios.collect::<String>()
-        + &foreign(entries.iter().map(|entry| (&*entry.head.model, entry.foreign_letters)))
+        + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
 /// Of `weir bench stream`.
-pub(super) fn stream(entries: &[stream::Entry]) -> String {
+pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
     let head = [
         "model",
         "dtype",
@@ -282,9 +286,10 @@ pub(super) fn stream(entries: &[stream::Entry]) -> String {
         "p90",
     ];
     let micro = |ns: f64| format!("{:.1}", ns / 1e3);
-    let line = |entry: &stream::Entry| {
+    let line = |entry: &stream::StreamMeasurement| {
         let Overhead { median, p10, p90 } = entry.overhead;
-        let mut cells = vec![entry.head.model.clone(), entry.head.dtype.to_owned(), entry.head.threads.to_string()];
+        let mut cells =
+            vec![entry.measured.model.clone(), entry.measured.dtype.to_owned(), entry.measured.threads.to_string()];
         cells.extend([entry.batch, entry.context, entry.chars, entry.messages].map(|count| count.to_string()));
         cells.extend([entry.engine_step_ns, entry.engine_step_ns_p10, entry.engine_step_ns_p90].map(micro));
         cells.extend([entry.served_step_ns, entry.served_step_ns_p10, entry.served_step_ns_p90].map(micro));
@@ -295,7 +300,7 @@ pub(super) fn stream(entries: &[stream::Entry]) -> String {
 }
 
 /// Of `weir bench kernels`.
-pub(super) fn kernels(entries: &[kernels::Entry]) -> String {
+pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
     let head = [
         "kernel",
         "dtype",
@@ -315,7 +320,7 @@ pub(super) fn kernels(entries: &[kernels::Entry]) -> String {
     let count = |count: Option<usize>| count.map_or("-".into(), |count| count.to_string());
     let name = |name: Option<&str>| name.unwrap_or("-").to_owned();
     let rate = |rate: Option<f64>, unit: f64| rate.map_or("-".into(), |rate| format!("{:.1}", rate / unit));
-    let line = |entry: &kernels::Entry| {
+    let line = |entry: &kernels::KernelMeasurement| {
         let shape = entry.inputs.zip(entry.outputs).map(|(inputs, outputs)| format!("{inputs}->{outputs}"));
         let mut cells =
             vec![entry.kernel.to_owned(), name(entry.dtype), entry.threads.to_string(), name(entry.weights)];
@@ -325,7 +330,7 @@ pub(super) fn kernels(entries: &[kernels::Entry]) -> String {
         cells.extend([entry.gflops, entry.peak_gflops].map(|gflops| rate(gflops, 1.0)));
         cells
     };
-    let rated = |entry: &kernels::Entry| entry.gflops.is_some() && entry.peak_gflops.is_none();
+    let rated = |entry: &kernels::KernelMeasurement| entry.gflops.is_some() && entry.peak_gflops.is_none();
     columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(rated))
 }
 

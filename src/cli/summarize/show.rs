@@ -10,7 +10,7 @@ use crate::{
         summary::{EncodedDocument, SummaryResult},
     },
     error::printable,
-    report::rouge::{Match, Rouge},
+    report::rouge::{RougeScore, RougeScores},
 };
 use serde_json::{Value, json};
 use std::{fmt::Write, io::IsTerminal};
@@ -45,8 +45,8 @@ fn harmless(text: &str) -> String {
 }
 
 /// ROUGE in a few lines.
-pub(super) fn rouge(Rouge { rouge1, rouge2, rouge_l }: &Rouge) -> String {
-    let line = |name, Match { precision, recall, f1 }: &Match| {
+pub(super) fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> String {
+    let line = |name, RougeScore { precision, recall, f1 }: &RougeScore| {
         let [f1, precision, recall] = [f1, precision, recall].map(|part| 100.0 * part);
         format!("{name} {f1:.2} (precision {precision:.2}, recall {recall:.2})\n")
     };
@@ -58,7 +58,7 @@ pub(super) fn json(
     model: &dyn Model,
     encoded: &EncodedDocument,
     summary: &SummaryResult,
-    compared: Option<Rouge>,
+    compared: Option<RougeScores>,
 ) -> Value {
     let SummaryResult { hypotheses, reason, usage, timing, .. } = summary;
     let written = |one: &Hypothesis| {

@@ -4,7 +4,7 @@ use super::{Document, Writer};
 use crate::{
     cli::{output, progress::Progress},
     error::{Error, Result, printable},
-    report::rouge::{Rouge, rouge},
+    report::rouge::{RougeScores, rouge},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -39,7 +39,7 @@ struct Figures {
     tokens: usize,
     written: usize,
     total_ns: u64,
-    rouge: Rouge,
+    rouge: RougeScores,
 }
 
 /// Summarizes every document of the file, and tells the figures of each source and of all.
@@ -109,7 +109,7 @@ fn lines(file: &Path) -> Result<Vec<(u64, Line)>> {
 }
 
 impl Figures {
-    fn mean(&self) -> (Rouge, f64, f64) {
+    fn mean(&self) -> (RougeScores, f64, f64) {
         let count = self.documents.max(1) as f64;
         (self.rouge / count, self.tokens as f64 / count, self.written as f64 / count)
     }
@@ -136,7 +136,7 @@ fn told(rows: &[(&str, &Figures)]) -> String {
         "source"
     );
     for (source, figures) in rows {
-        let (Rouge { rouge1, rouge2, rouge_l }, tokens, written) = figures.mean();
+        let (RougeScores { rouge1, rouge2, rouge_l }, tokens, written) = figures.mean();
         let [one, two, longest] = [rouge1, rouge2, rouge_l].map(|part| 100.0 * part.f1);
         let seconds = figures.total_ns as f64 / 1e9 / figures.documents.max(1) as f64;
         // Writing to a string does not fail.

@@ -1,6 +1,9 @@
-//! Products of rows with a matrix, whose weights come from memory or from a cache.
+//! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
-use super::{Ceilings, Entry, Plan, Work, timing};
+use super::{
+    measurement::{KernelMeasurement, KernelPlan, MachineLimits, Work},
+    timing,
+};
 use crate::{
     error::Result,
     kernels::{
@@ -11,63 +14,84 @@ use crate::{
 };
 use std::hint::black_box;
 
-/// (inputs, outputs): a 512 wide model's feed-forward, output, and fused query, key and value projections.
-pub(super) const SHAPES: [(usize, usize); 4] = [(512, 2048), (2048, 512), (512, 512), (512, 1536)];
-/// The one whose outputs go through GELU.
-const ACTIVATED: (usize, usize) = SHAPES[0];
-/// Rows of a decoding step, and of a prefill chunk.
-const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 512];
-
-/// Matrices that are all alike: where their numbers differ would not matter.
-fn matrices(dtype: Dtype, (inputs, outputs): (usize, usize), count: usize) -> Result<Vec<Linear>> {
-    let weight: Vec<f32> = (0..inputs * outputs).map(|index| (index % 251) as f32 / 251.0 - 0.5).collect();
-    let (store, bias) = (WeightArena::new(dtype), vec![0.1; outputs]);
-    (0..count).map(|_| Linear::pack(&store, &weight, &bias, outputs, inputs)).collect()
+/// Shape of a weight matrix.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Shape {
+    inputs: usize,
+    outputs: usize,
 }
 
-/// All numbers of rows of one shape: cold, hot, and hot with GELU where a model has it.
+/// Matrices of a model of width 512: feed-forward up and down, attention output, fused query-key-value projection.
+pub(super) const SHAPES: [Shape; 4] = [
+    Shape { inputs: 512, outputs: 2048 },
+    Shape { inputs: 2048, outputs: 512 },
+    Shape { inputs: 512, outputs: 512 },
+    Shape { inputs: 512, outputs: 1536 },
+];
+/// Shape that is also measured with GELU.
+const ACTIVATED: Shape = SHAPES[0];
+/// Rows of decoding steps, and of a prefill chunk.
+const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 512];
+
+/// Packs `count` equal matrices.
+fn matrices(dtype: Dtype, shape: Shape, count: usize) -> Result<Vec<Linear>> {
+    let Shape { inputs, outputs } = shape;
+    let weight: Vec<f32> = (0..inputs * outputs).map(|index| (index % 251) as f32 / 251.0 - 0.5).collect();
+    let bias = vec![0.1; outputs];
+    let arena = WeightArena::new(dtype);
+    (0..count).map(|_| Linear::pack(&arena, &weight, &bias, outputs, inputs)).collect()
+}
+
+/// Measures one shape with every number of rows: cold, hot, and hot with GELU where models use it.
 pub(super) fn measure(
     dtype: Dtype,
-    shape: (usize, usize),
+    shape: Shape,
     peak_gflops: Option<f64>,
-    plan: Plan,
+    plan: KernelPlan,
     machine: &Machine,
-) -> Result<Vec<Entry>> {
-    // as many matrices for every dtype, so that a narrow one is seen to fit where a wide one does not
-    let count = (plan.megabytes * 1_000_000).div_ceil(shape.0 * shape.1 * size_of::<f32>());
+) -> Result<Vec<KernelMeasurement>> {
+    // the same number of matrices for every dtype, so that narrow ones may fit into a cache where wide ones do not
+    let count = (plan.megabytes * 1_000_000).div_ceil(shape.inputs * shape.outputs * size_of::<f32>());
     let matrices = matrices(dtype, shape, count)?;
     let mut entries = Vec::new();
     for (weights, matrices) in [("cold", &matrices[..]), ("hot", &matrices[..1])] {
         let working_set = matrices.iter().map(Linear::bytes).sum();
-        let ceilings = Ceilings { read: machine.read_bytes_per_second(working_set)?, peak_gflops };
+        let bytes_per_second = machine.read_bytes_per_second(working_set)?;
+        let limits = MachineLimits { bytes_per_second, peak_gflops };
         let gelu = (weights == "hot" && shape == ACTIVATED).then_some(("matrix+gelu", Epilogue::Gelu));
-        for (kernel, then) in [Some(("matrix", Epilogue::None)), gelu].into_iter().flatten() {
+        for (kernel, epilogue) in [Some(("matrix", Epilogue::None)), gelu].into_iter().flatten() {
             for rows in ROWS {
-                let (times, work) = product(matrices, rows, then, plan, machine)?;
-                let mut entry = Entry::new(kernel, rows, times, machine);
-                entry = entry.rated(Work { working_set, ..work }, ceilings);
-                (entry.dtype, entry.weights) = (Some(dtype.name()), Some(weights));
-                (entry.inputs, entry.outputs) = (Some(shape.0), Some(shape.1));
-                entries.push(entry);
+                let (times, work) = product(matrices, rows, epilogue, plan, machine)?;
+                let measurement = KernelMeasurement::new(kernel, rows, times, machine);
+                entries.push(KernelMeasurement {
+                    dtype: Some(dtype.name()),
+                    weights: Some(weights),
+                    inputs: Some(shape.inputs),
+                    outputs: Some(shape.outputs),
+                    ..measurement.with_rates(Work { working_set, ..work }, limits)
+                });
             }
         }
     }
     Ok(entries)
 }
 
-/// The matrices in turns: a product's time, and what one of them is.
+/// Times products with the matrices in turns. Returns the time and the work of one product.
 fn product(
     matrices: &[Linear],
     rows: usize,
-    then: Epilogue,
-    plan: Plan,
+    epilogue: Epilogue,
+    plan: KernelPlan,
     machine: &Machine,
 ) -> Result<(Quantiles, Work)> {
-    let (inputs, outputs) = (matrices[0].inputs(), matrices[0].outputs());
-    let (x, mut out, mut quantized) = (vec![0.5; rows * inputs], vec![0.0; rows * outputs], QuantizedRows::default());
-    let times = timing::calls(plan.least(), &mut |number| {
+    let inputs = matrices[0].inputs();
+    let outputs = matrices[0].outputs();
+    let x = vec![0.5; rows * inputs];
+    let mut out = vec![0.0; rows * outputs];
+    let mut quantized = QuantizedRows::default();
+    let times = timing::time_batches(plan.min_time(), &mut |number| {
         let matrix = &matrices[number % matrices.len()];
-        matrix.apply(&machine.compute, black_box(&x), then, &mut quantized, &mut out);
+        matrix.apply(&machine.compute, black_box(&x), epilogue, &mut quantized, &mut out);
         black_box(&mut out);
     })?;
     let bytes = matrices[0].bytes();

@@ -1,4 +1,4 @@
-//! Nanoseconds of a call.
+//! Measures the time of a call.
 
 use crate::{
     error::{Error, Result},
@@ -6,48 +6,50 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 
-/// At least so many samples …
-const LEAST_SAMPLES: usize = 11;
-/// … and at most so many, each kept.
-const MOST_SAMPLES: usize = 1 << 20;
-/// Calls are timed together until they take so long, so that reading the clock costs a sample nothing that shows.
+/// Minimum samples.
+const MIN_SAMPLES: usize = 11;
+/// Maximum samples, all of which are kept in memory.
+const MAX_SAMPLES: usize = 1 << 20;
+/// Minimum time of a batch of calls, so that the cost of reading the clock is negligible.
 const SAMPLE: Duration = Duration::from_micros(200);
 
-/// A call's nanoseconds, over samples that took `least` together; `call` is told its number, so that it can take turns.
-/// The number goes on from sample to sample.
-pub(super) fn calls(least: Duration, call: &mut dyn FnMut(usize)) -> Result<Quantiles> {
-    let (mut number, mut batch) = (0, 1);
+/// Times batches of calls for at least `min_time` and returns the nanoseconds per call. `call` receives its number, which
+/// increases across batches.
+pub(super) fn time_batches(min_time: Duration, call: &mut dyn FnMut(usize)) -> Result<Quantiles> {
+    let mut number = 0;
+    let mut batch = 1;
     let mut sample = |batch: usize| {
-        let begun = Instant::now();
+        let start = Instant::now();
         for _ in 0..batch {
             call(number);
             number += 1;
         }
-        begun.elapsed()
+        start.elapsed()
     };
     sample(1);
     while sample(batch) < SAMPLE {
         batch *= 2;
     }
-    repeat(least, &mut || sample(batch).as_nanos() as f64 / batch as f64)
+    repeat(min_time, &mut || sample(batch).as_nanos() as f64 / batch as f64)
 }
 
-/// The same with each call timed by itself, the clock's own cost included: where the slow ones are what matters.
-pub(super) fn each(least: Duration, call: &mut dyn FnMut()) -> Result<Quantiles> {
+/// Times each call separately, including the cost of reading the clock, so that slow calls are visible.
+pub(super) fn time_each(min_time: Duration, call: &mut dyn FnMut()) -> Result<Quantiles> {
     call();
-    repeat(least, &mut || {
-        let begun = Instant::now();
+    repeat(min_time, &mut || {
+        let start = Instant::now();
         call();
-        begun.elapsed().as_nanos() as f64
+        start.elapsed().as_nanos() as f64
     })
 }
 
-fn repeat(least: Duration, sample: &mut dyn FnMut() -> f64) -> Result<Quantiles> {
-    let (start, mut samples) = (Instant::now(), Vec::new());
-    while samples.len() < LEAST_SAMPLES || (start.elapsed() < least && samples.len() < MOST_SAMPLES) {
+fn repeat(min_time: Duration, sample: &mut dyn FnMut() -> f64) -> Result<Quantiles> {
+    let start = Instant::now();
+    let mut samples = Vec::new();
+    while samples.len() < MIN_SAMPLES || (start.elapsed() < min_time && samples.len() < MAX_SAMPLES) {
         samples.push(sample());
     }
-    // a clock too coarse for the call must not make a rate infinite
+    // a clock that is too coarse must not make a rate infinite
     let samples = samples.into_iter().map(|ns| ns.max(1e-3)).collect();
-    Quantiles::of(samples).ok_or_else(|| Error::Internal("nothing was timed".into()))
+    Quantiles::from_values(samples).ok_or_else(|| Error::Internal("nothing was timed".into()))
 }

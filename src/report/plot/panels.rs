@@ -1,17 +1,26 @@
-//! Which entries make which lines.
+//! Converts entries to the lines of charts.
 
-use super::{Line, Panel, Point, Wrong};
+use super::chart::{Line, Panel, Point};
 use crate::error::clip;
 use serde_json::Value;
 use std::ops::RangeInclusive;
 
-/// The most rows whose speed is told in bytes of weights: a chunk of prefill reads them once for hundreds of rows.
-const MOST_STREAMED: f64 = 16.0;
+/// Maximum rows of the read-rate chart. A prefill chunk reads the weights once for hundreds of rows.
+const MAX_READ_ROWS: f64 = 16.0;
 
-/// The numbers that are drawn: far beyond anything measured, and no sum or quotient of them leaves what a float holds.
-const DRAWN: RangeInclusive<f64> = 1e-30..=1e30;
-/// Bytes of an entry or a value that an error repeats.
-const QUOTED: usize = 80;
+/// Values that can be drawn. No sum or quotient of them overflows.
+const DRAWABLE: RangeInclusive<f64> = 1e-30..=1e30;
+/// Maximum bytes of an entry or value that an error quotes.
+const MAX_QUOTED: usize = 80;
+
+/// Why an entry cannot be drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct EntryError {
+    /// Dotted key of the wrong value; empty for the entry itself.
+    pub(super) key: String,
+    pub(super) expected: String,
+    pub(super) found: String,
+}
 
 /// Panels that entries are added to.
 pub(super) struct Panels {
@@ -31,13 +40,13 @@ impl Default for Panels {
 }
 
 impl Panels {
-    /// Draws an entry into the panels of its kind.
-    pub(super) fn add(&mut self, entry: &Value) -> Result<(), Wrong> {
+    /// Adds an entry to the panels of its kind.
+    pub(super) fn add(&mut self, entry: &Value) -> Result<(), EntryError> {
         let has = |key: &str| entry.get(key).is_some();
         if has("ratio") && has("a") && has("b") {
             for side in ["a", "b"] {
-                let within = |wrong: Wrong| Wrong { key: format!("{side}.{}", wrong.key), ..wrong };
-                decode(&entry[side], &mut self.speed, &mut self.time).map_err(within)?;
+                let in_side = |error: EntryError| EntryError { key: format!("{side}.{}", error.key), ..error };
+                decode(&entry[side], &mut self.speed, &mut self.time).map_err(in_side)?;
             }
             compare(entry, &mut self.ratio)
         } else if has("chars_per_second") {
@@ -48,11 +57,15 @@ impl Panels {
             kernel(entry, &mut self.kernels)
         } else {
             let expected = "a measurement of weir bench decode, compare, prefill or kernels, as --json prints it";
-            Err(Wrong { key: String::new(), expected: expected.into(), found: clip(&entry.to_string(), QUOTED) })
+            Err(EntryError {
+                key: String::new(),
+                expected: expected.into(),
+                found: clip(&entry.to_string(), MAX_QUOTED),
+            })
         }
     }
 
-    /// Those that have lines.
+    /// Returns the panels that have lines.
     pub(super) fn finish(self) -> Vec<Panel> {
         let Self { speed, time, ratio, prefill, flops, kernels } = self;
         let all = [speed, time, ratio, prefill, flops].into_iter().chain(kernels);
@@ -83,57 +96,57 @@ fn empty() -> [Panel; 5] {
     ]
 }
 
-/// The panel of that title, made if there is none.
-fn titled(panels: &mut Vec<Panel>, made: Panel) -> &mut Panel {
-    let at = panels.iter().position(|panel| panel.title == made.title).unwrap_or_else(|| {
-        panels.push(made);
+/// Returns the panel with the title of `new`, which is added if there is none.
+fn find_or_add(panels: &mut Vec<Panel>, new: Panel) -> &mut Panel {
+    let index = panels.iter().position(|panel| panel.title == new.title).unwrap_or_else(|| {
+        panels.push(new);
         panels.len() - 1
     });
-    &mut panels[at]
+    &mut panels[index]
 }
 
-fn wrong(entry: &Value, key: &str, expected: impl Into<String>) -> Wrong {
-    let found = entry.get(key).map_or("nothing".into(), |value| clip(&value.to_string(), QUOTED));
-    Wrong { key: key.into(), expected: expected.into(), found }
+fn wrong(entry: &Value, key: &str, expected: impl Into<String>) -> EntryError {
+    let found = entry.get(key).map_or("nothing".into(), |value| clip(&value.to_string(), MAX_QUOTED));
+    EntryError { key: key.into(), expected: expected.into(), found }
 }
 
-/// A number, where there is one.
-fn optional(entry: &Value, key: &str) -> Result<Option<f64>, Wrong> {
+/// Returns the number at `key`, if there is one.
+fn optional(entry: &Value, key: &str) -> Result<Option<f64>, EntryError> {
     let Some(value) = entry.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-    let number = value.as_f64().filter(|number| DRAWN.contains(number));
-    let expected = || format!("a number from {:e} to {:e}", DRAWN.start(), DRAWN.end());
+    let number = value.as_f64().filter(|number| DRAWABLE.contains(number));
+    let expected = || format!("a number from {:e} to {:e}", DRAWABLE.start(), DRAWABLE.end());
     number.map(Some).ok_or_else(|| wrong(entry, key, expected()))
 }
 
-/// Two numbers, where there are both.
-fn pair(entry: &Value, keys: [&str; 2]) -> Result<Option<(f64, f64)>, Wrong> {
+/// Returns the numbers at two keys, if there are both.
+fn pair(entry: &Value, keys: [&str; 2]) -> Result<Option<(f64, f64)>, EntryError> {
     Ok(optional(entry, keys[0])?.zip(optional(entry, keys[1])?))
 }
 
-fn number(entry: &Value, key: &str) -> Result<f64, Wrong> {
+fn number(entry: &Value, key: &str) -> Result<f64, EntryError> {
     optional(entry, key)?.ok_or_else(|| wrong(entry, key, "a number"))
 }
 
-fn text<'a>(entry: &'a Value, key: &str) -> Result<&'a str, Wrong> {
+fn text<'a>(entry: &'a Value, key: &str) -> Result<&'a str, EntryError> {
     entry.get(key).and_then(Value::as_str).ok_or_else(|| wrong(entry, key, "a string"))
 }
 
-/// A whole number, where there is one.
-fn whole(entry: &Value, key: &str) -> Result<Option<u64>, Wrong> {
+/// Returns the integer at `key`, if there is one.
+fn integer(entry: &Value, key: &str) -> Result<Option<u64>, EntryError> {
     let Some(value) = entry.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
     value.as_u64().map(Some).ok_or_else(|| wrong(entry, key, "a whole number"))
 }
 
-/// What tells an entry's line from others.
-fn label(entry: &Value) -> Result<String, Wrong> {
+/// Returns the label of an entry's line.
+fn label(entry: &Value) -> Result<String, EntryError> {
     let threads = number(entry, "threads")?;
     let mut label = format!("{}, {}, threads {threads}", text(entry, "model")?, text(entry, "dtype")?);
-    // entries saved by older versions tell none
+    // older versions did not save the instruction set
     if let Some(isa) = entry.get("isa").and_then(Value::as_str) {
         label += &format!(", {isa}");
     }
     for (key, name) in [("context", "context"), ("boundary_wait", "wait"), ("chunk", "chunk")] {
-        if let Some(value) = whole(entry, key)? {
+        if let Some(value) = integer(entry, key)? {
             label += &format!(", {name} {value}");
         }
     }
@@ -147,69 +160,76 @@ fn add(panel: &mut Panel, label: String, point: Point) {
     }
 }
 
-fn decode(entry: &Value, speed: &mut Panel, time: &mut Panel) -> Result<(), Wrong> {
-    let (x, y, label) = (number(entry, "batch")?, number(entry, "chars_per_second")?, label(entry)?);
-    // where rows wait, a round does not give a character to each, and its time says little about a character's
-    let even = x < 2.0 || whole(entry, "boundary_wait")?.is_none_or(|wait| wait == 0);
-    let steps = pair(entry, ["step_ns_p10", "step_ns_p90"])?.filter(|_| even);
+fn decode(entry: &Value, speed: &mut Panel, time: &mut Panel) -> Result<(), EntryError> {
+    let x = number(entry, "batch")?;
+    let y = number(entry, "chars_per_second")?;
+    let label = label(entry)?;
+    // if rows wait, a round does not produce one character per row, so its time is not the time of a character
+    let one_char_per_row = x < 2.0 || integer(entry, "boundary_wait")?.is_none_or(|wait| wait == 0);
+    let steps = pair(entry, ["step_ns_p10", "step_ns_p90"])?.filter(|_| one_char_per_row);
     let bar = steps.map(|(fast, slow)| (x / slow * 1e9, x / fast * 1e9));
-    add(speed, label.clone(), Point { x, y, bar, bound: None });
+    add(speed, label.clone(), Point { x, y, bar, limit: None });
     let bar = steps.map(|(fast, slow)| (fast / x / 1e3, slow / x / 1e3));
     let floor = pair(entry, ["bytes_per_char", "ceiling_bytes_per_second"])?;
-    let bound = floor.map(|(bytes, ceiling)| bytes / ceiling * 1e6);
-    add(time, label, Point { x, y: 1e6 / y, bar, bound });
+    let limit = floor.map(|(bytes, ceiling)| bytes / ceiling * 1e6);
+    add(time, label, Point { x, y: 1e6 / y, bar, limit });
     Ok(())
 }
 
-fn compare(entry: &Value, panel: &mut Panel) -> Result<(), Wrong> {
-    let (told, a, b) = (&entry["ratio"], &entry["a"], &entry["b"]);
-    let label = format!("{} / {}", label(a)?, text(b, "model")?);
-    let bar = pair(told, ["p10", "p90"])?;
-    add(panel, label, Point { x: number(a, "batch")?, y: number(told, "median")?, bar, bound: None });
+fn compare(entry: &Value, panel: &mut Panel) -> Result<(), EntryError> {
+    let ratio = &entry["ratio"];
+    let a = &entry["a"];
+    let label = format!("{} / {}", label(a)?, text(&entry["b"], "model")?);
+    let bar = pair(ratio, ["p10", "p90"])?;
+    add(panel, label, Point { x: number(a, "batch")?, y: number(ratio, "median")?, bar, limit: None });
     Ok(())
 }
 
-fn prefilled(entry: &Value, speed: &mut Panel, flops: &mut Panel) -> Result<(), Wrong> {
-    let (x, label) = (number(entry, "symbols")?, label(entry)?);
+fn prefilled(entry: &Value, speed: &mut Panel, flops: &mut Panel) -> Result<(), EntryError> {
+    let x = number(entry, "symbols")?;
+    let label = label(entry)?;
     let runs = pair(entry, ["run_ns_p10", "run_ns_p90"])?;
     let bar = runs.map(|(fast, slow)| (x / slow * 1e9, x / fast * 1e9));
-    add(speed, label.clone(), Point { x, y: number(entry, "symbols_per_second")?, bar, bound: None });
-    add(flops, label, Point { x, y: number(entry, "gflops")?, bar: None, bound: optional(entry, "peak_gflops")? });
+    add(speed, label.clone(), Point { x, y: number(entry, "symbols_per_second")?, bar, limit: None });
+    add(flops, label, Point { x, y: number(entry, "gflops")?, bar: None, limit: optional(entry, "peak_gflops")? });
     Ok(())
 }
 
-fn kernel(entry: &Value, panels: &mut Vec<Panel>) -> Result<(), Wrong> {
-    let (kernel, threads) = (text(entry, "kernel")?, number(entry, "threads")?);
-    let times = (number(entry, "ns_p50")?, number(entry, "ns_p10")?, number(entry, "ns_p90")?);
-    let point = |x: f64, y: f64, bound: Option<f64>| {
-        let bar = Some((y * times.0 / times.2, y * times.0 / times.1));
-        Point { x, y, bar, bound }
+fn kernel(entry: &Value, panels: &mut Vec<Panel>) -> Result<(), EntryError> {
+    let kernel = text(entry, "kernel")?;
+    let threads = number(entry, "threads")?;
+    let p50 = number(entry, "ns_p50")?;
+    let p10 = number(entry, "ns_p10")?;
+    let p90 = number(entry, "ns_p90")?;
+    let point = |x: f64, y: f64, limit: Option<f64>| {
+        let bar = Some((y * p50 / p90, y * p50 / p10));
+        Point { x, y, bar, limit }
     };
     let read = |x: f64| {
-        let bound = optional(entry, "ceiling_bytes_per_second")?.map(|bytes| bytes / 1e9);
-        Ok(point(x, number(entry, "bytes_per_second")? / 1e9, bound))
+        let limit = optional(entry, "ceiling_bytes_per_second")?.map(|bytes| bytes / 1e9);
+        Ok(point(x, number(entry, "bytes_per_second")? / 1e9, limit))
     };
-    let streamed = "Bars: p10 to p90 of timed groups of calls. Hollow: streaming read of the same working set.";
-    let peak = "Bars: p10 to p90 of timed groups of calls. Hollow: measured peak in f32.";
+    let read_note = "Bars: p10 to p90 of timed groups of calls. Hollow: streaming read of the same working set.";
+    let peak_note = "Bars: p10 to p90 of timed groups of calls. Hollow: measured peak in f32.";
     if kernel == "matrix" {
-        let (rows, weights) = (number(entry, "rows")?, text(entry, "weights")?);
-        let (inputs, outputs) = (number(entry, "inputs")?, number(entry, "outputs")?);
+        let rows = number(entry, "rows")?;
+        let weights = text(entry, "weights")?;
+        let label = format!("{} -> {}", number(entry, "inputs")?, number(entry, "outputs")?);
         let about = format!("{}, {weights} weights, threads {threads}", text(entry, "dtype")?);
-        let label = format!("{inputs} -> {outputs}");
-        if rows <= MOST_STREAMED {
-            let made = panel(&format!("Reading: {about}"), "rows", "GB/s of weights", true, streamed);
-            add(titled(panels, made), label.clone(), read(rows)?);
+        if rows <= MAX_READ_ROWS {
+            let new = panel(&format!("Reading: {about}"), "rows", "GB/s of weights", true, read_note);
+            add(find_or_add(panels, new), label.clone(), read(rows)?);
         }
-        let made = panel(&format!("Arithmetic: {about}"), "rows", "GFLOP/s", true, peak);
-        let bound = optional(entry, "peak_gflops")?;
-        add(titled(panels, made), label, point(rows, number(entry, "gflops")?, bound));
+        let new = panel(&format!("Arithmetic: {about}"), "rows", "GFLOP/s", true, peak_note);
+        let limit = optional(entry, "peak_gflops")?;
+        add(find_or_add(panels, new), label, point(rows, number(entry, "gflops")?, limit));
     } else if kernel.starts_with("attention") {
         let title = format!("Attention of one row, threads {threads}");
-        let made = panel(&title, "keys", "GB/s of keys, values, distances", true, streamed);
+        let new = panel(&title, "keys", "GB/s of keys, values, distances", true, read_note);
         let label = format!("{kernel}, {}", text(entry, "dtype")?);
-        add(titled(panels, made), label, read(number(entry, "keys")?)?);
+        add(find_or_add(panels, new), label, read(number(entry, "keys")?)?);
     }
-    // the others are single numbers: a table tells them better
+    // other kernels have one value each, which a table shows better
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Encodes a text that arrives in chunks to tokens, with the bytes of each token.
 //!
-//! The tokens are those of the complete text, wherever the chunks end. Characters and bytes are encoded at once. SubwordTokenizer
+//! The tokens are those of the complete text, wherever the chunks end. Characters and bytes are encoded at once. Subwords
 //! are encoded word by word: the text is split only at *safe points*, before a space that follows a letter, a digit or a
 //! printable ASCII character. Text after the last safe point is held back until the next one, or the end.
 //!

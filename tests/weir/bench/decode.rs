@@ -75,8 +75,9 @@ impl Expected {
     fn of(model: &dyn Model, batch: usize, wait: usize) -> Self {
         let sample = Sample::new(&model.card().vocabulary);
         let space = model.card().vocabulary.id_of(' ').unwrap();
-        let closes =
-            |row: usize, symbols: usize| model.card().pooled && sample.at(Sample::start(row) + symbols - 1) == space;
+        let closes = |row: usize, symbols: usize| {
+            model.card().pooled && sample.symbol(Sample::start(row) + symbols - 1) == space
+        };
         let mut expected = Self::default();
         // of each row: its symbols, and for how many rounds it has waited
         let mut rows = vec![(CONTEXT, None); batch];
@@ -171,8 +172,8 @@ fn a_run_leaves_the_rows_as_they_were() {
         (fixture("gumbel"), Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } });
     let sample = Sample::new(&model.card().vocabulary);
     for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
-        let plan = decode::Plan { batch: 2, context: 33, steps: 50, boundary_wait };
-        let mut decoding = decode::Decoding::begin(&*model, &sample, plan).unwrap();
+        let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait };
+        let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
         let (first, second) = (decoding.run().unwrap(), decoding.run().unwrap());
         assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, second.symbols));
         assert!((symbols..=100).contains(&first.symbols));
@@ -181,9 +182,9 @@ fn a_run_leaves_the_rows_as_they_were() {
         let gaps: f64 = first.plain_gap_ns.iter().chain(&first.boundary_gap_ns).sum();
         assert!(gaps <= 2.0 * first.step_ns.iter().sum::<f64>() * 1.000_001 && first.middle_steps <= 50);
     }
-    let plan = decode::Plan { batch: 2, context: 33, steps: 50, boundary_wait: 2 };
-    let mut decoding = decode::Decoding::begin(&*model, &sample, plan).unwrap();
+    let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait: 2 };
+    let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
     let first = decoding.run().unwrap();
-    let entry = decode::Entry::new(&decoding, first, &machine).unwrap();
-    assert_eq!((entry.head.threads, entry.steps, entry.batch), (1, 50, 2));
+    let entry = decode::DecodeMeasurement::new(&decoding, first, &machine).unwrap();
+    assert_eq!((entry.measured.threads, entry.steps, entry.batch), (1, 50, 2));
 }

@@ -44,7 +44,7 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     let model = fixture("whitespaces");
     let limit = model.card().max_symbols;
     let say = |batch, context, steps| {
-        let plan = decode::Plan { batch, context, steps, boundary_wait: 64 };
+        let plan = decode::DecodePlan { batch, context, steps, boundary_wait: 64 };
         plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
     };
     assert_eq!(say(1, limit - 1, 1), "");
@@ -56,12 +56,12 @@ fn options_out_of_bounds_are_named_with_the_bound() {
     assert_eq!(say(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
     let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
     assert_eq!(say(1, limit - 4, 5), both);
-    let plan = decode::Plan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
+    let plan = decode::DecodePlan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
     let error = plan.check(model.card()).unwrap_err();
     assert_eq!(error.to_string(), "--boundary-wait: 65 is out of bounds: 0 to 64");
 
     let say = |symbols, chunk, runs| {
-        let plan = prefill::Plan { symbols, chunk, runs };
+        let plan = prefill::PrefillPlan { symbols, chunk, runs };
         plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
     };
     assert_eq!(say(limit, limit, 1), "");
@@ -114,7 +114,7 @@ fn flags_out_of_bounds_are_told_with_value_and_bound() {
 #[test]
 fn kernels_that_would_not_fit_into_memory_are_refused_by_name() {
     let say = |dtypes: &[Dtype], megabytes, free| {
-        let plan = kernels::Plan { seconds: 0.1, megabytes };
+        let plan = kernels::KernelPlan { seconds: 0.1, megabytes };
         plan.check_memory(dtypes, free).err().map(|error| error.to_string()).unwrap_or_default()
     };
     let free = 1_000_000_000;

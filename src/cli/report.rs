@@ -4,7 +4,7 @@ use super::{output, reach::TlsArgs, runtime};
 use crate::{
     error::{Error, Result},
     serve::client::{
-        self, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport, Window,
+        self, Calibration, EstimatedGain, LatencyHistogram, MeasuredSummaries, MeasuredTexts, ModelReport, ReportPeriod,
     },
 };
 use serde_json::json;
@@ -62,9 +62,9 @@ pub fn run(args: Args) -> Result<()> {
         (None, None) => None,
     };
     let window = match window {
-        Since::Load => Window::Load,
-        Since::Reset => Window::Reset,
-        Since::Minute => Window::Minute,
+        Since::Load => ReportPeriod::Load,
+        Since::Reset => ReportPeriod::Reset,
+        Since::Minute => ReportPeriod::Minute,
     };
     let server = tls.reach(&address)?;
     let asked = client::report(&server, key.as_deref(), name, window);

@@ -32,7 +32,9 @@ use crate::{
     config::Wire,
     error::{Error, Result},
 };
-use grpc::{generation::Generation, latency::Latency, models::Models, summarization::Summarization};
+use grpc::{
+    generation::GenerationService, latency::LatencyService, models::ModelsService, summarization::SummarizationService,
+};
 use middleware::compression::compressing;
 use registry::{calibration, drain::Gate};
 use std::{
@@ -59,11 +61,11 @@ const HANG: Duration = Duration::from_secs(60);
 
 /// The services that always run.
 const SERVICES: [&str; 5] = [
-    <GenerationServer<Generation> as NamedService>::NAME,
-    <SummarizationServer<Summarization> as NamedService>::NAME,
-    <ModelsServer<Models> as NamedService>::NAME,
+    <GenerationServer<GenerationService> as NamedService>::NAME,
+    <SummarizationServer<SummarizationService> as NamedService>::NAME,
+    <ModelsServer<ModelsService> as NamedService>::NAME,
     <oip::Served as NamedService>::NAME,
-    <LatencyServer<Latency> as NamedService>::NAME,
+    <LatencyServer<LatencyService> as NamedService>::NAME,
 ];
 /// The service that loads and unloads models.
 const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
@@ -104,9 +106,9 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     monitor.serve();
     monitor.tell(&health, &services).await;
-    let generation = Generation::new(engines.clone(), gate.clone(), wire.late_headers);
-    let summarization = Summarization::new(engines.clone(), gate.clone(), wire.late_headers);
-    let models = Models::new(engines.clone(), wire.clone());
+    let generation = GenerationService::new(engines.clone(), gate.clone(), wire.late_headers);
+    let summarization = SummarizationService::new(engines.clone(), gate.clone(), wire.late_headers);
+    let models = ModelsService::new(engines.clone(), wire.clone());
     let max_bytes = wire.message_bytes;
     let mut routes = Routes::new(compressing!(health_service, max_bytes))
         .add_service(compressing!(reflection(&services).build_v1().map_err(broken)?, max_bytes))
@@ -114,7 +116,7 @@ pub async fn run(
         .add_service(compressing!(GenerationServer::new(generation), max_bytes))
         .add_service(compressing!(SummarizationServer::new(summarization), max_bytes))
         .add_service(compressing!(ModelsServer::new(models), max_bytes))
-        .add_service(compressing!(LatencyServer::new(Latency::new(engines.clone())), max_bytes));
+        .add_service(compressing!(LatencyServer::new(LatencyService::new(engines.clone())), max_bytes));
     if let Some(admin) = admin {
         routes = routes.add_service(admin::guarded(admin, engines.clone(), gate.clone(), max_bytes));
     }

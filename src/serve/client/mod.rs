@@ -1,4 +1,4 @@
-//! The client's side of what `weir admin` and `weir health` ask a running server.
+//! The client behind `weir admin`, `weir health` and `weir report`.
 
 pub mod streams;
 
@@ -20,63 +20,63 @@ use weir_proto::v1::{
     model_generation::State,
 };
 
-/// How a server is reached.
+/// A server's address, and what TLS needs to connect to it.
 #[derive(Debug, Clone, Default)]
 pub struct Reach {
     /// `host:port`, or a URL; `https://` for TLS.
     pub address: String,
-    /// PEM: those who may have signed the server's certificate.
+    /// PEM certificates of the authorities that may have signed the server's certificate.
     pub authorities: Option<Vec<u8>>,
-    /// PEM: the certificate, its chain, and the key that the client shows to a server that asks for them.
+    /// The client's PEM certificate chain and key, for a server that asks for them.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// How long a connection may take to come about, and the answer about health.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum time for connecting, and for the response to a health check or report.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes of a report: of many models, each with its distributions.
+/// Maximum bytes of a report, which has the histograms of many models.
 const REPORT_BYTES: usize = 64 << 20;
 
-/// Whether a server says that it serves, or that a service of it does; `""` is the server as a whole.
+/// Returns true if a service reports that it serves. `""` stands for the server as a whole.
 ///
 /// # Errors
-/// There is no such server or service, or it does not answer in five seconds.
+/// The server or service is unknown, or does not answer in five seconds.
 pub async fn is_serving(server: &Reach, service: &str) -> Result<bool> {
     let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
-    request.set_timeout(PATIENCE);
+    request.set_timeout(TIMEOUT);
     let mut client = HealthClient::new(connect(server).await?);
     let answer = client.check(request).await.map_err(|status| refused(&server.address, &status))?;
     Ok(answer.into_inner().status() == ServingStatus::Serving)
 }
 
-/// Of which time a report is.
+/// The time that a report covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Window {
-    /// All since the model was loaded.
+pub enum ReportPeriod {
+    /// Since the model was loaded.
     Load,
-    /// All since an operator last reset that.
+    /// Since an operator last reset the report.
     Reset,
-    /// The last minute, about.
+    /// About the last minute.
     Minute,
 }
 
-/// What a server's models took: of the one of that name, or of all.
+/// Returns the latency report of the model of that name, or of all models.
 ///
 /// # Errors
-/// It is not there, refuses, or does not answer in five seconds; a key that no header can hold.
+/// The server is unreachable, rejects the call, or does not answer in five seconds; or no header can hold `key`.
 pub async fn report(
     server: &Reach,
     key: Option<&str>,
     model: Option<String>,
-    window: Window,
+    period: ReportPeriod,
 ) -> Result<Vec<ModelReport>> {
-    let window = match window {
-        Window::Load => ReportWindow::SinceLoad,
-        Window::Reset => ReportWindow::SinceReset,
-        Window::Minute => ReportWindow::LastMinute,
+    let window = match period {
+        ReportPeriod::Load => ReportWindow::SinceLoad,
+        ReportPeriod::Reset => ReportWindow::SinceReset,
+        ReportPeriod::Minute => ReportWindow::LastMinute,
     };
     let mut request = Request::new(GetReportRequest { model, window: Some(window.into()) });
-    request.set_timeout(PATIENCE);
+    request.set_timeout(TIMEOUT);
     if let Some(key) = key {
         let header = MetadataValue::try_from(format!("Bearer {key}"));
         let mut header =
@@ -89,14 +89,14 @@ pub async fn report(
     Ok(answer.into_inner().models)
 }
 
-/// Whoever has the token of a server's admin service.
+/// A client of a server's admin service.
 pub struct Operator {
     server: String,
     client: AdminClient<Channel>,
     token: MetadataValue<Ascii>,
 }
 
-/// One loading of a model, as it stands.
+/// A model in the server's memory, as loaded once.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Loaded {
     /// The model's name.
@@ -105,15 +105,15 @@ pub struct Loaded {
     pub generation: u64,
     /// `serving`, `draining` or `broken`.
     pub state: &'static str,
-    /// Where it was loaded from, as the server sees it.
+    /// The folder that it was loaded from, on the server.
     pub path: String,
-    /// Of its weights, hexadecimal.
+    /// SHA-256 of its weights, hexadecimal.
     pub sha256: String,
-    /// Requests that run.
+    /// Running requests.
     pub running: u32,
-    /// Requests that wait.
+    /// Queued requests.
     pub waiting: u32,
-    /// Bytes of key-value memory in use.
+    /// Bytes of key-value cache in use.
     pub kv_bytes: u64,
 }
 
@@ -121,7 +121,7 @@ impl Operator {
     /// Connects to a server.
     ///
     /// # Errors
-    /// It is not there.
+    /// The server is unreachable.
     pub async fn connect(server: &Reach, token: &Token) -> Result<Self> {
         let token = MetadataValue::try_from(token.bearer());
         let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
@@ -129,10 +129,10 @@ impl Operator {
         Ok(Self { server: server.address.clone(), client: AdminClient::new(connect(server).await?), token })
     }
 
-    /// Loads a model: the generation that serves, and the number of the one that drains.
+    /// Loads a model. Returns the generation that serves now, and the number of the one that drains.
     ///
     /// # Errors
-    /// What the server answers.
+    /// [`Error::Remote`] with the server's answer.
     pub async fn load(&mut self, path: Option<String>, name: Option<String>) -> Result<(Loaded, Option<u64>)> {
         let request = self.request(LoadModelRequest { path, name });
         let answer = self.client.load_model(request).await.map_err(|status| refused(&self.server, &status))?;
@@ -140,30 +140,30 @@ impl Operator {
         Ok((Loaded::from(generation.unwrap_or_default()), draining))
     }
 
-    /// Unloads a model: the number of the generation that drains.
+    /// Unloads a model. Returns the number of the generation that drains.
     ///
     /// # Errors
-    /// What the server answers.
+    /// [`Error::Remote`] with the server's answer.
     pub async fn unload(&mut self, name: String) -> Result<u64> {
         let request = self.request(UnloadModelRequest { name });
         let answer = self.client.unload_model(request).await.map_err(|status| refused(&self.server, &status))?;
         Ok(answer.into_inner().generation)
     }
 
-    /// All generations in memory.
+    /// Lists all generations in memory.
     ///
     /// # Errors
-    /// What the server answers.
+    /// [`Error::Remote`] with the server's answer.
     pub async fn list(&mut self) -> Result<Vec<Loaded>> {
         let request = self.request(ListGenerationsRequest {});
         let answer = self.client.list_generations(request).await.map_err(|status| refused(&self.server, &status))?;
         Ok(answer.into_inner().generations.into_iter().map(Loaded::from).collect())
     }
 
-    /// Begins the report since the last reset of a model anew, or of all; returns their names.
+    /// Resets the report of a model, or of all models. Returns their names.
     ///
     /// # Errors
-    /// What the server answers.
+    /// [`Error::Remote`] with the server's answer.
     pub async fn reset_report(&mut self, model: Option<String>) -> Result<Vec<String>> {
         let request = self.request(ResetReportRequest { model });
         let answer = self.client.reset_report(request).await.map_err(|status| refused(&self.server, &status))?;
@@ -178,33 +178,33 @@ impl Operator {
 }
 
 impl From<ModelGeneration> for Loaded {
-    fn from(told: ModelGeneration) -> Self {
-        let state = match told.state() {
+    fn from(generation: ModelGeneration) -> Self {
+        let state = match generation.state() {
             State::Serving => "serving",
             State::Draining => "draining",
             State::Broken => "broken",
             State::Unspecified => "unknown",
         };
-        let ModelGeneration { name, number, path, sha256, running, waiting, kv_bytes, .. } = told;
+        let ModelGeneration { name, number, path, sha256, running, waiting, kv_bytes, .. } = generation;
         Self { name, generation: number, state, path, sha256, running, waiting, kv_bytes }
     }
 }
 
-async fn connect(reach: &Reach) -> Result<Channel> {
-    let Reach { address, authorities, identity } = reach;
+async fn connect(server: &Reach) -> Result<Channel> {
+    let Reach { address, authorities, identity } = server;
     let failed = |error: &dyn std::error::Error| {
-        let mut why = error;
-        while let Some(source) = why.source() {
-            why = source;
+        let mut cause = error;
+        while let Some(source) = cause.source() {
+            cause = source;
         }
-        Error::Remote { server: address.clone(), answer: why.to_string() }
+        Error::Remote { server: address.clone(), answer: cause.to_string() }
     };
     let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
     let encrypted = url.starts_with("https://");
     if encrypted && authorities.is_none() {
         return Err(Error::Setting("https:// needs --tls-ca, who signed the server's certificate".into()));
     }
-    let mut endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?.connect_timeout(PATIENCE);
+    let mut endpoint = Endpoint::from_shared(url).map_err(|error| failed(&error))?.connect_timeout(TIMEOUT);
     if encrypted {
         let mut tls = ClientTlsConfig::new();
         tls = authorities.iter().fold(tls, |tls, pem| tls.ca_certificate(Certificate::from_pem(pem)));

@@ -1,4 +1,4 @@
-//! A client of this server, for measuring what its users see: it asks, reads to the end, and says how long that took.
+//! A client that measures what users of the server see: it sends requests, reads the responses, and returns how long they took.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -6,30 +6,30 @@ use std::time::Instant;
 use tonic::transport::Channel;
 use weir_proto::v1::{self, generate_response::Event, generation_client::GenerationClient};
 
-/// A connection.
+/// A connection to a server.
 pub struct Client(GenerationClient<Channel>);
 
-/// A request that leaves everything else to the defaults.
+/// A `Generate` request with defaults for everything else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// The prompt.
     pub prompt: String,
-    /// Seeds the draws.
+    /// The seed of sampling.
     pub seed: u64,
-    /// The most characters.
+    /// Maximum characters.
     pub chars: u32,
 }
 
-/// What was read.
+/// The responses to several concurrent requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Read {
-    /// From the first request to the end of the last stream.
+    /// Nanoseconds from the first request to the end of the last stream.
     pub ns: u64,
-    /// What each stream said, in the order of the requests.
+    /// The text of each stream, in the order of the requests.
     pub texts: Vec<String>,
-    /// Messages of all streams together.
+    /// Messages of all streams.
     pub messages: usize,
-    /// Characters of prompts that the server had cached, of all streams together.
+    /// Prompt characters that the server had cached, over all streams.
     pub cached_chars: u64,
 }
 
@@ -37,7 +37,7 @@ impl Client {
     /// Connects to `host:port`.
     ///
     /// # Errors
-    /// [`Error::Setting`] if nobody answers there.
+    /// [`Error::Setting`] if no server answers there.
     pub async fn connect(address: &str) -> Result<Self> {
         let wrong = |error: tonic::transport::Error| Error::Setting(format!("{address}: {error}"));
         let channel = Channel::from_shared(format!("http://{address}"));
@@ -45,18 +45,18 @@ impl Client {
         Ok(Self(GenerationClient::new(channel.connect().await.map_err(wrong)?)))
     }
 
-    /// Generates for all requests at once, each on a stream of its own.
+    /// Sends all requests at once and reads each stream to its end.
     ///
     /// # Errors
-    /// [`Error::Setting`] with the server's answer where it refuses one.
+    /// [`Error::Setting`] with the server's answer if it rejects one.
     pub async fn generate(&self, requests: Vec<Request>) -> Result<Read> {
         let begun = Instant::now();
-        let started = requests.into_iter().map(|request| tokio::spawn(stream(self.0.clone(), request)));
-        let streams: Vec<_> = started.collect();
+        let spawn = |request| tokio::spawn(read_stream(self.0.clone(), request));
+        let streams: Vec<_> = requests.into_iter().map(spawn).collect();
         let mut read = Read::default();
         for stream in streams {
             let lost = |error| Error::Internal(format!("a stream's reader: {error}"));
-            let Told { text, messages, cached_chars } = stream.await.map_err(lost)??;
+            let StreamResult { text, messages, cached_chars } = stream.await.map_err(lost)??;
             read.texts.push(text);
             read.messages += messages;
             read.cached_chars += cached_chars;
@@ -66,16 +66,16 @@ impl Client {
     }
 }
 
-/// What one stream told.
+/// The response of one stream.
 #[derive(Default)]
-struct Told {
+struct StreamResult {
     text: String,
     messages: usize,
     cached_chars: u64,
 }
 
 /// Reads one stream to its end.
-async fn stream(mut client: GenerationClient<Channel>, request: Request) -> Result<Told> {
+async fn read_stream(mut client: GenerationClient<Channel>, request: Request) -> Result<StreamResult> {
     let refused =
         |status: tonic::Status| Error::Setting(format!("the server said {}: {}", status.code(), status.message()));
     let Request { prompt, seed, chars } = request;
@@ -83,14 +83,14 @@ async fn stream(mut client: GenerationClient<Channel>, request: Request) -> Resu
     let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });
     let request = v1::GenerateRequest { prompt, sampling, stopping, ..Default::default() };
     let mut stream = client.generate(request).await.map_err(refused)?.into_inner();
-    let mut told = Told::default();
+    let mut result = StreamResult::default();
     while let Some(message) = stream.message().await.map_err(refused)? {
-        told.messages += 1;
+        result.messages += 1;
         match message.event {
-            Some(Event::Started(started)) => told.cached_chars = started.cached_chars,
-            Some(Event::Piece(piece)) => told.text += &piece.text,
+            Some(Event::Started(started)) => result.cached_chars = started.cached_chars,
+            Some(Event::Piece(piece)) => result.text += &piece.text,
             Some(Event::Finished(_)) | None => {}
         }
     }
-    Ok(told)
+    Ok(result)
 }

@@ -24,14 +24,14 @@ use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, generation_server};
 
 /// The service.
-pub(crate) struct Generation {
+pub(crate) struct GenerationService {
     engines: Engines,
     gate: Gate,
     /// True if a response begins with its first text, for proxies that retry elsewhere until then.
     late_headers: bool,
 }
 
-impl Generation {
+impl GenerationService {
     /// A service of these engines that takes requests while the gate is open.
     pub(crate) fn new(engines: Engines, gate: Gate, late_headers: bool) -> Self {
         Self { engines, gate, late_headers }
@@ -107,7 +107,7 @@ async fn collect_segments(
 }
 
 #[tonic::async_trait]
-impl generation_server::Generation for Generation {
+impl generation_server::Generation for GenerationService {
     type GenerateStream = ResponseStream<GenerateEncoder>;
     type ScoreStream = ResponseStream<ScoreEncoder>;
 

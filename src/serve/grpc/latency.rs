@@ -18,11 +18,11 @@ use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, ReportWindow, latency_server};
 
 /// The service.
-pub(crate) struct Latency {
+pub(crate) struct LatencyService {
     engines: Engines,
 }
 
-impl Latency {
+impl LatencyService {
     /// A service of these engines.
     pub(crate) fn new(engines: Engines) -> Self {
         Self { engines }
@@ -254,7 +254,7 @@ fn count(value: usize) -> u32 {
 }
 
 #[tonic::async_trait]
-impl latency_server::Latency for Latency {
+impl latency_server::Latency for LatencyService {
     async fn get_report(
         &self,
         request: Request<v1::GetReportRequest>,

@@ -13,12 +13,12 @@ use tonic::{Request, Response, Status};
 use weir_proto::v1::{self, models_server};
 
 /// The service.
-pub(crate) struct Models {
+pub(crate) struct ModelsService {
     engines: Engines,
     wire: Wire,
 }
 
-impl Models {
+impl ModelsService {
     /// A service of these engines, on a server with these limits.
     pub(crate) fn new(engines: Engines, wire: Wire) -> Self {
         Self { engines, wire }
@@ -132,7 +132,7 @@ fn count(value: usize) -> u32 {
 }
 
 #[tonic::async_trait]
-impl models_server::Models for Models {
+impl models_server::Models for ModelsService {
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
         let models = self.engines.all().iter().map(|engine| self.describe(engine)).collect();
         Ok(Response::new(v1::ListModelsResponse { models }))

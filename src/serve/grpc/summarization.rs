@@ -20,14 +20,14 @@ use tonic::{Request, Response, Status, Streaming};
 use weir_proto::v1::{self, summarization_server, summarize_request::Part};
 
 /// The service.
-pub(crate) struct Summarization {
+pub(crate) struct SummarizationService {
     engines: Engines,
     gate: Gate,
     /// True if a response begins with its first progress or text, for proxies that retry elsewhere until then.
     late_headers: bool,
 }
 
-impl Summarization {
+impl SummarizationService {
     /// A service of these engines that takes requests while the gate is open.
     pub(crate) fn new(engines: Engines, gate: Gate, late_headers: bool) -> Self {
         Self { engines, gate, late_headers }
@@ -68,7 +68,7 @@ impl Summarization {
 }
 
 #[tonic::async_trait]
-impl summarization_server::Summarization for Summarization {
+impl summarization_server::Summarization for SummarizationService {
     type SummarizeStream = ResponseStream<SummaryEncoder>;
 
     async fn summarize(

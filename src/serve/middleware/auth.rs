@@ -1,7 +1,7 @@
 //! Authentication. Health and reflection are open to every client that may connect: load balancers and tools call them, and they
 //! reveal nothing about the models' users.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::{
     config::Keys,
     error::{Error, Result},
@@ -35,7 +35,7 @@ const GUARDED: &str = "/weir.v1.Admin/";
 /// request, except where the service calls others on the client's behalf.
 pub(super) fn authenticate(
     keys: Option<Arc<Keys>>,
-) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
+) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
     move |mut request, next| {
         let mut call = Call::of_http(&request);
         let path = request.uri().path();

@@ -4,7 +4,7 @@
 
 use super::{
     compression::MessageScanner,
-    layer::{Next, ResponseFuture},
+    layer::{MiddlewareFuture, Next},
 };
 use crate::{
     config::Wire,
@@ -55,7 +55,7 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(super) fn limit(
     wire: &Wire,
     ending: watch::Receiver<bool>,
-) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
+) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
     let limit = wire.request_memory;
     let timeout = wire.upload;
     let tenant_limit = (limit - limit / RESERVED_SHARE).max(wire.message_bytes);

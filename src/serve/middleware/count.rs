@@ -3,7 +3,7 @@
 //! A stream's status is in its trailers, so this middleware watches the body of the response. A body that is dropped before its
 //! end means that the client cancelled the call.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::{
     metrics::Metrics,
     serve::{
@@ -64,7 +64,7 @@ const OTHER: Method = Method { service: "other", name: "other" };
 pub(super) fn count(
     metrics: Arc<Metrics>,
     traces: Option<Traces>,
-) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
+) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
     move |mut request, next| {
         let method = method(request.uri().path());
         let traces = traces.as_ref().filter(|_| method.service.starts_with(OWN));

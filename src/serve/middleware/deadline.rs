@@ -1,6 +1,6 @@
 //! The deadline that a client sets with `grpc-timeout`.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::{
     error::{Error, Result, clip},
     serve::{call::Call, status::status},
@@ -20,7 +20,7 @@ use tower::ServiceExt;
 ///
 /// tonic's own timer for the same header answers CANCELLED. tonic polls it after this one, and never starts it earlier. Timers
 /// that are due in the same tick may fire in any order, so this middleware also reads the clock.
-pub(super) fn enforce(mut request: Request<Body>, next: Next) -> ResponseFuture {
+pub(super) fn enforce(mut request: Request<Body>, next: Next) -> MiddlewareFuture {
     Box::pin(async move {
         let mut call = Call::of_http(&request);
         let refuse = |error, id: &str| Ok(status(&error, id).into_http());

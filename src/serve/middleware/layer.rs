@@ -20,7 +20,7 @@ use tower::{
 pub(crate) type Next = BoxCloneSyncService<Request<Body>, Response<Body>, StdError>;
 pub(super) type Answered = Result<Response<Body>, StdError>;
 /// The response future of a middleware.
-pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
+pub(super) type MiddlewareFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
 /// A [`Layer`] made from a function of the request and the rest of the stack.
 #[derive(Debug, Clone, Copy)]
@@ -47,17 +47,17 @@ where
     }
 }
 
-impl<F: Fn(Request<Body>, Next) -> ResponseFuture> Service<Request<Body>> for Surrounded<F> {
+impl<F: Fn(Request<Body>, Next) -> MiddlewareFuture> Service<Request<Body>> for Surrounded<F> {
     type Response = Response<Body>;
     type Error = StdError;
-    type Future = ResponseFuture;
+    type Future = MiddlewareFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StdError>> {
         // Each call waits for its own clone of the service below.
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
+    fn call(&mut self, request: Request<Body>) -> MiddlewareFuture {
         (self.around)(request, self.next.clone())
     }
 }

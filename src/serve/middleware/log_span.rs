@@ -1,6 +1,6 @@
 //! The log span of a call. No part of a request's text is ever logged.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::{error::clip, serve::call::Call};
 use std::time::Instant;
 use tonic::{Code, Status, body::Body, codegen::http::Request};
@@ -11,7 +11,7 @@ use tracing::Instrument;
 const PATH_BYTES: usize = 128;
 
 /// Runs the call in a span with its path, id and principal.
-pub(super) fn open(request: Request<Body>, next: Next) -> ResponseFuture {
+pub(super) fn open(request: Request<Body>, next: Next) -> MiddlewareFuture {
     let call = Call::of_http(&request);
     let path = clip(request.uri().path(), PATH_BYTES);
     let span = tracing::info_span!("call", path, id = &*call.id, principal = tracing::field::Empty);

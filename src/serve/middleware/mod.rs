@@ -15,7 +15,7 @@ pub(super) mod tonic_errors;
 
 use super::traces::Traces;
 use crate::{config::Wire, metrics::Metrics};
-use layer::{Around, Next, ResponseFuture};
+use layer::{Around, MiddlewareFuture, Next};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tonic::{
@@ -57,7 +57,7 @@ pub(super) fn stack(
 }
 
 /// Answers UNAVAILABLE with HTTP 503, too, if `enabled`: proxies read no other status.
-fn http_status(enabled: bool) -> impl Fn(Request<Body>, Next) -> ResponseFuture + Clone + Send + Sync + 'static {
+fn http_status(enabled: bool) -> impl Fn(Request<Body>, Next) -> MiddlewareFuture + Clone + Send + Sync + 'static {
     move |request, next| {
         Box::pin(async move {
             let mut response = next.oneshot(request).await?;

@@ -1,6 +1,6 @@
 //! A panic in a service fails its own call with INTERNAL, and nothing else.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::{
     error::{Error, Result},
     serve::{call::Call, status::status},
@@ -18,7 +18,7 @@ use tower::ServiceExt;
 use tower_http::catch_panic::{CatchPanic, ResponseForPanic};
 
 /// Answers INTERNAL if the service panics before its response begins.
-pub(super) fn catch(request: Request<Body>, next: Next) -> ResponseFuture {
+pub(super) fn catch(request: Request<Body>, next: Next) -> MiddlewareFuture {
     let call = PanickedCall(Call::of_http(&request).id);
     Box::pin(async move { Ok(CatchPanic::custom(next, call).oneshot(request).await?.map(Body::new)) })
 }

@@ -1,6 +1,6 @@
 //! Gives each call its id, and the response the header that carries it.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::serve::call::{Call, REQUEST_ID, request_id};
 use std::{sync::Arc, time::Instant};
 use tonic::{
@@ -13,7 +13,7 @@ use tower::ServiceExt;
 ///
 /// Reads the clock here and not in the future that it returns: tonic starts its own timer for `grpc-timeout` when this
 /// function has returned, and ours must not be later than that.
-pub(super) fn assign(mut request: Request<Body>, next: Next) -> ResponseFuture {
+pub(super) fn assign(mut request: Request<Body>, next: Next) -> MiddlewareFuture {
     let arrived = Instant::now();
     let id = request_id(request.headers());
     request.extensions_mut().insert(Call::new(Arc::clone(&id), arrived));

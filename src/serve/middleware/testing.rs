@@ -1,7 +1,7 @@
 //! One call through one middleware, for its tests.
 
 pub(super) use super::layer::Answered;
-use super::layer::{Around, Next, ResponseFuture};
+use super::layer::{Around, MiddlewareFuture, Next};
 use crate::serve::call::Call;
 use std::time::Instant;
 use tonic::{
@@ -13,7 +13,7 @@ use tower::{Layer, ServiceExt};
 
 /// Sends one request with these headers through a middleware to a service.
 pub(super) async fn respond<F>(
-    middleware: fn(Request<Body>, Next) -> ResponseFuture,
+    middleware: fn(Request<Body>, Next) -> MiddlewareFuture,
     service: fn(Request<Body>) -> F,
     headers: &[(&'static str, &str)],
 ) -> Response<Body>

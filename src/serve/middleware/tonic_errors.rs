@@ -4,7 +4,7 @@
 //! as INTERNAL. The prefixes below distinguish them, and a test pins them to the version of tonic. Clients get tonic's message
 //! unchanged.
 
-use super::layer::{Next, ResponseFuture};
+use super::layer::{MiddlewareFuture, Next};
 use crate::{
     error::{Error, clip},
     serve::{call::Call, status::status},
@@ -24,7 +24,7 @@ const TOO_LONG: &str = "Error, decoded message length too large: ";
 const PARTS: [(&str, &str); 2] = [("SummarizeOptions", "options"), ("DocumentChunk", "chunk")];
 
 /// Gives a response of tonic's own our code and details.
-pub(super) fn add_details(request: Request<Body>, next: Next) -> ResponseFuture {
+pub(super) fn add_details(request: Request<Body>, next: Next) -> MiddlewareFuture {
     let call = Call::of_http(&request);
     let uri = request.uri().clone();
     Box::pin(async move {

@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Log of what ended a command early; all its sessions share it.
 #[derive(Clone, Default)]
-pub(super) struct AbortLog(Arc<Mutex<Inner>>);
+pub(super) struct AbortLog(Arc<Mutex<AbortState>>);
 
 #[derive(Default)]
-struct Inner {
+struct AbortState {
     error: Option<Error>,
     missing: Vec<MissingPart>,
 }
 
 impl AbortLog {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, AbortState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,7 +5,7 @@ use super::{
     discovery::Discovery,
     progress::LoadProgress,
     server::ServerArgs,
-    workload::{Boundaries, WorkloadArgs},
+    workload::{BoundaryChoice, WorkloadArgs},
 };
 use crate::{
     client::{
@@ -195,7 +195,7 @@ impl MeasurementSession {
 
     /// True if requests to the model ask for boundaries. `by_default` is the command's choice for models that pool.
     fn boundaries(&self, model: &ModelInfo, by_default: bool) -> bool {
-        self.workload.boundaries.map_or(by_default && model.pooled, |choice| choice == Boundaries::Ask)
+        self.workload.boundaries.map_or(by_default && model.pooled, |choice| choice == BoundaryChoice::Ask)
     }
 
     /// Opens connections for `calls` calls at a time.

@@ -57,7 +57,7 @@ pub(super) struct WorkloadArgs {
     /// Whether to request segment boundaries: `ask` separates plain from boundary gaps, and delays characters by one step [default:
     /// `run`, `sweep` and `report` ask models that pool; `compare` asks none].
     #[arg(long, value_name = "WHETHER")]
-    pub(super) boundaries: Option<Boundaries>,
+    pub(super) boundaries: Option<BoundaryChoice>,
     /// Note on machine and server for the report, which a client cannot find out.
     #[arg(long, value_name = "TEXT", env = "WEIR_NOTE")]
     pub(super) note: Option<String>,
@@ -65,7 +65,7 @@ pub(super) struct WorkloadArgs {
 
 /// Whether to request segment boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Boundaries {
+pub(super) enum BoundaryChoice {
     /// Request them.
     Ask,
     /// Do not request them.

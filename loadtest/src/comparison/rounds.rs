@@ -14,7 +14,7 @@ use crate::{
     measure::{
         counters::{CounterSnapshot, LiveCounters},
         histogram::ValueHistogram,
-        request_timer::{RequestTimer, UnpooledTimes},
+        request_timer::{ClientTimer, UnpooledTimes},
         stats::{RequestFigures, RequestOutcome, RequestStats},
         tester::{self, LagProbe, TesterFigures, TesterMeasurement},
     },
@@ -63,7 +63,7 @@ struct RoundFigures {
 }
 
 /// Figures of each model in a round; `None` for models that failed.
-type Round = Vec<Option<RoundFigures>>;
+type RoundOfModels = Vec<Option<RoundFigures>>;
 
 struct ComparisonState {
     setup: ComparisonSetup,
@@ -75,12 +75,12 @@ struct ComparisonState {
 
 struct RoundResults {
     stats: Vec<RequestStats>,
-    rounds: Vec<Round>,
+    rounds: Vec<RoundOfModels>,
 }
 
 /// Request that ended.
 struct TimedRequest {
-    timer: RequestTimer,
+    timer: ClientTimer,
     outcome: RequestOutcome,
     total: Duration,
 }
@@ -160,7 +160,7 @@ fn assess_tester(
 async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
     let ComparisonSetup { targets, mix, warm_up, .. } = &state.setup;
     let drawn = mix.draw(number)?;
-    let mut round: Round = vec![None; targets.len()];
+    let mut round: RoundOfModels = vec![None; targets.len()];
     let mut ended = Vec::new();
     for turn in 0..targets.len() {
         let model = (turn + number as usize) % targets.len();
@@ -186,7 +186,7 @@ async fn run_round(state: &ComparisonState, number: u64) -> Result<()> {
 }
 
 async fn send_timed(state: &ComparisonState, request: &dyn PreparedRequest, target: &RequestTarget) -> TimedRequest {
-    let mut timer = RequestTimer::new(state.counters.clone(), Instant::now(), None);
+    let mut timer = ClientTimer::new(state.counters.clone(), Instant::now(), None);
     let outcome = execute(request, target, &mut timer, &mut state.stop.clone()).await;
     let total = timer.sent.unwrap_or(timer.intended).elapsed();
     TimedRequest { timer, outcome, total }
@@ -228,7 +228,8 @@ fn estimated_gains(times: &[UnpooledTimes], seed: u64) -> Option<Gains> {
 fn build_comparison(state: &ComparisonState) -> Result<ModelComparison> {
     let ComparisonSetup { targets, warm_up, concurrency, seed, .. } = &state.setup;
     let results = state.results.lock().unwrap_or_else(PoisonError::into_inner);
-    let complete: Vec<&Round> = results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
+    let complete: Vec<&RoundOfModels> =
+        results.rounds.iter().filter(|round| round.iter().all(Option::is_some)).collect();
     // only rounds in which all models have the figure, so that a model's median does not depend on the model it is compared with
     let column = |model: usize, figure: fn(&RoundFigures) -> Option<Duration>| -> Vec<f64> {
         let nanos = |figures: &Option<RoundFigures>| Some(figure(figures.as_ref()?)?.as_nanos() as f64);

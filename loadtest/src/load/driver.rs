@@ -11,7 +11,7 @@ use crate::{
         counters::{CounterDelta, CounterSnapshot, LiveCounters},
         histogram::ValueHistogram,
         objective::Objectives,
-        request_timer::RequestTimer,
+        request_timer::ClientTimer,
         stats::{RequestOutcome, RequestStats, UNAVAILABLE},
         tester::{self, LagProbe},
         timeline::Timeline,
@@ -301,7 +301,7 @@ async fn open_loop(
 async fn send(shared: &DriverState, scheduled: ScheduledRequest) -> Result<RequestOutcome> {
     let DriverState { job, counters, .. } = shared;
     let DrawnRequest { workload, request, cancel_after } = job.mix.draw(scheduled.number)?;
-    let mut timer = RequestTimer::new(counters.clone(), scheduled.intended, cancel_after);
+    let mut timer = ClientTimer::new(counters.clone(), scheduled.intended, cancel_after);
     counters.started.fetch_add(1, Relaxed);
     let mut stop = shared.stop.clone();
     let outcome = execute(&*request, &job.target, &mut timer, &mut stop).await;

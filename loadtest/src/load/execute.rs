@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     client::connection::code,
-    measure::{request_timer::RequestTimer, stats::RequestOutcome},
+    measure::{request_timer::ClientTimer, stats::RequestOutcome},
 };
 use tokio::time::{Instant, timeout};
 
@@ -17,7 +17,7 @@ const TIMED_OUT: &str = "DEADLINE_EXCEEDED";
 pub async fn execute(
     exchange: &dyn PreparedRequest,
     target: &RequestTarget,
-    timer: &mut RequestTimer,
+    timer: &mut ClientTimer,
     stop: &mut StopSignal,
 ) -> RequestOutcome {
     let begun = Instant::now();

@@ -3,11 +3,11 @@
 use super::{
     settings,
     text::PromptText,
-    workload::{PreparedRequest, PromptSource, RequestTarget, ResponseFuture, Workload, WorkloadInfo, WorkloadSpec},
+    workload::{PreparedRequest, PromptSource, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::{
     error::{Error, Result},
-    measure::request_timer::{ReceivedMessage, RequestTimer, ServerReport, UnpooledTimes},
+    measure::request_timer::{ClientTimer, ReceivedMessage, ServerReport, UnpooledTimes},
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,7 +21,7 @@ use weir_proto::v1::{
 /// First stream of the random number generator for common prefixes; requests use the streams below.
 const PREFIX_STREAMS: u64 = 1 << 63;
 
-struct Generate {
+struct GenerateWorkload {
     spec: WorkloadSpec,
     text: PromptText,
     lines: Vec<String>,
@@ -42,10 +42,10 @@ pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
         }
         PromptSource::Excerpts(_) => (PromptText::read(&spec.files)?, Vec::new()),
     };
-    Ok(Box::new(Generate { spec: spec.clone(), text, lines }))
+    Ok(Box::new(GenerateWorkload { spec: spec.clone(), text, lines }))
 }
 
-impl Generate {
+impl GenerateWorkload {
     fn prompt(&self, rng: &mut ChaCha8Rng) -> Result<String> {
         let WorkloadSpec { seed, shared_prefix, prefixes, prompts, max_symbols, .. } = self.spec;
         let mut prompt = String::new();
@@ -70,7 +70,7 @@ impl Generate {
     }
 }
 
-impl Workload for Generate {
+impl Workload for GenerateWorkload {
     fn info(&self) -> WorkloadInfo {
         let WorkloadSpec { name, kind, weight, prompts, output, shared_prefix, prefixes, temperature, .. } = &self.spec;
         WorkloadInfo {
@@ -133,7 +133,7 @@ impl GenerateCall {
 }
 
 impl PreparedRequest for GenerateCall {
-    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut RequestTimer) -> ResponseFuture<'a> {
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
             let request = connection.request(self.message(target), target.timeout);

@@ -3,12 +3,12 @@
 use super::{
     settings,
     text::PromptText,
-    workload::{PreparedRequest, PromptSource, RequestTarget, ResponseFuture, Workload, WorkloadInfo, WorkloadSpec},
+    workload::{PreparedRequest, PromptSource, RequestTarget, SendFuture, Workload, WorkloadInfo, WorkloadSpec},
 };
 use crate::{
     error::{Error, Result},
     measure::{
-        request_timer::{ReceivedMessage, RequestTimer, ServerReport},
+        request_timer::{ClientTimer, ReceivedMessage, ServerReport},
         summaries::SummaryMeasurement,
     },
 };
@@ -26,7 +26,7 @@ use weir_proto::v1::{
     summarize_request::Part, summarize_response::Event,
 };
 
-struct Summarize {
+struct SummarizeWorkload {
     spec: WorkloadSpec,
     text: PromptText,
     /// Whole documents; empty if documents are excerpts of the text.
@@ -49,10 +49,10 @@ pub(super) fn build(spec: &WorkloadSpec) -> Result<Box<dyn Workload>> {
         PromptSource::Documents => PromptText::documents(&spec.files)?,
     };
     let documents = documents.into_iter().map(Arc::from).collect();
-    Ok(Box::new(Summarize { spec: spec.clone(), text, documents }))
+    Ok(Box::new(SummarizeWorkload { spec: spec.clone(), text, documents }))
 }
 
-impl Workload for Summarize {
+impl Workload for SummarizeWorkload {
     fn info(&self) -> WorkloadInfo {
         let WorkloadSpec { name, kind, weight, prompts, output, chunk_chars, beam, .. } = &self.spec;
         WorkloadInfo {
@@ -141,7 +141,7 @@ impl SummarizeCall {
 }
 
 impl PreparedRequest for SummarizeCall {
-    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut RequestTimer) -> ResponseFuture<'a> {
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a> {
         Box::pin(async move {
             let connection = target.pool.next()?;
             let uploaded = Arc::new(OnceLock::new());

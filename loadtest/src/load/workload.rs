@@ -11,7 +11,7 @@ use super::{
 use crate::{
     client::connection::ConnectionPool,
     error::{Error, Result},
-    measure::request_timer::RequestTimer,
+    measure::request_timer::ClientTimer,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -139,7 +139,7 @@ pub struct RequestTarget {
 }
 
 /// Boxed future of a request, so that [`PreparedRequest`] is usable as `dyn`.
-pub type ResponseFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), Status>> + Send + 'a>>;
+pub type SendFuture<'a> = Pin<Box<dyn Future<Output = std::result::Result<(), Status>> + Send + 'a>>;
 
 /// Kind of requests.
 pub trait Workload: Send + Sync {
@@ -156,7 +156,7 @@ pub trait Workload: Send + Sync {
 /// Request ready to be sent, to several models if need be, each time with the same content.
 pub trait PreparedRequest: Send + Sync {
     /// Sends the request, reads the answer to its end, and records every message with `timer`.
-    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut RequestTimer) -> ResponseFuture<'a>;
+    fn send<'a>(&'a self, target: &'a RequestTarget, timer: &'a mut ClientTimer) -> SendFuture<'a>;
 
     /// Returns the maximum characters of the answer.
     fn max_chars(&self) -> u64;

@@ -1,13 +1,13 @@
 //! Service-level objectives of a single request. A request is good if it succeeded and met all of them.
 
-use super::request_timer::RequestTimer;
+use super::request_timer::ClientTimer;
 use crate::units;
 use std::{fmt, str::FromStr, time::Duration};
 
 /// Kind of objective: its name, and the figure of a request that it limits.
 struct ObjectiveKind {
     name: &'static str,
-    figure: fn(&RequestTimer, Duration) -> Option<Duration>,
+    figure: fn(&ClientTimer, Duration) -> Option<Duration>,
 }
 
 /// Kinds of objectives. A request without the figure, such as a gap if only one message came, meets the objective. `ttfc` and `total`
@@ -36,7 +36,7 @@ pub struct Objectives(Vec<Objective>);
 
 impl Objectives {
     /// True if a request that succeeded after `total` meets all objectives.
-    pub fn met(&self, timer: &RequestTimer, total: Duration) -> bool {
+    pub fn met(&self, timer: &ClientTimer, total: Duration) -> bool {
         self.0
             .iter()
             .all(|&Objective { kind, limit }| (KINDS[kind].figure)(timer, total).is_none_or(|actual| actual <= limit))
@@ -82,13 +82,13 @@ impl fmt::Display for Objectives {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::request_timer::{ReceivedMessage, RequestTimer};
+    use crate::measure::request_timer::{ClientTimer, ReceivedMessage};
     use std::sync::Arc;
     use tokio::time::{Instant, sleep};
 
     #[tokio::test(start_paused = true)]
     async fn a_request_is_good_if_it_meets_every_objective() {
-        let mut timer = RequestTimer::new(Arc::default(), Instant::now(), None);
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
         timer.mark_sent();
         for after in [100, 10, 10, 40] {
             sleep(Duration::from_millis(after)).await;

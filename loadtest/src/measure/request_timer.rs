@@ -77,7 +77,7 @@ pub struct Gap {
 
 /// Timestamps of a request so far.
 #[derive(Debug)]
-pub struct RequestTimer {
+pub struct ClientTimer {
     counters: Arc<LiveCounters>,
     /// Intended send time.
     pub intended: Instant,
@@ -105,7 +105,7 @@ pub struct RequestTimer {
     pub server_report: Option<ServerReport>,
 }
 
-impl RequestTimer {
+impl ClientTimer {
     /// Starts a timer for a request due at `intended` that this client cancels after `cancel_after` characters.
     pub fn new(counters: Arc<LiveCounters>, intended: Instant, cancel_after: Option<u64>) -> Self {
         Self {
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gaps_are_boundary_gaps_where_the_middle_layers_ran() {
-        let mut timer = RequestTimer::new(Arc::default(), Instant::now(), None);
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), None);
         sleep(ms(5)).await;
         timer.mark_sent();
         // first, plain, ended by the predictor, plain, ended by a mark, the gap after the mark, plain
@@ -226,7 +226,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_message_without_characters_is_ignored_and_several_characters_in_one_have_no_gap() {
-        let mut timer = RequestTimer::new(Arc::default(), Instant::now(), Some(4));
+        let mut timer = ClientTimer::new(Arc::default(), Instant::now(), Some(4));
         timer.mark_sent();
         assert!(timer.record(ReceivedMessage::default()).is_continue());
         assert_eq!((timer.first(), timer.messages), (None, 0));

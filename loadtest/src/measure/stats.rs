@@ -2,7 +2,7 @@
 
 use super::{
     histogram::{HistogramBar, Percentiles, ValueHistogram},
-    request_timer::{RequestTimer, ServerReport},
+    request_timer::{ClientTimer, ServerReport},
     shortening::{ModelShortening, TextTotals, by_model},
     summaries::{SummaryFigures, SummaryStats},
 };
@@ -230,7 +230,7 @@ impl RequestStats {
     }
 
     /// Records a request that ended `total` after its intended start.
-    pub fn record(&mut self, timer: &RequestTimer, outcome: &RequestOutcome, total: Duration, good: bool) {
+    pub fn record(&mut self, timer: &ClientTimer, outcome: &RequestOutcome, total: Duration, good: bool) {
         self.start_lag.record_time(timer.sent.map_or(total, |sent| sent - timer.intended));
         match outcome {
             RequestOutcome::Completed => {}
@@ -251,7 +251,7 @@ impl RequestStats {
         }
     }
 
-    fn record_times(&mut self, timer: &RequestTimer, total: Duration) {
+    fn record_times(&mut self, timer: &ClientTimer, total: Duration) {
         self.total.record_time(total);
         if let Some(sent) = timer.sent {
             self.total_from_send.record_time(total.saturating_sub(sent - timer.intended));

@@ -108,12 +108,12 @@ impl StubGeneration {
     }
 }
 
-type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type StubResponses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl generation_server::Generation for Stub {
-    type GenerateStream = ResponseStream<GenerateResponse>;
-    type ScoreStream = ResponseStream<ScoreResponse>;
+    type GenerateStream = StubResponses<GenerateResponse>;
+    type ScoreStream = StubResponses<ScoreResponse>;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();

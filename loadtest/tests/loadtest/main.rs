@@ -6,6 +6,7 @@ mod commands;
 mod comparisons;
 mod known_delays;
 mod multiple_loads;
+mod program;
 mod rejected_options;
 mod report;
 mod server_gone;

@@ -1,6 +1,6 @@
 //! Commands of several measurements: independent seeds, and reports of commands that ended early.
 
-use super::commands::{command, json, run, script, serve, wait};
+use super::program::{command, json, run, script, serve, wait};
 use serde_json::Value;
 use std::{
     fs,

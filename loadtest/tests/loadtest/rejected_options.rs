@@ -1,6 +1,6 @@
 //! Options that would measure something else than intended are rejected before any request.
 
-use super::commands::{json, run, script, serve};
+use super::program::{json, run, script, serve};
 use std::fs;
 use weir_loadtest::stub::Script;
 

@@ -1,6 +1,6 @@
 //! A server that goes away under load, and a load that is interrupted before anything was measured.
 
-use super::commands::{Served, command, run, script, serve, wait};
+use super::program::{Served, command, run, script, serve, wait};
 use serde_json::Value;
 use std::{
     process::{Command, Output},

@@ -2,7 +2,7 @@
 //! that what a busy machine adds is far below the tolerance; of many values, medians and high percentiles are checked.
 
 use super::{
-    commands::{command, json, run},
+    program::{command, json, run},
     support::{ms, near, spec},
 };
 use serde_json::Value;

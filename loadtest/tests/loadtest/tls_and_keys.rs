@@ -1,6 +1,6 @@
 //! A server that requires client certificates and a key.
 
-use super::commands::{command, script};
+use super::program::{command, script};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::{future::pending, path::PathBuf};
 use tempfile::TempDir;

@@ -1,7 +1,7 @@
 //! Error messages for addresses at which no gRPC server answers.
 
 use super::{
-    commands::{run, script, serve},
+    program::{run, script, serve},
     tls_and_keys::Certificates,
 };
 use std::{

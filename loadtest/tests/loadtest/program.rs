@@ -1,0 +1,63 @@
+//! Runs the program as a command against a stub on a loopback port.
+
+use super::support::ms;
+use serde_json::Value;
+use std::{
+    future::pending,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+use tokio::{net::TcpListener, runtime::Runtime};
+use tonic::transport::server::TcpIncoming;
+use weir_loadtest::stub::{Script, Stub};
+
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Stub that serves until it is dropped.
+pub(super) struct Served {
+    pub(super) address: String,
+    pub(super) stub: Stub,
+    _runtime: Runtime,
+}
+
+pub(super) fn serve(scripts: Vec<Script>) -> Served {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let stub = Stub::new(scripts);
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    runtime.spawn(stub.clone().serve(TcpIncoming::from(listener).with_nodelay(Some(true)), pending()));
+    Served { address, stub, _runtime: runtime }
+}
+
+pub(super) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir-loadtest"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub(super) fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+#[track_caller]
+pub(super) fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+pub(super) fn script(name: &str) -> Script {
+    Script { first: ms(20), plain: ms(2), boundary: ms(4), segment: 4, rows: 4, ..Script::instant(name) }
+}
+
+/// Waits until `condition` holds; kills the program and panics if it does not within a minute.
+pub(super) fn wait(child: &mut Child, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(0);
+    while !condition() {
+        if started.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("the condition did not hold within {PATIENCE:?}");
+        }
+        let _ = receiver.recv_timeout(ms(10));
+    }
+}

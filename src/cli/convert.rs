@@ -3,7 +3,7 @@
 use super::{output, progress::Progress};
 use crate::{
     error::Result,
-    family::convert::{Source, convert_telling},
+    family::convert::{Source, convert_with_progress},
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::json;
@@ -39,7 +39,7 @@ fn source() -> impl TypedValueParser<Value = Source> {
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
     let tell = &mut |done, total| progress.tell(done, total);
-    let made = convert_telling(args.from, &args.source, &args.dest, args.force, tell)?;
+    let made = convert_with_progress(args.from, &args.source, &args.dest, args.force, tell)?;
     drop(progress);
     if args.json {
         let (shape, parameters, sha256) = (made.shape, made.parameters, made.sha256);

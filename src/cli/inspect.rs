@@ -6,7 +6,7 @@ use crate::{
     error::{Error, Result, printable},
     family::{
         TensorSpec,
-        checkpoint::{CONFIG_FILE, Config, Weights, read_weights_telling},
+        checkpoint::{CONFIG_FILE, Config, Weights, read_weights_with_progress},
         decoder::resolution::{Resolution, measure},
         load::{Settings, blueprint, companions, load},
     },
@@ -103,7 +103,7 @@ fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Found> {
     let folders = companions(dir, &config, &*blueprint)?;
     let companions = folders.iter().map(|dir| inspect(dir, progress)).collect::<Result<_>>()?;
     let specs = blueprint.tensors();
-    let (weights, sha256) = read_weights_telling(dir, &specs, progress)?;
+    let (weights, sha256) = read_weights_with_progress(dir, &specs, progress)?;
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =
         serde_json::from_str(config.architecture()).map_err(|error| Error::Internal(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! What a model may use, and what limits its sequences.
+//! Settings of a model: threads, memory, and the limits of its sequences.
 
 use crate::{
     error::{Error, Result},

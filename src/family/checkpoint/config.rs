@@ -18,7 +18,7 @@ pub const CONFIG_FILE: &str = "config.json";
 pub const FORMAT: &str = "weir/1";
 /// The largest `config.json`: a vocabulary of every code point fits.
 const MAX_BYTES: u64 = 16 << 20;
-/// The longest training window that makes sense to state.
+/// Longest training window.
 const MAX_TRAINING_LENGTH: usize = 1 << 30;
 
 /// The part of a configuration that all families have.
@@ -26,7 +26,7 @@ const MAX_TRAINING_LENGTH: usize = 1 << 30;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     format: String,
-    /// Which family reads the rest.
+    /// The family that reads `architecture`.
     pub family: String,
     vocabulary: VocabularyConfig,
     normaliser: TextNormaliser,
@@ -34,26 +34,26 @@ pub struct Config {
     pub training_length: usize,
     /// The family's own part, as JSON text, so that it is parsed once, into the family's type: see [`architecture`].
     architecture: Box<RawValue>,
-    /// What a request for a summary gets that asks for nothing else, in a family that writes any.
+    /// Default options of summaries, in a family that writes summaries.
     pub generation: Option<Generation>,
     /// The tokenizer that the vocabulary names.
     #[serde(skip)]
     subwords: Option<Arc<SubwordTokenizer>>,
 }
 
-/// How a summary is written unless a request says otherwise: fairseq's options, under their usual names.
+/// Default options of summaries: fairseq's, under their usual names.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Generation {
-    /// Hypotheses that are followed.
+    /// Hypotheses that beam search keeps.
     pub beam: usize,
-    /// A hypothesis' log-probability is divided by its length to this power.
+    /// Power of a hypothesis' length that its log-probability is divided by.
     pub length_penalty: f32,
-    /// Tokens before the end mark, at least.
+    /// Fewest tokens before the end symbol.
     pub min_tokens: usize,
-    /// And at most.
+    /// Most tokens before the end symbol.
     pub max_tokens: usize,
-    /// No run of so many tokens twice; 0 for no such rule.
+    /// Length of token runs that may not repeat; 0 if all may.
     #[serde(default)]
     pub no_repeat_ngram: usize,
 }
@@ -62,19 +62,19 @@ pub struct Generation {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Kinds")]
 pub enum VocabularyConfig {
-    /// One character each; the index is the id.
+    /// Characters; the index is the id.
     Symbols(Vec<String>),
     /// Byte values, always `true`.
     Bytes(bool),
-    /// The same as the first, with the model's own marks: what the list has at their ids is not looked at.
+    /// Characters and special symbols; the list's entries at the special ids are ignored.
     MarkedSymbols(Vec<String>, SpecialSymbols),
-    /// Byte values from this id on, with the model's own marks at all other ids.
+    /// Byte values from this id on; all other ids are special symbols.
     MarkedBytes(u32, SpecialSymbols),
-    /// So many ids, the pieces of the tokenizer in the file beside this one, if one is named.
+    /// Number of ids, and the file name of the tokenizer whose pieces they are, if there is one.
     Pieces(usize, Option<String>),
 }
 
-/// What `vocabulary` may hold: one of the three.
+/// The keys of `vocabulary`, of which one kind must be given.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kinds {
@@ -87,7 +87,7 @@ struct Kinds {
 }
 
 impl TryFrom<Kinds> for VocabularyConfig {
-    /// In serde's own form, so that it is taken apart like any other message.
+    /// In serde's form, so that it is parsed like serde's own messages.
     type Error = &'static str;
 
     fn try_from(kinds: Kinds) -> Result<Self, &'static str> {
@@ -115,31 +115,39 @@ impl TryFrom<Kinds> for VocabularyConfig {
 }
 
 impl Config {
-    /// A configuration to be written.
+    /// Returns a configuration to write; errors name `file`.
     ///
     /// # Errors
-    /// A vocabulary that is none; `file` is the one to name.
+    /// An invalid vocabulary or training length.
     pub fn new(
         family: &str,
-        vocabulary: (VocabularyConfig, TextNormaliser),
+        vocabulary: VocabularyConfig,
+        normaliser: TextNormaliser,
         training_length: usize,
         architecture: &serde_json::Value,
         file: &Path,
     ) -> Result<Self> {
         let raw = serde_json::value::to_raw_value(architecture);
         let architecture = raw.map_err(|error| Error::Internal(format!("architecture: {error}")))?;
-        let ((vocabulary, normaliser), family, format) = (vocabulary, family.to_owned(), FORMAT.to_owned());
-        let (generation, subwords) = (None, None);
-        let config =
-            Self { format, family, vocabulary, normaliser, training_length, architecture, generation, subwords };
+        let config = Self {
+            format: FORMAT.to_owned(),
+            family: family.to_owned(),
+            vocabulary,
+            normaliser,
+            training_length,
+            architecture,
+            generation: None,
+            subwords: None,
+        };
         config.validate(file)?;
         Ok(config)
     }
 
-    /// The same with a tokenizer, to be written beside it, and with a way of writing.
+    /// Adds a tokenizer, which is written next to the configuration, and summary options.
     #[must_use]
     pub fn with(mut self, subwords: Option<Arc<SubwordTokenizer>>, generation: Option<Generation>) -> Self {
-        (self.subwords, self.generation) = (subwords, generation);
+        self.subwords = subwords;
+        self.generation = generation;
         self
     }
 
@@ -156,7 +164,7 @@ impl Config {
         Self::read_file(&dir.join(CONFIG_FILE))
     }
 
-    /// Reads a configuration of any name.
+    /// Reads a configuration from a file of any name.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -164,12 +172,12 @@ impl Config {
         Self::parse(&json::read_limited(file, MAX_BYTES)?, file)
     }
 
-    /// Parses a configuration; `file` is the one to name in errors.
+    /// Parses a configuration; errors name `file`.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
     pub fn parse(text: &[u8], file: &Path) -> Result<Self> {
-        /// What kind of file it is comes first: a file of another format has other keys as well.
+        /// The format, which is checked first: a file of another format has other keys as well.
         #[derive(Deserialize)]
         struct Format {
             format: Option<Box<RawValue>>,
@@ -192,9 +200,9 @@ impl Config {
                     name.as_str(),
                 ));
             }
-            let beside = file.with_file_name(name);
-            let subwords = SubwordTokenizer::parse(&json::read_limited(&beside, MAX_TOKENIZER_BYTES)?);
-            config.subwords = Some(Arc::new(subwords.map_err(|error| error.in_file(&beside))?));
+            let tokenizer = file.with_file_name(name);
+            let subwords = SubwordTokenizer::parse(&json::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);
+            config.subwords = Some(Arc::new(subwords.map_err(|error| error.in_file(&tokenizer))?));
         }
         config.validate(file)?;
         Ok(config)
@@ -202,8 +210,8 @@ impl Config {
 
     fn validate(&self, file: &Path) -> Result<()> {
         if !(1..=MAX_TRAINING_LENGTH).contains(&self.training_length) {
-            let (expected, found) = (format!("1 to {MAX_TRAINING_LENGTH}"), self.training_length.to_string());
-            return Err(Error::checkpoint(file, "training_length", expected, found));
+            let expected = format!("1 to {MAX_TRAINING_LENGTH}");
+            return Err(Error::checkpoint(file, "training_length", expected, self.training_length.to_string()));
         }
         self.vocabulary(file).map(|_| ())
     }
@@ -211,7 +219,7 @@ impl Config {
     /// The vocabulary.
     ///
     /// # Errors
-    /// A symbol that is not one character or stands twice; no symbols.
+    /// A symbol that is not one character or occurs twice; no symbols.
     pub fn vocabulary(&self, file: &Path) -> Result<Arc<Vocabulary>> {
         match &self.vocabulary {
             VocabularyConfig::Symbols(symbols) => {
@@ -239,10 +247,10 @@ impl Config {
         self.architecture.get()
     }
 
-    /// The file's text: a line for each key, so that a vocabulary does not fill pages.
+    /// Returns the file's text, one line a key, so that a vocabulary does not fill pages.
     ///
     /// # Errors
-    /// [`Error::Internal`] where JSON cannot hold a value.
+    /// [`Error::Internal`] if JSON cannot represent a value.
     pub fn to_json(&self) -> Result<String> {
         let internal = |error: serde_json::Error| Error::Internal(format!("config.json: {error}"));
         let vocabulary = match &self.vocabulary {
@@ -328,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_configuration_reads_back() {
         let config = parse(GOOD).unwrap();
         let again = parse(&config.to_json().unwrap()).unwrap();
         assert_eq!(config.vocabulary, again.vocabulary);
@@ -338,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_key() {
         let cases = [
             (r#""format": "weir/1", "#, "", r#"config.json: format: expected "weir/1", found nothing"#),
             ("weir/1", "weir/2", r#"config.json: format: expected "weir/1", found "weir/2""#),
@@ -377,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_architecture_has_full_paths() {
+    fn errors_in_the_architecture_have_full_paths() {
         let config = parse(GOOD).unwrap();
         let message = architecture::<Shape>(&config, Path::new("c")).unwrap_err().to_string();
         assert_eq!(message, "c: architecture.dim: expected `layers`, found an unknown key");

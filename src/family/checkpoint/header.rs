@@ -1,4 +1,4 @@
-//! What a safetensors file says it holds: eight bytes of header length, a JSON object, the numbers.
+//! The header of a safetensors file: eight bytes of header length, then a JSON object; the numbers follow.
 
 use super::json::{self, UniqueMap};
 use crate::error::{Error, Result};
@@ -6,34 +6,34 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{collections::BTreeMap, io::Read, path::Path};
 
-/// The name of the header's entry that is no tensor.
+/// Name of the header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
-/// Bytes of the header's length.
+/// Bytes of the field with the header's length.
 pub(super) const PREFIX: usize = 8;
 
-/// A checked header: tensors in the order of their numbers, one after the other without gaps, up to the end of the file.
+/// A checked header: tensors in the order of their numbers, without gaps, up to the end of the file.
 #[derive(Debug)]
 pub struct Header {
-    /// Where the tensors lie.
-    pub tensors: Vec<Entry>,
+    /// The tensors, in file order.
+    pub tensors: Vec<TensorEntry>,
     /// The header's bytes, its length included: part of the file's hash.
     pub bytes: Vec<u8>,
 }
 
 /// One tensor in a file.
 #[derive(Debug)]
-pub struct Entry {
+pub struct TensorEntry {
     /// Its name.
     pub name: String,
-    /// Its numbers' type.
+    /// Type of its numbers.
     pub dtype: Dtype,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// How many numbers it has.
+    /// Number of its numbers.
     pub numbers: usize,
 }
 
-/// Types of numbers that can be read; the short ones are widened without loss.
+/// Readable types of numbers; short ones are widened without loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     /// 32-bit floats.
@@ -66,7 +66,7 @@ impl Dtype {
         [Self::F32, Self::F16, Self::Bf16].into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Appends little-endian numbers as f32; a rest that is no whole number is left out.
+    /// Appends little-endian numbers as f32; leftover bytes are ignored.
     pub fn widen(self, bytes: &[u8], numbers: &mut Vec<f32>) {
         let pairs = |bytes: &[u8]| -> Vec<[u8; 2]> { bytes.as_chunks().0.to_vec() };
         match self {
@@ -86,10 +86,10 @@ struct Info {
 }
 
 impl Header {
-    /// Reads the header of a file of `size` bytes; it may have at most `limit`.
+    /// Reads the header, of at most `limit` bytes, of a file of `size` bytes.
     ///
     /// # Errors
-    /// Everything that makes the file anything but these tensors, gapless, up to its last byte.
+    /// A header that is malformed or too long; tensors that overlap, leave gaps or do not end with the file.
     pub fn read(from: &mut impl Read, file: &Path, size: u64, limit: u64) -> Result<Self> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if size < PREFIX as u64 {
@@ -97,7 +97,8 @@ impl Header {
         }
         let mut prefix = [0; PREFIX];
         from.read_exact(&mut prefix).map_err(Error::io(file))?;
-        let (length, room) = (u64::from_le_bytes(prefix), size - PREFIX as u64);
+        let length = u64::from_le_bytes(prefix);
+        let room = size - PREFIX as u64;
         if length > room {
             return wrong(
                 "header length",
@@ -131,8 +132,8 @@ impl Header {
     }
 }
 
-/// Sorts the tensors by place and checks that they fill the `data` bytes behind the header.
-fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Result<Vec<Entry>> {
+/// Sorts the tensors by offset and checks that they fill the `data` bytes after the header.
+fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Result<Vec<TensorEntry>> {
     let mut placed = Vec::with_capacity(items.len());
     for (name, item) in items {
         if name != METADATA {
@@ -140,7 +141,7 @@ fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Re
             placed.push((info.data_offsets, entry(name, info, file)?));
         }
     }
-    // Empty tensors share their place with the next one: the end decides.
+    // an empty tensor starts where the next one starts: the end decides
     placed.sort_by_key(|(offsets, _)| *offsets);
     let mut end = 0;
     for ((from, to), entry) in &placed {
@@ -158,7 +159,7 @@ fn entries(items: BTreeMap<String, Box<RawValue>>, file: &Path, data: u64) -> Re
     Ok(placed.into_iter().map(|(_, entry)| entry).collect())
 }
 
-fn entry(name: String, info: Info, file: &Path) -> Result<Entry> {
+fn entry(name: String, info: Info, file: &Path) -> Result<TensorEntry> {
     let Some(dtype) = Dtype::parse(&info.dtype) else {
         return Err(Error::checkpoint(file, name, "dtype F32, F16 or BF16", format!("dtype {:?}", info.dtype)));
     };
@@ -177,5 +178,5 @@ fn entry(name: String, info: Info, file: &Path) -> Result<Entry> {
         |wide: u64| usize::try_from(wide).map_err(|_| Error::checkpoint(file, &*name, "a size that fits", "more"));
     let shape = info.shape.iter().map(|&dim| narrow(dim)).collect::<Result<_>>()?;
     let numbers = narrow(product.unwrap_or_default())?;
-    Ok(Entry { shape, numbers, dtype, name })
+    Ok(TensorEntry { shape, numbers, dtype, name })
 }

@@ -1,4 +1,4 @@
-//! JSON whose errors say which key, what was expected, what was found.
+//! JSON parsing whose errors name the key, the expected and the actual value.
 
 use crate::error::{Error, Result, clip};
 use serde::{
@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Reads a whole small file.
+/// Reads a small file completely.
 ///
 /// # Errors
 /// Anything but a regular file of at most `limit` bytes.
@@ -31,10 +31,10 @@ pub fn read_limited(file: &Path, limit: u64) -> Result<Vec<u8>> {
     if text.len() as u64 > limit { too_long(text.len() as u64) } else { Ok(text) }
 }
 
-/// Opens a regular file; also its size. A pipe would block, a device never end.
+/// Opens a regular file and returns its size too. A pipe would block, and a device never end.
 ///
 /// # Errors
-/// Anything that is no regular file.
+/// Anything but a regular file.
 pub fn open(file: &Path) -> Result<(File, u64)> {
     let metadata = std::fs::metadata(file).map_err(Error::io(file))?;
     if !metadata.is_file() {
@@ -45,7 +45,7 @@ pub fn open(file: &Path) -> Result<(File, u64)> {
     Ok((opened, metadata.len()))
 }
 
-/// Parses `text`, which stands in `file` under the key `within` (empty: it is the whole file).
+/// Parses `text`, which is the value of the key `within` in `file`, or the complete file if `within` is empty.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] with the full path of the key.
@@ -60,7 +60,7 @@ pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Res
             let path = error.path().to_string();
             let path = if path == "." { "" } else { &path };
             let message = error.inner().to_string();
-            let mistaken = CHOICES.iter().find(|(theirs, ..)| message.split(" at line ").next() == Some(theirs));
+            let mistaken = CHOICES.iter().find(|(known, ..)| message.split(" at line ").next() == Some(known));
             match mistaken.filter(|_| serde_json::from_slice::<de::IgnoredAny>(text).is_ok()) {
                 Some((_, expected, found)) => {
                     let key = [within, path].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
@@ -72,8 +72,8 @@ pub fn parse<T: DeserializeOwned>(text: &[u8], file: &Path, within: &str) -> Res
     }
 }
 
-/// What serde says of a choice, `"name"` or `{"name": {…}}`, that was given in the other form, or several times; the
-/// last message is also that of text which is no JSON.
+/// serde's message, expectation and finding if a choice, `"name"` or `{"name": {…}}`, is given in the other form or several
+/// times. The last message is also serde's for invalid JSON.
 const CHOICES: &[(&str, &str, &str)] = &[
     ("invalid type: unit variant, expected struct variant", "an object: this name has settings", "the name alone"),
     ("invalid type: struct variant, expected unit variant", "the name alone: it has no settings", "an object"),
@@ -81,29 +81,28 @@ const CHOICES: &[(&str, &str, &str)] = &[
     ("expected value", "one choice", "an object with several keys, or none"),
 ];
 
-/// Takes serde's message apart. Where it is of a form unknown here it is passed on whole.
+/// Splits serde's message into key, expectation and finding; a message of unknown form is passed on unchanged.
 fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
     let (message, place) = match message.rfind(" at line ") {
         Some(at) => message.split_at(at),
         None => (message, ""),
     };
     let quoted = |rest: &str| rest.split('`').next().map(str::len).unwrap_or_default();
-    let (field, expected, found);
-    if let Some(rest) = message.strip_prefix("missing field `") {
-        (field, expected, found) = (&rest[..quoted(rest)], "a value".into(), "nothing".into());
+    let (field, expected, found) = if let Some(rest) = message.strip_prefix("missing field `") {
+        (&rest[..quoted(rest)], "a value".into(), "nothing".into())
     } else if let Some(rest) = message.strip_prefix("duplicate field `") {
-        (field, expected, found) = (&rest[..quoted(rest)], "one value".into(), "two".into());
+        (&rest[..quoted(rest)], "one value".into(), "two".into())
     } else if let Some(rest) = message.strip_prefix("unknown field `") {
         let known = rest.split_once(", expected ").map_or("no such key", |(_, known)| known);
-        (field, expected, found) = (&rest[..quoted(rest)], known.to_owned(), "an unknown key".into());
+        (&rest[..quoted(rest)], known.to_owned(), "an unknown key".into())
     } else if let Some((before, after)) = message.split_once(", expected ") {
         let before =
             ["invalid type: ", "invalid value: "].iter().find_map(|start| before.strip_prefix(start)).unwrap_or(before);
-        (field, expected, found) = ("", after.to_owned(), before.to_owned());
+        ("", after.to_owned(), before.to_owned())
     } else {
-        (field, expected, found) = ("", "valid JSON".into(), format!("{message}{place}"));
-    }
-    // serde reports an unknown key sometimes from within it and sometimes from without
+        ("", "valid JSON".into(), format!("{message}{place}"))
+    };
+    // serde's path sometimes ends with the unknown key and sometimes before it
     let inside = path.last().is_some_and(|last| *last == field || last.ends_with(&format!(".{field}")));
     if !inside {
         path.push(field);
@@ -113,10 +112,10 @@ fn explain<'a>(message: &'a str, file: &Path, mut path: Vec<&'a str>) -> Error {
     Error::Checkpoint { file: PathBuf::from(file), key, expected, found: clip(&found, QUOTED) }
 }
 
-/// Bytes of what was found that a message quotes.
+/// Most bytes of a found value that a message quotes.
 pub(super) const QUOTED: usize = 200;
 
-/// A JSON object in which no key may stand twice (serde's own maps keep the last one silently).
+/// A JSON object without duplicate keys (serde's own maps keep the last one silently).
 #[derive(Debug, Clone)]
 pub struct UniqueMap<T>(pub BTreeMap<String, T>);
 

@@ -1,7 +1,7 @@
-//! Reads weights: exactly the tensors asked for, every number finite, hashed on the way.
+//! Reads weights: exactly the specified tensors, every number finite, hashed on the way.
 
 use super::{
-    header::{Dtype, Entry, Header},
+    header::{Dtype, Header, TensorEntry},
     json,
     shards::{Shard, files, same_names, shards},
     spec::TensorSpec,
@@ -14,13 +14,13 @@ use std::{
     path::Path,
 };
 
-/// Bytes read at a time: what is held beside the weights themselves.
+/// Bytes read at a time: the only memory in addition to the weights.
 const CHUNK: usize = 1 << 20;
-/// Header bytes allowed whatever the tensors (metadata, padding), and for each tensor beside its name.
+/// Header bytes allowed for metadata and padding, and for each tensor in addition to its name.
 const HEADER_BYTES: u64 = 1 << 20;
 const HEADER_BYTES_A_TENSOR: u64 = 512;
-/// The most where it is not known which tensors there are.
-const MOST_HEADER_BYTES: u64 = 16 << 20;
+/// Most header bytes if the tensors are not known in advance.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// The tensors of a checkpoint, checked against their specifications.
 #[derive(Debug, Default)]
@@ -43,15 +43,15 @@ impl Weights {
     /// Moves a tensor's numbers out, row-major.
     ///
     /// # Errors
-    /// [`Error::Internal`] if it was not asked for when reading, or was taken before.
+    /// [`Error::Internal`] if the tensor was not read, or was taken before.
     pub fn take(&mut self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensors.remove(name);
         tensor
             .map(|tensor| tensor.numbers)
-            .ok_or_else(|| Error::Internal(format!("tensor {name} is not there (any more)")))
+            .ok_or_else(|| Error::Internal(format!("tensor {name} was not read or was taken before")))
     }
 
-    /// A tensor, if it is there.
+    /// Returns a tensor, unless it was not read or was taken.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
@@ -61,31 +61,31 @@ impl Weights {
         self.tensors.insert(name, tensor);
     }
 
-    /// How many tensors there are.
+    /// Number of tensors.
     pub fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 }
 
-/// Reads the weights of the checkpoint in `dir`; also the SHA-256 of their files, one after the other, in hexadecimal.
+/// Reads the weights of the checkpoint in `dir`; returns the SHA-256 of their files, concatenated, in hexadecimal too.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] with file, key, expected and found, if the files hold anything but these tensors, whole and
-/// finite.
+/// [`Error::Checkpoint`] with file, key, expected and found, if the files hold anything but these tensors, complete
+/// and finite.
 pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
-    read_weights_telling(dir, specs, &mut |_, _| {})
+    read_weights_with_progress(dir, specs, &mut |_, _| {})
 }
 
-/// As [`read_weights`]; `progress` is told bytes read and bytes to read.
+/// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`.
 ///
 /// # Errors
 /// As for [`read_weights`].
-pub fn read_weights_telling(
+pub fn read_weights_with_progress(
     dir: &Path,
     specs: &[TensorSpec],
     progress: &mut dyn FnMut(u64, u64),
@@ -93,7 +93,7 @@ pub fn read_weights_telling(
     read_shards(&shards(dir, specs)?, specs, progress)
 }
 
-/// The names and shapes of the tensors in `dir`, whatever they are: for sources that may hold more than one set.
+/// Returns names and shapes of all tensors in `dir`, for sources that may hold one of several sets.
 ///
 /// # Errors
 /// No weights, or an unreadable header or index.
@@ -101,13 +101,13 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
     let mut shapes = BTreeMap::new();
     for file in files(dir)? {
         let (mut from, size) = json::open(&file)?;
-        let header = Header::read(&mut from, &file, size, MOST_HEADER_BYTES)?;
+        let header = Header::read(&mut from, &file, size, MAX_HEADER_BYTES)?;
         shapes.extend(header.tensors.into_iter().map(|entry| (entry.name, entry.shape)));
     }
     Ok(shapes)
 }
 
-/// As [`read_weights`], of one file's `size` bytes from anywhere; `file` is the one to name.
+/// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`.
 ///
 /// # Errors
 /// As for [`read_weights`].
@@ -133,7 +133,7 @@ fn read_shards(
     let specs = by_name(specs);
     let mut opened = Vec::with_capacity(shards.len());
     let mut total = 0;
-    // All headers first: nothing large is set aside for a checkpoint that is wrong in its last shard.
+    // All headers first: a checkpoint whose last shard is wrong allocates nothing large.
     for shard in shards {
         let (mut from, size) = json::open(&shard.file)?;
         let header = header(shard, &mut from, size, &specs)?;
@@ -147,7 +147,7 @@ fn read_shards(
     Ok(reading.finish())
 }
 
-/// Reads a shard's header and checks that it lists what it must.
+/// Reads a shard's header and checks its tensors.
 fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, &TensorSpec>) -> Result<Header> {
     let names: u64 = shard.names.iter().map(|name| name.len() as u64 + HEADER_BYTES_A_TENSOR).sum();
     let header = Header::read(from, &shard.file, size, HEADER_BYTES + names)?;
@@ -155,14 +155,14 @@ fn header(shard: &Shard, from: &mut impl Read, size: u64, specs: &HashMap<&str, 
     Ok(header)
 }
 
-/// Whether a shard's header lists what it must.
-fn check(shard: &Shard, found: &[Entry], specs: &HashMap<&str, &TensorSpec>) -> Result<()> {
+/// Checks that a shard's header lists its tensors, with their shapes.
+fn check(shard: &Shard, found: &[TensorEntry], specs: &HashMap<&str, &TensorSpec>) -> Result<()> {
     same_names(&shard.file, &shard.names, found.iter().map(|entry| &entry.name))?;
     for entry in found {
         match specs.get(entry.name.as_str()) {
             Some(spec) if spec.shape != entry.shape => {
-                let (expected, found) = (format!("shape {:?}", spec.shape), format!("shape {:?}", entry.shape));
-                return Err(Error::checkpoint(&shard.file, &*entry.name, expected, found));
+                let expected = format!("shape {:?}", spec.shape);
+                return Err(Error::checkpoint(&shard.file, &*entry.name, expected, format!("shape {:?}", entry.shape)));
             }
             _ => {}
         }
@@ -188,7 +188,7 @@ impl<'a> Reading<'a> {
     }
 
     fn shard(&mut self, file: &Path, from: &mut impl Read, header: Header) -> Result<()> {
-        self.passed(&header.bytes);
+        self.count(&header.bytes);
         let mut chunk = vec![0; CHUNK];
         for entry in header.tensors {
             let numbers = self.tensor(file, from, &entry, &mut chunk)?;
@@ -200,7 +200,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn tensor(&mut self, file: &Path, from: &mut impl Read, entry: &Entry, chunk: &mut [u8]) -> Result<Vec<f32>> {
+    fn tensor(&mut self, file: &Path, from: &mut impl Read, entry: &TensorEntry, chunk: &mut [u8]) -> Result<Vec<f32>> {
         let width = entry.dtype.bytes();
         let mut numbers = Vec::with_capacity(entry.numbers);
         while numbers.len() < entry.numbers {
@@ -215,7 +215,7 @@ impl<'a> Reading<'a> {
                 ),
                 _ => Error::io(file)(error),
             })?;
-            self.passed(bytes);
+            self.count(bytes);
             let first = numbers.len();
             entry.dtype.widen(bytes, &mut numbers);
             check_finite(file, &entry.name, first, numbers.get(first..).unwrap_or_default())?;
@@ -223,28 +223,28 @@ impl<'a> Reading<'a> {
         Ok(numbers)
     }
 
-    fn passed(&mut self, bytes: &[u8]) {
+    fn count(&mut self, bytes: &[u8]) {
         self.hash.update(bytes);
         self.done += bytes.len() as u64;
         (self.progress)(self.done, self.total);
     }
 }
 
-/// Whether all numbers of a part of a tensor, from index `first` on, are finite.
+/// Checks that a tensor's numbers, of which the first has index `first`, are finite.
 ///
 /// # Errors
-/// The tensor and the index of the first number that is not.
+/// The index of the first number that is not finite.
 pub fn check_finite(file: &Path, name: &str, first: usize, numbers: &[f32]) -> Result<()> {
     match numbers.iter().position(|number| !number.is_finite()) {
         None => Ok(()),
-        Some(at) => {
-            let found = format!("{} at index {}", numbers[at], first + at);
+        Some(index) => {
+            let found = format!("{} at index {}", numbers[index], first + index);
             Err(Error::checkpoint(file, name, "finite numbers", found))
         }
     }
 }
 
-/// Two digits a byte.
+/// Formats bytes with two hexadecimal digits each.
 pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

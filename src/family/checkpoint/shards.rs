@@ -1,4 +1,4 @@
-//! Which files hold a checkpoint's weights: one, or several and an index (Hugging Face's convention).
+//! The files of a checkpoint's weights: one, or several and an index (Hugging Face's convention).
 
 use super::{
     json::{self, UniqueMap},
@@ -11,9 +11,9 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The weights in one file.
+/// The only file of weights, if there is no index.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
-/// The index of several.
+/// The index of several files.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const MAX_INDEX_BYTES: u64 = 16 << 20;
 
@@ -22,7 +22,7 @@ const MAX_INDEX_BYTES: u64 = 16 << 20;
 pub struct Shard {
     /// The file.
     pub file: PathBuf,
-    /// The names of the tensors that it must hold, no more and no fewer.
+    /// Names of the tensors that it must hold, no more and no fewer.
     pub names: BTreeSet<String>,
 }
 
@@ -34,13 +34,14 @@ struct Index {
     weight_map: UniqueMap<String>,
 }
 
-/// The files of weights in a folder, in the order of their names, for a model of these tensors.
+/// Returns the files of weights in a folder, in the order of their names, for a model with these tensors.
 ///
 /// # Errors
 /// No weights, or both one file and an index; an index that does not name exactly these tensors, or whose files are not
 /// plain files of the folder.
 pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
-    let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
+    let single = dir.join(WEIGHTS_FILE);
+    let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
         (true, false) => Ok(vec![Shard { file: single, names: names(specs) }]),
         (false, true) => indexed(dir, &index, specs),
@@ -49,12 +50,13 @@ pub fn shards(dir: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>> {
     }
 }
 
-/// The files of weights in a folder, whatever is in them.
+/// Returns the files of weights in a folder, whatever tensors they hold.
 ///
 /// # Errors
-/// No weights at all, or an index that cannot be read or names what is no plain file of the folder.
+/// No weights, or an index that cannot be read or names anything but plain files of the folder.
 pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
+    let single = dir.join(WEIGHTS_FILE);
+    let index = dir.join(INDEX_FILE);
     match (single.exists(), index.exists()) {
         (true, _) => Ok(vec![single]),
         (false, true) => {
@@ -86,10 +88,10 @@ fn indexed(dir: &Path, index: &Path, specs: &[TensorSpec]) -> Result<Vec<Shard>>
         .collect()
 }
 
-/// Whether a file holds exactly the tensors it must.
+/// Checks that a file holds exactly the `expected` tensors.
 ///
 /// # Errors
-/// The first that is missing, else the first that is too many.
+/// The first missing tensor, else the first superfluous one.
 pub fn same_names<'a>(
     file: &Path,
     expected: &BTreeSet<String>,
@@ -111,7 +113,7 @@ pub fn same_names<'a>(
     }
 }
 
-/// The path of a file that an index names. The index is data: it must not reach beyond the folder, not by links either.
+/// Returns the path of a file that an index names. The index is data: it must not reach out of the folder, nor through links.
 fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Result<PathBuf> {
     let wrong = |expected: &str| {
         let key = names.first().map(|name| format!("weight_map.{name}")).unwrap_or_default();
@@ -123,8 +125,8 @@ fn inside(dir: &Path, index: &Path, file: &str, names: &BTreeSet<String>) -> Res
         return wrong("the plain name of a .safetensors file in this folder");
     }
     let path = dir.join(file);
-    let (real, folder) = (path.canonicalize().map_err(Error::io(&path))?, dir.canonicalize().map_err(Error::io(dir))?);
-    if real.parent() != Some(&folder) {
+    let target = path.canonicalize().map_err(Error::io(&path))?;
+    if target.parent() != Some(&dir.canonicalize().map_err(Error::io(dir))?) {
         return wrong("a file in this folder, not a link out of it");
     }
     Ok(path)

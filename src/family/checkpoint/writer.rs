@@ -1,7 +1,7 @@
-//! Writes a checkpoint: whole or not at all.
+//! Writes a checkpoint: completely or not at all.
 //!
-//! Everything is first written under names that no reader looks for, then renamed. While a checkpoint is being replaced the
-//! folder has for a moment no `config.json`, never one configuration with another's weights.
+//! All files are written under names that no reader looks for, then renamed. While a checkpoint is being replaced, the folder
+//! has no `config.json` for a moment, but never one configuration with another's weights.
 
 use super::{
     config::{CONFIG_FILE, Config},
@@ -35,31 +35,32 @@ pub struct WrittenCheckpoint {
 pub struct Writer {
     dest: PathBuf,
     config: Partial,
-    /// Of a vocabulary of pieces.
+    /// `tokenizer.json`, for a vocabulary of subword pieces.
     tokenizer: Option<Partial>,
     weights: Partial,
     out: BufWriter<File>,
     hash: Sha256,
-    /// What is still to come, last first: name, numbers.
-    missing: Counts,
+    /// Tensors not yet written, last first.
+    missing: Vec<TensorSize>,
 }
 
 impl Writer {
-    /// Begins a checkpoint in the folder `dest`, which is made; the tensors follow in the order of `specs`.
+    /// Creates the folder `dest` and starts a checkpoint in it; the tensors follow in the order of `specs`.
     ///
     /// # Errors
-    /// A folder that holds something already, unless it may be overwritten.
+    /// A folder that is not empty, unless it holds a checkpoint and `overwrite` is set.
     pub fn create(dest: &Path, config: &Config, specs: &[TensorSpec], overwrite: bool) -> Result<Self> {
         check_vacant(dest, overwrite)?;
         fs::create_dir_all(dest).map_err(unwritable(dest))?;
-        let tokenizer = config.subwords().map(|subwords| Partial::written(dest, TOKENIZER_FILE, subwords.json()));
-        let (tokenizer, config) = (tokenizer.transpose()?, Partial::written(dest, CONFIG_FILE, &config.to_json()?)?);
+        let tokenizer = config.subwords().map(|subwords| Partial::write(dest, TOKENIZER_FILE, subwords.json()));
+        let tokenizer = tokenizer.transpose()?;
+        let config = Partial::write(dest, CONFIG_FILE, &config.to_json()?)?;
         let weights = Partial::new(dest, WEIGHTS_FILE);
         let out = BufWriter::with_capacity(1 << 20, File::create(&weights.path).map_err(Error::io(&weights.path))?);
         let (header, mut missing) = header(specs)?;
         missing.reverse();
-        let (dest, hash) = (dest.to_path_buf(), Sha256::new());
-        let mut writer = Self { dest, config, tokenizer, weights, out, hash, missing };
+        let dest = dest.to_path_buf();
+        let mut writer = Self { dest, config, tokenizer, weights, out, hash: Sha256::new(), missing };
         writer.put(&header)?;
         Ok(writer)
     }
@@ -67,12 +68,12 @@ impl Writer {
     /// Writes the next tensor.
     ///
     /// # Errors
-    /// [`Error::Internal`] if it is not the next one's size; a full disk.
+    /// [`Error::Internal`] if another tensor or size is next; a full disk.
     pub fn tensor(&mut self, name: &str, numbers: &[f32]) -> Result<()> {
         match self.missing.pop() {
-            Some((next, count)) if next == name && count == numbers.len() => {}
+            Some(next) if next.name == name && next.numbers == numbers.len() => {}
             next => {
-                let message = format!("wrote {name} of {} numbers where {next:?} was due", numbers.len());
+                let message = format!("wrote {name} with {} numbers, expected {next:?}", numbers.len());
                 return Err(Error::Internal(message));
             }
         }
@@ -85,21 +86,22 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the checkpoint visible; returns the SHA-256 of its weights, in hexadecimal.
+    /// Renames the files to their final names; returns the SHA-256 of the weights, in hexadecimal.
     ///
     /// # Errors
     /// [`Error::Internal`] if tensors are missing; what the file system refuses.
     pub fn finish(mut self) -> Result<String> {
-        if let Some((name, _)) = self.missing.last() {
-            return Err(Error::Internal(format!("{name} was not written")));
+        if let Some(next) = self.missing.last() {
+            return Err(Error::Internal(format!("{} was not written", next.name)));
         }
         self.out.flush().and_then(|()| self.out.get_ref().sync_all()).map_err(Error::io(&self.weights.path))?;
-        // What is left of an old checkpoint would speak of other weights. Its configuration goes first: without it nobody
-        // takes the folder for a checkpoint.
-        let (config, old) = (self.dest.join(CONFIG_FILE), entries(&self.dest)?);
+        // Files of an old checkpoint would describe other weights. Its configuration goes first: without it the folder is no
+        // checkpoint.
+        let config = self.dest.join(CONFIG_FILE);
+        let old = entries(&self.dest)?;
         remove(&config)?;
         for entry in old {
-            if matches!(entry.kind, Kind::Part) && entry.name != WEIGHTS_FILE {
+            if matches!(entry.kind, EntryKind::Part) && entry.name != WEIGHTS_FILE {
                 remove(&self.dest.join(entry.name))?;
             }
         }
@@ -117,11 +119,11 @@ impl Writer {
     }
 }
 
-/// Whether a checkpoint may be written to `dest`; worth asking before long work. A checkpoint may be overwritten if that is
-/// asked for, a folder that holds anything else never.
+/// Checks, before long work, that a checkpoint may be written to `dest`. With `overwrite` an old checkpoint may be replaced, but
+/// never a folder with other files.
 ///
 /// # Errors
-/// What cannot be written to; a folder that holds something that may not be overwritten.
+/// A folder that cannot be written to, or holds files that must not be overwritten.
 pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
     let held = match fs::metadata(dest) {
         Ok(metadata) if metadata.is_dir() => entries(dest)?,
@@ -131,12 +133,12 @@ pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(unwritable(dest)(error)),
     };
-    if let Some(entry) = held.iter().find(|entry| entry.kind == Kind::Foreign) {
-        let (dest, name) = (dest.display(), &entry.name);
-        let remedy = if overwrite { "which is no part of a checkpoint: move it away" } else { "and more, perhaps" };
-        return Err(Error::Setting(format!("{dest}: the folder is not empty: it holds {name:?}, {remedy}")));
+    if let Some(entry) = held.iter().find(|entry| entry.kind == EntryKind::Foreign) {
+        let remedy = if overwrite { ", which is not part of a checkpoint; move it away" } else { "" };
+        let message = format!("{}: the folder is not empty: it holds {:?}{remedy}", dest.display(), entry.name);
+        return Err(Error::Setting(message));
     }
-    if held.iter().any(|entry| entry.kind != Kind::Leftover) && !overwrite {
+    if held.iter().any(|entry| entry.kind != EntryKind::Leftover) && !overwrite {
         return Err(Error::Setting(format!("{}: the folder is not empty; --force overwrites", dest.display())));
     }
     let probe = Partial::new(dest, "probe");
@@ -144,43 +146,44 @@ pub fn check_vacant(dest: &Path, overwrite: bool) -> Result<()> {
 }
 
 fn unwritable(dest: &Path) -> impl FnOnce(std::io::Error) -> Error {
-    move |error| Error::Setting(format!("{}: no checkpoint can be written there: {error}", dest.display()))
+    move |error| Error::Setting(format!("{}: cannot write a checkpoint there: {error}", dest.display()))
 }
 
-/// Something in a folder that is to become a checkpoint.
-struct Entry {
+/// A file or folder in the destination.
+struct FolderEntry {
     name: String,
-    kind: Kind,
+    kind: EntryKind,
 }
 
-/// What it is to the checkpoint that the folder may hold already.
+/// Role of a folder entry in a checkpoint that the folder may hold already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// One of the files that docs/checkpoints.md names.
+enum EntryKind {
+    /// A file that docs/checkpoints.md names.
     Part,
     /// A folder with a checkpoint of its own: a companion.
     Companion,
-    /// Of a writer that did not come to its end.
+    /// A partial file of a writer that did not finish.
     Leftover,
-    /// None of these.
+    /// Any other entry.
     Foreign,
 }
 
-fn entries(dest: &Path) -> Result<Vec<Entry>> {
-    // A README.md alone is somebody's text, beside a configuration it is the model's card.
+fn entries(dest: &Path) -> Result<Vec<FolderEntry>> {
+    // next to a configuration README.md is the model card; alone it is a foreign file
     let card = if dest.join(CONFIG_FILE).is_file() { "README.md" } else { CONFIG_FILE };
     let entry = |entry: std::io::Result<fs::DirEntry>| {
         let entry = entry.map_err(Error::io(dest))?;
-        let (name, path) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
         let shard = name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
         let part = shard || [card, CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE].contains(&&*name) || name == index_file();
         let kind = match path.is_dir() {
-            true if path.join(CONFIG_FILE).is_file() => Kind::Companion,
-            false if part => Kind::Part,
-            false if name.starts_with('.') && name.ends_with(".partial") => Kind::Leftover,
-            _ => Kind::Foreign,
+            true if path.join(CONFIG_FILE).is_file() => EntryKind::Companion,
+            false if part => EntryKind::Part,
+            false if name.starts_with('.') && name.ends_with(".partial") => EntryKind::Leftover,
+            _ => EntryKind::Foreign,
         };
-        Ok(Entry { name, kind })
+        Ok(FolderEntry { name, kind })
     };
     fs::read_dir(dest).map_err(Error::io(dest))?.map(entry).collect()
 }
@@ -189,7 +192,7 @@ fn index_file() -> String {
     format!("{WEIGHTS_FILE}.index.json")
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path)(error)),
@@ -197,35 +200,40 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Tensors by name, with their counts of numbers.
-type Counts = Vec<(String, usize)>;
+/// A tensor to write.
+#[derive(Debug)]
+struct TensorSize {
+    name: String,
+    numbers: usize,
+}
 
-/// The header of a file of f32 tensors, and what must follow it.
-fn header(specs: &[TensorSpec]) -> Result<(Vec<u8>, Counts)> {
+/// Returns the header of a file of f32 tensors, and the tensors that must follow it.
+fn header(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<TensorSize>)> {
     let mut entries = serde_json::Map::new();
-    let (mut counts, mut at) = (Vec::with_capacity(specs.len()), 0_usize);
+    let mut sizes = Vec::with_capacity(specs.len());
+    let mut offset = 0_usize;
     for spec in specs {
         let count = spec.shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
-        let end = count.and_then(|count| count.checked_mul(4)).and_then(|bytes| bytes.checked_add(at));
+        let end = count.and_then(|count| count.checked_mul(4)).and_then(|bytes| bytes.checked_add(offset));
         let (Some(count), Some(end)) = (count, end) else {
             return Err(Error::Internal(format!("{} is too large: {:?}", spec.name, spec.shape)));
         };
-        let entry = serde_json::json!({ "dtype": "F32", "shape": spec.shape, "data_offsets": [at, end] });
+        let entry = serde_json::json!({ "dtype": "F32", "shape": spec.shape, "data_offsets": [offset, end] });
         if entries.insert(spec.name.clone(), entry).is_some() {
             return Err(Error::Internal(format!("two tensors are called {}", spec.name)));
         }
-        counts.push((spec.name.clone(), count));
-        at = end;
+        sizes.push(TensorSize { name: spec.name.clone(), numbers: count });
+        offset = end;
     }
     let mut text = serde_json::Value::Object(entries).to_string();
     // Numbers start at a multiple of eight, as the format asks.
     text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
     let mut header = (text.len() as u64).to_le_bytes().to_vec();
     header.extend_from_slice(text.as_bytes());
-    Ok((header, counts))
+    Ok((header, sizes))
 }
 
-/// A file under a name of its own, which goes away unless it is renamed.
+/// A file under a temporary name, which is removed unless it is renamed.
 struct Partial {
     path: PathBuf,
     renamed: bool,
@@ -236,8 +244,8 @@ impl Partial {
         Self { path: dest.join(format!(".{name}.{}.partial", std::process::id())), renamed: false }
     }
 
-    /// One with a text in it.
-    fn written(dest: &Path, name: &str, text: &str) -> Result<Self> {
+    /// Writes a partial file with `text`.
+    fn write(dest: &Path, name: &str, text: &str) -> Result<Self> {
         let partial = Self::new(dest, name);
         let mut file = File::create(&partial.path).map_err(unwritable(dest))?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(Error::io(&partial.path))?;
@@ -254,7 +262,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.renamed {
-            // There is nobody to tell; a leftover has a name that says what it is.
+            // an error cannot be reported here; a leftover is recognised by its name
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -271,8 +279,8 @@ mod tests {
 
     fn writer(dir: &Path, overwrite: bool) -> Result<Writer> {
         let spec = |name: &str, shape: &[usize]| {
-            let (name, shape, init) = (name.to_owned(), shape.to_vec(), Init::Normal(0.0, 0.0));
-            TensorSpec { name, shape, init, trained: true }
+            let init = Init::Normal(0.0, 0.0);
+            TensorSpec { name: name.to_owned(), shape: shape.to_vec(), init, trained: true }
         };
         let config = Config::parse(CONFIG, dir).unwrap();
         Writer::create(dir, &config, &[spec("a", &[2]), spec("b", &[1, 1])], overwrite)
@@ -286,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_appears_when_it_is_whole() {
+    fn a_checkpoint_appears_when_it_is_complete() {
         let dir = TempDir::new().unwrap();
         let mut writer = writer(dir.path(), false).unwrap();
         writer.tensor("a", &[1.0, 2.0]).unwrap();
@@ -299,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_finished_leaves_nothing() {
+    fn an_unfinished_checkpoint_leaves_no_files() {
         let dir = TempDir::new().unwrap();
         let mut first = writer(dir.path(), false).unwrap();
         first.tensor("a", &[1.0, 2.0]).unwrap();
@@ -310,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_checkpoint_goes_away() {
+    fn an_old_checkpoint_is_removed() {
         let dir = TempDir::new().unwrap();
         for old in ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "README.md", CONFIG_FILE] {
             fs::write(dir.path().join(old), "{}").unwrap();
@@ -326,18 +334,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_checkpoint_is_left_alone() {
+    fn foreign_files_are_not_overwritten() {
         let dir = TempDir::new().unwrap();
         let message = |dest: &Path, force| check_vacant(dest, force).unwrap_err().to_string();
         fs::write(dir.path().join("thesis.tex"), "x").unwrap();
         for force in [false, true] {
-            let told = message(dir.path(), force);
-            assert!(told.contains("not empty: it holds \"thesis.tex\""), "{told}");
+            let message = message(dir.path(), force);
+            assert!(message.contains("not empty: it holds \"thesis.tex\""), "{message}");
         }
         let file = dir.path().join("thesis.tex");
         assert!(message(&file, true).ends_with("expected a folder to write to, found a file"));
         let within = message(&file.join("model"), true);
-        assert!(within.contains("no checkpoint can be written there"), "{within}");
+        assert!(within.contains("cannot write a checkpoint there"), "{within}");
         check_vacant(&dir.path().join("new"), false).unwrap();
         assert_eq!(files(dir.path()), ["thesis.tex"]);
     }

@@ -1,8 +1,11 @@
-//! GPT-2 as Hugging Face's `GPT2LMHeadModel` keeps it: a folder with `config.json` and `model.safetensors` (or shards), its names
-//! with or without `transformer.`. A vocabulary may stand in `config.json` as latent segment models have it, marks included;
-//! without one symbols have ids only.
+//! Checkpoints of GPT-2 as Hugging Face's `GPT2LMHeadModel` stores them: a folder with `config.json` and `model.safetensors` (or
+//! shards), names with or without `transformer.`. `config.json` may have a vocabulary in the form of latent segment models,
+//! special symbols included; without one, symbols have ids only.
 
-use super::{Converted, vocabulary};
+use super::{
+    converted::{Converted, rename_key},
+    vocabulary,
+};
 use crate::{
     error::{Error, Result},
     family::{
@@ -10,7 +13,7 @@ use crate::{
         checkpoint::{
             CONFIG_FILE, Config, Dtype, Tensor, WEIGHTS_FILE, Weights,
             json::{parse, read_limited},
-            read_weights_telling,
+            read_weights_with_progress,
             reader::shapes_in,
         },
         load::blueprint,
@@ -22,11 +25,11 @@ use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::Path};
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// Before every name but the head's.
+/// Prefix of every name but the head's.
 const PREFIX: &str = "transformer.";
 const HEAD: &str = "lm_head.weight";
 
-/// Weir's name, theirs, and whether theirs is the transpose: their products have (inputs, outputs).
+/// Weir's name, the source's, and true if the source's is the transpose, (inputs, outputs).
 const MODEL: &[(&str, &str, bool)] = &[
     ("embedding.weight", "wte.weight", false),
     ("position.table", "wpe.weight", false),
@@ -35,7 +38,7 @@ const MODEL: &[(&str, &str, bool)] = &[
     ("head.weight", HEAD, false),
 ];
 
-/// The same within a layer.
+/// The same names within a layer.
 const LAYER: &[(&str, &str, bool)] = &[
     ("attention.norm.weight", "ln_1.weight", false),
     ("attention.norm.bias", "ln_1.bias", false),
@@ -51,10 +54,10 @@ const LAYER: &[(&str, &str, bool)] = &[
     ("feed_forward.down.bias", "mlp.c_proj.bias", false),
 ];
 
-/// Buffers of a layer that follow from its shape: the causal mask, and what is masked with.
+/// Buffers of a layer that its shape determines: the causal mask, and the masked scores' value.
 const BUFFERS: &[&str] = &["attn.bias", "attn.masked_bias"];
 
-/// Those keys of `config.json` that shape the model, with Hugging Face's defaults.
+/// The keys of `config.json` that shape the model, with Hugging Face's defaults.
 #[derive(Debug, Deserialize)]
 struct Arguments {
     vocab_size: usize,
@@ -106,15 +109,15 @@ fn yes() -> bool {
     true
 }
 
-/// Whether a `config.json` is a GPT-2's.
-pub(super) fn is_meant(text: &[u8]) -> bool {
+/// True if a `config.json` is GPT-2's.
+pub(super) fn is_gpt2(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|config| config["model_type"] == "gpt2")
 }
 
-/// Reads such a folder.
+/// Reads a folder.
 ///
 /// # Errors
-/// Arguments that are missing, out of bounds or stand for another architecture; tensors that are missing, superfluous or of
+/// Arguments that are missing, out of bounds or of another architecture; tensors that are missing, superfluous or of
 /// another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
@@ -124,22 +127,23 @@ pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted>
     let specs = blueprint(&config, &file).map_err(in_official_terms)?.tensors();
     let shapes = shapes_in(dir)?;
     let prefix = if shapes.keys().any(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
-    let mut official: Vec<_> = specs.iter().map(|spec| Official::of(spec, prefix).spec).collect();
+    let mut official: Vec<_> = specs.iter().map(|spec| Official::from_spec(spec, prefix).spec).collect();
     official.extend(ignored(&shapes, prefix, arguments.n_layer));
     let tied = shapes.contains_key(HEAD) && arguments.tie_word_embeddings;
     if tied {
         official.push(like(HEAD, vec![arguments.vocab_size, arguments.n_embd]));
     }
-    let (mut theirs, _) = read_weights_telling(dir, &official, progress)?;
-    if tied && theirs.take(HEAD)? != theirs.get(&format!("{prefix}wte.weight")).map_or(&[][..], |table| &table.numbers)
+    let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
+    if tied
+        && tensors.take(HEAD)? != tensors.get(&format!("{prefix}wte.weight")).map_or(&[][..], |table| &table.numbers)
     {
         let expected = format!("the numbers of {prefix}wte.weight, to which it is tied");
-        return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), HEAD, expected, "others"));
+        return Err(Error::checkpoint(dir.join(WEIGHTS_FILE), HEAD, expected, "other numbers"));
     }
     let mut weights = Weights::default();
     for spec in specs {
-        let Official { spec: official, transposed } = Official::of(&spec, prefix);
-        let numbers = theirs.take(&official.name)?;
+        let Official { spec: official, transposed } = Official::from_spec(&spec, prefix);
+        let numbers = tensors.take(&official.name)?;
         let numbers = if transposed { transpose(&numbers, &spec.shape) } else { numbers };
         weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
     }
@@ -147,7 +151,7 @@ pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted>
 }
 
 impl Arguments {
-    /// The configuration that these stand for, in the file's `text`.
+    /// Returns the configuration of these arguments, which are in the file's `text`.
     fn config(&self, text: &[u8], file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         let switches = [
@@ -182,38 +186,38 @@ impl Arguments {
             "scale_embedding": false,
             "tied": self.tie_word_embeddings,
         });
-        let marked = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
-        let symbols = if marked {
-            parse::<vocabulary::Marked>(text, file, "")?.config(file)?
+        let has_specials = serde_json::from_slice::<Value>(text).is_ok_and(|config| config.get("vocab_type").is_some());
+        let symbols = if has_specials {
+            parse::<vocabulary::SpecialVocabulary>(text, file, "")?.config(file)?
         } else {
             vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?
         };
-        Config::new("decoder", (symbols, TextNormaliser::None), self.n_positions, &architecture, file)
+        Config::new("decoder", symbols, TextNormaliser::None, self.n_positions, &architecture, file)
             .map_err(in_official_terms)
     }
 }
 
-/// One of their tensors.
+/// One of the source's tensors.
 struct Official {
     spec: TensorSpec,
     transposed: bool,
 }
 
 impl Official {
-    /// The one that one of weir's comes from; under its own name if there is none, so that it is reported as missing.
-    fn of(spec: &TensorSpec, prefix: &str) -> Self {
+    /// Returns the source of one of weir's tensors; under its own name if there is none, so that it is reported as missing.
+    fn from_spec(spec: &TensorSpec, prefix: &str) -> Self {
         let found = |table: &[(&str, &'static str, bool)], name: &str| {
-            table.iter().find(|(ours, ..)| *ours == name).map(|&(_, theirs, transposed)| (theirs, transposed))
+            table.iter().find(|(weir, ..)| *weir == name).map(|&(_, source, transposed)| (source, transposed))
         };
         let in_layer = || {
             let (index, part) = spec.name.strip_prefix("layers.")?.split_once('.')?;
-            let (theirs, transposed) = found(LAYER, part)?;
-            Some((format!("{prefix}h.{index}.{theirs}"), transposed))
+            let (source, transposed) = found(LAYER, part)?;
+            Some((format!("{prefix}h.{index}.{source}"), transposed))
         };
-        let whole = |(theirs, transposed): (&str, bool)| {
-            (if theirs == HEAD { theirs.to_owned() } else { format!("{prefix}{theirs}") }, transposed)
+        let prefixed = |(source, transposed): (&str, bool)| {
+            (if source == HEAD { source.to_owned() } else { format!("{prefix}{source}") }, transposed)
         };
-        let known = found(MODEL, &spec.name).map(whole).or_else(in_layer);
+        let known = found(MODEL, &spec.name).map(prefixed).or_else(in_layer);
         let (name, transposed) = known.unwrap_or_else(|| (spec.name.clone(), false));
         let mut shape = spec.shape.clone();
         if transposed {
@@ -223,7 +227,7 @@ impl Official {
     }
 }
 
-/// The buffers that are there.
+/// Returns the specs of the buffers in the checkpoint.
 fn ignored(shapes: &BTreeMap<String, Vec<usize>>, prefix: &str, layers: usize) -> Vec<TensorSpec> {
     let names = (0..layers).flat_map(|layer| BUFFERS.iter().map(move |name| format!("{prefix}h.{layer}.{name}")));
     names.filter_map(|name| shapes.get(&name).map(|shape| like(&name, shape.clone()))).collect()
@@ -233,13 +237,14 @@ fn like(name: &str, shape: Vec<usize>) -> TensorSpec {
     TensorSpec { name: name.into(), shape, init: Init::Normal(0.0, 0.0), trained: true }
 }
 
-/// (outputs, inputs) of (inputs, outputs).
+/// Transposes (inputs, outputs) to `shape`, (outputs, inputs).
 fn transpose(numbers: &[f32], shape: &[usize]) -> Vec<f32> {
-    let (outputs, inputs) = (shape.first().copied().unwrap_or(0), shape.get(1).copied().unwrap_or(0));
+    let outputs = shape.first().copied().unwrap_or(0);
+    let inputs = shape.get(1).copied().unwrap_or(0);
     (0..outputs).flat_map(|o| (0..inputs).map(move |i| numbers[i * outputs + o])).collect()
 }
 
-/// Puts an error about a key of weir's configuration in terms of theirs.
+/// Replaces a key of weir's configuration in an error by the source's.
 fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.layers", "n_layer"),
@@ -252,12 +257,5 @@ fn in_official_terms(error: Error) -> Error {
         ("architecture.position.learned.positions", "n_positions"),
         ("training_length", "n_positions"),
     ];
-    match error {
-        Error::Checkpoint { file, key, expected, found } => {
-            let official = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, theirs)| (*theirs).to_owned());
-            let key = official.unwrap_or_else(|| vocabulary::official_key(&key));
-            Error::Checkpoint { file, key, expected, found }
-        }
-        other => other,
-    }
+    rename_key(error, KEYS, vocabulary::official_key)
 }

@@ -1,9 +1,9 @@
-//! Official checkpoints into weir's format, one kind of source a file.
+//! Converts official checkpoints into weir's format, one kind of source a file.
 //!
-//! A source is read by a function of the table into a configuration and the tensors that this configuration asks
-//! for, under weir's names; the rest is the same for all. Pickles are read by [`pickle`], which executes nothing. To add a
-//! source: one file, one line.
+//! A reader of the table turns a source into a configuration and the tensors that it asks for, under weir's names; the rest is
+//! the same for all. [`pickle`] reads pickles and executes nothing. To add a source: one file, one line.
 
+pub mod converted;
 pub mod dynamic_pooling;
 pub mod gpt2;
 pub mod lslm;
@@ -15,13 +15,14 @@ mod training;
 mod vocabulary;
 
 use super::{
-    checkpoint::{Config, Weights, Writer, WrittenCheckpoint, writer::check_vacant},
+    checkpoint::{Writer, WrittenCheckpoint, writer::check_vacant},
     load::blueprint,
 };
 use crate::error::{Error, Result};
+use converted::Converted;
 use std::path::Path;
 
-/// Whose checkpoints can be converted.
+/// A source of checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The official Dynamic Token Pooling code.
@@ -36,11 +37,11 @@ pub enum Source {
     Pyramidions,
 }
 
-/// Reads a source; told bytes read and bytes to read.
-type Reader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
+/// Reads a source, and reports bytes read and bytes to read.
+type SourceReader = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<Converted>;
 
-/// The table of sources: its name on the command line, and its reader.
-const SOURCES: &[(Source, &str, Reader)] = &[
+/// The sources: name on the command line, and reader.
+const SOURCES: &[(Source, &str, SourceReader)] = &[
     (Source::DynamicPooling, "dynamic-pooling", dynamic_pooling::read),
     (Source::Gpt2, "gpt2", gpt2::read),
     (Source::Lslm, "lslm", lslm::read),
@@ -59,47 +60,38 @@ impl Source {
         SOURCES.iter().find(|(_, known, _)| *known == name).map(|(source, ..)| *source)
     }
 
-    fn reader(self) -> Result<Reader> {
+    fn reader(self) -> Result<SourceReader> {
         let found = SOURCES.iter().find(|(source, ..)| *source == self).map(|(.., reader)| *reader);
         found.ok_or_else(|| Error::Internal(format!("{self:?} is not in the table of sources")))
     }
 }
 
-/// A checkpoint that was read from another format.
-#[derive(Debug)]
-pub struct Converted {
-    /// Its configuration in weir's terms.
-    pub config: Config,
-    /// The tensors that this configuration asks for, by weir's names.
-    pub weights: Weights,
-}
-
 /// Reads the checkpoint at `from` and writes it to the folder `dest`.
 ///
 /// # Errors
-/// A source that is not as its kind must be, with file, key, expected and found; a folder that is the source, cannot be
-/// written to, or holds something, unless that is a checkpoint and may be overwritten.
+/// An invalid source, with file, key, expected and actual value; a destination that is the source, cannot be written to, or is
+/// not empty, unless it holds a checkpoint and `overwrite` is set.
 pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Result<WrittenCheckpoint> {
-    convert_telling(source, from, dest, overwrite, &mut |_, _| {})
+    convert_with_progress(source, from, dest, overwrite, &mut |_, _| {})
 }
 
-/// As [`convert`]; `progress` is told bytes read and bytes to read.
+/// Converts as [`convert`] does, and reports bytes read and bytes to read to `progress`.
 ///
 /// # Errors
 /// As for [`convert`].
-pub fn convert_telling(
+pub fn convert_with_progress(
     source: Source,
     from: &Path,
     dest: &Path,
     overwrite: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<WrittenCheckpoint> {
-    // Whatever links lead there.
+    // also through links
     if let (Ok(source), Ok(target)) = (from.canonicalize(), dest.canonicalize())
         && source == target
     {
         let dest = dest.display();
-        return Err(Error::Setting(format!("{dest}: the source itself; a converted checkpoint needs another folder")));
+        return Err(Error::Setting(format!("{dest}: the destination is the source itself; give another folder")));
     }
     check_vacant(dest, overwrite)?;
     let Converted { config, mut weights } = source.reader()?(from, progress)?;

@@ -1,7 +1,7 @@
-//! Reads what `torch.save` wrote: a zip archive of a pickle and of storages, each a file of numbers.
+//! Reads files of `torch.save`: zip archives of a pickle and of storages, each a file of numbers.
 //!
-//! torch stores and never compresses, so compressed entries are refused; then nothing in an archive is larger than the
-//! archive. What the pickle says of a tensor is checked against its storage before a number is read.
+//! torch never compresses, so compressed entries are rejected: then no entry is larger than the archive. The pickle's
+//! description of a tensor is checked against its storage before a number is read.
 
 use super::pickle::{self, Object, Pickle, Value};
 use crate::{
@@ -15,23 +15,23 @@ use std::{
 };
 use zip::{CompressionMethod, ZipArchive, result::ZipError};
 
-/// A training checkpoint has three tensors (weight and two moments) for each parameter; this is far above.
+/// Most entries: far above a training checkpoint's three tensors (weight and two moments) for each parameter.
 const MAX_ENTRIES: usize = 1 << 18;
 const MAX_RANK: usize = 16;
 
-/// A file that `torch.save` wrote.
+/// A file of `torch.save`.
 pub struct TorchFile {
     path: PathBuf,
     archive: ZipArchive<BufReader<File>>,
-    /// The folder in the archive that all is in.
+    /// The archive's only top-level folder.
     folder: String,
-    /// What was saved; tensors are [`tensor`](Self::tensor)s.
+    /// The saved value; [`tensor`](Self::tensor) interprets its tensors.
     pub pickle: Pickle,
-    /// How many more numbers may be read: tensors may share storages, but not multiply the file.
+    /// Numbers that may still be read: tensors may share storages, but not read more than the file holds.
     allowance: u64,
 }
 
-/// A tensor in a [`TorchFile`], its numbers not read yet.
+/// A tensor in a [`TorchFile`], whose numbers are read later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TorchTensor {
     /// Its shape.
@@ -79,14 +79,14 @@ impl TorchFile {
     /// Opens a file and reads its pickle.
     ///
     /// # Errors
-    /// Anything but an uncompressed archive with one readable pickle, with its place.
+    /// Anything but an uncompressed archive with one readable pickle.
     pub fn open(path: &Path) -> Result<Self> {
         let (file, size) = json::open(path)?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| zip_error(path, "the file", error))?;
         let entries = archive.len();
         if entries > MAX_ENTRIES {
-            let (expected, found) = (format!("at most {MAX_ENTRIES} entries"), format!("{entries}"));
-            return Err(Error::checkpoint(path, "the archive", expected, found));
+            let expected = format!("at most {MAX_ENTRIES} entries");
+            return Err(Error::checkpoint(path, "the archive", expected, entries.to_string()));
         }
         let names: Vec<_> =
             archive.file_names().collect::<Result<_, _>>().map_err(|error| zip_error(path, "the archive", error))?;
@@ -99,24 +99,23 @@ impl TorchFile {
             }
         };
         drop(names);
-        let mut entries = Entries { path, archive };
+        let mut entries = ArchiveEntries { path, archive };
         let order = format!("{folder}/byteorder");
         if entries.archive.index_for_name(&order).is_some() {
-            let order = entries.whole(&order, 16)?;
+            let order = entries.read_small(&order, 16)?;
             if order != b"little" {
                 let found = String::from_utf8_lossy(&order).into_owned();
                 return Err(Error::checkpoint(path, "byteorder", "little", found));
             }
         }
-        let program = entries.whole(&format!("{folder}/data.pkl"), pickle::MAX_BYTES as u64)?;
+        let program = entries.read_small(&format!("{folder}/data.pkl"), pickle::MAX_BYTES as u64)?;
         let pickle = Pickle::read(&program).map_err(|error| {
             Error::checkpoint(path, format!("data.pkl byte {}", error.offset), error.expected, error.found)
         })?;
-        let (path, archive) = (path.to_path_buf(), entries.archive);
-        Ok(Self { path, archive, folder, pickle, allowance: size })
+        Ok(Self { path: path.to_path_buf(), archive: entries.archive, folder, pickle, allowance: size })
     }
 
-    /// What a value of the pickle says of a tensor; `key` is its name in messages.
+    /// Interprets a value of the pickle as a tensor; errors name `key`.
     ///
     /// # Errors
     /// Anything but a tensor of floats whose numbers lie within its storage.
@@ -132,7 +131,7 @@ impl TorchFile {
         let call = pickle.call(value).ok_or_else(|| other("a tensor", value))?;
         let arguments = pickle.elements(&call.arguments).unwrap_or_default();
         match (call.name, arguments) {
-            // nn.Parameter(tensor, …): what is inside counts. Once: a parameter holds no parameter.
+            // nn.Parameter(tensor, …): the tensor inside. A parameter cannot hold another parameter.
             ("_rebuild_parameter", [inner, ..]) => match pickle.call(inner) {
                 Some(call) if call.name == "_rebuild_tensor_v2" => self.describe(inner),
                 _ => Err(other("a tensor in a parameter", inner)),
@@ -150,7 +149,7 @@ impl TorchFile {
         }
     }
 
-    /// Key, type and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
+    /// Returns key, type and length of a storage: `("storage", torch.FloatStorage, "0", "cpu", 32)`.
     fn storage(&self, value: &Value) -> Result<(String, TorchDtype, u64), (String, String)> {
         let pickle = &self.pickle;
         let wrong = |expected: &str, found: String| Err((expected.to_owned(), found));
@@ -187,7 +186,7 @@ impl TorchFile {
     /// Reads a tensor's numbers, row-major.
     ///
     /// # Errors
-    /// A storage that is missing or not as long as the pickle says; numbers that are not finite.
+    /// A storage that is missing or has another length than in the pickle; numbers that are not finite.
     pub fn read(&mut self, key: &str, tensor: &TorchTensor) -> Result<Vec<f32>> {
         let name = format!("{}/data/{}", self.folder, tensor.storage);
         let wrong = |expected: String, found: String| Err(Error::checkpoint(&self.path, key, expected, found));
@@ -203,7 +202,9 @@ impl TorchFile {
         let span = tensor.span();
         match self.allowance.checked_sub(span.max(tensor.numbers() as u64)) {
             Some(rest) => self.allowance = rest,
-            None => return wrong("tensors that the file has bytes for".into(), "more, shared many times".into()),
+            None => {
+                return wrong("at most as many numbers as the file has bytes".into(), "more, shared many times".into());
+            }
         }
         let skipped = tensor.offset * tensor.dtype.bytes() as u64;
         let io = |error: std::io::Error| match error.kind() {
@@ -221,16 +222,17 @@ impl TorchFile {
             entry.read_exact(part).map_err(io)?;
             tensor.dtype.read(part, &mut numbers);
         }
-        let numbers = tensor.gathered(numbers);
+        let numbers = tensor.gather(numbers);
         check_finite(&self.path, key, 0, &numbers)?;
         Ok(numbers)
     }
 }
 
 impl TorchTensor {
-    /// Whether the numbers lie within the storage, and are not more than it has: a stride of 0 would make many of one.
+    /// Checks that the numbers lie within the storage, and are not more than it has: a stride of 0 would repeat one.
     fn checked(self) -> Result<Self, (String, String)> {
-        let found = |what: &Self| format!("size {:?}, strides {:?}, offset {}", what.shape, what.stride, what.offset);
+        let found =
+            |tensor: &Self| format!("size {:?}, strides {:?}, offset {}", tensor.shape, tensor.stride, tensor.offset);
         let numbers = self.shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim as u64));
         let last = self.shape.iter().zip(&self.stride).try_fold(self.offset, |at, (&dim, stride)| {
             (dim as u64).saturating_sub(1).checked_mul(*stride).and_then(|step| at.checked_add(step))
@@ -250,14 +252,14 @@ impl TorchTensor {
         self.shape.iter().product()
     }
 
-    /// From the first of its numbers in the storage to the last.
+    /// Numbers of the storage from the tensor's first to its last.
     fn span(&self) -> u64 {
         let steps = self.shape.iter().zip(&self.stride).map(|(&dim, stride)| (dim as u64).saturating_sub(1) * stride);
         if self.numbers() == 0 { 0 } else { steps.sum::<u64>() + 1 }
     }
 
-    /// Row-major numbers out of those from the first to the last in the storage.
-    fn gathered(&self, span: Vec<f32>) -> Vec<f32> {
+    /// Gathers row-major numbers from the tensor's span of the storage.
+    fn gather(&self, span: Vec<f32>) -> Vec<f32> {
         let mut dense = 1;
         let contiguous = self.shape.iter().zip(&self.stride).rev().all(|(&dim, &stride)| {
             let follows = dim == 1 || stride == dense;
@@ -268,12 +270,12 @@ impl TorchTensor {
             return span;
         }
         let mut gathered = Vec::with_capacity(self.numbers());
-        let mut place = vec![0; self.shape.len()];
+        let mut index = vec![0; self.shape.len()];
         for _ in 0..self.numbers() {
-            let at: u64 = place.iter().zip(&self.stride).map(|(&index, stride)| index as u64 * stride).sum();
+            let offset: u64 = index.iter().zip(&self.stride).map(|(&index, stride)| index as u64 * stride).sum();
             // within the span: its length was computed from the same strides
-            gathered.push(span.get(at as usize).copied().unwrap_or(f32::NAN));
-            for (index, &dim) in place.iter_mut().zip(&self.shape).rev() {
+            gathered.push(span.get(offset as usize).copied().unwrap_or(f32::NAN));
+            for (index, &dim) in index.iter_mut().zip(&self.shape).rev() {
                 *index += 1;
                 if *index < dim {
                     break;
@@ -289,14 +291,14 @@ fn natural(value: &Value) -> Option<u64> {
     if let Value::Int(number) = value { u64::try_from(*number).ok() } else { None }
 }
 
-struct Entries<'a> {
+struct ArchiveEntries<'a> {
     path: &'a Path,
     archive: ZipArchive<BufReader<File>>,
 }
 
-impl Entries<'_> {
-    /// A small entry, whole.
-    fn whole(&mut self, name: &str, limit: u64) -> Result<Vec<u8>> {
+impl ArchiveEntries<'_> {
+    /// Reads an entry of at most `limit` bytes.
+    fn read_small(&mut self, name: &str, limit: u64) -> Result<Vec<u8>> {
         let wrong = |expected: String, found: String| Err(Error::checkpoint(self.path, name, expected, found));
         let entry = self.archive.by_name(name).map_err(|error| zip_error(self.path, name, error))?;
         if entry.compression() != CompressionMethod::Stored {
@@ -305,7 +307,8 @@ impl Entries<'_> {
         if entry.size() > limit {
             return wrong(format!("at most {limit} bytes"), format!("{} bytes", entry.size()));
         }
-        let (size, mut bytes) = (entry.size(), Vec::new());
+        let size = entry.size();
+        let mut bytes = Vec::new();
         let read = entry.take(limit + 1).read_to_end(&mut bytes);
         read.map_err(|error| Error::checkpoint(self.path, name, "an intact archive", error.to_string()))?;
         if bytes.len() as u64 != size {

@@ -1,5 +1,5 @@
-//! What training checkpoints have in common: where a source keeps its parts, plain values of a pickle as JSON, and a dict of
-//! tensors read like a safetensors file.
+//! Training checkpoints: the files of a source, a pickle's plain values as JSON, and a dict of tensors that is read like a
+//! safetensors file.
 
 use super::{
     pickle::{Pickle, Value},
@@ -18,30 +18,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What training writes into its working folder.
+/// The checkpoint that training writes into its working folder.
 const TRAINING_FILE: &str = "checkpoint_last.pt";
-/// What every key of the weights starts with after training on several devices.
+/// Prefix of every key of the weights after training on several devices.
 const PARALLEL_PREFIX: &str = "module.";
 
-/// Where arguments and tensors of a source are.
-pub(super) enum Form {
+/// Form of a source.
+pub(super) enum SourceForm {
     /// Arguments in `config.json`, tensors in safetensors.
     Folder(PathBuf),
-    /// All in one file of `torch.save`.
+    /// Everything in one file of `torch.save`.
     Training(PathBuf),
 }
 
-impl Form {
-    /// That of the source at `from`.
+impl SourceForm {
+    /// Detects the form of the source at `from`.
     ///
     /// # Errors
-    /// A folder that could be read in both ways, or in none.
-    pub(super) fn of(from: &Path) -> Result<Self> {
+    /// A folder with both forms, or neither.
+    pub(super) fn detect(from: &Path) -> Result<Self> {
         if !from.is_dir() {
             return Ok(Self::Training(from.to_path_buf()));
         }
-        let (config, training) = (from.join(CONFIG_FILE), from.join(TRAINING_FILE));
-        match (config.exists(), training.exists()) {
+        let training = from.join(TRAINING_FILE);
+        match (from.join(CONFIG_FILE).exists(), training.exists()) {
             (true, false) => Ok(Self::Folder(from.to_path_buf())),
             (false, true) => Ok(Self::Training(training)),
             (both, _) => {
@@ -52,19 +52,19 @@ impl Form {
     }
 }
 
-/// The items of a dict, or of a Namespace.
+/// Returns the items of a dict or of a Namespace.
 pub(super) fn items<'a>(pickle: &'a Pickle, value: &Value) -> Option<&'a [(Value, Value)]> {
     let state = pickle.call(value).and_then(|call| call.state.as_ref());
     state.and_then(|state| pickle.items(state)).or_else(|| pickle.items(value))
 }
 
-/// Those of them whose values are plain, or lists of such, as JSON; what is not plain is no argument that matters.
+/// Returns as JSON the items whose values are plain, or lists of plain values; no other item is a needed argument.
 pub(super) fn plain(pickle: &Pickle, items: &[(Value, Value)]) -> Map<String, Json> {
     let list = |value: &Value| pickle.elements(value)?.iter().map(scalar).collect::<Option<Vec<_>>>().map(Json::from);
     items.iter().filter_map(|(key, value)| Some((text(key)?, scalar(value).or_else(|| list(value))?))).collect()
 }
 
-/// A string.
+/// Returns a string value.
 pub(super) fn text(value: &Value) -> Option<String> {
     if let Value::Text(text) = value { Some(text.to_string()) } else { None }
 }
@@ -80,19 +80,19 @@ fn scalar(value: &Value) -> Option<Json> {
     }
 }
 
-/// The tensors of a training checkpoint, by their names, their numbers not read yet.
+/// The tensors of a training checkpoint, whose numbers are read later.
 pub(super) struct Tensors {
     file: PathBuf,
-    /// By name, without the prefix of parallel training.
+    /// Tensors by name, without the prefix of parallel training.
     pub(super) all: BTreeMap<String, TorchTensor>,
 }
 
 impl Tensors {
-    /// Those of the dict under `key` in what was saved to `file`.
+    /// Finds the tensors of the dict under `key`; errors name `file`.
     ///
     /// # Errors
     /// Anything but a dict of tensors of floats.
-    pub(super) fn of(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
+    pub(super) fn find(torch: &TorchFile, key: &str, file: &Path) -> Result<Self> {
         let pickle = &torch.pickle;
         let state = pickle.item(pickle.root(), key);
         let Some(items) = state.and_then(|state| pickle.items(state)) else {
@@ -114,10 +114,10 @@ impl Tensors {
         Ok(Self { file: file.to_path_buf(), all })
     }
 
-    /// Reads exactly those of `specs`; `progress` is told bytes read and bytes to read.
+    /// Reads exactly the tensors of `specs`, and reports bytes read and bytes to read to `progress`.
     ///
     /// # Errors
-    /// Tensors that are missing, superfluous, of another shape, or not whole.
+    /// Tensors that are missing, superfluous, of another shape, or incomplete.
     pub(super) fn read(
         &self,
         torch: &mut TorchFile,
@@ -126,14 +126,16 @@ impl Tensors {
     ) -> Result<Weights> {
         let expected: BTreeSet<String> = specs.iter().map(|spec| spec.name.clone()).collect();
         same_names(&self.file, &expected, self.all.keys())?;
-        let total: usize = specs.iter().map(|spec| 4 * spec.shape.iter().product::<usize>()).sum();
-        let (mut weights, mut done) = (Weights::default(), 0);
+        let total: usize = specs.iter().map(|spec| 4 * spec.numbers()).sum();
+        let mut weights = Weights::default();
+        let mut done = 0;
         for spec in specs {
             let Some(tensor) = self.all.get(&spec.name) else {
-                return Err(Error::Internal(format!("{} was there and is not", spec.name)));
+                return Err(Error::Internal(format!("tensor {} was listed but not found", spec.name)));
             };
             if tensor.shape != spec.shape {
-                let (expected, found) = (format!("shape {:?}", spec.shape), format!("shape {:?}", tensor.shape));
+                let expected = format!("shape {:?}", spec.shape);
+                let found = format!("shape {:?}", tensor.shape);
                 return Err(Error::checkpoint(&self.file, spec.name, expected, found));
             }
             let numbers = torch.read(&spec.name, tensor)?;

@@ -1,4 +1,4 @@
-//! Vocabularies of sources: listed, of a given size only, or with a model's own marks.
+//! Vocabularies of sources: listed, of a given size only, or with special symbols.
 
 use crate::{
     error::{Error, Result},
@@ -8,16 +8,17 @@ use crate::{
 use serde::Deserialize;
 use std::path::Path;
 
-/// The first of the characters that stand for symbols without text, one each: private use, plane 15.
+/// First of the private-use characters (plane 15) that stand for symbols of unknown text.
 const PRIVATE: u32 = 0xF_0000;
-/// How many there are.
+/// Number of these characters.
 const PRIVATE_COUNT: usize = 0xFFFE;
 const BYTES: usize = 256;
 
-/// Of `size` symbols. Where the source does not tell them, each has a character of its own that means nothing; 256 are bytes.
+/// Returns a vocabulary of `size` symbols. If the source does not list them, 256 are bytes; otherwise each gets a private-use
+/// character.
 ///
 /// # Errors
-/// A list of another length; too many that are not told.
+/// A list of another length; too many unlisted symbols.
 pub(super) fn listed(symbols: Option<&[String]>, size: usize, file: &Path) -> Result<VocabularyConfig> {
     let wrong =
         |key: &str, expected: String, found: usize| Err(Error::checkpoint(file, key, expected, found.to_string()));
@@ -33,10 +34,10 @@ pub(super) fn listed(symbols: Option<&[String]>, size: usize, file: &Path) -> Re
     }
 }
 
-/// What `config.json` says of a vocabulary with marks, by the names of latent segment models' checkpoints.
+/// A vocabulary with special symbols in `config.json`, in the names of latent segment models' checkpoints.
 #[derive(Debug, Deserialize)]
-pub(super) struct Marked {
-    vocab_type: Kind,
+pub(super) struct SpecialVocabulary {
+    vocab_type: SymbolKind,
     vocab_size: usize,
     vocab: Option<Vec<String>>,
     byte_offset: Option<u32>,
@@ -49,16 +50,16 @@ pub(super) struct Marked {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum SymbolKind {
     Char,
     Byte,
 }
 
-impl Marked {
-    /// The same in a checkpoint.
+impl SpecialVocabulary {
+    /// Returns the vocabulary in weir's configuration.
     ///
     /// # Errors
-    /// Another size than there are symbols; no list of characters.
+    /// A size that is not the number of symbols; a missing list of characters.
     pub(super) fn config(&self, file: &Path) -> Result<VocabularyConfig> {
         let specials = SpecialSymbols {
             start: self.bos_token_id,
@@ -73,17 +74,19 @@ impl Marked {
             if size == self.vocab_size { Ok(config) } else { Err(wrong()) }
         };
         match (self.vocab_type, &self.vocab) {
-            (Kind::Byte, _) => sized(
+            (SymbolKind::Byte, _) => sized(
                 BYTES + SpecialSymbols::COUNT,
                 VocabularyConfig::MarkedBytes(self.byte_offset.unwrap_or(0), specials),
             ),
-            (Kind::Char, Some(vocab)) => sized(vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials)),
-            (Kind::Char, None) => Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
+            (SymbolKind::Char, Some(vocab)) => {
+                sized(vocab.len(), VocabularyConfig::MarkedSymbols(vocab.clone(), specials))
+            }
+            (SymbolKind::Char, None) => Err(Error::checkpoint(file, "vocab", "a list of symbols", "nothing")),
         }
     }
 }
 
-/// What a source calls a key of weir's about its vocabulary.
+/// Returns a source's name of one of weir's keys about the vocabulary.
 pub(super) fn official_key(key: &str) -> String {
     const KEYS: &[(&str, &str)] = &[
         ("vocabulary.first_byte", "byte_offset"),
@@ -93,6 +96,6 @@ pub(super) fn official_key(key: &str) -> String {
         ("vocabulary.specials.segment_end", "next_token_id"),
         ("vocabulary.specials.unknown", "unk_token_id"),
     ];
-    let found = KEYS.iter().find(|(ours, _)| *ours == key);
-    found.map_or_else(|| key.replace("vocabulary.symbols", "vocab"), |(_, theirs)| (*theirs).to_owned())
+    let source = KEYS.iter().find(|(weir, _)| *weir == key);
+    source.map_or_else(|| key.replace("vocabulary.symbols", "vocab"), |(_, source)| (*source).to_owned())
 }

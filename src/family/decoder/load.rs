@@ -2,7 +2,7 @@
 
 use super::{
     config::DecoderBlueprint,
-    model::{Decoder, Start},
+    model::{Decoder, StartState},
     state::DecoderState,
     work::Work,
 };
@@ -65,11 +65,11 @@ impl Decoder {
     }
 
     /// Feeds the start symbol to an empty sequence.
-    fn feed_start(&self, symbol: u32) -> Result<Start> {
+    fn feed_start(&self, symbol: u32) -> Result<StartState> {
         let mut rows = [SequenceRow::new(self.begin(BoundaryOptions::default())?)];
         rows[0].set(&[symbol], Want::Last);
         self.feed_symbols(&mut rows, &[0], &mut Work::default())?;
         let state: &DecoderState = state_ref(&*rows[0].state)?;
-        Ok(Start { cache: Arc::new(state.cache.clone()), hidden: state.hidden.clone() })
+        Ok(StartState { cache: Arc::new(state.cache.clone()), hidden: state.hidden.clone() })
     }
 }

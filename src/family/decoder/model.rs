@@ -37,7 +37,7 @@ pub struct Decoder {
     /// (V, D)
     pub head: Linear,
     /// The state after the start symbol, computed once, in a model that has one.
-    pub start: Option<Start>,
+    pub start: Option<StartState>,
     /// KvMemory of keys and values.
     pub pages: Arc<PagePool>,
     /// Bytes of pages that the model itself holds: the start symbol's.
@@ -45,7 +45,7 @@ pub struct Decoder {
 }
 
 /// The state after the start symbol.
-pub struct Start {
+pub struct StartState {
     /// Its keys and values.
     pub(super) cache: Arc<KvCache>,
     /// The head's input before a text's first symbol: (D)

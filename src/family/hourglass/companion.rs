@@ -1,6 +1,6 @@
 //! Steps the companion model whose entropies place boundaries. Hot path, as `model` is.
 
-use super::work::state;
+use super::state::state;
 use crate::{
     decode::contract::{Model, Scratch, SequenceRow, Want, advance},
     error::{Error, Result},

@@ -2,8 +2,8 @@
 //! path, as `model` is.
 
 use super::{
-    state::{HourglassState, PooledState},
-    work::{Stage, Work, state},
+    state::{HourglassState, PooledState, state},
+    work::{Stage, Work},
 };
 use crate::{
     decode::contract::{SequenceRow, StepStatus, SymbolBoundary, state_mut, state_ref},

@@ -7,7 +7,7 @@
 use super::segment_ends::SegmentEnds;
 use crate::{
     decode::{
-        contract::{Noise, PageUse, SequenceRow, State},
+        contract::{Noise, PageUse, SequenceRow, State, state_mut},
         replay::{ReplayStart, SkippedSegments},
     },
     error::{Error, Result},
@@ -327,4 +327,9 @@ impl State for HourglassState {
         let companion = self.companion_state().map_or(0, State::own_bytes);
         size_of::<Self>() + self.caches().map(KvCache::own_bytes).sum::<usize>() + ends + entropies + companion
     }
+}
+
+/// The state of row `index`.
+pub(super) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut HourglassState> {
+    state_mut(&mut *rows[index].state)
 }

@@ -1,8 +1,11 @@
 //! Working memory of the steps, and access to the rows' states and caches.
 
-use super::{companion::CompanionWork, state::HourglassState};
+use super::{
+    companion::CompanionWork,
+    state::{HourglassState, state},
+};
 use crate::{
-    decode::contract::{Scratch, SequenceRow, state_mut, state_ref},
+    decode::contract::{Scratch, SequenceRow, state_ref},
     error::{Error, Result},
     family::parts::step::ChosenRows,
     nn::{
@@ -111,9 +114,4 @@ impl<const STACK: usize> Caches for StackCaches<'_, STACK> {
             _ => &mut state.pooled_mut()?.post,
         })
     }
-}
-
-/// The state of row `index`.
-pub(super) fn state(rows: &mut [SequenceRow], index: usize) -> Result<&mut HourglassState> {
-    state_mut(&mut *rows[index].state)
 }

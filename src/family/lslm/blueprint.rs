@@ -1,7 +1,7 @@
 //! The latent segment model as a [`Blueprint`]: its tensors and how the model is built.
 
 use super::{
-    config::{Architecture, LslmBlueprint, StackShape, Widths},
+    config::{Architecture, LslmBlueprint, T5Shape, Widths},
     model::Lslm,
 };
 use crate::{
@@ -37,8 +37,8 @@ pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
 
 impl LslmBlueprint {
     /// Appends the tensors of one layer.
-    fn layer(&self, stack: &str, shape: &StackShape, index: usize, out: &mut Vec<TensorSpec>) {
-        let StackShape { dim, feed_forward, .. } = *shape;
+    fn layer(&self, stack: &str, shape: &T5Shape, index: usize, out: &mut Vec<TensorSpec>) {
+        let T5Shape { dim, feed_forward, .. } = *shape;
         let inner = shape.inner();
         let input = self.input_width(stack, index);
         let key = |name: &str| format!("{stack}.{index}.{name}");
@@ -95,7 +95,7 @@ impl Blueprint for LslmBlueprint {
 
     fn shape(&self) -> String {
         let a = &self.architecture;
-        let stack = |s: &StackShape| format!("{} × {}", s.layers, s.dim);
+        let stack = |s: &T5Shape| format!("{} × {}", s.layers, s.dim);
         let pooling = match a.pooling {
             Pooling::Mean => "mean pooling".to_owned(),
             Pooling::Last => "0-hops pooling".to_owned(),

@@ -14,11 +14,11 @@ use std::path::Path;
 #[serde(deny_unknown_fields)]
 pub struct Architecture {
     /// The token encoder, which reads symbols.
-    pub token: StackShape,
+    pub token: T5Shape,
     /// The context encoder, which reads segments.
-    pub context: StackShape,
+    pub context: T5Shape,
     /// The segment decoder.
-    pub decoder: StackShape,
+    pub decoder: T5Shape,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
     /// Reduces a segment to one vector.
@@ -38,7 +38,7 @@ pub struct Architecture {
 /// One of the three stacks.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StackShape {
+pub struct T5Shape {
     /// Layers.
     pub layers: usize,
     /// Width D of the residual stream.
@@ -120,7 +120,7 @@ impl Driver {
     }
 }
 
-impl StackShape {
+impl T5Shape {
     /// Width I of all heads together.
     pub fn inner(&self) -> usize {
         self.heads * self.head_dim
@@ -203,7 +203,7 @@ impl LslmBlueprint {
     }
 
     /// The three stacks with their names.
-    pub fn stacks(&self) -> [(&'static str, &StackShape); 3] {
+    pub fn stacks(&self) -> [(&'static str, &T5Shape); 3] {
         let a = &self.architecture;
         [("token", &a.token), ("context", &a.context), ("decoder", &a.decoder)]
     }

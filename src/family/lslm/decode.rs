@@ -8,7 +8,7 @@
 
 use super::{
     state::LslmState,
-    work::{EndDecision, Run, WantedVectors, Work, state},
+    work::{EndDecision, SegmentRun, WantedVectors, Work, state},
 };
 use crate::{
     decode::{
@@ -27,13 +27,13 @@ const MAX_RUNS: usize = 64;
 /// The decoder's caches, by run.
 pub(super) struct SegmentCaches<'a> {
     pub(super) rows: &'a mut [SequenceRow],
-    pub(super) runs: &'a [Run],
+    pub(super) runs: &'a [SegmentRun],
     pub(super) spare: &'a mut [KvCache],
 }
 
 impl Caches for SegmentCaches<'_> {
     fn cache(&self, run: usize) -> Result<&KvCache> {
-        let Run { row, spare, .. } = self.runs[run];
+        let SegmentRun { row, spare, .. } = self.runs[run];
         match spare {
             Some(index) => Ok(&self.spare[index]),
             None => Ok(&state_ref::<LslmState>(&*self.rows[row].state)?.decoder),
@@ -41,7 +41,7 @@ impl Caches for SegmentCaches<'_> {
     }
 
     fn cache_mut(&mut self, run: usize) -> Result<&mut KvCache> {
-        let Run { row, spare, .. } = self.runs[run];
+        let SegmentRun { row, spare, .. } = self.runs[run];
         match spare {
             Some(index) => Ok(&mut self.spare[index]),
             None => Ok(&mut state_mut::<LslmState>(&mut *self.rows[row].state)?.decoder),
@@ -96,7 +96,7 @@ pub(super) fn gather_closed_segments(
         }
         // the segment that was open until this step continues in its sequence's cache
         let own = state.decoder_segment == segment;
-        work.runs.push(Run {
+        work.runs.push(SegmentRun {
             row,
             slot: work.wanted.slots[work.wanted.next_row],
             segment,
@@ -122,8 +122,10 @@ pub(super) fn gather_open_segments(rows: &mut [SequenceRow], which: &[usize], wo
             state.decoder.truncate(0);
         }
         if want != Want::Nothing {
-            let (segment, start, end) = (state.segment_ends.len(), state.decoder.len(), state.open_len() + 1);
-            work.runs.push(Run { row, slot, segment, start, end, spare: None });
+            let segment = state.segment_ends.len();
+            let start = state.decoder.len();
+            let end = state.open_len() + 1;
+            work.runs.push(SegmentRun { row, slot, segment, start, end, spare: None });
         }
     }
     Ok(())
@@ -174,7 +176,7 @@ pub(super) fn scatter_runs(dim: usize, rows: &mut [SequenceRow], work: &mut Work
 
 /// Copies a run's vectors, `own` (positions, `dim`): those of wanted logits to the row's slots, those that predict a segment's end
 /// to the end vectors.
-fn scatter_run(dim: usize, row: &SequenceRow, run: &Run, own: &[f32], wanted: &mut WantedVectors) -> Result<()> {
+fn scatter_run(dim: usize, row: &SequenceRow, run: &SegmentRun, own: &[f32], wanted: &mut WantedVectors) -> Result<()> {
     let state: &LslmState = state_ref(&*row.state)?;
     let all = wants_all(row);
     let closed = run.segment < state.segment_ends.len();

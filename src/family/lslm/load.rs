@@ -1,9 +1,9 @@
 //! Builds a latent segment model from a checkpoint's tensors, in the names of docs/checkpoints.md.
 
 use super::{
-    config::{LslmBlueprint, StackShape, Widths},
+    config::{LslmBlueprint, T5Shape, Widths},
     model::Lslm,
-    state::{LslmState, Start},
+    state::{LslmState, StartCaches},
     work::{StackCaches, TOKEN, Work, state},
 };
 use crate::{
@@ -47,7 +47,7 @@ impl Lslm {
         // the memory's keys have the decoder's heads, and are stored as its own
         let memory = PageLayout { output: 0, ..decoder.layout };
         let cache = |layout| KvCache::new(layout, pages.clone());
-        let start = Start { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
+        let start = StartCaches { token: cache(token.layout), context: cache(context.layout), memory: cache(memory) };
         let mut model = Self {
             card,
             compute: parts.settings.compute(),
@@ -74,7 +74,7 @@ impl Lslm {
     }
 
     /// Reads the start symbol into an empty sequence: it is a segment by itself.
-    fn read_start(&self) -> Result<Start> {
+    fn read_start(&self) -> Result<StartCaches> {
         let mut work = Work::new();
         let decoder = KvCache::new(self.decoder.layout, self.pages.clone());
         let rows = &mut [SequenceRow::new(Box::new(LslmState::new(self.start.clone(), decoder)))];
@@ -90,7 +90,7 @@ impl Lslm {
         token.advance(1);
         self.encode_segments(rows, &mut work)?; // (1, C)
         let state: &LslmState = state_ref(&*rows[0].state)?;
-        Ok(Start { token: state.token.clone(), context: state.context.clone(), memory: state.memory.clone() })
+        Ok(StartCaches { token: state.token.clone(), context: state.context.clone(), memory: state.memory.clone() })
     }
 }
 
@@ -112,10 +112,10 @@ impl Loader<'_> {
         Ok([table("token.embedding.weight")?, table("decoder.embedding.weight")?])
     }
 
-    fn stack(&mut self, name: &str, shape: &StackShape) -> Result<T5Stack> {
+    fn stack(&mut self, name: &str, shape: &T5Shape) -> Result<T5Stack> {
         // pooling reads the token encoder's outputs; the others' are not kept
         let output = if name == "token" { shape.dim } else { 0 };
-        let StackShape { layers, heads, head_dim, .. } = *shape;
+        let T5Shape { layers, heads, head_dim, .. } = *shape;
         let layout = PageLayout { dtype: self.store.dtype(), layers, heads, head_dim, output };
         let layers = (0..layers).map(|index| self.layer(name, shape, index)).collect::<Result<_>>()?;
         let table = self.weights.take(&format!("{name}.distance_bias.weight"))?;
@@ -123,7 +123,7 @@ impl Loader<'_> {
         Ok(T5Stack { layers, position, layout, norm: self.norm(&format!("{name}.norm"))? })
     }
 
-    fn layer(&mut self, stack: &str, shape: &StackShape, index: usize) -> Result<T5Layer> {
+    fn layer(&mut self, stack: &str, shape: &T5Shape, index: usize) -> Result<T5Layer> {
         let key = |name: &str| format!("{stack}.{index}.{name}");
         let dim = shape.dim;
         let inner = shape.inner();
@@ -140,7 +140,7 @@ impl Loader<'_> {
         })
     }
 
-    fn cross(&mut self, shape: &StackShape, key: &dyn Fn(&str) -> String) -> Result<T5Cross> {
+    fn cross(&mut self, shape: &T5Shape, key: &dyn Fn(&str) -> String) -> Result<T5Cross> {
         let inner = shape.inner();
         let memory = self.blueprint.architecture.context.dim;
         Ok(T5Cross {

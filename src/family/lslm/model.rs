@@ -12,7 +12,7 @@ use super::{
         advance_segments, append_feed, cut_segments, embed_symbols, gather_closed_symbols, gather_unread_symbols,
         pool_segments, scatter_symbols, set_summarized,
     },
-    state::Start,
+    state::StartCaches,
     work::{CONTEXT, StackCaches, Stage, TOKEN, Work, state},
 };
 use crate::{
@@ -59,7 +59,7 @@ pub struct Lslm {
     /// PageLayout of the decoder's keys and values of segments.
     pub(super) memory: PageLayout,
     /// The state after the start symbol, computed once: every sequence begins with it.
-    pub(super) start: Start,
+    pub(super) start: StartCaches,
     pub(super) pages: Arc<PagePool>,
     /// Bytes of pages that the model itself holds: the start symbol's.
     pub(super) own_bytes: usize,

@@ -48,7 +48,7 @@ pub struct LslmState {
 
 /// The caches of a sequence that has read the start symbol only.
 #[derive(Clone)]
-pub struct Start {
+pub struct StartCaches {
     /// See [`LslmState::token`].
     pub token: KvCache,
     /// See [`LslmState::context`].
@@ -59,8 +59,8 @@ pub struct Start {
 
 impl LslmState {
     /// Returns a sequence that has read the start symbol only; `decoder` is empty.
-    pub fn new(start: Start, decoder: KvCache) -> Self {
-        let Start { token, context, memory } = start;
+    pub fn new(start: StartCaches, decoder: KvCache) -> Self {
+        let StartCaches { token, context, memory } = start;
         Self {
             token,
             context,

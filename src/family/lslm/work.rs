@@ -35,7 +35,7 @@ pub(super) struct UnreadSymbols {
 
 /// Consecutive positions of one segment in the decoder.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct SegmentRun {
     /// The row, by its index in the step.
     pub(super) row: usize,
     /// Index in the wanted vectors of the row's first.
@@ -91,7 +91,7 @@ pub struct Work {
     /// The predictor's logit for each of `positions` that the token encoder has read.
     pub(super) boundary_logits: Vec<f32>,
     pub(super) unread: Vec<UnreadSymbols>,
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<SegmentRun>,
     /// The decoder's caches of segments that are closed and scored in the same step.
     pub(super) spare_caches: Vec<KvCache>,
     spare_pages: Arc<PagePool>,

@@ -45,7 +45,7 @@ pub struct Loader<'a> {
 /// The tensors of a position scheme that all stacks share.
 enum SharedPosition {
     TransformerXl(Arc<SharedTerms>),
-    /// With the scale base of xPos.
+    /// Rotary positions; with the scale base of xPos, if they have one.
     Rotary(Option<f64>),
     Slopes(Vec<f32>),
     Buckets(Vec<Vec<f32>>),

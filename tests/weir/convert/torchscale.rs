@@ -113,7 +113,7 @@ fn what_cannot_be_kept_is_refused() {
         ("rope_full", "layers.0.self_attn.xpos.scale: expected 0.2857143 at index 0", |config, _| {
             config["position"] = "xpos".into();
         }),
-        ("xpos_bca_lmexample", "to which it is tied, found others", |_, tensors| {
+        ("xpos_bca_lmexample", "to which it is tied, found other numbers", |_, tensors| {
             tensors.get_mut("output_projection.weight").unwrap().1[0] ^= 1;
         }),
         ("alibi_full", "self_attn_xpos.scale: expected no tensor of this name", |_, tensors| {

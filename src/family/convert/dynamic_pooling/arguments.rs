@@ -1,5 +1,6 @@
 //! The official arguments, and weir's configuration from them.
 
+use super::super::converted::rename_key;
 use crate::{
     error::{Error, Result, clip},
     family::checkpoint::{Config, VocabularyConfig},
@@ -15,7 +16,7 @@ const TRAINING_LENGTH: usize = 2048;
 const LAYER_NORM_EPS: f64 = 1e-5;
 const THRESHOLD: f64 = 0.5;
 
-/// Those arguments that shape the model. The others (dropout, schedules, paths …) make no difference to what it computes.
+/// The arguments that shape the model; the others (dropout, schedules, paths …) do not change its outputs.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     n_token: usize,
@@ -40,14 +41,14 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// The configuration that these arguments stand for; `file` is the one to name.
+    /// Returns the configuration of these arguments; errors name `file`.
     ///
     /// # Errors
-    /// The argument that is out of bounds, missing, or in contradiction to another.
+    /// An argument that is out of bounds, missing, or contradicts another.
     pub(super) fn config(&self, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.pre_lnorm {
-            return wrong("pre_lnorm", "false: the official code refuses the other", "true".into());
+            return wrong("pre_lnorm", "false: the official code supports nothing else", "true".into());
         }
         if self.n_token != self.vocab.len() {
             return wrong("vocab", &format!("{} symbols (n_token)", self.n_token), format!("{}", self.vocab.len()));
@@ -77,9 +78,10 @@ impl Arguments {
             architecture["pooling"] = json!("mean");
         }
         architecture["boundaries"] = self.boundaries(file)?;
-        let vocabulary = (VocabularyConfig::Symbols(self.vocab.clone()), self.normaliser());
+        let vocabulary = VocabularyConfig::Symbols(self.vocab.clone());
         let training_length = self.tgt_len.unwrap_or(TRAINING_LENGTH);
-        Config::new("hourglass", vocabulary, training_length, &architecture, file).map_err(in_official_terms)
+        Config::new("hourglass", vocabulary, self.normaliser(), training_length, &architecture, file)
+            .map_err(in_official_terms)
     }
 
     fn boundaries(&self, file: &Path) -> Result<serde_json::Value> {
@@ -101,7 +103,7 @@ impl Arguments {
         }
     }
 
-    /// Layers before, in and after the middle stack, from either of the two ways to say it.
+    /// Layers before, in and after the middle stack, from either of the two arguments.
     fn layers(&self, file: &Path) -> Result<[usize; 3]> {
         let expected = "three layer counts, such as [2, (8,), 2]";
         let Some(text) = &self.model_config else {
@@ -116,7 +118,7 @@ impl Arguments {
         }
     }
 
-    /// text8's symbols, in whatever order, mean text8's cleaning. Of other vocabularies the cleaning is not known.
+    /// Text8's normaliser for text8's symbols, in any order; other vocabularies' normalisers are unknown.
     fn normaliser(&self) -> TextNormaliser {
         let symbols: BTreeSet<&str> = self.vocab.iter().map(String::as_str).collect();
         let letters = ('a'..='z').chain([' ']).map(String::from).collect::<Vec<_>>();
@@ -125,7 +127,7 @@ impl Arguments {
     }
 }
 
-/// The integers of `[2, (8,), 2]`. The official code evaluates this as Python; here nothing but this form is understood.
+/// Parses the integers of `[2, (8,), 2]`. The official code evaluates it as Python; only this form is accepted here.
 fn layer_counts(text: &str) -> Option<[usize; 3]> {
     let compact: String = text.chars().filter(|character| *character != ' ').collect();
     let inside = compact.strip_prefix('[')?.strip_suffix(']')?;
@@ -135,7 +137,7 @@ fn layer_counts(text: &str) -> Option<[usize; 3]> {
     Some([count(pre)?, count(middle.strip_suffix(',').unwrap_or(middle))?, count(post)?])
 }
 
-/// Puts an error about a key of weir's configuration in terms of the argument that it came from.
+/// Replaces a key of weir's configuration in an error by the argument that it came from.
 pub(super) fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.layers.pre", "model_config (first)"),
@@ -153,14 +155,7 @@ pub(super) fn in_official_terms(error: Error) -> Error {
         ("architecture.boundaries.threshold", "boundary_threshold"),
         ("training_length", "tgt_len"),
     ];
-    match error {
-        Error::Checkpoint { file, key, expected, found } => {
-            let official = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, official)| (*official).to_owned());
-            let key = official.unwrap_or_else(|| key.replace("vocabulary.symbols", "vocab"));
-            Error::Checkpoint { file, key, expected, found }
-        }
-        other => other,
-    }
+    rename_key(error, KEYS, |key| key.replace("vocabulary.symbols", "vocab"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What the official code calls the tensors of an hourglass.
+//! The official code's names of an hourglass's tensors.
 
 use crate::family::checkpoint::{Init, TensorSpec};
 
-/// Whole names.
+/// Complete names.
 const MODEL: &[(&str, &str)] = &[
     ("embedding.weight", "word_emb.weight"),
     ("position.inverse_frequency", "pos_emb.inv_freq"),
@@ -19,7 +19,7 @@ const MODEL: &[(&str, &str)] = &[
     ("head.bias", "final_cast.bias"),
 ];
 
-/// Within a layer.
+/// Names within a layer.
 const LAYER: &[(&str, &str)] = &[
     ("attention.qkv.weight", "dec_attn.qkv_net.weight"),
     ("attention.qkv.bias", "dec_attn.qkv_net.bias"),
@@ -38,8 +38,8 @@ const LAYER: &[(&str, &str)] = &[
 
 const NULL_GROUP: &str = "null_group";
 const DISTANCE: &str = "attention.distance.weight";
-/// Beside each [`DISTANCE`] there is a bias that moves all scores of a query alike, so that the softmax cancels it. It must
-/// be there, and is dropped.
+/// Bias of each [`DISTANCE`]. It must be in the checkpoint and is dropped: it shifts all scores of a query equally, which the
+/// softmax cancels.
 const DISTANCE_BIAS: &str = "dec_attn.r_net.bias";
 
 const STACKS: &[(&str, &str)] = &[("pre", "layers.0"), ("middle", "layers.1"), ("post", "layers.2")];
@@ -56,7 +56,7 @@ pub(super) fn official_name(name: &str) -> String {
     layer.unwrap_or_else(|| name.to_owned())
 }
 
-/// The official stack, the layer's index, and the name within the layer.
+/// Returns the official stack, the layer's index, and the name within the layer.
 fn in_layer(name: &str) -> Option<(&'static str, &str, &str)> {
     let mut parts = name.splitn(3, '.');
     let (stack, index, part) = (parts.next()?, parts.next()?, parts.next()?);
@@ -73,11 +73,12 @@ pub(super) fn official(specs: &[TensorSpec]) -> Vec<TensorSpec> {
             shape.splice(0..0, [1, 1]);
         }
         if let Some((stack, index, DISTANCE)) = in_layer(&spec.name) {
-            let (name, shape) = (format!("{stack}.{index}.{DISTANCE_BIAS}"), shape.iter().copied().take(1).collect());
+            let name = format!("{stack}.{index}.{DISTANCE_BIAS}");
+            let shape = shape.iter().copied().take(1).collect();
             official.push(TensorSpec { name, shape, init: Init::Normal(0.0, 0.0), trained: true });
         }
-        let (name, init) = (official_name(&spec.name), Init::Normal(0.0, 0.0));
-        official.push(TensorSpec { name, shape, init, trained: spec.trained });
+        let init = Init::Normal(0.0, 0.0);
+        official.push(TensorSpec { name: official_name(&spec.name), shape, init, trained: spec.trained });
     }
     official
 }

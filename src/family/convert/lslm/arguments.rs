@@ -1,6 +1,6 @@
 //! The source's `config.json`, and weir's configuration from it.
 
-use super::super::vocabulary::{Marked, official_key};
+use super::super::vocabulary::{SpecialVocabulary, official_key};
 use crate::{
     error::{Error, Result},
     family::checkpoint::Config,
@@ -10,12 +10,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The paper's training window in symbols (English; App. A), which no key tells.
+/// The paper's training window in symbols (English; App. A), for which there is no key.
 const TRAINING_LENGTH: usize = 150;
 
-/// Keys of `config.json` that make no difference to what is computed: those that Hugging Face adds by itself, those of training,
-/// and where the file came from.
-const IDLE: &[&str] = &[
+/// Keys of `config.json` that do not change the outputs: Hugging Face's own, those of training, and the file's origin.
+const IGNORED: &[&str] = &[
     "_name_or_path",
     "architectures",
     "auto_map",
@@ -27,7 +26,7 @@ const IDLE: &[&str] = &[
     "transformers_version",
     "use_cache",
 ];
-/// Those that [`Arguments`] and [`Marked`] read.
+/// Keys that [`Arguments`] and [`SpecialVocabulary`] read.
 const READ: &[&str] = &[
     "model_type",
     "token_encoder",
@@ -52,21 +51,21 @@ const READ: &[&str] = &[
     "unk_token_id",
 ];
 
-/// Refuses a key that nobody knows: what it asks for would be left out.
+/// Rejects an unknown key, which would otherwise be silently ignored.
 ///
 /// # Errors
-/// The key.
+/// The first unknown key.
 pub(super) fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>, file: &Path) -> Result<()> {
-    match keys.find(|key| !READ.contains(key) && !IDLE.contains(key)) {
+    match keys.find(|key| !READ.contains(key) && !IGNORED.contains(key)) {
         None => Ok(()),
         Some(key) => {
-            let expected = format!("one of {}; or, left aside, {}", READ.join(", "), IDLE.join(", "));
+            let expected = format!("one of {}; or, ignored, {}", READ.join(", "), IGNORED.join(", "));
             Err(Error::checkpoint(file, key, expected, "an unknown key"))
         }
     }
 }
 
-/// What `config.json` says.
+/// The arguments in `config.json`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     model_type: String,
@@ -85,7 +84,7 @@ pub(super) struct Arguments {
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(default = "nxt")]
-    generation_boundary_source: Source,
+    generation_boundary_source: BoundarySource,
 }
 
 #[derive(Debug, Deserialize)]
@@ -129,7 +128,7 @@ enum WidthMatching {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Source {
+enum BoundarySource {
     Nxt,
     Predictor,
 }
@@ -142,8 +141,8 @@ fn epsilon() -> f64 {
     1e-6
 }
 
-fn nxt() -> Source {
-    Source::Nxt
+fn nxt() -> BoundarySource {
+    BoundarySource::Nxt
 }
 
 fn buckets() -> usize {
@@ -159,11 +158,11 @@ fn half() -> f64 {
 }
 
 impl Arguments {
-    /// The configuration that these and the vocabulary stand for; `file` is the one to name.
+    /// Returns the configuration of these arguments and the vocabulary; errors name `file`.
     ///
     /// # Errors
-    /// A key that is out of bounds, missing, or in contradiction to another.
-    pub(super) fn config(&self, vocabulary: &Marked, file: &Path) -> Result<Config> {
+    /// A key that is out of bounds, missing, or contradicts another.
+    pub(super) fn config(&self, vocabulary: &SpecialVocabulary, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.model_type != "lslm" {
             return wrong("model_type", "\"lslm\"", format!("{:?}", self.model_type));
@@ -182,7 +181,7 @@ impl Arguments {
             None if self.token_encoder.d_model == self.context_encoder.d_model => "equal",
             None => "projection",
         };
-        let driver = if self.generation_boundary_source == Source::Nxt { "nxt" } else { "predictor" };
+        let driver = if self.generation_boundary_source == BoundarySource::Nxt { "nxt" } else { "predictor" };
         let hidden = self.boundary_predictor.d_ff.unwrap_or(self.token_encoder.d_ff);
         let architecture = json!({
             "token": self.token_encoder.architecture("token_encoder", file)?,
@@ -196,8 +195,9 @@ impl Arguments {
             "tied_head": self.tie_word_embeddings,
             "driver": driver,
         });
-        let vocabulary = (vocabulary.config(file)?, TextNormaliser::None);
-        Config::new("lslm", vocabulary, TRAINING_LENGTH, &architecture, file).map_err(in_official_terms)
+        let vocabulary = vocabulary.config(file)?;
+        Config::new("lslm", vocabulary, TextNormaliser::None, TRAINING_LENGTH, &architecture, file)
+            .map_err(in_official_terms)
     }
 }
 
@@ -225,12 +225,12 @@ impl StackArguments {
     }
 }
 
-/// Puts the values of `widths` that a message tells in the source's terms.
-fn official_widths(told: &str) -> String {
-    told.replacen("equal", "none", 1).replace("first-layer", "first_layer")
+/// Replaces the values of `widths` in a message by the source's.
+fn official_widths(message: &str) -> String {
+    message.replacen("equal", "none", 1).replace("first-layer", "first_layer")
 }
 
-/// Puts an error about a key of weir's configuration in terms of the source's.
+/// Replaces a key of weir's configuration in an error by the source's.
 pub(super) fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.norm_eps", "layer_norm_epsilon"),

@@ -1,8 +1,8 @@
-//! What the source calls the tensors of a latent segment model.
+//! The source's names of a latent segment model's tensors.
 
 use crate::family::checkpoint::TensorSpec;
 
-/// Whole names.
+/// Complete names.
 const MODEL: &[(&str, &str)] = &[
     ("embedding.weight", "shared.weight"),
     ("token.embedding.weight", "token_encoder.embed_tokens.weight"),
@@ -20,7 +20,7 @@ const MODEL: &[(&str, &str)] = &[
     ("head.bias", "lm_head.bias"),
 ];
 
-/// Within a layer, but for the feed-forward, which comes behind the decoder's attention to its memory.
+/// Names within a layer, except the feed-forward's, which comes after the decoder's cross-attention.
 const LAYER: &[(&str, &str)] = &[
     ("attention.query.weight", "layer.0.SelfAttention.q.weight"),
     ("attention.key.weight", "layer.0.SelfAttention.k.weight"),
@@ -39,11 +39,11 @@ const FEED_FORWARD: &[(&str, &str)] = &[
     ("feed_forward.norm.weight", "layer_norm.weight"),
 ];
 
-/// The stacks, and where in a layer their feed-forward stands.
+/// The stacks, and the index of the feed-forward in their layers.
 const STACKS: &[(&str, &str, usize)] =
     &[("token", "token_encoder", 1), ("context", "context_encoder", 1), ("decoder", "decoder", 2)];
 
-/// The same tensor under the source's name; under its own if there is none, so that it is reported as missing.
+/// Returns the tensor under the source's name; under its own if there is none, so that it is reported as missing.
 pub(super) fn official(spec: &TensorSpec) -> TensorSpec {
     let found = |table: &[(&str, &'static str)], name: &str| {
         table.iter().find(|(ours, _)| *ours == name).map(|(_, official)| *official)

@@ -1,15 +1,15 @@
 //! The stack machine that reads a pickle: instructions in, inert objects out.
 
-use super::{Call, Object, Pickle, Value};
+use super::value::{Call, Object, Pickle, Value};
 use std::collections::HashMap;
 
-/// The most instructions, and with them values on the stack and in containers, and objects.
+/// Most instructions, which also limits values on the stack and in containers.
 const MAX_STEPS: usize = 4 << 20;
 const MAX_OBJECTS: usize = 1 << 20;
-/// The most marks open at a time, i.e. how deep literals may nest.
+/// Most open marks, i.e. nesting of literals.
 const MAX_MARKS: usize = 1000;
 
-/// What may be named. Nothing here is ever called: the list keeps surprises out, and tells them.
+/// Names that a pickle may use. None is ever called: the list makes anything unexpected an error.
 const GLOBALS: &[(&str, &[&str])] = &[
     ("argparse", &["Namespace"]),
     ("collections", &["OrderedDict", "Counter", "defaultdict"]),
@@ -28,50 +28,58 @@ const GLOBALS: &[(&str, &[&str])] = &[
 ];
 
 /// Expected, found.
-type Wrong = (String, String);
+type Mismatch = (String, String);
 
-fn wrong<T>(expected: impl Into<String>, found: impl Into<String>) -> Result<T, Wrong> {
+fn wrong<T>(expected: impl Into<String>, found: impl Into<String>) -> Result<T, Mismatch> {
     Err((expected.into(), found.into()))
 }
 
 /// The machine and the program it reads.
 pub(super) struct Machine<'a> {
     bytes: &'a [u8],
-    at: usize,
-    /// Where the current instruction starts.
+    /// Offset of the next byte.
+    offset: usize,
+    /// Offset of the current instruction.
     start: usize,
     objects: Vec<Object>,
     stack: Vec<Value>,
-    /// The heights of the stack at the open marks.
+    /// Heights of the stack at the open marks.
     marks: Vec<usize>,
     memo: HashMap<u32, Value>,
 }
 
 impl<'a> Machine<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        let (objects, stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
-        Self { bytes, at: 0, start: 0, objects, stack, marks, memo }
+        Self {
+            bytes,
+            offset: 0,
+            start: 0,
+            objects: Vec::new(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+        }
     }
 
-    /// What was read.
+    /// Returns the pickle.
     pub(super) fn finish(mut self) -> Pickle {
         let root = self.stack.pop().unwrap_or(Value::None);
         Pickle { objects: self.objects, root }
     }
 
-    /// The place of the current instruction.
+    /// Offset of the current instruction.
     pub(super) fn offset(&self) -> usize {
         self.start
     }
 
-    pub(super) fn run(&mut self) -> Result<(), Wrong> {
+    pub(super) fn run(&mut self) -> Result<(), Mismatch> {
         match (self.byte()?, self.byte()?) {
             (0x80, 2..=5) => {}
             (0x80, protocol) => return wrong("protocol 2 to 5", format!("protocol {protocol}")),
             (byte, _) => return wrong("a pickle (first byte 0x80)", format!("0x{byte:02x}")),
         }
         for _ in 0..MAX_STEPS {
-            self.start = self.at;
+            self.start = self.offset;
             let code = self.byte()?;
             if code == b'.' {
                 return self.stop();
@@ -81,9 +89,9 @@ impl<'a> Machine<'a> {
         wrong(format!("at most {MAX_STEPS} instructions"), "more")
     }
 
-    fn stop(&mut self) -> Result<(), Wrong> {
-        if self.at != self.bytes.len() {
-            return wrong("the end of the file", format!("{} more bytes", self.bytes.len() - self.at));
+    fn stop(&mut self) -> Result<(), Mismatch> {
+        if self.offset != self.bytes.len() {
+            return wrong("the end of the file", format!("{} more bytes", self.bytes.len() - self.offset));
         }
         match (self.stack.len(), self.marks.len()) {
             (1, 0) => Ok(()),
@@ -91,8 +99,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// One instruction. The letters are Python's; `pickletools.py` has their names.
-    fn step(&mut self, code: u8) -> Result<(), Wrong> {
+    /// Executes one instruction. The letters are Python's; `pickletools.py` has their names.
+    fn step(&mut self, code: u8) -> Result<(), Mismatch> {
         match code {
             0x80 | 0x95 => self.framing(code),
             b'(' => self.mark(),
@@ -117,14 +125,15 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn framing(&mut self, code: u8) -> Result<(), Wrong> {
+    fn framing(&mut self, code: u8) -> Result<(), Mismatch> {
         if code == 0x80 {
             return match self.byte()? {
                 2..=5 => Ok(()),
                 protocol => wrong("protocol 2 to 5", format!("protocol {protocol}")),
             };
         }
-        let (length, left) = (self.number::<8>()?, self.left());
+        let length = self.number::<8>()?;
+        let left = self.left();
         if length > left as u64 {
             wrong(format!("a frame of at most {left} bytes"), format!("{length} bytes"))
         } else {
@@ -132,7 +141,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn scalar(&mut self, code: u8) -> Result<(), Wrong> {
+    fn scalar(&mut self, code: u8) -> Result<(), Mismatch> {
         let value = match code {
             b'N' => Value::None,
             0x88 | 0x89 => Value::Bool(code == 0x88),
@@ -149,7 +158,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn text(&mut self, code: u8) -> Result<(), Wrong> {
+    fn text(&mut self, code: u8) -> Result<(), Mismatch> {
         let length = match code {
             0x8c | b'U' => self.number::<1>()?,
             0x8d => self.number::<8>()?,
@@ -164,7 +173,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn opaque_bytes(&mut self, code: u8) -> Result<(), Wrong> {
+    fn opaque_bytes(&mut self, code: u8) -> Result<(), Mismatch> {
         let length = match code {
             b'C' => self.number::<1>()?,
             b'B' => self.number::<4>()?,
@@ -175,7 +184,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn container(&mut self, code: u8) -> Result<(), Wrong> {
+    fn container(&mut self, code: u8) -> Result<(), Mismatch> {
         let object = match code {
             b']' | 0x8f => Object::List(Vec::new()),
             b')' => Object::Tuple(Vec::new()),
@@ -188,7 +197,7 @@ impl<'a> Machine<'a> {
         self.push(object)
     }
 
-    fn append(&mut self, code: u8) -> Result<(), Wrong> {
+    fn append(&mut self, code: u8) -> Result<(), Mismatch> {
         let values = if code == b'a' { vec![self.pop()?] } else { self.since_mark()? };
         match self.target()? {
             Object::List(list) => list.extend(values),
@@ -198,7 +207,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn set_items(&mut self, code: u8) -> Result<(), Wrong> {
+    fn set_items(&mut self, code: u8) -> Result<(), Mismatch> {
         let items = pairs(if code == b's' { self.last(2)? } else { self.since_mark()? })?;
         match self.target()? {
             Object::Dict(dict) => dict.extend(items),
@@ -208,7 +217,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn memorise(&mut self, code: u8) -> Result<(), Wrong> {
+    fn memorise(&mut self, code: u8) -> Result<(), Mismatch> {
         let key = match code {
             b'q' | b'h' => self.number::<1>()? as u32,
             b'r' | b'j' => self.number::<4>()? as u32,
@@ -228,7 +237,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn global(&mut self, code: u8) -> Result<(), Wrong> {
+    fn global(&mut self, code: u8) -> Result<(), Mismatch> {
         let (module, name) = if code == b'c' {
             (self.line()?, self.line()?)
         } else {
@@ -247,22 +256,23 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn call(&mut self, code: u8) -> Result<(), Wrong> {
+    fn call(&mut self, code: u8) -> Result<(), Mismatch> {
         if code == 0x92 {
-            // keyword arguments: nothing needs them
+            // keyword arguments are not needed
             self.pop()?;
         }
-        let (arguments, callable) = (self.pop()?, self.pop()?);
+        let arguments = self.pop()?;
+        let callable = self.pop()?;
         let (Some(Object::Tuple(_)), Some(&Object::Global(module, name))) =
-            (self.at_object(&arguments), self.at_object(&callable))
+            (self.object(&arguments), self.object(&callable))
         else {
             return wrong("a known name and a tuple of arguments", "something else");
         };
-        let (items, appended) = (Vec::new(), Vec::new());
-        self.push(Object::Call(Box::new(Call { module, name, arguments, state: None, items, appended })))
+        let call = Call { module, name, arguments, state: None, items: Vec::new(), appended: Vec::new() };
+        self.push(Object::Call(Box::new(call)))
     }
 
-    fn build(&mut self) -> Result<(), Wrong> {
+    fn build(&mut self) -> Result<(), Mismatch> {
         let state = self.pop()?;
         match self.target()? {
             Object::Call(call) => call.state = Some(state),
@@ -271,12 +281,12 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn at_object(&self, value: &Value) -> Option<&Object> {
+    fn object(&self, value: &Value) -> Option<&Object> {
         if let Value::Object(index) = value { self.objects.get(*index) } else { None }
     }
 
-    /// The object on top of the stack.
-    fn target(&mut self) -> Result<&mut Object, Wrong> {
+    /// Returns the object on top of the stack.
+    fn target(&mut self) -> Result<&mut Object, Mismatch> {
         let index = match self.top()? {
             Value::Object(index) => *index,
             _ => return wrong("an object", "a plain value"),
@@ -284,7 +294,7 @@ impl<'a> Machine<'a> {
         self.objects.get_mut(index).ok_or_else(|| ("an object".into(), "nothing".into()))
     }
 
-    fn push(&mut self, object: Object) -> Result<(), Wrong> {
+    fn push(&mut self, object: Object) -> Result<(), Mismatch> {
         if self.objects.len() >= MAX_OBJECTS {
             return wrong(format!("at most {MAX_OBJECTS} objects"), "more");
         }
@@ -293,7 +303,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn mark(&mut self) -> Result<(), Wrong> {
+    fn mark(&mut self) -> Result<(), Mismatch> {
         if self.marks.len() >= MAX_MARKS {
             return wrong(format!("at most {MAX_MARKS} open marks"), "more");
         }
@@ -301,31 +311,31 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The height that the stack must not sink below: the innermost open mark's.
+    /// Least height of the stack: the innermost open mark's.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or_default()
     }
 
-    fn top(&self) -> Result<&Value, Wrong> {
+    fn top(&self) -> Result<&Value, Mismatch> {
         match self.stack.last() {
             Some(value) if self.stack.len() > self.floor() => Ok(value),
             _ => wrong("a value on the stack", "none"),
         }
     }
 
-    fn pop(&mut self) -> Result<Value, Wrong> {
+    fn pop(&mut self) -> Result<Value, Mismatch> {
         self.top()?;
         self.stack.pop().ok_or_else(|| ("a value on the stack".into(), "none".into()))
     }
 
-    fn last(&mut self, count: usize) -> Result<Vec<Value>, Wrong> {
+    fn last(&mut self, count: usize) -> Result<Vec<Value>, Mismatch> {
         match self.stack.len().checked_sub(count).filter(|&height| height >= self.floor()) {
             Some(height) => Ok(self.stack.split_off(height)),
             None => wrong(format!("{count} values on the stack"), "fewer"),
         }
     }
 
-    fn since_mark(&mut self) -> Result<Vec<Value>, Wrong> {
+    fn since_mark(&mut self) -> Result<Vec<Value>, Mismatch> {
         match self.marks.pop() {
             Some(height) if height <= self.stack.len() => Ok(self.stack.split_off(height)),
             _ => wrong("an open mark", "none"),
@@ -333,47 +343,47 @@ impl<'a> Machine<'a> {
     }
 
     fn left(&self) -> usize {
-        self.bytes.len().saturating_sub(self.at)
+        self.bytes.len().saturating_sub(self.offset)
     }
 
-    fn take(&mut self, length: u64) -> Result<&'a [u8], Wrong> {
+    fn take(&mut self, length: u64) -> Result<&'a [u8], Mismatch> {
         let left = self.left();
-        let end = usize::try_from(length).ok().and_then(|length| self.at.checked_add(length));
-        match end.and_then(|end| self.bytes.get(self.at..end)) {
+        let end = usize::try_from(length).ok().and_then(|length| self.offset.checked_add(length));
+        match end.and_then(|end| self.bytes.get(self.offset..end)) {
             Some(taken) => {
-                self.at += taken.len();
+                self.offset += taken.len();
                 Ok(taken)
             }
             None => wrong(format!("{length} more bytes"), format!("{left}")),
         }
     }
 
-    fn byte(&mut self) -> Result<u8, Wrong> {
+    fn byte(&mut self) -> Result<u8, Mismatch> {
         self.number::<1>().map(|number| number as u8)
     }
 
-    /// An unsigned little-endian number of N ≤ 8 bytes.
-    fn number<const N: usize>(&mut self) -> Result<u64, Wrong> {
+    /// Reads an unsigned little-endian number of N ≤ 8 bytes.
+    fn number<const N: usize>(&mut self) -> Result<u64, Mismatch> {
         let bytes = self.take(N as u64)?;
         Ok(bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
 
-    /// Text up to a newline.
-    fn line(&mut self) -> Result<String, Wrong> {
-        const LONGEST: usize = 256;
-        let rest = self.bytes.get(self.at..).unwrap_or_default();
-        match rest.iter().take(LONGEST).position(|&byte| byte == b'\n') {
+    /// Reads text up to a newline.
+    fn line(&mut self) -> Result<String, Mismatch> {
+        const MAX_LENGTH: usize = 256;
+        let rest = self.bytes.get(self.offset..).unwrap_or_default();
+        match rest.iter().take(MAX_LENGTH).position(|&byte| byte == b'\n') {
             Some(length) => {
                 let line = String::from_utf8_lossy(self.take(length as u64)?).into_owned();
-                self.at += 1;
+                self.offset += 1;
                 Ok(line)
             }
-            None => wrong(format!("a name of less than {LONGEST} bytes and a newline"), "none"),
+            None => wrong(format!("a name of less than {MAX_LENGTH} bytes and a newline"), "none"),
         }
     }
 }
 
-fn pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, Wrong> {
+fn pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, Mismatch> {
     if values.len() % 2 == 1 {
         return wrong("keys and values in pairs", format!("{} values", values.len()));
     }
@@ -385,7 +395,7 @@ fn pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, Wrong> {
     Ok(pairs)
 }
 
-/// A two's complement little-endian integer of any length.
+/// Parses a two's complement little-endian integer of any length.
 fn long(bytes: &[u8]) -> Value {
     let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
     let fill = if negative { 0xff } else { 0 };

@@ -33,7 +33,7 @@ fn containers_and_the_memo() {
 }
 
 #[test]
-fn calls_are_recorded_not_made() {
+fn calls_are_recorded_and_never_made() {
     let pickle = read(b"\x80\x02cargparse\nNamespace\n)\x81}X\x01\x00\x00\x00xK\x05sb.").unwrap();
     let call = pickle.call(pickle.root()).unwrap();
     assert_eq!((call.module, call.name), ("argparse", "Namespace"));
@@ -43,7 +43,7 @@ fn calls_are_recorded_not_made() {
 }
 
 #[test]
-fn surprises_are_named_with_their_place() {
+fn errors_have_the_offset_of_the_instruction() {
     let error = |program: &[u8]| read(program).unwrap_err().to_string();
     let cases: &[(&[u8], &str)] = &[
         (b"\x80\x02cos\nsystem\n", "byte 2: expected a name that training checkpoints need, found os.system"),

@@ -104,8 +104,9 @@ impl Arguments {
             "scale_embedding": !self.no_scale_embedding.is_some_and(Flag::is_set),
         });
         let tokenizer = subwords.as_ref().map(|_| TOKENIZER_FILE.to_owned());
-        let vocabulary = (VocabularyConfig::Pieces(self.vocab_size, tokenizer), TextNormaliser::None);
-        let config = Config::new("pyramidion", vocabulary, self.max_source_positions, &architecture, file);
+        let vocabulary = VocabularyConfig::Pieces(self.vocab_size, tokenizer);
+        let length = self.max_source_positions;
+        let config = Config::new("pyramidion", vocabulary, TextNormaliser::None, length, &architecture, file);
         Ok(config.map_err(in_official_terms)?.with(subwords, self.generation()))
     }
 

@@ -1,15 +1,9 @@
 //! torchscale's arguments, and weir's configuration from them.
 
-use super::{
-    super::vocabulary,
-    official::{self, Official, Shapes},
-};
+use super::super::{converted::rename_key, vocabulary};
 use crate::{
     error::{Error, Result},
-    family::{
-        Init, TensorSpec,
-        checkpoint::{Config, json::parse},
-    },
+    family::{Init, TensorSpec, checkpoint::Config},
     nn::position::rotary::zeta,
     text::TextNormaliser,
 };
@@ -18,7 +12,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 const LAYER_NORM_EPS: f64 = 1e-5;
-/// Those arguments that shape the model.
+/// The arguments that shape the model.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     pub(super) vocab_size: usize,
@@ -33,7 +27,7 @@ pub(super) struct Arguments {
     pub(super) block_size: i64,
     /// Keys of a sliding window.
     pub(super) window: Option<usize>,
-    /// In words; "sliding" tells the fork's own incremental decoding from its blockwise attention.
+    /// Description of the mask; "sliding" means the fork's incremental decoding, anything else its blockwise attention.
     pub(super) mask: Option<String>,
     #[serde(default = "scale_base")]
     pub(super) xpos_scale_base: f64,
@@ -52,7 +46,7 @@ pub(super) struct Arguments {
     pub(super) alibi_slopes: Option<Vec<f32>>,
     /// The symbols, one character each.
     pub(super) vocab: Option<Vec<String>>,
-    /// Whether they came under the code's own names: xPos's scales tell xPos from rotary positions then.
+    /// True if the arguments have the code's own names: then only xPos's scales distinguish xPos from rotary positions.
     #[serde(skip)]
     pub(super) own_names: bool,
 }
@@ -66,35 +60,17 @@ pub(super) fn scale_base() -> f64 {
 }
 
 impl Arguments {
-    /// From JSON, in either naming; what the code's own arguments leave open, the tensors' shapes tell.
-    ///
-    /// # Errors
-    /// One that is missing, of the wrong type, or stands for another architecture.
-    pub(super) fn of(arguments: Value, shapes: &Shapes, file: &Path) -> Result<Self> {
-        let text = arguments.to_string();
-        if arguments.get(official::TELLING).is_some() {
-            let arguments: Official = parse(text.as_bytes(), file, "")?;
-            return arguments.understood(shapes, file);
-        }
-        parse(text.as_bytes(), file, "")
-    }
-
-    /// Names the key of an error as the source does.
-    pub(super) fn named(&self, error: Error) -> Error {
-        if self.own_names { official::named(error) } else { error }
-    }
-
-    /// Learns from one of xPos's scale buffers, where that tells: all ones only turn.
-    pub(super) fn see_scales(&mut self, scales: Option<&[f32]>) {
+    /// Switches to rotary positions if xPos's scales are all ones, which only rotate.
+    pub(super) fn apply_scales(&mut self, scales: Option<&[f32]>) {
         if self.own_names && scales.is_some_and(|scales| scales.iter().all(|&scale| scale == 1.0)) {
             self.position = "rope".into();
         }
     }
 
-    /// The configuration that these arguments stand for; `file` is the one to name.
+    /// Returns the configuration of these arguments; errors name `file`.
     ///
     /// # Errors
-    /// The argument that is out of bounds, missing, or in contradiction to another.
+    /// An argument that is out of bounds, missing, or contradicts another.
     pub(super) fn config(&self, file: &Path) -> Result<Config> {
         let wrong = |key: &str, expected: String, found: String| Err(Error::checkpoint(file, key, expected, found));
         if self.heads == 0 || !self.d_model.is_multiple_of(self.heads) {
@@ -125,8 +101,9 @@ impl Arguments {
             "scale_embedding": self.scale_embedding,
             "tied": self.tied,
         });
-        let vocabulary = (vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?, TextNormaliser::None);
-        Config::new("decoder", vocabulary, self.train_length, &architecture, file).map_err(in_official_terms)
+        let vocabulary = vocabulary::listed(self.vocab.as_deref(), self.vocab_size, file)?;
+        Config::new("decoder", vocabulary, TextNormaliser::None, self.train_length, &architecture, file)
+            .map_err(in_official_terms)
     }
 
     fn position(&self, file: &Path) -> Result<Value> {
@@ -141,11 +118,11 @@ impl Arguments {
             "alibi" => json!("alibi"),
             "sinusoidal" => json!("sinusoidal"),
             "none" => json!("none"),
-            // half of the official buckets are for keys behind the query, which a decoder never meets
+            // half of the official buckets are for keys after the query, which a decoder never sees
             "bucket" => {
-                let (count, furthest) = (self.rel_pos_buckets, self.max_rel_pos);
-                let (count, furthest) = (needed("rel_pos_buckets", count)?, needed("max_rel_pos", furthest)?);
-                json!({ "buckets": { "count": count / 2, "max_distance": furthest } })
+                let count = needed("rel_pos_buckets", self.rel_pos_buckets)? / 2;
+                let max_distance = needed("max_rel_pos", self.max_rel_pos)?;
+                json!({ "buckets": { "count": count, "max_distance": max_distance } })
             }
             "learned" => json!({ "learned": { "positions": needed("max_positions", self.max_positions)? } }),
             other => {
@@ -159,7 +136,7 @@ impl Arguments {
         let sliding = self.mask.as_ref().is_some_and(|mask| mask.starts_with("sliding"));
         Ok(match (self.window, usize::try_from(self.block_size)) {
             (Some(keys), _) => json!({ "sliding": { "keys": keys } }),
-            // its incremental code keeps so many keys beside the new one
+            // the fork's incremental code keeps `block_size` keys in addition to the new one
             (None, Ok(length)) if sliding => json!({ "sliding": { "keys": length + 1 } }),
             (None, Ok(length)) => json!({ "blockwise": { "length": length } }),
             (None, Err(_)) if self.block_size == none() => json!("full"),
@@ -170,15 +147,15 @@ impl Arguments {
         })
     }
 
-    /// xPos's scale buffer: all ones if positions only turn.
+    /// xPos's scale buffer: all ones for rotary positions.
     pub(super) fn scales(&self) -> Vec<f32> {
         let dim = self.d_model / self.heads;
         let scale = |pair| if self.position == "xpos" { zeta(dim, pair) as f32 } else { 1.0 };
         (0..dim / 2).map(scale).collect()
     }
 
-    /// A tensor that no checkpoint holds: what the arguments say, or what follows from the shape.
-    pub(super) fn given(&self, name: &str, spec: &TensorSpec) -> Vec<f32> {
+    /// Returns a tensor that no checkpoint holds: from the arguments, or from the shape.
+    pub(super) fn derived(&self, name: &str, spec: &TensorSpec) -> Vec<f32> {
         match (&self.alibi_slopes, &spec.init) {
             (Some(slopes), _) if name == "position.slopes" => slopes.clone(),
             (_, Init::Values(values)) => values.clone(),
@@ -187,7 +164,7 @@ impl Arguments {
     }
 }
 
-/// Puts an error about a key of weir's configuration in terms of the argument that it came from.
+/// Replaces a key of weir's configuration in an error by the argument that it came from.
 pub(super) fn in_official_terms(error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("architecture.layers", "layers"),
@@ -206,12 +183,5 @@ pub(super) fn in_official_terms(error: Error) -> Error {
         ("architecture.position.learned.positions", "max_positions"),
         ("training_length", "train_length"),
     ];
-    match error {
-        Error::Checkpoint { file, key, expected, found } => {
-            let official = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, official)| (*official).to_owned());
-            let key = official.unwrap_or_else(|| vocabulary::official_key(&key));
-            Error::Checkpoint { file, key, expected, found }
-        }
-        other => other,
-    }
+    rename_key(error, KEYS, vocabulary::official_key)
 }

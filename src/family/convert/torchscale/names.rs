@@ -1,19 +1,19 @@
-//! What torchscale calls the tensors of a decoder.
+//! torchscale's names of a decoder's tensors.
 
 use super::arguments::Arguments;
 use crate::family::checkpoint::{Init, TensorSpec};
 use std::collections::BTreeSet;
 
-/// fairseq's, before every name.
+/// fairseq's prefix of every name.
 const PREFIX: &str = "decoder.";
 const EMBEDDING: &str = "embed_tokens.weight";
 const HEAD: &str = "output_projection.weight";
 const TABLE: &str = "embed_positions.weight";
 const BUCKETS: &str = "self_attn_relative_position.relative_attention_bias.weight";
-/// fairseq's first position: the rows before it are its padding's.
+/// fairseq's first position: the rows before it belong to padding.
 const FIRST_POSITION: usize = 2;
 
-/// Whole names.
+/// Complete names.
 const MODEL: &[(&str, &str)] = &[
     ("embedding.weight", EMBEDDING),
     ("norm.weight", "layer_norm.weight"),
@@ -21,7 +21,7 @@ const MODEL: &[(&str, &str)] = &[
     ("head.weight", HEAD),
 ];
 
-/// Within a layer.
+/// Names within a layer.
 const LAYER: &[(&str, &str)] = &[
     ("attention.output", "self_attn.out_proj"),
     ("attention.norm", "self_attn_layer_norm"),
@@ -32,12 +32,12 @@ const LAYER: &[(&str, &str)] = &[
     ("feed_forward.norm", "final_layer_norm"),
 ];
 
-/// Where one of weir's tensors comes from; several parts are stacked.
+/// A source of one of weir's tensors; several parts are concatenated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Part {
-    /// All of an official tensor.
-    Whole(String),
-    /// Some rows of one.
+pub(super) enum TensorSource {
+    /// A complete official tensor.
+    Complete(String),
+    /// Some rows of an official tensor.
     Rows {
         /// The tensor.
         name: String,
@@ -46,28 +46,28 @@ pub(super) enum Part {
         /// How many.
         count: usize,
     },
-    /// No tensor: it follows from the arguments.
-    Given,
+    /// No tensor: the arguments determine it.
+    Derived,
 }
 
-/// What a checkpoint must hold, seeing what it holds of what it may.
+/// The official tensors that a checkpoint must hold, optional ones only if it has them.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct TensorMap {
     prefix: &'static str,
     specs: Vec<TensorSpec>,
     buckets: usize,
-    /// The official names of xPos's scales that are there.
+    /// Official names of the xPos scales in the checkpoint.
     pub(super) scales: Vec<String>,
-    /// The head's official name, where it is tied and there all the same.
+    /// Official name of the head, if it is tied and in the checkpoint nevertheless.
     pub(super) tied_head: Option<String>,
     /// The embedding's official name.
     pub(super) embedding: String,
-    /// What else may be there, and means nothing to a decoder without fairseq.
+    /// Tensors of fairseq in the checkpoint that do not affect the decoder.
     ignored: Vec<TensorSpec>,
     pair_count: usize,
 }
 
-impl Plan {
+impl TensorMap {
     pub(super) fn new(found: &BTreeSet<String>, specs: &[TensorSpec], arguments: &Arguments) -> Self {
         let prefix = if found.iter().all(|name| name.starts_with(PREFIX)) { PREFIX } else { "" };
         let there = |name: &str| Some(format!("{prefix}{name}")).filter(|name| found.contains(name));
@@ -89,24 +89,24 @@ impl Plan {
         }
     }
 
-    /// Where one of weir's tensors comes from; from itself if the official code has none, so that it is reported as missing.
-    pub(super) fn sources(&self, name: &str) -> Vec<Part> {
+    /// Sources of one of weir's tensors; its own name if the official code has none, so that it is reported as missing.
+    pub(super) fn sources(&self, name: &str) -> Vec<TensorSource> {
         let official = |name: &str| format!("{}{name}", self.prefix);
         let rows = || self.specs.iter().find(|spec| spec.name == name).map_or(0, |spec| spec.shape[0]);
         if let Some((_, theirs)) = MODEL.iter().find(|(ours, _)| *ours == name) {
-            return vec![Part::Whole(official(theirs))];
+            return vec![TensorSource::Complete(official(theirs))];
         }
         match name {
-            "position.slopes" | "position.frequency" => return vec![Part::Given],
-            "position.table" => return vec![Part::Rows { name: official(TABLE), from: FIRST_POSITION, count: rows() }],
-            "position.bias" => return vec![Part::Rows { name: official(BUCKETS), from: 0, count: rows() }],
+            "position.slopes" | "position.frequency" => return vec![TensorSource::Derived],
+            "position.table" => return vec![TensorSource::Rows { name: official(TABLE), from: FIRST_POSITION, count: rows() }],
+            "position.bias" => return vec![TensorSource::Rows { name: official(BUCKETS), from: 0, count: rows() }],
             _ => {}
         }
         let mut pieces = name.splitn(3, '.');
         if let (Some("layers"), Some(index), Some(part)) = (pieces.next(), pieces.next(), pieces.next())
             && let Some((part, kind)) = part.rsplit_once('.')
         {
-            let whole = |theirs: &str| Part::Whole(official(&format!("layers.{index}.{theirs}.{kind}")));
+            let whole = |theirs: &str| TensorSource::Complete(official(&format!("layers.{index}.{theirs}.{kind}")));
             if part == "attention.qkv" {
                 return ["q", "k", "v"].map(|letter| whole(&format!("self_attn.{letter}_proj"))).into();
             }
@@ -114,7 +114,7 @@ impl Plan {
                 return vec![whole(theirs)];
             }
         }
-        vec![Part::Whole(official(name))]
+        vec![TensorSource::Complete(official(name))]
     }
 
     /// Every tensor that the checkpoint must hold.
@@ -127,15 +127,15 @@ impl Plan {
             for part in parts {
                 let mut shape = ours.shape.clone();
                 match part {
-                    Part::Whole(name) => {
+                    TensorSource::Complete(name) => {
                         shape[0] /= count;
                         all.push(spec(name, shape));
                     }
-                    Part::Rows { name, from, count } => {
+                    TensorSource::Rows { name, from, count } => {
                         shape[0] = if name.ends_with(BUCKETS) { self.buckets } else { from + count };
                         all.push(spec(name, shape));
                     }
-                    Part::Given => {}
+                    TensorSource::Derived => {}
                 }
             }
         }

@@ -1,21 +1,39 @@
-//! Arguments under the names that the code itself has for them: those of torchscale's `DecoderConfig`, and fairseq's around it.
+//! Arguments under the code's own names: those of torchscale's `DecoderConfig`, and fairseq's.
 
+use super::super::converted::rename_key;
 use super::arguments::{self, Arguments};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    family::checkpoint::json::parse,
+};
 use serde::Deserialize;
+use serde_json::Value;
 use std::{collections::BTreeMap, path::Path};
 
-/// The argument by which this naming is known.
-pub(super) const TELLING: &str = "decoder_embed_dim";
-/// Positions of a learned table that are fairseq's padding's.
+/// The argument that only the code's own names have.
+const OWN_ARGUMENT: &str = "decoder_embed_dim";
+/// Positions of a learned table that fairseq reserves for padding.
 const PADDING: usize = 2;
 
 /// The shapes of all tensors by their names.
 pub(super) type Shapes = BTreeMap<String, Vec<usize>>;
 
-/// Those that shape a decoder. What is not given has `DecoderConfig`'s default, as in the code.
+/// Reads arguments under either names; the tensors' shapes complete the code's own.
+///
+/// # Errors
+/// An argument that is missing, of the wrong type, or of another architecture.
+pub(super) fn read_arguments(arguments: &Value, shapes: &Shapes, file: &Path) -> Result<Arguments> {
+    let text = arguments.to_string();
+    if arguments.get(OWN_ARGUMENT).is_none() {
+        return parse(text.as_bytes(), file, "");
+    }
+    let arguments: Official = parse(text.as_bytes(), file, "")?;
+    arguments.translate(shapes, file)
+}
+
+/// The arguments that shape a decoder. A missing one has `DecoderConfig`'s default, as in the code.
 #[derive(Debug, Deserialize)]
-pub(super) struct Official {
+struct Official {
     decoder_embed_dim: usize,
     decoder_attention_heads: usize,
     decoder_ffn_embed_dim: usize,
@@ -34,7 +52,7 @@ pub(super) struct Official {
     /// fairseq's: symbols of a training window.
     tokens_per_sample: Option<usize>,
     max_target_positions: Option<usize>,
-    /// fairseq's: whether there is no table of positions beside the embedding.
+    /// fairseq's: true if there is no table of positions next to the embedding.
     no_token_positional_embeddings: Option<bool>,
     decoder_normalize_before: Option<bool>,
     deepnorm: Option<bool>,
@@ -44,16 +62,15 @@ pub(super) struct Official {
 }
 
 impl Official {
-    /// The same in the other naming.
+    /// Translates the arguments to the other names.
     ///
     /// # Errors
-    /// What stands for another architecture, or for two position schemes at once; no embedding to tell the vocabulary's size.
-    pub(super) fn understood(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
+    /// Another architecture, or two position schemes; no embedding, whose rows are the vocabulary.
+    fn translate(self, shapes: &Shapes, file: &Path) -> Result<Arguments> {
         self.check_architecture(file)?;
         let tensor =
             |name: &str| shapes.iter().find(|(found, _)| found.strip_prefix("decoder.").unwrap_or(found) == name);
-        let missing =
-            || Error::checkpoint(file, "embed_tokens.weight", "a tensor, which tells the vocabulary's size", "none");
+        let missing = || Error::checkpoint(file, "embed_tokens.weight", "a tensor with the vocabulary's size", "none");
         let vocab_size = tensor("embed_tokens.weight").and_then(|(_, shape)| shape.first()).ok_or_else(missing)?;
         let table = tensor("embed_positions.weight").and_then(|(_, shape)| shape.first());
         let absolute = self
@@ -68,7 +85,7 @@ impl Official {
         let chosen: Vec<_> = schemes.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect();
         let position = match chosen[..] {
             [] => "none",
-            [one] => one,
+            [scheme] => scheme,
             _ => {
                 let found = chosen.join(" and ");
                 return Err(Error::checkpoint(file, "xpos_rel_pos", "one position scheme", found));
@@ -102,7 +119,7 @@ impl Official {
         })
     }
 
-    /// Whether it is a pre-norm decoder and nothing else.
+    /// Checks that the arguments describe a pre-norm decoder.
     fn check_architecture(&self, file: &Path) -> Result<()> {
         let switches = [
             (
@@ -122,8 +139,8 @@ impl Official {
     }
 }
 
-/// Puts an error about an argument in terms of these names.
-pub(super) fn named(error: Error) -> Error {
+/// Replaces an argument in an error by the code's own name, if `arguments` had those.
+pub(super) fn in_own_names(arguments: &Arguments, error: Error) -> Error {
     const KEYS: &[(&str, &str)] = &[
         ("layers", "decoder_layers"),
         ("d_model", "decoder_embed_dim"),
@@ -134,11 +151,5 @@ pub(super) fn named(error: Error) -> Error {
         ("layer_norm_eps", "layernorm_eps"),
         ("train_length", "tokens_per_sample"),
     ];
-    match error {
-        Error::Checkpoint { file, key, expected, found } => {
-            let theirs = KEYS.iter().find(|(ours, _)| *ours == key).map(|(_, theirs)| (*theirs).to_owned());
-            Error::Checkpoint { file, key: theirs.unwrap_or(key), expected, found }
-        }
-        other => other,
-    }
+    if arguments.own_names { rename_key(error, KEYS, str::to_owned) } else { error }
 }

@@ -1,18 +1,18 @@
-//! Checkpoints of Latent Segment Language Models. No code was ever released, so the source is the layout that the paper's parts
-//! have in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`. The paper's baseline is
+//! Checkpoints of Latent Segment Language Models. The authors released no code, so the source is the layout of the paper's parts
+//! in Hugging Face's T5: a folder with `config.json` (`model_type` "lslm") and `model.safetensors`. The paper's baseline is
 //! Hugging Face's GPT-2 (`model_type` "gpt2") with the same vocabulary.
 
 mod arguments;
 mod names;
 
-use super::{Converted, gpt2, vocabulary::Marked};
+use super::{converted::Converted, gpt2, vocabulary::SpecialVocabulary};
 use crate::{
     error::Result,
     family::{
         checkpoint::{
             CONFIG_FILE, Dtype, Tensor, Weights,
             json::{UniqueMap, parse, read_limited},
-            read_weights_telling,
+            read_weights_with_progress,
         },
         load::blueprint,
     },
@@ -23,27 +23,28 @@ use std::path::Path;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Reads such a folder.
+/// Reads a folder in that layout, or GPT-2's.
 ///
 /// # Errors
-/// Arguments that are missing, unknown, out of bounds or stand for another architecture; tensors that are missing, superfluous
+/// Arguments that are missing, unknown, out of bounds or of another architecture; tensors that are missing, superfluous
 /// or of another shape.
 pub fn read(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let file = dir.join(CONFIG_FILE);
     let text = read_limited(&file, MAX_CONFIG_BYTES)?;
-    if gpt2::is_meant(&text) {
+    if gpt2::is_gpt2(&text) {
         return gpt2::read(dir, progress);
     }
     let UniqueMap(keys): UniqueMap<IgnoredAny> = parse(&text, &file, "")?;
     arguments::check_keys(keys.keys().map(String::as_str), &file)?;
-    let (arguments, vocabulary): (Arguments, Marked) = (parse(&text, &file, "")?, parse(&text, &file, "")?);
+    let arguments: Arguments = parse(&text, &file, "")?;
+    let vocabulary: SpecialVocabulary = parse(&text, &file, "")?;
     let config = arguments.config(&vocabulary, &file)?;
     let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();
     let official: Vec<_> = specs.iter().map(names::official).collect();
-    let (mut theirs, _) = read_weights_telling(dir, &official, progress)?;
+    let (mut tensors, _) = read_weights_with_progress(dir, &official, progress)?;
     let mut weights = Weights::default();
     for (spec, official) in specs.into_iter().zip(official) {
-        let numbers = theirs.take(&official.name)?;
+        let numbers = tensors.take(&official.name)?;
         weights.insert(spec.name, Tensor { dtype: Dtype::F32, shape: spec.shape, numbers });
     }
     Ok(Converted { config, weights })

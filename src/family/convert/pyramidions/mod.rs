@@ -11,7 +11,7 @@ mod dictionary;
 mod sentencepiece;
 
 use super::{
-    Converted,
+    converted::Converted,
     torch::TorchFile,
     training::{Tensors, items, plain},
 };
@@ -22,7 +22,7 @@ use crate::{
         checkpoint::{
             CONFIG_FILE, Tensor, Weights,
             json::{parse, read_limited},
-            read_weights_telling,
+            read_weights_with_progress,
             reader::shapes_in,
         },
         load::blueprint,
@@ -101,13 +101,13 @@ fn read_folder(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Convert
     let names: BTreeSet<_> = shapes_in(dir)?.into_keys().collect();
     let positions = names.contains(DECODER_POSITIONS);
     convert((&arguments, positions), (&file, dir), &names, &mut |specs| {
-        Ok(read_weights_telling(dir, specs, progress)?.0)
+        Ok(read_weights_with_progress(dir, specs, progress)?.0)
     })
 }
 
 fn read_training_file(file: &Path, beside: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let mut torch = TorchFile::open(file)?;
-    let tensors = Tensors::of(&torch, "model", file)?;
+    let tensors = Tensors::find(&torch, "model", file)?;
     let arguments = training_arguments(&torch, &tensors, file)?;
     let names = tensors.all.keys().cloned().collect();
     let positions = tensors.all.contains_key(DECODER_POSITIONS);

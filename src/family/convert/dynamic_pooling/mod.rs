@@ -1,4 +1,4 @@
-//! Checkpoints of the official Dynamic Token Pooling code (github.com/PiotrNawrot/dynamic-pooling, commit 1e6f360).
+//! Checkpoints of the official Dynamic Token Pooling code (PiotrNawrot/dynamic-pooling at commit 1e6f360).
 //!
 //! A source is the `.pt` that its training writes (`checkpoint_last.pt`, or a folder that holds it), or a folder with the
 //! official arguments in `config.json`, the vocabulary among them, and the official tensors in `model.safetensors`.
@@ -7,10 +7,10 @@ mod arguments;
 mod names;
 
 use super::{
-    Converted,
+    converted::Converted,
     pickle::{Pickle, Value},
     torch::TorchFile,
-    training::{Form, Tensors, items, plain, text},
+    training::{SourceForm, Tensors, items, plain, text},
 };
 use crate::{
     error::{Error, Result},
@@ -19,7 +19,7 @@ use crate::{
         checkpoint::{
             CONFIG_FILE, Dtype, Tensor, Weights,
             json::{parse, read_limited},
-            read_weights_telling,
+            read_weights_with_progress,
         },
         load::blueprint,
     },
@@ -33,12 +33,12 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Reads an official checkpoint.
 ///
 /// # Errors
-/// Arguments that are missing or out of bounds, tensors that are missing, superfluous or of another shape, anything that a
-/// checkpoint of this code does not hold.
+/// Arguments that are missing or out of bounds, tensors that are missing, superfluous or of another shape, anything else
+/// that the official code does not save.
 pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    match Form::of(from)? {
-        Form::Folder(dir) => read_folder(&dir, progress),
-        Form::Training(file) => read_training_file(&file, progress),
+    match SourceForm::detect(from)? {
+        SourceForm::Folder(dir) => read_folder(&dir, progress),
+        SourceForm::Training(file) => read_training_file(&file, progress),
     }
 }
 
@@ -47,8 +47,8 @@ fn read_folder(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Convert
     let arguments: Arguments = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
     let config = arguments.config(&file)?;
     let specs = blueprint(&config, &file).map_err(arguments::in_official_terms)?.tensors();
-    let (official, _) = read_weights_telling(dir, &names::official(&specs), progress)?;
-    Ok(Converted { config, weights: renamed(&specs, official)? })
+    let (official, _) = read_weights_with_progress(dir, &names::official(&specs), progress)?;
+    Ok(Converted { config, weights: rename(&specs, official)? })
 }
 
 fn read_training_file(file: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
@@ -56,13 +56,13 @@ fn read_training_file(file: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result
     let arguments = training_arguments(&torch.pickle, file)?;
     let config = arguments.config(file)?;
     let specs = blueprint(&config, file).map_err(arguments::in_official_terms)?.tensors();
-    let tensors = Tensors::of(&torch, "model_state", file)?;
+    let tensors = Tensors::find(&torch, "model_state", file)?;
     let weights = tensors.read(&mut torch, names::official(&specs), progress)?;
-    Ok(Converted { config, weights: renamed(&specs, weights)? })
+    Ok(Converted { config, weights: rename(&specs, weights)? })
 }
 
-/// Official tensors under weir's names.
-fn renamed(specs: &[TensorSpec], mut official: Weights) -> Result<Weights> {
+/// Returns official tensors under weir's names.
+fn rename(specs: &[TensorSpec], mut official: Weights) -> Result<Weights> {
     let mut weights = Weights::default();
     for spec in specs {
         let numbers = official.take(&names::official_name(&spec.name))?;
@@ -71,8 +71,7 @@ fn renamed(specs: &[TensorSpec], mut official: Weights) -> Result<Weights> {
     Ok(weights)
 }
 
-/// The arguments in a training checkpoint: those of the command line, overridden by those that the model was built with,
-/// and the vocabulary.
+/// Reads the arguments of a training checkpoint: the command line's, overridden by the model's, and the vocabulary.
 fn training_arguments(pickle: &Pickle, file: &Path) -> Result<Arguments> {
     let part = |key: &str| {
         let found = || Error::checkpoint(file, key, "a value", "nothing");
@@ -80,7 +79,9 @@ fn training_arguments(pickle: &Pickle, file: &Path) -> Result<Arguments> {
     };
     let wrong =
         |key: &str, expected: &str, found: &Value| Error::checkpoint(file, key, expected, pickle.describe(found));
-    let (args, model, vocabulary) = (part("args")?, part("model_config")?, part("vocab")?);
+    let args = part("args")?;
+    let model = part("model_config")?;
+    let vocabulary = part("vocab")?;
     let mut all = Map::new();
     for found in [
         items(pickle, args).ok_or_else(|| wrong("args", "a Namespace", args))?,

@@ -1,0 +1,128 @@
+//! Values and objects of a pickle.
+
+use std::rc::Rc;
+
+/// A value on the stack.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// `None`
+    None,
+    /// `True`, `False`
+    Bool(bool),
+    /// An integer of at most 64 bits.
+    Int(i64),
+    /// A longer integer; nothing needs its digits.
+    LongInt,
+    /// A float.
+    Float(f64),
+    /// A string.
+    Text(Rc<str>),
+    /// Bytes; nothing needs them.
+    Bytes,
+    /// Anything made of other values, by its index in the arena.
+    Object(usize),
+}
+
+/// An object made of other values.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Object {
+    /// A name of the allow-list: module, name.
+    Global(&'static str, &'static str),
+    /// A tuple.
+    Tuple(Vec<Value>),
+    /// A list or a set.
+    List(Vec<Value>),
+    /// A dict; a key that stands twice is here twice.
+    Dict(Vec<(Value, Value)>),
+    /// A call that Python would have made; it is recorded, never made.
+    Call(Box<Call>),
+    /// A reference to something outside the pickle: a tensor's storage.
+    Persistent(Value),
+}
+
+/// A recorded call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    /// Module of the callable.
+    pub module: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// The tuple of arguments, by reference: a hostile pickle could ask for a million copies.
+    pub arguments: Value,
+    /// The value that its attributes would have been set from.
+    pub state: Option<Value>,
+    /// Items that would have been set: `x[key] = value`.
+    pub items: Vec<(Value, Value)>,
+    /// Items that would have been appended.
+    pub appended: Vec<Value>,
+}
+
+/// A pickle that was read.
+#[derive(Debug)]
+pub struct Pickle {
+    pub(super) objects: Vec<Object>,
+    pub(super) root: Value,
+}
+
+impl Pickle {
+    /// The pickle's value.
+    pub fn root(&self) -> &Value {
+        &self.root
+    }
+
+    /// Returns the object that a value refers to.
+    pub fn object(&self, value: &Value) -> Option<&Object> {
+        if let Value::Object(index) = value { self.objects.get(*index) } else { None }
+    }
+
+    /// Returns the elements of a tuple or list.
+    pub fn elements(&self, value: &Value) -> Option<&[Value]> {
+        match self.object(value)? {
+            Object::Tuple(elements) | Object::List(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// Returns the items of a dict or of a dict-like object (`OrderedDict`).
+    pub fn items(&self, value: &Value) -> Option<&[(Value, Value)]> {
+        match self.object(value)? {
+            Object::Dict(items) => Some(items),
+            Object::Call(call) if call.module == "collections" => Some(&call.items),
+            _ => None,
+        }
+    }
+
+    /// Returns the call that a value refers to.
+    pub fn call(&self, value: &Value) -> Option<&Call> {
+        if let Some(Object::Call(call)) = self.object(value) { Some(call) } else { None }
+    }
+
+    /// Returns a dict's item by name; the last one, as in Python, if it was set twice.
+    pub fn item<'a>(&'a self, dict: &Value, name: &str) -> Option<&'a Value> {
+        let found = self.items(dict)?.iter().rev().find(|(key, _)| matches!(key, Value::Text(text) if **text == *name));
+        found.map(|(_, value)| value)
+    }
+
+    /// Describes a value in a few words, for messages.
+    pub fn describe(&self, value: &Value) -> String {
+        match value {
+            Value::Object(_) => match self.object(value) {
+                Some(Object::Global(module, name)) => format!("the name {module}.{name}"),
+                Some(Object::Tuple(elements)) => format!("a tuple of {}", elements.len()),
+                Some(Object::List(elements)) => format!("a list of {}", elements.len()),
+                Some(Object::Dict(items)) => format!("a dict of {}", items.len()),
+                Some(Object::Call(call)) => format!("a {}.{}", call.module, call.name),
+                Some(Object::Persistent(_)) => "a storage".into(),
+                None => "nothing".into(),
+            },
+            Value::Text(text) if text.len() > 60 => format!("a string of {} bytes", text.len()),
+            Value::Text(text) => format!("{text:?}"),
+            Value::Bool(value) => value.to_string(),
+            Value::Int(value) => value.to_string(),
+            Value::Float(value) => value.to_string(),
+            Value::None => "None".into(),
+            Value::LongInt => "an integer of more than 64 bits".into(),
+            Value::Bytes => "bytes".into(),
+        }
+    }
+}

@@ -30,7 +30,7 @@ use crate::{
     },
 };
 use arguments::{Arguments, in_official_terms};
-use names::{TensorSource, TensorMap};
+use names::{TensorMap, TensorSource};
 use official::{Shapes, in_own_names, read_arguments};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
@@ -121,7 +121,12 @@ fn convert(
 }
 
 /// Assembles one of weir's tensors from official ones.
-fn assemble(spec: &TensorSpec, parts: Vec<TensorSource>, official: &mut Weights, arguments: &Arguments) -> Result<Tensor> {
+fn assemble(
+    spec: &TensorSpec,
+    parts: Vec<TensorSource>,
+    official: &mut Weights,
+    arguments: &Arguments,
+) -> Result<Tensor> {
     let mut numbers = Vec::new();
     for part in parts {
         match part {

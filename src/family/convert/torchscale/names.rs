@@ -98,7 +98,9 @@ impl TensorMap {
         }
         match name {
             "position.slopes" | "position.frequency" => return vec![TensorSource::Derived],
-            "position.table" => return vec![TensorSource::Rows { name: official(TABLE), from: FIRST_POSITION, count: rows() }],
+            "position.table" => {
+                return vec![TensorSource::Rows { name: official(TABLE), from: FIRST_POSITION, count: rows() }];
+            }
             "position.bias" => return vec![TensorSource::Rows { name: official(BUCKETS), from: 0, count: rows() }],
             _ => {}
         }

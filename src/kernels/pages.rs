@@ -90,7 +90,7 @@ impl PagePool {
             }
         }
         let free = &mut sizes[at];
-        let region = free.arena.cut(bytes)?;
+        let region = free.arena.allocate(bytes)?;
         free.made += 1;
         free.pages.reserve(free.made);
         Ok(Arc::new(region))

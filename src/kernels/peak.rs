@@ -24,8 +24,8 @@ impl MemoryStream {
     /// # Errors
     /// No memory.
     pub fn new(bytes: usize) -> Result<Self> {
-        let mut region = Arena::new(1).cut(bytes.max(1).next_multiple_of(GROUP * WIDTH * size_of::<f32>()))?;
-        region.numbers_mut().fill(1f32);
+        let mut region = Arena::new(1).allocate(bytes.max(1).next_multiple_of(GROUP * WIDTH * size_of::<f32>()))?;
+        region.values_mut().fill(1f32);
         Ok(Self { region })
     }
 
@@ -38,7 +38,7 @@ impl MemoryStream {
     pub fn read(&self, isa: Isa, pool: &ThreadPool, times: usize) -> f32 {
         // a stream read several times is cut into one part a thread: the same one each time, as weights would be
         let parts = if times > 1 { pool.threads() } else { pool.threads() * PARTS };
-        let numbers = self.region.numbers::<f32>();
+        let numbers = self.region.values::<f32>();
         let part = numbers.len().div_ceil(parts).next_multiple_of(GROUP * WIDTH);
         let mut sums = vec![0.0; numbers.len().div_ceil(part)];
         pool.for_chunks(&mut sums, 1, true, &|index, sum| {

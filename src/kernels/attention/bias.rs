@@ -1,20 +1,20 @@
-//! What a score owes to its distance alone, whatever query and key are.
+//! Attention bias: a term of the score that depends on the distance alone.
 
-/// Added to scaled scores, one head's: a function of the distance between query and key.
+/// Term that is added to the scaled scores of one head, a function of the distance between query and key.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Bias<'a> {
-    /// Nothing.
+    /// No bias.
     #[default]
     None,
     /// −slope · distance (ALiBi).
     Slope(f32),
-    /// The number of the distance; of the last one for all that are further (T5's buckets). Never empty.
+    /// Bias per distance (T5's buckets). Larger distances use the last entry. Never empty.
     Table(&'a [f32]),
 }
 
 impl Bias<'_> {
-    /// Adds it to the `scores` of neighbouring keys, the first of which is at `first`, for a query at `position`. What keys
-    /// behind the query get is unspecified.
+    /// Adds the bias to the `scores` of consecutive keys from position `first` on, for a query at `position`. The scores of
+    /// keys after the query become unspecified.
     #[inline(always)]
     pub(super) fn add(self, scores: &mut [f32], position: usize, first: usize) {
         let distance = |lane: usize| position.saturating_sub(first + lane);

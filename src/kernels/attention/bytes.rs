@@ -1,25 +1,29 @@
-//! Keys and values that are bytes, multiplied as such.
+//! Products and weighted sums of int8 keys and values, computed with exact integer arithmetic.
+//!
+//! Integer sums are exact, so their order does not matter. Every instruction set gives the same bits.
 
 use super::{
-    Outs, POSITIONS, SPAN, Span, VECTORS,
+    layout::POSITIONS,
     query::Query,
     softmax::largest,
+    span::{Outs, SPAN, Span, VECTORS},
     stored::{Bytes, Columns, Head, Stored},
 };
 use crate::kernels::{
     LANES,
     dtype::inverse_of,
-    isa::{Simd, WIDTH},
+    isa::{Simd, WIDTH, pack_words},
     rowwise::add_up,
 };
+use std::ops::Range;
 
-/// What the largest weight of a span becomes. A span's sum of so large weights times bytes has room in 32 bits.
-const LARGEST: f32 = 32767.0;
+/// Integer that the largest weight of a span is rounded to. Sums of a span cannot overflow 32 bits.
+const MAX_WEIGHT: f32 = 32767.0;
 const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
 
 impl Stored for Bytes {
     type Number = i8;
-    const AHEAD: usize = 4;
+    const PREFETCH_PAGES: usize = 4;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
@@ -30,29 +34,29 @@ impl Stored for Bytes {
         let cells = queries[0].cells.len();
         assert!(queries.iter().all(|query| query.cells.len() == cells));
         assert!(cells * 4 * POSITIONS <= columns.numbers.len());
-        // what the offset adds to a product of all of a query's bytes is taken off beforehand
+        // start at minus the contribution of the offset
         let mut sums = [[simd.splat_int(0); VECTORS]; B];
         for (query, sums) in queries.iter().zip(&mut sums) {
             sums.fill(simd.splat_int(query.sum.wrapping_mul(S::OFFSET).wrapping_neg()));
         }
-        let mut at = columns.numbers.as_ptr();
+        let mut next = columns.numbers.as_ptr();
         for cell in 0..cells {
             for v in 0..VECTORS {
-                // SAFETY: within the cells, as checked above.
-                let column = simd.offset(unsafe { simd.load_bytes(at.wrapping_add(v * 4 * WIDTH)) });
+                // SAFETY: the vector is within row `cell` of the columns, as checked above.
+                let column = simd.offset(unsafe { simd.load_bytes(next.wrapping_add(v * 4 * WIDTH)) });
                 for (query, sums) in queries.iter().zip(&mut sums) {
-                    // SAFETY: each query has so many, as checked above.
-                    let query = simd.splat_int(four(*unsafe { query.cells.get_unchecked(cell) }));
+                    // SAFETY: each query has `cells` cells, as checked above.
+                    let query = simd.splat_int(pack_bytes(*unsafe { query.cells.get_unchecked(cell) }));
                     sums[v] = simd.dot_bytes(query, column, sums[v]);
                 }
             }
-            at = at.wrapping_add(4 * POSITIONS);
+            next = next.wrapping_add(4 * POSITIONS);
         }
         let mut products = [[0f32; POSITIONS]; B];
         for ((products, sums), query) in products.iter_mut().zip(sums).zip(queries) {
             let mut ints = [0i32; POSITIONS];
             for (v, sum) in sums.into_iter().enumerate() {
-                // SAFETY: a page has VECTORS times so many positions.
+                // SAFETY: `ints` has POSITIONS = VECTORS · WIDTH elements.
                 unsafe { simd.store_ints(sum, ints[v * WIDTH..].as_mut_ptr()) };
             }
             for ((product, int), scale) in products.iter_mut().zip(ints).zip(&columns.scales[..POSITIONS]) {
@@ -63,7 +67,7 @@ impl Stored for Bytes {
     }
 
     #[inline(always)]
-    fn weigh<S: Simd, const B: usize>(
+    fn add_weighted_values<S: Simd, const B: usize>(
         simd: S,
         span: &Span<'_, B>,
         weights: &mut [[f32; SPAN]; B],
@@ -72,87 +76,90 @@ impl Stored for Bytes {
         let mut ints = [[0i16; SPAN]; B];
         let mut units = [0f32; B];
         for row in 0..B {
-            units[row] = to_ints(span, (span.from[row], span.to[row]), &mut weights[row], &mut ints[row]);
+            units[row] = round_weights(span, span.from[row]..span.to[row], &mut weights[row], &mut ints[row]);
         }
         let head_dim = outs[0].len();
         let mut done = 0;
         if B == 1 {
             while done + 4 * WIDTH <= head_dim {
-                add_columns::<S, B, 4>(simd, span, (&ints, units), (outs, done));
+                add_columns::<S, B, 4>(simd, span, &ints, units, outs, done);
                 done += 4 * WIDTH;
             }
         }
         while done + 2 * WIDTH <= head_dim {
-            add_columns::<S, B, 2>(simd, span, (&ints, units), (outs, done));
+            add_columns::<S, B, 2>(simd, span, &ints, units, outs, done);
             done += 2 * WIDTH;
         }
         while done + WIDTH <= head_dim {
-            add_columns::<S, B, 1>(simd, span, (&ints, units), (outs, done));
+            add_columns::<S, B, 1>(simd, span, &ints, units, outs, done);
             done += WIDTH;
         }
         if done < head_dim {
-            add_rest(span, (&ints, units), (outs, done));
+            add_rest(span, &ints, units, outs, done);
         }
     }
 }
 
-/// A row's weights, times the scales of their values, as integers, those of its keys from one to before another; what they were
-/// divided by.
+/// Multiplies the weights of the keys in `row_keys` with the scales of their values and rounds them to integers. Returns the
+/// unit of the integers.
 #[inline(always)]
-fn to_ints<const B: usize>(
+fn round_weights<const B: usize>(
     span: &Span<'_, B>,
-    (from, to): (usize, usize),
+    row_keys: Range<usize>,
     weights: &mut [f32; SPAN],
     ints: &mut [i16; SPAN],
 ) -> f32 {
-    // adding 1.5 · 2^23 leaves the nearest integer in the low bits, in every rounding mode weir runs in
+    // adding 1.5 · 2^23 leaves the nearest integer in the low bits
     const ROUND: f32 = 12_582_912.0;
-    let source = span.source;
-    let at = source.layout.head_offset(source.layer, source.head);
-    let (mut tops, mut nothings) = ([0f32; LANES], [0f32; LANES]);
+    let head = span.head;
+    let offset = head.layout.head_offset(head.layer, head.head);
+    let mut maxima = [0f32; LANES];
+    let mut nans = [0f32; LANES];
     for (index, (page, weights)) in span.pages.iter().zip(weights.as_chunks_mut::<POSITIONS>().0).enumerate() {
-        let scales = Head::<Bytes>::of(source.layout, page.bytes(), at).values.scales;
-        // weights outside are zeros already, scales there whatever
-        let keys = from.clamp(index * POSITIONS, (index + 1) * POSITIONS)..to.min((index + 1) * POSITIONS);
+        let scales = Head::<Bytes>::new(head.layout, page.bytes(), offset).values.scales;
+        // outside the window, weights are zero already and scales are unspecified
+        let page_end = (index + 1) * POSITIONS;
+        let keys = row_keys.start.clamp(index * POSITIONS, page_end)..row_keys.end.min(page_end);
         if keys.len() == POSITIONS {
             for (weights, scales) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(scales.chunks_exact(LANES)) {
                 for lane in 0..LANES {
                     weights[lane] *= scales[lane];
-                    note(weights[lane], &mut tops[lane], &mut nothings[lane]);
+                    track(weights[lane], &mut maxima[lane], &mut nans[lane]);
                 }
             }
         } else {
             for key in keys.map(|key| key % POSITIONS) {
                 weights[key] *= scales[key];
-                note(weights[key], &mut tops[key % LANES], &mut nothings[key % LANES]);
+                track(weights[key], &mut maxima[key % LANES], &mut nans[key % LANES]);
             }
         }
     }
-    let top = largest(&tops);
-    let unit = top / LARGEST;
+    let max = largest(&maxima);
+    let unit = max / MAX_WEIGHT;
     let inverse = inverse_of(unit);
-    let all = span.pages.len() * POSITIONS;
-    for (int, weight) in ints[..all].iter_mut().zip(&weights[..all]) {
+    let count = span.pages.len() * POSITIONS;
+    for (int, weight) in ints[..count].iter_mut().zip(&weights[..count]) {
         *int = (*weight * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
     }
-    unit + add_up(nothings)
+    unit + add_up(nans)
 }
 
-/// The largest weight so far; zero, or no number if a weight is none.
+/// Updates the largest weight, and `nan`, which becomes NaN if the weight is NaN or infinite and stays zero otherwise.
 #[inline(always)]
-fn note(weight: f32, top: &mut f32, nothing: &mut f32) {
-    *top = if weight > *top { weight } else { *top };
-    // zero times what is no number is none either
-    *nothing += weight * 0.0;
+fn track(weight: f32, max: &mut f32, nan: &mut f32) {
+    *max = if weight > *max { weight } else { *max };
+    *nan += weight * 0.0;
 }
 
-/// `out` += unit · Σ weights · values: `W` vectors of numbers side by side, from `done` on.
+/// Adds unit · Σ weights · values to `W` vectors of the outputs, from number `done` on.
 #[inline(always)]
 fn add_columns<S: Simd, const B: usize, const W: usize>(
     simd: S,
     span: &Span<'_, B>,
-    (weights, units): (&[[i16; SPAN]; B], [f32; B]),
-    (outs, done): (&mut Outs<'_, B>, usize),
+    weights: &[[i16; SPAN]; B],
+    units: [f32; B],
+    outs: &mut Outs<'_, B>,
+    done: usize,
 ) {
     let head_dim = outs[0].len();
     assert!(done + W * WIDTH <= head_dim);
@@ -160,28 +167,28 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
     for index in 0..span.pages.len() {
         let values = values(span, index);
         if done == 0 {
-            span.ask_for(simd, span.pages.len() + index + Bytes::AHEAD);
+            span.prefetch(simd, span.pages.len() + index + Bytes::PREFETCH_PAGES);
         }
         assert!(POSITIONS * head_dim <= values.len());
-        let mut at = values.as_ptr().wrapping_add(2 * done);
-        // of the last page only what the last row attends to, which has the most keys; others' weights are zero there
+        let mut next = values.as_ptr().wrapping_add(2 * done);
+        // the last row has the most keys; the weights of other rows are zero after their last key
         let keys = span.to[B - 1] - index * POSITIONS;
         for pair in 0..keys.min(POSITIONS).div_ceil(2) {
             for v in 0..W {
-                // SAFETY: within a pair's numbers, as checked above.
-                let values = unsafe { simd.load_words(at.wrapping_add(2 * v * WIDTH)) };
+                // SAFETY: the vector is within the numbers of the pair, as checked above.
+                let values = unsafe { simd.load_words(next.wrapping_add(2 * v * WIDTH)) };
                 for (weights, sums) in weights.iter().zip(&mut sums) {
                     let [low, high] = [0, 1].map(|second| weights[index * POSITIONS + 2 * pair + second]);
-                    sums[v] = simd.dot_words(values, simd.splat_int(two(low, high)), sums[v]);
+                    sums[v] = simd.dot_words(values, simd.splat_int(pack_words(low, high)), sums[v]);
                 }
             }
-            at = at.wrapping_add(2 * head_dim);
+            next = next.wrapping_add(2 * head_dim);
         }
     }
     for ((sums, out), unit) in sums.iter().zip(outs).zip(units) {
         let mut ints = [0i32; WIDTH];
         for (&sum, out) in sums.iter().zip(out[done..].chunks_exact_mut(WIDTH)) {
-            // SAFETY: there is room for sixteen.
+            // SAFETY: `ints` has sixteen elements.
             unsafe { simd.store_ints(sum, ints.as_mut_ptr()) };
             for (out, int) in out.iter_mut().zip(ints) {
                 *out += int as f32 * unit;
@@ -190,21 +197,24 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
     }
 }
 
-/// `out` += unit · Σ weights · values of the numbers from `done` on, which fill no vector.
+/// Adds unit · Σ weights · values to the output numbers from `done` on, which do not fill a vector.
 #[inline(always)]
 fn add_rest<const B: usize>(
     span: &Span<'_, B>,
-    (weights, units): (&[[i16; SPAN]; B], [f32; B]),
-    (outs, done): (&mut Outs<'_, B>, usize),
+    weights: &[[i16; SPAN]; B],
+    units: [f32; B],
+    outs: &mut Outs<'_, B>,
+    done: usize,
 ) {
     for row in 0..B {
-        let (out, mut sums) = (&mut *outs[row], [0i32; WIDTH]);
+        let out = &mut *outs[row];
+        let mut sums = [0i32; WIDTH];
         for (index, weights) in weights[row][..span.to[row]].chunks(POSITIONS).enumerate() {
             let values = values(span, index);
             for (position, &weight) in weights.iter().enumerate() {
                 let values = &values[position / 2 * 2 * out.len()..];
-                for (at, sum) in (done..out.len()).zip(&mut sums) {
-                    *sum += i32::from(weight) * i32::from(values[2 * at + position % 2]);
+                for (number, sum) in (done..out.len()).zip(&mut sums) {
+                    *sum += i32::from(weight) * i32::from(values[2 * number + position % 2]);
                 }
             }
         }
@@ -214,21 +224,16 @@ fn add_rest<const B: usize>(
     }
 }
 
+/// Returns the values of a page of the span.
 #[inline(always)]
 fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
-    let source = span.source;
-    let at = source.layout.head_offset(source.layer, source.head);
-    Head::<Bytes>::of(source.layout, span.pages[page].bytes(), at).values.numbers
+    let head = span.head;
+    let offset = head.layout.head_offset(head.layer, head.head);
+    Head::<Bytes>::new(head.layout, span.pages[page].bytes(), offset).values.numbers
 }
 
-/// Four bytes in one place.
+/// Packs four bytes into an integer.
 #[inline(always)]
-fn four([a, b, c, d]: [i8; 4]) -> i32 {
+fn pack_bytes([a, b, c, d]: [i8; 4]) -> i32 {
     i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8])
-}
-
-/// Two 16-bit integers in one place.
-#[inline(always)]
-fn two(low: i16, high: i16) -> i32 {
-    i32::from(high) << 16 | i32::from(low.cast_unsigned())
 }

@@ -1,9 +1,8 @@
-//! The projected encodings of relative distances, one layer's.
+//! Projected encodings of relative distances (Transformer-XL) of one layer.
 
 use super::{
-    POSITIONS,
-    layout::{columns_bytes, scales_bytes},
-    stored::{Columns, Stored, place_key},
+    layout::{POSITIONS, columns_bytes, scales_bytes},
+    write::write_key,
 };
 use crate::{
     error::Result,
@@ -17,34 +16,36 @@ use std::sync::{Arc, OnceLock};
 
 /// Distances in a block of a [`DistanceTable`].
 pub(super) const BLOCK: usize = 512;
-/// Chunks of a page's size in a block.
+/// Chunks of [`POSITIONS`] distances in a block.
 const CHUNKS: usize = BLOCK / POSITIONS;
 
-/// R_d for every distance d ≥ 0, one layer's: computed in blocks, each once, when a sequence first gets that long. Stored as
-/// keys are: bytes with a scale for each distance and head.
+/// Encodings R_d of every distance d ≥ 0 of one layer. Blocks of them are computed once, when a sequence first needs them.
 ///
-/// Distances lie in chunks of a page's size, laid out like a page's keys, so that a query reads each chunk once and as one
-/// stream; where a page's distances straddle two chunks, it is their products that are put together.
+/// They are stored like keys (int8 with one scale per distance and head), in chunks of [`POSITIONS`] distances, so that a
+/// query reads each chunk once and as one stream. If the distances of a page straddle two chunks, the kernel combines the
+/// products with both.
 pub struct DistanceTable {
     dtype: Dtype,
     heads: usize,
     head_dim: usize,
     arena: Arc<Arena>,
-    /// (heads, chunks) of what a page's keys of one head are; chunks and places by falling distance, like keys.
+    /// Each block: (heads, chunks), a chunk like the keys of one head of a page. Distances decrease, because positions of
+    /// keys increase.
     blocks: Vec<OnceLock<Region>>,
 }
 
 impl DistanceTable {
-    /// A table for sequences of up to `positions`, beside keys in `dtype`.
+    /// Creates an empty table for sequences of up to `positions` positions and keys of type `dtype`.
     pub fn new(dtype: Dtype, heads: usize, head_dim: usize, positions: usize, arena: Arc<Arena>) -> Self {
         let blocks = (0..positions.div_ceil(BLOCK)).map(|_| OnceLock::new()).collect();
         Self { dtype, heads, head_dim, arena, blocks }
     }
 
-    /// Makes sure that the table covers queries at `position`; `fill` gives R_d (heads, head_dim) for the distances asked for.
+    /// Computes the blocks that a query at `position` needs. `fill` returns R_d, (distances, heads, head_dim), for a range
+    /// of distances.
     ///
     /// # Errors
-    /// No memory.
+    /// The system has no more memory.
     pub fn cover(&self, position: usize, fill: impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<()> {
         for (index, block) in self.blocks.iter().enumerate().take(position / BLOCK + 1) {
             if block.get().is_none() {
@@ -57,21 +58,23 @@ impl DistanceTable {
 
     fn block(&self, index: usize, fill: &impl Fn(std::ops::Range<usize>) -> Vec<f32>) -> Result<Region> {
         let rows = fill(index * BLOCK..(index + 1) * BLOCK);
-        let (columns, chunk) = (columns_bytes(self.dtype, self.head_dim), self.chunk_bytes());
-        let mut region = self.arena.cut(self.heads * CHUNKS * chunk)?;
+        let columns_bytes = columns_bytes(self.dtype, self.head_dim);
+        let chunk_bytes = self.chunk_bytes();
+        let mut region = self.arena.allocate(self.heads * CHUNKS * chunk_bytes)?;
         for (distance, row) in rows.chunks_exact(self.heads * self.head_dim).enumerate() {
-            let (index, place) = (CHUNKS - 1 - distance / POSITIONS, POSITIONS - 1 - distance % POSITIONS);
+            let chunk = CHUNKS - 1 - distance / POSITIONS;
+            let slot = POSITIONS - 1 - distance % POSITIONS;
             for (head, row) in row.chunks_exact(self.head_dim).enumerate() {
-                let bytes = &mut region.bytes_mut()[(head * CHUNKS + index) * chunk..][..chunk];
-                let (columns, scales) = bytes.split_at_mut(columns);
+                let bytes = &mut region.bytes_mut()[(head * CHUNKS + chunk) * chunk_bytes..][..chunk_bytes];
+                let (columns, scales) = bytes.split_at_mut(columns_bytes);
                 match self.dtype {
-                    Dtype::F32 => place_key::<_, 1>(cast_mut(columns), place, row, |x| x),
-                    Dtype::Bf16 => place_key::<_, 1>(cast_mut(columns), place, row, to_bf16),
+                    Dtype::F32 => write_key::<_, 1>(cast_mut(columns), slot, row, |x| x),
+                    Dtype::Bf16 => write_key::<_, 1>(cast_mut(columns), slot, row, to_bf16),
                     Dtype::Int8 => {
                         let scale = scale_of(row);
                         let inverse = inverse_of(scale);
-                        place_key::<_, 4>(cast_mut(columns), place, row, |x| to_byte(x, inverse));
-                        cast_mut(scales)[place] = scale;
+                        write_key::<_, 4>(cast_mut(columns), slot, row, |x| to_byte(x, inverse));
+                        cast_mut(scales)[slot] = scale;
                     }
                 }
             }
@@ -83,13 +86,13 @@ impl DistanceTable {
         columns_bytes(self.dtype, self.head_dim) + scales_bytes(self.dtype)
     }
 
-    /// R of one head for the distances `chunk` · POSITIONS and on, by falling distance.
+    /// Returns the encodings of one head for the distances from `chunk` · POSITIONS on, in decreasing order, followed by
+    /// their scales.
     #[inline(always)]
-    pub(super) fn chunk<N: Stored>(&self, head: usize, chunk: usize) -> Columns<'_, N> {
+    pub(super) fn chunk(&self, head: usize, chunk: usize) -> (&[u8], &[u8]) {
         let block = self.blocks.get(chunk / CHUNKS).and_then(OnceLock::get).map_or(&[][..], Region::bytes);
         let size = self.chunk_bytes();
         let bytes = &block[(head * CHUNKS + CHUNKS - 1 - chunk % CHUNKS) * size..][..size];
-        let (numbers, scales) = bytes.split_at(columns_bytes(self.dtype, self.head_dim));
-        Columns::of(numbers, scales)
+        bytes.split_at(columns_bytes(self.dtype, self.head_dim))
     }
 }

@@ -1,8 +1,9 @@
-//! Keys and values that are floats, or become some.
+//! Products and weighted sums of f32 and bf16 keys and values, computed in f32.
 
 use super::{
-    Outs, POSITIONS, SPAN, Span, VECTORS,
+    layout::POSITIONS,
     query::Query,
+    span::{Outs, SPAN, Span, VECTORS},
     stored::{Columns, Floats, Head, Load, Stored},
 };
 use crate::kernels::isa::{Simd, WIDTH};
@@ -10,7 +11,7 @@ use std::ops::Range;
 
 impl<L: Load> Stored for Floats<L> {
     type Number = L;
-    const AHEAD: usize = 1;
+    const PREFETCH_PAGES: usize = 1;
 
     #[inline(always)]
     fn products<S: Simd, const B: usize>(
@@ -21,18 +22,18 @@ impl<L: Load> Stored for Floats<L> {
         let dim = queries[0].numbers.len();
         assert!(queries.iter().all(|query| query.numbers.len() == dim) && dim * POSITIONS <= columns.numbers.len());
         let mut sums = [[simd.splat(0.0); VECTORS]; B];
-        let mut at = columns.numbers.as_ptr();
+        let mut next = columns.numbers.as_ptr();
         for row in 0..dim {
             for v in 0..VECTORS {
-                // SAFETY: within the rows, as checked above.
-                let column = unsafe { L::load(simd, at.wrapping_add(v * WIDTH)) };
+                // SAFETY: the vector is within row `row` of the columns, as checked above.
+                let column = unsafe { L::load(simd, next.wrapping_add(v * WIDTH)) };
                 for (query, sums) in queries.iter().zip(&mut sums) {
                     // SAFETY: each query has `dim` numbers, as checked above.
                     let factor = simd.splat(*unsafe { query.numbers.get_unchecked(row) });
                     sums[v] = simd.madd(factor, column, sums[v]);
                 }
             }
-            at = at.wrapping_add(POSITIONS);
+            next = next.wrapping_add(POSITIONS);
         }
         let mut products = [[0f32; POSITIONS]; B];
         for (products, sums) in products.iter_mut().zip(sums) {
@@ -44,49 +45,50 @@ impl<L: Load> Stored for Floats<L> {
     }
 
     #[inline(always)]
-    fn weigh<S: Simd, const B: usize>(
+    fn add_weighted_values<S: Simd, const B: usize>(
         simd: S,
         span: &Span<'_, B>,
         weights: &mut [[f32; SPAN]; B],
         outs: &mut Outs<'_, B>,
     ) {
-        let source = span.source;
-        let at = source.layout.head_offset(source.layer, source.head);
+        let head = span.head;
+        let offset = head.layout.head_offset(head.layer, head.head);
         for (index, page) in span.pages.iter().enumerate() {
-            span.ask_for(simd, span.pages.len() + index + Self::AHEAD);
-            let values = Head::<Self>::of(source.layout, page.bytes(), at).values.numbers;
-            let within = |keys: usize| keys.saturating_sub(index * POSITIONS).min(POSITIONS);
-            let (from, to) = (span.from.map(within), span.to.map(within));
+            span.prefetch(simd, span.pages.len() + index + Self::PREFETCH_PAGES);
+            let values = Head::<Self>::new(head.layout, page.bytes(), offset).values.numbers;
+            let in_page = |keys: usize| keys.saturating_sub(index * POSITIONS).min(POSITIONS);
+            let from = span.from.map(in_page);
+            let to = span.to.map(in_page);
             let mut page_weights: [&[f32]; B] = [&[]; B];
             for (to, from) in page_weights.iter_mut().zip(&*weights) {
                 *to = &from[index * POSITIONS..][..POSITIONS];
             }
-            // what all rows attend to; the first keys of earlier rows and the last ones of later rows are theirs alone
+            // all rows share these keys; earlier rows also attend to keys before them, later rows to keys after them
             let common = from[B - 1]..to[0].max(from[B - 1]);
             for row in 0..B - 1 {
-                add_own::<S, L>(simd, page_weights[row], values, from[row]..common.start.min(to[row]), outs[row]);
+                add_unshared::<S, L>(simd, page_weights[row], values, from[row]..common.start.min(to[row]), outs[row]);
             }
             if !common.is_empty() {
                 let values = &values[common.start * outs[0].len()..];
                 add_values::<S, L, B>(simd, page_weights.map(|weights| &weights[common.clone()]), values, outs);
             }
             for row in 1..B {
-                add_own::<S, L>(simd, page_weights[row], values, common.end.max(from[row])..to[row], outs[row]);
+                add_unshared::<S, L>(simd, page_weights[row], values, common.end.max(from[row])..to[row], outs[row]);
             }
         }
     }
 }
 
-/// `out` += Σ weights · values of those of a page's keys that one row has for itself.
+/// Adds Σ weights · values of the keys of a page that only one row attends to.
 #[inline(always)]
-fn add_own<S: Simd, L: Load>(simd: S, weights: &[f32], values: &[L], keys: Range<usize>, mut out: &mut [f32]) {
+fn add_unshared<S: Simd, L: Load>(simd: S, weights: &[f32], values: &[L], keys: Range<usize>, mut out: &mut [f32]) {
     if !keys.is_empty() {
         let values = &values[keys.start * out.len()..];
         add_values::<S, L, 1>(simd, [&weights[keys]], values, std::array::from_mut(&mut out));
     }
 }
 
-/// `out` += Σ weights · values for some rows, each number of `out` its own chain over the positions in order.
+/// Adds Σ weights · values to the outputs of `B` rows. Each output number is one sum over the positions, in order.
 #[inline(always)]
 fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], values: &[L], outs: &mut Outs<'_, B>) {
     let head_dim = outs[0].len();
@@ -94,37 +96,39 @@ fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], v
     let mut done = 0;
     if B == 1 {
         while done + 4 * WIDTH <= head_dim {
-            add_columns::<S, L, B, 4>(simd, weights, values, (outs, done));
+            add_columns::<S, L, B, 4>(simd, weights, values, outs, done);
             done += 4 * WIDTH;
         }
     }
     while done + 2 * WIDTH <= head_dim {
-        add_columns::<S, L, B, 2>(simd, weights, values, (outs, done));
+        add_columns::<S, L, B, 2>(simd, weights, values, outs, done);
         done += 2 * WIDTH;
     }
     while done + WIDTH <= head_dim {
-        add_columns::<S, L, B, 1>(simd, weights, values, (outs, done));
+        add_columns::<S, L, B, 1>(simd, weights, values, outs, done);
         done += WIDTH;
     }
-    // the numbers that fill no vector, in the same order
+    // the numbers that do not fill a vector, in the same order
     for (out, weights) in outs.iter_mut().zip(weights).filter(|_| done < head_dim) {
         for (&weight, values) in weights.iter().zip(values.chunks_exact(head_dim)) {
             for (out, &value) in out[done..].iter_mut().zip(&values[done..]) {
-                *out = S::madd1(weight, L::one(value), *out);
+                *out = S::madd1(weight, L::to_f32(value), *out);
             }
         }
     }
 }
 
-/// `W` vectors of numbers side by side, from `done` on.
+/// Adds Σ weights · values to `W` vectors of the outputs, from number `done` on.
 #[inline(always)]
 fn add_columns<S: Simd, L: Load, const B: usize, const W: usize>(
     simd: S,
     weights: [&[f32]; B],
     values: &[L],
-    (outs, done): (&mut Outs<'_, B>, usize),
+    outs: &mut Outs<'_, B>,
+    done: usize,
 ) {
-    let (head_dim, positions) = (outs[0].len(), weights[0].len());
+    let head_dim = outs[0].len();
+    let positions = weights[0].len();
     assert!(done + W * WIDTH <= head_dim && positions * head_dim <= values.len());
     assert!(weights.iter().all(|row| row.len() == positions));
     let mut sums = [[simd.splat(0.0); W]; B];
@@ -133,18 +137,18 @@ fn add_columns<S: Simd, L: Load, const B: usize, const W: usize>(
             *sum = simd.load(&out[done + v * WIDTH..]);
         }
     }
-    let mut at = values.as_ptr().wrapping_add(done);
+    let mut next = values.as_ptr().wrapping_add(done);
     for position in 0..positions {
         for v in 0..W {
-            // SAFETY: within a position's numbers, as checked above.
-            let values = unsafe { L::load(simd, at.wrapping_add(v * WIDTH)) };
+            // SAFETY: the vector is within the numbers of the position, as checked above.
+            let values = unsafe { L::load(simd, next.wrapping_add(v * WIDTH)) };
             for (weights, sums) in weights.iter().zip(&mut sums) {
-                // SAFETY: each row has so many, as checked above.
+                // SAFETY: each row has `positions` weights, as checked above.
                 let weight = simd.splat(*unsafe { weights.get_unchecked(position) });
                 sums[v] = simd.madd(weight, values, sums[v]);
             }
         }
-        at = at.wrapping_add(head_dim);
+        next = next.wrapping_add(head_dim);
     }
     for (sums, out) in sums.iter().zip(outs) {
         for (v, &sum) in sums.iter().enumerate() {

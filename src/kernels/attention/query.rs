@@ -1,52 +1,53 @@
-//! Queries as they meet keys.
+//! Queries in the form in which they are multiplied with keys.
 
 use crate::kernels::{Compute, Dtype, linear::QuantizedRows};
 
-/// One head's query, or its query for distances.
+/// Query of one head for its keys, or for its distances.
 #[derive(Clone, Copy, Default)]
 pub struct Query<'a> {
     /// (head_dim)
     pub(super) numbers: &'a [f32],
-    /// The same as bytes, (head_dim/4), filled up with zeros; empty where keys are floats.
+    /// int8 values, (head_dim/4), padded with zeros; empty if keys are floats.
     pub(super) cells: &'a [[i8; 4]],
-    /// What the bytes were divided by.
+    /// Scale of the int8 values.
     pub(super) scale: f32,
-    /// What the bytes add up to.
+    /// Sum of the int8 values.
     pub(super) sum: i32,
 }
 
-/// A query in each of its forms. Where keys are turned by their place in a block of positions, a query meets each block in
-/// a form of its own: turned by its distance from that block's start.
+/// A query in one or more variants. Rotary schemes rotate a key by its index in its block of positions. A query then needs
+/// one variant per block of keys, rotated by its distance from the start of that block.
 #[derive(Clone, Copy, Default)]
 pub struct QueryVariants<'a> {
-    probes: Option<&'a QueryBuffer>,
-    /// The form for the query's own block.
+    buffer: Option<&'a QueryBuffer>,
+    /// Index of the variant for the query's own block.
     own: usize,
-    /// From a form to the one for the block before.
+    /// Step from the index of a variant to that for the previous block.
     stride: usize,
-    /// How many there are.
+    /// Number of variants.
     count: usize,
 }
 
 impl<'a> QueryVariants<'a> {
-    /// `count` forms, the one for the query's own block at index `own` of `probes`, each earlier block's `stride` further.
-    pub fn new(probes: &'a QueryBuffer, own: usize, stride: usize, count: usize) -> Self {
-        Self { probes: Some(probes), own, stride, count }
+    /// Creates `count` variants: the one for the query's own block is at index `own` of `buffer`, and the variant for each
+    /// earlier block is `stride` further.
+    pub fn new(buffer: &'a QueryBuffer, own: usize, stride: usize, count: usize) -> Self {
+        Self { buffer: Some(buffer), own, stride, count }
     }
 
-    /// A query that meets all keys as it is.
-    pub fn single(probes: &'a QueryBuffer, index: usize) -> Self {
-        Self::new(probes, index, 0, 1)
+    /// Creates a query with one variant for all keys.
+    pub fn single(buffer: &'a QueryBuffer, index: usize) -> Self {
+        Self::new(buffer, index, 0, 1)
     }
 
-    /// The form for keys so many blocks back; of those that it does not meet, whatever.
-    pub(super) fn get(&self, back: usize) -> Query<'a> {
-        let back = back.min(self.count.saturating_sub(1));
-        self.probes.map_or(Query::default(), |probes| probes.get(self.own + back * self.stride))
+    /// Returns the variant for keys `blocks_back` blocks before the query. Unspecified for blocks outside its window.
+    pub(super) fn get(&self, blocks_back: usize) -> Query<'a> {
+        let variant = blocks_back.min(self.count.saturating_sub(1));
+        self.buffer.map_or(Query::default(), |buffer| buffer.get(self.own + variant * self.stride))
     }
 }
 
-/// The queries of a step's rows and heads, kept between steps.
+/// Queries of all rows and heads of a step. The memory is reused between steps.
 #[derive(Default)]
 pub struct QueryBuffer {
     numbers: Vec<f32>,
@@ -55,22 +56,23 @@ pub struct QueryBuffer {
 }
 
 impl QueryBuffer {
-    /// Room for so many numbers, to be written; what it holds is unspecified.
+    /// Returns `len` unspecified values to be overwritten.
     pub fn values_mut(&mut self, len: usize) -> &mut [f32] {
         self.numbers.resize(len, 0.0);
         &mut self.numbers
     }
 
-    /// Makes the numbers ready to meet keys that are stored so.
+    /// Prepares the written values for keys of type `dtype`: quantizes them if keys are int8.
     pub fn finish(&mut self, compute: &Compute, dtype: Dtype, head_dim: usize) {
         self.head_dim = head_dim;
         let numbers = if dtype == Dtype::Int8 { &self.numbers[..] } else { &[] };
         self.bytes.fill(compute, numbers, head_dim);
     }
 
-    /// One of them, counted by rows and heads; nothing, if none were written.
+    /// Returns the query at an index of (rows, heads), or an empty query if none was written.
     pub fn get(&self, index: usize) -> Query<'_> {
-        let (dim, cells) = (self.head_dim, self.head_dim.div_ceil(4));
+        let dim = self.head_dim;
+        let cells = dim.div_ceil(4);
         let numbers = self.numbers.get(index * dim..(index + 1) * dim).unwrap_or(&[]);
         let bytes = self.bytes.cells().get(index * cells..(index + 1) * cells).unwrap_or(&[]);
         let sum = bytes.as_flattened().iter().map(|&byte| i32::from(byte)).sum();

@@ -1,31 +1,35 @@
-//! Attention of one query over keys that were chosen for it, wherever they lie; softmax included.
+//! Attention of one query over keys that were selected for it, in any order.
 //!
-//! Each score is eight chains over the head's numbers, added up in order, each number of the outcome one chain over the keys in
-//! the order in which they were chosen: a query's outcome depends on those alone.
+//! Order of summation: each score is summed in sixteen lanes over the numbers of the head, and the lanes are added in order.
+//! Each output number is one sum over the keys in the order of selection. The result therefore depends only on the selected
+//! keys, not on the batch. The tests compare with a naive implementation in f64.
 
-use super::{LANES, softmax::Softmax};
-use crate::kernels::isa::{Isa, Simd, WIDTH, multiversion};
+use super::softmax::Softmax;
+use crate::kernels::{
+    LANES,
+    isa::{Isa, Simd, WIDTH, multiversion},
+};
 
 /// Keys whose scores are held at a time.
-const HELD: usize = 128;
-/// What stands for the score of a key that is the query itself: it counts only where there is no other.
-const OWN: f32 = -1e5;
+const SPAN: usize = 128;
+/// Score of the key at the query's own index, which then only matters if it is the only one.
+const OWN_SCORE: f32 = -1e5;
 
-/// One head's keys and values, (keys, head_dim) each.
+/// Keys and values of one head, (keys, head_dim) each.
 #[derive(Clone, Copy)]
 pub struct HeadKeyValues<'a> {
-    /// Keys.
+    /// (keys, head_dim)
     pub keys: &'a [f32],
-    /// Values.
+    /// (keys, head_dim)
     pub values: &'a [f32],
 }
 
-/// `out` (head_dim) = the values of chosen keys, weighted by the softmax of their products with `query`. Keys are chosen in runs of
-/// places, and meet the query as often as they occur there; the one at `own` has a score of −10⁵ instead. Not numbers, if a
-/// score is none or infinite.
+/// Computes `out` (head_dim): softmax(query · keys) · values over the selected keys. `runs` contains the indices of the
+/// selected keys, as floats; a key counts as often as its index occurs. The key at index `own` has a score of −10⁵ instead.
+/// The output is NaN if a score is NaN or infinite.
 ///
 /// # Panics
-/// If a place has no key, or none is chosen.
+/// If an index has no key, or no key is selected.
 pub fn attend_selected(isa: Isa, head: HeadKeyValues<'_>, query: &[f32], runs: &[&[f32]], own: f32, out: &mut [f32]) {
     assert!(query.len() == out.len() && runs.iter().any(|run| !run.is_empty()));
     attend(isa, head, query, runs, own, out);
@@ -40,43 +44,45 @@ fn attend_body<S: Simd>(simd: S, head: HeadKeyValues<'_>, query: &[f32], runs: &
     let dim = query.len();
     let mut softmax = Softmax::NEW;
     out.fill(0.0);
-    for places in runs.iter().flat_map(|run| run.chunks(HELD)) {
-        let mut scores = [f32::NEG_INFINITY; HELD];
-        for (score, &place) in scores.iter_mut().zip(places) {
-            let key = &head.keys[place as usize * dim..][..dim];
-            *score = if place == own { OWN } else { dot(simd, query, key) };
+    for indices in runs.iter().flat_map(|run| run.chunks(SPAN)) {
+        let mut scores = [f32::NEG_INFINITY; SPAN];
+        for (score, &index) in scores.iter_mut().zip(indices) {
+            let key = &head.keys[index as usize * dim..][..dim];
+            *score = if index == own { OWN_SCORE } else { dot(simd, query, key) };
         }
-        let scores = &mut scores[..places.len().next_multiple_of(LANES)];
-        softmax.take::<S>(scores, out);
-        for (&weight, &place) in scores.iter().zip(places) {
-            add(simd, weight, &head.values[place as usize * dim..][..dim], out);
+        let scores = &mut scores[..indices.len().next_multiple_of(LANES)];
+        softmax.push_span::<S>(scores, out);
+        for (&weight, &index) in scores.iter().zip(indices) {
+            add(simd, weight, &head.values[index as usize * dim..][..dim], out);
         }
     }
-    softmax.end(out);
+    softmax.finish(out);
 }
 
-/// Σ a·b
+/// Returns Σ a·b.
 #[inline(always)]
 fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let (mut sums, mut lanes) = (simd.splat(0.0), [0f32; WIDTH]);
-    let (wide, rest) = (a.len() / WIDTH * WIDTH, a.len() % WIDTH);
-    for at in (0..wide).step_by(WIDTH) {
-        sums = simd.madd(simd.load(&a[at..]), simd.load(&b[at..]), sums);
+    let mut sums = simd.splat(0.0);
+    let mut lanes = [0f32; WIDTH];
+    let wide = a.len() / WIDTH * WIDTH;
+    for index in (0..wide).step_by(WIDTH) {
+        sums = simd.madd(simd.load(&a[index..]), simd.load(&b[index..]), sums);
     }
     simd.store(sums, &mut lanes);
-    for (lane, (a, b)) in lanes.iter_mut().zip(a[wide..].iter().zip(&b[wide..wide + rest])) {
+    for (lane, (a, b)) in lanes.iter_mut().zip(a[wide..].iter().zip(&b[wide..a.len()])) {
         *lane = S::madd1(*a, *b, *lane);
     }
     lanes.iter().sum()
 }
 
-/// `out` += weight · x
+/// Adds weight · x to `out`.
 #[inline(always)]
 fn add<S: Simd>(simd: S, weight: f32, x: &[f32], out: &mut [f32]) {
-    let (wide, factor) = (x.len() / WIDTH * WIDTH, simd.splat(weight));
-    for at in (0..wide).step_by(WIDTH) {
-        let sum = simd.madd(factor, simd.load(&x[at..]), simd.load(&out[at..]));
-        simd.store(sum, &mut out[at..]);
+    let wide = x.len() / WIDTH * WIDTH;
+    let factor = simd.splat(weight);
+    for index in (0..wide).step_by(WIDTH) {
+        let sum = simd.madd(factor, simd.load(&x[index..]), simd.load(&out[index..]));
+        simd.store(sum, &mut out[index..]);
     }
     for (out, x) in out[wide..].iter_mut().zip(&x[wide..]) {
         *out = S::madd1(weight, *x, *out);
@@ -101,27 +107,29 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn agrees_with_the_naive_twin(
+        fn agrees_with_the_naive_implementation(
             dim in 1usize..40, runs in prop::collection::vec(prop::collection::vec(0u8..90, 0..300), 1..6), own in 0u8..90, seed: u32,
         ) {
             prop_assume!(runs.iter().any(|run| !run.is_empty()));
-            let (keys, values, query) = (numbers(seed, 90 * dim), numbers(seed ^ 1, 90 * dim), numbers(seed ^ 2, dim));
-            let of = |all: &[f32], place: u8| -> Vec<f64> {
-                all[usize::from(place) * dim..][..dim].iter().map(|&x| f64::from(x)).collect()
+            let keys = numbers(seed, 90 * dim);
+            let values = numbers(seed ^ 1, 90 * dim);
+            let query = numbers(seed ^ 2, dim);
+            let vector = |all: &[f32], index: u8| -> Vec<f64> {
+                all[usize::from(index) * dim..][..dim].iter().map(|&x| f64::from(x)).collect()
             };
-            let score = |place: u8| -> f64 {
-                if place == own { -1e5 } else { of(&keys, place).iter().zip(&query).map(|(k, &q)| k * f64::from(q)).sum() }
+            let score = |index: u8| -> f64 {
+                if index == own { -1e5 } else { vector(&keys, index).iter().zip(&query).map(|(k, &q)| k * f64::from(q)).sum() }
             };
-            let chosen: Vec<u8> = runs.concat();
-            let top = chosen.iter().map(|&place| score(place)).fold(f64::MIN, f64::max);
-            let total: f64 = chosen.iter().map(|&place| (score(place) - top).exp()).sum();
+            let selected: Vec<u8> = runs.concat();
+            let top = selected.iter().map(|&index| score(index)).fold(f64::MIN, f64::max);
+            let total: f64 = selected.iter().map(|&index| (score(index) - top).exp()).sum();
             let mut want = vec![0.0; dim];
-            for &place in &chosen {
-                let weight = (score(place) - top).exp() / total;
-                want.iter_mut().zip(of(&values, place)).for_each(|(want, x)| *want += weight * x);
+            for &index in &selected {
+                let weight = (score(index) - top).exp() / total;
+                want.iter_mut().zip(vector(&values, index)).for_each(|(want, x)| *want += weight * x);
             }
-            let places: Vec<Vec<f32>> = runs.iter().map(|run| run.iter().map(|&place| f32::from(place)).collect()).collect();
-            let runs: Vec<&[f32]> = places.iter().map(Vec::as_slice).collect();
+            let indices: Vec<Vec<f32>> = runs.iter().map(|run| run.iter().map(|&index| f32::from(index)).collect()).collect();
+            let runs: Vec<&[f32]> = indices.iter().map(Vec::as_slice).collect();
             for isa in Isa::all() {
                 let mut out = vec![f32::NAN; dim];
                 let head = HeadKeyValues { keys: &keys, values: &values };
@@ -134,8 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn the_query_itself_counts_only_where_it_is_alone_and_what_is_no_number_shows() {
-        let (mut keys, values) = (numbers(3, 20), numbers(4, 20));
+    fn the_own_key_counts_only_alone_and_infinity_becomes_nan() {
+        let mut keys = numbers(3, 20);
+        let values = numbers(4, 20);
         for isa in Isa::all() {
             let mut out = [0.0; 4];
             attend_selected(isa, HeadKeyValues { keys: &keys, values: &values }, &[1.0; 4], &[&[2.0]], 2.0, &mut out);

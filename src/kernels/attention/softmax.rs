@@ -1,60 +1,60 @@
-//! A softmax that takes its scores span by span.
+//! Softmax over scores that arrive span by span, with a running maximum.
 
-use super::LANES;
 use crate::kernels::{
+    LANES,
     isa::Simd,
     rowwise::{add_up, exp},
 };
 
-/// What it remembers of the spans behind.
+/// Running state of a softmax.
 pub(super) struct Softmax {
-    /// The largest score.
-    top: f32,
-    /// The sum of the weights, as shares of the largest one.
+    /// Largest score so far.
+    max: f32,
+    /// Sum of the weights so far, relative to the weight of the largest score.
     total: f32,
-    /// Whether a score was no number, or infinite.
-    broken: bool,
+    /// True if a score was NaN or +∞.
+    invalid: bool,
 }
 
 impl Softmax {
-    pub(super) const NEW: Self = Self { top: f32::NEG_INFINITY, total: 0.0, broken: false };
+    pub(super) const NEW: Self = Self { max: f32::NEG_INFINITY, total: 0.0, invalid: false };
 
-    /// Turns scores into weights; `out`, the weighted values so far, shrinks as the largest score grows.
+    /// Replaces scores with weights. Scales down `out`, the weighted values so far, if the largest score grows.
     #[inline(always)]
-    pub(super) fn take<S: Simd>(&mut self, scores: &mut [f32], out: &mut [f32]) {
-        let top = largest(scores);
-        if top > self.top {
-            let shrink = exp::<S>(self.top - top);
-            self.top = top;
-            self.total *= shrink;
+    pub(super) fn push_span<S: Simd>(&mut self, scores: &mut [f32], out: &mut [f32]) {
+        let max = largest(scores);
+        if max > self.max {
+            let factor = exp::<S>(self.max - max);
+            self.max = max;
+            self.total *= factor;
             for out in out {
-                *out *= shrink;
+                *out *= factor;
             }
         }
         let mut sums = [0f32; LANES];
         for scores in scores.chunks_exact_mut(LANES) {
             for (score, sum) in scores.iter_mut().zip(&mut sums) {
-                // `exp` would make a number of what is none
-                self.broken |= score.is_nan() | (*score == f32::INFINITY);
-                // keys behind the query weigh nothing at all
-                *score = if *score > f32::NEG_INFINITY { exp::<S>(*score - self.top) } else { 0.0 };
+                // `exp` would return a finite number for these
+                self.invalid |= score.is_nan() | (*score == f32::INFINITY);
+                // a masked key has weight zero
+                *score = if *score > f32::NEG_INFINITY { exp::<S>(*score - self.max) } else { 0.0 };
                 *sum += *score;
             }
         }
         self.total += add_up(sums);
     }
 
-    /// The weighted values become their mean.
+    /// Divides the weighted values by the sum of the weights.
     #[inline(always)]
-    pub(super) fn end(&self, out: &mut [f32]) {
-        let share = if self.broken { f32::NAN } else { 1.0 / self.total };
+    pub(super) fn finish(&self, out: &mut [f32]) {
+        let factor = if self.invalid { f32::NAN } else { 1.0 / self.total };
         for out in out {
-            *out *= share;
+            *out *= factor;
         }
     }
 }
 
-/// The largest of whole lanes of numbers.
+/// Returns the largest score; the number of scores is a multiple of [`LANES`].
 #[inline(always)]
 pub(super) fn largest(scores: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };

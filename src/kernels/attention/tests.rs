@@ -1,11 +1,11 @@
-//! Attention beside its definition.
+//! Compares attention with a naive implementation.
 
 use super::{
     super::{
         Compute, ThreadPool,
         dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
         memory::Arena,
-        pages::PagePool,
+        pages::{Page, PagePool},
     },
     distance::BLOCK,
     *,
@@ -16,7 +16,7 @@ pub(super) fn wave(seed: usize, index: usize) -> f32 {
     ((seed * 37 + index * 13 + index * index % 101) as f32 * 0.7).sin()
 }
 
-/// Rows of numbers as they come back from storage.
+/// Returns rows of numbers after a round trip through the storage type.
 pub(super) fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
     let row = |row: &[f32]| -> Vec<f32> {
         let scale = scale_of(row);
@@ -30,23 +30,23 @@ pub(super) fn stored(dtype: Dtype, rows: &[f32], width: usize) -> Vec<f32> {
     rows.chunks_exact(width).flat_map(row).collect()
 }
 
-/// One query against a source, by its definition.
-struct Asked<'a> {
+/// One query of the naive implementation.
+struct NaiveQuery<'a> {
     position: usize,
     content: &'a [f32],
     distance: Option<&'a [f32]>,
     scale: f32,
 }
 
-/// Attention by its definition, in f64, over keys, values and distances as (positions, head_dim).
-fn naive(query: &Asked<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> Vec<f64> {
+/// Naive attention in f64 over keys, values and distances, (positions, head_dim) each.
+fn naive(query: &NaiveQuery<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> Vec<f64> {
     let h = query.content.len();
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
     let scores: Vec<f64> = (0..=query.position)
         .map(|j| {
             let d = query.position - j;
-            let far = query.distance.map_or(0.0, |q| dot(q, &distances[d * h..][..h]));
-            ((dot(query.content, &keys[j * h..][..h]) + far) * f64::from(query.scale)).exp()
+            let distance_product = query.distance.map_or(0.0, |q| dot(q, &distances[d * h..][..h]));
+            ((dot(query.content, &keys[j * h..][..h]) + distance_product) * f64::from(query.scale)).exp()
         })
         .collect();
     let total: f64 = scores.iter().sum();
@@ -54,13 +54,14 @@ fn naive(query: &Asked<'_>, keys: &[f32], values: &[f32], distances: &[f32]) -> 
     (0..h).map(weigh).collect()
 }
 
-/// Pages with these keys and values; what lies beyond them must not matter.
+/// Fills pages with keys and values. The remaining bytes must not affect results.
 pub(super) fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Page> {
-    let (pool, h) = (PagePool::new(1 << 30), layout.head_dim);
+    let pool = PagePool::new(1 << 30);
+    let h = layout.head_dim;
     let fill = |(keys, values): (&[f32], &[f32])| {
         let mut page = pool.allocate(layout.page_bytes()).unwrap();
         let bytes = page.bytes_mut().unwrap();
-        bytes.fill(0xff); // not a number, where floats are stored
+        bytes.fill(0xff); // NaN for floats
         for (slot, (key, value)) in keys.chunks_exact(h).zip(values.chunks_exact(h)).enumerate() {
             write(layout, bytes, 0, slot, key, value);
         }
@@ -69,63 +70,79 @@ pub(super) fn pages(layout: &PageLayout, keys: &[f32], values: &[f32]) -> Vec<Pa
     keys.chunks(POSITIONS * h).zip(values.chunks(POSITIONS * h)).map(fill).collect()
 }
 
-/// Attends for neighbouring rows with these queries, (rows, head_dim), the first at a position.
-fn attend_to(isa: Isa, source: &AttentionHead<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
-    let (dim, compute) = (source.layout.head_dim, Compute { isa, pool: Arc::new(ThreadPool::new(1)) });
-    let probes = |numbers: &[f32]| {
-        let mut probes = QueryBuffer::default();
-        probes.values_mut(numbers.len()).copy_from_slice(numbers);
-        probes.finish(&compute, source.layout.dtype, dim);
-        probes
-    };
-    let (contents, distances) = (probes(content), probes(distance));
-    let row = |row| {
-        let (content, distance) = (QueryVariants::single(&contents, row), distances.get(row));
-        QueryRow { first_key: 0, position: first + row, content, distance }
+/// Attends for rows at consecutive positions from `first` on, with queries (rows, head_dim).
+fn attend_to(isa: Isa, head: &AttentionHead<'_>, first: usize, content: &[f32], distance: &[f32]) -> Vec<f32> {
+    let dim = head.layout.head_dim;
+    let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
+    let [contents, distances] = [content, distance].map(|numbers| {
+        let mut queries = QueryBuffer::default();
+        queries.values_mut(numbers.len()).copy_from_slice(numbers);
+        queries.finish(&compute, head.layout.dtype, dim);
+        queries
+    });
+    let row = |row| QueryRow {
+        first_key: 0,
+        position: first + row,
+        content: QueryVariants::single(&contents, row),
+        distance: distances.get(row),
     };
     let rows: Vec<_> = (0..content.len() / dim).map(row).collect();
     let mut out = vec![f32::NAN; content.len()];
-    attend(isa, source, &rows, &mut out.chunks_exact_mut(dim).collect::<Vec<_>>());
+    attend(isa, head, &rows, &mut out.chunks_exact_mut(dim).collect::<Vec<_>>());
     out
 }
 
-fn source<'a>(
+fn attention_head<'a>(
     layout: &'a PageLayout,
     pages: &'a [Page],
     distances: Option<&'a DistanceTable>,
     scale: f32,
 ) -> AttentionHead<'a> {
-    let (start, block, bias) = (0, usize::MAX, Bias::None);
-    AttentionHead { pages, start, layout, layer: 0, head: 0, block, distances, bias, scale, recently_read: false }
+    AttentionHead {
+        pages,
+        start: 0,
+        layout,
+        layer: 0,
+        head: 0,
+        block: usize::MAX,
+        distances,
+        bias: Bias::None,
+        scale,
+        recently_read: false,
+    }
 }
 
 #[test]
-fn overflow_is_not_taken_for_a_number() {
+fn overflow_gives_nan() {
     let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 2, output: 0 };
     for (key, query) in [(f32::MAX, 4.0), (f32::MAX, -4.0), (f32::NAN, 1.0)] {
         let pages = pages(&layout, &[0.5, 0.5, key, key], &[1.0; 4]);
-        let source = source(&layout, &pages, None, 1.0);
+        let head = attention_head(&layout, &pages, None, 1.0);
         for isa in Isa::all() {
-            let out = attend_to(isa, &source, 1, &[query; 2], &[]);
-            // a key at −∞ weighs nothing; anything else leaves no distribution
+            let out = attend_to(isa, &head, 1, &[query; 2], &[]);
+            // a score of −∞ has weight zero; +∞ and NaN give NaN
             assert!(if key > 0.0 && query < 0.0 { out == [1.0; 2] } else { out[0].is_nan() }, "{out:?}");
         }
     }
 }
 
-/// A key, a value or a query that is no number leaves none, in any format; rows before it are as they were.
+/// Earlier rows are not affected.
 #[test]
-fn what_is_no_number_stays_so() {
+fn a_nan_key_value_or_query_gives_nan() {
     for dtype in Dtype::ALL {
         let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim: 4, output: 0 };
         for (key, value, query) in
             [(f32::NAN, 1.0, 1.0), (1.0, f32::NAN, 1.0), (1.0, f32::INFINITY, 1.0), (1.0, 1.0, f32::NAN)]
         {
-            let (mut keys, mut values, mut queries) = ([0.5; 20], [2.0; 20], [1.0; 12]);
-            (keys[16], values[17], queries[9]) = (key, value, query);
+            let mut keys = [0.5; 20];
+            let mut values = [2.0; 20];
+            let mut queries = [1.0; 12];
+            keys[16] = key;
+            values[17] = value;
+            queries[9] = query;
             let pages = pages(&layout, &keys, &values);
             for isa in Isa::all() {
-                let out = attend_to(isa, &source(&layout, &pages, None, 1.0), 2, &queries, &[]);
+                let out = attend_to(isa, &attention_head(&layout, &pages, None, 1.0), 2, &queries, &[]);
                 assert!(out[..8].iter().all(|x| (x - 2.0).abs() < 1e-6), "{dtype:?} {out:?}");
                 assert!(!out[9].is_finite(), "{dtype:?} {out:?}");
             }
@@ -133,22 +150,22 @@ fn what_is_no_number_stays_so() {
     }
 }
 
-/// Wherever a span ends: keys at −∞ weigh nothing, and if all are there, there is no distribution.
+/// If all scores are −∞, the output is NaN.
 #[test]
-fn a_span_without_weight_is_passed_over() {
+fn a_span_of_scores_of_minus_infinity_has_no_weight() {
     let layout = PageLayout { dtype: Dtype::F32, layers: 1, heads: 1, head_dim: 1, output: 0 };
     for (low, positions) in [(SPAN, SPAN + 1), (SPAN - 1, SPAN + 1), (SPAN, SPAN), (3, 3)] {
         let keys: Vec<f32> = (0..positions).map(|j| if j < low { -f32::MAX } else { 1.0 }).collect();
         let pages = pages(&layout, &keys, &vec![2.0; positions]);
         for isa in Isa::all() {
-            let out = attend_to(isa, &source(&layout, &pages, None, 1.0), positions - 1, &[4.0], &[]);
+            let out = attend_to(isa, &attention_head(&layout, &pages, None, 1.0), positions - 1, &[4.0], &[]);
             assert!(if low < positions { out[0] == 2.0 } else { out[0].is_nan() }, "{low} of {positions}: {out:?}");
         }
     }
 }
 
 #[test]
-fn agrees_with_the_naive_twin_alone_and_in_company() {
+fn agrees_with_the_naive_implementation_alone_and_in_a_batch() {
     let shapes = [
         (8, 4),
         (8, 31),
@@ -165,40 +182,45 @@ fn agrees_with_the_naive_twin_alone_and_in_company() {
     ];
     for (dtype, (head_dim, positions)) in Dtype::ALL.into_iter().flat_map(|d| shapes.map(|shape| (d, shape))) {
         let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
-        let (keys, values) = (floats(1, positions * head_dim), floats(2, positions * head_dim));
+        let [keys, values] = [1, 2].map(|seed| floats(seed, positions * head_dim));
         let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
         let pages = pages(&layout, &keys, &values);
         let distances = floats(3, (positions + BLOCK) * head_dim);
         let table = DistanceTable::new(dtype, 1, head_dim, positions, Arc::new(Arena::new(1)));
         let fill = |range: std::ops::Range<usize>| distances[range.start * head_dim..range.end * head_dim].to_vec();
         table.cover(positions - 1, fill).unwrap();
-        let of_bytes = if dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
+        let query_dtype = if dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
         let [keys, values, distances] = [&keys, &values, &distances].map(|rows| stored(dtype, rows, head_dim));
-        // scores reach 16, whose last bit is 2e-6 of a weight; 15 bits for a weight: half a step of the largest one for each value, all of them at most 1
+        // f32: scores reach 16, whose last bit changes a weight by 2e-6. int8: each weight is rounded by at most half a step
+        // of the largest one's 15 bits, and values are at most 1
         let tolerance = if dtype == Dtype::Int8 { 0.5 / 32767.0 * positions.min(64) as f64 } else { 4e-6 };
         let rows = 4.min(positions);
-        let (content, far) = (floats(4, rows * head_dim), floats(5, rows * head_dim));
+        let [content, distance_queries] = [4, 5].map(|seed| floats(seed, rows * head_dim));
         for first in [0, positions / 2, SPAN - 2, positions].map(|first| first.min(positions - rows)) {
-            for (distances_at, table) in [(None, None), (Some(&distances), Some(&table))] {
+            for (naive_distances, table) in [(None, None), (Some(&distances), Some(&table))] {
                 let mut all = Vec::new();
                 for isa in Isa::all() {
-                    let mut source = source(&layout, &pages, table, 0.4);
-                    source.recently_read = first % 2 == 0;
-                    let together = attend_to(isa, &source, first, &content, &far);
-                    for (row, (content, far)) in content.chunks(head_dim).zip(far.chunks(head_dim)).enumerate() {
-                        let out = &together[row * head_dim..][..head_dim];
-                        assert_eq!(attend_to(isa, &source, first + row, content, far), out, "company changes bits");
-                        let (content, far) = (stored(of_bytes, content, head_dim), stored(of_bytes, far, head_dim));
-                        let distance = distances_at.map(|_| &far[..]);
-                        let asked = Asked { position: first + row, content: &content, distance, scale: 0.4 };
-                        let want = naive(&asked, &keys, &values, distances_at.map_or(&[], |all| all));
+                    let mut head = attention_head(&layout, &pages, table, 0.4);
+                    head.recently_read = first % 2 == 0;
+                    let batch = attend_to(isa, &head, first, &content, &distance_queries);
+                    let queries = content.chunks(head_dim).zip(distance_queries.chunks(head_dim));
+                    for (row, (content, distance)) in queries.enumerate() {
+                        let out = &batch[row * head_dim..][..head_dim];
+                        assert_eq!(
+                            attend_to(isa, &head, first + row, content, distance),
+                            out,
+                            "the batch changes bits"
+                        );
+                        let [content, distance] = [content, distance].map(|query| stored(query_dtype, query, head_dim));
+                        let distance = naive_distances.map(|_| &distance[..]);
+                        let query = NaiveQuery { position: first + row, content: &content, distance, scale: 0.4 };
+                        let want = naive(&query, &keys, &values, naive_distances.map_or(&[], |all| all));
                         for (got, want) in out.iter().zip(&want) {
                             assert!((f64::from(*got) - want).abs() < tolerance, "{dtype:?} {head_dim}: {got} {want}");
                         }
                     }
-                    all.push((isa, together));
+                    all.push((isa, batch));
                 }
-                // fused multiply-adds are the same whatever stands beside them
                 let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
                 assert_eq!(fused.len(), Isa::all().len() - 1);
                 assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");

@@ -1,26 +1,26 @@
-//! Windows, forms of queries and biases beside their definition, in every type of numbers.
+//! Compares windows, query variants and biases with a naive implementation, for every storage type.
 
 use super::{
-    super::{Compute, ThreadPool, memory::Arena},
+    super::{Compute, ThreadPool, memory::Arena, pages::Page},
     tests::{pages, stored, wave},
     *,
 };
 use std::sync::Arc;
 
-/// A window's first key.
-type Low = fn(usize) -> usize;
+/// Returns the first key of the window at a position.
+type FirstKey = fn(usize) -> usize;
 
-/// Blocks of 16 and of 64, each with the one before; the last 1, 33 and 600 keys; all.
-const WINDOWS: [(&str, Low); 6] = [
+/// Blocks of 16 and of 64 with the previous block; the last 1, 33 and 600 keys; all keys.
+const WINDOWS: [(&str, FirstKey); 6] = [
     ("blocks of 16", |i| (i / 16).saturating_sub(1) * 16),
     ("blocks of 64", |i| (i / 64).saturating_sub(1) * 64),
-    ("the last one", |i| i),
+    ("the last key", |i| i),
     ("the last 33", |i| (i + 1).saturating_sub(33)),
     ("the last 600", |i| (i + 1).saturating_sub(600)),
     ("all", |_| 0),
 ];
 
-/// What is attended to.
+/// Keys and values, and how queries attend to them.
 struct Case {
     layout: PageLayout,
     keys: Vec<f32>,
@@ -29,12 +29,12 @@ struct Case {
     table: Vec<f32>,
     slope: Option<f32>,
     block: usize,
-    low: Low,
+    first_key: FirstKey,
 }
 
 const SCALE: f32 = 0.4;
-/// QueryVariants that a query has at most.
-const FORMS: usize = 48;
+/// Maximum variants of a query.
+const VARIANTS: usize = 48;
 
 impl Case {
     fn bias(&self) -> Bias<'_> {
@@ -45,60 +45,64 @@ impl Case {
         }
     }
 
-    /// The numbers of a row's form, or of its query for distances (form 99).
-    fn query(&self, position: usize, form: usize) -> Vec<f32> {
-        (0..self.layout.head_dim).map(|i| wave(7 + form, position * 31 + i)).collect()
+    /// Returns a variant of the query at a position, or its query for distances (variant 99).
+    fn query(&self, position: usize, variant: usize) -> Vec<f32> {
+        (0..self.layout.head_dim).map(|i| wave(7 + variant, position * 31 + i)).collect()
     }
 
-    fn stored_query(&self, position: usize, form: usize) -> Vec<f32> {
-        let of_bytes = if self.layout.dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
-        stored(of_bytes, &self.query(position, form), self.layout.head_dim)
+    fn stored_query(&self, position: usize, variant: usize) -> Vec<f32> {
+        let dtype = if self.layout.dtype == Dtype::Int8 { Dtype::Int8 } else { Dtype::F32 };
+        stored(dtype, &self.query(position, variant), self.layout.head_dim)
     }
 
-    /// By the definition, in f64, of the keys from the window's start on.
+    /// Naive implementation in f64, over the keys of the window.
     fn naive(&self, position: usize) -> Vec<f64> {
         let h = self.layout.head_dim;
         let [keys, values] = [&self.keys, &self.values].map(|rows| stored(self.layout.dtype, rows, h));
         let distances = self.distances.as_ref().map(|(rows, _)| stored(self.layout.dtype, rows, h));
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-        let forms: Vec<_> = (0..FORMS).map(|form| self.stored_query(position, form)).collect();
-        let far_query = self.stored_query(position, 99);
+        let variants: Vec<_> = (0..VARIANTS).map(|variant| self.stored_query(position, variant)).collect();
+        let distance_query = self.stored_query(position, 99);
         let weight = |j: usize| {
             let distance = position - j;
-            let form = &forms[position / self.block - j / self.block];
-            let far = distances.as_ref().map_or(0.0, |rows| dot(&far_query, &rows[distance * h..][..h]));
+            let query = &variants[position / self.block - j / self.block];
+            let distance_product =
+                distances.as_ref().map_or(0.0, |rows| dot(&distance_query, &rows[distance * h..][..h]));
             let bias = match self.bias() {
                 Bias::None => 0.0,
                 Bias::Slope(slope) => -f64::from(slope) * distance as f64,
                 Bias::Table(table) => f64::from(table[distance.min(table.len() - 1)]),
             };
-            ((dot(form, &keys[j * h..][..h]) + far) * f64::from(SCALE) + bias).exp()
+            ((dot(query, &keys[j * h..][..h]) + distance_product) * f64::from(SCALE) + bias).exp()
         };
-        let low = (self.low)(position);
-        let weights: Vec<_> = (low..=position).map(weight).collect();
+        let first_key = (self.first_key)(position);
+        let weights: Vec<_> = (first_key..=position).map(weight).collect();
         let total: f64 = weights.iter().sum();
-        let mean = |d: usize| weights.iter().zip(low..).map(|(w, j)| w / total * f64::from(values[j * h + d])).sum();
+        let mean =
+            |d: usize| weights.iter().zip(first_key..).map(|(w, j)| w / total * f64::from(values[j * h + d])).sum();
         (0..h).map(mean).collect()
     }
 
-    /// As the kernel has it, of neighbouring rows, from pages that are held only as far back as the first row needs.
+    /// Runs the kernel for rows at consecutive positions, with only the pages that the first row needs.
     fn attend(&self, isa: Isa, all: &[Page], positions: std::ops::Range<usize>) -> Vec<f32> {
-        let (h, compute) = (self.layout.head_dim, Compute { isa, pool: Arc::new(ThreadPool::new(1)) });
-        let (mut forms, mut far) = (QueryBuffer::default(), QueryBuffer::default());
+        let h = self.layout.head_dim;
+        let compute = Compute { isa, pool: Arc::new(ThreadPool::new(1)) };
+        let mut variants = QueryBuffer::default();
+        let mut distances = QueryBuffer::default();
         let rows = positions.len();
         let numbers: Vec<f32> = (positions.clone())
-            .flat_map(|position| (0..FORMS).flat_map(move |form| self.query(position, form)))
+            .flat_map(|position| (0..VARIANTS).flat_map(move |variant| self.query(position, variant)))
             .collect();
-        forms.values_mut(numbers.len()).copy_from_slice(&numbers);
+        variants.values_mut(numbers.len()).copy_from_slice(&numbers);
         let numbers: Vec<f32> = positions.clone().flat_map(|position| self.query(position, 99)).collect();
-        far.values_mut(numbers.len()).copy_from_slice(&numbers);
-        for probes in [&mut forms, &mut far] {
-            probes.finish(&compute, self.layout.dtype, h);
+        distances.values_mut(numbers.len()).copy_from_slice(&numbers);
+        for queries in [&mut variants, &mut distances] {
+            queries.finish(&compute, self.layout.dtype, h);
         }
-        let held = (self.low)(positions.start) / POSITIONS;
-        let source = AttentionHead {
-            pages: &all[held..],
-            start: held * POSITIONS,
+        let first_page = (self.first_key)(positions.start) / POSITIONS;
+        let head = AttentionHead {
+            pages: &all[first_page..],
+            start: first_page * POSITIONS,
             layout: &self.layout,
             layer: 0,
             head: 0,
@@ -109,31 +113,32 @@ impl Case {
             recently_read: false,
         };
         let row = |(index, position): (usize, usize)| {
-            let low = (self.low)(position);
-            let count = position / self.block - low / self.block + 1;
-            let content = QueryVariants::new(&forms, index * FORMS, 1, count);
-            QueryRow { first_key: low, position, content, distance: far.get(index) }
+            let first_key = (self.first_key)(position);
+            let count = position / self.block - first_key / self.block + 1;
+            let content = QueryVariants::new(&variants, index * VARIANTS, 1, count);
+            QueryRow { first_key, position, content, distance: distances.get(index) }
         };
-        let rows_at: Vec<_> = positions.enumerate().map(row).collect();
+        let query_rows: Vec<_> = positions.enumerate().map(row).collect();
         let mut out = vec![f32::NAN; rows * h];
-        attend(isa, &source, &rows_at, &mut out.chunks_exact_mut(h).collect::<Vec<_>>());
+        attend(isa, &head, &query_rows, &mut out.chunks_exact_mut(h).collect::<Vec<_>>());
         out
     }
 
     fn check(&self, name: &str, firsts: &[usize], rows: usize) {
-        let (h, all) = (self.layout.head_dim, pages(&self.layout, &self.keys, &self.values));
-        // see `agrees_with_the_naive_twin_alone_and_in_company`
+        let h = self.layout.head_dim;
+        let all = pages(&self.layout, &self.keys, &self.values);
+        // see `agrees_with_the_naive_implementation_alone_and_in_a_batch`
         let tolerance = if self.layout.dtype == Dtype::Int8 { 0.5 / 32767.0 * 64.0 } else { 5e-6 };
         for &first in firsts {
             for isa in Isa::all() {
-                let together = self.attend(isa, &all, first..first + rows);
-                for (row, out) in together.chunks(h).enumerate() {
+                let batch = self.attend(isa, &all, first..first + rows);
+                for (row, out) in batch.chunks(h).enumerate() {
                     let position = first + row;
                     let alone = self.attend(isa, &all, position..position + 1);
-                    assert_eq!(alone, out, "{name} at {position}: company changes bits");
+                    assert_eq!(alone, out, "{name} at {position}: the batch changes bits");
                     for (got, want) in out.iter().zip(self.naive(position)) {
-                        let off = (f64::from(*got) - want).abs();
-                        assert!(off < tolerance, "{name}, {:?} at {position}: {got} {want}", self.layout.dtype);
+                        let error = (f64::from(*got) - want).abs();
+                        assert!(error < tolerance, "{name}, {:?} at {position}: {got} {want}", self.layout.dtype);
                     }
                 }
             }
@@ -141,48 +146,57 @@ impl Case {
     }
 }
 
-fn case(dtype: Dtype, head_dim: usize, positions: usize, low: Low) -> Case {
+fn case(dtype: Dtype, head_dim: usize, positions: usize, first_key: FirstKey) -> Case {
     let floats = |seed, count: usize| (0..count).map(|i| wave(seed, i)).collect::<Vec<_>>();
-    let layout = PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 };
-    let (keys, values) = (floats(1, positions * head_dim), floats(2, positions * head_dim));
-    let (distances, table, slope, block) = (None, Vec::new(), None, usize::MAX);
-    Case { layout, keys, values, distances, table, slope, block, low }
-}
-
-#[test]
-fn windows_agree_with_their_definition_alone_and_in_company() {
-    for (dtype, (name, low)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
-        // around blocks' edges, pages' edges, and the edge of a span
-        case(dtype, 28, 1100, low).check(name, &[0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092], 7);
+    Case {
+        layout: PageLayout { dtype, layers: 1, heads: 1, head_dim, output: 0 },
+        keys: floats(1, positions * head_dim),
+        values: floats(2, positions * head_dim),
+        distances: None,
+        table: Vec::new(),
+        slope: None,
+        block: usize::MAX,
+        first_key,
     }
 }
 
 #[test]
-fn forms_meet_the_blocks_they_are_for() {
-    for (dtype, (name, low)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
+fn windows_agree_with_the_naive_implementation_alone_and_in_a_batch() {
+    for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
+        // around the ends of blocks, pages and a span
+        case(dtype, 28, 1100, first_key).check(name, &[0, 13, 30, 60, 126, SPAN - 3, SPAN + 90, 1092], 7);
+    }
+}
+
+#[test]
+fn variants_are_used_for_their_blocks() {
+    for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         for block in [32, 64] {
-            Case { block, ..case(dtype, 24, 700, low) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
+            Case { block, ..case(dtype, 24, 700, first_key) }.check(name, &[0, 29, 62, 127, 509, 640], 5);
         }
     }
 }
 
 #[test]
-fn biases_and_distances_keep_to_their_windows() {
-    for (dtype, (name, low)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
+fn biases_and_distances_respect_windows() {
+    for (dtype, (name, first_key)) in Dtype::ALL.into_iter().flat_map(|dtype| WINDOWS.map(|window| (dtype, window))) {
         let positions = 640;
-        Case { slope: Some(0.05), ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
+        Case { slope: Some(0.05), ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
         let table = (0..70).map(|distance| wave(11, distance)).collect();
-        Case { table, ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
+        Case { table, ..case(dtype, 40, positions, first_key) }.check(name, &[0, 61, 510, 600], 5);
         let rows: Vec<f32> = (0..1024 * 40).map(|i| wave(3, i)).collect();
         let table = DistanceTable::new(dtype, 1, 40, positions, Arc::new(Arena::new(1)));
         table.cover(positions, |range| rows[range.start * 40..range.end * 40].to_vec()).unwrap();
-        Case { distances: Some((rows, table)), ..case(dtype, 40, positions, low) }.check(name, &[0, 61, 510, 600], 5);
+        Case { distances: Some((rows, table)), ..case(dtype, 40, positions, first_key) }.check(
+            name,
+            &[0, 61, 510, 600],
+            5,
+        );
     }
 }
 
-/// A key that no row's window shows may hold anything.
 #[test]
-fn what_lies_before_a_window_does_not_matter() {
+fn keys_before_the_window_do_not_affect_results() {
     for dtype in Dtype::ALL {
         let good = case(dtype, 24, 200, WINDOWS[3].1);
         let mut bad = case(dtype, 24, 200, WINDOWS[3].1);

@@ -1,26 +1,27 @@
-//! AVX2 with FMA: sixteen lanes are two vectors.
+//! AVX2 with FMA: sixteen lanes are two vectors of eight.
 
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// A proof that the processor has AVX2 and FMA, and that the code around it is compiled for them.
+/// Proves that the processor supports AVX2 and FMA, and that the calling code is compiled for them.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx2(());
 
 impl Avx2 {
     /// # Safety
-    /// Only inside a function with these features.
+    /// The caller is compiled with these features.
     #[inline(always)]
     pub(in super::super) unsafe fn new() -> Self {
         Self(())
     }
 }
 
-/// Lanes of a vector: half of the sixteen.
+/// Lanes of one of the two vectors.
 const HALF: usize = 8;
 
-// Every block below: `self` proves the features; what pointers promise is the caller's; loads and stores need no alignment.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
+// SAFETY of every block below: `self` proves the features, callers guarantee that pointers are valid for the given length,
+// and loads and stores need no alignment.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "stated once, above")]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "each is one expression of one instruction set")]
 impl Simd for Avx2 {
     type V = [__m256; 2];
@@ -62,7 +63,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_bf16_pairs(self, from: *const u16) -> Self::V {
-        // a bf16 is the upper half of a float: the even ones are shifted there, the odd ones are there already
+        // a bf16 is the upper half of a float: even ones are shifted up, odd ones are masked
         unsafe {
             let pairs = _mm256_loadu_si256(from.cast());
             let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
@@ -127,27 +128,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch(self, at: *const u8) {
-        // the second level is near enough, and large enough for what comes after the current panel
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    fn prefetch(self, address: *const u8) {
+        // into the second-level cache, which is large enough for the next panel
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 }
 
-/// Eight bf16 as floats.
+/// Loads eight bf16 as floats.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn eight_bf16(from: *const u16) -> __m256 {
-    // SAFETY: the caller's promise that they are there.
+    // SAFETY: the caller guarantees that `from` points to eight bf16.
     let wide = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(from.cast()) });
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
 }
 
-/// Half of [`dot_bytes`](Simd::dot_bytes).
+/// One of the two vectors of [`dot_bytes`](Simd::dot_bytes).
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn dot_half(a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
-    // The instructions take unsigned by signed bytes: |a| by b with a's sign; where several b meet an a, |a| is had once. Two
-    // products of at most 127 · 127 each stay below 2^15, so the saturating sum of pairs never saturates.
+    // The instruction multiplies unsigned with signed bytes: |a| with b times the sign of a. The compiler computes |a| once
+    // for several b. Two products of at most 127 · 127 stay below 2^15, so the sum of pairs never saturates.
     let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }

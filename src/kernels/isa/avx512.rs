@@ -1,29 +1,30 @@
-//! AVX-512: sixteen lanes are one vector, of which there are 32, and products of bytes one instruction.
+//! AVX-512: sixteen lanes are one of 32 vectors, and int8 dot products are one instruction.
 
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// A proof that the processor has AVX-512's F, BW, VL and VNNI, and that the code around it is compiled for them.
+/// Proves that the processor supports AVX-512's F, BW, VL and VNNI, and that the calling code is compiled for them.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// Only inside a function with these features.
+    /// The caller is compiled with these features.
     #[inline(always)]
     pub(in super::super) unsafe fn new() -> Self {
         Self(())
     }
 }
 
-// Every block below: `self` proves the features; what pointers promise is the caller's; loads and stores need no alignment.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
+// SAFETY of every block below: `self` proves the features, callers guarantee that pointers are valid for the given length,
+// and loads and stores need no alignment.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "stated once, above")]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "each is one expression of one instruction set")]
 impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
     const OFFSET: i32 = 128;
-    // general registers hold eight rows' addresses, not twelve
+    // general registers hold the addresses of eight rows, but not of twelve
     const ROWS: usize = 8;
     const BYTE_ROWS: usize = 8;
     const ACROSS: usize = 2;
@@ -56,8 +57,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_bf16_pairs(self, from: *const u16) -> __m512 {
-        // a bf16 is the upper half of a float: in the lower lanes the even ones are shifted there, in the upper lanes the odd
-        // ones, which are there already, lose what is below them
+        // a bf16 is the upper half of a float: lower lanes shift the even ones up, upper lanes mask the odd ones
         unsafe {
             let pairs = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
             let even = _mm512_set_epi64(0, 0, 0, 0, SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN);
@@ -96,7 +96,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn offset(self, bytes: __m512i) -> __m512i {
-        // a flipped sign bit is 128 more, without sign
+        // flipping the sign bit adds 128, as an unsigned byte
         unsafe { _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)) }
     }
 
@@ -116,11 +116,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, at: *const u8) {
-        // the second level is near enough, and large enough for what comes after the current panel
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    fn prefetch(self, address: *const u8) {
+        // into the second-level cache, which is large enough for the next panel
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 }
 
-/// Two lanes to be shifted by sixteen bits.
+/// Shift by sixteen bits in two lanes.
 const SIXTEEN: i64 = 16 << 32 | 16;

@@ -1,6 +1,8 @@
-//! Which instruction set a kernel runs on: found once, at run time.
+//! Instruction sets of the kernels, detected at run time.
+//!
+//! A kernel body is written once, generic over [`Simd`], and compiled for each instruction set by [`multiversion`].
 
-/// A proof that the processor has an instruction set. Only [`Isa::detect`] and [`Isa::all`] make the wide ones.
+/// An instruction set that the processor supports. Only [`Isa::detect`] and [`Isa::all`] create the wide ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Kind);
 
@@ -12,14 +14,14 @@ pub(super) enum Kind {
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Whatever the build's baseline has.
+    /// Baseline of the build.
     Portable,
 }
 
 impl Isa {
-    /// The widest that this processor has.
+    /// Returns the widest instruction set that the processor supports.
     pub fn detect() -> Self {
-        // the standard library remembers what it found
+        // the standard library caches the result
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             let [f, bw, vl] = [
@@ -33,8 +35,8 @@ impl Isa {
         Self::portable()
     }
 
-    /// All that this processor has, the widest first. Integers come out the same on each; floats the same on all that have
-    /// fused multiply-adds.
+    /// Returns all instruction sets that the processor supports, the widest first. Integer results are equal on all of
+    /// them, float results on all with fused multiply-adds.
     pub fn all() -> Vec<Self> {
         match Self::detect().0 {
             #[cfg(target_arch = "x86_64")]
@@ -45,12 +47,12 @@ impl Isa {
         }
     }
 
-    /// The build's baseline.
+    /// Returns the baseline of the build.
     pub fn portable() -> Self {
         Self(Kind::Portable)
     }
 
-    /// Its name, for people.
+    /// Returns the name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -61,7 +63,7 @@ impl Isa {
         }
     }
 
-    /// The one of this name, if this processor has it.
+    /// Returns the instruction set with this name, if the processor supports it.
     pub fn parse(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|isa| isa.name() == name)
     }
@@ -71,102 +73,102 @@ impl Isa {
     }
 }
 
-/// What a kernel body is generic over: one instruction set's arithmetic. A body compiled for it holds no branches on it.
+/// Arithmetic of one instruction set, over which kernel bodies are generic.
 ///
-/// Loads and stores of slices check their bounds; those of pointers are for the innermost loops, whose bounds were checked
-/// once outside.
+/// Loads and stores of slices check bounds. Those of pointers are for innermost loops, whose bounds are checked once outside.
 pub(super) trait Simd: Copy {
-    /// What [`offset`](Self::offset) adds to each byte.
+    /// Value that [`offset`](Self::offset) adds to each byte.
     const OFFSET: i32;
-    /// Rows of floats that a product takes side by side.
+    /// Rows of a register tile of float products.
     const ROWS: usize;
-    /// Rows of bytes that it does.
+    /// Rows of a register tile of int8 products.
     const BYTE_ROWS: usize;
-    /// Groups of sixteen outputs that a product of several rows takes side by side.
+    /// Groups of sixteen outputs in a register tile of several rows.
     const ACROSS: usize;
-    /// Chains of multiply-adds, side by side, that go fastest in registers.
+    /// Independent chains of multiply-adds that give the highest throughput.
     const CHAINS: usize;
     /// Sixteen floats.
     type V: Copy;
     /// Sixteen 32-bit integers, or 64 bytes.
     type I: Copy;
-    /// a · b + c, fused if the set has it, one number.
+    /// Returns a · b + c of one number, fused if the instruction set supports it.
     fn madd1(a: f32, b: f32, c: f32) -> f32;
-    /// Sixteen times the same.
+    /// Returns sixteen copies of `value`.
     fn splat(self, value: f32) -> Self::V;
-    /// The first sixteen.
+    /// Loads the first sixteen floats.
     #[inline(always)]
     fn load(self, from: &[f32]) -> Self::V {
         let from = &from[..WIDTH];
-        // SAFETY: sixteen floats are there.
+        // SAFETY: `from` has sixteen floats.
         unsafe { self.load_at(from.as_ptr()) }
     }
-    /// Into the first sixteen.
+    /// Stores to the first sixteen floats.
     #[inline(always)]
     fn store(self, value: Self::V, to: &mut [f32]) {
         let to = &mut to[..WIDTH];
-        // SAFETY: there is room for sixteen floats.
+        // SAFETY: `to` has sixteen floats.
         unsafe { self.store_at(value, to.as_mut_ptr()) }
     }
-    /// a · b + c, rounded as `madd1` does.
+    /// Returns a · b + c, rounded like `madd1`.
     fn madd(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// Sixteen floats.
+    /// Loads sixteen floats.
     ///
     /// # Safety
-    /// They are there.
+    /// `from` points to sixteen floats.
     unsafe fn load_at(self, from: *const f32) -> Self::V;
-    /// Sixteen floats.
+    /// Stores sixteen floats.
     ///
     /// # Safety
-    /// There is room for them.
+    /// `to` points to sixteen floats.
     unsafe fn store_at(self, value: Self::V, to: *mut f32);
-    /// Sixteen bf16 as floats: those at even places, then those at odd ones.
+    /// Loads sixteen bf16 as floats: those at even indices, then those at odd indices.
     ///
     /// # Safety
-    /// They are there.
+    /// `from` points to sixteen bf16.
     unsafe fn load_bf16_pairs(self, from: *const u16) -> Self::V;
-    /// Sixteen bf16 as floats.
+    /// Loads sixteen bf16 as floats.
     ///
     /// # Safety
-    /// They are there.
+    /// `from` points to sixteen bf16.
     unsafe fn load_bf16(self, from: *const u16) -> Self::V;
-    /// Sixteen times the same integer; of bytes: sixteen times the same four.
+    /// Returns sixteen copies of an integer, or of four bytes.
     fn splat_int(self, value: i32) -> Self::I;
-    /// 64 bytes.
+    /// Loads 64 bytes.
     ///
     /// # Safety
-    /// They are there.
+    /// `from` points to 64 bytes.
     unsafe fn load_bytes(self, from: *const i8) -> Self::I;
-    /// Sixteen integers.
+    /// Loads sixteen integers.
     ///
     /// # Safety
-    /// They are there.
+    /// `from` points to sixteen integers.
     unsafe fn load_ints(self, from: *const i32) -> Self::I;
-    /// Sixteen integers.
+    /// Stores sixteen integers.
     ///
     /// # Safety
-    /// There is room for them.
+    /// `to` points to sixteen integers.
     unsafe fn store_ints(self, value: Self::I, to: *mut i32);
-    /// Bytes as [`dot_bytes`](Self::dot_bytes) takes them: the instruction may want them without signs.
+    /// Adds [`OFFSET`](Self::OFFSET) to each byte, as required by `b` of [`dot_bytes`](Self::dot_bytes): the instruction may
+    /// need unsigned bytes.
     fn offset(self, bytes: Self::I) -> Self::I;
-    /// Each integer of `sum` plus the sum of four products of the bytes in its place: of `a`'s with `b`'s plus
-    /// [`OFFSET`](Self::OFFSET), modulo 2^32. For bytes other than −128.
+    /// Adds to each integer of `sum` the four products of the bytes of `a` and `b` in the same lane, modulo 2^32. `b` was
+    /// passed through [`offset`](Self::offset). Bytes must not be −128.
     fn dot_bytes(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
-    /// 32 bytes as 16-bit integers.
+    /// Loads 32 bytes as 16-bit integers.
     ///
     /// # Safety
-    /// They are there.
+    /// `from` points to 32 bytes.
     unsafe fn load_words(self, from: *const i8) -> Self::I;
-    /// Each integer of `sum` plus the sum of two products of the 16-bit integers in its place, modulo 2^32.
+    /// Adds to each integer of `sum` the two products of the 16-bit integers in the same lane, modulo 2^32.
     fn dot_words(self, a: Self::I, b: Self::I, sum: Self::I) -> Self::I;
-    /// Asks for a cache line that will be read soon; any address will do.
-    fn prefetch(self, at: *const u8);
+    /// Prefetches a cache line. Any address is allowed.
+    fn prefetch(self, address: *const u8);
 }
 
 /// Floats of a vector.
 pub(super) const WIDTH: usize = super::LANES;
 
-/// The build's baseline.
+/// Arithmetic of the baseline of the build.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -178,10 +180,17 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use {avx2::Avx2, avx512::Avx512};
 
+/// Packs two 16-bit integers into one integer.
+#[inline(always)]
+pub(super) fn pack_words(low: i16, high: i16) -> i32 {
+    i32::from(high) << 16 | i32::from(low.cast_unsigned())
+}
+
 #[cfg(test)]
 mod tests;
 
-/// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, behind a function that takes an [`Isa`].
+/// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, and defines a function that takes an
+/// [`Isa`] and calls the matching one.
 macro_rules! multiversion {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$doc])*
@@ -189,20 +198,20 @@ macro_rules! multiversion {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             fn wide($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: this function has the features.
+                // SAFETY: this function is compiled with the features.
                 $body(unsafe { $crate::kernels::isa::Avx2::new() }, $($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")]
             fn widest($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: this function has the features.
+                // SAFETY: this function is compiled with the features.
                 $body(unsafe { $crate::kernels::isa::Avx512::new() }, $($arg),*)
             }
             match isa.kind() {
-                // SAFETY: an `Isa` of this kind is only made where the processor was found to have all of them.
+                // SAFETY: an `Isa` of this kind only exists if the processor supports all of them.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx512 => unsafe { widest($($arg),*) },
-                // SAFETY: an `Isa` of this kind is only made where the processor was found to have AVX2 and FMA.
+                // SAFETY: an `Isa` of this kind only exists if the processor supports AVX2 and FMA.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx2 => unsafe { wide($($arg),*) },
                 $crate::kernels::isa::Kind::Portable => $body($crate::kernels::isa::Portable, $($arg),*),

@@ -1,9 +1,9 @@
-//! Integer arithmetic of every instruction set beside its definition.
+//! Compares the integer arithmetic of every instruction set with a naive implementation.
 
 use super::*;
 
 multiversion! {
-    /// Σ a·b as `dot_bytes` has it, the offset taken off, and Σ of the first half as words.
+    /// Returns the sums of `dot_bytes` without the offset, and those of `dot_words` for the first half.
     fn dots(a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] = dots_body
 }
 
@@ -11,21 +11,21 @@ multiversion! {
 fn dots_body<S: Simd>(simd: S, a: &[i8; 64], b: &[i8; 64]) -> [[i32; WIDTH]; 2] {
     let mut out = [[0; WIDTH]; 2];
     let zero = simd.splat_int(0);
-    // SAFETY: 64 bytes are there.
+    // SAFETY: `a` has 64 bytes.
     let first = unsafe { simd.load_bytes(a.as_ptr()) };
     // SAFETY: as above.
     let second = unsafe { simd.load_bytes(b.as_ptr()) };
     let sums = simd.dot_bytes(first, simd.offset(second), zero);
-    // SAFETY: there is room for sixteen.
+    // SAFETY: each row of `out` has sixteen integers.
     unsafe { simd.store_ints(sums, out[0].as_mut_ptr()) };
     for (lane, bytes) in a.chunks_exact(4).enumerate() {
         out[0][lane] -= S::OFFSET * bytes.iter().map(|&byte| i32::from(byte)).sum::<i32>();
     }
-    // SAFETY: 32 bytes are there.
+    // SAFETY: `a` has at least 32 bytes.
     let first = unsafe { simd.load_words(a.as_ptr()) };
     // SAFETY: as above.
     let second = unsafe { simd.load_words(b.as_ptr()) };
-    // SAFETY: there is room for sixteen.
+    // SAFETY: each row of `out` has sixteen integers.
     unsafe { simd.store_ints(simd.dot_words(first, second, zero), out[1].as_mut_ptr()) };
     out
 }
@@ -38,7 +38,7 @@ fn integer_products_are_exact_on_every_instruction_set() {
         let mut bytes = || -> [i8; 64] {
             std::array::from_fn(|_| {
                 state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-                // extremes often: they are where a saturating sum would show
+                // frequent extremes would reveal a saturating sum
                 match state >> 30 {
                     0 => 127,
                     1 => -127,
@@ -47,7 +47,7 @@ fn integer_products_are_exact_on_every_instruction_set() {
                 .max(-127)
             })
         };
-        let (a, b) = if round == 0 { ([127; 64], [127; 64]) } else { (bytes(), bytes()) };
+        let [a, b] = if round == 0 { [[127; 64]; 2] } else { [bytes(), bytes()] };
         for isa in Isa::all() {
             let [bytes, words] = dots(isa, &a, &b);
             for lane in 0..WIDTH {

@@ -104,7 +104,7 @@ impl Linear {
             Dtype::Int8 => weight.chunks_exact(inputs).map(scale_of).collect(),
             _ => Vec::new(),
         };
-        let (packed, sums) = (store.arena.cut(bytes)?, vec![0; scales.len()]);
+        let (packed, sums) = (store.arena.allocate(bytes)?, vec![0; scales.len()]);
         let mut linear = Self { dtype, inputs, outputs, steps, packed, bias, scales, sums };
         for (output, row) in weight.chunks_exact(inputs).enumerate() {
             linear.pack_row(output, row);

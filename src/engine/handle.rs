@@ -3,7 +3,7 @@
 use super::{
     api::{Events, Job, Limits, Load, Phase, Terms},
     cache::{DocumentCacheUsage, SegmentCacheUsage},
-    calibration::{Calibrated, Missing, timing},
+    calibration::{Calibrated, NotCalibrated, timing},
     counters::Counters,
     observer::Observer,
     request::{
@@ -176,15 +176,15 @@ impl Handle {
         // a panic in a timed step must not keep the model from serving
         let measured = catch_unwind(AssertUnwindSafe(|| timing::measure(&**model, limits.rows, budget, &mut go_on)));
         let calibrated = match measured {
-            Ok(Ok(Err(Missing::Stopped))) => return Err(Missing::Stopped),
+            Ok(Ok(Err(NotCalibrated::Stopped))) => return Err(NotCalibrated::Stopped),
             Ok(Ok(calibrated)) => calibrated.map(Arc::new),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "a timed step failed");
-                Err(Missing::Failed)
+                Err(NotCalibrated::Failed)
             }
             Err(_) => {
                 tracing::error!("a timed step panicked");
-                Err(Missing::Failed)
+                Err(NotCalibrated::Failed)
             }
         };
         calibration.get_or_init(|| calibrated).clone()

@@ -4,7 +4,7 @@ use super::rows::RowTable;
 use crate::{
     decode::contract::SequenceRow,
     engine::{
-        calibration::{Calibrated, Round, drift_correction::DriftCorrection},
+        calibration::{Calibrated, EngineStep, drift_correction::DriftCorrection},
         request::Request,
     },
 };
@@ -57,18 +57,18 @@ impl UnpooledEstimate {
         &mut self,
         calibration: Option<&Calibrated>,
         requests: &mut [Request],
-        table: &RowTable,
+        row_table: &RowTable,
         fed: &[usize],
         began: Instant,
     ) {
-        let Some(Ok(times)) = calibration else {
-            fed.iter().for_each(|&row| requests[table.owner(row)].timer.cannot_estimate());
+        let Some(Ok(timing_table)) = calibration else {
+            fed.iter().for_each(|&row| requests[row_table.owner(row)].timer.cannot_estimate());
             return;
         };
-        let rows = &table.rows;
+        let rows = &row_table.rows;
         let symbols = fed.iter().map(|&row| rows[row].positions()).sum();
         let mean = |sum: usize| sum as f64 / fed.len().max(1) as f64;
-        let round = Round {
+        let step = EngineStep {
             chunk: fed.iter().any(|&row| rows[row].feed.len() > 1),
             fed: symbols,
             finished: self.finished,
@@ -79,9 +79,9 @@ impl UnpooledEstimate {
             segments: mean(self.segments_before),
         };
         let took = self.began.map_or(0.0, |began| began.elapsed().as_nanos() as f64);
-        let extra = self.drift.more(times, &round, took);
+        let extra = self.drift.extra_nanoseconds(timing_table, &step, took);
         for &row in fed {
-            requests[table.owner(row)].timer.add_unpooled_extra(extra as i64);
+            requests[row_table.owner(row)].timer.add_unpooled_extra(extra as i64);
         }
         let took = i64::try_from(began.elapsed().as_nanos()).unwrap_or(i64::MAX);
         for &index in &self.waiting {

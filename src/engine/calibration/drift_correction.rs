@@ -1,81 +1,78 @@
-//! How fast steps run now, beside what the table says of them.
+//! Corrects the table of step times by how long recent steps took.
 //!
-//! A table is of the moment it was made in, by steps in a tight loop. Later the machine is faster or slower, and between a server's
-//! steps its caches get colder. Of each kind of round the ratio of what it took to what the table says it should have is
-//! therefore kept for a while; the median, which one round that the system interrupted does not move, corrects the table.
+//! A table describes the moment of its measurement, in a tight loop. Later the machine may be faster or slower, and between a
+//! server's steps its CPU caches get colder. For each kind of step the latest ratios of actual to estimated time are kept. Their
+//! median, which single interrupted steps do not move, corrects the table.
 
-use super::{Round, Table};
+use super::{EngineStep, TimingTable};
 
-/// Rounds of a kind that are remembered.
-const REMEMBERED: usize = 31;
-/// So many there must be for their median to say anything.
-const ENOUGH: usize = 5;
+/// Ratios kept for each kind of step.
+const KEPT_RATIOS: usize = 31;
+/// Ratios needed for a median.
+const MIN_RATIOS: usize = 5;
 
-/// Late rounds of a worker, by kind.
+/// Recent ratios of actual to estimated time, by kind of step.
 #[derive(Debug, Clone, Default)]
 pub struct DriftCorrection {
-    /// Without a segment step.
-    plain: Late,
-    /// With one.
-    closing: Late,
-    /// With a chunk.
-    chunk: Late,
+    /// Steps without a segment step.
+    plain: RatioWindow,
+    /// Steps with a segment step.
+    closing: RatioWindow,
+    /// Steps with a chunk.
+    chunk: RatioWindow,
 }
 
 impl DriftCorrection {
-    /// How many nanoseconds more a round that took so many should have taken without pooling.
-    pub fn more(&mut self, table: &Table, round: &Round, took: f64) -> f64 {
-        let (unpooled, pooled) = table.reckon(round);
-        let ratio = (pooled > 0.0).then(|| (took / pooled) as f32);
-        // how much slower than the table it would have been without pooling, and how much slower it was
-        let (all, own) = if round.chunk {
-            let chunk = self.chunk.with(ratio).median().unwrap_or_else(|| self.closing());
-            (chunk, chunk)
-        } else if round.closed > 0 {
-            self.closing.with(ratio);
-            let closing = self.closing();
-            (closing, closing)
+    /// Returns how many nanoseconds more a step that took `took` nanoseconds would have taken without pooling.
+    pub fn extra_nanoseconds(&mut self, table: &TimingTable, step: &EngineStep, took: f64) -> f64 {
+        let estimate = table.estimate(step);
+        let ratio = (estimate.pooled > 0.0).then(|| (took / estimate.pooled) as f32);
+        if step.chunk {
+            let drift = self.chunk.push(ratio).median().unwrap_or_else(|| self.closing_drift());
+            drift * (estimate.unpooled - estimate.pooled)
+        } else if step.closed > 0 {
+            self.closing.push(ratio);
+            self.closing_drift() * (estimate.unpooled - estimate.pooled)
         } else {
-            let plain = self.plain.with(ratio).median();
-            // without pooling it would have been one with a segment step
+            let plain = self.plain.push(ratio).median();
+            // without pooling it would have had a segment step
             let closing = self.closing.median().or(plain).unwrap_or(1.0);
-            (closing, plain.unwrap_or(closing))
-        };
-        all * unpooled - own * pooled
+            closing * estimate.unpooled - plain.unwrap_or(closing) * estimate.pooled
+        }
     }
 
-    /// Of rounds with a segment step; what is not known yet is as what is.
-    fn closing(&self) -> f64 {
+    /// Returns the drift of steps with a segment step, or of other steps while too few are known.
+    fn closing_drift(&self) -> f64 {
         self.closing.median().or_else(|| self.plain.median()).unwrap_or(1.0)
     }
 }
 
-/// The latest ratios of one kind of round, in a ring.
+/// The latest ratios of one kind of step, in a ring buffer.
 #[derive(Debug, Clone)]
-struct Late {
-    ratios: [f32; REMEMBERED],
-    seen: usize,
+struct RatioWindow {
+    ratios: [f32; KEPT_RATIOS],
+    count: usize,
 }
 
-impl Default for Late {
+impl Default for RatioWindow {
     fn default() -> Self {
-        Self { ratios: [0.0; REMEMBERED], seen: 0 }
+        Self { ratios: [0.0; KEPT_RATIOS], count: 0 }
     }
 }
 
-impl Late {
-    /// The same and another one, if there is one.
-    fn with(&mut self, ratio: Option<f32>) -> &Self {
+impl RatioWindow {
+    /// Adds a ratio, if there is one.
+    fn push(&mut self, ratio: Option<f32>) -> &Self {
         if let Some(ratio) = ratio {
-            self.ratios[self.seen % REMEMBERED] = ratio;
-            self.seen += 1;
+            self.ratios[self.count % KEPT_RATIOS] = ratio;
+            self.count += 1;
         }
         self
     }
 
     fn median(&self) -> Option<f64> {
-        let count = self.seen.min(REMEMBERED);
-        if count < ENOUGH {
+        let count = self.count.min(KEPT_RATIOS);
+        if count < MIN_RATIOS {
             return None;
         }
         let mut sorted = self.ratios;
@@ -88,55 +85,73 @@ impl Late {
 mod tests {
     use super::{super::tests::table, *};
 
-    fn plain() -> Round {
-        Round { fed: 2, finished: 2, context: 100.0, segments: 20.0, ..Round::default() }
+    /// Extra nanoseconds of a step of each kind.
+    #[derive(Debug, PartialEq)]
+    struct Extra {
+        plain: f64,
+        closing: f64,
     }
 
-    /// Both kinds of rounds in turns, each so much slower than the table has it.
-    fn after(rounds: usize, slower: f64, disturbed: impl Fn(usize) -> f64) -> (f64, f64) {
-        let (table, mut pace) = (table(), DriftCorrection::default());
-        let closing = Round { closed: 1, ..plain() };
-        let mut last = (0.0, 0.0);
-        for at in 0..rounds {
-            let took = |round: &Round| table.reckon(round).1 * slower + disturbed(at);
-            last = (pace.more(&table, &plain(), took(&plain())), pace.more(&table, &closing, took(&closing)));
+    impl Extra {
+        fn is_near(&self, other: &Self, factor: f64) -> bool {
+            let near = |a: f64, b: f64| (a / b - factor).abs() < 1e-3;
+            near(self.plain, other.plain) && near(self.closing, other.closing)
+        }
+    }
+
+    fn plain() -> EngineStep {
+        EngineStep { fed: 2, finished: 2, context: 100.0, segments: 20.0, ..EngineStep::default() }
+    }
+
+    fn closing() -> EngineStep {
+        EngineStep { closed: 1, ..plain() }
+    }
+
+    /// Runs both kinds of steps in turn, each `slowdown` times slower than the table; returns the last result.
+    fn after(steps: usize, slowdown: f64, interruption: impl Fn(usize) -> f64) -> Extra {
+        let table = table();
+        let mut drift = DriftCorrection::default();
+        let mut last = Extra { plain: 0.0, closing: 0.0 };
+        for index in 0..steps {
+            let mut extra = |step: EngineStep| {
+                let took = table.estimate(&step).pooled * slowdown + interruption(index);
+                drift.extra_nanoseconds(&table, &step, took)
+            };
+            last = Extra { plain: extra(plain()), closing: extra(closing()) };
         }
         last
     }
 
-    fn by_the_table() -> (f64, f64) {
-        let more = |round: &Round| table().more(round);
-        (more(&plain()), more(&Round { closed: 1, ..plain() }))
+    fn by_the_table() -> Extra {
+        Extra { plain: table().extra(&plain()), closing: table().extra(&closing()) }
     }
 
     #[test]
-    fn the_table_is_believed_until_enough_was_seen() {
-        assert_eq!(after(ENOUGH - 1, 3.0, |_| 0.0), by_the_table());
+    fn the_table_is_not_corrected_until_enough_steps_ran() {
+        assert_eq!(after(MIN_RATIOS - 1, 3.0, |_| 0.0), by_the_table());
     }
 
     #[test]
-    fn a_slower_machine_would_have_been_slower_without_pooling_too() {
-        let (slow, fast) = (after(40, 1.5, |_| 0.0), by_the_table());
-        assert!((slow.0 / fast.0 - 1.5).abs() < 1e-3 && (slow.1 / fast.1 - 1.5).abs() < 1e-3, "{slow:?}, {fast:?}");
+    fn a_slower_machine_would_be_slower_without_pooling_too() {
+        let slow = after(40, 1.5, |_| 0.0);
+        assert!(slow.is_near(&by_the_table(), 1.5), "{slow:?}");
     }
 
     #[test]
-    fn rounds_that_the_system_interrupts_do_not_count() {
-        let undisturbed = after(40, 1.1, |_| 0.0);
-        let disturbed = after(40, 1.1, |at| if at % 3 == 0 { 5e6 } else { 0.0 });
-        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-3;
-        assert!(near(disturbed.0, undisturbed.0) && near(disturbed.1, undisturbed.1));
+    fn interrupted_steps_do_not_count() {
+        let interrupted = after(40, 1.1, |index| if index % 3 == 0 { 5e6 } else { 0.0 });
+        assert!(interrupted.is_near(&after(40, 1.1, |_| 0.0), 1.0));
     }
 
     #[test]
-    fn what_was_long_ago_is_forgotten() {
-        let (table, mut pace) = (table(), DriftCorrection::default());
-        let closing = Round { closed: 1, ..plain() };
-        let took = table.reckon(&closing).1;
-        for slower in [9.0; REMEMBERED].into_iter().chain([1.0; REMEMBERED]) {
-            pace.more(&table, &closing, took * slower);
+    fn old_steps_are_forgotten() {
+        let table = table();
+        let mut drift = DriftCorrection::default();
+        let took = table.estimate(&closing()).pooled;
+        for slowdown in [9.0; KEPT_RATIOS].into_iter().chain([1.0; KEPT_RATIOS]) {
+            drift.extra_nanoseconds(&table, &closing(), took * slowdown);
         }
-        let last = pace.more(&table, &closing, took);
-        assert!((last / table.more(&closing) - 1.0).abs() < 1e-3);
+        let last = drift.extra_nanoseconds(&table, &closing(), took);
+        assert!((last / table.extra(&closing()) - 1.0).abs() < 1e-3);
     }
 }

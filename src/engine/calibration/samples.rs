@@ -1,104 +1,116 @@
-//! Samples of one kind of step, and what they come to.
+//! Samples of one kind of step, and their medians.
 
-use super::Cell;
+use super::{PlainTiming, StepTiming};
 use std::time::Duration;
 
-/// Nanoseconds that a round's symbol, segment and finish step took.
-pub(super) type Took = [u64; 3];
+/// Nanoseconds of the three parts of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepSample {
+    pub(super) symbol: u64,
+    pub(super) middle: u64,
+    pub(super) finish: u64,
+}
 
-/// What one kind of step took each time.
+/// All samples of one kind of step.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
-    /// Rounds with a segment step: its three parts.
-    closing: [Vec<u64>; 3],
-    /// Rounds without: the symbol and the finish step.
-    plain: [Vec<u64>; 2],
+    /// Steps with a segment step.
+    closing: Vec<StepSample>,
+    /// Steps without one.
+    plain: Vec<StepSample>,
 }
 
 impl Samples {
-    pub(super) fn push(&mut self, [symbol, middle, finish]: Took, closing: bool) {
-        if closing {
-            self.closing.iter_mut().zip([symbol, middle, finish]).for_each(|(all, one)| all.push(one));
-        } else {
-            self.plain.iter_mut().zip([symbol, finish]).for_each(|(all, one)| all.push(one));
-        }
+    pub(super) fn push(&mut self, sample: StepSample, closing: bool) {
+        let samples = if closing { &mut self.closing } else { &mut self.plain };
+        samples.push(sample);
     }
 }
 
-/// Where in the table a kind of step belongs.
+/// Shape of a kind of step.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    /// Rows, and symbols that each was fed.
-    pub(super) size: (usize, usize),
-    /// Symbols and segments that each had before.
-    pub(super) context: (usize, usize),
-    /// Segments that they closed together.
+pub(super) struct StepShape {
+    pub(super) rows: usize,
+    /// Symbols fed to each row.
+    pub(super) symbols: usize,
+    /// Symbols that each row had before.
+    pub(super) context: usize,
+    /// Segments that each row had before.
+    pub(super) context_segments: usize,
+    /// Segments that all rows closed together.
     pub(super) closed: usize,
 }
 
-impl Place {
-    /// The cell of these samples; none if no round closed a segment.
-    pub(super) fn cell(self, mut samples: Samples) -> Option<Cell> {
-        let count = samples.closing[0].len();
-        let spread = spread(&samples.closing).max(spread(&samples.plain));
-        let [symbol, middle, finish] = samples.closing.each_mut().map(|samples| median(samples));
-        let [plain_symbol, plain_finish] = samples.plain.each_mut().map(|samples| median(samples));
-        Some(Cell {
-            rows: self.size.0,
-            symbols: self.size.1,
-            context: self.context.0,
-            context_segments: self.context.1,
+impl StepShape {
+    /// Returns the medians of `samples`; `None` if no step closed a segment.
+    pub(super) fn timing(self, samples: &Samples) -> Option<StepTiming> {
+        let Samples { closing, plain } = samples;
+        let plain_symbol = median(plain, |sample| sample.symbol);
+        let plain_finish = median(plain, |sample| sample.finish);
+        Some(StepTiming {
+            rows: self.rows,
+            symbols: self.symbols,
+            context: self.context,
+            context_segments: self.context_segments,
             closed: self.closed,
-            samples: count,
-            spread,
-            symbol: symbol?,
-            middle: middle?,
-            finish: finish?,
-            plain: plain_symbol.zip(plain_finish),
+            samples: closing.len(),
+            spread: spread(closing).max(spread(plain)),
+            symbol: median(closing, |sample| sample.symbol)?,
+            middle: median(closing, |sample| sample.middle)?,
+            finish: median(closing, |sample| sample.finish)?,
+            plain: plain_symbol.zip(plain_finish).map(|(symbol, finish)| PlainTiming { symbol, finish }),
         })
     }
 }
 
-/// The interquartile range of whole rounds, by their median, of what their parts took; 0 of none.
-fn spread(parts: &[Vec<u64>]) -> f64 {
-    let Some(count) = parts.iter().map(Vec::len).min().filter(|&count| count > 0) else { return 0.0 };
-    let mut rounds: Vec<u64> = (0..count).map(|round| parts.iter().map(|part| part[round]).sum()).collect();
-    rounds.sort_unstable();
-    let at = |quarter: usize| rounds[(count * quarter / 4).min(count - 1)];
-    (at(3) - at(1)) as f64 / at(2).max(1) as f64
+/// Returns the interquartile range of whole steps, divided by their median; 0 without samples. Steps without a segment step
+/// have no middle part.
+fn spread(samples: &[StepSample]) -> f64 {
+    if samples.is_empty() {
+        return 0.0;
+    }
+    let mut totals: Vec<u64> = samples.iter().map(|sample| sample.symbol + sample.middle + sample.finish).collect();
+    totals.sort_unstable();
+    let quartile = |quarter: usize| totals[(totals.len() * quarter / 4).min(totals.len() - 1)];
+    (quartile(3) - quartile(1)) as f64 / quartile(2).max(1) as f64
 }
 
-fn median(samples: &mut [u64]) -> Option<Duration> {
-    samples.sort_unstable();
-    samples.get(samples.len() / 2).map(|&nanoseconds| Duration::from_nanos(nanoseconds))
+fn median(samples: &[StepSample], part: impl Fn(&StepSample) -> u64) -> Option<Duration> {
+    let mut nanoseconds: Vec<u64> = samples.iter().map(part).collect();
+    nanoseconds.sort_unstable();
+    nanoseconds.get(nanoseconds.len() / 2).map(|&nanoseconds| Duration::from_nanos(nanoseconds))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { size: (1, 1), context: (16, 4), closed: 1 };
-
-    /// The cell of rounds that took so long together, of those with a segment step and those without.
-    fn cell(closing: &[u64], plain: &[u64]) -> Cell {
+    /// Returns the timing of steps with these total times, with and without a segment step.
+    fn timing(closing: &[u64], plain: &[u64]) -> StepTiming {
         let mut samples = Samples::default();
-        closing.iter().for_each(|&took| samples.push([took / 4, took / 2, took - took / 4 - took / 2], true));
-        plain.iter().for_each(|&took| samples.push([took / 2, 0, took - took / 2], false));
-        PLACE.cell(samples).unwrap()
+        for &total in closing {
+            let middle = total / 2;
+            samples.push(StepSample { symbol: total / 4, middle, finish: total - total / 4 - middle }, true);
+        }
+        for &total in plain {
+            samples.push(StepSample { symbol: total / 2, middle: 0, finish: total - total / 2 }, false);
+        }
+        let shape = StepShape { rows: 1, symbols: 1, context: 16, context_segments: 4, closed: 1 };
+        shape.timing(&samples).unwrap()
     }
 
     #[test]
-    fn a_spread_is_that_of_whole_rounds_by_their_median() {
+    fn a_spread_is_the_interquartile_range_of_whole_steps() {
         let even: Vec<u64> = (0..8).map(|step| 1000 + step * 10).collect();
-        // from the second quarter's first to the last quarter's first, by the third's
-        assert_eq!(cell(&even, &[]).spread, 40.0 / 1040.0);
-        // the wider of both kinds, and no matter in which order they came
-        assert_eq!(cell(&even, &[300, 100, 400, 200]).spread, 200.0 / 300.0);
-        // one round in ten that the system interrupted is not seen
-        let disturbed: Vec<u64> = (0..30).map(|round| if round % 10 == 0 { 9000 } else { 1000 }).collect();
-        assert_eq!(cell(&disturbed, &[]).spread, 0.0);
-        let half: Vec<u64> = (0..30).map(|round| if round % 2 == 0 { 3000 } else { 1000 }).collect();
-        assert!(cell(&half, &[]).spread > 0.6);
-        assert_eq!(cell(&[7], &[]).spread, 0.0);
+        // from the first value of the second quarter to that of the last quarter
+        assert_eq!(timing(&even, &[]).spread, 40.0 / 1040.0);
+        // the wider of both kinds, in any order
+        assert_eq!(timing(&even, &[300, 100, 400, 200]).spread, 200.0 / 300.0);
+        // one interrupted step in ten has no effect
+        let interrupted: Vec<u64> = (0..30).map(|step| if step % 10 == 0 { 9000 } else { 1000 }).collect();
+        assert_eq!(timing(&interrupted, &[]).spread, 0.0);
+        let half: Vec<u64> = (0..30).map(|step| if step % 2 == 0 { 3000 } else { 1000 }).collect();
+        assert!(timing(&half, &[]).spread > 0.6);
+        assert_eq!(timing(&[7], &[]).spread, 0.0);
     }
 }

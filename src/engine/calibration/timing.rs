@@ -1,18 +1,18 @@
-//! Times a model's steps for a [`Table`]: a few numbers of rows, a few lengths of chunks, two contexts.
+//! Measures a model's steps for a [`TimingTable`]: some numbers of rows, some lengths of chunks, two contexts.
 //!
-//! Every row is fed the same: a beginning that is found by trying symbols until one ends a segment. That symbol is then fed to
-//! so many rows at once, which all wait; after their segment and finish step they are rolled back to where they were. So each
-//! step is timed again and again at the same place, whatever it is in the model that decides where segments end.
+//! All rows have the same prefix, at whose end a symbol was found that ends a segment. That symbol is fed to several rows at
+//! once, which then all wait. After their segment step and finish step they are rolled back. So each step is measured repeatedly
+//! at the same position, whatever decides the boundaries in the model.
 //!
-//! Kinds of steps are timed in turns, as what follows from the table are their proportions: a machine that is slow for a while
-//! is so for all of them.
+//! The kinds of steps are measured in turn, because estimates follow from their proportions: a machine that is slow for a while is
+//! then slow for all of them.
 //!
-//! It uses key-value memory like anybody else, and gives it back. What it measures is only worth something while nothing else
-//! runs: the caller sees to that, and can stop it after any step.
+//! The measurement allocates key-value memory like any request and frees it. The caller makes sure that nothing else runs, and
+//! can stop it after any step.
 
 use super::{
-    Missing, Table,
-    samples::{Place, Samples, Took},
+    NotCalibrated, TimingTable,
+    samples::{Samples, StepSample, StepShape},
 };
 use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Scratch, SequenceRow, StepStatus, Want},
@@ -23,28 +23,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Rows that are fed one symbol each.
+/// Numbers of rows that are fed one symbol each.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Of these, so many are few.
-const FEW: usize = 3;
-/// Symbols that they have before that, at least.
-const SHORT: usize = 16;
-/// Symbols that a row has for the step at a long context.
-const LONG: usize = 384;
+/// The first of `ROWS` that are measured before chunks.
+const FEW_ROWS: usize = 3;
+/// Minimum symbols of the common prefix.
+const MIN_PREFIX: usize = 16;
+/// Symbols of a row for the step at a long context.
+const LONG_CONTEXT: usize = 384;
 /// Lengths of chunks.
 const CHUNKS: [usize; 2] = [32, 128];
-/// Positions at which an end of a segment is looked for.
-const PLACES: usize = 64;
-/// Symbols that are tried at each.
-const TRIED: usize = 64;
-/// How many different symbols rows begin with; which ones does not matter.
-const BEGINNING: usize = 4;
-/// How often each step is timed, if there is time.
+/// Positions at which the end of a segment is looked for.
+const POSITIONS: usize = 64;
+/// Symbols that are tried at each position.
+const SYMBOLS_TRIED: usize = 64;
+/// Number of different symbols in the common prefix; which ones does not matter.
+const PREFIX_SYMBOLS: usize = 4;
+/// How often each step is measured, if there is time.
 const PASSES: usize = 31;
 
-/// Where a row can be fed a symbol that ends a segment, or one that ends none.
+/// A position and a symbol that ends a segment there, or one that does not.
 #[derive(Debug, Clone, Copy)]
-struct Poised {
+struct Probe {
     len: usize,
     symbol: u32,
 }
@@ -52,97 +52,108 @@ struct Poised {
 struct Timer<'a> {
     model: &'a dyn Model,
     scratch: Scratch,
-    /// What every row begins with.
-    beginning: Vec<u32>,
-    closer: Poised,
-    opener: Option<Poised>,
-    /// Those at the beginning, and their indices.
+    /// The common prefix of all rows.
+    prefix: Vec<u32>,
+    /// A symbol that ends a segment.
+    closing: Probe,
+    /// A symbol that ends none.
+    plain: Option<Probe>,
+    /// The rows with the common prefix.
     rows: Vec<SequenceRow>,
-    all: Vec<usize>,
-    /// The one with a long text, once there is one.
+    /// The indices of `rows`.
+    indices: Vec<usize>,
+    /// The row with a long text, once there is one.
     long: Vec<SequenceRow>,
 }
 
-/// Times the model for at most about so long; `go_on` is asked after each step, and stops it by `Break`. `most_rows` is what the
-/// engine steps together at most.
+/// A kind of step and its measurements.
+struct Measurement {
+    kind: StepKind,
+    shape: Option<StepShape>,
+    samples: Samples,
+}
+
+/// Measures the model's steps for about `budget` at most, for an engine of at most `max_rows` rows. Calls `go_on` after each
+/// step; `Break` stops the measurement.
 ///
 /// # Errors
-/// What the model's steps say; running out of memory for more rows is none.
+/// Those of the model's steps, except a lack of memory for more rows.
 pub fn measure(
     model: &dyn Model,
-    most_rows: usize,
+    max_rows: usize,
     budget: Duration,
     go_on: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<std::result::Result<Table, Missing>> {
+) -> Result<std::result::Result<TimingTable, NotCalibrated>> {
     if budget.is_zero() {
-        return Ok(Err(Missing::NoTime));
+        return Ok(Err(NotCalibrated::NoTime));
     }
     if !model.card().pooled || model.document_encoder().is_some() {
-        return Ok(Err(Missing::NothingToSkip));
+        return Ok(Err(NotCalibrated::DoesNotPool));
     }
     if model.card().boundary_modes.contains(&BoundaryMode::Nxt) {
-        return Ok(Err(Missing::NoTwin));
+        return Ok(Err(NotCalibrated::WritesBoundaries));
     }
     let began = Instant::now();
-    let mut timer = match Timer::find(model) {
+    let mut timer = match Timer::find_boundary(model) {
         Ok(Some(timer)) => timer,
-        Ok(None) => return Ok(Err(Missing::NoBoundary)),
-        Err(Error::OutOfPages { .. }) => return Ok(Err(Missing::NoMemory)),
+        Ok(None) => return Ok(Err(NotCalibrated::NoBoundary)),
+        Err(Error::OutOfPages { .. }) => return Ok(Err(NotCalibrated::NoMemory)),
         Err(error) => return Err(error),
     };
-    let mut kinds: Vec<(Kind, Option<Place>, Samples)> =
-        timer.kinds(most_rows).into_iter().map(|kind| (kind, None, Samples::default())).collect();
+    let measurement = |kind| Measurement { kind, shape: None, samples: Samples::default() };
+    let mut measurements: Vec<Measurement> = timer.kinds(max_rows).into_iter().map(measurement).collect();
     for pass in 0..PASSES {
         let mut index = 0;
-        while let Some((kind, place, samples)) = kinds.get_mut(index) {
-            // without a single one there would be no table
+        while let Some(Measurement { kind, shape, samples }) = measurements.get_mut(index) {
+            // a table needs at least one step
             if began.elapsed() > budget && pass + index > 0 {
-                return Ok(table(model, kinds, began));
+                return Ok(table(model, &measurements, began));
             }
-            match timer.time(*kind, samples) {
-                Ok(of) => *place = Some(of),
-                // what there is no memory for is left out, and so is what needs more
+            match timer.measure(*kind, samples) {
+                Ok(measured) => *shape = Some(measured),
+                // leave out what there is no memory for, and what needs more
                 Err(Error::OutOfPages { .. }) if pass + index > 0 => {
-                    let without = *kind;
-                    kinds.retain(|(kind, ..)| !kind.needs(without));
+                    let failed = *kind;
+                    measurements.retain(|measurement| !measurement.kind.needs_memory_of(failed));
                     continue;
                 }
-                Err(Error::OutOfPages { .. }) => return Ok(Err(Missing::NoMemory)),
+                Err(Error::OutOfPages { .. }) => return Ok(Err(NotCalibrated::NoMemory)),
                 Err(error) => return Err(error),
             }
             if go_on().is_break() {
-                return Ok(Err(Missing::Stopped));
+                return Ok(Err(NotCalibrated::Stopped));
             }
             index += 1;
         }
     }
-    Ok(table(model, kinds, began))
+    Ok(table(model, &measurements, began))
 }
 
 fn table(
     model: &dyn Model,
-    kinds: Vec<(Kind, Option<Place>, Samples)>,
+    measurements: &[Measurement],
     began: Instant,
-) -> std::result::Result<Table, Missing> {
-    let cells = kinds.into_iter().filter_map(|(_, place, samples)| place?.cell(samples)).collect();
-    Table::new(cells, model.card().max_symbols, |symbols, segments| model.cost(symbols, segments), began.elapsed())
-        .ok_or(Missing::NoBoundary)
+) -> std::result::Result<TimingTable, NotCalibrated> {
+    let timings = measurements.iter().filter_map(|measurement| measurement.shape?.timing(&measurement.samples));
+    let cost = |symbols, segments| model.cost(symbols, segments);
+    TimingTable::new(timings.collect(), model.card().max_symbols, cost, began.elapsed())
+        .ok_or(NotCalibrated::NoBoundary)
 }
 
 /// A kind of step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// So many rows are fed a symbol each.
+enum StepKind {
+    /// This number of rows is fed a symbol each.
     Rows(usize),
-    /// A row of so many symbols is fed so many.
+    /// A row of `context` symbols is fed `length` symbols.
     Chunk { context: usize, length: usize },
     /// The row of the last chunk is fed a symbol.
     Long,
 }
 
-impl Kind {
-    /// Whether it takes at least the memory of the other.
-    fn needs(self, other: Self) -> bool {
+impl StepKind {
+    /// Returns true if it needs at least the memory of `other`.
+    fn needs_memory_of(self, other: Self) -> bool {
         match (self, other) {
             (Self::Rows(rows), Self::Rows(others)) => rows >= others,
             (Self::Rows(_), _) | (_, Self::Rows(_)) => false,
@@ -153,208 +164,215 @@ impl Kind {
 }
 
 impl<'a> Timer<'a> {
-    /// Looks for a place where a symbol ends a segment; none if there is none among those tried.
-    fn find(model: &'a dyn Model) -> Result<Option<Self>> {
+    /// Looks for a position and a symbol that ends a segment there; `None` if none of those tried does.
+    fn find_boundary(model: &'a dyn Model) -> Result<Option<Self>> {
         let mut timer = Self {
             model,
             scratch: model.scratch(),
-            beginning: Vec::new(),
-            closer: Poised { len: 0, symbol: 0 },
-            opener: None,
+            prefix: Vec::new(),
+            closing: Probe { len: 0, symbol: 0 },
+            plain: None,
             rows: Vec::new(),
-            all: Vec::new(),
+            indices: Vec::new(),
             long: Vec::new(),
         };
-        let letters: Vec<u32> = model.card().vocabulary.text_ids().take(TRIED.max(256)).collect();
-        if letters.is_empty() {
+        let symbols: Vec<u32> = model.card().vocabulary.text_ids().take(SYMBOLS_TRIED.max(256)).collect();
+        if symbols.is_empty() {
             return Ok(None);
         }
-        let places = PLACES.min(model.card().max_symbols.saturating_sub(SHORT + 1));
-        let start = SHORT.min(model.card().max_symbols.saturating_sub(2) / 2);
+        let max_symbols = model.card().max_symbols;
+        let start = MIN_PREFIX.min(max_symbols.saturating_sub(2) / 2);
+        let end = start + POSITIONS.min(max_symbols.saturating_sub(MIN_PREFIX + 1));
         timer.grow(1)?;
-        let mut closer = None;
-        for place in 0..start + places {
-            if place >= start {
-                // every symbol of a small vocabulary; of a large one others at each place
-                let start = place * TRIED % letters.len();
-                let tried: Vec<u32> = letters.iter().copied().cycle().skip(start).take(TRIED).collect();
-                for symbol in tried {
-                    let poised = Poised { len: place, symbol };
-                    let closes = timer.closes(poised)?;
-                    if closes && closer.is_none() {
-                        closer = Some(poised);
-                    } else if !closes && timer.opener.is_none() {
-                        timer.opener = Some(poised);
+        let mut closing = None;
+        for len in 0..end {
+            if len >= start {
+                // every symbol of a small vocabulary; other ones of a large vocabulary at each position
+                let first = len * SYMBOLS_TRIED % symbols.len();
+                for symbol in symbols.iter().copied().cycle().skip(first).take(SYMBOLS_TRIED) {
+                    let probe = Probe { len, symbol };
+                    let closes = timer.closes(probe)?;
+                    if closes && closing.is_none() {
+                        closing = Some(probe);
+                    } else if !closes && timer.plain.is_none() {
+                        timer.plain = Some(probe);
                     }
-                    if closer.is_some() && timer.opener.is_some() {
+                    if closing.is_some() && timer.plain.is_some() {
                         break;
                     }
                 }
             }
-            if let (Some(closer), true) = (closer, timer.opener.is_some() || place + 1 == start + places) {
-                timer.closer = closer;
+            if let (Some(closing), true) = (closing, timer.plain.is_some() || len + 1 == end) {
+                timer.closing = closing;
                 return Ok(Some(timer));
             }
-            let next = letters[place % letters.len().min(BEGINNING)];
-            timer.beginning.push(next);
+            let next = symbols[len % symbols.len().min(PREFIX_SYMBOLS)];
+            timer.prefix.push(next);
             timer.feed(0, next)?;
         }
         Ok(None)
     }
 
-    /// Whether that symbol would end a segment there, where the first row is.
-    fn closes(&mut self, Poised { len, symbol }: Poised) -> Result<bool> {
+    /// Returns true if the probe ends a segment of the first row, which is at its position.
+    fn closes(&mut self, Probe { len, symbol }: Probe) -> Result<bool> {
         self.rows[0].set(&[symbol], Want::Last);
-        let (_, closes) = self.round(Which::Short(1))?;
+        let step = self.step(TimedRows::Prefix(1))?;
         self.rows[0].state.rollback(len)?;
-        Ok(closes)
+        Ok(step.closes)
     }
 
-    /// Feeds a row at the beginning.
+    /// Feeds a symbol of the common prefix to a row.
     fn feed(&mut self, row: usize, symbol: u32) -> Result<()> {
         self.rows[row].set(&[symbol], Want::Nothing);
-        let (model, rows) = (self.model, &mut self.rows);
-        model.symbol_step(rows, &[row], &mut self.scratch)?;
-        model.segment_step(rows, &[row], &mut self.scratch)?;
-        model.finish_step(rows, &[row], &mut self.scratch)
+        self.model.symbol_step(&mut self.rows, &[row], &mut self.scratch)?;
+        self.model.segment_step(&mut self.rows, &[row], &mut self.scratch)?;
+        self.model.finish_step(&mut self.rows, &[row], &mut self.scratch)
     }
 
-    /// Sees to it that there are so many rows, each with the beginning.
+    /// Adds rows with the common prefix until there are `rows` of them.
     fn grow(&mut self, rows: usize) -> Result<()> {
         while self.rows.len() < rows {
-            self.all.push(self.rows.len());
+            let row = self.rows.len();
+            self.indices.push(row);
             self.rows.push(SequenceRow::new(self.model.begin(BoundaryOptions::default())?));
-            let beginning = self.beginning.clone();
-            // one by one: so it was found, and windows roll back no further than a few symbols
-            for symbol in &beginning {
-                self.feed(self.rows.len() - 1, *symbol)?;
+            // symbol by symbol, as in the search: windows roll back only a few symbols
+            for index in 0..self.prefix.len() {
+                self.feed(row, self.prefix[index])?;
             }
         }
         Ok(())
     }
 
-    /// What is timed, the most telling first: of few rows, at a long context, of many rows.
-    fn kinds(&self, most_rows: usize) -> Vec<Kind> {
+    /// Returns the kinds of steps to measure, the most important first: few rows, long contexts, many rows.
+    fn kinds(&self, max_rows: usize) -> Vec<StepKind> {
         let rows = |range: &[usize]| {
-            let some = range.iter().filter(|&&rows| rows <= most_rows.max(1));
-            some.map(|&rows| Kind::Rows(rows)).collect::<Vec<_>>()
+            let allowed = range.iter().filter(|&&rows| rows <= max_rows.max(1));
+            allowed.map(|&rows| StepKind::Rows(rows)).collect::<Vec<_>>()
         };
-        let most = LONG.min(self.model.card().max_symbols.saturating_sub(1));
-        let lengths = CHUNKS.into_iter().filter(|&length| length <= most);
-        let chunks = lengths.clone().map(|length| Kind::Chunk { context: 0, length });
-        let deepest = lengths.max().map(|length| Kind::Chunk { context: most - length, length });
-        let long = chunks.chain(deepest.into_iter().flat_map(|chunk| [chunk, Kind::Long]));
-        rows(&ROWS[..FEW]).into_iter().chain(long).chain(rows(&ROWS[FEW..])).collect()
+        let max_context = LONG_CONTEXT.min(self.model.card().max_symbols.saturating_sub(1));
+        let lengths = CHUNKS.into_iter().filter(|&length| length <= max_context);
+        let chunks = lengths.clone().map(|length| StepKind::Chunk { context: 0, length });
+        let deepest = lengths.max().map(|length| StepKind::Chunk { context: max_context - length, length });
+        let long = chunks.chain(deepest.into_iter().flat_map(|chunk| [chunk, StepKind::Long]));
+        rows(&ROWS[..FEW_ROWS]).into_iter().chain(long).chain(rows(&ROWS[FEW_ROWS..])).collect()
     }
 
-    /// Times one kind of step once; tells its place in the table.
-    fn time(&mut self, kind: Kind, samples: &mut Samples) -> Result<Place> {
+    /// Measures one kind of step once. Returns its shape.
+    fn measure(&mut self, kind: StepKind, samples: &mut Samples) -> Result<StepShape> {
         match kind {
-            Kind::Rows(rows) => {
+            StepKind::Rows(rows) => {
                 self.grow(rows)?;
                 for closing in [true, false] {
-                    self.pass(rows, closing, samples)?;
+                    self.measure_rows(rows, closing, samples)?;
                 }
-                let context = (self.closer.len, self.rows[0].state.segments());
-                Ok(Place { size: (rows, 1), context, closed: rows })
+                let context_segments = self.rows[0].state.segments();
+                Ok(StepShape { rows, symbols: 1, context: self.closing.len, context_segments, closed: rows })
             }
-            Kind::Chunk { context, length } => {
+            StepKind::Chunk { context, length } => {
                 if self.long.is_empty() {
                     self.long.push(SequenceRow::new(self.model.begin(BoundaryOptions::default())?));
                 }
                 self.long[0].state.restart(0);
                 self.fill(context)?;
-                let before = self.long[0].state.segments();
-                self.long[0].set(&vec![self.closer.symbol; length], Want::Last);
-                let (took, _) = self.round(Which::Long)?;
-                samples.push(took, true);
-                let closed = self.long[0].decisions.iter().filter(|mark| mark.boundary).count();
-                Ok(Place { size: (1, length), context: (context, before), closed })
+                let context_segments = self.long[0].state.segments();
+                self.long[0].set(&vec![self.closing.symbol; length], Want::Last);
+                samples.push(self.step(TimedRows::Long)?.sample, true);
+                let closed = self.long[0].decisions.iter().filter(|decision| decision.boundary).count();
+                Ok(StepShape { rows: 1, symbols: length, context, context_segments, closed })
             }
-            Kind::Long => self.single(samples),
+            StepKind::Long => self.measure_long(samples),
         }
     }
 
-    /// Times one round of rows that all end a segment, or that all end none: the second of two, so that caches are as in a row of such
-    /// rounds.
-    fn pass(&mut self, rows: usize, closing: bool, samples: &mut Samples) -> Result<()> {
-        let poised = if closing { Some(self.closer) } else { self.opener };
-        let Some(poised) = poised else { return Ok(()) };
+    /// Measures a step of rows that all end a segment, or all end none. Runs it twice and measures the second, which finds the CPU
+    /// caches as in a series of such steps.
+    fn measure_rows(&mut self, rows: usize, closing: bool, samples: &mut Samples) -> Result<()> {
+        let probe = if closing { Some(self.closing) } else { self.plain };
+        let Some(probe) = probe else { return Ok(()) };
         for timed in [false, true] {
             for row in &mut self.rows[..rows] {
-                row.state.rollback(poised.len)?;
-                row.set(&[poised.symbol], Want::Last);
+                row.state.rollback(probe.len)?;
+                row.set(&[probe.symbol], Want::Last);
             }
-            let (took, _) = self.round(Which::Short(rows))?;
+            let step = self.step(TimedRows::Prefix(rows))?;
             if timed {
-                samples.push(took, closing);
+                samples.push(step.sample, closing);
             }
-            let beginning = self.beginning.get(poised.len..).unwrap_or_default().to_vec();
             for row in 0..rows {
-                self.rows[row].state.rollback(poised.len)?;
-                for symbol in &beginning {
-                    self.feed(row, *symbol)?;
+                self.rows[row].state.rollback(probe.len)?;
+                for index in probe.len..self.prefix.len() {
+                    self.feed(row, self.prefix[index])?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Feeds the long row so many symbols that end segments, wherever the model lets them.
+    /// Feeds the long row `symbols` symbols that end segments wherever the model allows it.
     fn fill(&mut self, symbols: usize) -> Result<()> {
-        let most = CHUNKS[1];
         let mut left = symbols;
         while left > 0 {
-            let now = left.min(most);
-            self.long[0].set(&vec![self.closer.symbol; now], Want::Nothing);
-            self.round(Which::Long)?;
-            left -= now;
+            let count = left.min(CHUNKS[1]);
+            self.long[0].set(&vec![self.closing.symbol; count], Want::Nothing);
+            self.step(TimedRows::Long)?;
+            left -= count;
         }
         Ok(())
     }
 
-    /// Times a single symbol where the long row is, if it ends a segment there, a few times, after one that finds the caches as the
-    /// chunk left them.
-    fn single(&mut self, samples: &mut Samples) -> Result<Place> {
-        let len = self.long[0].state.len().saturating_sub(1);
-        let mut context = (len, 0);
+    /// Measures a single symbol of the long row a few times, if it ends a segment. The first time is not measured: it finds
+    /// the CPU caches as the chunk left them.
+    fn measure_long(&mut self, samples: &mut Samples) -> Result<StepShape> {
+        // back by one, so that there is room for a symbol in any case
+        let context = self.long[0].state.len().saturating_sub(1);
+        let mut context_segments = 0;
         for timed in [false, true, true, true] {
-            // back by one, so that there is room for it in any case
-            self.long[0].state.rollback(len)?;
-            context.1 = self.long[0].state.segments();
-            self.long[0].set(&[self.closer.symbol], Want::Last);
-            let (took, closes) = self.round(Which::Long)?;
-            if timed && closes {
-                samples.push(took, true);
+            self.long[0].state.rollback(context)?;
+            context_segments = self.long[0].state.segments();
+            self.long[0].set(&[self.closing.symbol], Want::Last);
+            let step = self.step(TimedRows::Long)?;
+            if timed && step.closes {
+                samples.push(step.sample, true);
             }
         }
-        Ok(Place { size: (1, 1), context, closed: 1 })
+        Ok(StepShape { rows: 1, symbols: 1, context, context_segments, closed: 1 })
     }
 
-    /// Runs a round of rows that were given their symbols; tells what it took, and whether the first row waited for its segment step.
-    fn round(&mut self, which: Which) -> Result<(Took, bool)> {
-        let (rows, all) = match which {
-            Which::Short(count) => (&mut self.rows, &self.all[..count]),
-            Which::Long => (&mut self.long, &self.all[..1]),
+    /// Runs a step of rows whose feeds are set.
+    fn step(&mut self, which: TimedRows) -> Result<TimedStep> {
+        let (rows, indices) = match which {
+            TimedRows::Prefix(count) => (&mut self.rows, &self.indices[..count]),
+            TimedRows::Long => (&mut self.long, &self.indices[..1]),
         };
-        let (model, scratch) = (self.model, &mut self.scratch);
         let began = Instant::now();
-        model.symbol_step(rows, all, scratch)?;
+        self.model.symbol_step(rows, indices, &mut self.scratch)?;
         let fed = Instant::now();
         let closes = rows[0].status == StepStatus::Waiting;
-        model.segment_step(rows, all, scratch)?;
+        self.model.segment_step(rows, indices, &mut self.scratch)?;
         let closed = Instant::now();
-        model.finish_step(rows, all, scratch)?;
-        let nanos = |from: Instant, to: Instant| u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX);
-        Ok(([nanos(began, fed), nanos(fed, closed), nanos(closed, Instant::now())], closes))
+        self.model.finish_step(rows, indices, &mut self.scratch)?;
+        let nanoseconds = |from: Instant, to: Instant| u64::try_from((to - from).as_nanos()).unwrap_or(u64::MAX);
+        let sample = StepSample {
+            symbol: nanoseconds(began, fed),
+            middle: nanoseconds(fed, closed),
+            finish: nanoseconds(closed, Instant::now()),
+        };
+        Ok(TimedStep { sample, closes })
     }
 }
 
-/// Rows of a round.
+/// A step that was run.
+struct TimedStep {
+    sample: StepSample,
+    /// True if the first row waited for its segment step.
+    closes: bool,
+}
+
+/// The rows of a step.
 #[derive(Debug, Clone, Copy)]
-enum Which {
-    /// So many of those at the beginning.
-    Short(usize),
-    /// The one with a long text.
+enum TimedRows {
+    /// The first rows with the common prefix: this number of them.
+    Prefix(usize),
+    /// The row with a long text.
     Long,
 }

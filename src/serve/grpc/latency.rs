@@ -3,7 +3,7 @@
 use crate::{
     engine::{
         Handle,
-        calibration::{Calibrated, Cell, Missing, Table},
+        calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable},
     },
     error::{Error, Result},
     metrics::ledger::{Slice, Sums, Time, Window},
@@ -183,16 +183,16 @@ fn missing(engine: &Handle, sums: &Sums, calibration: Option<&Calibrated>) -> Op
             Some(format!("{missed} of {} requests began before the calibration", sums.requests))
         }
         Some(Ok(_)) => None,
-        Some(Err(missing)) => Some(missing.why().into()),
+        Some(Err(missing)) => Some(missing.reason().into()),
         None if engine.document_limits().is_some() || !engine.card().pooled => {
-            Some(Missing::NothingToSkip.why().into())
+            Some(NotCalibrated::DoesNotPool.reason().into())
         }
-        None => Some(Missing::Stopped.why().into()),
+        None => Some(NotCalibrated::Stopped.reason().into()),
     }
 }
 
-fn calibrated(table: &Table) -> v1::Calibration {
-    let step = |cell: &Cell| v1::CalibratedStep {
+fn calibrated(table: &TimingTable) -> v1::Calibration {
+    let step = |cell: &StepTiming| v1::CalibratedStep {
         rows: count(cell.rows),
         chars: count(cell.symbols),
         context: count(cell.context),
@@ -202,14 +202,14 @@ fn calibrated(table: &Table) -> v1::Calibration {
         symbol_ns: nanoseconds(cell.symbol),
         middle_ns: nanoseconds(cell.middle),
         finish_ns: nanoseconds(cell.finish),
-        plain_symbol_ns: cell.plain.map(|plain| nanoseconds(plain.0)),
-        plain_finish_ns: cell.plain.map(|plain| nanoseconds(plain.1)),
+        plain_symbol_ns: cell.plain.map(|plain| nanoseconds(plain.symbol)),
+        plain_finish_ns: cell.plain.map(|plain| nanoseconds(plain.finish)),
         spread: cell.spread,
     };
     v1::Calibration {
-        made_unix_s: table.made.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        made_unix_s: table.created_at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         took_ns: nanoseconds(table.took),
-        steps: table.cells.iter().map(step).collect(),
+        steps: table.timings.iter().map(step).collect(),
         fewest_samples: count(table.fewest_samples()),
         spread: table.spread(),
         doubt: table.doubt(),

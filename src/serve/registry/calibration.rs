@@ -20,7 +20,7 @@ impl Engines {
                     tracing::warn!(model = name, took = ?table.took, doubt, "calibrated, but not to be trusted")
                 }
             },
-            Err(missing) => tracing::debug!(model = name, why = missing.why(), "not calibrated"),
+            Err(missing) => tracing::debug!(model = name, why = missing.reason(), "not calibrated"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A row of logits as a distribution.
+//! Functions of a row of logits: maximum, log-sum-exp, entropy.
 
 use super::{
     Isa, LANES,
@@ -6,8 +6,8 @@ use super::{
     rowwise::exp,
 };
 
-/// The largest of `x`, and ln Σ e^(x − largest): within a millionth of what it is. One of the two is not finite, if there is no
-/// number above minus infinity, or one that is infinite or none.
+/// Returns the largest of `x`, and ln Σ e^(x − largest) with an error below 1e-6. At least one of them is not finite if all
+/// of `x` are −∞, or if one is +∞ or NaN.
 pub fn max_and_log_sum_exp(x: &[f32]) -> (f32, f64) {
     let isa = Isa::detect();
     let largest = largest(isa, x);
@@ -17,28 +17,29 @@ pub fn max_and_log_sum_exp(x: &[f32]) -> (f32, f64) {
 multiversion! { fn largest(x: &[f32]) -> f32 = largest_body }
 multiversion! { fn sum_above(x: &[f32], largest: f32) -> f64 = sum_body }
 
-/// None if one of them is none.
+/// Returns the largest of `x`, or NaN if one is NaN.
 #[inline(always)]
 fn largest_body<S: Simd>(_: S, x: &[f32]) -> f32 {
-    let (mut tops, mut unsound) = ([f32::NEG_INFINITY; LANES], [0u32; LANES]);
+    let mut maxima = [f32::NEG_INFINITY; LANES];
+    let mut nans = [0u32; LANES];
     let chunks = x.chunks_exact(LANES);
-    meet(&mut tops, &mut unsound, chunks.remainder());
+    update_maxima(&mut maxima, &mut nans, chunks.remainder());
     for chunk in chunks {
-        meet(&mut tops, &mut unsound, chunk);
+        update_maxima(&mut maxima, &mut nans, chunk);
     }
-    let sound = unsound.iter().all(|&unsound| unsound == 0);
-    if sound { tops.into_iter().fold(f32::NEG_INFINITY, f32::max) } else { f32::NAN }
+    let has_nan = nans.iter().any(|&nan| nan != 0);
+    if has_nan { f32::NAN } else { maxima.into_iter().fold(f32::NEG_INFINITY, f32::max) }
 }
 
 #[inline(always)]
-fn meet(tops: &mut [f32; LANES], unsound: &mut [u32; LANES], x: &[f32]) {
-    for ((top, unsound), &x) in tops.iter_mut().zip(unsound).zip(x) {
-        *top = if x > *top { x } else { *top };
-        *unsound |= u32::from(x.is_nan());
+fn update_maxima(maxima: &mut [f32; LANES], nans: &mut [u32; LANES], x: &[f32]) {
+    for ((max, nan), &x) in maxima.iter_mut().zip(nans).zip(x) {
+        *max = if x > *max { x } else { *max };
+        *nan |= u32::from(x.is_nan());
     }
 }
 
-/// Σ e^(x − largest), in sixteen lanes of double precision.
+/// Returns Σ e^(x − largest), summed in sixteen lanes of double precision.
 #[inline(always)]
 fn sum_body<S: Simd>(_: S, x: &[f32], largest: f32) -> f64 {
     let mut sums = [0f64; LANES];
@@ -54,19 +55,19 @@ fn sum_body<S: Simd>(_: S, x: &[f32], largest: f32) -> f64 {
     sums.iter().sum()
 }
 
-/// The logistic function, in double precision: compared with a threshold or with noise, so not a hot path.
+/// Returns the logistic function of `x`, computed in double precision, because the result is compared with thresholds.
 pub fn sigmoid(x: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
 }
 
-/// The logarithm of the sum of e^x, in double precision.
+/// Returns ln Σ e^x in double precision.
 fn log_sum_exp(x: &[f32]) -> f64 {
     let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = x.iter().map(|&x| (f64::from(x) - f64::from(top)).exp()).sum();
     f64::from(top) + sum.ln()
 }
 
-/// The entropy of softmax(x), in nats, in double precision.
+/// Returns the entropy of softmax(x) in nats, in double precision.
 pub fn entropy(x: &[f32]) -> f64 {
     let total = log_sum_exp(x);
     let terms = x.iter().map(|&x| {
@@ -83,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_its_definition(x in proptest::collection::vec(-40f32..40.0, 1..200), impossible in 0usize..200) {
+        fn agrees_with_the_naive_implementation(x in proptest::collection::vec(-40f32..40.0, 1..200), impossible in 0usize..200) {
             let mut x = x;
             if let Some(x) = x.get_mut(impossible).filter(|_| impossible > 0) {
                 *x = f32::NEG_INFINITY;
@@ -98,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_distribution_shows() {
-        for place in [0, 15, 16, 20] {
+    fn invalid_logits_give_non_finite_results() {
+        for index in [0, 15, 16, 20] {
             for wrong in [f32::NAN, f32::from_bits(0xffff_ffff), f32::INFINITY] {
                 let mut x = [1f32; 21];
-                x[place] = wrong;
+                x[index] = wrong;
                 let (largest, excess) = max_and_log_sum_exp(&x);
-                assert!(!(largest.is_finite() && excess.is_finite()), "{wrong} at {place}: {largest} {excess}");
+                assert!(!(largest.is_finite() && excess.is_finite()), "{wrong} at {index}: {largest} {excess}");
             }
         }
         assert!(!max_and_log_sum_exp(&[f32::NEG_INFINITY; 17]).0.is_finite());
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn entropy_of_equals_is_the_logarithm_of_their_number() {
+    fn entropy_of_equal_logits_is_the_logarithm_of_their_number() {
         assert!((entropy(&[3.0; 27]) - 27f64.ln()).abs() < 1e-12);
         assert!(entropy(&[1000.0, 0.0]) < 1e-12);
     }

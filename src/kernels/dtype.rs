@@ -1,24 +1,24 @@
-//! What numbers are stored in. Sums are always f32 (int8 products: exact integers).
+//! Storage types of numbers. Sums are always f32, or exact integers for int8 products.
 
 use super::LANES;
 
-/// The numbers that weights, keys and values are stored in.
+/// Storage type of weights, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dtype {
     /// 32-bit floats.
     #[default]
     F32,
-    /// The upper halves of 32-bit floats; arithmetic in f32.
+    /// bfloat16, the upper half of a 32-bit float; arithmetic in f32.
     Bf16,
-    /// Bytes with scales: one for each output of a matrix, each row of activations, each head of a key or a value.
+    /// 8-bit integers with one scale per output of a matrix, per row of activations, and per head of a key or value.
     Int8,
 }
 
 impl Dtype {
-    /// All there are.
+    /// All storage types.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
 
-    /// The name in reports and on the command line.
+    /// Returns the name in reports and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -27,12 +27,12 @@ impl Dtype {
         }
     }
 
-    /// The one of that name.
+    /// Returns the type with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Bytes of a number.
+    /// Returns the bytes of a number.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -42,54 +42,58 @@ impl Dtype {
     }
 }
 
-/// The nearest bf16, ties to even; what is not a number stays so.
+/// Rounds to the nearest bf16, ties to even. NaN stays NaN.
 pub(super) fn to_bf16(x: f32) -> u16 {
     half::bf16::from_f32(x).to_bits()
 }
 
-/// A bf16's value.
+/// Converts a bf16 to f32.
 #[inline(always)]
 pub(super) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
 }
 
-/// The largest byte that stands for a number: symmetric, so that −128 is never met and pairs of products fit 16 bits.
-pub(super) const LARGEST: f32 = 127.0;
+/// Largest quantized magnitude. The range is symmetric (no −128), so that sums of two products fit 16 bits.
+pub(super) const MAX_INT8: f32 = 127.0;
 
-/// The scale that makes the largest of `x` a [`LARGEST`]; 0 if all are zero, not a number if one of them is none or infinite.
+/// Returns the scale that maps the largest magnitude of `x` to [`MAX_INT8`]: 0 if all are zero, NaN if one is NaN or
+/// infinite.
 #[inline(always)]
 pub(super) fn scale_of(x: &[f32]) -> f32 {
-    // sixteen maxima side by side, so that the compiler may use vectors; zero times what is no number is none either
-    let (mut tops, mut nothings) = ([0f32; LANES], [0f32; LANES]);
+    // sixteen lanes, so that the compiler can use vectors; zero times NaN or infinity is NaN
+    let mut maxima = [0f32; LANES];
+    let mut nans = [0f32; LANES];
     let chunks = x.chunks_exact(LANES);
     for (lane, &x) in chunks.remainder().iter().enumerate() {
-        (tops[lane], nothings[lane]) = (x.abs(), x * 0.0);
+        maxima[lane] = x.abs();
+        nans[lane] = x * 0.0;
     }
     for chunk in chunks {
         for lane in 0..LANES {
-            let size = chunk[lane].abs();
-            tops[lane] = if size > tops[lane] { size } else { tops[lane] };
-            nothings[lane] += chunk[lane] * 0.0;
+            let magnitude = chunk[lane].abs();
+            maxima[lane] = if magnitude > maxima[lane] { magnitude } else { maxima[lane] };
+            nans[lane] += chunk[lane] * 0.0;
         }
     }
-    let (mut top, mut nothing) = (0f32, 0f32);
+    let mut max = 0f32;
+    let mut nan = 0f32;
     for lane in 0..LANES {
-        top = if tops[lane] > top { tops[lane] } else { top };
-        nothing += nothings[lane];
+        max = if maxima[lane] > max { maxima[lane] } else { max };
+        nan += nans[lane];
     }
-    top / LARGEST + nothing
+    max / MAX_INT8 + nan
 }
 
-/// The byte nearest to `x` / scale, ties to even; `inverse` is 1 / scale, or 0.
+/// Quantizes `x`: rounds `x` / scale to the nearest integer, ties to even. `inverse` is 1 / scale, or 0.
 #[inline(always)]
 pub(super) fn to_byte(x: f32, inverse: f32) -> i8 {
-    // adding 1.5 · 2^23 leaves the nearest integer in the low bits, in every rounding mode weir runs in
+    // adding 1.5 · 2^23 leaves the nearest integer in the low bits
     const ROUND: f32 = 12_582_912.0;
-    let rounded = (x * inverse).clamp(-LARGEST, LARGEST) + ROUND;
+    let rounded = (x * inverse).clamp(-MAX_INT8, MAX_INT8) + ROUND;
     rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i8
 }
 
-/// 1 / scale, or 0 where the scale is 0 (or so small that its inverse is not a number).
+/// Returns 1 / scale, or 0 if that is not finite.
 pub(super) fn inverse_of(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
@@ -100,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_both_ways() {
+    fn names_round_trip() {
         for dtype in Dtype::ALL {
             assert_eq!(Dtype::parse(dtype.name()), Some(dtype));
         }
@@ -110,14 +114,14 @@ mod tests {
     #[test]
     fn bf16_rounds_to_the_nearest() {
         for x in [0.0, 1.0, -1.5, 3.3, 1e-30, -7.7e20] {
-            let back = from_bf16(to_bf16(x));
-            assert!((back - x).abs() <= x.abs() / 256.0, "{x} {back}");
+            let rounded = from_bf16(to_bf16(x));
+            assert!((rounded - x).abs() <= x.abs() / 256.0, "{x} {rounded}");
         }
         assert!(from_bf16(to_bf16(f32::NAN)).is_nan());
     }
 
     #[test]
-    fn bytes_are_within_half_a_scale() {
+    fn quantization_errors_are_at_most_half_a_scale() {
         let numbers: Vec<f32> = (0..100).map(|i| (i as f32 * 1.7).sin() * 3.0).collect();
         let scale = scale_of(&numbers);
         for &x in &numbers {

@@ -1,14 +1,15 @@
-//! Arithmetic: packed matrices, attention over pages, row-wise functions, the thread pool. Knows no model.
+//! Compute kernels: packed matrix products, attention over pages, row-wise functions, and the thread pool. This room does not
+//! depend on any model.
 //!
-//! The promise every kernel here keeps: **one order of summation per row**. What a row's numbers are never depends on how
-//! many rows are computed beside it, on their order, or on the number of threads; so a step, a batch, a chunk and a prefill
-//! give the same bits. Threads and register tiles share out *outputs*, never a sum.
+//! Every kernel guarantees **one order of summation per row**. The numbers of a row never depend on the other rows of a
+//! batch, on their order, or on the number of threads. A step, a batch, a chunk and a prefill therefore give the same bits.
+//! Threads and register tiles divide *outputs*, never a sum. Tests compare each kernel with a naive implementation.
 //!
-//! Each kernel body is written once and compiled for each instruction set ([`Isa`]): AVX2 with FMA, the same with AVX-512's
-//! products of bytes, and the build's baseline; the widest that the processor has is taken at run time. The baseline rounds
-//! floats differently from the other two; one machine always takes the same one. This is the only room with `unsafe`; every block says why it is sound.
+//! Each kernel body is written once and compiled for each instruction set ([`Isa`]): AVX2 with FMA, AVX-512 with VNNI, and
+//! the baseline of the build. The widest one that the processor supports is selected at run time. The baseline may round
+//! floats differently from the other two. This is the only room with `unsafe`; every block states why it is sound.
 
-#![allow(unsafe_code, reason = "the one room that has it")]
+#![allow(unsafe_code, reason = "the only room that needs it")]
 
 pub mod attention;
 mod disjoint;
@@ -30,14 +31,14 @@ pub use pool::ThreadPool;
 
 use std::sync::Arc;
 
-/// Outputs of one group of a matrix panel; sums of a row run in as many lanes.
+/// Lanes of a sum over a row, and outputs of one group of a matrix panel.
 pub const LANES: usize = 16;
 
-/// What kernels run on.
+/// The instruction set and the threads that kernels run on.
 #[derive(Debug, Clone)]
 pub struct Compute {
     /// Instruction set.
     pub isa: Isa,
-    /// Threads.
+    /// Thread pool.
     pub pool: Arc<ThreadPool>,
 }

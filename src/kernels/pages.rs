@@ -1,9 +1,9 @@
-//! Fixed-size pages of bytes: reference-counted, copied on write, recycled, bounded.
+//! Pool of fixed-size pages: reference-counted, copied on write, recycled, limited in total size.
 //!
-//! A page is what sequences share: a fork clones the references, and whoever writes to a shared page first gets a copy of
-//! its own. The pool counts every page that somebody holds; what nobody holds any more is kept for the next one who asks,
-//! so that a steady decode allocates nothing. Pages kept and held stay within the limit together: at the limit, those kept of
-//! other sizes are given up, and memory of which no part is held goes back to the system.
+//! Sequences share pages: a fork clones references, and writing to a shared page first replaces it with a copy. The pool
+//! counts pages in use. Released pages are kept for reuse, so that steady decoding allocates nothing. The limit includes
+//! pages in use and kept ones. At the limit, the pool frees kept pages of other sizes, and memory blocks without pages
+//! return to the system.
 
 use super::memory::{Arena, Region};
 use crate::error::{Error, Result};
@@ -12,120 +12,121 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::*},
 };
 
-/// Memory that is mapped at a time for pages.
+/// Bytes that are mapped at a time for pages.
 const ARENA: usize = 4 << 20;
 
-/// Where pages come from and go back to. Pages of one pool may differ in size; the limit counts bytes.
+/// A pool of pages, which may have different sizes. The limit counts bytes.
 pub struct PagePool {
     limit: usize,
-    /// Bytes in pages that somebody holds.
+    /// Bytes of pages in use.
     in_use: AtomicUsize,
-    free: Mutex<Vec<Free>>,
+    sizes: Mutex<Vec<SizeClass>>,
 }
 
-/// Pages of one size that nobody holds.
-struct Free {
+/// Pages of one size.
+struct SizeClass {
     bytes: usize,
-    /// Pages of this size that there are, held ones included.
-    made: usize,
-    /// Has room for all of them.
-    pages: Vec<Arc<Region>>,
-    /// Where they are cut from: what is given back to the system are whole pieces, so sizes do not share any.
+    /// Number of pages, in use or free.
+    total: usize,
+    /// Free pages, with capacity for all of them.
+    free: Vec<Arc<Region>>,
+    /// Memory of these pages. Sizes do not share memory blocks, so that a block can be freed with the pages of one size.
     arena: Arena,
 }
 
-/// A reference to a page. Clones share it.
+/// A reference to a page. Clones share the page.
 pub struct Page {
-    /// None only while it is being dropped.
+    /// `None` only while the page is being dropped.
     region: Option<Arc<Region>>,
     pool: Arc<PagePool>,
 }
 
 impl PagePool {
-    /// A pool that gives out at most `limit` bytes at a time.
+    /// Creates a pool of at most `limit` bytes.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, in_use: AtomicUsize::new(0), free: Mutex::new(Vec::new()) })
+        Arc::new(Self { limit, in_use: AtomicUsize::new(0), sizes: Mutex::new(Vec::new()) })
     }
 
-    /// Bytes in pages that somebody holds.
+    /// Returns the bytes of pages in use.
     pub fn in_use(&self) -> usize {
         self.in_use.load(Relaxed)
     }
 
-    /// The most bytes it gives out.
+    /// Returns the limit in bytes.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// A page of `bytes`, with unspecified ones in it.
+    /// Allocates a page of `bytes` unspecified bytes.
     ///
     /// # Errors
     /// [`Error::OutOfPages`] if the limit is reached; [`Error::Internal`] if the system has no more memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Page> {
-        let room = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
-        if self.in_use.fetch_update(Relaxed, Relaxed, room).is_err() {
+        let increased = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        if self.in_use.fetch_update(Relaxed, Relaxed, increased).is_err() {
             return Err(Error::OutOfPages { needed: self.in_use().saturating_add(bytes), limit: self.limit });
         }
-        let region = self.recycled(bytes).inspect_err(|_| {
+        let region = self.reuse_or_map(bytes).inspect_err(|_| {
             self.in_use.fetch_sub(bytes, Relaxed);
         })?;
         Ok(Page { region: Some(region), pool: self.clone() })
     }
 
-    fn recycled(&self, bytes: usize) -> Result<Arc<Region>> {
-        let mut sizes = self.free();
-        let at = sizes.iter().position(|free| free.bytes == bytes).unwrap_or_else(|| {
-            sizes.push(Free { bytes, made: 0, pages: Vec::new(), arena: Arena::new(ARENA) });
+    /// Returns a free region of the size, or a new one.
+    fn reuse_or_map(&self, bytes: usize) -> Result<Arc<Region>> {
+        let mut sizes = self.sizes();
+        let index = sizes.iter().position(|size| size.bytes == bytes).unwrap_or_else(|| {
+            sizes.push(SizeClass { bytes, total: 0, free: Vec::new(), arena: Arena::new(ARENA) });
             sizes.len() - 1
         });
-        if let Some(region) = sizes[at].pages.pop() {
+        if let Some(region) = sizes[index].free.pop() {
             return Ok(region);
         }
-        let made: usize = sizes.iter().map(|free| free.made.saturating_mul(free.bytes)).sum();
-        if made.saturating_add(bytes) > self.limit {
-            // what is kept of other sizes is what stands in the way
-            for free in sizes.iter_mut() {
-                free.made -= free.pages.len();
-                free.pages.clear();
+        let total: usize = sizes.iter().map(|size| size.total.saturating_mul(size.bytes)).sum();
+        if total.saturating_add(bytes) > self.limit {
+            // free pages of other sizes use the remaining space
+            for size in sizes.iter_mut() {
+                size.total -= size.free.len();
+                size.free.clear();
             }
         }
-        let free = &mut sizes[at];
-        let region = free.arena.allocate(bytes)?;
-        free.made += 1;
-        free.pages.reserve(free.made);
+        let size = &mut sizes[index];
+        let region = size.arena.allocate(bytes)?;
+        size.total += 1;
+        size.free.reserve(size.total);
         Ok(Arc::new(region))
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Free>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sizes(&self) -> MutexGuard<'_, Vec<SizeClass>> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Page {
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         self.region.as_ref().map_or(&[], |region| region.bytes())
     }
 
-    /// Whether another reference to it exists.
+    /// Returns true if another reference to the page exists.
     pub fn is_shared(&self) -> bool {
         self.references() > 1
     }
 
-    /// How many references to it exist, this one included.
+    /// Returns the number of references to the page, including this one.
     pub fn references(&self) -> usize {
         self.region.as_ref().map_or(0, Arc::strong_count)
     }
 
-    /// A number that no other page has while this one is held.
+    /// Returns a number that is unique among the pages in use.
     pub fn id(&self) -> usize {
         self.region.as_ref().map_or(0, |region| Arc::as_ptr(region).addr())
     }
 
-    /// Its bytes, to write. A shared page is first replaced by a copy.
+    /// Returns the bytes for writing. Replaces a shared page with a copy first.
     ///
     /// # Errors
-    /// [`Error::OutOfPages`] if a copy is needed and the limit is reached.
+    /// [`Error::OutOfPages`] if the page is shared and the limit is reached.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let missing = || Error::Internal("a page without memory".into());
         if self.is_shared() {
@@ -148,13 +149,13 @@ impl Clone for Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let Some(mut region) = self.region.take() else { return };
-        // References are dropped under the lock, so of several at the same time exactly one finds that it is the last.
-        let mut sizes = self.pool.free();
+        // references are dropped under the lock, so that exactly one of several threads finds the last one
+        let mut sizes = self.pool.sizes();
         if Arc::get_mut(&mut region).is_some() {
             let bytes = region.bytes().len();
             self.pool.in_use.fetch_sub(bytes, Relaxed);
-            if let Some(free) = sizes.iter_mut().find(|free| free.bytes == bytes) {
-                free.pages.push(region);
+            if let Some(size) = sizes.iter_mut().find(|size| size.bytes == bytes) {
+                size.free.push(region);
             }
         } else {
             drop(region);
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_page_is_copied_by_the_writer_alone() {
+    fn writing_to_a_shared_page_copies_it() {
         let pool = PagePool::new(1 << 20);
         let mut page = pool.allocate(128).unwrap();
         page.bytes_mut().unwrap().fill(1);
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_and_is_given_back() {
+    fn the_limit_applies_to_pages_in_use() {
         let pool = PagePool::new(128);
         let page = pool.allocate(128).unwrap();
         assert!(matches!(pool.allocate(64), Err(Error::OutOfPages { needed: 192, limit: 128 })));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_dropping_references_leave_nothing() {
+    fn concurrent_drops_release_the_page() {
         let pool = PagePool::new(1 << 20);
         for _ in 0..200 {
             let page = pool.allocate(64).unwrap();
@@ -208,19 +209,19 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_is_given_out_again() {
+    fn released_pages_are_reused() {
         let pool = PagePool::new(1 << 20);
         let start = |page: &Page| page.bytes().as_ptr();
-        let (first, second) = (pool.allocate(640).unwrap(), pool.allocate(64).unwrap());
-        let (at_first, at_second) = (start(&first), start(&second));
+        let [first, second] = [640, 64].map(|bytes| pool.allocate(bytes).unwrap());
+        let starts = [start(&first), start(&second)];
         drop((first, second));
-        assert_eq!((start(&pool.allocate(64).unwrap()), start(&pool.allocate(640).unwrap())), (at_second, at_first));
+        assert_eq!([640, 64].map(|bytes| start(&pool.allocate(bytes).unwrap())), starts);
     }
 
-    /// Of pages of so many bytes: how many there are, and how many of them nobody holds.
+    /// Returns the number of pages of a size, and how many of them are free.
     fn count(pool: &PagePool, bytes: usize) -> (usize, usize) {
-        let sizes = pool.free();
-        sizes.iter().find(|free| free.bytes == bytes).map_or((0, 0), |free| (free.made, free.pages.len()))
+        let sizes = pool.sizes();
+        sizes.iter().find(|size| size.bytes == bytes).map_or((0, 0), |size| (size.total, size.free.len()))
     }
 
     fn take(pool: &Arc<PagePool>, bytes: usize, count: usize) -> Vec<Page> {
@@ -228,17 +229,17 @@ mod tests {
     }
 
     #[test]
-    fn at_the_limit_kept_pages_of_other_sizes_are_given_up_and_held_ones_stay() {
+    fn at_the_limit_free_pages_of_other_sizes_are_unmapped_and_pages_in_use_stay() {
         let pool = PagePool::new(1024);
         drop(take(&pool, 128, 8));
         assert_eq!((count(&pool, 128), pool.in_use()), ((8, 8), 0));
-        // eight kept pages are all that the limit allows: a page of another size needs their room
+        // eight free pages use the complete limit: a page of another size needs their space
         let large = take(&pool, 512, 1);
         assert_eq!((count(&pool, 128), count(&pool, 512)), ((0, 0), (1, 0)));
         let mut held = take(&pool, 128, 4);
         held[0].bytes_mut().unwrap().fill(7);
         assert!(matches!(pool.allocate(1), Err(Error::OutOfPages { needed: 1025, limit: 1024 })));
-        // again, while some of the smaller ones are held: those stay as they are, and only the kept ones go
+        // again, while some of the smaller pages are in use: only free ones are unmapped
         drop(large);
         drop(held.split_off(3));
         assert_eq!((count(&pool, 128), count(&pool, 512)), ((4, 1), (1, 1)));
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn below_the_limit_kept_pages_stay_for_the_next_of_their_size() {
+    fn below_the_limit_free_pages_stay() {
         let pool = PagePool::new(1024);
         drop(take(&pool, 128, 4));
         let _other = take(&pool, 512, 1);
@@ -259,32 +260,35 @@ mod tests {
     }
 
     #[test]
-    fn sizes_share_no_memory_that_could_be_given_back() {
+    fn sizes_do_not_share_memory_blocks() {
         let pool = PagePool::new(1 << 30);
-        // as far apart as pieces are aligned
-        let piece = |page: &Page| page.bytes().as_ptr() as usize / (2 << 20);
+        // blocks are aligned to this size
+        let block = |page: &Page| page.bytes().as_ptr() as usize / (2 << 20);
         let mut pages = Vec::new();
         for _ in 0..20 {
             pages.extend([64, 1 << 20, 192].map(|bytes| pool.allocate(bytes).unwrap()));
         }
-        let of = |bytes: usize| pages.iter().filter(move |page| page.bytes().len() == bytes).map(piece);
-        for (one, other) in [(64, 192), (64, 1 << 20), (192, 1 << 20)] {
-            assert!(of(one).all(|place| of(other).all(|elsewhere| elsewhere != place)), "{one} beside {other}");
+        let blocks = |bytes: usize| pages.iter().filter(move |page| page.bytes().len() == bytes).map(block);
+        for (first, second) in [(64, 192), (64, 1 << 20), (192, 1 << 20)] {
+            assert!(blocks(first).all(|block| blocks(second).all(|other| other != block)), "{first} and {second}");
         }
     }
 
-    /// Whatever is taken and given back in whatever order: kept and held pages together stay within the limit.
     #[test]
-    fn a_storm_of_sizes_stays_within_the_limit() {
-        let (limit, sizes) = (64 << 10, [64, 640, 4096, 20_000]);
-        let (pool, mut held, mut state) = (PagePool::new(limit), Vec::<Page>::new(), 7u64);
-        let mut below = |most: usize| {
+    fn random_operations_stay_within_the_limit() {
+        let limit = 64 << 10;
+        let sizes = [64, 640, 4096, 20_000];
+        let pool = PagePool::new(limit);
+        let mut held = Vec::<Page>::new();
+        let mut state = 7u64;
+        let mut below = |end: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % most
+            (state >> 33) as usize % end
         };
-        let (mut refused, mut given_up) = (0, 0);
+        let mut refused = 0;
+        let mut unmapped = 0;
         for _ in 0..20_000 {
-            let kept: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1).sum();
+            let free: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1).sum();
             match below(5) {
                 0 | 1 if !held.is_empty() => drop(held.swap_remove(below(held.len()))),
                 2 if !held.is_empty() => held.push(held[below(held.len())].clone()),
@@ -292,16 +296,16 @@ mod tests {
                     Ok(page) => {
                         held.push(page);
                         let left: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1).sum();
-                        given_up += usize::from(left + 1 < kept);
+                        unmapped += usize::from(left + 1 < free);
                     }
                     Err(_) => refused += 1,
                 },
             }
-            let made: usize = sizes.iter().map(|&bytes| count(&pool, bytes).0 * bytes).sum();
-            let kept: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1 * bytes).sum();
-            assert!(made <= limit && pool.in_use() == made - kept);
+            let total: usize = sizes.iter().map(|&bytes| count(&pool, bytes).0 * bytes).sum();
+            let free: usize = sizes.iter().map(|&bytes| count(&pool, bytes).1 * bytes).sum();
+            assert!(total <= limit && pool.in_use() == total - free);
         }
-        assert!(refused > 10 && given_up > 10, "{refused} refused, {given_up} times pages were given up");
+        assert!(refused > 10 && unmapped > 10, "{refused} refused, {unmapped} unmapped");
         drop(held);
         assert_eq!(pool.in_use(), 0);
     }

@@ -1,5 +1,6 @@
-//! What this machine can do at most: bytes read a second, and multiply-adds a second, in the same vector width as the kernels
-//! beside. Measurements are told beside these.
+//! Peak rates of the machine: bytes read per second and multiply-adds per second, with the vector width of the kernels.
+//!
+//! Reports compare measurements with these rates.
 
 use super::{
     Isa, ThreadPool,
@@ -8,53 +9,53 @@ use super::{
 };
 use crate::error::Result;
 
-/// Vectors summed side by side: enough chains for memory beyond the nearest cache to be what is waited for.
+/// Independent sums of vectors: enough for memory, not arithmetic latency, to be the bottleneck.
 const GROUP: usize = 4;
-/// Parts of a stream for each thread, so that one that is busy elsewhere delays the others by one part.
+/// Parts per thread, so that a thread whose core is busy delays the others by at most one part.
 const PARTS: usize = 4;
 
-/// Numbers to read from the first to the last, in memory like that of weights and pages.
+/// A buffer to read sequentially, in the same kind of memory as weights and pages.
 pub struct MemoryStream {
     region: Region,
 }
 
 impl MemoryStream {
-    /// At least `bytes`, written once: memory that was never written reads as one shared page of zeros, which is no memory.
+    /// Allocates at least `bytes` bytes and writes them, because unwritten memory is one shared page of zeros.
     ///
     /// # Errors
-    /// No memory.
+    /// The system has no more memory.
     pub fn new(bytes: usize) -> Result<Self> {
         let mut region = Arena::new(1).allocate(bytes.max(1).next_multiple_of(GROUP * WIDTH * size_of::<f32>()))?;
         region.values_mut().fill(1f32);
         Ok(Self { region })
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.region.bytes().len()
     }
 
-    /// Reads all of it `times` times, each thread its own part: the sum of what was read, so that nothing can be left out.
+    /// Reads the buffer `times` times on all threads and returns the sum, so that the compiler cannot omit reads.
     pub fn read(&self, isa: Isa, pool: &ThreadPool, times: usize) -> f32 {
-        // a stream read several times is cut into one part a thread: the same one each time, as weights would be
+        // if read several times, each thread reads the same part each time, like weights
         let parts = if times > 1 { pool.threads() } else { pool.threads() * PARTS };
         let numbers = self.region.values::<f32>();
         let part = numbers.len().div_ceil(parts).next_multiple_of(GROUP * WIDTH);
         let mut sums = vec![0.0; numbers.len().div_ceil(part)];
         pool.for_chunks(&mut sums, 1, true, &|index, sum| {
             let numbers = &numbers[index * part..];
-            sum[0] = add(isa, &numbers[..part.min(numbers.len())], times);
+            sum[0] = sum_repeatedly(isa, &numbers[..part.min(numbers.len())], times);
         });
         sums.iter().sum()
     }
 }
 
 multiversion! {
-    fn add(numbers: &[f32], times: usize) -> f32 = add_body
+    fn sum_repeatedly(numbers: &[f32], times: usize) -> f32 = sum_repeatedly_body
 }
 
 #[inline(always)]
-fn add_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
+fn sum_repeatedly_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
     let one = simd.splat(1.0);
     let mut sums = [simd.splat(0.0); GROUP];
     for _ in 0..times {
@@ -64,32 +65,33 @@ fn add_body<S: Simd>(simd: S, numbers: &[f32], times: usize) -> f32 {
             }
         }
     }
-    total(simd, &sums)
+    sum_of_lanes(simd, &sums)
 }
 
-/// The most chains of multiply-adds, of sixteen lanes each: enough for none to be waited for. Where fewer go faster, those take turns.
+/// Independent chains of multiply-adds, of sixteen lanes each: enough to hide their latency. Instruction sets on which
+/// fewer chains are faster run those repeatedly.
 const CHAINS: usize = 12;
-/// Multiply-adds of one turn: one of each of so many chains.
+/// Multiply-adds of one turn: one per lane of each chain.
 const TURN: usize = CHAINS * WIDTH;
 
-/// Does at least `count` multiply-adds on all threads without touching memory: how many they were, and a number that depends
-/// on each of them.
+/// Runs at least `count` multiply-adds on all threads without accessing memory. Returns their number, and a result that
+/// depends on each of them.
 pub fn multiply_adds(isa: Isa, pool: &ThreadPool, count: usize) -> (usize, f32) {
     let parts = pool.threads() * PARTS;
     let turns = count.div_ceil(parts * TURN);
-    let mut ends = vec![0.0; parts];
-    // the factor is hidden from the compiler, which could else foresee where the chains end
+    let mut results = vec![0.0; parts];
+    // the compiler must not know the factor, or it could compute the result
     let factor = std::hint::black_box(0.5);
-    pool.for_chunks(&mut ends, 1, true, &|_, end| end[0] = chains(isa, factor, turns));
-    (parts * turns * TURN, ends.iter().sum())
+    pool.for_chunks(&mut results, 1, true, &|_, result| result[0] = run_chains(isa, factor, turns));
+    (parts * turns * TURN, results.iter().sum())
 }
 
 multiversion! {
-    fn chains(factor: f32, turns: usize) -> f32 = chains_body
+    fn run_chains(factor: f32, turns: usize) -> f32 = run_chains_body
 }
 
 #[inline(always)]
-fn chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
+fn run_chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
     match S::CHAINS {
         6 => chains_of::<S, 6>(simd, factor, turns),
         _ => chains_of::<S, CHAINS>(simd, factor, turns),
@@ -98,20 +100,21 @@ fn chains_body<S: Simd>(simd: S, factor: f32, turns: usize) -> f32 {
 
 #[inline(always)]
 fn chains_of<S: Simd, const C: usize>(simd: S, factor: f32, turns: usize) -> f32 {
-    let (factor, addend) = (simd.splat(factor), simd.splat(1.0));
-    // different starts, so that no chain is another's copy
+    let factor = simd.splat(factor);
+    let addend = simd.splat(1.0);
+    // different initial values, so that the compiler cannot merge chains
     let mut chains: [S::V; C] = std::array::from_fn(|index| simd.splat(index as f32));
     for _ in 0..turns * (CHAINS / C) {
         for chain in &mut chains {
             *chain = simd.madd(*chain, factor, addend);
         }
     }
-    total(simd, &chains) * (CHAINS / C) as f32
+    sum_of_lanes(simd, &chains) * (CHAINS / C) as f32
 }
 
-/// The sum of all numbers.
+/// Returns the sum of all lanes.
 #[inline(always)]
-fn total<S: Simd>(simd: S, vectors: &[S::V]) -> f32 {
+fn sum_of_lanes<S: Simd>(simd: S, vectors: &[S::V]) -> f32 {
     let mut sum = 0.0;
     for &vector in vectors {
         let mut numbers = [0.0; WIDTH];
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_is_read_as_often_as_asked_for() {
+    fn every_number_is_read_the_requested_number_of_times() {
         for threads in [1, 3] {
             let pool = ThreadPool::new(threads);
             for (bytes, times) in [(0, 1), (1, 2), (4096, 1), (4100, 3), (100_000, 1), (100_000, 5)] {
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_end_where_their_recurrence_does() {
+    fn chains_converge_to_the_fixed_point() {
         let pool = ThreadPool::new(2);
         for isa in Isa::all() {
             let (count, sum) = multiply_adds(isa, &pool, 1_000_000);

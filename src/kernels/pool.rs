@@ -1,9 +1,9 @@
-//! A few threads that share one step's work: cheap to wake while decoding, asleep when nothing runs.
+//! Thread pool that shares the work of one step: cheap to wake while decoding, asleep when idle.
 //!
-//! A job is posted by one atomic store: its number and how many of its tasks nobody has taken yet, in one word. Whoever
-//! takes a task counts that word down; the caller takes tasks too, then waits until all are done. A core that is busy
-//! elsewhere thus delays nobody by more than the task it took. A worker that finds nothing to do spins for some dozens of
-//! microseconds (the next product of the same step comes sooner than that) and then sleeps.
+//! The caller posts a job with one atomic store of one word: the number of the job and the number of its open tasks. Threads
+//! take tasks by decrementing that word. The caller takes tasks, too, and then waits until all are done. A thread whose core
+//! is busy therefore delays the others by at most one task. An idle worker spins for some dozens of microseconds, because
+//! the next product of the same step usually comes sooner, and then sleeps.
 
 use super::disjoint::DisjointSlice;
 use std::{
@@ -17,112 +17,118 @@ use std::{
     thread::JoinHandle,
 };
 
-/// How often a worker looks for a new job before it sleeps.
+/// Polls of an idle worker before it sleeps.
 const SPINS: usize = 4_000;
-/// How often the caller looks whether all is done before it lets others have its core.
-const PATIENCE: usize = 10_000;
+/// Polls of a waiting caller before it yields its core between polls.
+const CALLER_SPINS: usize = 10_000;
 
-/// Threads that run the tasks of one job together. Any thread may call [`run`](Self::run); jobs take turns.
+/// A pool of threads that run the tasks of one job at a time. Any thread may call [`run`](Self::run).
 pub struct ThreadPool {
-    board: Arc<Board>,
+    job: Arc<JobState>,
     workers: Vec<JoinHandle<()>>,
-    turn: Mutex<()>,
+    /// Held by the caller whose job runs.
+    caller: Mutex<()>,
 }
 
-/// What a job does, behind a pointer that fits one word.
+/// Function of a job, behind a pointer that fits one word.
 type Body<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// What is done with some rows' parts of one column.
+/// Function of the index of a chunk and its floats.
+pub(super) type ChunkBody<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
+/// Function of first row, column, and the parts of the rows in that column.
 type CellBody<'a> = dyn Fn(usize, usize, &mut [&mut [f32]]) + Sync + 'a;
 
-/// What caller and workers share.
+/// State that the caller and the workers share.
 #[derive(Default)]
-struct Board {
-    /// The newest job's number in the upper half, its tasks that nobody has taken in the lower.
-    open: Line<AtomicU64>,
-    /// Tasks of the newest job that are done.
-    done: Line<AtomicUsize>,
-    /// How many tasks the newest job has, and what they do: valid while one of them is taken and not done.
+struct JobState {
+    /// Number of the newest job in the upper half, number of its open tasks in the lower half.
+    open: CacheLine<AtomicU64>,
+    /// Finished tasks of the newest job.
+    done: CacheLine<AtomicUsize>,
+    /// Tasks of the newest job. This and `body` are valid while a taken task is not done.
     tasks: AtomicUsize,
     body: AtomicPtr<Body<'static>>,
-    /// What the first task that panicked said.
+    /// Payload of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stopped: AtomicBool,
-    /// Workers that sleep, or are about to: with none, a post costs no call to the system.
+    /// Workers that sleep or are about to. If there are none, posting a job needs no system call.
     asleep: AtomicUsize,
-    bed: Mutex<()>,
-    woken: Condvar,
+    sleep_lock: Mutex<()>,
+    wakeup: Condvar,
 }
 
-/// On a cache line of its own.
+/// A value on its own cache line.
 #[derive(Default)]
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
 thread_local! {
-    /// Whether this thread is at work on a task.
+    /// True while this thread runs a task.
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
-const TASKS: u64 = u32::MAX as u64;
+/// Mask of the lower half of [`JobState::open`].
+const TASK_MASK: u64 = u32::MAX as u64;
 
 impl ThreadPool {
-    /// A pool of `threads`, the caller of [`run`](Self::run) included; at least one. Where the system refuses a thread, the
-    /// pool works with those it got.
+    /// Creates a pool of `threads` threads, at least one, which include the caller of [`run`](Self::run). If the system
+    /// cannot start a thread, the pool has fewer.
     pub fn new(threads: usize) -> Self {
-        let board = Arc::new(Board::default());
+        let job = Arc::new(JobState::default());
         let spawn = |index: usize| {
-            let board = board.clone();
-            std::thread::Builder::new().name(format!("weir-pool-{index}")).spawn(move || board.work()).ok()
+            let job = job.clone();
+            std::thread::Builder::new().name(format!("weir-pool-{index}")).spawn(move || job.work()).ok()
         };
         let workers = (1..threads.max(1)).map_while(spawn).collect();
-        Self { board, workers, turn: Mutex::new(()) }
+        Self { job, workers, caller: Mutex::new(()) }
     }
 
-    /// Threads, the caller's included.
+    /// Returns the number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `body(0)` … `body(tasks - 1)`, each once, on all threads; returns when all are done. From within a task, on the
-    /// task's own thread alone: the others are at work already.
+    /// Calls `body(0)` … `body(tasks - 1)` once each on all threads, and returns when all are done. A call from within a task
+    /// runs on the thread of that task alone.
     ///
     /// # Panics
-    /// If a task panics, after all have ended; if there are 2^32 tasks.
+    /// If a task panics, after all tasks have ended; if there are 2^32 tasks or more.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || tasks < 2 || IN_TASK.get() {
             (0..tasks).for_each(body);
             return;
         }
-        assert!(tasks as u64 <= TASKS, "{tasks} tasks");
-        let turn = lock(&self.turn);
-        // SAFETY: only the lifetime changes. The body is called by who has taken a task, and `run` returns when all tasks,
-        // each of which is taken once, are done.
+        assert!(tasks as u64 <= TASK_MASK, "{tasks} tasks");
+        let caller = lock(&self.caller);
+        // SAFETY: only the lifetime changes. A thread calls the body only for a task that it has taken, and `run` returns
+        // after all tasks, each of which is taken once, are done.
         let mut body = unsafe { std::mem::transmute::<Body<'_>, Body<'static>>(body) };
-        self.board.post(tasks, &raw mut body);
-        while self.board.take() {}
-        self.board.wait_until_done(tasks);
-        let panic = lock(&self.board.panic).take();
-        drop(turn);
+        self.job.post(tasks, &raw mut body);
+        while self.job.run_next_task() {}
+        self.job.wait_until_done(tasks);
+        let panic = lock(&self.job.panic).take();
+        drop(caller);
         if let Some(panic) = panic {
             std::panic::resume_unwind(panic);
         }
     }
 
-    /// Calls `body(i, part)` for the consecutive parts of `width` floats, on all threads if `share`.
-    pub fn for_chunks(&self, floats: &mut [f32], width: usize, share: bool, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    /// Calls `body(index, part)` for consecutive parts of `width` floats, on all threads if `share`.
+    pub fn for_chunks(&self, floats: &mut [f32], width: usize, share: bool, body: &ChunkBody<'_>) {
         assert!(floats.len().is_multiple_of(width));
         if !share {
             floats.chunks_exact_mut(width).enumerate().for_each(|(index, part)| body(index, part));
             return;
         }
-        let (parts, shared) = (floats.len() / width, DisjointSlice::new(floats));
+        let parts = floats.len() / width;
+        let shared = DisjointSlice::new(floats);
         // SAFETY: each part belongs to one task.
         self.run(parts, &|part| body(part, unsafe { shared.part(part * width, width) }));
     }
 
-    /// Calls `body((row, column), parts)` for `floats`, (rows, columns, width), on all threads if `share`: with the parts of
-    /// up to `T` rows from that one on, in one column. The rows of the first column come first.
+    /// Calls `body(first_row, column, parts)` for `floats`, (rows, columns, width), on all threads if `share`. `parts` are
+    /// those of up to `T` rows from `first_row` on, in one column. All rows of a column precede the next column.
     pub fn for_columns<const T: usize>(
         &self,
         floats: &mut [f32],
@@ -133,9 +139,11 @@ impl ThreadPool {
     ) {
         let Some(width) = floats.len().checked_div(rows * columns) else { return };
         assert_eq!(floats.len(), width * rows * columns);
-        let (shared, blocks) = (DisjointSlice::new(floats), rows.div_ceil(T));
+        let blocks = rows.div_ceil(T);
+        let shared = DisjointSlice::new(floats);
         let task = |task: usize| {
-            let (first, column) = (task % blocks * T, task / blocks);
+            let first = task % blocks * T;
+            let column = task / blocks;
             let mut parts: [&mut [f32]; T] = std::array::from_fn(|_| &mut [][..]);
             let parts = &mut parts[..T.min(rows - first)];
             for (row, part) in parts.iter_mut().enumerate() {
@@ -156,25 +164,25 @@ impl std::fmt::Debug for ThreadPool {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.board.stopped.store(true, SeqCst);
-        self.board.wake();
+        self.job.stopped.store(true, SeqCst);
+        self.job.wake();
         for worker in self.workers.drain(..) {
-            // A worker cannot panic outside a task, whose panics are caught; there is nothing to report.
+            // panics of tasks are caught, so a worker cannot panic
             let _ = worker.join();
         }
     }
 }
 
-impl Board {
-    /// Opens a job. `body` must stay where it is until all tasks are done.
+impl JobState {
+    /// Posts a job. `body` must stay valid until all tasks are done.
     fn post(&self, tasks: usize, body: *mut Body<'static>) {
-        // nobody reads these three now: all tasks of the job before are done
+        // no thread reads these three now, because all tasks of the previous job are done
         self.tasks.store(tasks, Relaxed);
         self.body.store(body, Relaxed);
         self.done.0.store(0, Relaxed);
-        let number = (self.open.0.load(Relaxed) >> 32).wrapping_add(1) & TASKS;
-        // whoever sees the new word sees what was stored before it; ordered against `asleep`, so that either the poster sees
-        // the sleeper or the sleeper the job
+        let number = (self.open.0.load(Relaxed) >> 32).wrapping_add(1) & TASK_MASK;
+        // a thread that reads the new word also sees the stores above; ordered with `asleep`, so that either this thread sees
+        // the sleeper or the sleeper sees the job
         self.open.0.store(number << 32 | tasks as u64, SeqCst);
         if self.asleep.load(SeqCst) > 0 {
             self.wake();
@@ -182,27 +190,27 @@ impl Board {
     }
 
     fn wake(&self) {
-        // behind the lock, no sleeper is between its last look and its sleep
-        drop(lock(&self.bed));
-        self.woken.notify_all();
+        // while the lock is held, no worker is between its last check and its sleep
+        drop(lock(&self.sleep_lock));
+        self.wakeup.notify_all();
     }
 
-    /// Takes a task of the newest job and does it. Tells whether there was one.
-    fn take(&self) -> bool {
-        let left = |open: u64| (open & TASKS > 0).then(|| open - 1);
-        let Ok(open) = self.open.0.fetch_update(AcqRel, Relaxed, left) else { return false };
-        // The task that was taken keeps its job alive, so these are its own.
-        let task = self.tasks.load(Relaxed) - (open & TASKS) as usize;
+    /// Takes a task of the newest job and runs it. Returns false if there is none.
+    fn run_next_task(&self) -> bool {
+        let decremented = |open: u64| (open & TASK_MASK > 0).then(|| open - 1);
+        let Ok(open) = self.open.0.fetch_update(AcqRel, Relaxed, decremented) else { return false };
+        // the taken task keeps its job alive, so these belong to it
+        let task = self.tasks.load(Relaxed) - (open & TASK_MASK) as usize;
         let body = self.body.load(Relaxed);
         IN_TASK.set(true);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: `run` keeps the body where it is until this task, too, is done.
+            // SAFETY: `run` keeps the body valid until this task is done.
             let body = unsafe { *body };
             body(task);
         }));
         IN_TASK.set(false);
         if let Err(panic) = outcome {
-            // Nothing of a panic may run before the task counts as done: dropping what it said could panic again.
+            // dropping a payload could panic again, so further ones are forgotten
             let mut first = lock(&self.panic);
             if first.is_none() { *first = Some(panic) } else { std::mem::forget(panic) }
         }
@@ -211,11 +219,11 @@ impl Board {
     }
 
     fn wait_until_done(&self, tasks: usize) {
-        let mut looks = 0;
+        let mut polls = 0;
         while self.done.0.load(Acquire) < tasks {
             std::hint::spin_loop();
-            looks += 1;
-            if looks > PATIENCE {
+            polls += 1;
+            if polls > CALLER_SPINS {
                 std::thread::yield_now();
             }
         }
@@ -224,7 +232,7 @@ impl Board {
     fn work(&self) {
         let mut idle = 0;
         while !self.stopped.load(Relaxed) {
-            if self.take() {
+            if self.run_next_task() {
                 idle = 0;
             } else if idle < SPINS {
                 idle += 1;
@@ -237,16 +245,16 @@ impl Board {
     }
 
     fn sleep(&self) {
-        let mut bed = lock(&self.bed);
+        let mut guard = lock(&self.sleep_lock);
         self.asleep.fetch_add(1, SeqCst);
-        while self.open.0.load(SeqCst) & TASKS == 0 && !self.stopped.load(SeqCst) {
-            bed = self.woken.wait(bed).unwrap_or_else(PoisonError::into_inner);
+        while self.open.0.load(SeqCst) & TASK_MASK == 0 && !self.stopped.load(SeqCst) {
+            guard = self.wakeup.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.asleep.fetch_sub(1, SeqCst);
     }
 }
 
-/// Locks; a panic elsewhere leaves no broken data behind these locks.
+/// Locks a mutex, ignoring poisoning: no data behind these mutexes can be inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -268,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn many_callers_take_turns() {
+    fn concurrent_callers_wait_for_each_other() {
         let pool = ThreadPool::new(2);
         let total = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -286,8 +294,9 @@ mod tests {
     }
 
     #[test]
-    fn a_job_within_a_task_runs_where_it_is() {
-        let (pool, count) = (ThreadPool::new(2), AtomicUsize::new(0));
+    fn a_job_within_a_task_runs_on_its_thread() {
+        let pool = ThreadPool::new(2);
+        let count = AtomicUsize::new(0);
         pool.run(8, &|_| {
             pool.run(8, &|_| {
                 count.fetch_add(1, Relaxed);
@@ -297,11 +306,11 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_keeps_working() {
         let pool = ThreadPool::new(2);
         let result = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|task| assert_ne!(task, 5))));
         let message = result.unwrap_err();
-        assert!(message.downcast_ref::<String>().is_some_and(|said| said.contains("left != right")));
+        assert!(message.downcast_ref::<String>().is_some_and(|message| message.contains("left != right")));
         let count = AtomicUsize::new(0);
         pool.run(8, &|_| {
             count.fetch_add(1, Relaxed);

@@ -1,36 +1,39 @@
-//! Functions of one row: norms, activations. Sums run in sixteen lanes, added up in a fixed order.
+//! Row-wise functions: norms, activations, quantization.
+//!
+//! Order of summation: sums of a row run in sixteen lanes, which are added pairwise in a fixed order. Results therefore do
+//! not depend on the batch. The tests compare with definitions in f64.
 
 use super::{
     Compute, LANES, ThreadPool,
     dtype::{inverse_of, scale_of, to_byte},
     isa::{Simd, multiversion},
+    pool::ChunkBody,
 };
 
-/// Numbers below which waking other threads costs more than it brings.
-const WORTH_SHARING: usize = 1 << 13;
+/// Minimum numbers for which it pays to use other threads.
+const MIN_SHARED: usize = 1 << 13;
 
-/// Applies `body` to consecutive runs of whole rows of `x` (rows, width), on all threads if that pays; it is told where in
-/// `x` its run starts.
-fn by_rows(pool: &ThreadPool, x: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-    let share = x.len() >= WORTH_SHARING;
+/// Calls `body(offset, row)` for each row of `x` (rows, width), on all threads if that pays.
+fn for_rows(pool: &ThreadPool, x: &mut [f32], width: usize, body: &ChunkBody<'_>) {
+    let share = x.len() >= MIN_SHARED;
     pool.for_chunks(x, width, share, &|row, part| body(row * width, part));
 }
 
-/// x ← LayerNorm(x + y), row by row: (rows, width), biased variance, then `weight` and `bias` (width).
+/// Computes x ← LayerNorm(x + y) for each row of (rows, width), with biased variance, weight and bias.
 pub fn add_layer_norm(compute: &Compute, x: &mut [f32], y: &[f32], norm: &LayerNorm) {
     let width = norm.weight.len();
     assert_eq!(x.len(), y.len());
-    by_rows(&compute.pool, x, width, &|at, part| {
-        add_norm_rows(compute.isa, part, &y[at..at + part.len()], norm);
+    for_rows(&compute.pool, x, width, &|offset, part| {
+        add_norm_rows(compute.isa, part, &y[offset..offset + part.len()], norm);
     });
 }
 
-/// x ← LayerNorm(x), row by row: (rows, width).
+/// Computes x ← LayerNorm(x) for each row of (rows, width).
 pub fn layer_norm(compute: &Compute, x: &mut [f32], norm: &LayerNorm) {
-    by_rows(&compute.pool, x, norm.weight.len(), &|_, part| norm_rows(compute.isa, part, norm));
+    for_rows(&compute.pool, x, norm.weight.len(), &|_, part| norm_rows(compute.isa, part, norm));
 }
 
-/// A LayerNorm's parameters.
+/// Parameters of LayerNorm.
 pub struct LayerNorm {
     /// (width)
     pub weight: Vec<f32>,
@@ -40,7 +43,7 @@ pub struct LayerNorm {
     pub eps: f32,
 }
 
-/// A norm by the root of the mean square: no mean is taken off, nothing is added.
+/// Parameters of RMSNorm, which has no mean and no bias.
 pub struct RmsNorm {
     /// (width)
     pub weight: Vec<f32>,
@@ -48,11 +51,11 @@ pub struct RmsNorm {
     pub eps: f32,
 }
 
-/// `out` = x / √(mean(x²) + eps) · weight, row by row: (rows, width) each.
+/// Computes `out` = x / √(mean(x²) + eps) · weight for each row of (rows, width).
 pub fn rms_norm(compute: &Compute, x: &[f32], norm: &RmsNorm, out: &mut [f32]) {
     assert_eq!(x.len(), out.len());
-    by_rows(&compute.pool, out, norm.weight.len(), &|at, part| {
-        rms_rows(compute.isa, &x[at..at + part.len()], norm, part);
+    for_rows(&compute.pool, out, norm.weight.len(), &|offset, part| {
+        rms_rows(compute.isa, &x[offset..offset + part.len()], norm, part);
     });
 }
 
@@ -101,7 +104,7 @@ fn norm_row<S: Simd>(x: &mut [f32], norm: &LayerNorm) {
     }
 }
 
-/// The sum of x − shift, or of its squares, in sixteen lanes.
+/// Returns the sum of x − shift, or of its squares, summed in sixteen lanes.
 #[inline(always)]
 fn lane_sum<S: Simd, const SQUARES: bool>(x: &[f32], shift: f32) -> f32 {
     let mut lanes = [0f32; LANES];
@@ -120,7 +123,7 @@ fn lane_sum<S: Simd, const SQUARES: bool>(x: &[f32], shift: f32) -> f32 {
     add_up(lanes)
 }
 
-/// Sixteen lanes' sum, pairwise in a fixed order.
+/// Adds sixteen lanes pairwise in a fixed order.
 #[inline(always)]
 pub(super) fn add_up(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
@@ -133,16 +136,16 @@ pub(super) fn add_up(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// x ← max(x, 0); what is not a number stays so.
+/// Computes x ← max(x, 0). NaN stays NaN.
 #[inline(always)]
 pub(super) fn relu(x: &mut [f32]) {
     for x in x {
-        // by a mask: what is stored only where it changes is stored slowly
+        // a mask is faster than a conditional store
         *x = f32::from_bits(x.to_bits() & if *x < 0.0 { 0 } else { u32::MAX });
     }
 }
 
-/// x ← x·Φ(x), the exact GELU (by erf, within 1e-7 of it).
+/// Computes x ← x·Φ(x), the exact GELU, with an erf of error below 1e-7.
 #[inline(always)]
 pub(super) fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
     for x in x {
@@ -150,30 +153,30 @@ pub(super) fn gelu_body<S: Simd>(_: S, x: &mut [f32]) {
     }
 }
 
-/// x ← x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³))), GPT-2's GELU.
+/// Computes x ← x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³))), the GELU of GPT-2.
 #[inline(always)]
 pub(super) fn gelu_tanh_body<S: Simd>(_: S, x: &mut [f32]) {
     const ROOT: f32 = 0.797_884_6;
     for x in x {
         let inner = ROOT * S::madd1(0.044_715 * *x * *x, *x, *x);
-        // tanh by the exponential of what is not positive; a NaN passes
-        let shrunk = exp::<S>(-2.0 * inner.abs());
-        let tanh = ((1.0 - shrunk) / (1.0 + shrunk)).copysign(inner);
+        // tanh by the exponential of a non-positive number; NaN stays NaN
+        let exponential = exp::<S>(-2.0 * inner.abs());
+        let tanh = ((1.0 - exponential) / (1.0 + exponential)).copysign(inner);
         *x = 0.5 * *x * (1.0 + tanh);
     }
 }
 
-/// x ← x·σ(x).
+/// Computes x ← x·σ(x).
 #[inline(always)]
 pub(super) fn silu_body<S: Simd>(_: S, x: &mut [f32]) {
     for x in x {
-        let shrunk = exp::<S>(-x.abs());
-        *x *= if *x < 0.0 { shrunk } else { 1.0 } / (1.0 + shrunk);
+        let exponential = exp::<S>(-x.abs());
+        *x *= if *x < 0.0 { exponential } else { 1.0 } / (1.0 + exponential);
     }
 }
 
-// erf(x) = x·S(x²) up to 0.9 and 1 − exp(−x·L(x)) beyond; coefficients fitted by iterated least squares (minimax),
-// largest error over all f32 arguments 8e-8.
+// erf(x) = x·S(x²) up to 0.9 and 1 − exp(−x·L(x)) above. Coefficients are fitted by iterated least squares (minimax); the
+// largest error over all f32 arguments is 8e-8.
 #[allow(clippy::approx_constant, reason = "a fitted number that happens to lie near 2/√π")]
 const ERF_SMALL: [f32; 6] =
     [1.128_379_1, -3.761_237_5e-1, 1.128_113_4e-1, -2.675_092e-2, 4.977_801_5e-3, -5.938_389e-4];
@@ -199,26 +202,27 @@ fn polynomial<S: Simd, const N: usize>(coefficients: &[f32; N], x: f32) -> f32 {
     value
 }
 
-/// e^x within two units in the last place, for x ≤ 0; below −87 it is flushed to e^−87, which no sum here can see.
+/// Returns e^x for x ≤ 0, within two units in the last place. Below −87 the result is e^−87, which is negligible in every
+/// sum here.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(x: f32) -> f32 {
     const TERMS: [f32; 5] = [4.999_999_3e-1, 1.666_652_1e-1, 4.166_838_7e-2, 8.368_712e-3, 1.381_463_4e-3];
     // ln 2 in two parts, so that n·ln 2 is exact enough for the remainder
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // adding and subtracting 1.5 · 2^23 rounds to the nearest integer, in every rounding mode weir runs in
+    // adding and subtracting 1.5 · 2^23 rounds to the nearest integer
     const ROUND: f32 = 12_582_912.0;
     let x = x.max(-87.0);
     let shifted = S::madd1(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = S::madd1(n, -LN2_LOW, S::madd1(n, -LN2_HIGH, x));
     let value = 1.0 + S::madd1(r * r, polynomial::<S, 5>(&TERMS, r), r);
-    // the integer sits in the low bits of `shifted`; moved into the exponent it multiplies by 2^n
+    // the low bits of `shifted` are n; added to the exponent, they multiply by 2^n
     f32::from_bits(value.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
 multiversion! {
-    /// A row as bytes, filled up to whole cells with zeros: what its numbers were divided by.
+    /// Quantizes a row to int8, padded with zeros to whole cells, and returns its scale.
     pub(super) fn quantize(x: &[f32], cells: &mut [[i8; 4]]) -> f32 = quantize_body
 }
 
@@ -245,7 +249,8 @@ mod tests {
 
     /// erf by its series, in f64.
     fn erf_series(x: f64) -> f64 {
-        let (mut term, mut sum) = (x, x);
+        let mut term = x;
+        let mut sum = x;
         for n in 1..200 {
             term *= -x * x / f64::from(n);
             sum += term / f64::from(2 * n + 1);
@@ -282,17 +287,17 @@ mod tests {
         }
     }
 
-    /// Bits, of all instruction sets with fused multiply-adds.
+    /// Checks that all instruction sets with fused multiply-adds give the same bits.
     fn assert_fused_agree(all: &[(Isa, Vec<f32>)]) {
         let fused: Vec<_> = all.iter().filter(|(isa, _)| *isa != Isa::portable()).collect();
         assert!(fused.windows(2).all(|pair| pair[0].1 == pair[1].1), "instruction sets differ");
     }
 
     #[test]
-    fn norm_agrees_with_its_definition() {
+    fn layer_norm_agrees_with_its_definition() {
         for width in [1, 2, 15, 16, 17, 48, 100] {
             let numbers = |k: f32| (0..width).map(|i| (i as f32 * k).sin() * 3.0 + 1.0).collect::<Vec<_>>();
-            let (x, y, weight, bias) = (numbers(0.7), numbers(1.3), numbers(0.2), numbers(2.1));
+            let [x, y, weight, bias] = [0.7, 1.3, 0.2, 2.1].map(numbers);
             let parameters = LayerNorm { weight, bias, eps: 1e-5 };
             let sums: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(x + y)).collect();
             let mean = sums.iter().sum::<f64>() / width as f64;
@@ -314,10 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn the_root_of_the_mean_square_agrees_with_its_definition() {
+    fn rms_norm_agrees_with_its_definition() {
         for (width, eps) in [(1, 1e-6), (15, 1e-6), (16, 0.3), (48, 1e-6), (101, 1e-5)] {
             let numbers = |k: f32| (0..width * 3).map(|i| (i as f32 * k).sin() * 0.1 + 0.03).collect::<Vec<_>>();
-            let (x, norm) = (numbers(0.7), RmsNorm { weight: numbers(0.2)[..width].to_vec(), eps });
+            let x = numbers(0.7);
+            let norm = RmsNorm { weight: numbers(0.2)[..width].to_vec(), eps };
             for isa in Isa::all() {
                 let compute = Compute { isa, pool: std::sync::Arc::new(ThreadPool::new(2)) };
                 let mut got = vec![f32::NAN; x.len()];
@@ -334,18 +340,18 @@ mod tests {
     }
 
     #[test]
-    fn activations_do_not_depend_on_where_a_number_stands() {
+    fn activations_do_not_depend_on_the_index() {
         let numbers: Vec<f32> = (0..103).map(|i| (i as f32 - 50.0) / 9.0).collect();
         let mut all = Vec::new();
         for isa in Isa::all() {
-            let mut together = numbers.clone();
-            gelu_all(isa, &mut together);
+            let mut batch = numbers.clone();
+            gelu_all(isa, &mut batch);
             for (i, &x) in numbers.iter().enumerate() {
                 let mut alone = [x];
                 gelu_all(isa, &mut alone);
-                assert_eq!(alone[0].to_bits(), together[i].to_bits());
+                assert_eq!(alone[0].to_bits(), batch[i].to_bits());
             }
-            all.push((isa, together));
+            all.push((isa, batch));
         }
         assert_fused_agree(&all);
     }
@@ -355,12 +361,13 @@ mod tests {
     multiversion! { fn silu_all(x: &mut [f32]) = silu_body }
 
     #[test]
-    fn gelu_by_tanh_and_silu_are_within_a_millionth() {
+    fn gelu_by_tanh_and_silu_have_errors_below_1e_6() {
         for i in -2000..=2000 {
             let x = f64::from(i) / 200.0;
             let gelu = 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
             for isa in Isa::all() {
-                let (mut by_tanh, mut silu) = ([x as f32], [x as f32]);
+                let mut by_tanh = [x as f32];
+                let mut silu = [x as f32];
                 gelu_tanh_all(isa, &mut by_tanh);
                 silu_all(isa, &mut silu);
                 for (got, want) in [(by_tanh[0], gelu), (silu[0], x / (1.0 + (-x).exp()))] {
@@ -368,9 +375,9 @@ mod tests {
                 }
             }
         }
-        let mut nothing = [f32::NAN; 2];
-        gelu_tanh_all(Isa::detect(), &mut nothing[..1]);
-        silu_all(Isa::detect(), &mut nothing[1..]);
-        assert!(nothing.iter().all(|x| x.is_nan()));
+        let mut nans = [f32::NAN; 2];
+        gelu_tanh_all(Isa::detect(), &mut nans[..1]);
+        silu_all(Isa::detect(), &mut nans[1..]);
+        assert!(nans.iter().all(|x| x.is_nan()));
     }
 }

@@ -1,13 +1,13 @@
-//! How sixteen outputs of one step over the inputs are stored, and multiplied.
+//! Storage formats of sixteen outputs of one step, and their arithmetic.
 
 use crate::kernels::isa::Simd;
 use std::marker::PhantomData;
 
-/// A storage format on one instruction set.
+/// A storage format of weights on one instruction set.
 pub(super) trait Format<S: Simd>: Copy {
-    /// What a step takes from a row: one input, or four bytes.
+    /// Input of a row for one step: one float, or four bytes.
     type Cell: Copy;
-    /// A cell beside itself sixteen times, or sixteen outputs' weights.
+    /// Sixteen copies of a cell, or the weights of sixteen outputs.
     type Vector: Copy;
     /// Sixteen running sums.
     type Sum: Copy;
@@ -15,74 +15,82 @@ pub(super) trait Format<S: Simd>: Copy {
     type Slot: Copy + Default;
     /// Bytes of a group of sixteen outputs.
     const GROUP: usize;
-    /// Rows of the largest register tile, and groups that it takes side by side: as many as registers hold beside what a step
-    /// needs.
+    /// Rows of the largest register tile.
     const TILE: usize;
-    /// See [`TILE`](Self::TILE).
+    /// Groups of the largest register tile.
     const ACROSS: usize;
-    /// Groups of a panel: such that a step of it is 128 bytes.
+    /// Groups of a panel, whose steps have 128 bytes.
     const GROUPS: usize;
 
-    /// The weights of a group.
+    /// Loads the weights of a group.
     ///
     /// # Safety
-    /// `GROUP` bytes are there.
-    unsafe fn weights(simd: S, at: *const u8) -> Self::Vector;
-    /// A cell, sixteen times.
+    /// `from` points to `GROUP` bytes.
+    unsafe fn weights(simd: S, from: *const u8) -> Self::Vector;
+    /// Returns sixteen copies of a cell.
     fn spread(simd: S, cell: Self::Cell) -> Self::Vector;
-    /// Sixteen zeros.
+    /// Returns sixteen zeros.
     fn zero(simd: S) -> Self::Sum;
-    /// `sum` + x · weights.
+    /// Returns `sum` + x · weights.
     fn madd(simd: S, x: Self::Vector, weights: Self::Vector, sum: Self::Sum) -> Self::Sum;
-    /// Sums kept in memory.
+    /// Loads sixteen sums.
     ///
     /// # Safety
-    /// Sixteen slots are there.
+    /// `from` points to sixteen slots.
     unsafe fn load(simd: S, from: *const Self::Slot) -> Self::Sum;
-    /// Keeps sums in memory.
+    /// Stores sixteen sums.
     ///
     /// # Safety
-    /// There is room for sixteen slots.
+    /// `to` points to sixteen slots.
     unsafe fn store(simd: S, sum: Self::Sum, to: *mut Self::Slot);
-    /// A sum as a number: what its output adds up to and what its bytes were divided by, where there are bytes.
-    fn value(slot: Self::Slot, bytes: Option<(i32, f32)>) -> f32;
+    /// Converts a sum to a float.
+    fn value(slot: Self::Slot, int8: Option<Int8Output>) -> f32;
 }
 
-/// How sixteen weights become floats.
+/// Dequantization of the integer sum of an output.
+#[derive(Clone, Copy)]
+pub(super) struct Int8Output {
+    /// Sum of the output's weights, to subtract the offset of the inputs.
+    pub(super) weight_sum: i32,
+    /// Product of the scales of the row and the output.
+    pub(super) scale: f32,
+}
+
+/// A weight type that is converted to f32 when it is loaded.
 pub(super) trait Weight: Copy {
-    /// Bytes of sixteen.
+    /// Bytes of sixteen weights.
     const BYTES: usize;
 
-    /// Sixteen.
+    /// Loads sixteen weights.
     ///
     /// # Safety
-    /// They are there.
-    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> S::V;
+    /// `from` points to `BYTES` bytes.
+    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
 }
 
-/// 32-bit floats: sixteen in a row.
+/// 32-bit floats: sixteen consecutive outputs.
 impl Weight for f32 {
     const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_at(at.cast()) }
+    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_at(from.cast()) }
     }
 }
 
-/// bf16: output i beside output i + 8, so that eight pairs become both halves with a shift and a mask.
+/// bf16: output i is next to output i + 8, so that a shift and a mask convert eight pairs.
 impl Weight for u16 {
     const BYTES: usize = 32;
 
     #[inline(always)]
-    unsafe fn sixteen<S: Simd>(simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_bf16_pairs(at.cast()) }
+    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_bf16_pairs(from.cast()) }
     }
 }
 
-/// Weights that become floats, and sums that are.
+/// f32 or bf16 weights with f32 sums.
 #[derive(Clone, Copy)]
 pub(super) struct Floats<W>(PhantomData<W>);
 
@@ -97,9 +105,9 @@ impl<S: Simd, W: Weight> Format<S> for Floats<W> {
     const GROUPS: usize = 128 / W::BYTES;
 
     #[inline(always)]
-    unsafe fn weights(simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { W::sixteen(simd, at) }
+    unsafe fn weights(simd: S, from: *const u8) -> S::V {
+        // SAFETY: the caller guarantees the length.
+        unsafe { W::load(simd, from) }
     }
 
     #[inline(always)]
@@ -119,23 +127,23 @@ impl<S: Simd, W: Weight> Format<S> for Floats<W> {
 
     #[inline(always)]
     unsafe fn load(simd: S, from: *const f32) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the length.
         unsafe { simd.load_at(from) }
     }
 
     #[inline(always)]
     unsafe fn store(simd: S, sum: S::V, to: *mut f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the length.
         unsafe { simd.store_at(sum, to) }
     }
 
     #[inline(always)]
-    fn value(slot: f32, _: Option<(i32, f32)>) -> f32 {
+    fn value(slot: f32, _: Option<Int8Output>) -> f32 {
         slot
     }
 }
 
-/// Bytes: of each output four neighbouring inputs, whose four products with a row's four bytes are summed exactly.
+/// int8 weights with exact 32-bit sums: four consecutive inputs of each output are multiplied with four bytes of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Bytes;
 
@@ -150,9 +158,9 @@ impl<S: Simd> Format<S> for Bytes {
     const GROUPS: usize = 2;
 
     #[inline(always)]
-    unsafe fn weights(simd: S, at: *const u8) -> S::I {
-        // SAFETY: 64 bytes are there.
-        unsafe { simd.load_bytes(at.cast()) }
+    unsafe fn weights(simd: S, from: *const u8) -> S::I {
+        // SAFETY: the caller guarantees the length.
+        unsafe { simd.load_bytes(from.cast()) }
     }
 
     #[inline(always)]
@@ -172,20 +180,20 @@ impl<S: Simd> Format<S> for Bytes {
 
     #[inline(always)]
     unsafe fn load(simd: S, from: *const i32) -> S::I {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the length.
         unsafe { simd.load_ints(from) }
     }
 
     #[inline(always)]
     unsafe fn store(simd: S, sum: S::I, to: *mut i32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the length.
         unsafe { simd.store_ints(sum, to) }
     }
 
     #[inline(always)]
-    fn value(slot: i32, bytes: Option<(i32, f32)>) -> f32 {
-        let (weights, scale) = bytes.unwrap_or((0, 1.0));
-        // the offset met every weight; both sums are taken modulo 2^32, their difference has room
-        slot.wrapping_sub(S::OFFSET.wrapping_mul(weights)) as f32 * scale
+    fn value(slot: i32, int8: Option<Int8Output>) -> f32 {
+        let Int8Output { weight_sum, scale } = int8.unwrap_or(Int8Output { weight_sum: 0, scale: 1.0 });
+        // the offset was multiplied with every weight; both sums are modulo 2^32, but their difference fits
+        slot.wrapping_sub(S::OFFSET.wrapping_mul(weight_sum)) as f32 * scale
     }
 }

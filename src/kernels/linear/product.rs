@@ -1,13 +1,13 @@
-//! The product itself: tiles of rows × outputs, each output its own chain over the inputs in order.
+//! The product kernel: register tiles of rows × outputs, where each output is one sum over the inputs, in order.
 //!
-//! One row reads a panel from its first byte to its last, as one stream of memory, asked for a little ahead. Several rows pass
-//! slices of a panel, as many groups of sixteen outputs wide as registers have room for and [`SLICE`] steps long, while they are in
-//! the nearest cache; what the next slice needs is asked for meanwhile. Sums rest in memory between slices, unrounded, so slices
-//! and tiles change no bit.
+//! One row reads a panel as one stream of memory and prefetches a little ahead. Several rows share slices of a panel, which
+//! are as many groups of sixteen outputs wide as fit into registers, and [`SLICE`] steps long, while the slice is in the
+//! nearest cache. Meanwhile they prefetch the next slice. Between slices, sums are kept in memory without rounding, so
+//! slices and tiles do not change any bit.
 
 use super::{
-    Epilogue, Linear,
-    format::{Bytes, Floats, Format},
+    format::{Bytes, Floats, Format, Int8Output},
+    matrix::Linear,
 };
 use crate::kernels::{
     LANES,
@@ -17,44 +17,58 @@ use crate::kernels::{
 };
 use std::ops::Range;
 
-/// Steps of a slice: with four lines of each cache set at most.
+/// Steps of a slice, which then uses at most four lines of each cache set.
 const SLICE: usize = 128;
-/// Bytes of a line of the caches.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// How far ahead one stream is asked for, in bytes. Some processors foresee streams by themselves, but only to the end of each
-/// 4 KiB.
+/// Prefetch distance of a stream in bytes. Some processors prefetch by themselves, but not beyond a 4 KiB boundary.
 const AHEAD: usize = 4096;
-/// Rows that pass a panel together; their inputs stay in the second level.
-const BLOCK: usize = 96;
-/// Outputs of the widest panel.
-const WIDEST: usize = 4 * LANES;
+/// Rows that share a panel; their inputs stay in the second-level cache.
+const ROW_BLOCK: usize = 96;
+/// Maximum outputs of a panel.
+const MAX_WIDTH: usize = 4 * LANES;
 
-/// What all tasks of a product share. `x`: (rows, steps) cells; `out`: (rows, outputs).
+/// Function that is applied to each output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Epilogue {
+    /// Identity.
+    None,
+    /// GELU: x·Φ(x).
+    Gelu,
+    /// Approximation of GELU by tanh, as in GPT-2.
+    GeluTanh,
+    /// SiLU: x·σ(x).
+    Silu,
+    /// ReLU: max(x, 0).
+    Relu,
+}
+
+/// Input that all tasks of a product share. `x`: (rows, steps) cells; `out`: (rows, outputs).
 pub(super) struct Job<'a, C> {
     pub(super) matrix: &'a Linear,
     pub(super) x: &'a [C],
-    /// What each row was divided by; empty where rows are floats.
+    /// Scale of each row for int8; empty if rows are floats.
     pub(super) scales: &'a [f32],
-    pub(super) then: Epilogue,
+    pub(super) epilogue: Epilogue,
     pub(super) out: &'a DisjointSlice<'a>,
 }
 
-multiversion! { pub(super) fn full(job: &Job<'_, f32>, panels: Range<usize>) = full_body }
-multiversion! { pub(super) fn half(job: &Job<'_, f32>, panels: Range<usize>) = half_body }
-multiversion! { pub(super) fn bytes(job: &Job<'_, [i8; 4]>, panels: Range<usize>) = bytes_body }
+multiversion! { pub(super) fn multiply_f32(job: &Job<'_, f32>, panels: Range<usize>) = multiply_f32_body }
+multiversion! { pub(super) fn multiply_bf16(job: &Job<'_, f32>, panels: Range<usize>) = multiply_bf16_body }
+multiversion! { pub(super) fn multiply_int8(job: &Job<'_, [i8; 4]>, panels: Range<usize>) = multiply_int8_body }
 
 #[inline(always)]
-fn full_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
+fn multiply_f32_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
     product::<S, Floats<f32>>(simd, job, panels);
 }
 
 #[inline(always)]
-fn half_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
+fn multiply_bf16_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
     product::<S, Floats<u16>>(simd, job, panels);
 }
 
 #[inline(always)]
-fn bytes_body<S: Simd>(simd: S, job: &Job<'_, [i8; 4]>, panels: Range<usize>) {
+fn multiply_int8_body<S: Simd>(simd: S, job: &Job<'_, [i8; 4]>, panels: Range<usize>) {
     product::<S, Bytes>(simd, job, panels);
 }
 
@@ -62,9 +76,9 @@ fn bytes_body<S: Simd>(simd: S, job: &Job<'_, [i8; 4]>, panels: Range<usize>) {
 fn product<S: Simd, F: Format<S>>(simd: S, job: &Job<'_, F::Cell>, panels: Range<usize>) {
     let steps = job.matrix.steps;
     let rows = job.x.len() / steps;
-    let mut sums = [[F::Slot::default(); WIDEST]; BLOCK];
-    for first in (0..rows).step_by(BLOCK) {
-        let block = first..rows.min(first + BLOCK);
+    let mut sums = [[F::Slot::default(); MAX_WIDTH]; ROW_BLOCK];
+    for first in (0..rows).step_by(ROW_BLOCK) {
+        let block = first..rows.min(first + ROW_BLOCK);
         for index in panels.clone() {
             let panel = Panel::<F::Cell> {
                 x: &job.x[block.start * steps..block.end * steps],
@@ -76,53 +90,54 @@ fn product<S: Simd, F: Format<S>>(simd: S, job: &Job<'_, F::Cell>, panels: Range
             if let [sums] = sums {
                 panel.row::<S, F>(simd, sums);
             } else {
-                sums.fill([F::Slot::default(); WIDEST]);
+                sums.fill([F::Slot::default(); MAX_WIDTH]);
                 panel.rows::<S, F>(simd, sums);
             }
             for (row, sums) in block.clone().zip(sums) {
-                finish::<S, F>(simd, job, (row, index), sums);
+                finish::<S, F>(simd, job, row, index, sums);
             }
         }
     }
 }
 
-/// A row's outputs of a panel: scale, bias, and what comes then.
+/// Writes the outputs of a row and a panel: applies scale, bias and epilogue.
 #[inline(always)]
 fn finish<S: Simd, F: Format<S>>(
     simd: S,
     job: &Job<'_, F::Cell>,
-    (row, panel): (usize, usize),
-    sums: &[F::Slot; WIDEST],
+    row: usize,
+    panel: usize,
+    sums: &[F::Slot; MAX_WIDTH],
 ) {
-    let Job { matrix, scales, then, out, .. } = job;
+    let Job { matrix, scales, epilogue, out, .. } = job;
     let first = panel * F::GROUPS * LANES;
     let width = (F::GROUPS * LANES).min(matrix.outputs - first);
-    let mut numbers = [0f32; WIDEST];
+    let mut numbers = [0f32; MAX_WIDTH];
     let numbers = &mut numbers[..width];
     let outputs = numbers.iter_mut().zip(sums).zip(&matrix.bias[first..][..width]);
     if let Some(row_scale) = scales.get(row) {
         let each = matrix.scales[first..][..width].iter().zip(&matrix.sums[first..][..width]);
-        for (((number, &sum), bias), (scale, &weights)) in outputs.zip(each) {
-            // not fused: every instruction set gives the same bits
-            *number = F::value(sum, Some((weights, row_scale * scale))) + bias;
+        for (((number, &sum), bias), (scale, &weight_sum)) in outputs.zip(each) {
+            // not fused, so that every instruction set gives the same bits
+            *number = F::value(sum, Some(Int8Output { weight_sum, scale: row_scale * scale })) + bias;
         }
     } else {
         for ((number, &sum), bias) in outputs {
             *number = F::value(sum, None) + bias;
         }
     }
-    match then {
+    match epilogue {
         Epilogue::None => {}
         Epilogue::Gelu => rowwise::gelu_body(simd, numbers),
         Epilogue::GeluTanh => rowwise::gelu_tanh_body(simd, numbers),
         Epilogue::Silu => rowwise::silu_body(simd, numbers),
         Epilogue::Relu => rowwise::relu(numbers),
     }
-    // SAFETY: a panel belongs to one task, and a task finishes each row of it once.
+    // SAFETY: a panel belongs to one task, which finishes each row of it once.
     unsafe { out.part(row * matrix.outputs + first, width) }.copy_from_slice(numbers);
 }
 
-/// Some rows and a panel of weights.
+/// A block of rows and a panel of weights.
 struct Panel<'a, C> {
     /// (rows, steps)
     x: &'a [C],
@@ -132,35 +147,35 @@ struct Panel<'a, C> {
     groups: usize,
 }
 
-/// Some rows of a panel's work, and what to ask for meanwhile.
+/// The part of a panel that a tile multiplies, and what it prefetches meanwhile.
 #[derive(Clone, Copy)]
 struct Slice {
     row: usize,
     group: usize,
     start: usize,
     end: usize,
-    next: Next,
+    prefetch: Prefetch,
 }
 
-/// What comes next: of the next slice, each tile of this one asks for its part, so that memory is as busy under the last tile as
-/// under the first.
+/// The part of the next slice that a tile prefetches. Each tile prefetches an equal part, so that memory is equally busy
+/// during all tiles.
 #[derive(Clone, Copy)]
-struct Next {
-    /// How far ahead it lies, in bytes.
+struct Prefetch {
+    /// Distance to the next slice in bytes.
     ahead: usize,
-    /// Which tile this is, and of how many.
+    /// Index of the tile.
     tile: usize,
     tiles: usize,
 }
 
 impl<C: Copy> Panel<'_, C> {
-    /// One row against all groups, in one stream.
+    /// Multiplies one row with all groups, as one stream.
     #[inline(always)]
-    fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; WIDEST]) {
-        *sums = [F::Slot::default(); WIDEST];
+    fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; MAX_WIDTH]) {
+        *sums = [F::Slot::default(); MAX_WIDTH];
         let sums = std::slice::from_mut(sums);
-        let next = Next { ahead: AHEAD, tile: 0, tiles: 1 };
-        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, next };
+        let prefetch = Prefetch { ahead: AHEAD, tile: 0, tiles: 1 };
+        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, prefetch };
         match self.groups {
             1 => self.tile::<S, F, 1, 1>(simd, all, sums),
             2 => self.tile::<S, F, 1, 2>(simd, all, sums),
@@ -169,42 +184,46 @@ impl<C: Copy> Panel<'_, C> {
         }
     }
 
-    /// Several rows, slice by slice.
+    /// Multiplies several rows, slice by slice.
     #[inline(always)]
-    fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; WIDEST]]) {
-        // two rows take two groups at a time, for enough chains side by side
-        let wide = if sums.len() == 2 { 2 } else { F::ACROSS };
+    fn rows<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [[F::Slot; MAX_WIDTH]]) {
+        // two rows take two groups at a time, to have enough independent chains
+        let groups_per_tile = if sums.len() == 2 { 2 } else { F::ACROSS };
         for start in (0..self.steps).step_by(SLICE) {
             let end = self.steps.min(start + SLICE);
-            for group in (0..self.groups).step_by(wide) {
-                let last = group + wide >= self.groups;
-                // the slice beside this one, or the first one of the next steps, or of the next panel
-                let ahead = if last { ((end - start) * self.groups - group) * F::GROUP } else { wide * F::GROUP };
-                let both = wide == 2 && group + 1 < self.groups;
-                let (mut row, tiles) = (0, sums.len().div_ceil(F::TILE));
-                // one tile that has the whole panel reads it as one stream
-                let ahead = if tiles == 1 && wide >= self.groups { AHEAD } else { ahead };
+            for group in (0..self.groups).step_by(groups_per_tile) {
+                let last = group + groups_per_tile >= self.groups;
+                // next comes the next slice of these steps, or the first one of the next steps or panel
+                let ahead =
+                    if last { ((end - start) * self.groups - group) * F::GROUP } else { groups_per_tile * F::GROUP };
+                let both_groups = groups_per_tile == 2 && group + 1 < self.groups;
+                let tiles = sums.len().div_ceil(F::TILE);
+                // a single tile of the complete panel reads it as one stream
+                let ahead = if tiles == 1 && groups_per_tile >= self.groups { AHEAD } else { ahead };
+                let mut row = 0;
                 for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
-                    let slice = Slice { row, group, start, end, next: Next { ahead, tile, tiles } };
-                    self.some_rows::<S, F>(simd, (rows, both), slice, &mut sums[row..]);
+                    let slice = Slice { row, group, start, end, prefetch: Prefetch { ahead, tile, tiles } };
+                    self.tile_of::<S, F>(simd, rows, both_groups, slice, &mut sums[row..]);
                     row += rows;
                 }
             }
         }
     }
 
+    /// Calls [`tile`](Self::tile) for a number of rows, with one group or both.
     #[inline(always)]
-    fn some_rows<S: Simd, F: Format<S, Cell = C>>(
+    fn tile_of<S: Simd, F: Format<S, Cell = C>>(
         &self,
         simd: S,
-        shape: (usize, bool),
+        rows: usize,
+        both_groups: bool,
         slice: Slice,
-        sums: &mut [[F::Slot; WIDEST]],
+        sums: &mut [[F::Slot; MAX_WIDTH]],
     ) {
-        // one tile for each number of rows and groups that may come, compiled for itself
+        // each number of rows and groups is compiled separately
         macro_rules! tile {
             ($($rows:literal)*) => {
-                match shape {
+                match (rows, both_groups) {
                     $(($rows, false) if $rows <= F::TILE => self.tile::<S, F, $rows, 1>(simd, slice, sums),
                     ($rows, true) if $rows <= F::TILE && (F::ACROSS == 2 || $rows == 2) => {
                         self.tile::<S, F, $rows, 2>(simd, slice, sums);
@@ -216,50 +235,50 @@ impl<C: Copy> Panel<'_, C> {
         tile!(1 2 3 4 5 6 7 8);
     }
 
-    /// `R` rows times `G` groups: R · G · 16 chains side by side, continued over a slice's steps.
+    /// Multiplies `R` rows with `G` groups: continues R · G · 16 independent sums over the steps of a slice.
     #[inline(always)]
     fn tile<S: Simd, F: Format<S, Cell = C>, const R: usize, const G: usize>(
         &self,
         simd: S,
         slice: Slice,
-        sums: &mut [[F::Slot; WIDEST]],
+        sums: &mut [[F::Slot; MAX_WIDTH]],
     ) {
-        let Slice { row, group, start, end, next } = slice;
+        let Slice { row, group, start, end, prefetch } = slice;
         let stride = self.groups * F::GROUP;
-        assert!(end <= self.steps && group + G <= self.groups && self.groups * LANES <= WIDEST);
+        assert!(end <= self.steps && group + G <= self.groups && self.groups * LANES <= MAX_WIDTH);
         assert!(self.weights.len() >= self.steps * stride && sums.len() >= R);
         let xs: [&[C]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.steps..][..self.steps]);
         let slots: [*mut F::Slot; R] = std::array::from_fn(|r| sums[r][group * LANES..].as_mut_ptr());
-        // loops, not closures: a closure that is not inlined is not compiled for the instruction set
+        // no closures here: a closure that is not inlined is not compiled for the instruction set
         let mut chains = [[F::zero(simd); G]; R];
         for (chains, &slots) in chains.iter_mut().zip(&slots) {
             for (index, chain) in chains.iter_mut().enumerate() {
-                // SAFETY: a row of sums has WIDEST slots, of which groups up to group + G are within, as checked.
+                // SAFETY: a row of sums has MAX_WIDTH slots, which include groups up to group + G, as checked.
                 *chain = unsafe { F::load(simd, slots.wrapping_add(index * LANES)) };
             }
         }
-        let mut at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
-        // of what comes next, each tile asks for its part, and for a step of it in as many steps as there are tiles
-        let Next { ahead, tile, tiles } = next;
-        let mut part = at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
+        let mut weights_at = self.weights.as_ptr().wrapping_add(start * stride + group * F::GROUP);
+        // each tile prefetches its part of the next slice, one step of it per `tiles` steps
+        let Prefetch { ahead, tile, tiles } = prefetch;
+        let mut prefetch_at = weights_at.wrapping_add(ahead + (end - start) * tile / tiles * stride);
         let mut step = start;
         while step < end {
             for line in (0..G * F::GROUP).step_by(LINE) {
-                simd.prefetch(part.wrapping_add(line));
+                simd.prefetch(prefetch_at.wrapping_add(line));
             }
-            part = part.wrapping_add(stride);
+            prefetch_at = prefetch_at.wrapping_add(stride);
             let stop = end.min(step + tiles);
             while step < stop {
                 for g in 0..G {
                     // SAFETY: step < steps and group + g < groups, so the group's bytes lie within the panel, as checked.
-                    let weights = unsafe { F::weights(simd, at.wrapping_add(g * F::GROUP)) };
+                    let weights = unsafe { F::weights(simd, weights_at.wrapping_add(g * F::GROUP)) };
                     for (chains, x) in chains.iter_mut().zip(&xs) {
                         // SAFETY: every row has `steps` cells.
                         let x = F::spread(simd, *unsafe { x.get_unchecked(step) });
                         chains[g] = F::madd(simd, x, weights, chains[g]);
                     }
                 }
-                at = at.wrapping_add(stride);
+                weights_at = weights_at.wrapping_add(stride);
                 step += 1;
             }
         }
@@ -272,8 +291,9 @@ impl<C: Copy> Panel<'_, C> {
     }
 }
 
-/// Rows in tiles of at most `most`, as equal as can be: a tile of one row may cost as much as one of three.
-fn split(rows: usize, most: usize) -> impl Iterator<Item = usize> {
-    let tiles = rows.div_ceil(most);
+/// Splits rows into tiles of at most `max` rows of nearly equal size, because a tile of one row may cost as much as one of
+/// three.
+fn split(rows: usize, max: usize) -> impl Iterator<Item = usize> {
+    let tiles = rows.div_ceil(max);
     (0..tiles).map(move |tile| rows / tiles + usize::from(tile < rows % tiles))
 }

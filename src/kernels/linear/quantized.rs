@@ -1,20 +1,21 @@
-//! Rows of floats as rows of bytes, each with its scale.
+//! int8 quantization of input rows.
 
 use crate::kernels::{Compute, rowwise};
 
-/// Working memory of products with bytes, kept between steps.
+/// Quantized input rows of an int8 product. The memory is reused between steps.
 #[derive(Default)]
 pub struct QuantizedRows {
-    /// (rows, width/4), filled up to whole cells with zeros
+    /// (rows, width/4), padded with zeros
     cells: Vec<[i8; 4]>,
-    /// (rows): what each row's numbers were divided by
+    /// Scale of each row: (rows)
     scales: Vec<f32>,
 }
 
 impl QuantizedRows {
-    /// Takes rows of floats, (rows, width).
+    /// Quantizes rows of floats, (rows, width).
     pub(in crate::kernels) fn fill(&mut self, compute: &Compute, x: &[f32], width: usize) {
-        let (rows, cells) = (x.len() / width, width.div_ceil(4));
+        let rows = x.len() / width;
+        let cells = width.div_ceil(4);
         self.scales.resize(rows, 0.0);
         self.cells.resize(rows * cells, [0; 4]);
         let rows = x.chunks_exact(width).zip(self.cells.chunks_exact_mut(cells)).zip(&mut self.scales);
@@ -23,12 +24,12 @@ impl QuantizedRows {
         }
     }
 
-    /// All rows' bytes, (rows, width/4).
+    /// Returns the bytes of all rows, (rows, width/4).
     pub(in crate::kernels) fn cells(&self) -> &[[i8; 4]] {
         &self.cells
     }
 
-    /// All rows' scales.
+    /// Returns the scales of all rows.
     pub(in crate::kernels) fn scales(&self) -> &[f32] {
         &self.scales
     }

@@ -9,7 +9,7 @@ use super::{
     request::{
         Request, RequestKind,
         event_sender::EventSender,
-        summary::SummaryRequest,
+        summary::DocumentRequest,
         text::TextRequest,
         upload::{self, DocumentSource, DocumentUpload, Inbox, IncomingDocument},
     },
@@ -118,8 +118,13 @@ impl Handle {
         let arrived = check_terms(&terms)?;
         let card = model.card();
         let Some(reader) = model.document_encoder() else {
-            let (model, found) = (card.name.clone(), card.shape.clone());
-            return Err(Error::WrongKind { call: "Summarize", model, wanted: "reads documents", found });
+            let found = card.shape.clone();
+            return Err(Error::WrongKind {
+                call: "Summarize",
+                model: card.name.clone(),
+                wanted: "reads documents",
+                found,
+            });
         };
         let mut plan = request.plan(card, reader.limits(), limits.rows)?;
         if plan.hard == Some(true) {
@@ -141,7 +146,7 @@ impl Handle {
             }
         };
         let cached = if id.is_some() { usize::MAX } else { 0 };
-        let summary = SummaryRequest::new(inbox, id, plan, reader.limits(), card);
+        let summary = DocumentRequest::new(inbox, id, plan, reader.limits(), card);
         let needed = summary.max_bytes(&**model, reader);
         let limit = model.memory().limit;
         if needed > limit {

@@ -1,4 +1,4 @@
-//! What the handles and the worker of an engine share: the model, the caches, and the scheduler behind a lock.
+//! State shared by the handles and the worker of an engine: the model, the caches, and the scheduler behind a lock.
 
 use super::{
     api::{Limits, Phase},

@@ -12,7 +12,7 @@ use crate::{
     engine::{
         request::{
             RequestKind,
-            summary::{StepOutcome, SummaryRequest},
+            summary::{DocumentRequest, StepOutcome},
         },
         shared::Inner,
     },
@@ -24,7 +24,7 @@ impl Batch {
     /// Returns the initial states of a summary's rows; none while its document is not encoded.
     pub(super) fn begin_summary(
         inner: &Inner,
-        summary: &mut SummaryRequest,
+        summary: &mut DocumentRequest,
         tenant: &str,
         now: Instant,
     ) -> Result<Vec<Box<dyn State>>> {

@@ -10,7 +10,7 @@ use crate::{
 };
 use std::time::Instant;
 
-/// What is recorded of a step while it runs.
+/// Record of the current step.
 #[derive(Debug, Default)]
 pub(super) struct UnpooledEstimate {
     drift: DriftCorrection,

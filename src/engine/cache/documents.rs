@@ -47,12 +47,12 @@ pub(crate) struct DocumentCache {
 }
 
 struct Entries {
-    /// By id. The byte limit, not the number of entries, bounds it.
-    lru: LruCache<String, Entry>,
+    /// Documents by id. The byte limit bounds it, not the number of entries.
+    lru: LruCache<String, StoredDocument>,
     usage: DocumentCacheUsage,
 }
 
-struct Entry {
+struct StoredDocument {
     cached: CachedDocument,
     tenant: Arc<str>,
     bytes: usize,
@@ -88,7 +88,7 @@ impl DocumentCache {
         // 122 random bits: other tenants cannot guess an id
         let id = Uuid::new_v4().simple().to_string();
         entries.usage.bytes += bytes;
-        entries.lru.put(id.clone(), Entry { cached, tenant: Arc::clone(tenant), bytes, used_at: now });
+        entries.lru.put(id.clone(), StoredDocument { cached, tenant: Arc::clone(tenant), bytes, used_at: now });
         Some(id)
     }
 
@@ -159,7 +159,7 @@ impl Entries {
     }
 
     fn expire(&mut self, now: Instant, keep: Duration) {
-        let expired = |entry: &Entry| now.saturating_duration_since(entry.used_at) >= keep;
+        let expired = |entry: &StoredDocument| now.saturating_duration_since(entry.used_at) >= keep;
         while self.lru.peek_lru().is_some_and(|(_, entry)| expired(entry)) {
             let bytes = self.lru.pop_lru().map_or(0, |(_, entry)| entry.bytes);
             self.usage.bytes -= bytes;

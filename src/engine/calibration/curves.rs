@@ -1,14 +1,14 @@
 //! Piecewise linear curves through measured step times. Pure: functions of numbers.
 
-use super::table::StepTiming;
+use super::samples::StepTiming;
 use std::time::Duration;
 
 /// Bytes of keys and values that a position attends to.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct KeyValueBytes {
-    /// By the number of symbols, at full resolution.
+    /// At full resolution, by the number of symbols.
     pub(super) symbols: PiecewiseLinear,
-    /// By the number of segments, in the middle stack.
+    /// In the middle stack, by the number of segments.
     pub(super) segments: PiecewiseLinear,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct StepCurves {
 /// Nanoseconds of one part of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PartCurve {
-    /// By the number of positions, at the shortest context, with a segment step.
+    /// Nanoseconds by positions, at the shortest context, with a segment step.
     cold: PiecewiseLinear,
     /// The same without a segment step.
     plain: PiecewiseLinear,

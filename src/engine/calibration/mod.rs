@@ -12,8 +12,9 @@ mod samples;
 mod table;
 pub mod timing;
 
+pub use samples::{PlainTiming, StepTiming};
 use std::sync::Arc;
-pub use table::{EngineStep, PlainTiming, StepTiming, TimingTable};
+pub use table::{EngineStep, TimingTable};
 
 /// The measured step times, or why there are none.
 pub type Calibrated = Result<Arc<TimingTable>, NotCalibrated>;
@@ -31,7 +32,7 @@ pub enum NotCalibrated {
     Stopped,
     /// Its time limit is zero.
     NoTime,
-    /// There was not enough key-value memory.
+    /// Not enough key-value memory.
     NoMemory,
     /// A step failed.
     Failed,

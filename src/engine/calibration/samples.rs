@@ -1,7 +1,42 @@
 //! Samples of one kind of step, and their medians.
 
-use super::{PlainTiming, StepTiming};
 use std::time::Duration;
+
+/// Measured times of one kind of step. Times are medians.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepTiming {
+    /// Rows of the step.
+    pub rows: usize,
+    /// Symbols fed to each row.
+    pub symbols: usize,
+    /// Symbols that each row had before.
+    pub context: usize,
+    /// Segments that each row had before.
+    pub context_segments: usize,
+    /// Segments that all rows closed together.
+    pub closed: usize,
+    /// Number of measurements.
+    pub samples: usize,
+    /// Interquartile range of the whole step, divided by its median.
+    pub spread: f64,
+    /// Time of the symbol step, if a segment step follows.
+    pub symbol: Duration,
+    /// Time of the segment step.
+    pub middle: Duration,
+    /// Time of the finish step, after a segment step.
+    pub finish: Duration,
+    /// Times without a segment step, if they were measured.
+    pub plain: Option<PlainTiming>,
+}
+
+/// Measured times of a step without a segment step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlainTiming {
+    /// Time of the symbol step.
+    pub symbol: Duration,
+    /// Time of the finish step.
+    pub finish: Duration,
+}
 
 /// Nanoseconds of the three parts of a step.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,9 @@
 //! The table of measured step times, and the estimate of a step's time from it.
 
-use super::curves::{KeyValueBytes, PartCurve, PiecewiseLinear, StepCurves};
+use super::{
+    curves::{KeyValueBytes, PartCurve, PiecewiseLinear, StepCurves},
+    samples::StepTiming,
+};
 use crate::decode::cost::Cost;
 use std::time::{Duration, SystemTime};
 
@@ -9,42 +12,6 @@ use std::time::{Duration, SystemTime};
 pub(super) const MAX_SPREAD: f64 = 0.2;
 /// Minimum samples of a step that is trusted.
 pub(super) const MIN_SAMPLES: usize = 5;
-
-/// Measured times of one kind of step. Times are medians.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepTiming {
-    /// Rows of the step.
-    pub rows: usize,
-    /// Symbols fed to each row.
-    pub symbols: usize,
-    /// Symbols that each row had before.
-    pub context: usize,
-    /// Segments that each row had before.
-    pub context_segments: usize,
-    /// Segments that all rows closed together.
-    pub closed: usize,
-    /// Number of measurements.
-    pub samples: usize,
-    /// Interquartile range of the whole step, divided by its median.
-    pub spread: f64,
-    /// Time of the symbol step, if a segment step follows.
-    pub symbol: Duration,
-    /// Time of the segment step.
-    pub middle: Duration,
-    /// Time of the finish step, after a segment step.
-    pub finish: Duration,
-    /// Times without a segment step, if they were measured.
-    pub plain: Option<PlainTiming>,
-}
-
-/// Measured times of a step without a segment step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PlainTiming {
-    /// Time of the symbol step.
-    pub symbol: Duration,
-    /// Time of the finish step.
-    pub finish: Duration,
-}
 
 /// Measured step times of a model, in a form that can be evaluated.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,7 +29,7 @@ pub struct TimingTable {
     bytes: KeyValueBytes,
 }
 
-/// What a step of the engine did.
+/// Contents of an engine step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EngineStep {
     /// True if a row was fed several symbols.
@@ -86,7 +53,7 @@ pub struct EngineStep {
 pub(super) struct StepEstimate {
     /// Without pooling: the middle stack runs for each symbol and attends to all symbols, and no row waits at a boundary.
     pub(super) unpooled: f64,
-    /// As the step was.
+    /// With pooling, as the step ran.
     pub(super) pooled: f64,
 }
 

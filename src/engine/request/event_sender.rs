@@ -23,8 +23,8 @@ use tokio::sync::mpsc::{
     error::{SendError, TrySendError},
 };
 
-type Message = Result<Event>;
-type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<Message>, SendError<()>>> + Send>>;
+type EventResult = Result<Event>;
+type PendingSlot = Pin<Box<dyn Future<Output = Result<OwnedPermit<EventResult>, SendError<()>>> + Send>>;
 
 /// Slots reserved for the encoded document, the final characters and the outcome.
 const RESERVED_SLOTS: usize = 3;
@@ -33,7 +33,7 @@ const MAX_EVENTS: usize = 1 << 24;
 
 /// The sending side of a request's events.
 pub(crate) struct EventSender {
-    sender: Sender<Message>,
+    sender: Sender<EventResult>,
     /// Characters without room in the channel.
     held: Vec<EmittedSymbol>,
     /// Resolves to a slot for the held characters.
@@ -45,9 +45,9 @@ pub(crate) struct EventSender {
     /// Slots of the channel without the reserved ones.
     capacity: usize,
     /// `None` once it is used.
-    encoded_slot: Option<OwnedPermit<Message>>,
-    final_slot: OwnedPermit<Message>,
-    outcome_slot: OwnedPermit<Message>,
+    encoded_slot: Option<OwnedPermit<EventResult>>,
+    final_slot: OwnedPermit<EventResult>,
+    outcome_slot: OwnedPermit<EventResult>,
 }
 
 impl EventSender {
@@ -157,7 +157,7 @@ impl EventSender {
     }
 
     /// Sends the held characters and the outcome.
-    pub(crate) fn finish(self, outcome: Message) {
+    pub(crate) fn finish(self, outcome: EventResult) {
         if !self.held.is_empty() {
             self.final_slot.send(Ok(Event::Characters(self.held)));
         }

@@ -25,19 +25,19 @@ use std::{
     task::Waker,
     time::{Duration, Instant},
 };
-use summary::SummaryRequest;
+use summary::DocumentRequest;
 use text::TextRequest;
 use timing::RequestTimer;
 
 /// How long a client may read nothing, or an upload may pause, before the request can be preempted for a queued one.
 const PREEMPTIBLE_AFTER: Duration = Duration::from_millis(100);
 
-/// What a request is about.
+/// Kind of a request.
 pub(crate) enum RequestKind {
     /// A text, on one row.
     Text(TextRequest),
     /// A document, which is encoded first; then its texts are generated on one or several rows.
-    Document(Box<SummaryRequest>),
+    Document(Box<DocumentRequest>),
 }
 
 /// A request.

@@ -22,7 +22,7 @@ use crate::{
 use std::{sync::Arc, time::Instant};
 
 /// A request about a document.
-pub(crate) struct SummaryRequest {
+pub(crate) struct DocumentRequest {
     inbox: Arc<Inbox>,
     /// Id of the document in the document cache, if it is there.
     id: Option<String>,
@@ -75,7 +75,7 @@ pub(crate) enum StepOutcome {
     Finished(FinishReason),
 }
 
-impl SummaryRequest {
+impl DocumentRequest {
     /// Creates the request for the document in `inbox`; `id` if it came from the document cache.
     pub(crate) fn new(
         inbox: Arc<Inbox>,

@@ -38,7 +38,7 @@ struct Arrived {
     end: Option<Result<()>>,
 }
 
-/// What [`Inbox::take`] found.
+/// Result of [`Inbox::take`].
 pub(crate) struct NewTokens {
     /// True if the document is complete.
     pub(crate) ended: bool,

@@ -10,7 +10,7 @@
 //!   always finish, since a request that does not fit alone was rejected.
 //! - *Deadlines that cannot be met* are found with [`Scheduler::work_before`] and [`RateEstimator`].
 //!
-//! An admitted request holds a [`Slot`] until it ends or is preempted.
+//! An admitted request holds a [`RunSlot`] until it ends or is preempted.
 
 mod budget;
 mod plan;
@@ -71,7 +71,7 @@ impl Rules {
 pub(crate) enum Rejection {
     /// The queue is full.
     Full {
-        /// What is limited.
+        /// Name of the limited quantity.
         what: &'static str,
         limit: usize,
     },
@@ -81,7 +81,7 @@ pub(crate) enum Rejection {
 
 /// An admitted request.
 #[derive(Debug)]
-struct Slot {
+struct RunSlot {
     tenant: Arc<str>,
     rank: Rank,
     /// When it last got a slice of a step's budget.
@@ -103,7 +103,7 @@ struct Slot {
 pub(crate) struct Scheduler<T> {
     rules: Rules,
     tenants: Tenants<T>,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<RunSlot>>,
     /// Indices of empty slots.
     free: Vec<usize>,
     /// Requests that may run and were not fetched yet.
@@ -333,7 +333,7 @@ impl<T> Scheduler<T> {
             }
             let Some((position, Waiting { request, demand, .. })) = self.tenants.take() else { break };
             self.turns += 1;
-            let slot = Slot {
+            let slot = RunSlot {
                 tenant: demand.tenant,
                 rank: position.rank,
                 turn: self.turns,
@@ -357,7 +357,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Empties a slot.
-    fn release(&mut self, permit: &RunPermit) -> Option<Slot> {
+    fn release(&mut self, permit: &RunPermit) -> Option<RunSlot> {
         let slot = self.slots.get_mut(permit.0).and_then(Option::take)?;
         self.free.push(permit.0);
         self.running -= 1;

@@ -6,7 +6,7 @@ use super::{
     row_status::{RowActivity, RowStatus},
 };
 
-/// What a running request is fed in a step.
+/// The feed of a running request in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Feed {
     /// Index of the request's status in the slice that the step was planned from.

@@ -7,7 +7,7 @@
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RunPermit(pub(super) usize);
 
-/// What a running request can do next.
+/// The next work of a running request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowActivity {
     /// Nothing: it was fed and its outcome is not ready.

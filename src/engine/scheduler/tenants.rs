@@ -18,13 +18,13 @@ use std::{
 /// Tenants without requests that are remembered for what they owe.
 const MAX_DEBTORS: usize = 256;
 
-/// What a request needs.
+/// Resources that a request needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Demand {
     pub(crate) tenant: Arc<str>,
     /// Symbols of its prompt or document.
     pub(crate) symbols: usize,
-    /// Those of `symbols` that no cache holds: they must be fed before there is an answer.
+    /// Symbols that no cache holds: they must be fed before there is an answer.
     pub(crate) uncached: usize,
     /// Bytes that it needs to start.
     pub(crate) bytes: usize,
@@ -83,7 +83,7 @@ pub(super) struct Tenants<T> {
     unpaid: i64,
     /// Tenants with requests.
     present: usize,
-    /// Those of them with a request that runs or can be admitted.
+    /// Tenants with a request that runs or can be admitted.
     competing: usize,
     size: QueueSize,
 }

@@ -32,7 +32,7 @@ use std::{
 use tree::{NodeId, Tree, TreeSize};
 use tree_key::{TreeKey, TreeMatch, Trees, matching_trees};
 
-/// What must be equal for two texts to share states: tenant and boundary decisions.
+/// Texts share states only under equal keys: same tenant, same boundary decisions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     tenant: Arc<str>,

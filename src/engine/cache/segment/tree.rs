@@ -51,7 +51,7 @@ struct Held<T> {
     reach: Reach,
 }
 
-/// What a set of values serves, and when it was used.
+/// The shortest prefix that a set of values serves, and when they were used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reach {
     /// The shortest prefix that one of them serves, and when that value was last used.

@@ -1,16 +1,22 @@
-//! What storms are made of: jobs, their rows, and a die.
+//! Simulated requests, the rows that run them, and the die of a storm.
 
-use super::*;
+use crate::engine::scheduler::{Demand, FedSymbols, RowActivity, RowStatus, RunPermit};
+use std::sync::Arc;
 
-/// Symbols of a page, and its bytes.
-pub(super) const PAGE: (usize, usize) = (4, 8);
-/// Symbols beyond the given ones that a job is let in with.
+/// Symbols of a page.
+const PAGE_SYMBOLS: usize = 4;
+const PAGE_BYTES: usize = 8;
+/// Symbols beyond its current ones for which a request is admitted.
 pub(super) const MARGIN: usize = 6;
-/// The longest prompt and the longest answer of a storm.
-pub(super) const LONGEST: usize = 24;
+/// Maximum symbols of a prompt and of an answer.
+pub(super) const MAX_SYMBOLS: usize = 24;
+/// Maximum blocks of a document.
+pub(super) const MAX_BLOCKS: usize = 5;
+/// Symbols that a block counts as: more than the chunk of some storms.
+pub(super) const BLOCK_SYMBOLS: usize = 12;
 
 pub(super) fn bytes_for(symbols: usize) -> usize {
-    symbols.div_ceil(PAGE.0) * PAGE.1
+    symbols.div_ceil(PAGE_SYMBOLS) * PAGE_BYTES
 }
 
 /// A reproducible die.
@@ -25,99 +31,102 @@ impl Die {
     }
 }
 
-/// The longest document of a storm in blocks, and what each counts as: more than some steps have.
-pub(super) const DOCUMENT: (usize, usize) = (5, 12);
-
-/// A job: a document of so many blocks, if any, so many given symbols, so many to sample on each of its rows.
+/// A simulated request.
 #[derive(Debug, Clone)]
-pub(super) struct Job {
+pub(super) struct SimRequest {
     pub(super) number: usize,
     pub(super) tenant: Arc<str>,
     pub(super) priority: i32,
+    /// Blocks of its document; 0: it has none.
     pub(super) blocks: usize,
     pub(super) rows: usize,
-    pub(super) given: usize,
+    /// Symbols of the prompt.
+    pub(super) prompt: usize,
+    /// Symbols to sample on each row.
     pub(super) answer: usize,
-    /// Symbols sampled.
+    /// Symbols that were sampled.
     pub(super) sampled: usize,
-    /// Symbols that were fed once: those before are fed again after the job had to make way.
+    /// Symbols that were fed at least once. After a preemption they are fed again.
     pub(super) reached: usize,
-    /// Whether its reader is behind.
+    /// True if its client is behind.
     pub(super) paused: bool,
     pub(super) cancelled: bool,
-    /// New work that had been done when it came; none once it was let in.
-    pub(super) came: Option<u64>,
+    /// The storm's work clock when it arrived; `None` once it was admitted.
+    pub(super) arrived: Option<u64>,
 }
 
-impl Job {
-    pub(super) fn known(&self) -> usize {
-        self.given + self.sampled
+impl SimRequest {
+    pub(super) fn symbols(&self) -> usize {
+        self.prompt + self.sampled
     }
 
-    pub(super) fn most(&self) -> usize {
-        self.given + self.answer
+    pub(super) fn max_symbols(&self) -> usize {
+        self.prompt + self.answer
     }
 
-    /// Bytes with so many blocks and symbols.
+    /// Returns the bytes with `blocks` encoded blocks and `symbols` symbols on each row.
     pub(super) fn bytes(&self, blocks: usize, symbols: usize) -> usize {
         bytes_for(blocks) + self.rows * bytes_for(symbols)
     }
 
-    pub(super) fn most_bytes(&self) -> usize {
-        self.bytes(self.blocks, self.most())
+    pub(super) fn max_bytes(&self) -> usize {
+        self.bytes(self.blocks, self.max_symbols())
     }
 
-    pub(super) fn ask(&self) -> Demand {
-        let symbols = self.known();
-        let bytes = self.bytes(self.blocks, (symbols + MARGIN).min(self.most()));
+    pub(super) fn demand(&self) -> Demand {
+        let symbols = self.symbols();
+        let bytes = self.bytes(self.blocks, (symbols + MARGIN).min(self.max_symbols()));
         Demand { tenant: Arc::clone(&self.tenant), symbols, uncached: symbols, bytes, rows: self.rows }
     }
 }
 
-pub(super) struct Row {
-    pub(super) job: Job,
+/// A simulated request that runs.
+pub(super) struct SimRun {
+    pub(super) request: SimRequest,
     pub(super) permit: RunPermit,
     /// Blocks of its document that have run.
     pub(super) encoded: usize,
+    /// Symbols that each row was fed.
     pub(super) fed: usize,
-    /// Rounds until its feed is through.
+    /// Rounds until its outcome is ready.
     pub(super) busy: usize,
     pub(super) work: FedSymbols,
 }
 
-impl Row {
+impl SimRun {
     pub(super) fn activity(&self) -> RowActivity {
-        match self.job.known() - self.fed {
+        match self.request.symbols() - self.fed {
             _ if self.busy > 0 => RowActivity::Busy,
-            _ if self.job.paused => RowActivity::Paused { preemptible: self.job.number.is_multiple_of(2) },
-            _ if self.encoded < self.job.blocks => {
-                RowActivity::Encoding { blocks: self.job.blocks - self.encoded, block_symbols: DOCUMENT.1 }
+            _ if self.request.paused => RowActivity::Paused { preemptible: self.request.number.is_multiple_of(2) },
+            _ if self.encoded < self.request.blocks => {
+                RowActivity::Encoding { blocks: self.request.blocks - self.encoded, block_symbols: BLOCK_SYMBOLS }
             }
-            1 if self.fed >= self.job.given => RowActivity::Decoding(self.job.rows),
+            1 if self.fed >= self.request.prompt => RowActivity::Decoding(self.request.rows),
             left => RowActivity::Prefilling(left),
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.job.bytes(self.encoded, self.fed)
+        self.request.bytes(self.encoded, self.fed)
     }
 
-    /// What a feed takes.
+    /// Returns the bytes that a feed allocates.
     pub(super) fn growth(&self, feed: usize) -> usize {
-        match self.activity() {
-            RowActivity::Encoding { .. } => self.job.bytes(self.encoded + feed, self.fed) - self.bytes(),
-            RowActivity::Decoding(_) => self.job.bytes(self.encoded, self.fed + 1) - self.bytes(),
-            _ => self.job.bytes(self.encoded, self.fed + feed) - self.bytes(),
-        }
+        let after = match self.activity() {
+            RowActivity::Encoding { .. } => self.request.bytes(self.encoded + feed, self.fed),
+            RowActivity::Decoding(_) => self.request.bytes(self.encoded, self.fed + 1),
+            _ => self.request.bytes(self.encoded, self.fed + feed),
+        };
+        after - self.bytes()
     }
 
-    pub(super) fn standing(&mut self) -> RowStatus {
-        let soon = (self.job.known() - self.fed + MARGIN).min(self.job.most() - self.fed);
-        let bytes = self.job.bytes(self.job.blocks, self.fed + soon) - self.bytes();
-        RowStatus::new(&self.permit, self.activity(), self.bytes(), bytes, std::mem::take(&mut self.work))
+    pub(super) fn status(&mut self) -> RowStatus {
+        let symbols = (self.request.symbols() + MARGIN).min(self.request.max_symbols());
+        let soon = self.request.bytes(self.request.blocks, symbols) - self.bytes();
+        RowStatus::new(&self.permit, self.activity(), self.bytes(), soon, std::mem::take(&mut self.work))
     }
 
-    /// Takes a feed; tells whether the job is finished.
+    /// Takes a feed. Returns true if the request is finished.
     pub(super) fn feed(&mut self, symbols: usize) -> bool {
         let decoding = matches!(self.activity(), RowActivity::Decoding(_));
         if matches!(self.activity(), RowActivity::Encoding { .. }) {
@@ -126,20 +135,21 @@ impl Row {
             return false;
         }
         let symbols = if decoding { 1 } else { symbols };
-        let again = self.job.reached.saturating_sub(self.fed).min(symbols);
+        let recomputed = self.request.reached.saturating_sub(self.fed).min(symbols);
         self.fed += symbols;
-        self.job.reached = self.job.reached.max(self.fed);
-        self.work.recomputed += again;
-        *(if decoding { &mut self.work.sampled } else { &mut self.work.prompt }) += (symbols - again) * self.job.rows;
-        assert!(self.fed <= self.job.known());
-        if self.fed < self.job.known() {
+        self.request.reached = self.request.reached.max(self.fed);
+        self.work.recomputed += recomputed;
+        let count = if decoding { &mut self.work.sampled } else { &mut self.work.prompt };
+        *count += (symbols - recomputed) * self.request.rows;
+        assert!(self.fed <= self.request.symbols());
+        if self.fed < self.request.symbols() {
             return false;
         }
-        if self.job.sampled == self.job.answer {
+        if self.request.sampled == self.request.answer {
             return true;
         }
-        // nothing is sampled twice: what was sampled before is fed again instead
-        self.job.sampled += 1;
+        // symbols sampled before a preemption are fed again, not sampled again
+        self.request.sampled += 1;
         false
     }
 }

@@ -1,0 +1,192 @@
+//! The guarantees: every request is served once, budgets are kept, tenants share fairly, and order follows seniority.
+
+use super::*;
+
+#[test]
+fn guarantees_hold_in_storms() {
+    let mut totals = [0; 4];
+    for seed in 0..30 {
+        let mut die = Die(seed);
+        // from one request at a time to memory for little more than the longest request
+        let rows = 1 + die.roll(8);
+        let queue = die.roll(16);
+        let bytes = bytes_for(40 + die.roll(200));
+        let chunk = 1 + die.roll(32);
+        let mut storm = Storm::new(rules(rows, queue, bytes, chunk), seed << 32);
+        (0..4000).for_each(|_| storm.operate());
+        storm.drain();
+        assert!(storm.waited.values().all(|&waited| waited <= storm.longest_wait()), "{:?}", storm.waited);
+        let counts = [storm.finished.len(), storm.cancelled.len(), storm.rejected, storm.preemptions];
+        totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+    }
+    assert!(totals.iter().all(|&total| total > 1000), "a storm without events: {totals:?}");
+}
+
+/// Runs `rounds` rounds with a full queue: before each, submits requests until three in a row are rejected.
+fn flood(storm: &mut Storm, rounds: usize, mut next: impl FnMut(&mut Storm) -> SimRequest) {
+    for _ in 0..rounds {
+        let mut rejected = 0;
+        while rejected < 3 {
+            let request = next(storm);
+            rejected = if storm.submit(request).is_ok() { 0 } else { rejected + 1 };
+        }
+        storm.round();
+        storm.check();
+    }
+}
+
+#[test]
+fn tenants_do_the_same_work_with_any_requests() {
+    let rules = Rules { queued_symbols: 5000, ..rules(4, 64, bytes_for(1000), 16) };
+    let mut storm = Storm::new(rules, 1);
+    let mut count = 0;
+    flood(&mut storm, 4000, |storm| {
+        count += 1;
+        match count % 3 {
+            0 => storm.request("short answers", 0, 2, 3),
+            1 => storm.request("long answers", 0, 2, 24),
+            _ => storm.request("long prompts", 0, 24, 1),
+        }
+    });
+    let least = *storm.done.values().min().unwrap();
+    let most = *storm.done.values().max().unwrap();
+    assert!(storm.done.len() == 3 && least > 5000, "{:?}", storm.done);
+    // they differ at most by what runs at a time
+    assert!(most - least <= 4 * 98 + 2 * 32, "{:?}", storm.done);
+    storm.drain();
+}
+
+#[test]
+fn no_request_starves_under_a_flood_of_higher_priority() {
+    let mut storm = Storm::new(rules(2, 12, bytes_for(200), 16), 2);
+    for _ in 0..3 {
+        storm.accept("", 7, 4, 4);
+    }
+    let number = storm.accept("", -8, 4, 4);
+    let began = storm.clock;
+    while !storm.finished.contains(&number) {
+        flood(&mut storm, 1, |storm| storm.request("", 7, 4, 4));
+        // requests that arrive within the age of fifteen levels go before it, later ones do not
+        assert!(storm.clock - began <= 15 * 40 + 14 * 20 + 2 * 20, "{}", storm.clock - began);
+    }
+    assert!(storm.clock - began > 10 * 40, "priorities count");
+    storm.drain();
+}
+
+#[test]
+fn a_flood_by_one_tenant_leaves_room_and_turns_to_others() {
+    let mut storm = Storm::new(rules(2, 64, bytes_for(400), 16), 3);
+    flood(&mut storm, 20, |storm| storm.request("flood", 7, 1, 24));
+    assert_eq!(storm.scheduler.waiting(), 56, "an eighth is reserved");
+    let number = storm.accept("other", -8, 1, 24);
+    let began = storm.clock;
+    while !storm.finished.contains(&number) {
+        flood(&mut storm, 1, |storm| storm.request("flood", 7, 1, 24));
+        assert!(storm.clock - began <= 4 * 97, "it waited for more than the running requests");
+    }
+    storm.drain();
+}
+
+#[test]
+fn equal_requests_are_admitted_in_order_of_arrival() {
+    let mut storm = Storm::new(rules(3, 40, bytes_for(120), 16), 4);
+    for index in 0..30 {
+        storm.accept("", index % 2, 5, 5);
+    }
+    let mut order: Vec<(usize, i32)> = Vec::new();
+    while storm.scheduler.running() > 0 {
+        storm.round();
+        let mut running: Vec<_> = storm.runs.iter().map(|run| (run.request.number, run.request.priority)).collect();
+        running.sort_unstable();
+        running.retain(|run| !order.contains(run));
+        order.extend(running);
+    }
+    for priority in 0..2 {
+        let numbers: Vec<_> = order.iter().filter(|run| run.1 == priority).map(|run| run.0).collect();
+        assert!(numbers.len() == 15 && numbers.is_sorted(), "{numbers:?}");
+    }
+}
+
+#[test]
+fn clearing_leaves_no_request() {
+    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 5);
+    for _ in 0..6 {
+        storm.accept("", 0, 4, 4);
+    }
+    let (first, _) = storm.scheduler.next_admitted().unwrap();
+    let left: Vec<_> = storm.scheduler.clear().map(|request| request.number).collect();
+    assert_eq!((first.number, left), (1, vec![2, 3, 4, 5, 6]));
+    assert_eq!((storm.scheduler.waiting(), storm.scheduler.running(), storm.scheduler.bytes), (0, 0, 0));
+    assert!(storm.scheduler.tenants.is_empty());
+}
+
+#[test]
+fn work_before_a_request_is_a_lower_bound() {
+    let mut storm = Storm::new(rules(2, 8, bytes_for(200), 16), 6);
+    let own = SimRequest { blocks: 0, ..storm.request("", 0, 10, 4) }.demand();
+    storm.arrived = 0;
+    // a row is free: only its own symbols
+    assert_eq!(storm.scheduler.work_before(&own, 0), 10);
+    storm.accept("", 0, 5, 4);
+    storm.accept("", 0, 7, 4);
+    // one of the two running requests must end
+    assert_eq!(storm.scheduler.work_before(&own, 0), 5 + 10);
+    storm.accept("", 0, 3, 4);
+    storm.accept("", 0, 20, 4);
+    // three of the four before it must end; a higher priority goes before the waiting ones
+    assert_eq!(storm.scheduler.work_before(&own, 0), 3 + 5 + 7 + 10);
+    assert_eq!(storm.scheduler.work_before(&own, 1), 5 + 10);
+    storm.drain();
+}
+
+#[test]
+fn requests_of_a_single_step_count_as_work() {
+    let mut storm = Storm::new(rules(2, 64, bytes_for(400), 32), 7);
+    let brief = |storm: &mut Storm| storm.request("brief", 0, 8, 0);
+    flood(&mut storm, 20, brief);
+    let numbers: Vec<_> = (0..8).map(|_| storm.accept("other", 0, 4, 20)).collect();
+    flood(&mut storm, 600, brief);
+    // although each does more work than one that ends with its first step
+    assert!(numbers.iter().all(|number| storm.finished.contains(number)), "{:?}", storm.done);
+    storm.drain();
+}
+
+#[test]
+fn a_tenant_does_not_owe_for_work_without_competition() {
+    let mut storm = Storm::new(rules(4, 64, bytes_for(4000), 16), 8);
+    storm.accept("light", 0, 1, 1200);
+    let heavy = |storm: &mut Storm| storm.request("flood", 0, MAX_SYMBOLS, MAX_SYMBOLS);
+    flood(&mut storm, 300, heavy);
+    let light = storm.done["light"];
+    assert!(light > 10 * 32 && storm.done["flood"] > light, "{:?}", storm.done);
+    storm.accept("light", 0, 1, 1);
+    flood(&mut storm, 100, heavy);
+    // it waits only until a row is free
+    assert!(storm.waited["light"] <= 3 * 125 + 32, "{:?}", storm.waited);
+    storm.drain();
+}
+
+#[test]
+fn a_debtor_is_admitted_while_new_tenants_keep_arriving() {
+    let mut storm = Storm::new(rules(4, 64, bytes_for(4000), 16), 9);
+    // one tenant does nearly all of the work, in competition
+    for _ in 0..3 {
+        storm.accept("debtor", 0, 1, 100);
+    }
+    let mut strangers = 0;
+    let mut rounds = |storm: &mut Storm, rounds: usize| {
+        for _ in 0..rounds {
+            while storm.scheduler.waiting() < 8 {
+                strangers += 1;
+                storm.accept(&format!("stranger {strangers}"), 0, 2, 3);
+            }
+            storm.round();
+            storm.check();
+        }
+    };
+    rounds(&mut storm, 100);
+    let number = storm.accept("debtor", 0, 1, 1);
+    rounds(&mut storm, 3000);
+    assert!(storm.finished.contains(&number), "it still waits");
+    storm.drain();
+}

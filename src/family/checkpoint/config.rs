@@ -193,12 +193,8 @@ impl Config {
         let mut config: Self = json::parse(text, file, "")?;
         if let VocabularyConfig::Pieces(_, Some(name)) = &config.vocabulary {
             if name != TOKENIZER_FILE {
-                return Err(Error::checkpoint(
-                    file,
-                    "vocabulary.tokenizer",
-                    format!("{TOKENIZER_FILE:?}"),
-                    name.as_str(),
-                ));
+                let expected = format!("{TOKENIZER_FILE:?}");
+                return Err(Error::checkpoint(file, "vocabulary.tokenizer", expected, name.as_str()));
             }
             let tokenizer = file.with_file_name(name);
             let subwords = SubwordTokenizer::parse(&json::read_limited(&tokenizer, MAX_TOKENIZER_BYTES)?);

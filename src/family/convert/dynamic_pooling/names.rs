@@ -58,8 +58,8 @@ pub(super) fn official_name(name: &str) -> String {
 
 /// Returns the official stack, the layer's index, and the name within the layer.
 fn in_layer(name: &str) -> Option<(&'static str, &str, &str)> {
-    let mut parts = name.splitn(3, '.');
-    let (stack, index, part) = (parts.next()?, parts.next()?, parts.next()?);
+    let (stack, rest) = name.split_once('.')?;
+    let (index, part) = rest.split_once('.')?;
     let (_, official) = STACKS.iter().find(|(ours, _)| *ours == stack)?;
     Some((official, index, part))
 }

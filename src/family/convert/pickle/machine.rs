@@ -151,7 +151,7 @@ impl<'a> Machine<'a> {
             b'G' => Value::Float(f64::from_bits(self.number::<8>()?.swap_bytes())),
             _ => {
                 let length = if code == 0x8a { self.number::<1>()? } else { self.number::<4>()? };
-                long(self.take(length)?)
+                Value::from_long(self.take(length)?)
             }
         };
         self.stack.push(value);
@@ -393,16 +393,4 @@ fn pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, Mismatch> {
         pairs.push((key, value));
     }
     Ok(pairs)
-}
-
-/// Parses a two's complement little-endian integer of any length.
-fn long(bytes: &[u8]) -> Value {
-    let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
-    let fill = if negative { 0xff } else { 0 };
-    let (head, tail) = bytes.split_at(bytes.len().min(8));
-    let mut eight = [fill; 8];
-    eight.iter_mut().zip(head).for_each(|(to, from)| *to = *from);
-    let number = i64::from_le_bytes(eight);
-    let fits = tail.iter().all(|&byte| byte == fill) && (number < 0) == negative;
-    if fits { Value::Int(number) } else { Value::LongInt }
 }

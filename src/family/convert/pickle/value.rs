@@ -23,6 +23,20 @@ pub enum Value {
     Object(usize),
 }
 
+impl Value {
+    /// Parses a two's complement little-endian integer of any length.
+    pub(super) fn from_long(bytes: &[u8]) -> Self {
+        let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+        let fill = if negative { 0xff } else { 0 };
+        let (head, tail) = bytes.split_at(bytes.len().min(8));
+        let mut eight = [fill; 8];
+        eight.iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+        let number = i64::from_le_bytes(eight);
+        let fits = tail.iter().all(|&byte| byte == fill) && (number < 0) == negative;
+        if fits { Self::Int(number) } else { Self::LongInt }
+    }
+}
+
 /// An object made of other values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Object {

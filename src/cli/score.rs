@@ -10,7 +10,7 @@ use super::{
 use crate::{
     decode::{
         contract::{Model, SymbolBoundary, Want},
-        evaluate::{StepSize, WindowScore, run as evaluate, score_window_showing, windows},
+        evaluate::{StepSize, WindowScore, run as evaluate, score_window_with, windows},
         options::{Windows, check_length},
         sampling::logprobs::log_probability,
     },
@@ -193,7 +193,7 @@ fn run_windowed(args: &Args, model: &dyn Model, symbols: &[u32], of: Windows) ->
     let bar = bar(all.len());
     for window in all {
         let options = args.boundaries.options();
-        let one = score_window_showing(model, symbols, window, &options, &mut |position, logits, mark| {
+        let one = score_window_with(model, symbols, window, &options, &mut |position, logits, mark| {
             found.take(symbols.get(position + 1), logits, mark, args.logits.is_some())
         })?;
         sum += one;

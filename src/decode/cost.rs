@@ -1,27 +1,27 @@
-//! What a symbol costs at least: bytes that must be read and multiplications that must be done, from the model's shape alone.
+//! The minimum cost of a symbol, computed from the model's shape: bytes to read and multiplications to do.
 //!
-//! Three kinds of work: at full resolution, at that of segments, and the logits of one symbol. In each, *shared* bytes are read once
-//! however many rows the step has; *own* bytes and multiply-adds come once a row. Activations, the embedding's one row and the
-//! few kept outputs that pooling and upsampling read are left out: they are a few vectors a symbol and stay in the nearest
-//! cache.
+//! There are three kinds of work: at full resolution, at segment resolution, and the logits of one symbol. In each, *shared*
+//! bytes are read once for all rows of a step; *own* bytes and multiply-adds count once a row. Not included are activations,
+//! the embedding's row, and the kept outputs that pooling and upsampling read: a few vectors a symbol, which stay in the
+//! nearest cache.
 
 use std::ops::AddAssign;
 
-/// What the work on a symbol costs.
+/// Minimum cost of one symbol.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Symbol and finish step: everything at full resolution, whether it runs before or after the segment step.
+    /// Symbol and finish step: all layers at full resolution, before and after the segment step.
     pub symbol: StepCost,
-    /// A segment step: everything at segment resolution; nothing in a model that never waits.
+    /// Segment step: all layers at segment resolution; zero in a model that never waits.
     pub segment: StepCost,
     /// The logits after one symbol, where they are wanted.
     pub logits: StepCost,
 }
 
-/// What one kind of work costs.
+/// Minimum cost of one kind of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Bytes that all rows of a step share: weights as they are stored, and tables made of weights.
+    /// Bytes that all rows of a step share: weights as stored, and tables derived from weights.
     pub shared_bytes: usize,
     /// Bytes of one row: the keys and values that it attends to.
     pub own_bytes: usize,

@@ -1,238 +1,238 @@
-//! What a model that reads documents is to everyone else: tokens in, piece by piece; a document out, from which rows begin.
+//! The encoder of an encoder-decoder model: tokens in, piece by piece; a document out, from which rows begin.
 //!
-//! An [`Encoding`] takes tokens while they arrive and is worked on a few *blocks* at a time: one block is at most
-//! [`DocumentLimits::block`] vectors through one layer, so whoever shares out a machine knows what he gives. Up to the first pooling a
-//! block needs nothing behind it and can run as soon as its tokens are there; from there on each layer waits for all of the
-//! layer before. What comes out is a [`Document`]: it never changes and is shared by all rows that read it, each of which is an
-//! ordinary [`State`], stepped by the [`Model`](super::contract::Model) in any mixture with rows of other documents.
+//! An [`Encoding`] takes tokens while they arrive and runs a few *blocks* at a time. One block is at most
+//! [`DocumentLimits::block`] vectors through one layer, so the cost of a call is bounded. Up to the first pooling a
+//! block needs no later tokens and can run as soon as its own tokens are there; after it, each layer waits for the complete
+//! layer before. The result is a [`Document`], which never changes and is shared by all rows that read it. Each row is an
+//! ordinary [`State`], stepped by the [`Model`](super::contract::Model) together with rows of other documents.
 //!
-//! A document's numbers depend neither on how its tokens were cut into pushes nor on how the work was cut into blocks, nor on
-//! what ran in between: bit for bit.
+//! A document's numbers do not depend on how its tokens were cut into pushes, how the work was cut into blocks, or what ran in
+//! between: bit for bit.
 
-use super::contract::{Scratch, State};
+use super::state::{Scratch, State};
 use crate::error::{Error, Result};
 use std::{any::Any, sync::Arc};
 
-/// What a model that reads documents can do beside stepping rows.
+/// Encodes documents for a model whose rows begin from them.
 pub trait DocumentEncoder: Send + Sync {
-    /// What there may be of everything, and what a request gets that asks for nothing else.
+    /// Limits of documents and rows, and defaults of requests.
     fn limits(&self) -> &DocumentLimits;
 
-    /// An encoding that has read nothing. It holds no pages yet.
+    /// Returns an empty encoding, which holds no pages yet.
     fn open(&self) -> Box<dyn Encoding>;
 
-    /// The same, with vectors chosen as they are where the model mixes them (hard top-k instead of soft).
+    /// Returns an empty encoding that keeps chosen vectors as they are where the model mixes them (hard top-k instead of soft).
     ///
     /// # Errors
-    /// [`Error::WrongKind`] if the model has no pooling that chooses.
+    /// [`Error::WrongKind`] if the model has no top-k pooling.
     fn open_hard(&self) -> Result<Box<dyn Encoding>>;
 
-    /// The most bytes of key-value memory that the encoding of `tokens` can hold at any time, the document that comes of it
-    /// included; rows of the document are not (see [`Model::bytes_for`](super::contract::Model::bytes_for)).
+    /// Maximum bytes of key-value memory that the encoding of `tokens` tokens can hold, the resulting document included. Rows of
+    /// the document are not included (see [`Model::bytes_for`](super::contract::Model::bytes_for)).
     fn bytes_for(&self, tokens: usize) -> usize;
 
-    /// Multiply-adds of encoding a document of so many tokens: matrix products and attention.
+    /// Multiply-adds of encoding `tokens` tokens: matrix products and attention.
     fn multiply_adds(&self, tokens: usize) -> usize;
 
-    /// Runs at most `blocks` of what can run now; returns how many ran. None ran if the encoding [waits](Stage::Waiting) or is
+    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding [waits](Stage::Waiting) or is
     /// [done](Stage::Done).
     ///
     /// # Errors
     /// [`Error::OutOfPages`] if the key-value pool is exhausted; [`Error::Internal`] if the encoding is another model's. The
-    /// encoding of a failed advance is lost: drop it.
+    /// encoding of a failed call is lost: drop it.
     fn advance(&self, encoding: &mut dyn Encoding, blocks: usize, scratch: &mut Scratch) -> Result<usize>;
 
-    /// A row of a document: fed nothing yet. What it is to be fed first is [`SpecialIds::start`]; logits after symbol t predict
-    /// symbol t + 1. Beside its own pages the row refers to the document's.
+    /// Returns an empty row of a document. Its first symbol is [`SpecialIds::start`]; the logits after symbol t predict symbol
+    /// t + 1. The row refers to the document's pages in addition to its own.
     ///
     /// # Errors
     /// [`Error::Internal`] if the document is another model's.
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>>;
 }
 
-/// A document that is being read. Dropping it gives its pages back.
+/// A document that is being encoded. Dropping it frees its pages.
 pub trait Encoding: Any + Send {
-    /// Takes the next tokens, exactly as the encoder is to read them: whoever wants the end mark behind the last token pushes it.
-    /// Takes no pages and does no work.
+    /// Takes the next tokens, exactly as the encoder reads them: the caller pushes the end mark after the last token. Takes no
+    /// pages and computes nothing.
     ///
     /// # Errors
-    /// [`Error::TooLong`] if there are more than [`DocumentLimits::tokens`] together, [`Error::UnknownSymbol`] for an id that is none;
-    /// the encoding is then as it was. [`Error::Internal`] after [`close`](Self::close).
+    /// [`Error::TooLong`] if the total exceeds [`DocumentLimits::tokens`], [`Error::UnknownSymbol`] for an id outside of the vocabulary;
+    /// the encoding is then unchanged. [`Error::Internal`] after [`close`](Self::close).
     fn push(&mut self, tokens: &[u32]) -> Result<()>;
 
-    /// Says that no token follows. Closing twice changes nothing.
+    /// Marks the document as complete. A second call has no effect.
     ///
     /// # Errors
-    /// [`Error::BadOption`] if there was no token at all.
+    /// [`Error::BadOption`] if no token was pushed.
     fn close(&mut self) -> Result<()>;
 
-    /// Tokens pushed.
+    /// Number of tokens pushed.
     fn tokens(&self) -> usize;
 
-    /// Where it stands.
+    /// Its progress.
     fn progress(&self) -> EncodingProgress;
 
-    /// What poolings that choose have chosen so far, first pooling first; the document tells it once that is there.
+    /// Choices of the top-k poolings made until now, first pooling first. Moves to the document when that is done.
     fn choices(&self) -> &[PoolingChoice];
 
-    /// The document, once it is done.
+    /// The document, once the encoding is done.
     fn document(&self) -> Option<Arc<dyn Document>>;
 
-    /// Bytes of the pages that it holds, the document's included.
+    /// Bytes of the pages that it holds, the document's pages included.
     fn bytes(&self) -> usize;
 }
 
-/// Where an encoding stands.
+/// Progress of an encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodingProgress {
-    /// What comes next.
+    /// The next stage.
     pub stage: EncodingStage,
-    /// Blocks that ran.
+    /// Blocks completed.
     pub blocks: usize,
-    /// Blocks in all: known once no token follows.
+    /// Total number of blocks, known once the document is complete.
     pub total: Option<usize>,
 }
 
-/// What an encoding does next.
+/// The next stage of an encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EncodingStage {
-    /// It needs more tokens, or to be closed.
+    /// The encoding needs more tokens, or to be closed.
     Waiting,
     /// A block of this layer of the encoder, counted from 0, can run.
     Layer(usize),
-    /// Some of what the decoder will attend to can be made: keys and values of what the encoder gave.
+    /// A block of the decoder's keys and values can be computed from the encoder's output.
     Memory,
-    /// The document is there.
+    /// The document is complete.
     Done,
 }
 
-/// A document as the decoder sees it. Dropping the last reference gives its pages back, unless rows refer to them.
+/// A document as the decoder sees it. Its pages are freed when neither a reference nor a row refers to them.
 pub trait Document: Any + Send + Sync {
-    /// Tokens that were read.
+    /// Number of tokens read.
     fn tokens(&self) -> usize;
 
-    /// Vectors that the decoder attends to.
+    /// Number of vectors that the decoder attends to.
     fn vectors(&self) -> usize;
 
-    /// Bytes of its pages: keys and values of all layers of the decoder.
+    /// Bytes of its pages: keys and values of all decoder layers.
     fn bytes(&self) -> usize;
 
-    /// The same, if nothing had been pooled.
+    /// Bytes of keys and values without pooling.
     fn unpooled_bytes(&self) -> usize;
 
-    /// Bytes that it occupies beside its pages.
+    /// Bytes of memory outside of its pages.
     fn own_bytes(&self) -> usize;
 
-    /// What each pooling that chooses has chosen, first pooling first.
+    /// The choice of each top-k pooling, first pooling first.
     fn choices(&self) -> &[PoolingChoice];
 
-    /// What the encoder's layers took, in order.
+    /// Time of each encoder layer, in order.
     fn timings(&self) -> &[LayerTime];
 
-    /// What making the decoder's keys and values took, in nanoseconds.
+    /// Time of computing the decoder's keys and values, in nanoseconds.
     fn memory_ns(&self) -> u64;
 }
 
-/// What a pooling kept.
+/// The vectors that a top-k pooling kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolingChoice {
-    /// The layer of the encoder behind which it stands, counted from 0.
+    /// The encoder layer that it follows, counted from 0.
     pub layer: usize,
-    /// The kept vectors, in the order in which they go on.
+    /// The kept vectors, in the order in which the next layer reads them.
     pub kept: Vec<KeptVector>,
 }
 
 /// One vector that a pooling kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KeptVector {
-    /// The token that it was at first: of all vectors that were mixed into it, the one that won every time. At
-    /// [`Document::tokens`] or beyond, it is padding.
+    /// The token that it started as: of all vectors mixed into it, the one that won every time. Padding if at least
+    /// [`Document::tokens`].
     pub token: usize,
-    /// Its score when the pooling was over.
+    /// Its score after the pooling.
     pub score: f32,
 }
 
-/// What one layer of the encoder took, its pooling included.
+/// Time of one encoder layer, its pooling included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerTime {
-    /// Vectors that came in, padding included.
+    /// Number of input vectors, padding included.
     pub length: usize,
     /// Nanoseconds.
     pub ns: u64,
 }
 
-/// What there may be of everything in a model that reads documents, and its defaults.
+/// Limits of a model that encodes documents, and its defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DocumentLimits {
-    /// The most tokens of a document, an end mark included.
+    /// Maximum tokens of a document, the end mark included.
     pub tokens: usize,
-    /// The most symbols that a row can be fed, [`SpecialIds::start`] included.
+    /// Maximum symbols that a row can be fed, [`SpecialIds::start`] included.
     pub targets: usize,
-    /// Whether every document is padded to [`tokens`](Self::tokens): then all documents have the same number of vectors.
+    /// True if every document is padded to [`tokens`](Self::tokens); all documents then have the same number of vectors.
     pub padded: bool,
-    /// The most vectors of one block.
+    /// Maximum vectors of one block.
     pub block: usize,
     /// The poolings, in order.
     pub poolings: Vec<PoolingStep>,
-    /// Marks among the symbols.
+    /// Ids of the special symbols.
     pub marks: SpecialIds,
-    /// What a request gets that asks for nothing else.
+    /// Defaults of requests.
     pub generation: GenerationDefaults,
 }
 
-/// A pooling between two layers.
+/// A pooling between two encoder layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolingStep {
-    /// The layer of the encoder behind which it stands, counted from 0.
+    /// The encoder layer that it follows, counted from 0.
     pub layer: usize,
-    /// Vectors of the longest document before it.
+    /// Vectors of the longest document before the pooling.
     pub from: usize,
-    /// And after it.
+    /// Vectors of the longest document after it.
     pub to: usize,
 }
 
-/// A model's marks, by id.
+/// Ids of a model's special symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpecialIds {
-    /// What a row is fed first.
+    /// The first symbol that a row is fed.
     pub start: u32,
-    /// Padding: never written.
+    /// Padding: never generated.
     pub pad: u32,
-    /// What ends a document, and a written text.
+    /// Ends a document and a generated text.
     pub end: u32,
-    /// What the text's normaliser has no symbol for.
+    /// Stands for text that the vocabulary lacks.
     pub unknown: u32,
 }
 
-/// How a model writes unless a request says otherwise; fairseq's semantics.
+/// Default options of a request, with fairseq's semantics.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GenerationDefaults {
-    /// Hypotheses that are followed.
+    /// Beam width: hypotheses followed in parallel.
     pub beam: usize,
-    /// A hypothesis' log-probability is divided by its length, its end mark included, to this power.
+    /// A hypothesis' log-probability is divided by its length (end mark included) to this power.
     pub length_penalty: f32,
-    /// Symbols before the end mark, at least.
+    /// Minimum symbols before the end mark.
     pub min_tokens: usize,
-    /// And at most.
+    /// Maximum symbols before the end mark.
     pub max_tokens: usize,
-    /// No run of so many symbols is written twice; 0 for no such rule.
+    /// No run of this many symbols is generated twice; 0 turns the rule off.
     pub no_repeat_ngram: usize,
 }
 
-/// The concrete encoding behind the contract, for the model that made it.
+/// Downcasts an encoding to the concrete type of the model that created it.
 ///
 /// # Errors
-/// [`Error::Internal`] if another model did.
+/// [`Error::Internal`] if another model created it.
 pub fn encoding_mut<E: Encoding>(encoding: &mut dyn Encoding) -> Result<&mut E> {
     let encoding: &mut dyn Any = encoding;
-    encoding.downcast_mut().ok_or_else(|| Error::Internal("an encoding of another model".into()))
+    encoding.downcast_mut().ok_or_else(|| Error::Internal("the encoding belongs to another model".into()))
 }
 
-/// The concrete document behind the contract.
+/// Downcasts a document to the concrete type of the model that created it.
 ///
 /// # Errors
-/// [`Error::Internal`] if another model made it.
+/// [`Error::Internal`] if another model created it.
 pub fn document_ref<D: Document>(document: &dyn Document) -> Result<&D> {
     let document: &dyn Any = document;
-    document.downcast_ref().ok_or_else(|| Error::Internal("a document of another model".into()))
+    document.downcast_ref().ok_or_else(|| Error::Internal("the document belongs to another model".into()))
 }

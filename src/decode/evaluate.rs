@@ -1,4 +1,4 @@
-//! Texts under a model: all logits in order, however the text is cut into steps; and the windowed evaluation of the papers.
+//! Evaluates a model on texts: all logits in order, for any step size, and the windowed evaluation of the papers.
 
 use super::{
     contract::{BoundaryOptions, Model, SequenceRow, SymbolBoundary, Want, advance},
@@ -8,36 +8,36 @@ use super::{
 use crate::error::Result;
 use std::ops::AddAssign;
 
-/// Symbols a step of a window, whose logits are held at a time.
+/// Symbols of one step within a window; the logits of one step are held at a time.
 const CHUNK: usize = 512;
 
-/// How a text is cut into steps. The numbers are the same; only time and memory differ.
+/// Number of symbols per step. It changes time and memory, never the logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepSize {
     /// All symbols in one step.
     Full,
-    /// One symbol a step, as text is generated.
+    /// One symbol a step, as in generation.
     Incremental,
-    /// So many symbols a step.
+    /// This many symbols a step.
     Chunked(usize),
 }
 
-/// Is shown each position in order: its index, the logits after it, (V), or none where they were not wanted, and its mark.
+/// Called for each position in order with its index, the logits (V) after it (empty if not wanted) and its boundary.
 pub type VisitPosition<'a> = &'a mut dyn FnMut(usize, &[f32], SymbolBoundary) -> Result<()>;
 
-/// Feeds `symbols` to a fresh sequence and shows each position's logits, those that each step is to compute, with its mark.
+/// Feeds `symbols` to a fresh sequence and calls `visit` for each position. `want` selects the logits of each step.
 ///
 /// # Errors
-/// What the model's steps say, and what `each` says.
+/// The errors of the model's steps and of `visit`.
 pub fn run(
     model: &dyn Model,
     symbols: &[u32],
-    mode: StepSize,
+    step: StepSize,
     boundaries: BoundaryOptions,
     want: Want,
-    each: VisitPosition<'_>,
+    visit: VisitPosition<'_>,
 ) -> Result<()> {
-    let size = match mode {
+    let size = match step {
         StepSize::Full => symbols.len(),
         StepSize::Incremental => 1,
         StepSize::Chunked(size) => size,
@@ -50,35 +50,35 @@ pub fn run(
         rows[0].set(chunk, want);
         advance(model, &mut rows, &[0], &mut scratch)?;
         let SequenceRow { logits, decisions, .. } = &rows[0];
-        // Wanted logits are those of the last symbols.
+        // wanted logits belong to the last symbols
         let without = decisions.len().saturating_sub(logits.len() / vocabulary);
-        let shown = std::iter::repeat_n(&[][..], without).chain(logits.chunks_exact(vocabulary));
-        for (logits, mark) in shown.zip(decisions) {
-            each(position, logits, *mark)?;
+        let logits = std::iter::repeat_n(&[][..], without).chain(logits.chunks_exact(vocabulary));
+        for (logits, decision) in logits.zip(decisions) {
+            visit(position, logits, *decision)?;
             position += 1;
         }
     }
     Ok(())
 }
 
-/// A window: symbols `start..end` are fed, and those from `scored` on are scored.
+/// A window of an evaluation: symbols `start..end - 1` are fed, symbols `scored..end` are scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoringWindow {
     /// The first symbol fed.
     pub start: usize,
-    /// The first symbol scored; the one before it is fed and predicts it.
+    /// The first symbol scored; the symbol before it is fed and predicts it.
     pub scored: usize,
     /// One past the last symbol scored, which is not fed.
     pub end: usize,
 }
 
-/// The windows of Dynamic Token Pooling's evaluation (its code, not the paper, defines them): targets in runs of `stride`, each
-/// with as much context as fits into `length` symbols; every window starts afresh.
+/// Returns the windows of Dynamic Token Pooling's evaluation, as its code (not the paper) defines them: targets in runs of
+/// `stride`, each with as much context as fits into `length` symbols. Every window is a fresh sequence.
 pub fn windows(symbols: usize, windows: Windows) -> impl Iterator<Item = ScoringWindow> {
     (0..).map_while(move |index| window(symbols, windows, index))
 }
 
-/// The window of that number, if there are so many.
+/// Returns window number `index` of a text of `symbols` symbols, if it exists.
 pub fn window(symbols: usize, Windows { length, stride }: Windows, index: usize) -> Option<ScoringWindow> {
     let last = symbols.saturating_sub(1);
     let first = index.checked_mul(stride.max(1)).filter(|&first| first < last)?;
@@ -86,16 +86,16 @@ pub fn window(symbols: usize, Windows { length, stride }: Windows, index: usize)
     Some(ScoringWindow { start, scored: first + 1, end: (first + stride).min(last) + 1 })
 }
 
-/// What a windowed evaluation finds.
+/// The score of one or more windows.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct WindowScore {
     /// Sum of −ln p over the scored symbols.
     pub nats: f64,
-    /// Symbols scored.
+    /// Number of symbols scored.
     pub scored: usize,
-    /// Symbols fed, context included.
+    /// Number of symbols fed, context included.
     pub fed: usize,
-    /// Segments closed by them.
+    /// Number of segments that these closed.
     pub segments: usize,
 }
 
@@ -111,39 +111,39 @@ impl AddAssign for WindowScore {
 /// Scores one window.
 ///
 /// # Errors
-/// What the model's steps say.
+/// The errors of the model's steps.
 pub fn score_window(
     model: &dyn Model,
     symbols: &[u32],
     window: ScoringWindow,
     boundaries: &BoundaryOptions,
 ) -> Result<WindowScore> {
-    score_window_showing(model, symbols, window, boundaries, &mut |_, _, _| Ok(()))
+    score_window_with(model, symbols, window, boundaries, &mut |_, _, _| Ok(()))
 }
 
-/// As [`score_window`]; `each` is shown every position whose logits score the next symbol: its index in `symbols`, those
-/// logits, and its mark in this window.
+/// Scores one window and calls `visit` for every position whose logits score the next symbol, with the position's index in
+/// `symbols`.
 ///
 /// # Errors
-/// What the model's steps say, and what `each` says.
-pub fn score_window_showing(
+/// The errors of the model's steps and of `visit`.
+pub fn score_window_with(
     model: &dyn Model,
     symbols: &[u32],
     window: ScoringWindow,
     boundaries: &BoundaryOptions,
-    each: VisitPosition<'_>,
+    visit: VisitPosition<'_>,
 ) -> Result<WindowScore> {
     let mut sum = WindowScore::default();
     let fed = &symbols[window.start..window.end - 1];
     let boundaries = BoundaryOptions { offset: window.start, ..boundaries.clone() };
-    run(model, fed, StepSize::Chunked(CHUNK), boundaries, Want::All, &mut |position, logits, mark| {
+    run(model, fed, StepSize::Chunked(CHUNK), boundaries, Want::All, &mut |position, logits, decision| {
         sum.fed += 1;
-        sum.segments += usize::from(mark.boundary);
+        sum.segments += usize::from(decision.boundary);
         let target = window.start + position + 1;
         if target >= window.scored {
             sum.nats -= log_probability(logits, symbols[target])?;
             sum.scored += 1;
-            each(target - 1, logits, mark)?;
+            visit(target - 1, logits, decision)?;
         }
         Ok(())
     })?;

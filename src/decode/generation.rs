@@ -1,17 +1,17 @@
-//! Symbols that are sampled: chosen, held back while they may belong to a stop string or wait for their mark, told, and
-//! counted until a rule says stop.
+//! Sampled symbols: chosen, held back while they may belong to a stop string or wait for their boundary, emitted, and counted
+//! until a rule ends the generation.
 //!
-//! Every sampled symbol is fed, the last one too, so that its mark and the sequence's final state are known. The rules
-//! take effect in the order of time: a stop string, `max_chars` and the longest context when a symbol is sampled,
-//! `max_segments` when it was fed. Of those that take effect with the same symbol a stop string comes first, then
-//! `max_segments` (the text is whole, not cut), then `max_chars`, then the longest context.
+//! Every sampled symbol is fed, including the last one, so its boundary and the sequence's final state are known. A stop
+//! string, `max_chars` and the longest context take effect when a symbol is sampled, `max_segments` when it was fed. If
+//! several take effect with one symbol, the order is: stop string, `max_segments` (the text is complete, not cut),
+//! `max_chars`, longest context.
 //!
-//! A model may write marks as well ([`ControlSymbols`]). One ends the text: it is told as the last symbol, and neither fed nor counted.
-//! One ends a segment: it is no symbol of the text, so it is not told, nor counted, nor seen by penalty or stop strings; its draw
-//! is a draw like any other, and the symbol before it gets its boundary.
+//! A model may also choose [`ControlSymbols`]. The end-of-text mark is emitted as the last symbol, and neither fed nor
+//! counted. The segment-end mark is not part of the text: it is not emitted, counted, or passed to penalty and stop strings.
+//! Its draw is numbered like any other, and the symbol before it gets its boundary.
 
 use super::{
-    contract::{BoundaryMode, SequenceRow, SymbolBoundary, Want},
+    contract::{BoundaryMode, Card, SequenceRow, SymbolBoundary, Want},
     options::{Details, EmittedSymbol, FinishReason, Sampling, Stopping},
     sampling::{
         logprobs::{LogprobOptions, SymbolLogprobs, log_probability},
@@ -28,77 +28,79 @@ use std::collections::VecDeque;
 pub(super) struct Generation {
     sampler: Sampler,
     stops: StopMatcher,
-    limits: Limits,
-    telling: LogprobOptions,
-    /// Whether symbols are told with their marks, hence one step later.
-    marks: bool,
+    limits: GenerationLimits,
+    logprobs: LogprobOptions,
+    /// True if symbols are emitted with their boundaries, hence one step later.
+    with_boundaries: bool,
     include_stop: bool,
-    /// Sampled and not yet told, oldest first.
+    /// Sampled symbols that are not yet emitted, oldest first.
     held: VecDeque<EmittedSymbol>,
-    /// Sampled and not yet fed.
+    /// The symbol that was sampled and not yet fed.
     latest: Option<u32>,
-    /// Whether `held` ends with `latest`; not so if that belongs to a stop string that is not told.
+    /// True if `held` ends with `latest`. False if `latest` belongs to a stop string that is not emitted.
     latest_is_held: bool,
-    /// Symbols sampled.
+    /// Number of sampled symbols.
     chars: usize,
-    /// Why it ends once `latest` is fed.
+    /// Why the generation ends once `latest` is fed.
     reason: Option<FinishReason>,
-    /// The model's own marks, if it writes any.
-    mark_up: Option<ControlSymbols>,
+    /// The model's control symbols, if it has any.
+    control: Option<ControlSymbols>,
 }
 
-/// What a model may choose beside the symbols of a text.
+/// Marks that a model may choose in addition to the symbols of a text, and their state.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ControlSymbols {
     specials: SpecialSymbols,
-    /// Whether its marks end segments; if not, its predictor does.
+    /// True if the model's marks end segments; false if its predictor does.
     ends_segments: bool,
-    /// Whether it may end the text.
+    /// True if the model may end the text.
     ends_text: bool,
-    /// Times that it has ended a segment.
+    /// Number of segment-end marks chosen.
     chosen: usize,
-    /// Whether it has just done so and the mark is to be fed.
+    /// True if the last choice was a segment-end mark, which is to be fed next.
     is_ending: bool,
 }
 
 impl ControlSymbols {
-    /// Those of a model with such symbols, if it has any, whose segments are ended in that way.
+    /// Returns the control symbols of a model with `specials` in boundary mode `mode`.
     pub(super) fn new(
         specials: Option<SpecialSymbols>,
         mode: Option<BoundaryMode>,
         stopping: &Stopping,
     ) -> Option<Self> {
-        let (ends_segments, ends_text) = (mode == Some(BoundaryMode::Nxt), !stopping.ignore_end);
+        let ends_segments = mode == Some(BoundaryMode::Nxt);
+        let ends_text = !stopping.ignore_end;
         specials.map(|specials| Self { specials, ends_segments, ends_text, chosen: 0, is_ending: false })
     }
 }
 
-/// What bounds a generation.
+/// Limits of one generation.
 #[derive(Debug, Clone, Copy)]
-struct Limits {
+struct GenerationLimits {
     max_chars: usize,
     min_chars: usize,
     max_segments: Option<usize>,
-    /// The most symbols of the sequence, prompt and all.
+    /// Maximum symbols of the sequence, prompt included.
     max_symbols: usize,
 }
 
 impl Generation {
-    /// For a sequence of at most `max_symbols` over `vocabulary`, by a model that may write these marks.
+    /// Creates the generation of a request to the model of `card`.
     pub(super) fn new(
-        request: (Sampling, Stopping, &Details),
-        (vocabulary, max_symbols): (usize, usize),
-        mark_up: Option<ControlSymbols>,
+        sampling: Sampling,
+        stopping: Stopping,
+        details: &Details,
+        card: &Card,
+        control: Option<ControlSymbols>,
     ) -> Self {
-        let (sampling, stopping, details) = request;
         let Stopping { max_chars, min_chars, max_segments, stop, include_stop, ignore_end: _ } = stopping;
         Self {
-            sampler: Sampler::new(sampling, vocabulary),
+            sampler: Sampler::new(sampling, card.vocabulary.len()),
             stops: StopMatcher::new(stop, min_chars),
-            limits: Limits { max_chars, min_chars, max_segments, max_symbols },
-            mark_up,
-            telling: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
-            marks: details.boundaries,
+            limits: GenerationLimits { max_chars, min_chars, max_segments, max_symbols: card.max_symbols },
+            control,
+            logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
+            with_boundaries: details.boundaries,
             include_stop,
             held: VecDeque::new(),
             latest: None,
@@ -108,12 +110,12 @@ impl Generation {
         }
     }
 
-    /// Notes the prompt, for the repetition penalty.
+    /// Records the prompt for the repetition penalty.
     pub(super) fn see(&mut self, prompt: &[u32]) {
         prompt.iter().for_each(|&symbol| self.sampler.see(symbol));
     }
 
-    /// Symbols sampled.
+    /// Number of sampled symbols.
     pub(super) fn chars(&self) -> usize {
         self.chars
     }
@@ -123,63 +125,64 @@ impl Generation {
         self.latest
     }
 
-    /// The same as it is fed: with its boundary, where that is not the predictor's to say. A segment ends when the mark comes.
+    /// The latest symbol as it is fed: with an explicit open boundary if only marks end segments.
     pub(super) fn latest_item(&self) -> Option<u32> {
-        let marked = self.mark_up.is_some_and(|marks| marks.ends_segments);
-        self.latest.map(|symbol| if marked { trace::item(symbol, false) } else { symbol })
+        let traced = self.is_traced();
+        self.latest.map(|symbol| if traced { trace::item(symbol, false) } else { symbol })
     }
 
-    /// Times that the model has ended a segment by its mark.
+    /// Number of segments that the model ended with its mark.
     pub(super) fn nxt_steps(&self) -> usize {
-        self.mark_up.map_or(0, |marks| marks.chosen)
+        self.control.map_or(0, |control| control.chosen)
     }
 
-    /// Whether only its mark ends segments.
+    /// True if only the model's mark ends segments.
     pub(super) fn is_traced(&self) -> bool {
-        self.mark_up.is_some_and(|marks| marks.ends_segments)
+        self.control.is_some_and(|control| control.ends_segments)
     }
 
-    /// Lays the latest symbol, or the mark behind it, into the row; before the first symbol of a text without a beginning, what
-    /// asks for its logits. No logits are wanted if it is the last.
+    /// Sets the row's feed to the latest symbol or to the mark after it; before the first symbol of an empty prompt, to the
+    /// control item that requests its logits. Wants no logits if the symbol is the last.
     pub(super) fn feed(&self, row: &mut SequenceRow) {
         let want = if self.reason.is_some() { Want::Nothing } else { Want::Last };
-        let control = if self.mark_up.is_some_and(|marks| marks.is_ending) { trace::END } else { trace::BEGIN };
+        let control = if self.control.is_some_and(|control| control.is_ending) { trace::END } else { trace::BEGIN };
         row.set(&[self.latest_item().unwrap_or(control)], want);
     }
 
-    /// Takes the latest symbol's mark, if it was a symbol, and how many segments sampled symbols have closed by now; tells why
-    /// the generation ends, if it does.
+    /// Records that the latest symbol was fed: its boundary `decision` (none for a control item), and the number of segments
+    /// that sampled symbols have closed. Returns why the generation ends, if it does.
     pub(super) fn absorb(
         &mut self,
-        mark: Option<SymbolBoundary>,
+        decision: Option<SymbolBoundary>,
         segments: usize,
-        told: &mut Vec<EmittedSymbol>,
+        output: &mut Vec<EmittedSymbol>,
     ) -> Option<FinishReason> {
         self.latest = None;
-        if let Some(marks) = &mut self.mark_up {
-            marks.is_ending = false;
+        if let Some(control) = &mut self.control {
+            control.is_ending = false;
         }
-        let latest = self.held.back_mut().filter(|_| self.marks && self.latest_is_held);
-        if let Some((character, mark)) = latest.zip(mark) {
-            character.decision = Some(mark);
+        let latest = self.held.back_mut().filter(|_| self.with_boundaries && self.latest_is_held);
+        if let Some((symbol, decision)) = latest.zip(decision) {
+            symbol.decision = Some(decision);
         }
-        let enough = self.limits.max_segments.is_some_and(|most| segments >= most);
+        let enough = self.limits.max_segments.is_some_and(|max| segments >= max);
         if enough && !matches!(self.reason, Some(FinishReason::Stop(_))) {
             self.reason = Some(FinishReason::MaxSegments);
         }
         if self.reason.is_some() {
-            self.abandon(told);
+            self.flush(output);
         }
         self.reason.clone()
     }
 
-    /// Samples the symbol at `position` from the logits (vocab) before it; `opens` if no symbol of its segment was fed. Tells why
-    /// the generation ends without another symbol, if it does.
+    /// Samples the symbol at `position` from the logits (vocab) before it. `opens_segment` is true if no symbol of its segment
+    /// was fed. Returns why the generation ends without another symbol, if it does.
     pub(super) fn sample(
         &mut self,
         logits: &[f32],
-        (position, opens): (usize, bool),
-        told: &mut Vec<EmittedSymbol>,
+        position: usize,
+        opens_segment: bool,
+        output: &mut Vec<EmittedSymbol>,
     ) -> Result<Option<FinishReason>> {
         if self.limits.max_chars == 0 {
             return Ok(Some(FinishReason::MaxChars));
@@ -187,75 +190,77 @@ impl Generation {
         if position >= self.limits.max_symbols {
             return Ok(Some(FinishReason::MaxContext));
         }
-        let symbol = self.choose(logits, position, opens)?;
-        if let Some(ControlSymbols { specials, .. }) = self.mark_up {
+        let symbol = self.choose(logits, position, opens_segment)?;
+        if let Some(ControlSymbols { specials, .. }) = self.control {
             if symbol == specials.segment_end {
-                return self.end_segment(symbol, logits, told).map(|()| None);
+                return self.end_segment(symbol, logits, output).map(|()| None);
             }
             if symbol == specials.end {
-                self.abandon(told);
-                let SymbolLogprobs { logprob, top } = self.telling.of(symbol, logits)?;
-                told.push(EmittedSymbol { symbol, logprob, decision: None, top });
+                self.flush(output);
+                let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
+                output.push(EmittedSymbol { symbol, logprob, decision: None, top });
                 return Ok(Some(FinishReason::EndOfText));
             }
         }
         self.sampler.see(symbol);
         self.chars += 1;
-        let SymbolLogprobs { logprob, top } = self.telling.of(symbol, logits)?;
+        let SymbolLogprobs { logprob, top } = self.logprobs.compute(symbol, logits)?;
         self.held.push_back(EmittedSymbol { symbol, logprob, decision: None, top });
-        (self.latest, self.latest_is_held) = (Some(symbol), true);
-        let met = self.stops.push(symbol);
-        self.reason = match met {
-            Some(met) => Some(FinishReason::Stop(met.index)),
+        self.latest = Some(symbol);
+        self.latest_is_held = true;
+        let stop = self.stops.push(symbol);
+        self.reason = match stop {
+            Some(stop) => Some(FinishReason::Stop(stop.index)),
             None if self.chars == self.limits.max_chars => Some(FinishReason::MaxChars),
             None if position + 1 == self.limits.max_symbols => Some(FinishReason::MaxContext),
             None => None,
         };
-        if let Some(met) = met.filter(|_| !self.include_stop) {
-            self.held.truncate(self.held.len().saturating_sub(met.length));
+        if let Some(stop) = stop.filter(|_| !self.include_stop) {
+            self.held.truncate(self.held.len().saturating_sub(stop.length));
             self.latest_is_held = false;
         }
-        self.release(told);
+        self.release(output);
         Ok(None)
     }
 
-    /// Draws a symbol or a mark. Every draw has a number of its own.
-    fn choose(&mut self, logits: &[f32], position: usize, opens: bool) -> Result<u32> {
-        let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.mark_up else {
+    /// Draws a symbol or a mark. Every draw has a number of its own: the position plus the marks chosen so far.
+    fn choose(&mut self, logits: &[f32], position: usize, opens_segment: bool) -> Result<u32> {
+        let Some(ControlSymbols { specials, ends_segments, ends_text, chosen, .. }) = self.control else {
             return self.sampler.choose(logits, position);
         };
-        // no segment is without a symbol
-        let nxt = (opens || !ends_segments).then_some(specials.segment_end);
+        // a segment has at least one symbol
+        let nxt = (opens_segment || !ends_segments).then_some(specials.segment_end);
         let end = (!ends_text || self.chars < self.limits.min_chars).then_some(specials.end);
         self.sampler.ban(specials.never_sampled().into_iter().chain(nxt).chain(end));
         self.sampler.choose(logits, position + chosen)
     }
 
-    /// The segment ends with the latest symbol, which is known now to be its last.
-    fn end_segment(&mut self, mark: u32, logits: &[f32], told: &mut Vec<EmittedSymbol>) -> Result<()> {
-        if let Some(marks) = &mut self.mark_up {
-            (marks.chosen, marks.is_ending) = (marks.chosen + 1, true);
+    /// Ends the segment with the latest symbol, because the model chose the segment-end `mark`.
+    fn end_segment(&mut self, mark: u32, logits: &[f32], output: &mut Vec<EmittedSymbol>) -> Result<()> {
+        if let Some(control) = &mut self.control {
+            control.chosen += 1;
+            control.is_ending = true;
         }
-        let latest = self.held.back_mut().filter(|_| self.marks && self.latest_is_held);
-        if let Some(boundary) = latest.and_then(|character| character.decision.as_mut()) {
-            boundary.boundary = true;
-            boundary.end_logprob = Some(log_probability(logits, mark)? as f32);
+        let latest = self.held.back_mut().filter(|_| self.with_boundaries && self.latest_is_held);
+        if let Some(decision) = latest.and_then(|symbol| symbol.decision.as_mut()) {
+            decision.boundary = true;
+            decision.end_logprob = Some(log_probability(logits, mark)? as f32);
         }
         self.latest_is_held = false;
-        self.release(told);
+        self.release(output);
         Ok(())
     }
 
-    /// Tells all that is held back.
-    pub(super) fn abandon(&mut self, told: &mut Vec<EmittedSymbol>) {
-        told.extend(self.held.drain(..));
+    /// Emits all held symbols.
+    pub(super) fn flush(&mut self, output: &mut Vec<EmittedSymbol>) {
+        output.extend(self.held.drain(..));
     }
 
-    /// Tells what is held back no longer.
-    fn release(&mut self, told: &mut Vec<EmittedSymbol>) {
-        let undecided = if self.reason.is_some() { 0 } else { self.stops.withheld() };
-        let unmarked = usize::from(self.marks && self.latest_is_held);
-        let free = self.held.len().saturating_sub(undecided.max(unmarked));
-        told.extend(self.held.drain(..free));
+    /// Emits the held symbols that can no longer belong to a stop string and do not wait for a boundary.
+    fn release(&mut self, output: &mut Vec<EmittedSymbol>) {
+        let withheld = if self.reason.is_some() { 0 } else { self.stops.withheld() };
+        let undecided = usize::from(self.with_boundaries && self.latest_is_held);
+        let free = self.held.len().saturating_sub(withheld.max(undecided));
+        output.extend(self.held.drain(..free));
     }
 }

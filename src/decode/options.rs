@@ -1,4 +1,4 @@
-//! What a request may ask for, and what it is told. Pure data: ids, not text; the wire and the command line convert.
+//! The options of a request and the symbols it emits. Pure data: ids, not text; the wire and the command line convert.
 
 use super::contract::{BoundaryOptions, Card, SymbolBoundary};
 use crate::error::{Error, Result};
@@ -6,40 +6,40 @@ use crate::error::{Error, Result};
 /// A request for generated text.
 #[derive(Debug, Clone)]
 pub struct Generate {
-    /// The prompt's symbols; at least one, unless the model knows how a text begins ([`Card::first_logits`]): of the others an
-    /// empty context has no next-symbol distribution.
+    /// The prompt's symbols. At least one, unless the model has a start mark ([`Card::first_logits`]): other models have no
+    /// next-symbol distribution for an empty context.
     pub prompt: Vec<u32>,
     /// How symbols are chosen.
     pub sampling: Sampling,
     /// When to stop.
     pub stopping: Stopping,
-    /// What to tell beside the symbols.
+    /// What to emit in addition to the symbols.
     pub details: Details,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
 }
 
-/// A request for the probabilities of a given text, or (with `logprobs` off) for its segments alone.
+/// A request for the probabilities of a text, or for its segments alone (`logprobs` off).
 #[derive(Debug, Clone)]
 pub struct Score {
     /// The text's symbols; at least one.
     pub symbols: Vec<u32>,
-    /// Whether log-probabilities are wanted; without them only boundaries are told.
+    /// True for log-probabilities and boundaries; false for boundaries only.
     pub logprobs: bool,
-    /// Most probable alternatives to tell for each symbol.
+    /// Number of most probable alternatives per symbol.
     pub top: usize,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
-    /// Windows to score the text in, each of which starts afresh; none: as one sequence.
+    /// Windows to score the text in, each a fresh sequence; none: one sequence.
     pub windows: Option<Windows>,
 }
 
 /// The windows of a windowed evaluation: see [`evaluate::windows`](super::evaluate::windows).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Symbols that a window feeds.
+    /// Symbols fed in a window.
     pub length: usize,
-    /// Symbols that a window scores: what the last so many that it feeds say of those after them.
+    /// Symbols scored in a window: the last `stride` symbols fed predict them.
     pub stride: usize,
 }
 
@@ -72,36 +72,36 @@ impl Default for Sampling {
 /// When to stop.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stopping {
-    /// The most symbols to generate. With 0 the prompt is read, and told if that was asked for, and nothing follows it.
+    /// Maximum symbols to generate. With 0 the prompt is processed, and echoed if requested.
     pub max_chars: usize,
-    /// No stop string counts before this many, nor may the model end the text.
+    /// Minimum symbols before a stop string counts or the model may end the text.
     pub min_chars: usize,
-    /// The most segments to close, if limited.
+    /// Maximum segments to close, if limited.
     pub max_segments: Option<usize>,
     /// Stop strings, as symbols; none empty.
     pub stop: Vec<Vec<u32>>,
-    /// Whether the stop string belongs to the answer.
+    /// True if the stop string is part of the answer.
     pub include_stop: bool,
-    /// Whether the model may not end the text itself, where it has a mark for that.
+    /// True if the model must not end the text with its end mark.
     pub ignore_end: bool,
 }
 
-/// What to tell beside the symbols.
+/// What to emit in addition to the symbols.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Details {
-    /// Tell the prompt's symbols first.
+    /// Emit the prompt's symbols first.
     pub echo: bool,
-    /// Tell each symbol's log-probability (natural; of the unmodified distribution).
+    /// Each symbol's log-probability (natural; of the unmodified distribution).
     pub logprobs: bool,
-    /// Tell this many most probable symbols at each position; implies nothing about `logprobs`.
+    /// Number of most probable symbols at each position; independent of `logprobs`.
     pub top_logprobs: usize,
-    /// Tell where segments end. A symbol's boundary is known one step after the symbol, so symbols come a step later.
+    /// Each symbol's boundary. It is known one step after the symbol, so symbols are emitted a step later.
     pub boundaries: bool,
 }
 
-/// The most characters that are generated where a request does not say.
+/// Default of `max_chars`.
 const DEFAULT_MAX_CHARS: usize = 256;
-/// The names of the stop strings' fields.
+/// Field names of the stop strings.
 pub const STOP_FIELDS: [&str; OptionLimits::STOPS] = [
     "stopping.stop[0]",
     "stopping.stop[1]",
@@ -121,16 +121,16 @@ pub const STOP_FIELDS: [&str; OptionLimits::STOPS] = [
     "stopping.stop[15]",
 ];
 
-/// Limits of what one request may ask for, told to clients.
+/// Limits of one request's options, as reported to clients.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionLimits;
 
 impl OptionLimits {
-    /// Stop strings a request may give.
+    /// Stop strings.
     pub const STOPS: usize = 16;
     /// Symbols in one stop string.
     pub const STOP_SYMBOLS: usize = 256;
-    /// Alternatives a position may tell.
+    /// Most probable symbols reported per position.
     pub const TOP_LOGPROBS: usize = 20;
     /// Entries of the logit bias.
     pub const LOGIT_BIAS: usize = 1024;
@@ -138,38 +138,45 @@ impl OptionLimits {
     pub const WINDOWED_SYMBOLS: usize = 1 << 24;
 }
 
-/// A symbol, told.
+/// A symbol that a request emits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmittedSymbol {
     /// Its id.
     pub symbol: u32,
-    /// Its log-probability, if asked for; the first symbol of a text has none.
+    /// Its log-probability, if requested. The first symbol of a text has none in most models.
     pub logprob: Option<f32>,
-    /// Whether a segment ends with it, if asked for.
+    /// Its boundary, if requested.
     pub decision: Option<SymbolBoundary>,
     /// The most probable symbols at its position, best first, with their log-probabilities.
     pub top: Vec<(u32, f32)>,
 }
 
+impl EmittedSymbol {
+    /// Creates a symbol without details.
+    pub fn plain(symbol: u32) -> Self {
+        Self { symbol, logprob: None, decision: None, top: Vec::new() }
+    }
+}
+
 /// Why a generation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
-    /// `max_chars` were generated.
+    /// `max_chars` symbols were generated.
     MaxChars,
-    /// `max_segments` were closed.
+    /// `max_segments` segments were closed.
     MaxSegments,
-    /// The stop string of this index was met.
+    /// The text ends with the stop string of this index.
     Stop(usize),
-    /// The model's longest sequence is reached.
+    /// The sequence reached the model's maximum length.
     MaxContext,
-    /// The model ended the text: the last symbol told is its mark.
+    /// The model ended the text: the last emitted symbol is its end mark.
     EndOfText,
-    /// A scored text's end.
+    /// The scored text ended.
     End,
 }
 
 impl FinishReason {
-    /// The name for programs.
+    /// The name on the wire and in JSON.
     pub fn name(&self) -> &'static str {
         match self {
             Self::MaxChars => "max_chars",
@@ -183,10 +190,10 @@ impl FinishReason {
 }
 
 impl Generate {
-    /// Checks everything against its bounds and the model's.
+    /// Checks all fields against their limits and the model's.
     ///
     /// # Errors
-    /// [`Error::BadOption`], [`Error::TooLong`] or [`Error::UnknownSymbol`], naming the field.
+    /// [`Error::BadOption`], [`Error::TooLong`] or [`Error::UnknownSymbol`], with the field's name.
     pub fn validate(&self, card: &Card) -> Result<()> {
         if card.first_logits.is_none() || !self.prompt.is_empty() {
             check_length("prompt", self.prompt.len(), card)?;
@@ -200,10 +207,10 @@ impl Generate {
 }
 
 impl Score {
-    /// Checks everything against its bounds and the model's.
+    /// Checks all fields against their limits and the model's.
     ///
     /// # Errors
-    /// As for [`Generate::validate`].
+    /// The errors of [`Generate::validate`].
     pub fn validate(&self, card: &Card) -> Result<()> {
         match self.windows {
             Some(_) => check_length_within("text", self.symbols.len(), OptionLimits::WINDOWED_SYMBOLS)?,
@@ -217,10 +224,10 @@ impl Score {
 }
 
 impl Windows {
-    /// Checks both numbers against each other and the model's longest sequence.
+    /// Checks both numbers against each other and the model's maximum sequence length.
     ///
     /// # Errors
-    /// [`Error::BadOption`], naming the field.
+    /// [`Error::BadOption`], with the field's name.
     pub fn validate(&self, card: &Card) -> Result<()> {
         if self.length == 0 || self.length > card.max_symbols {
             return Err(bad("windows.length", self.length, format!("1 to {}", card.max_symbols)));
@@ -233,7 +240,7 @@ impl Windows {
 }
 
 impl Sampling {
-    /// Checks everything against its bounds.
+    /// Checks all fields against their limits.
     pub(super) fn validate(&self, card: &Card) -> Result<()> {
         within("sampling.temperature", self.temperature, 0.0, 100.0)?;
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
@@ -275,19 +282,19 @@ impl Stopping {
         Ok(())
     }
 
-    /// `max_chars` where a request has none: so many as still fit after its prompt. At least 1, so that a prompt that fills
-    /// the longest sequence is answered with [`FinishReason::MaxContext`], and no character.
+    /// Default of `max_chars`, limited to the symbols that fit after the prompt. At least 1, so that a prompt that fills the
+    /// whole sequence ends with [`FinishReason::MaxContext`] and no symbol.
     pub fn default_max_chars(prompt_chars: usize, card: &Card) -> usize {
         card.max_symbols.saturating_sub(prompt_chars).clamp(1, DEFAULT_MAX_CHARS)
     }
 }
 
-/// Whether so many stop strings may be given; worth asking before they are looked at.
+/// Checks the number of stop strings; callers do so before they convert them.
 pub fn check_stop_count(count: usize) -> Result<()> {
     bounded("stopping.stop", count, OptionLimits::STOPS)
 }
 
-/// A boundary mode that the model has, or the default.
+/// Rejects a boundary mode that the model lacks.
 pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
     match boundaries.mode {
         Some(mode) if !card.boundary_modes.contains(&mode) => Err(unknown_mode(mode.name(), card)),
@@ -295,13 +302,13 @@ pub fn check_mode(boundaries: &BoundaryOptions, card: &Card) -> Result<()> {
     }
 }
 
-/// What is said of a boundary mode that the model does not have.
+/// The error for a boundary mode that the model lacks.
 pub fn unknown_mode(found: impl ToString, card: &Card) -> Error {
     let names: Vec<_> = card.boundary_modes.iter().map(|mode| mode.name()).collect();
     bad("boundary_mode", found, format!("one of {}", names.join(", ")))
 }
 
-/// Refuses a call or option that only pooled models have.
+/// Rejects a call or option that only pooling models have.
 pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
     if card.pooled {
         return Ok(());
@@ -309,7 +316,7 @@ pub fn must_pool(call: &'static str, card: &Card) -> Result<()> {
     Err(Error::WrongKind { call, model: card.name.clone(), wanted: "pools its input", found: card.shape.clone() })
 }
 
-/// Refuses an empty text, and one longer than the longest sequence.
+/// Rejects an empty text and one longer than the model's maximum sequence length.
 pub fn check_length(field: &'static str, length: usize, card: &Card) -> Result<()> {
     check_length_within(field, length, card.max_symbols).map_err(|error| error.because(card.max_symbols_why))
 }
@@ -338,6 +345,6 @@ fn bounded(field: &'static str, count: usize, limit: usize) -> Result<()> {
     Err(bad(field, count, format!("at most {limit}")))
 }
 
-fn bad(field: &'static str, found: impl ToString, bound: String) -> Error {
+pub(super) fn bad(field: &'static str, found: impl ToString, bound: String) -> Error {
     Error::BadOption { field, found: found.to_string(), bound }
 }

@@ -1,12 +1,12 @@
-//! Symbols that are given: a prompt, or a text to score. They are fed in chunks and, if asked for, told. Behind them stand
-//! the symbols that were sampled since: together they are what the model has seen or is to see, in order; sampled ones with
-//! their boundaries where those are not the predictor's to say ([`trace`]).
+//! A request's symbols: the prompt or the text to score, then the symbols sampled since. Prompt symbols are fed in chunks and
+//! emitted if the request wants them. Sampled symbols are stored with their boundaries where the model's own marks end
+//! segments ([`trace`]).
 //!
-//! What is fed to one sequence is a [`Span`]: the whole text, or in a windowed evaluation each window in turn. The first
-//! symbols of a window are context that an earlier one has told of.
+//! Each sequence is fed a [`FeedRange`]: the whole text or, in a windowed evaluation, one window after another. The first
+//! symbols of a window are context that an earlier window has emitted.
 //!
-//! What the logits after a chunk's last symbol say of the next chunk's first one is carried over, so logits are never held
-//! beyond the chunk that made them.
+//! The log-probabilities that a chunk's last logits give for the next chunk's first symbol are carried over, so logits are
+//! never held beyond their chunk.
 
 use super::{
     contract::{SequenceRow, Want},
@@ -19,87 +19,97 @@ use super::{
 use crate::error::{Error, Result};
 use std::ops::Range;
 
-/// Symbols on their way into the model.
+/// The symbols of a request on their way into the model.
 #[derive(Debug, Clone)]
 pub(super) struct Prompt {
-    /// The given symbols, then those sampled, as far back as they may be fed again.
+    /// The prompt, then the sampled symbols, as far back as they may be fed again.
     symbols: TextWindow,
-    /// How many were given.
-    given: usize,
-    /// How many of the first need no boundary beside them: the predictor says the same.
+    /// Length of the prompt.
+    len: usize,
+    /// Length of the prefix whose boundaries equal the predictor's, stored as plain symbols.
     agreed: usize,
-    /// The windows that they are fed in, and the number of the present one.
-    windows: Option<(Windows, usize)>,
-    /// What the present sequence is fed.
-    span: Span,
-    /// The next given symbol to feed.
+    /// The windows of a windowed evaluation.
+    windows: Option<Windows>,
+    /// Index of the present window.
+    window_index: usize,
+    /// The symbols fed to the present sequence.
+    range: FeedRange,
+    /// The next prompt symbol to feed.
     fed: usize,
-    /// Given symbols of which nothing more is to come.
+    /// Number of prompt symbols that are done: fed, and emitted if wanted.
     settled: usize,
-    tell: PromptOutput,
-    /// What is told of the symbol after the last one that was. Nothing is known of the first.
+    output: PromptOutput,
+    /// Log-probabilities of the next symbol to emit; empty for the first symbol.
     next: SymbolLogprobs,
 }
 
-/// A run of given symbols for one sequence.
+/// The prompt symbols fed to one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
-    /// The first one fed.
+struct FeedRange {
+    /// The first symbol fed.
     start: usize,
-    /// The first one that is told, and predicts the next.
-    tell_from: usize,
-    /// One past the last one fed.
+    /// The first symbol emitted; its logits predict the next one.
+    emit_from: usize,
+    /// One past the last symbol fed.
     end: usize,
 }
 
-/// What became of a chunk.
+/// The result of one chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkOutcome {
-    /// Segments that ended in it, but for context.
+    /// Number of segments that ended in it, not counting context.
     pub(super) segments: usize,
-    /// Whether the next chunk is for a sequence of its own.
+    /// True if the next chunk starts a new sequence.
     pub(super) ends_window: bool,
 }
 
-/// What is told of given symbols.
+/// What is emitted for each prompt symbol.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptOutput {
-    /// Whether they are told at all.
+    /// True if prompt symbols are emitted at all.
     pub(super) symbols: bool,
-    /// With which log-probabilities.
+    /// Which log-probabilities are attached.
     pub(super) logprobs: LogprobOptions,
-    /// With or without their marks.
-    pub(super) marks: bool,
-    /// Whether the logits after the last symbol are needed, because a generated one follows.
+    /// True if boundaries are attached.
+    pub(super) boundaries: bool,
+    /// True if the logits after the last symbol are needed, because a generated symbol follows.
     pub(super) last_logits: bool,
 }
 
 impl Prompt {
-    pub(super) fn new(symbols: Vec<u32>, windows: Option<Windows>, tell: PromptOutput) -> Self {
-        let given = symbols.len();
-        let span = Span { start: 0, tell_from: 0, end: given };
-        let (windows, next) = (windows.map(|windows| (windows, 0)), SymbolLogprobs::default());
-        let symbols = TextWindow::new(symbols);
-        let mut known = Self { symbols, given, agreed: 0, windows, span, fed: 0, settled: 0, tell, next };
-        // a single symbol has no windows, and is fed for its own sake
-        known.span = known.window(0).unwrap_or(span);
-        known
+    pub(super) fn new(symbols: Vec<u32>, windows: Option<Windows>, output: PromptOutput) -> Self {
+        let len = symbols.len();
+        let range = FeedRange { start: 0, emit_from: 0, end: len };
+        let mut prompt = Self {
+            symbols: TextWindow::new(symbols),
+            len,
+            agreed: 0,
+            windows,
+            window_index: 0,
+            range,
+            fed: 0,
+            settled: 0,
+            output,
+            next: SymbolLogprobs::default(),
+        };
+        // a single symbol has no windows; it is fed as one sequence
+        prompt.range = prompt.window(0).unwrap_or(range);
+        prompt
     }
 
-    /// The span of that window.
-    fn window(&self, index: usize) -> Option<Span> {
-        let ScoringWindow { start, scored, end } = window(self.given, self.windows?.0, index)?;
-        Some(Span { start, tell_from: scored - 1, end: end - 1 })
+    fn window(&self, index: usize) -> Option<FeedRange> {
+        let ScoringWindow { start, scored, end } = window(self.len, self.windows?, index)?;
+        Some(FeedRange { start, emit_from: scored - 1, end: end - 1 })
     }
 
-    /// How many were given.
+    /// Length of the prompt.
     pub(super) fn len(&self) -> usize {
-        self.given
+        self.len
     }
 
-    /// The most given symbols that one sequence is fed.
+    /// Maximum prompt symbols fed to one sequence.
     pub(super) fn longest(&self) -> usize {
-        self.windows.map_or(self.given, |(windows, _)| windows.length.min(self.given))
+        self.windows.map_or(self.len, |windows| windows.length.min(self.len))
     }
 
     /// All symbols, sampled ones included, as far as they are held.
@@ -107,65 +117,63 @@ impl Prompt {
         self.symbols.text()
     }
 
-    /// Of these, those at some positions.
+    /// The symbols at `positions`; empty if some of them were dropped, which the model then rejects as an empty feed.
     pub(super) fn get(&self, positions: Range<usize>) -> &[u32] {
-        // a feed that lacks them is refused
         self.symbols.get(positions).unwrap_or_default()
     }
 
-    /// How many are held.
+    /// Number of symbols held in memory.
     pub(super) fn held(&self) -> usize {
         self.symbols.held()
     }
 
-    /// Drops those before a position: none of them will be fed again.
+    /// Drops the symbols before `position`, which are never fed again.
     pub(super) fn drop_before(&mut self, position: usize) {
         self.symbols.drop_before(position);
     }
 
-    /// Whether they are fed in windows.
+    /// True if the text is fed in windows.
     pub(super) fn is_windowed(&self) -> bool {
         self.windows.is_some()
     }
 
     /// The first symbol of the present sequence.
     pub(super) fn start(&self) -> usize {
-        self.span.start
+        self.range.start
     }
 
-    /// One past the last symbol of it that is known.
+    /// One past the last known symbol of the present sequence.
     pub(super) fn end(&self) -> usize {
-        if self.is_windowed() { self.span.end } else { self.symbols.len() }
+        if self.is_windowed() { self.range.end } else { self.symbols.len() }
     }
 
-    /// The next given symbol to feed: those before it, from [`start`](Self::start) on, the present sequence has seen.
+    /// The next prompt symbol to feed. The present sequence was fed all symbols from [`start`](Self::start) to here.
     pub(super) fn fed(&self) -> usize {
         self.fed
     }
 
-    /// Given symbols of which nothing more is to come.
+    /// Number of prompt symbols that are done.
     pub(super) fn settled(&self) -> usize {
         self.settled
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.settled >= self.given
+        self.settled >= self.len
     }
 
-    /// Notes a sampled symbol, or an item of a trace.
+    /// Appends a sampled symbol, or an item of a trace.
     pub(super) fn push(&mut self, item: u32) {
         self.symbols.push(item);
     }
 
-    /// Notes that a mark ended a segment with the last symbol.
+    /// Records that a mark ended a segment with the last symbol.
     pub(super) fn end_segment(&mut self) {
         if let Some(last) = self.symbols.last_mut() {
             *last = trace::item(trace::symbol(*last), true);
         }
     }
 
-    /// Notes that the first `agreed` have the boundaries that the predictor gives them: they are then plain symbols, as they
-    /// would be in a text that is given.
+    /// Records that the first `agreed` symbols have the predictor's boundaries: they become plain symbols, as in a prompt.
     pub(super) fn agree(&mut self, agreed: usize) {
         let more = self.agreed..agreed.min(self.symbols.len()).max(self.agreed);
         if let Some(items) = self.symbols.get_mut(more.clone()) {
@@ -174,53 +182,53 @@ impl Prompt {
         }
     }
 
-    /// Says what the logits before the first symbol say of it, if a sequence begins with it.
+    /// Computes the first symbol's log-probabilities from the logits before it, if it is emitted and begins a sequence.
     ///
     /// # Errors
-    /// Logits that are no distribution.
+    /// The errors of [`LogprobOptions::compute`].
     pub(super) fn begin(&mut self, logits: &[f32]) -> Result<()> {
-        if let Some(first) = self.at(0).filter(|_| self.tell.symbols && !self.is_windowed()) {
-            self.next = self.tell.logprobs.of(first, logits)?;
+        if let Some(first) = self.symbol_at(0).filter(|_| self.output.symbols && !self.is_windowed()) {
+            self.next = self.output.logprobs.compute(first, logits)?;
         }
         Ok(())
     }
 
-    fn at(&self, position: usize) -> Option<u32> {
+    fn symbol_at(&self, position: usize) -> Option<u32> {
         self.get(position..position + 1).first().copied()
     }
 
-    /// How many symbols may pass unfed, their state being known from elsewhere: all but the last if nothing that a step
-    /// makes of them is told, for after the last there are logits to look at; otherwise those that were fed once.
+    /// Number of symbols that need not be fed if their state is cached. If nothing that a step computes is emitted: all but the
+    /// last, whose logits are needed. Otherwise: those that were fed once.
     pub(super) fn skippable(&self) -> usize {
-        let untold = !self.tell.symbols || !(self.tell.marks || self.tell.logprobs.any());
+        let is_plain = !self.output.symbols || !(self.output.boundaries || self.output.logprobs.any());
         match self.windows {
-            None if untold => self.fed.max(self.given.saturating_sub(1)),
+            None if is_plain => self.fed.max(self.len.saturating_sub(1)),
             None => self.fed,
-            // no sequence begins as the text does but the first
+            // only the first sequence begins as the text does
             Some(_) => 0,
         }
     }
 
-    /// Counts the first `len` symbols as fed, which are skippable, and tells those that are told.
-    pub(super) fn skip(&mut self, len: usize, told: &mut Vec<EmittedSymbol>) {
+    /// Counts the first `len` symbols, at most [`skippable`](Self::skippable), as fed, and emits them if wanted.
+    pub(super) fn skip(&mut self, len: usize, output: &mut Vec<EmittedSymbol>) {
         let skipped = self.fed..len.max(self.fed);
-        (self.fed, self.settled) = (skipped.end, skipped.end);
-        if self.tell.symbols {
-            let character = |&symbol| EmittedSymbol { symbol, logprob: None, decision: None, top: Vec::new() };
-            told.extend(self.get(skipped).iter().map(character));
+        self.fed = skipped.end;
+        self.settled = skipped.end;
+        if self.output.symbols {
+            output.extend(self.get(skipped).iter().map(|&symbol| EmittedSymbol::plain(symbol)));
         }
     }
 
-    /// Lays the next chunk into the row; context and what is told of are never in one.
+    /// Sets the row's feed to the next chunk. Context and emitted symbols are never in one chunk.
     pub(super) fn feed(&self, row: &mut SequenceRow, chunk: usize) {
-        let Span { tell_from, end, .. } = self.span;
-        let context = self.fed < tell_from;
-        let end = if context { tell_from } else { end }.min(self.fed + chunk.max(1));
+        let FeedRange { emit_from, end, .. } = self.range;
+        let context = self.fed < emit_from;
+        let end = if context { emit_from } else { end }.min(self.fed + chunk.max(1));
         let want = if context {
             Want::Nothing
-        } else if self.tell.symbols && self.tell.logprobs.any() {
+        } else if self.output.symbols && self.output.logprobs.any() {
             Want::All
-        } else if self.tell.last_logits && end == self.given {
+        } else if self.output.last_logits && end == self.len {
             Want::Last
         } else {
             Want::Nothing
@@ -228,48 +236,53 @@ impl Prompt {
         row.set(self.get(self.fed..end), want);
     }
 
-    /// Takes what the step made of the chunk; adds to `told` what is told of it. The row's shapes were checked.
-    pub(super) fn absorb(&mut self, row: &SequenceRow, told: &mut Vec<EmittedSymbol>) -> Result<ChunkOutcome> {
+    /// Takes the results of the chunk that was fed to `row`, whose shapes were checked, and emits its symbols.
+    pub(super) fn absorb(&mut self, row: &SequenceRow, output: &mut Vec<EmittedSymbol>) -> Result<ChunkOutcome> {
         let chunk = self.fed..self.fed + row.feed.len();
         let Some(symbols) = self.symbols.get(chunk.clone()).filter(|symbols| *symbols == row.feed) else {
-            return Err(Error::Internal(format!("symbols {chunk:?} were to be fed, others were")));
+            return Err(Error::Internal(format!("the row was fed other symbols than the text has at {chunk:?}")));
         };
-        let context = chunk.end <= self.span.tell_from;
+        let context = chunk.end <= self.range.emit_from;
         self.fed = chunk.end;
         self.settled = self.settled.max(self.fed);
         let mut segments = 0;
         if !context {
-            segments = row.decisions.iter().filter(|mark| mark.boundary).count();
+            segments = row.decisions.iter().filter(|decision| decision.boundary).count();
         }
-        if self.tell.symbols && !context {
+        if self.output.symbols && !context {
             let vocabulary = row.logits.len().checked_div(symbols.len()).filter(|_| row.want == Want::All);
-            for (index, (&symbol, &mark)) in symbols.iter().zip(&row.decisions).enumerate() {
+            for (index, (&symbol, &decision)) in symbols.iter().zip(&row.decisions).enumerate() {
                 let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
-                told.push(EmittedSymbol { symbol, logprob, decision: self.tell.marks.then_some(mark), top });
-                let following = self.at(chunk.start + index + 1);
+                let decision = self.output.boundaries.then_some(decision);
+                output.push(EmittedSymbol { symbol, logprob, decision, top });
+                let following = self.symbol_at(chunk.start + index + 1);
                 if let (Some(vocabulary), Some(following)) = (vocabulary, following) {
                     let logits = &row.logits[index * vocabulary..(index + 1) * vocabulary];
-                    self.next = self.tell.logprobs.of(following, logits)?;
+                    self.next = self.output.logprobs.compute(following, logits)?;
                 }
             }
         }
-        let ends_window = self.fed == self.span.end && self.end_span(told);
+        let ends_window = self.fed == self.range.end && self.end_window(output);
         Ok(ChunkOutcome { segments, ends_window })
     }
 
-    /// Goes on to the next window, if there is one. After the last one there is a symbol that none feeds: its mark is not
-    /// known.
-    fn end_span(&mut self, told: &mut Vec<EmittedSymbol>) -> bool {
-        let Some((windows, index)) = self.windows else { return false };
-        if let Some(span) = self.window(index + 1) {
-            (self.windows, self.span, self.fed) = (Some((windows, index + 1)), span, span.start);
+    /// Moves to the next window and returns true, if there is one. The symbol after the last window is never fed, so it is
+    /// emitted without a boundary.
+    fn end_window(&mut self, output: &mut Vec<EmittedSymbol>) -> bool {
+        if self.windows.is_none() {
+            return false;
+        }
+        if let Some(range) = self.window(self.window_index + 1) {
+            self.window_index += 1;
+            self.range = range;
+            self.fed = range.start;
             return true;
         }
-        if let Some(symbol) = self.at(self.span.end) {
+        if let Some(symbol) = self.symbol_at(self.range.end) {
             let SymbolLogprobs { logprob, top } = std::mem::take(&mut self.next);
-            told.push(EmittedSymbol { symbol, logprob, decision: None, top });
+            output.push(EmittedSymbol { symbol, logprob, decision: None, top });
         }
-        self.settled = self.given;
+        self.settled = self.len;
         false
     }
 }

@@ -1,30 +1,30 @@
-//! Randomness without state: every draw is a function of a seed, a purpose and a position.
+//! Stateless random numbers: every draw is a function of a seed, a purpose and a position.
 //!
-//! A generator that is stepped would tie a sequence's numbers to its history; these are the same after a fork, a rollback, a
-//! cache hit or a second run, and no two purposes ever share one. ChaCha with eight rounds gives them: the seed is the key,
-//! the purpose the stream, the position the word of that stream.
+//! A stepped generator would tie a sequence's numbers to its history. These are the same after a fork, a rollback, a cache hit
+//! or a second run, and no two purposes share a number. The generator is ChaCha with eight rounds: the seed is the key, the
+//! purpose the stream, the position the word of that stream.
 
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
 
-/// What a draw is for. Each purpose reads a stream of its own.
+/// The purpose of a draw. Each purpose reads its own stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Purpose {
     /// Choosing the symbol at a position.
     Sampling = 0,
-    /// Deciding whether a segment ends with the symbol at a position.
+    /// Deciding if a segment ends with the symbol at a position.
     Boundary = 1,
-    /// Scoring vectors at random, in a model that pools so.
+    /// Random scores of vectors, in a model that pools at random.
     Scores = 2,
 }
 
-/// Bits of a draw. With one more, the numbers next to 1 would round to 1.
+/// Bits of a draw. With one more bit, the numbers next to 1 would round to 1.
 const BITS: u32 = 23;
 
-/// A number strictly between 0 and 1: the middle of one of 2²³ equal steps, exact in `f32`.
+/// Returns a number strictly between 0 and 1: the middle of one of 2²³ equal steps, exact in `f32`.
 pub fn uniform(seed: u64, purpose: Purpose, position: usize) -> f32 {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same number read the long way: the stream from its start.
+    /// Naive implementation: reads the stream from its start.
     fn naive(seed: u64, purpose: Purpose, position: usize) -> f32 {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_strictly_inside() {
+    fn is_strictly_between_0_and_1() {
         assert!(from_bits(0) > 0.0);
         assert!(from_bits(u32::MAX) < 1.0);
         assert_eq!(from_bits(0) + from_bits(u32::MAX), 1.0);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn never_changes() {
-        // Recorded: a change would give every client other texts for the same seeds.
+        // recorded values: a change would give every client other texts for the same seeds
         let drawn = [0, 1, 1_000_000].map(|position| uniform(42, Purpose::Sampling, position).to_bits());
         assert_eq!(drawn, [1036811592, 1051872874, 1022850336]);
     }
@@ -87,7 +87,7 @@ mod tests {
 
         #[test]
         fn purposes_and_seeds_differ(seed: u64, start in 0usize..1_000_000) {
-            let draws = |seed, purpose| (start..start + 8).map(|at| uniform(seed, purpose, at)).collect::<Vec<_>>();
+            let draws = |seed, purpose| (start..start + 8).map(|position| uniform(seed, purpose, position)).collect::<Vec<_>>();
             let sampling = draws(seed, Purpose::Sampling);
             prop_assert_ne!(&sampling, &draws(seed, Purpose::Boundary));
             prop_assert_ne!(&sampling, &draws(seed.wrapping_add(1), Purpose::Sampling));

@@ -1,37 +1,37 @@
-//! Where a state can be built again from, when its text is kept no longer than that takes.
+//! The position from which a text must be fed to rebuild a state, when earlier symbols were dropped.
 //!
-//! Where every layer's window is bounded, a state depends on its last symbols only: those of its windows, and of the windows
-//! of what these attended to, a layer at a time. Fed from an [`ReplayStart`] on, a state that is told of what it has passed over
-//! ([`State::resume`](super::contract::State::resume)) comes to be, bit for bit, what it is after the whole text.
+//! If every layer's window is bounded, a state depends on its last symbols only: the symbols of its windows, and of the
+//! windows of what these attended to, layer by layer. A state that is fed from a [`ReplayStart`] on and that knows what it
+//! skipped ([`State::resume`](super::state::State::resume)) equals, bit for bit, the state after the whole text.
 
-/// Symbols that a text is cut by, at least.
+/// Minimum distance between positions at which a text is cut.
 const STRIDE: usize = 1024;
 
-/// From where on a state's text must be fed for the state to be what it is after all of it.
+/// The position from which a state's text must be fed to rebuild the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayStart {
     /// The first symbol to feed; at least 1.
     pub symbol: usize,
-    /// The shortest length at which the state is as if all had been fed. Shorter ones are on the way.
+    /// The shortest length at which the state equals the state after the whole text.
     pub valid_from: usize,
-    /// What is to be known of the segments before, where there are any.
+    /// The segments before `symbol`, in a model with segments.
     pub skipped: Option<SkippedSegments>,
 }
 
-/// Segments that are passed over.
+/// Segments that a replay skips.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SkippedSegments {
-    /// How many.
+    /// Their number.
     pub count: usize,
-    /// The first symbol of the first one that is not.
+    /// The first symbol of the first segment that is not skipped.
     pub next_start: usize,
-    /// The last symbol of that one: from here on there is a segment's vector to go on with.
+    /// The last symbol of that segment. From here on a segment vector is available to the post stack.
     pub next_end: usize,
 }
 
 impl ReplayStart {
-    /// Where a text may be cut that is to be fed from here on: at one of few places, so that texts which are equal from there
-    /// on are cut alike.
+    /// The position before which the text may be dropped. One of few positions, so that texts that are equal from there on are
+    /// cut alike.
     pub fn cut_position(self) -> usize {
         let stride = self.valid_from.saturating_sub(self.symbol).next_power_of_two().max(STRIDE);
         self.symbol / stride * stride
@@ -43,8 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_are_few_and_never_take_away_what_is_fed() {
-        let cut = |symbol, sound| ReplayStart { symbol, valid_from: sound, skipped: None }.cut_position();
+    fn cut_positions_are_few_and_never_after_the_first_symbol_fed() {
+        let cut = |symbol, valid_from| ReplayStart { symbol, valid_from, skipped: None }.cut_position();
         assert_eq!([cut(1, 40), cut(1023, 1100), cut(1024, 1100), cut(5000, 5100)], [0, 0, 1024, 4096]);
         // two thousand symbols are needed: the next power of two is the stride
         assert_eq!([cut(3000, 5001), cut(4096, 6100), cut(9000, 11_500)], [2048, 4096, 8192]);

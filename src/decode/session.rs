@@ -1,14 +1,13 @@
-//! One job's life: what was asked for, where it stands, what it has to tell.
+//! One request from its first symbol to its last: what is fed next, and what becomes of each step's results.
 //!
-//! A session decides what is fed and what is made of the answer; it owns neither the row nor the model, so that whoever
-//! steps many sequences can keep their rows side by side. The life of one, stepped alone, is [`Session::run`]:
-//! [`feed`](Session::feed), a step, [`absorb`](Session::absorb), [`take`](Session::take), until it is finished.
+//! A session owns neither the row nor the model, so code that steps many sequences can keep their rows side by side. To step
+//! one session alone ([`Session::run`]): [`feed`](Session::feed), a step, [`absorb`](Session::absorb),
+//! [`take_output`](Session::take_output), until it is finished.
 //!
-//! A session can lose its row and go on with another one, from its first symbol ([`rewind`](Session::rewind)) or from a state
-//! that has seen some of its symbols ([`start_at`](Session::start_at)). What it has fed before is then fed again in silence:
-//! what came of it is known, and nothing is told, sampled or counted twice. Where a state depends on its last symbols only, a
-//! session that generates keeps no more of its text than another row would have to be fed, and goes on from there
-//! ([`resume`](Session::resume)): however long the text, it takes no more memory.
+//! A session can lose its row and continue with another one: from its first symbol ([`rewind`](Session::rewind)) or from a
+//! cached state ([`start_at`](Session::start_at)). It then replays what it fed before; no symbol is emitted, sampled or
+//! counted twice. If a state depends on its last symbols only, a generating session drops the symbols that no other row would
+//! be fed, and continues after them ([`resume`](Session::resume)). Its memory is then bounded, whatever the length of the text.
 
 use super::{
     contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},
@@ -23,306 +22,323 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Symbols that are always held: below that it is not worth a look.
-const HELD: usize = 1024;
+/// Symbols held before the first trim; fewer are not worth it.
+const MIN_HELD: usize = 1024;
 
-/// One job from its first symbol to its last.
+/// One request from its first symbol to its last.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// The prompt, or the text to score.
-    known: Prompt,
-    /// What follows it; none for a scored text.
+    /// The prompt or the text to score, then the sampled symbols.
+    prompt: Prompt,
+    /// Samples the symbols that follow; none if a text is scored.
     generation: Option<Generation>,
     boundaries: BoundaryOptions,
-    /// What was not taken yet.
-    told: Vec<EmittedSymbol>,
+    /// Symbols emitted and not yet taken.
+    output: Vec<EmittedSymbol>,
     usage: Usage,
-    /// Symbols that the row has seen in its present sequence; less than [`seen`](Self::seen) while they are fed again.
-    at: usize,
-    /// Whether it has lost a row.
-    rewound: bool,
-    /// From where on another row would be fed, if that is not the beginning.
-    origin: Option<ReplayStart>,
-    /// How many symbols are held when it is time to see whether some can be dropped.
-    full: usize,
-    /// Symbols of the vocabulary: logits of one position.
+    /// Symbols that the row was fed in its present sequence; fewer than [`seen`](Self::seen) during a replay.
+    row_len: usize,
+    /// True if it has lost a row.
+    lost_row: bool,
+    /// The position from which another row is fed, if that is not the beginning.
+    replay_start: Option<ReplayStart>,
+    /// Number of held symbols at which the next trim runs.
+    trim_at: usize,
+    /// Size of the vocabulary: logits of one position.
     vocabulary: usize,
-    /// The most symbols that the sequence will have.
-    most_symbols: usize,
+    max_symbols: usize,
 }
 
-/// Where a session stands after a step.
+/// What a session needs after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionProgress {
-    /// Given symbols are still to be fed, or such as an earlier row has seen.
+    /// Prompt symbols, or symbols of an earlier row, are still to be fed.
     Prefilling,
     /// A sampled symbol is to be fed.
     Decoding,
-    /// Nothing is to be fed any more.
+    /// Nothing more is to be fed.
     Finished(FinishReason),
 }
 
 impl Session {
-    /// A session that generates.
+    /// Creates a session that generates.
     ///
     /// # Errors
-    /// As for [`Generate::validate`].
+    /// The errors of [`Generate::validate`].
     pub fn generate(request: Generate, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let Generate { prompt, sampling, stopping, details, boundaries } = request;
-        let most_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
-        let vocabulary = card.vocabulary.len();
+        let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
-        let marks = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
-        let mut generation = Generation::new((sampling, stopping, &details), (vocabulary, card.max_symbols), marks);
+        let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
+        let mut generation = Generation::new(sampling, stopping, &details, card, control);
         generation.see(&prompt);
-        let logprobs = LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs };
-        let tell = PromptOutput { symbols: details.echo, logprobs, marks: details.boundaries, last_logits: true };
-        let known = begun(Prompt::new(prompt, None, tell), card)?;
-        Ok(Self::new(known, Some(generation), boundaries, (vocabulary, most_symbols)))
+        let output = PromptOutput {
+            symbols: details.echo,
+            logprobs: LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs },
+            boundaries: details.boundaries,
+            last_logits: true,
+        };
+        let prompt = Prompt::new(prompt, None, output);
+        Self::new(prompt, Some(generation), boundaries, card, max_symbols)
     }
 
-    /// A session that scores.
+    /// Creates a session that scores a text.
     ///
     /// # Errors
-    /// As for [`Score::validate`].
+    /// The errors of [`Score::validate`].
     pub fn score(request: Score, card: &Card) -> Result<Self> {
         request.validate(card)?;
         let Score { symbols, logprobs, top, boundaries, windows } = request;
-        let tell =
-            PromptOutput { symbols: true, logprobs: LogprobOptions { logprobs, top }, marks: true, last_logits: false };
-        let known = begun(Prompt::new(symbols, windows, tell), card)?;
-        let sizes = (card.vocabulary.len(), known.longest());
-        Ok(Self::new(known, None, boundaries, sizes))
+        let logprobs = LogprobOptions { logprobs, top };
+        let output = PromptOutput { symbols: true, logprobs, boundaries: true, last_logits: false };
+        let prompt = Prompt::new(symbols, windows, output);
+        let max_symbols = prompt.longest();
+        Self::new(prompt, None, boundaries, card, max_symbols)
     }
 
     fn new(
-        known: Prompt,
+        mut prompt: Prompt,
         generation: Option<Generation>,
         boundaries: BoundaryOptions,
-        (vocabulary, most_symbols): (usize, usize),
-    ) -> Self {
-        let (told, usage, at, rewound, origin, full) = (Vec::new(), Usage::default(), 0, false, None, HELD);
-        Self { known, generation, boundaries, told, usage, at, rewound, origin, full, vocabulary, most_symbols }
+        card: &Card,
+        max_symbols: usize,
+    ) -> Result<Self> {
+        if let Some(logits) = &card.first_logits {
+            prompt.begin(logits)?;
+        }
+        Ok(Self {
+            prompt,
+            generation,
+            boundaries,
+            output: Vec::new(),
+            usage: Usage::default(),
+            row_len: 0,
+            lost_row: false,
+            replay_start: None,
+            trim_at: MIN_HELD,
+            vocabulary: card.vocabulary.len(),
+            max_symbols,
+        })
     }
 
-    /// How the present sequence's boundaries are decided: for [`Model::begin`].
+    /// Boundary options of the present sequence, for [`Model::begin`].
     pub fn boundaries(&self) -> &BoundaryOptions {
         &self.boundaries
     }
 
-    /// Symbols of the prompt, or of the text to score.
+    /// Length of the prompt, or of the text to score.
     pub fn prompt_symbols(&self) -> usize {
-        self.known.len()
+        self.prompt.len()
     }
 
-    /// Given symbols, and those sampled since.
+    /// Number of prompt symbols and symbols sampled since.
     pub fn text_symbols(&self) -> usize {
-        self.known.text().len()
+        self.prompt.text().len()
     }
 
-    /// Of these, those that no row will be fed again.
+    /// The position from which another row is fed; no row is fed the symbols before it.
     pub fn replay_position(&self) -> usize {
-        self.origin.map_or(0, |origin| origin.symbol)
+        self.replay_start.map_or(0, |start| start.symbol)
     }
 
-    /// Of these, those that it holds in memory.
+    /// Number of symbols of the text held in memory.
     pub fn held_symbols(&self) -> usize {
-        self.known.held()
+        self.prompt.held()
     }
 
-    /// The most symbols that a sequence of it will have.
+    /// Maximum symbols of one of its sequences.
     pub fn max_symbols(&self) -> usize {
-        self.most_symbols
+        self.max_symbols
     }
 
-    /// Symbols that the row will have seen when it has been fed all that is known: of the text, or of the present window.
+    /// Number of known symbols of the present sequence: of the text, or of the present window.
     pub fn sequence_symbols(&self) -> usize {
-        self.known.end() - self.known.start()
+        self.prompt.end() - self.prompt.start()
     }
 
-    /// Of these, those still to be fed.
+    /// Number of these that the row was not yet fed.
     pub fn remaining_symbols(&self) -> usize {
-        self.sequence_symbols().saturating_sub(self.at)
+        self.sequence_symbols().saturating_sub(self.row_len)
     }
 
-    /// The text as far as it is known and held: given symbols, then sampled ones. What the row has seen is its beginning. Of a
-    /// text that is scored in windows, nothing: its row has mostly not seen its beginning.
+    /// The known text as far as it is held: prompt, then sampled symbols. The row was fed a prefix of it. Empty for a text
+    /// scored in windows, because its row mostly starts after the text's beginning.
     pub fn text(&self) -> TextView<'_> {
-        if self.known.is_windowed() { TextView::from(&[]) } else { self.known.text() }
+        if self.prompt.is_windowed() { TextView::from(&[]) } else { self.prompt.text() }
     }
 
-    /// How many of the first symbols of [`text`](Self::text) need not be fed if there is a state that has seen them. Symbols that are
-    /// told with what the model says of them must be fed, once; so must the last one before an answer.
+    /// Number of leading symbols of [`text`](Self::text) that need not be fed if a cached state has seen them. Symbols emitted
+    /// with log-probabilities or boundaries must be fed once, and so must the last symbol before an answer.
     pub fn cacheable_prefix(&self) -> usize {
-        if self.generation.is_some() && self.known.is_done() { self.seen() } else { self.known.skippable() }
+        if self.generation.is_some() && self.prompt.is_done() { self.seen() } else { self.prompt.skippable() }
     }
 
-    /// Goes on with a row whose state has seen the first `len` symbols, at most
-    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed so many segments.
+    /// Continues with a row whose state has seen the first `len` symbols, at most
+    /// [`cacheable_prefix`](Self::cacheable_prefix), and closed `segments` segments.
     ///
     /// # Errors
-    /// [`Error::Internal`] if more symbols are to be passed over than may.
+    /// [`Error::Internal`] if `len` is larger.
     pub fn start_at(&mut self, len: usize, segments: usize) -> Result<()> {
-        let most = self.cacheable_prefix();
-        if len > most {
-            return Err(Error::Internal(format!("a session of which {most} symbols may be skipped was to skip {len}")));
+        let limit = self.cacheable_prefix();
+        if len > limit {
+            return Err(Error::Internal(format!("a session cannot skip {len} symbols, the limit is {limit}")));
         }
-        if !self.known.is_done() && len > self.known.fed() {
-            // not in windows, of which nothing may be skipped
-            self.known.skip(len, &mut self.told);
-            (self.usage.prompt_chars, self.usage.prompt_segments) = (len, segments);
+        // never in a windowed evaluation, whose limit is 0
+        if !self.prompt.is_done() && len > self.prompt.fed() {
+            self.prompt.skip(len, &mut self.output);
+            self.usage.prompt_chars = len;
+            self.usage.prompt_segments = segments;
         }
-        if !self.rewound {
+        if !self.lost_row {
             self.usage.cached_chars = len;
         }
-        self.at = len;
+        self.row_len = len;
         Ok(())
     }
 
-    /// Goes on with a fresh row: the one before it was lost, fed or not. What is told stays as it would have been.
+    /// Continues with a fresh row because the previous one was lost. The output stays the same.
     pub fn rewind(&mut self) {
-        (self.at, self.rewound) = (self.replay_position(), true);
+        self.row_len = self.replay_position();
+        self.lost_row = true;
     }
 
-    /// Makes a fresh row's state the one that it is to be fed to: it need not see the text from its beginning.
+    /// Prepares a fresh row's state for the replay, which need not start at the beginning of the text.
     ///
     /// # Errors
-    /// [`Error::Internal`] if another model made it.
+    /// [`Error::Internal`] if another model created the state.
     pub fn resume(&self, state: &mut dyn State) -> Result<()> {
-        self.origin.map_or(Ok(()), |origin| state.resume(origin))
+        self.replay_start.map_or(Ok(()), |start| state.resume(start))
     }
 
-    /// Whether the next feed is a chunk: of given symbols, or of symbols that another row has seen.
+    /// True if the next feed is a chunk: of the prompt, or of a replay.
     pub fn is_prefilling(&self) -> bool {
-        !self.known.is_done() || self.is_replaying()
+        !self.prompt.is_done() || self.is_replaying()
     }
 
-    /// Symbols of the present sequence whose outcome was taken.
+    /// Symbols of the present sequence whose results were taken.
     fn seen(&self) -> usize {
         match &self.generation {
-            Some(generation) if self.known.is_done() => {
-                self.known.text().len() - usize::from(generation.latest().is_some())
+            Some(generation) if self.prompt.is_done() => {
+                self.prompt.text().len() - usize::from(generation.latest().is_some())
             }
-            _ => self.known.fed() - self.known.start(),
+            _ => self.prompt.fed() - self.prompt.start(),
         }
     }
 
-    /// Whether the next feed is of symbols that an earlier row had seen.
+    /// True if the next feed repeats symbols that an earlier row was fed.
     pub fn is_replaying(&self) -> bool {
-        self.at < self.seen()
+        self.row_len < self.seen()
     }
 
-    /// Whether an answer is generated; if not, a text is scored.
+    /// True if the session generates; false if it scores a text.
     pub fn is_generating(&self) -> bool {
         self.generation.is_some()
     }
 
-    /// Symbols of the answer so far: sampled ones, or scored ones.
+    /// Number of sampled symbols, or of scored ones.
     pub fn output_symbols(&self) -> usize {
-        self.generation.as_ref().map_or(self.known.settled(), Generation::chars)
+        self.generation.as_ref().map_or(self.prompt.settled(), Generation::chars)
     }
 
-    /// What was processed so far.
+    /// The symbols and segments processed until now.
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// Lays into the row what it is to be fed next: at most `chunk` symbols of the prompt or of what an earlier row has
-    /// seen, or one sampled symbol.
+    /// Sets the row's feed: at most `chunk` symbols of the prompt or of a replay, or one sampled symbol.
     pub fn feed(&self, row: &mut SequenceRow, chunk: usize) {
         if self.is_replaying() {
-            let start = self.known.start();
-            let end = self.seen().min(self.at + chunk.max(1));
-            return row.set(self.known.get(start + self.at..start + end), Want::Nothing);
+            let start = self.prompt.start();
+            let end = self.seen().min(self.row_len + chunk.max(1));
+            return row.set(self.prompt.get(start + self.row_len..start + end), Want::Nothing);
         }
         match &self.generation {
-            Some(generation) if self.known.is_done() => generation.feed(row),
-            _ => self.known.feed(row, chunk),
+            Some(generation) if self.prompt.is_done() => generation.feed(row),
+            _ => self.prompt.feed(row, chunk),
         }
     }
 
-    /// Takes what a step made of the row's feed; the row must be ready. At a window's end its state starts afresh, for the
-    /// next one.
+    /// Takes the results of the row's feed; the row must be ready. At a window's end its state restarts for the next window.
     ///
     /// # Errors
-    /// [`Error::Internal`] if the row is not as a step leaves it, or its logits are no distribution.
+    /// [`Error::Internal`] if the row breaks the contract of a step, or its logits contain NaN or infinity.
     pub fn absorb(&mut self, row: &mut SequenceRow) -> Result<SessionProgress> {
         self.check(row)?;
-        let again = self.is_replaying();
-        self.at += row.positions();
+        let is_replaying = self.is_replaying();
+        self.row_len += row.positions();
         if row.feed[..] == [trace::END] {
-            self.known.end_segment();
+            self.prompt.end_segment();
         }
         if self.generation.as_ref().is_some_and(Generation::is_traced) {
-            self.known.agree(row.state.agreed());
+            self.prompt.agree(row.state.agreed());
         }
-        if again {
+        if is_replaying {
             return Ok(if self.is_prefilling() { SessionProgress::Prefilling } else { SessionProgress::Decoding });
         }
-        if !self.known.is_done() {
-            let start = self.known.start();
-            let ChunkOutcome { segments, ends_window } = self.known.absorb(row, &mut self.told)?;
+        if !self.prompt.is_done() {
+            let start = self.prompt.start();
+            let ChunkOutcome { segments, ends_window } = self.prompt.absorb(row, &mut self.output)?;
             self.usage.prompt_segments += segments;
-            self.usage.prompt_chars = self.known.settled();
+            self.usage.prompt_chars = self.prompt.settled();
             if ends_window {
-                self.boundaries.offset += self.known.start() - start;
-                self.at = 0;
+                self.boundaries.offset += self.prompt.start() - start;
+                self.row_len = 0;
                 row.state.restart(self.boundaries.offset);
             }
-            if !self.known.is_done() {
+            if !self.prompt.is_done() {
                 return Ok(SessionProgress::Prefilling);
             }
         } else if let Some(generation) = &mut self.generation {
             self.usage.generated_segments = row.state.segments().saturating_sub(self.usage.prompt_segments);
-            let mark = row.decisions.last().copied().filter(|_| row.positions() > 0);
-            if let Some(reason) = generation.absorb(mark, self.usage.generated_segments, &mut self.told) {
+            let decision = row.decisions.last().copied().filter(|_| row.positions() > 0);
+            if let Some(reason) = generation.absorb(decision, self.usage.generated_segments, &mut self.output) {
                 return Ok(SessionProgress::Finished(reason));
             }
-            self.shed(&*row.state);
+            self.trim(&*row.state);
         }
         self.sample(row)
     }
 
-    /// Drops what no row will be fed again, now and then.
-    fn shed(&mut self, state: &dyn State) {
-        if self.known.held() < self.full {
+    /// Drops the symbols that no row is fed again. Runs once per `MIN_HELD` symbols.
+    fn trim(&mut self, state: &dyn State) {
+        if self.prompt.held() < self.trim_at {
             return;
         }
-        if let Some(origin) = state.replay_start() {
-            self.known.drop_before(origin.cut_position());
-            self.origin = Some(origin);
+        if let Some(start) = state.replay_start() {
+            self.prompt.drop_before(start.cut_position());
+            self.replay_start = Some(start);
         }
-        self.full = HELD + self.known.held();
+        self.trim_at = MIN_HELD + self.prompt.held();
     }
 
-    /// The symbols to tell since the last call, in order.
+    /// Returns the symbols emitted since the last call, in order.
     pub fn take_output(&mut self) -> Vec<EmittedSymbol> {
-        std::mem::take(&mut self.told)
+        std::mem::take(&mut self.output)
     }
 
-    /// Whether there is something to [`take`](Self::take_output).
+    /// True if [`take_output`](Self::take_output) would return symbols.
     pub fn has_output(&self) -> bool {
-        !self.told.is_empty()
+        !self.output.is_empty()
     }
 
-    /// Lets go of all that is held back, for an end that no rule brought about: a deadline. The latest symbol may then be
-    /// told without its mark.
+    /// Emits all held symbols, for an end that no stop condition caused, such as a deadline. The last one may lack its
+    /// boundary.
     pub fn flush(&mut self) {
         if let Some(generation) = &mut self.generation {
-            generation.abandon(&mut self.told);
+            generation.flush(&mut self.output);
         }
     }
 
-    /// Runs the whole session alone; `tell` gets the symbols as they come.
+    /// Runs the whole session alone and passes symbols to `emit` as they come.
     ///
     /// # Errors
-    /// Those of the model and of [`absorb`](Self::absorb), and what `tell` returns.
+    /// The errors of the model, of [`absorb`](Self::absorb) and of `emit`.
     pub fn run(
         mut self,
         model: &dyn Model,
         chunk: usize,
-        tell: &mut dyn FnMut(Vec<EmittedSymbol>) -> Result<()>,
+        emit: &mut dyn FnMut(Vec<EmittedSymbol>) -> Result<()>,
     ) -> Result<(FinishReason, Usage)> {
         let mut row = SequenceRow::new(model.begin(self.boundaries.clone())?);
         let mut scratch = model.scratch();
@@ -331,7 +347,7 @@ impl Session {
             advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
             let progress = self.absorb(&mut row)?;
             if self.has_output() {
-                tell(self.take_output())?;
+                emit(self.take_output())?;
             }
             if let SessionProgress::Finished(reason) = progress {
                 return Ok((reason, self.usage));
@@ -339,47 +355,44 @@ impl Session {
         }
     }
 
-    /// Chooses the next symbol, where one follows.
+    /// Samples the next symbol, or finishes a scored text.
     fn sample(&mut self, row: &SequenceRow) -> Result<SessionProgress> {
         let Some(generation) = &mut self.generation else {
             return Ok(SessionProgress::Finished(FinishReason::End));
         };
         let last = row.logits.len().checked_sub(self.vocabulary).and_then(|start| row.logits.get(start..));
         let Some(logits) = last else {
-            return Err(Error::Internal("a symbol is to be sampled, but no logits were asked for".into()));
+            return Err(Error::Internal("cannot sample a symbol: the step computed no logits".into()));
         };
-        let len = row.state.len();
-        let opens = row.state.boundary_before(len) == len;
-        let finished = generation.sample(logits, (len, opens), &mut self.told)?;
+        let position = row.state.len();
+        let opens_segment = row.state.boundary_before(position) == position;
+        let finished = generation.sample(logits, position, opens_segment, &mut self.output)?;
         if let Some(item) = generation.latest_item() {
-            self.known.push(item);
+            self.prompt.push(item);
         }
-        (self.usage.generated_chars, self.usage.nxt_steps) = (generation.chars(), generation.nxt_steps());
+        self.usage.generated_chars = generation.chars();
+        self.usage.nxt_steps = generation.nxt_steps();
         Ok(finished.map_or(SessionProgress::Decoding, SessionProgress::Finished))
     }
 
-    /// Whether the step kept its side of the contract.
+    /// Checks that the step left the row as the contract demands.
     fn check(&self, row: &SequenceRow) -> Result<()> {
-        let kept = row.status == StepStatus::Ready
+        let is_valid = row.status == StepStatus::Ready
             && !row.feed.is_empty()
             && row.decisions.len() == row.feed.len()
             && row.logits.len() == row.wanted() * self.vocabulary
-            && row.state.len() == self.at + row.positions();
-        if kept {
+            && row.state.len() == self.row_len + row.positions();
+        if is_valid {
             return Ok(());
         }
-        let (status, marks, logits) = (row.status, row.decisions.len(), row.logits.len());
-        let (fed, at, len) = (row.feed.len(), self.at, row.state.len());
         Err(Error::Internal(format!(
-            "after a step of {fed} symbols from {at} to {len}: {status:?}, {marks} marks, {logits} logits"
+            "a step of {} symbols from position {} left a row with status {:?}, length {}, {} boundaries and {} logits",
+            row.feed.len(),
+            self.row_len,
+            row.status,
+            row.state.len(),
+            row.decisions.len(),
+            row.logits.len()
         )))
     }
-}
-
-/// Given symbols with what the model says of the first one, where it knows how a text begins.
-fn begun(mut known: Prompt, card: &Card) -> Result<Prompt> {
-    if let Some(logits) = &card.first_logits {
-        known.begin(logits)?;
-    }
-    Ok(known)
 }

@@ -1,89 +1,89 @@
-//! What a request for a summary may ask for, and what is told of a document. Pure data: ids, not text.
+//! The options of a summarization request and the results it reports. Pure data: ids, not text.
 
 use super::{
     beam::{Hypothesis, SearchOptions},
     contract::Card,
     document::{Document, DocumentLimits, EncodingStage, LayerTime, PoolingChoice},
-    options::FinishReason,
+    options::{FinishReason, Sampling, bad},
     usage::{Timing, Usage},
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 
-/// A request for a summary. What is not given is what the model's checkpoint says.
+/// A summarization request. Options that are none take the checkpoint's default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summarize {
-    /// Hypotheses that are followed.
+    /// Beam width: hypotheses followed in parallel.
     pub beam: Option<usize>,
-    /// The power of the length that scores are divided by.
+    /// Scores are divided by length to this power.
     pub length_penalty: Option<f32>,
-    /// Tokens before the end mark, at least.
+    /// Minimum tokens before the end mark.
     pub min_tokens: Option<usize>,
-    /// And at most.
+    /// Maximum tokens before the end mark.
     pub max_tokens: Option<usize>,
-    /// No run of so many tokens is written twice; 0: no such rule.
+    /// No run of this many tokens is generated twice; 0 turns the rule off.
     pub no_repeat_ngram: Option<usize>,
-    /// Draw tokens instead of searching for the best: `beam` texts.
-    pub sampling: Option<super::options::Sampling>,
-    /// Take each vector that a pooling keeps as it is, where the model would mix others into it; none: as a document that is kept
-    /// was read, and not otherwise.
+    /// Samples `beam` texts instead of searching for the best ones.
+    pub sampling: Option<Sampling>,
+    /// True: hard top-k, each vector that a pooling keeps stays as it is. False: soft, the model mixes others into it. None: as
+    /// the cached document was encoded; soft for a new document.
     pub hard: Option<bool>,
-    /// Hypotheses to tell, at most as many as the beam; 1 if not given.
+    /// Hypotheses to return, at most the beam width; default 1.
     pub hypotheses: Option<usize>,
 }
 
-/// The most that options may be, told to clients.
+/// Limits of a summarization request's options, as reported to clients.
 #[derive(Debug, Clone, Copy)]
 pub struct SummaryLimits;
 
 impl SummaryLimits {
-    /// Hypotheses that are followed.
+    /// Maximum beam width.
     pub const BEAM: usize = 64;
-    /// Tokens of a run that is not repeated.
+    /// Maximum length of a run that is not repeated.
     pub const NGRAM: usize = 64;
-    /// The length penalty, either way.
+    /// Maximum absolute value of the length penalty.
     pub const PENALTY: f32 = 10.0;
 }
 
-/// A request that was looked at: what is followed, and how many hypotheses are told.
+/// A validated request with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SummaryPlan {
-    /// How the text is written.
+    /// Options of the search.
     pub rules: SearchOptions,
-    /// Hypotheses that are told.
+    /// Number of hypotheses to return.
     pub hypotheses: usize,
-    /// Whether vectors are kept as they are, if that was asked for either way.
+    /// Hard or soft top-k, if the request chose.
     pub hard: Option<bool>,
 }
 
 impl Summarize {
-    /// The same with what is not given filled in, within the bounds, the model's, and the `rows` that may run at once.
+    /// Checks all options against their limits, the model's limits and the `rows` that may run at once; fills in defaults.
     ///
     /// # Errors
-    /// [`Error::BadOption`], naming the field.
+    /// [`Error::BadOption`], with the field's name.
     pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<SummaryPlan> {
-        let given = limits.generation;
-        // the mark that every text begins with is a symbol of it
-        let most = limits.targets.saturating_sub(1);
-        // fairseq weighs twice as many continuations as there are paths, and there must be so many
+        let defaults = limits.generation;
+        // the start mark is one of the targets
+        let token_limit = limits.targets.saturating_sub(1);
+        // fairseq ranks 2 · beam continuations, so the vocabulary must have as many
         let beams = SummaryLimits::BEAM.min(rows).min(card.vocabulary.len().saturating_sub(1) / 2).max(1);
-        let beam = self.beam.unwrap_or_else(|| given.beam.min(beams));
+        let beam = self.beam.unwrap_or_else(|| defaults.beam.min(beams));
         within("options.beam_size", beam, 1..=beams)?;
         let max_tokens = match (self.max_tokens, self.min_tokens) {
             (Some(max), _) => max,
-            (None, min) => given.max_tokens.min(most).max(min.unwrap_or(0)),
+            (None, min) => defaults.max_tokens.min(token_limit).max(min.unwrap_or(0)),
         };
-        within("options.max_tokens", max_tokens, 1..=most)?;
-        let min_tokens = self.min_tokens.unwrap_or_else(|| given.min_tokens.min(max_tokens));
+        within("options.max_tokens", max_tokens, 1..=token_limit)?;
+        let min_tokens = self.min_tokens.unwrap_or_else(|| defaults.min_tokens.min(max_tokens));
         within("options.min_tokens", min_tokens, 0..=max_tokens)?;
-        let no_repeat_ngram = self.no_repeat_ngram.unwrap_or(given.no_repeat_ngram);
+        let no_repeat_ngram = self.no_repeat_ngram.unwrap_or(defaults.no_repeat_ngram);
         if no_repeat_ngram == 1 || no_repeat_ngram > SummaryLimits::NGRAM {
             let bound = format!("0 for no such rule, or 2 to {}", SummaryLimits::NGRAM);
             return Err(bad("options.no_repeat_ngram", no_repeat_ngram, bound));
         }
-        let length_penalty = self.length_penalty.unwrap_or(given.length_penalty);
-        // what is no number is out of bounds, too
-        let bounded = length_penalty.abs() <= SummaryLimits::PENALTY;
-        if !bounded {
+        let length_penalty = self.length_penalty.unwrap_or(defaults.length_penalty);
+        // negated, so that NaN is rejected
+        let is_within = length_penalty.abs() <= SummaryLimits::PENALTY;
+        if !is_within {
             let bound = format!("{} to {}", -SummaryLimits::PENALTY, SummaryLimits::PENALTY);
             return Err(bad("options.length_penalty", length_penalty, bound));
         }
@@ -105,39 +105,35 @@ fn within(field: &'static str, found: usize, bound: std::ops::RangeInclusive<usi
     Err(bad(field, found, format!("{} to {}", bound.start(), bound.end())))
 }
 
-fn bad(field: &'static str, found: impl ToString, bound: String) -> Error {
-    Error::BadOption { field, found: found.to_string(), bound }
-}
-
-/// A token's bytes in its text, from the first to the one after the last.
+/// A token's bytes in its text: the first, and one past the last.
 pub type ByteRange = (u64, u64);
 
-/// A document that was encoded, without its keys and values.
+/// Report on an encoded document, without its keys and values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedDocument {
-    /// Where its tokens stand in the text as it came, if it came as text.
+    /// The byte range of each token in the text, if the document was sent as text.
     pub places: Vec<ByteRange>,
-    /// Tokens that were read, the end mark included.
+    /// Number of tokens read, the end mark included.
     pub tokens: usize,
-    /// Whether the text went on.
+    /// True if the text was truncated.
     pub cut: bool,
-    /// Vectors that the decoder attends to.
+    /// Number of vectors that the decoder attends to.
     pub vectors: usize,
     /// Bytes of their keys and values.
     pub bytes: usize,
-    /// The same, if nothing had been pooled.
+    /// Bytes of keys and values without pooling.
     pub unpooled_bytes: usize,
-    /// What each pooling that chooses has chosen.
+    /// The choice of each top-k pooling.
     pub choices: Vec<PoolingChoice>,
-    /// What the encoder's layers took, in order.
+    /// Time of each encoder layer, in order.
     pub layers: Vec<LayerTime>,
-    /// What making the keys and values took, in nanoseconds.
+    /// Time of computing the keys and values, in nanoseconds.
     pub memory_ns: u64,
 }
 
 impl EncodedDocument {
-    /// Of a document.
-    pub fn of(document: &dyn Document, places: Vec<ByteRange>, cut: bool) -> Self {
+    /// Creates the report of a document.
+    pub fn new(document: &dyn Document, places: Vec<ByteRange>, cut: bool) -> Self {
         Self {
             places,
             cut,
@@ -151,64 +147,64 @@ impl EncodedDocument {
         }
     }
 
-    /// Bytes that this occupies.
+    /// Bytes of memory that the report occupies.
     pub fn own_bytes(&self) -> usize {
         let kept: usize = self.choices.iter().map(|choice| size_of_val(choice.kept.as_slice())).sum();
         size_of::<Self>() + size_of_val(self.places.as_slice()) + size_of_val(self.layers.as_slice()) + kept
     }
 }
 
-/// What some of a document's poolings have chosen, before it is encoded.
+/// New choices of a document's poolings, reported while it is being encoded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolingUpdate {
-    /// Of the poolings that were not told of before.
+    /// Choices not reported before.
     pub choices: Vec<PoolingChoice>,
-    /// Where its tokens stand in the text as it came, if it came as text.
+    /// The byte range of each token in the text, if the document was sent as text.
     pub places: Vec<ByteRange>,
-    /// Tokens that were read, the end mark included.
+    /// Number of tokens read, the end mark included.
     pub tokens: usize,
 }
 
-/// How far a document is.
+/// Progress of a document's encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentProgress {
-    /// What comes next.
+    /// The next stage.
     pub stage: EncodingStage,
-    /// Tokens that have come.
+    /// Tokens received.
     pub tokens: usize,
-    /// Blocks that ran.
+    /// Blocks completed.
     pub blocks: usize,
-    /// Blocks in all, once the whole document has come.
+    /// Total number of blocks, known once the whole document was received.
     pub total: Option<usize>,
 }
 
-/// How a summary ended.
+/// The result of a summarization request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SummaryResult {
-    /// The best hypotheses, best first. None only if every continuation was forbidden.
+    /// The best hypotheses, best first. Empty only if every continuation was forbidden.
     pub hypotheses: Vec<Hypothesis>,
-    /// Under what the document is kept, if it is.
+    /// Id of the document in the document cache, if it is cached.
     pub document_id: Option<String>,
-    /// Whether the best hypothesis ended by itself.
+    /// How the best hypothesis ended.
     pub reason: FinishReason,
     /// Tokens of the document and of the best hypothesis.
     pub usage: Usage,
-    /// Where the time went: `prefill` is the encoding.
+    /// Time spent; `prefill` is the encoding.
     pub timing: Timing,
-    /// What was waited for.
+    /// Time spent waiting for the document.
     pub waits: DocumentWaits,
 }
 
-/// What of a summary's time was spent on its document.
+/// Time that a summary spent waiting for its document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DocumentWaits {
-    /// From the job's row to the end of the document's arrival, in nanoseconds; nothing of one that was kept.
+    /// From the request's admission to the end of the document's upload, in nanoseconds; 0 for a cached document.
     pub arrival_ns: u64,
-    /// From then to the end of its encoding.
+    /// From the end of the upload to the end of the encoding, in nanoseconds.
     pub rest_ns: u64,
-    /// Blocks that had run by the end of its arrival.
+    /// Blocks completed at the end of the upload.
     pub blocks_at_end: usize,
-    /// Blocks in all.
+    /// Total number of blocks.
     pub blocks: usize,
 }
 
@@ -222,7 +218,8 @@ mod tests {
     use std::sync::Arc;
 
     fn card(symbols: usize) -> Card {
-        let symbols: Vec<String> = (0..symbols as u32).map(|at| char::from_u32(97 + at).unwrap().into()).collect();
+        let symbols: Vec<String> =
+            (0..symbols as u32).map(|index| char::from_u32(97 + index).unwrap().into()).collect();
         Card {
             name: "m".into(),
             family: "fake",
@@ -252,35 +249,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_is_the_checkpoints_within_what_there_is() {
+    fn missing_options_take_the_checkpoints_defaults_within_the_limits() {
         let SummaryPlan { rules, hypotheses, .. } = plan(&Summarize::default()).unwrap();
         assert_eq!((rules.beam, rules.length_penalty, hypotheses), (3, 1.5, 1));
         assert_eq!((rules.min_tokens, rules.max_tokens), (72, 99));
         let short = plan(&Summarize { max_tokens: Some(10), ..Default::default() }).unwrap().rules;
         assert_eq!((short.min_tokens, short.max_tokens), (10, 10));
         let few = Summarize::default().plan(&card(20), &limits(), 2).unwrap().rules;
-        assert_eq!(few.beam, 2, "as many rows as there are");
+        assert_eq!(few.beam, 2, "the number of rows");
     }
 
     #[test]
-    fn bounds_are_told_with_their_fields() {
-        let told = |request: Summarize| plan(&request).unwrap_err().to_string();
+    fn errors_name_field_and_limit() {
+        let error = |request: Summarize| plan(&request).unwrap_err().to_string();
         let none = Summarize::default;
-        assert_eq!(told(Summarize { beam: Some(9), ..none() }), "options.beam_size: 9 is out of bounds: 1 to 8");
-        assert_eq!(told(Summarize { beam: Some(0), ..none() }), "options.beam_size: 0 is out of bounds: 1 to 8");
+        assert_eq!(error(Summarize { beam: Some(9), ..none() }), "options.beam_size: 9 is out of bounds: 1 to 8");
+        assert_eq!(error(Summarize { beam: Some(0), ..none() }), "options.beam_size: 0 is out of bounds: 1 to 8");
         let few = Summarize { beam: Some(5), ..none() }.plan(&card(10), &limits(), 8).unwrap_err().to_string();
         assert_eq!(few, "options.beam_size: 5 is out of bounds: 1 to 4");
         assert_eq!(
-            told(Summarize { max_tokens: Some(100), ..none() }),
+            error(Summarize { max_tokens: Some(100), ..none() }),
             "options.max_tokens: 100 is out of bounds: 1 to 99"
         );
         let min = Summarize { min_tokens: Some(6), max_tokens: Some(5), ..none() };
-        assert_eq!(told(min), "options.min_tokens: 6 is out of bounds: 0 to 5");
-        assert!(told(Summarize { no_repeat_ngram: Some(1), ..none() }).starts_with("options.no_repeat_ngram: 1 "));
+        assert_eq!(error(min), "options.min_tokens: 6 is out of bounds: 0 to 5");
+        assert!(error(Summarize { no_repeat_ngram: Some(1), ..none() }).starts_with("options.no_repeat_ngram: 1 "));
         assert!(
-            told(Summarize { length_penalty: Some(f32::NAN), ..none() }).starts_with("options.length_penalty: NaN ")
+            error(Summarize { length_penalty: Some(f32::NAN), ..none() }).starts_with("options.length_penalty: NaN ")
         );
         let many = Summarize { hypotheses: Some(4), ..none() };
-        assert_eq!(told(many), "options.hypotheses: 4 is out of bounds: 1 to 3");
+        assert_eq!(error(many), "options.hypotheses: 4 is out of bounds: 1 to 3");
     }
 }

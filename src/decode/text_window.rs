@@ -1,19 +1,20 @@
-//! A text as far as it is still needed: its end, with all positions counted from its beginning. Of what was dropped a digest
-//! stays, by which two texts that were cut alike are known to have begun alike.
+//! A text that can drop its beginning; positions still count from the text's start. A digest of the dropped symbols remains:
+//! two texts that were cut at one position have the same beginning if their digests are equal.
 
 use sha2::{Digest as _, Sha256};
 use std::ops::Range;
 
-/// SHA-256 of a text's beginning.
+/// SHA-256 of a text's prefix.
 pub type Digest = [u8; 32];
 
-/// A text that can lose its beginning.
+/// The end of a text, with a digest of the dropped beginning.
 #[derive(Debug, Clone)]
 pub(super) struct TextWindow {
-    /// Symbols dropped, and their digest so far.
+    /// Number of dropped symbols.
     dropped: usize,
+    /// Digest of the dropped symbols.
     digest: Sha256,
-    /// Those behind.
+    /// The symbols after them.
     held: Vec<u32>,
 }
 
@@ -22,22 +23,22 @@ impl TextWindow {
         Self { dropped: 0, digest: Sha256::new(), held: symbols }
     }
 
-    /// Symbols, dropped ones included.
+    /// Number of symbols, dropped ones included.
     pub(super) fn len(&self) -> usize {
         self.dropped + self.held.len()
     }
 
-    /// Symbols held.
+    /// Number of symbols held.
     pub(super) fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// The symbols at these positions, if all are held.
+    /// Returns the symbols at `positions`, if all are held.
     pub(super) fn get(&self, positions: Range<usize>) -> Option<&[u32]> {
         self.held.get(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
     }
 
-    /// The same, to change.
+    /// Mutable variant of [`get`](Self::get).
     pub(super) fn get_mut(&mut self, positions: Range<usize>) -> Option<&mut [u32]> {
         self.held.get_mut(positions.start.checked_sub(self.dropped)?..positions.end.checked_sub(self.dropped)?)
     }
@@ -50,7 +51,7 @@ impl TextWindow {
         self.held.last_mut()
     }
 
-    /// Drops what lies before a position.
+    /// Drops the symbols before `position`.
     pub(super) fn drop_before(&mut self, position: usize) {
         let count = position.saturating_sub(self.dropped).min(self.held.len());
         digest(&mut self.digest, &self.held[..count]);
@@ -63,11 +64,11 @@ impl TextWindow {
     }
 }
 
-/// A text, or what is left of it, to be looked at.
+/// A borrowed text, of which the beginning may have been dropped.
 #[derive(Debug, Clone, Copy)]
 pub struct TextView<'a> {
     dropped: usize,
-    /// Of what was dropped, if anything was.
+    /// Digest of the dropped symbols; none if the text is complete.
     digest: Option<&'a Sha256>,
     held: &'a [u32],
 }
@@ -79,53 +80,53 @@ impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for TextView<'a> {
 }
 
 impl<'a> TextView<'a> {
-    /// Symbols, dropped ones included.
+    /// Number of symbols, dropped ones included.
     pub fn len(&self) -> usize {
         self.dropped + self.held.len()
     }
 
-    /// Whether there never was any.
+    /// True if the text never had a symbol.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Symbols that were dropped.
+    /// Number of dropped symbols.
     pub fn dropped(&self) -> usize {
         self.dropped
     }
 
-    /// Its first `len` symbols, or as many as were dropped.
-    pub fn to(self, len: usize) -> Self {
+    /// Returns its first `len` symbols; at least the dropped ones.
+    pub fn prefix(self, len: usize) -> Self {
         let held = len.saturating_sub(self.dropped).min(self.held.len());
         Self { held: &self.held[..held], ..self }
     }
 
-    /// The symbols from a position on; none if some of these were dropped.
+    /// Returns the symbols from `position` on; none if some of them were dropped.
     pub fn after(&self, position: usize) -> Option<&'a [u32]> {
         self.held.get(position.checked_sub(self.dropped)?..)
     }
 
-    /// Tells the digests of what lies before rising positions.
+    /// Returns a [`PrefixDigests`], which computes the digests of prefixes of rising length.
     pub fn digests(&self) -> PrefixDigests<'a> {
         let digest = self.digest.cloned().unwrap_or_default();
-        PrefixDigests { text: *self, at: self.dropped, digest }
+        PrefixDigests { text: *self, position: self.dropped, digest }
     }
 }
 
 /// See [`TextView::digests`].
 pub struct PrefixDigests<'a> {
     text: TextView<'a>,
-    at: usize,
+    position: usize,
     digest: Sha256,
 }
 
 impl PrefixDigests<'_> {
-    /// That of what lies before a position, which is no smaller than the last one asked for; none if some of what lies behind it
-    /// was dropped, or it lies beyond the end.
+    /// Returns the digest of the symbols before `position`, which must not be below the last one requested. None if symbols from
+    /// there on were dropped, or if `position` is beyond the end.
     pub fn before(&mut self, position: usize) -> Option<Digest> {
-        let more = self.text.after(self.at)?.get(..position.checked_sub(self.at)?)?;
+        let more = self.text.after(self.position)?.get(..position.checked_sub(self.position)?)?;
         digest(&mut self.digest, more);
-        self.at = position;
+        self.position = position;
         Some(self.digest.clone().finalize().into())
     }
 }
@@ -139,28 +140,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_where_it_was_and_the_rest_is_known_by_its_digest() {
+    fn dropped_prefixes_keep_positions_and_digests() {
         let symbols: Vec<u32> = (0..100).collect();
-        let mut tail = TextWindow::new(symbols[..70].to_vec());
+        let mut window = TextWindow::new(symbols[..70].to_vec());
         for position in [0, 10, 10, 4, 50] {
-            tail.drop_before(position);
+            window.drop_before(position);
         }
-        symbols[70..].iter().for_each(|&symbol| tail.push(symbol));
-        assert_eq!((tail.len(), tail.held()), (100, 50));
-        assert_eq!((tail.get(60..80), tail.get(49..80), tail.get(60..101)), (Some(&symbols[60..80]), None, None));
-        let (cut, whole) = (tail.text(), TextView::from(&symbols));
-        assert_eq!((cut.len(), cut.dropped(), whole.dropped()), (100, 50, 0));
+        symbols[70..].iter().for_each(|&symbol| window.push(symbol));
+        assert_eq!((window.len(), window.held()), (100, 50));
+        assert_eq!((window.get(60..80), window.get(49..80), window.get(60..101)), (Some(&symbols[60..80]), None, None));
+        let cut = window.text();
+        let complete = TextView::from(&symbols);
+        assert_eq!((cut.len(), cut.dropped(), complete.dropped()), (100, 50, 0));
         assert_eq!((cut.after(90), cut.after(49)), (Some(&symbols[90..]), None));
-        assert_eq!((cut.to(60).after(50), cut.to(20).len()), (Some(&symbols[50..60]), 50));
-        let (mut of_cut, mut of_whole) = (cut.digests(), whole.digests());
-        let early = of_whole.before(20);
-        assert!(early.is_some() && of_whole.before(19).is_none() && cut.digests().before(49).is_none());
+        assert_eq!((cut.prefix(60).after(50), cut.prefix(20).len()), (Some(&symbols[50..60]), 50));
+        let mut cut_digests = cut.digests();
+        let mut complete_digests = complete.digests();
+        let early = complete_digests.before(20);
+        assert!(early.is_some() && complete_digests.before(19).is_none() && cut.digests().before(49).is_none());
         for position in [50, 50, 77] {
-            let digest = of_cut.before(position);
-            assert!(digest.is_some() && digest == of_whole.before(position) && digest != early);
+            let digest = cut_digests.before(position);
+            assert!(digest.is_some() && digest == complete_digests.before(position) && digest != early);
         }
-        assert!(of_whole.before(101).is_none());
-        tail.drop_before(500);
-        assert_eq!((tail.len(), tail.held()), (100, 0));
+        assert!(complete_digests.before(101).is_none());
+        window.drop_before(500);
+        assert_eq!((window.len(), window.held()), (100, 0));
     }
 }

@@ -1,30 +1,30 @@
-//! What is fed, symbol by symbol, where a model ends its own segments with a mark.
+//! Encodes symbols together with their boundaries, for models that end their own segments with a mark.
 //!
-//! Text that is given has its boundaries from the model's predictor, and is fed as it is. Text that the model wrote was cut by
-//! marks, which the predictor may not agree with; so that a state can be built again, each such symbol is fed with its
-//! boundary. Such a run of [`item`]s is a *trace*. While text is being written the mark comes after the symbol: that has been
-//! fed as ending nothing, and [`END`], fed alone, then ends the segment. Models without marks know plain symbols only.
+//! A prompt is fed as plain symbols: the model's predictor decides its boundaries. Generated text was cut by marks, which the
+//! predictor may not agree with, so a replay feeds each such symbol with its boundary. A run of such [`item`]s is a *trace*.
+//! During generation the mark comes after the symbol: the symbol is fed with an open boundary, and [`END`], fed alone, then
+//! ends the segment. Models without marks accept plain symbols only.
 
-/// Fed alone: the open segment ends with the symbol that was fed last. It takes no place in the sequence.
+/// Control item, fed alone: ends the open segment with the symbol fed last. Occupies no position.
 pub const END: u32 = u32::MAX;
-/// Fed alone to a sequence that has seen nothing: asks for the logits before the first symbol. It takes no place either.
+/// Control item, fed alone to an empty sequence: requests the logits before the first symbol. Occupies no position.
 pub const BEGIN: u32 = u32::MAX - 1;
 
-/// Of a symbol that ends no segment, and of one that ends one: bits that no vocabulary's ids reach.
+/// Flags of a symbol that ends no segment and of one that ends a segment: bits above all vocabulary ids.
 const OPEN: u32 = 1 << 31;
 const CLOSED: u32 = 1 << 30;
 
-/// A symbol with its boundary.
+/// Encodes a symbol with its boundary.
 pub fn item(symbol: u32, ends_segment: bool) -> u32 {
     symbol | if ends_segment { CLOSED } else { OPEN }
 }
 
-/// The symbol of an item, or of a plain symbol.
+/// Returns the symbol of an item or of a plain symbol.
 pub fn symbol(item: u32) -> u32 {
     item & !(OPEN | CLOSED)
 }
 
-/// Whether an item's symbol ends a segment; none if that is the predictor's to say.
+/// Returns true if an item's symbol ends a segment; none for a plain symbol, whose boundary the predictor decides.
 pub fn ends_segment(item: u32) -> Option<bool> {
     match (item & OPEN != 0, item & CLOSED != 0) {
         (false, false) => None,
@@ -32,12 +32,12 @@ pub fn ends_segment(item: u32) -> Option<bool> {
     }
 }
 
-/// How many positions of a sequence a feed takes.
+/// Returns the number of sequence positions that a feed occupies.
 pub fn positions(feed: &[u32]) -> usize {
     if is_control(feed) { 0 } else { feed.len() }
 }
 
-/// Whether a feed is [`END`] or [`BEGIN`].
+/// Returns true if a feed is [`END`] or [`BEGIN`].
 pub fn is_control(feed: &[u32]) -> bool {
     matches!(feed, [END | BEGIN])
 }
@@ -48,7 +48,7 @@ mod tests {
     use crate::text::vocabulary::MAX_SYMBOLS;
 
     #[test]
-    fn items_hold_symbol_and_boundary() {
+    fn items_encode_symbol_and_boundary() {
         for id in [0, 5, MAX_SYMBOLS as u32 + 4] {
             assert_eq!((symbol(id), ends_segment(id)), (id, None));
             for ends in [false, true] {

@@ -1,17 +1,21 @@
-//! Beam search with the semantics of fairseq's `SequenceGenerator`, and sampling beside it: given the logits of the rows, which
-//! rows go on, which are forked, what each is fed next, and which texts are finished. Pure: neither rows nor models here.
+//! Beam search with the semantics of fairseq's `SequenceGenerator`, and sampling of several texts.
 //!
-//! *The beam.* A search follows `beam` paths; it begins with one row, since all paths are alike then. Each step weighs all
-//! continuations of all paths by the sum of their tokens' log-probabilities, and takes the 2 · `beam` best. Those that end the
-//! text are finished hypotheses if they are among the first `beam`; the first `beam` of the others go on. Padding is never
-//! written; the end neither before `min_tokens` nor, once `max_tokens` are there, anything else. The search is over as soon as
-//! `beam` hypotheses are finished, however good those that still run might become, or with the step that may only write the end.
-//! A hypothesis' score is its sum divided by its length, the end counted, to the power of `length_penalty`. Of equals the
-//! earlier path goes first, then the lower token, where fairseq leaves it open. With a beam of one this is greedy search.
+//! Given the logits of the rows, a search decides which rows continue, which are forked, what each is fed next, and which
+//! texts are finished. It is pure: it holds neither rows nor models.
 //!
-//! *Sampling* draws each path by itself, as [`Sampler`] draws, path i with seed + i, until each has written its end.
+//! *Beam search* follows `beam` paths. It begins with one row, because all paths are equal then. Each step ranks all
+//! continuations of all paths by the sum of their tokens' log-probabilities and takes the 2 · `beam` best. Continuations that
+//! end the text are finished hypotheses if they rank among the first `beam`; the first `beam` of the others continue.
 //!
-//! Sums are kept in `f32`, as fairseq keeps them: it decides whose rank is next where two are close.
+//! Padding is never generated. The end is not generated before `min_tokens` tokens, and nothing else is after `max_tokens`.
+//! The search is done when `beam` hypotheses are finished, even if a running path could become better, or after the step that
+//! may generate only the end. A hypothesis' score is its sum divided by its length (end included) to the power of
+//! `length_penalty`. Equals are ordered by path, then by token, where fairseq leaves the order open. A beam of one is greedy
+//! search.
+//!
+//! *Sampling* draws each path separately with a [`Sampler`], path i with seed + i, until each has generated its end.
+//!
+//! Sums are `f32`, as in fairseq: rounding decides the rank of close candidates.
 
 mod ngrams;
 #[cfg(test)]
@@ -26,20 +30,20 @@ use crate::error::{Error, Result};
 use ngrams::Ngrams;
 use std::cmp::Ordering;
 
-/// How a text is written.
+/// Options of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchOptions {
-    /// Paths that are followed, at least 1.
+    /// Number of paths, at least 1.
     pub beam: usize,
-    /// The power of the length that scores are divided by.
+    /// Scores are divided by length to this power.
     pub length_penalty: f32,
-    /// Tokens before the end, at least.
+    /// Minimum tokens before the end.
     pub min_tokens: usize,
-    /// And at most.
+    /// Maximum tokens before the end.
     pub max_tokens: usize,
-    /// No run of so many tokens is written twice, the start counted; 0: no such rule.
+    /// No run of this many tokens is generated twice, the start included; 0 turns the rule off.
     pub no_repeat_ngram: usize,
-    /// How tokens are drawn; none: the best are searched for.
+    /// Samples tokens with these options; none: beam search.
     pub sampling: Option<Sampling>,
 }
 
@@ -50,35 +54,35 @@ pub struct Hypothesis {
     pub tokens: Vec<u32>,
     /// Each token's log-probability.
     pub logprobs: Vec<f32>,
-    /// The sum of these, divided by the length to the power of the penalty.
+    /// Sum of the log-probabilities, divided by length to the power of the penalty.
     pub score: f32,
 }
 
-/// What becomes of the rows.
+/// The result of one step of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SearchStep {
-    /// These rows take the place of those before, in this order.
+    /// These rows replace the previous ones, in this order.
     Continue(Vec<RowMove>),
-    /// The search is over: no row is needed any more.
+    /// The search is done; no row is needed any more.
     Done,
 }
 
 /// A row of the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowMove {
-    /// The row that it goes on from, by its place among those of this step. Several may go on from one, and none from another.
-    pub from: usize,
-    /// What it is fed.
+    /// Index of the row that it continues, among the rows of this step. Several rows may continue one row, or none.
+    pub parent: usize,
+    /// The token that it is fed.
     pub token: u32,
 }
 
-/// A text on its way.
+/// An unfinished text.
 #[derive(Debug, Clone)]
 struct Path {
     tokens: Vec<u32>,
     logprobs: Vec<f32>,
     sum: f32,
-    /// Draws its tokens, if they are drawn.
+    /// Draws its tokens, if the search samples.
     sampler: Option<Sampler>,
     ngrams: Ngrams,
 }
@@ -88,92 +92,93 @@ struct Path {
 struct Candidate {
     sum: f32,
     logprob: f32,
-    from: usize,
+    /// Index of the path.
+    parent: usize,
     token: u32,
 }
 
-/// One document's search.
+/// The search for the summaries of one document.
 #[derive(Debug, Clone)]
 pub struct BeamSearch {
-    rules: SearchOptions,
-    marks: SpecialIds,
+    options: SearchOptions,
+    specials: SpecialIds,
     vocabulary: usize,
-    /// As the rows stand.
+    /// In the order of the rows.
     paths: Vec<Path>,
     finished: Vec<Hypothesis>,
-    /// Tokens that each path has.
+    /// Number of tokens of each path.
     step: usize,
 }
 
 impl BeamSearch {
-    /// A search that has seen no logits: its one row is to be fed [`SpecialIds::start`].
-    pub fn new(rules: SearchOptions, marks: SpecialIds, vocabulary: usize) -> Self {
-        let sampler = rules.sampling.clone().map(|sampling| Sampler::new(sampling, vocabulary));
-        let ngrams = Ngrams::new(rules.no_repeat_ngram, marks.start);
+    /// Creates a search with one row, whose first symbol is [`SpecialIds::start`].
+    pub fn new(options: SearchOptions, specials: SpecialIds, vocabulary: usize) -> Self {
+        let sampler = options.sampling.clone().map(|sampling| Sampler::new(sampling, vocabulary));
+        let ngrams = Ngrams::new(options.no_repeat_ngram, specials.start);
         let path = Path { tokens: Vec::new(), logprobs: Vec::new(), sum: 0.0, sampler, ngrams };
-        Self { rules, marks, vocabulary, paths: vec![path], finished: Vec::new(), step: 0 }
+        Self { options, specials, vocabulary, paths: vec![path], finished: Vec::new(), step: 0 }
     }
 
-    /// Rows that it has.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.paths.len()
     }
 
-    /// The most rows that it can come to have.
-    pub fn most_rows(&self) -> usize {
-        self.rules.beam
-    }
-
-    /// What the row at that place is to have been fed in all, beginning with [`SpecialIds::start`].
+    /// All symbols that row `row` was fed or is to be fed, beginning with [`SpecialIds::start`].
     pub fn symbols_fed(&self, row: usize) -> impl Iterator<Item = u32> {
         let tokens = self.paths.get(row).map(|path| path.tokens.as_slice()).unwrap_or_default();
-        std::iter::once(self.marks.start).chain(tokens.iter().copied())
+        std::iter::once(self.specials.start).chain(tokens.iter().copied())
     }
 
-    /// Tokens that each row has been given, the start left out.
+    /// Number of tokens of each row, without the start.
     pub fn tokens(&self) -> usize {
         self.step
     }
 
-    /// Takes the logits after each row's last token, each (vocab).
+    /// Takes the logits (vocab) after each row's last token and decides the next step.
     ///
     /// # Errors
-    /// [`Error::Internal`]: logits of another number of rows, of another length, or that are no distribution.
+    /// [`Error::Internal`] if the number of rows or the length of a row's logits is wrong, or logits contain NaN or infinity.
     pub fn advance<'a>(&mut self, logits: impl Iterator<Item = &'a [f32]>) -> Result<SearchStep> {
         let logits: Vec<_> = logits.collect();
         if logits.len() != self.paths.len() || logits.iter().any(|row| row.len() != self.vocabulary) {
-            let (rows, paths, vocabulary) = (logits.len(), self.paths.len(), self.vocabulary);
-            return Err(Error::Internal(format!("logits of {rows} rows for {paths} paths over {vocabulary} symbols")));
+            let rows = logits.len();
+            let paths = self.paths.len();
+            let vocabulary = self.vocabulary;
+            return Err(Error::Internal(format!(
+                "{rows} rows of logits do not match {paths} paths of {vocabulary} symbols"
+            )));
         }
-        // all paths begin from the first step's one row
         let first = self.step == 0;
-        let candidates = match &self.rules.sampling {
+        let candidates = match &self.options.sampling {
             None => self.best(&logits)?,
-            Some(_) => self.drawn(&logits)?,
+            Some(_) => self.draw(&logits)?,
         };
-        let goes_on = self.sort_out(candidates);
+        let continued = self.finish_ended(candidates);
         self.step += 1;
-        if goes_on.is_empty() {
+        if continued.is_empty() {
             self.paths.clear();
             self.finished.sort_by(|a, b| b.score.total_cmp(&a.score));
             return Ok(SearchStep::Done);
         }
-        let row = |from| if first { 0 } else { from };
-        let moves = goes_on.iter().map(|&Candidate { from, token, .. }| RowMove { from: row(from), token }).collect();
-        self.paths = goes_on.into_iter().map(|candidate| self.grown(candidate)).collect();
+        // all paths continue the first step's one row
+        let row = |parent| if first { 0 } else { parent };
+        let moves = continued.iter().map(|&Candidate { parent, token, .. }| RowMove { parent: row(parent), token });
+        let moves = moves.collect();
+        self.paths = continued.into_iter().map(|candidate| self.extend_path(candidate)).collect();
         Ok(SearchStep::Continue(moves))
     }
 
-    /// The finished hypotheses, once it is over the best first; none if every continuation was forbidden.
+    /// The finished hypotheses, best first once the search is done. Empty if every continuation was forbidden.
     pub fn finished(&self) -> &[Hypothesis] {
         &self.finished
     }
 
-    /// The tokens that the best hypothesis will begin with, whatever comes: what all paths have in common, and the best of those
-    /// finished, which any of them may still beat. Once it is over, all of the best one but its end.
+    /// The tokens that the best hypothesis is certain to begin with: the common prefix of all paths and of the best finished
+    /// hypothesis, which a path may still beat. Once the search is done, all tokens of the best hypothesis but its end.
     pub fn settled_prefix(&self) -> &[u32] {
         let best = self.finished.iter().max_by(|a, b| match a.score.total_cmp(&b.score) {
-            // the earlier of equals stays first
+            // of equals, the earlier one
             Ordering::Equal => Ordering::Greater,
             order => order,
         });
@@ -186,29 +191,32 @@ impl BeamSearch {
         &first[..len]
     }
 
-    /// What of a row's vocabulary may not be written now, padding left out: everything but the end, or single tokens.
+    /// True if only the end may be generated now.
     fn only_end(&self) -> bool {
-        self.step >= self.rules.max_tokens
+        self.step >= self.options.max_tokens
     }
 
+    /// True if the end must not be generated now.
     fn no_end(&self) -> bool {
-        self.step < self.rules.min_tokens && !self.only_end()
+        self.step < self.options.min_tokens && !self.only_end()
     }
 
     /// The best continuations of all paths, best first.
     fn best(&self, logits: &[&[f32]]) -> Result<Vec<Candidate>> {
-        let SpecialIds { pad, end, .. } = self.marks;
-        let (only_end, no_end) = (self.only_end(), self.no_end());
-        let count = 2 * self.rules.beam;
+        let SpecialIds { pad, end, .. } = self.specials;
+        let only_end = self.only_end();
+        let no_end = self.no_end();
+        let count = 2 * self.options.beam;
         let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
-        for (from, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
-            let (normaliser, banned) = (LogSoftmax::of(logits)?, path.ngrams.banned());
+        for (parent, (path, logits)) in self.paths.iter().zip(logits).enumerate() {
+            let softmax = LogSoftmax::new(logits)?;
+            let banned = path.ngrams.banned();
             for (token, &logit) in (0_u32..).zip(*logits) {
                 let ends = token == end;
                 if token == pad || (ends && no_end) || (!ends && only_end) {
                     continue;
                 }
-                let logprob = normaliser.logprob(logit);
+                let logprob = softmax.logprob(logit);
                 let sum = path.sum + logprob;
                 let full = best.len() == count;
                 if sum == f32::NEG_INFINITY || (full && best.last().is_some_and(|last| last.sum >= sum)) {
@@ -217,23 +225,25 @@ impl BeamSearch {
                 if banned.contains(&token) {
                     continue;
                 }
-                // equals stay behind those that were there before them
-                let place = best.partition_point(|other| other.sum >= sum);
-                best.insert(place, Candidate { sum, logprob, from, token });
+                // equals go behind earlier ones
+                let index = best.partition_point(|other| other.sum >= sum);
+                best.insert(index, Candidate { sum, logprob, parent, token });
                 best.truncate(count);
             }
         }
         Ok(best)
     }
 
-    /// A continuation of each path.
-    fn drawn(&mut self, logits: &[&[f32]]) -> Result<Vec<Candidate>> {
+    /// Draws a continuation of each path.
+    fn draw(&mut self, logits: &[&[f32]]) -> Result<Vec<Candidate>> {
         if self.step == 0 {
-            self.spread();
+            self.seed_paths();
         }
-        let SpecialIds { pad, end, .. } = self.marks;
-        let (only_end, no_end, step) = (self.only_end(), self.no_end(), self.step);
-        let one = |(index, path): (usize, &mut Path)| {
+        let SpecialIds { pad, end, .. } = self.specials;
+        let only_end = self.only_end();
+        let no_end = self.no_end();
+        let step = self.step;
+        let candidate = |(index, path): (usize, &mut Path)| {
             let row = if step == 0 { logits[0] } else { logits[index] };
             let banned = path.ngrams.banned();
             let token = match &mut path.sampler {
@@ -243,54 +253,54 @@ impl BeamSearch {
                 }
                 _ => end,
             };
-            let missing = || Error::Internal(format!("symbol {token} has no logit among {}", row.len()));
-            let logprob = LogSoftmax::of(row)?.logprob(*row.get(token as usize).ok_or_else(missing)?);
-            Ok(Candidate { sum: path.sum + logprob, logprob, from: index, token })
+            let missing = || Error::Internal(format!("token {token} is outside of the {} logits", row.len()));
+            let logprob = LogSoftmax::new(row)?.logprob(*row.get(token as usize).ok_or_else(missing)?);
+            Ok(Candidate { sum: path.sum + logprob, logprob, parent: index, token })
         };
-        self.paths.iter_mut().enumerate().map(one).collect()
+        self.paths.iter_mut().enumerate().map(candidate).collect()
     }
 
-    /// Makes one path as many, each with draws of its own.
-    fn spread(&mut self) {
+    /// Copies the first path for each of the beam, with a seed of its own.
+    fn seed_paths(&mut self) {
         let Some(first) = self.paths.pop() else { return };
         let seeded = |index: usize| {
-            let sampling = self.rules.sampling.clone().map(|sampling| {
+            let sampling = self.options.sampling.clone().map(|sampling| {
                 let seed = sampling.seed.wrapping_add(index as u64);
                 Sampler::new(Sampling { seed, ..sampling }, self.vocabulary)
             });
             Path { sampler: sampling, ..first.clone() }
         };
-        self.paths = (0..self.rules.beam).map(seeded).collect();
+        self.paths = (0..self.options.beam).map(seeded).collect();
     }
 
-    /// Finishes what ends, and says which candidates go on: none if the search is over.
-    fn sort_out(&mut self, candidates: Vec<Candidate>) -> Vec<Candidate> {
-        let (beam, end, drawn) = (self.rules.beam, self.marks.end, self.rules.sampling.is_some());
-        let mut goes_on = Vec::with_capacity(beam);
+    /// Finishes the candidates that end and returns those that continue; none if the search is done.
+    fn finish_ended(&mut self, candidates: Vec<Candidate>) -> Vec<Candidate> {
+        let beam = self.options.beam;
+        let mut continued = Vec::with_capacity(beam);
         for (rank, candidate) in candidates.into_iter().enumerate() {
-            if candidate.token == end {
+            if candidate.token == self.specials.end {
                 if rank < beam && self.finished.len() < beam {
                     self.finish(candidate);
                 }
-            } else if goes_on.len() < beam {
-                goes_on.push(candidate);
+            } else if continued.len() < beam {
+                continued.push(candidate);
             }
         }
-        let over = self.only_end() || (self.finished.len() == beam && !drawn);
-        if over { Vec::new() } else { goes_on }
+        let is_full = self.finished.len() == beam && self.options.sampling.is_none();
+        if self.only_end() || is_full { Vec::new() } else { continued }
     }
 
     fn finish(&mut self, candidate: Candidate) {
-        let path = &self.paths[candidate.from];
+        let path = &self.paths[candidate.parent];
         let tokens: Vec<u32> = path.tokens.iter().copied().chain([candidate.token]).collect();
         let logprobs = path.logprobs.iter().copied().chain([candidate.logprob]).collect();
-        let divisor = (tokens.len() as f64).powf(self.rules.length_penalty.into()) as f32;
+        let divisor = (tokens.len() as f64).powf(self.options.length_penalty.into()) as f32;
         self.finished.push(Hypothesis { tokens, logprobs, score: candidate.sum / divisor });
     }
 
-    /// A path with its next token.
-    fn grown(&self, Candidate { sum, logprob, from, token }: Candidate) -> Path {
-        let mut path = Path { sum, ..self.paths[from].clone() };
+    /// Returns the candidate's path with its token.
+    fn extend_path(&self, Candidate { sum, logprob, parent, token }: Candidate) -> Path {
+        let mut path = Path { sum, ..self.paths[parent].clone() };
         path.tokens.push(token);
         path.logprobs.push(logprob);
         path.ngrams.push(token);

@@ -1,40 +1,40 @@
-//! Which tokens would repeat a run of tokens that a path has already written.
+//! Bans tokens that would repeat an n-gram of a path.
 
 use std::collections::HashMap;
 
-/// The runs of one path.
+/// The n-grams of one path.
 #[derive(Debug, Clone)]
 pub(super) struct Ngrams {
-    /// Tokens of a run; 0: nothing is forbidden.
+    /// Length n; 0 bans nothing.
     size: usize,
-    /// The latest tokens: as many as a run has but one, fewer at the beginning.
+    /// The last n − 1 tokens; fewer at the beginning.
     latest: Vec<u32>,
-    /// What has followed such tokens.
-    followed: HashMap<Vec<u32>, Vec<u32>>,
+    /// Tokens that followed each run of n − 1 tokens.
+    followers: HashMap<Vec<u32>, Vec<u32>>,
 }
 
 impl Ngrams {
-    /// Of a path that begins with this token.
+    /// Creates the n-grams of a path that begins with `start`.
     pub(super) fn new(size: usize, start: u32) -> Self {
-        let mut own = Self { size, latest: Vec::new(), followed: HashMap::new() };
-        own.push(start);
-        own
+        let mut ngrams = Self { size, latest: Vec::new(), followers: HashMap::new() };
+        ngrams.push(start);
+        ngrams
     }
 
     /// Takes the path's next token.
     pub(super) fn push(&mut self, token: u32) {
-        let Some(before) = self.size.checked_sub(1) else { return };
-        if self.latest.len() == before {
-            self.followed.entry(self.latest.clone()).or_default().push(token);
+        let Some(prefix_len) = self.size.checked_sub(1) else { return };
+        if self.latest.len() == prefix_len {
+            self.followers.entry(self.latest.clone()).or_default().push(token);
         }
         self.latest.push(token);
-        let surplus = self.latest.len().saturating_sub(before);
+        let surplus = self.latest.len().saturating_sub(prefix_len);
         self.latest.drain(..surplus);
     }
 
-    /// What may not follow.
+    /// Tokens that must not follow.
     pub(super) fn banned(&self) -> &[u32] {
         let complete = self.size > 0 && self.latest.len() + 1 == self.size;
-        complete.then(|| self.followed.get(&self.latest)).flatten().map(Vec::as_slice).unwrap_or_default()
+        complete.then(|| self.followers.get(&self.latest)).flatten().map(Vec::as_slice).unwrap_or_default()
     }
 }

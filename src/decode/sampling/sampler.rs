@@ -1,11 +1,11 @@
-//! Chooses the next symbol from a row of logits.
+//! Chooses the next symbol from the logits of one position.
 //!
 //! The order is the one that [`Sampling`] documents: bias, repetition penalty, temperature, `top_k`, `top_p`, `min_p`, draw.
-//! Each cut looks at what the one before it left. The draw walks the symbols that are left by their ids, so an option that
-//! cuts nothing changes nothing. All arithmetic is in `f64` and in one order: a choice is a function of the logits, the
-//! options, the symbols seen and the position, whatever else the machine computes.
+//! Each cut works on what the previous one left. The draw walks the remaining symbols by id, so an option that cuts nothing
+//! changes nothing. All arithmetic is in `f64` and in one order: a choice depends on the logits, the options, the symbols seen
+//! and the position only.
 //!
-//! Hot path: after the first choice nothing here allocates.
+//! Hot path: nothing here allocates after the first choice.
 
 use crate::{
     decode::{
@@ -16,51 +16,53 @@ use crate::{
 };
 use std::cmp::Ordering;
 
-/// One sequence's way of choosing, with the symbols it has seen.
+/// The sampler of one sequence, with the symbols that the sequence contains.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
-    /// Symbols that cannot be chosen.
+    /// Symbols that must not be chosen.
     banned: Vec<u32>,
-    /// (vocab): whether a symbol was seen; empty if there is no penalty that asks.
+    /// (vocab): true for symbols of the sequence; empty without a repetition penalty.
     seen: Vec<bool>,
-    /// (vocab): logits, then weights: probabilities up to a common factor, 0 for what is cut.
+    /// (vocab): logits, then weights: probabilities up to a common factor, 0 if cut.
     weights: Vec<f64>,
-    /// (vocab): ids by falling logit, where a cut needs them sorted.
+    /// (vocab): ids by falling logit, for cuts that need them sorted.
     ranking: Vec<u32>,
 }
 
 impl Sampler {
-    /// A sampler for sequences over `vocabulary` symbols.
+    /// Creates a sampler for sequences over `vocabulary` symbols.
     pub fn new(sampling: Sampling, vocabulary: usize) -> Self {
         let seen = vec![false; if sampling.repetition_penalty == 1.0 { 0 } else { vocabulary }];
         Self { sampling, banned: Vec::new(), seen, weights: Vec::new(), ranking: Vec::new() }
     }
 
-    /// Which symbols cannot be chosen from now on: to all options they are impossible.
+    /// Replaces the set of banned symbols, whose probability is 0 from now on.
     pub fn ban(&mut self, symbols: impl IntoIterator<Item = u32>) {
         self.banned.clear();
         self.banned.extend(symbols);
     }
 
-    /// Notes that a symbol is part of the sequence, for the repetition penalty.
+    /// Records a symbol of the sequence for the repetition penalty.
     pub fn see(&mut self, symbol: u32) {
         if let Some(seen) = self.seen.get_mut(symbol as usize) {
             *seen = true;
         }
     }
 
-    /// The symbol at `position` of the sequence, given the logits (vocab) after the one before it.
+    /// Chooses the symbol at `position` of the sequence from the logits (vocab) before it.
     ///
     /// # Errors
-    /// [`Error::Internal`] if the logits are no distribution: not a number, infinite, or nothing possible.
+    /// [`Error::Internal`] if a logit is NaN or +∞, or every symbol is impossible.
     pub fn choose(&mut self, logits: &[f32], position: usize) -> Result<u32> {
         self.adjust(logits);
-        // what a ban hides must be a number all the same
-        let sound = logits.iter().all(|logit| *logit < f32::INFINITY);
-        let best = argmax(&self.weights).filter(|_| sound);
+        // banned logits must be valid, too
+        let is_valid = logits.iter().all(|logit| *logit < f32::INFINITY);
+        let best = argmax(&self.weights).filter(|_| is_valid);
         let Some(best) = best else {
-            return Err(Error::Internal(format!("the logits for position {position} are no distribution")));
+            return Err(Error::Internal(format!(
+                "the logits for position {position} contain NaN or infinity, or leave no possible symbol"
+            )));
         };
         if self.sampling.temperature == 0.0 {
             return Ok(best as u32);
@@ -72,7 +74,7 @@ impl Sampler {
         Ok(self.draw(uniform(self.sampling.seed, Purpose::Sampling, position)).unwrap_or(best as u32))
     }
 
-    /// Bans, bias, then penalty.
+    /// Applies bans, bias, then penalty.
     fn adjust(&mut self, logits: &[f32]) {
         self.weights.clear();
         self.weights.extend(logits.iter().map(|&logit| f64::from(logit)));
@@ -92,7 +94,7 @@ impl Sampler {
         }
     }
 
-    /// Keeps the k largest logits, the lowest ids of equals.
+    /// Keeps the k largest logits; equals by lowest id.
     fn cut_to_top_k(&mut self) {
         let kept = self.sampling.top_k;
         if kept == 0 || kept >= self.weights.len() {
@@ -107,15 +109,16 @@ impl Sampler {
         }
     }
 
-    /// From logits to weights, at the temperature; the best symbol's weight is 1.
+    /// Turns logits into weights at the temperature; the best symbol's weight is 1.
     fn weigh(&mut self, best: usize) {
-        let (peak, temperature) = (self.weights[best], f64::from(self.sampling.temperature));
+        let peak = self.weights[best];
+        let temperature = f64::from(self.sampling.temperature);
         for weight in &mut self.weights {
             *weight = ((*weight - peak) / temperature).exp();
         }
     }
 
-    /// Keeps the smallest set of most probable symbols that reaches `top_p`, the lowest ids of equals.
+    /// Keeps the smallest set of most probable symbols that reaches `top_p`; equals by lowest id.
     fn cut_to_top_p(&mut self) {
         if self.sampling.top_p >= 1.0 {
             return;
@@ -138,14 +141,14 @@ impl Sampler {
     }
 
     fn cut_to_min_p(&mut self) {
-        let least = f64::from(self.sampling.min_p);
-        // The most probable symbol weighs 1.
-        for weight in self.weights.iter_mut().filter(|weight| **weight < least) {
+        let min = f64::from(self.sampling.min_p);
+        // the most probable symbol weighs 1
+        for weight in self.weights.iter_mut().filter(|weight| **weight < min) {
             *weight = 0.0;
         }
     }
 
-    /// The first symbol at which the weights, added up by id, pass this share of their sum.
+    /// Returns the first symbol at which the weights, summed by id, exceed `share` of the total.
     fn draw(&self, share: f32) -> Option<u32> {
         let total: f64 = self.weights.iter().sum();
         let wanted = f64::from(share) * total;
@@ -158,13 +161,12 @@ impl Sampler {
     }
 }
 
-/// The order of most probable first, the lower id of equals.
+/// Orders the most probable symbol first; equals by lower id.
 fn better(weights: &[f64], a: u32, b: u32) -> Ordering {
     weights[b as usize].total_cmp(&weights[a as usize]).then(a.cmp(&b))
 }
 
-/// The index of the largest number, the lowest of equals; none if there is no number above minus infinity, or one that is
-/// none.
+/// Returns the lowest index of the largest value; none if a value is NaN or all are −∞.
 fn argmax(values: &[f64]) -> Option<usize> {
     let mut best = None;
     let mut peak = f64::NEG_INFINITY;
@@ -173,7 +175,8 @@ fn argmax(values: &[f64]) -> Option<usize> {
             return None;
         }
         if value > peak {
-            (best, peak) = (Some(index), value);
+            best = Some(index);
+            peak = value;
         }
     }
     best
@@ -184,7 +187,7 @@ mod tests {
     use super::*;
     use proptest::{collection::vec, prelude::*};
 
-    /// The same choice by lists that are copied, sorted and filtered, and probabilities that are normalised each time.
+    /// Naive implementation: copies, sorts and filters lists, and normalises probabilities each time.
     fn naive(sampling: &Sampling, seen: &[u32], logits: &[f32], position: usize) -> u32 {
         let mut logits: Vec<f64> = logits.iter().map(|&logit| logit.into()).collect();
         for (symbol, bias) in &sampling.logit_bias {
@@ -214,8 +217,8 @@ mod tests {
             let kept = (1..=ranking.len()).find(|&kept| ranking[..kept].iter().map(|r| r.1).sum::<f64>() >= wanted);
             ranking.truncate(kept.unwrap_or(ranking.len()));
         }
-        let most = ranking[0].1;
-        ranking.retain(|(_, weight)| *weight >= f64::from(sampling.min_p) * most);
+        let max = ranking[0].1;
+        ranking.retain(|(_, weight)| *weight >= f64::from(sampling.min_p) * max);
         ranking.sort_by_key(|(symbol, _)| *symbol);
         let total: f64 = ranking.iter().map(|(_, weight)| weight).sum();
         let wanted = f64::from(uniform(sampling.seed, Purpose::Sampling, position)) * total;
@@ -243,7 +246,7 @@ mod tests {
         })
     }
 
-    /// Few values, so that there are equals.
+    /// Few values, so that some are equal.
     fn logits() -> impl Strategy<Value = Vec<f32>> {
         vec(prop_oneof![(-4i32..4).prop_map(|value| value as f32), -6.0f32..6.0, Just(f32::NEG_INFINITY)], 7).prop_map(
             |mut logits| {
@@ -257,7 +260,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn chooses_as_the_naive_twin(
+        fn chooses_as_the_naive_implementation(
             sampling in sampling(), seen in vec(0u32..8, 0..5), rows in vec((logits(), 0usize..10_000), 1..4),
         ) {
             let mut sampler = Sampler::new(sampling.clone(), 8);
@@ -277,7 +280,7 @@ mod tests {
         }
 
         #[test]
-        fn one_candidate_is_the_most_probable(logits in logits(), seed: u64) {
+        fn a_single_candidate_is_the_most_probable_symbol(logits in logits(), seed: u64) {
             let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
             let expected = Sampler::new(greedy, 8).choose(&logits, 3).unwrap();
             for narrow in [
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_as_often_as_the_logits_say() {
+    fn draws_follow_the_probabilities() {
         let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
         let mut sampler = Sampler::new(Sampling { seed: 11, ..Sampling::default() }, 3);
         let mut counts = [0; 3];
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_distribution() {
+    fn rejects_logits_that_are_no_distribution() {
         let mut sampler = Sampler::new(Sampling::default(), 2);
         for logits in [[f32::NAN, 0.0], [0.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
             assert!(matches!(sampler.choose(&logits, 0), Err(Error::Internal(_))), "{logits:?}");
@@ -314,7 +317,8 @@ mod tests {
     #[test]
     fn a_bias_can_forbid_and_force() {
         let bias = |bias| Sampling { logit_bias: vec![(1, bias)], ..Sampling::default() };
-        let (mut forbidden, mut forced) = (Sampler::new(bias(-1000.0), 3), Sampler::new(bias(1000.0), 3));
+        let mut forbidden = Sampler::new(bias(-1000.0), 3);
+        let mut forced = Sampler::new(bias(1000.0), 3);
         for position in 0..200 {
             assert_ne!(forbidden.choose(&[0.0, 9.0, 0.0], position).unwrap(), 1);
             assert_eq!(forced.choose(&[9.0, 0.0, 9.0], position).unwrap(), 1);

@@ -1,68 +1,68 @@
-//! Stop strings over symbols, met as the symbols come.
+//! Matches stop strings over symbols while the symbols come.
 //!
-//! Each stop string keeps how much of its beginning the generated text ends with (Knuth, Morris and Pratt's automaton), so
-//! a symbol costs one look per string whatever its length. Symbols that may still turn out to be part of a stop string are
-//! *withheld*: the caller tells them once they are not, and a stop string is never told in part. Prompts are never looked
-//! at.
+//! Each stop string stores the length of its longest prefix that ends the generated text (the automaton of Knuth, Morris and
+//! Pratt), so a symbol costs amortised constant time per string, whatever the string's length. Symbols that may still become
+//! part of a stop string are *withheld*: the caller emits them once they cannot, so a stop string is never emitted in part.
+//! Prompts are not searched.
 
 /// The stop strings of one generation.
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
-    /// No stop string counts that is complete before this many symbols.
+    /// A stop string that is complete before this many symbols does not count.
     min_chars: usize,
-    /// Symbols seen.
+    /// Number of generated symbols.
     generated: usize,
 }
 
 /// A stop string that the text now ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopMatch {
-    /// Which of them.
+    /// Index of the stop string.
     pub index: usize,
-    /// Its length: the last symbols of the text.
+    /// Its length in symbols, which are the last of the text.
     pub length: usize,
 }
 
 #[derive(Debug, Clone)]
 struct Pattern {
     symbols: Vec<u32>,
-    /// For each length of a beginning: the length of the longest shorter beginning that it ends with.
+    /// For each prefix length: the length of the longest shorter prefix that ends it.
     borders: Vec<usize>,
-    /// How long a beginning the text ends with.
+    /// Length of the longest prefix that ends the text.
     matched: usize,
 }
 
 impl StopMatcher {
-    /// For these stop strings, none of which is empty.
+    /// Creates a matcher for the strings of `stop`, none of which is empty.
     pub fn new(stop: Vec<Vec<u32>>, min_chars: usize) -> Self {
         Self { patterns: stop.into_iter().map(Pattern::new).collect(), min_chars, generated: 0 }
     }
 
-    /// Takes the next generated symbol; tells the stop string that it completes. If there are several: the one that starts
-    /// earliest, then the one of lowest index.
+    /// Takes the next generated symbol and returns the stop string that it completes. Of several, the one that starts earliest,
+    /// then the one of lowest index.
     pub fn push(&mut self, symbol: u32) -> Option<StopMatch> {
         self.generated += 1;
-        let mut met: Option<StopMatch> = None;
+        let mut best: Option<StopMatch> = None;
         for (index, pattern) in self.patterns.iter_mut().enumerate() {
             pattern.push(symbol);
             let length = pattern.symbols.len();
             let complete = pattern.matched == length && self.generated >= self.min_chars;
-            if complete && met.is_none_or(|other| length > other.length) {
-                met = Some(StopMatch { index, length });
+            if complete && best.is_none_or(|other| length > other.length) {
+                best = Some(StopMatch { index, length });
             }
         }
-        met
+        best
     }
 
-    /// How many of the last symbols may be the beginning of a stop string that will count.
+    /// Number of last symbols that may begin a stop string that will count.
     pub fn withheld(&self) -> usize {
         let longest = |pattern| longest_open(pattern, self.generated, self.min_chars);
         self.patterns.iter().map(longest).max().unwrap_or(0)
     }
 }
 
-/// The longest incomplete beginning of the pattern at the text's end whose completion would not come too early to count.
+/// Returns the length of the longest incomplete prefix at the text's end whose completion would not be too early to count.
 fn longest_open(pattern: &Pattern, generated: usize, min_chars: usize) -> usize {
     let length = pattern.symbols.len();
     let mut matched = pattern.matched;
@@ -88,7 +88,7 @@ impl Pattern {
 
     fn push(&mut self, symbol: u32) {
         if self.matched == self.symbols.len() {
-            // It was met too early to count; a later one may begin within it.
+            // the match came too early to count; a later one may begin within it
             self.matched = self.borders[self.matched];
         }
         while self.matched > 0 && self.symbols[self.matched] != symbol {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use proptest::{collection::vec, prelude::*};
 
-    /// Looks through the whole text for every symbol.
+    /// Searches the whole text for every symbol.
     struct Naive {
         stop: Vec<Vec<u32>>,
         min_chars: usize,
@@ -116,7 +116,7 @@ mod tests {
             if self.text.len() < self.min_chars {
                 return None;
             }
-            // Every beginning in the text from its start, every stop string by index: the first hit wins.
+            // by start, then by index: the first hit wins
             (0..self.text.len()).find_map(|start| {
                 let index = self.stop.iter().position(|stop| *stop == self.text[start..])?;
                 Some(StopMatch { index, length: self.text.len() - start })
@@ -125,8 +125,8 @@ mod tests {
 
         fn withheld(&self) -> usize {
             let may_become = |start: usize, stop: &Vec<u32>| {
-                let tail = &self.text[start..];
-                stop.len() > tail.len() && stop.starts_with(tail) && start + stop.len() >= self.min_chars
+                let end = &self.text[start..];
+                stop.len() > end.len() && stop.starts_with(end) && start + stop.len() >= self.min_chars
             };
             let start = (0..self.text.len()).find(|&start| self.stop.iter().any(|stop| may_become(start, stop)));
             start.map_or(0, |start| self.text.len() - start)
@@ -137,43 +137,43 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(3000))]
 
         #[test]
-        fn meets_and_withholds_as_the_naive_twin(
+        fn matches_and_withholds_as_the_naive_implementation(
             stop in vec(vec(0u32..2, 1..7), 0..5), min_chars in 0usize..25, text in vec(0u32..2, 1..60),
         ) {
             let mut stops = StopMatcher::new(stop.clone(), min_chars);
             let mut naive = Naive { stop, min_chars, text: Vec::new() };
-            let mut told = 0;
+            let mut emitted = 0;
             for symbol in text {
-                let met = stops.push(symbol);
-                prop_assert_eq!(met, naive.push(symbol));
-                if let Some(met) = met {
-                    prop_assert!(told <= naive.text.len() - met.length, "part of a stop string was told");
+                let found = stops.push(symbol);
+                prop_assert_eq!(found, naive.push(symbol));
+                if let Some(found) = found {
+                    prop_assert!(emitted <= naive.text.len() - found.length, "part of a stop string was emitted");
                     break;
                 }
                 prop_assert_eq!(stops.withheld(), naive.withheld());
                 let free = naive.text.len() - stops.withheld();
-                prop_assert!(free >= told, "what was told cannot be withheld");
-                told = free;
+                prop_assert!(free >= emitted, "emitted symbols cannot be withheld");
+                emitted = free;
             }
         }
     }
 
-    fn met(stop: &[&str], min_chars: usize, text: &str) -> Option<(usize, StopMatch)> {
+    fn first_match(stop: &[&str], min_chars: usize, text: &str) -> Option<(usize, StopMatch)> {
         let symbols = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
         let mut stops = StopMatcher::new(stop.iter().map(|stop| symbols(stop)).collect(), min_chars);
-        symbols(text).into_iter().enumerate().find_map(|(at, symbol)| Some((at, stops.push(symbol)?)))
+        symbols(text).into_iter().enumerate().find_map(|(index, symbol)| Some((index, stops.push(symbol)?)))
     }
 
     #[test]
     fn the_earliest_start_wins_then_the_lowest_index() {
-        assert_eq!(met(&["d", "cd", "cd"], 0, "abcd"), Some((3, StopMatch { index: 1, length: 2 })));
+        assert_eq!(first_match(&["d", "cd", "cd"], 0, "abcd"), Some((3, StopMatch { index: 1, length: 2 })));
     }
 
     #[test]
-    fn one_that_comes_too_early_does_not_count() {
-        assert_eq!(met(&["ab"], 3, "ab"), None);
-        assert_eq!(met(&["ab"], 3, "xab"), Some((2, StopMatch { index: 0, length: 2 })));
-        // The second may overlap the first.
-        assert_eq!(met(&["aba"], 4, "ababa"), Some((4, StopMatch { index: 0, length: 3 })));
+    fn a_stop_string_that_comes_too_early_does_not_count() {
+        assert_eq!(first_match(&["ab"], 3, "ab"), None);
+        assert_eq!(first_match(&["ab"], 3, "xab"), Some((2, StopMatch { index: 0, length: 2 })));
+        // the second may overlap the first
+        assert_eq!(first_match(&["aba"], 4, "ababa"), Some((4, StopMatch { index: 0, length: 3 })));
     }
 }

@@ -203,7 +203,7 @@ mod tests {
 
     fn cached(bytes: usize) -> CachedDocument {
         let document: Arc<dyn Document> = Arc::new(Fake(bytes));
-        let encoded = Arc::new(EncodedDocument::of(&*document, Vec::new(), false));
+        let encoded = Arc::new(EncodedDocument::new(&*document, Vec::new(), false));
         CachedDocument { document, encoded, ids: Arc::from([]), hard: false }
     }
 

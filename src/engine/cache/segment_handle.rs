@@ -24,12 +24,12 @@ impl SegmentCacheHandle {
     /// Returns how many of a session's symbols the cache holds now.
     pub(crate) fn cached_len(&self, key: Option<&Key>, session: &Session) -> usize {
         let (Some(cache), Some(key)) = (self.lock(), key) else { return 0 };
-        cache.known(key, session.text().to(session.cacheable_prefix()))
+        cache.known(key, session.text().prefix(session.cacheable_prefix()))
     }
 
     /// Returns a state that a session can continue from.
     pub(crate) fn find(&self, key: Option<&Key>, session: &Session) -> Option<Hit> {
-        let hit = self.lock()?.find(key?, session.text().to(session.cacheable_prefix()));
+        let hit = self.lock()?.find(key?, session.text().prefix(session.cacheable_prefix()));
         hit.unwrap_or_else(|error| {
             tracing::error!(%error, "dropped a cached state that could not be rolled back");
             None

@@ -278,7 +278,7 @@ impl DocumentRequest {
         let blocks = encoding.progress().blocks;
         let (ids, places, cut) = self.inbox.contents();
         // after a preemption the first report stays valid
-        let encoded = self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::of(&*document, places, cut)));
+        let encoded = self.encoded.clone().unwrap_or_else(|| Arc::new(EncodedDocument::new(&*document, places, cut)));
         if !self.preempted {
             self.waits.rest_ns = nanoseconds_between(self.arrived, now);
             self.waits.blocks = blocks;
@@ -372,7 +372,7 @@ impl DocumentRequest {
         self.output.extend(settled.get(self.emitted..).unwrap_or_default().iter().map(plain));
         self.emitted = self.emitted.max(settled.len());
         Ok(match outcome {
-            SearchStep::Continue(moves) => StepOutcome::Continue(moves.into_iter().map(|next| next.from).collect()),
+            SearchStep::Continue(moves) => StepOutcome::Continue(moves.into_iter().map(|next| next.parent).collect()),
             SearchStep::Done => StepOutcome::Finished(self.reason()),
         })
     }

@@ -108,7 +108,7 @@ fn a_text_is_held_as_far_as_another_row_needs_it() {
                 // not if no segment ended lately
                 cache.keep(&key, session.text(), &*row.state).unwrap();
                 let mut other = anew(model, session);
-                if let Some(hit) = cache.find(&key, session.text().to(session.cacheable_prefix())).unwrap() {
+                if let Some(hit) = cache.find(&key, session.text().prefix(session.cacheable_prefix())).unwrap() {
                     session.start_at(hit.len, hit.state.segments()).unwrap();
                     (other, hits) = (SequenceRow::new(hit.state), hits + 1);
                 }

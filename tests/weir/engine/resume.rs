@@ -75,7 +75,9 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, anew: Anew)
                 return begin(model, session);
             };
             cache.keep(&key, session.text(), &*row.state).unwrap();
-            let Some(hit) = cache.find(&key, session.text().to(most)).unwrap() else { return begin(model, session) };
+            let Some(hit) = cache.find(&key, session.text().prefix(most)).unwrap() else {
+                return begin(model, session);
+            };
             hit.state
         }
     };

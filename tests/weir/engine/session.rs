@@ -16,7 +16,7 @@ use weir::{
 /// What is told of the symbol at a position of a text.
 fn character(text: &[u32], at: usize, telling: LogprobOptions, marks: bool) -> EmittedSymbol {
     let symbol = text[at];
-    let told = if at == 0 { Default::default() } else { telling.of(symbol, &logits_after(&text[..at])).unwrap() };
+    let told = if at == 0 { Default::default() } else { telling.compute(symbol, &logits_after(&text[..at])).unwrap() };
     let decision = marks.then_some(SymbolBoundary { boundary: symbol == 0, probability: None, end_logprob: None });
     EmittedSymbol { symbol, logprob: told.logprob, decision, top: told.top }
 }

@@ -76,7 +76,7 @@ fn alone(document: &[u32], request: &Summarize, model: &Librarian) -> Vec<Hypoth
         match search.advance(given.iter().map(Vec::as_slice)).unwrap() {
             SearchStep::Done => return search.finished()[..hypotheses.min(search.finished().len())].to_vec(),
             SearchStep::Continue(moves) => {
-                let grown = |&RowMove { from, token }: &RowMove| [rows[from].as_slice(), &[token]].concat();
+                let grown = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
                 rows = moves.iter().map(grown).collect();
             }
         }

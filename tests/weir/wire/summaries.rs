@@ -132,7 +132,7 @@ fn best(text: &str, request: &Summarize, model: &Librarian) -> (Vec<u32>, f32) {
         match search.advance(given.iter().map(Vec::as_slice)).unwrap() {
             SearchStep::Done => return (search.finished()[0].tokens.clone(), search.finished()[0].score),
             SearchStep::Continue(moves) => {
-                let grown = |&RowMove { from, token }: &RowMove| [rows[from].as_slice(), &[token]].concat();
+                let grown = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
                 rows = moves.iter().map(grown).collect();
             }
         }

@@ -9,7 +9,7 @@ use weir::{
     config::Wire,
     decode::{
         contract::{BoundaryMode, BoundaryOptions, Model, Noise},
-        evaluate::{WindowScore, score_window_showing, windows},
+        evaluate::{WindowScore, score_window_with, windows},
         options::Windows,
     },
     engine::{Handle, Limits},
@@ -51,7 +51,7 @@ async fn score(
 fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &BoundaryOptions) -> (WindowScore, u64) {
     let (mut sum, mut segments) = (WindowScore::default(), 0);
     for window in windows(symbols.len(), of) {
-        sum += score_window_showing(model, symbols, window, boundaries, &mut |_, _, mark| {
+        sum += score_window_with(model, symbols, window, boundaries, &mut |_, _, mark| {
             segments += u64::from(mark.boundary);
             Ok(())
         })

@@ -216,7 +216,7 @@ impl SegmentCache {
         // a fork forgets a symbol that is in flight
         let mut state = state.fork();
         let len = state.boundary_before(state.len().min(text.len()));
-        let text = text.to(len);
+        let text = text.prefix(len);
         // the text may have been cut after the part that the state depends on
         let Some((tree_key, rest)) = TreeKey::of(&*state, text).filter(|_| len > 0) else { return Ok(false) };
         state.rollback(len)?;

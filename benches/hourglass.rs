@@ -1,9 +1,9 @@
-//! What a symbol costs: decode steps and prefill of the paper's 41M shapes, pooled beside vanilla, on real English so that
-//! boundaries fall where language puts them. Weights are random: time does not depend on them.
+//! Benchmark of decode steps and prefill of the paper's 41M shapes, pooled compared with vanilla.
 //!
-//! `cargo bench --bench hourglass`; compare figures of one run only.
+//! The text is English, so that boundaries are as frequent as in real text. Weights are random, because time does not depend
+//! on them. Run with `cargo bench --bench hourglass`, and compare figures of one run only.
 
-#![allow(clippy::expect_used, reason = "a benchmark without its model has nothing to say")]
+#![allow(clippy::expect_used, reason = "a benchmark without its model cannot run")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
@@ -17,16 +17,17 @@ use weir::{
 
 /// Validation text of the shipped model's corpus.
 const ENGLISH: &str = include_str!("english.txt");
-/// Symbols of a sequence when timing starts, and how far it goes before it is rolled back.
+/// Symbols of a sequence when timing starts.
 const CONTEXT: usize = 512;
+/// Timed symbols before a sequence is rolled back.
 const RUN: usize = 256;
 const SHAPES: [&str; 2] = ["hourglass-41m", "vanilla-41m"];
 
 fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
     let to = root.join(shape);
-    init(&config, &to, 1, false).expect("the shape in the repository makes a checkpoint");
-    load(&to, &Settings::default()).expect("and that loads")
+    init(&config, &to, 1, false).expect("a checkpoint of the shape");
+    load(&to, &Settings::default()).expect("a loaded model")
 }
 
 fn prefilled(model: &dyn Model, symbols: &[u32]) -> SequenceRow {
@@ -46,24 +47,24 @@ fn decode(c: &mut Criterion) {
         group.throughput(Throughput::Elements(batch as u64));
         for (shape, model) in &models {
             let symbols = model.card().vocabulary.encode("text", ENGLISH, usize::MAX).expect("English");
-            let which: Vec<usize> = (0..batch).collect();
-            // rows start at different places of the text, so that their boundaries do not fall together
+            let indices: Vec<usize> = (0..batch).collect();
+            // rows start at different positions of the text, so that their boundaries do not coincide
             let mut rows: Vec<SequenceRow> =
-                which.iter().map(|index| prefilled(&**model, &symbols[index * 7..])).collect();
+                indices.iter().map(|index| prefilled(&**model, &symbols[index * 7..])).collect();
             let mut scratch = model.scratch();
-            let mut at = 0;
+            let mut fed = 0;
             group.bench_function(BenchmarkId::new(**shape, format!("batch {batch}")), |bencher| {
                 bencher.iter(|| {
-                    if at == RUN {
+                    if fed == RUN {
                         rows.iter_mut().for_each(|row| row.state.rollback(CONTEXT).expect("a rollback"));
-                        at = 0;
+                        fed = 0;
                     }
                     for (index, row) in rows.iter_mut().enumerate() {
-                        let symbol = symbols[index * 7 + CONTEXT + at];
+                        let symbol = symbols[index * 7 + CONTEXT + fed];
                         row.set(&[symbol], Want::Last);
                     }
-                    advance(&**model, &mut rows, &which, &mut scratch).expect("a step");
-                    at += 1;
+                    advance(&**model, &mut rows, &indices, &mut scratch).expect("a step");
+                    fed += 1;
                 });
             });
         }

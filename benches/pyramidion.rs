@@ -1,10 +1,10 @@
-//! Reading a document, and what soft top-k costs and keeps of the hard one.
+//! Benchmark of encoding a document, and of soft top-k compared with hard top-k.
 //!
-//! `cargo bench --bench pyramidion`; compare figures of one run only. Weights are random: time does not depend on them. The paper's
-//! appendix B.5 is repeated on its own kind of data: vectors uniform in [−1, 1], scores in [0, 1], and the normalized Chamfer cosine
-//! similarity, nCCS = 1/k Σ_i max_j cos(y_i, ŷ_j), of soft and hard choice, printed for each n and k.
+//! Run with `cargo bench --bench pyramidion`, and compare figures of one run only. Weights are random, because time does not
+//! depend on them. The top-k part repeats appendix B.5 of the paper: vectors are uniform in [−1, 1] and scores in [0, 1]. It
+//! prints the normalized Chamfer cosine similarity of both selections, nCCS = 1/k Σ_i max_j cos(y_i, ŷ_j), per n and k.
 
-#![allow(clippy::expect_used, reason = "a benchmark without its model has nothing to say")]
+#![allow(clippy::expect_used, reason = "a benchmark without its model cannot run")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::{path::Path, sync::Arc, time::Duration};
@@ -25,9 +25,9 @@ use weir::{
 };
 
 const SHAPES: [&str; 2] = ["pyramidion-124m", "blockwise-124m"];
-/// Tokens of a document that fills the model.
+/// Tokens of the largest document.
 const SOURCE: usize = 8192;
-/// Width of the vectors of appendix B.5, of which the paper says nothing.
+/// Width of the vectors of appendix B.5, which the paper does not specify.
 const DIM: usize = 64;
 const SOFT: PoolerKind = PoolerKind::Halving { flip_right: true, sort_back: true };
 const HARD: PoolerKind = PoolerKind::HardTopK { sort_back: true };
@@ -35,28 +35,31 @@ const HARD: PoolerKind = PoolerKind::HardTopK { sort_back: true };
 fn model(shape: &str, root: &Path) -> Arc<dyn Model> {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{shape}.json"));
     let to = root.join(shape);
-    init(&config, &to, 1, false).expect("the shape in the repository makes a checkpoint");
-    load(&to, &Settings::default()).expect("and that loads")
+    init(&config, &to, 1, false).expect("a checkpoint of the shape");
+    load(&to, &Settings::default()).expect("a loaded model")
 }
 
-fn read(model: &dyn Model, tokens: &[u32]) -> Arc<dyn Document> {
-    let reader = model.document_encoder().expect("it reads documents");
-    let (mut encoding, mut scratch) = (reader.open(), model.scratch());
+fn encode_document(model: &dyn Model, tokens: &[u32]) -> Arc<dyn Document> {
+    let encoder = model.document_encoder().expect("a model that reads documents");
+    let mut encoding = encoder.open();
+    let mut scratch = model.scratch();
     encoding.push(tokens).expect("room for the document");
     encoding.close().expect("a document");
-    reader.advance(&mut *encoding, usize::MAX, &mut scratch).expect("memory for it");
-    encoding.document().expect("all of it was there")
+    encoder.advance(&mut *encoding, usize::MAX, &mut scratch).expect("memory for the encoding");
+    encoding.document().expect("a complete document")
 }
 
 fn encode(c: &mut Criterion) {
     let root = tempfile::tempdir().expect("a folder");
     let mut group = c.benchmark_group("read a document of 8192 tokens");
     group.sample_size(10).measurement_time(Duration::from_secs(60)).throughput(Throughput::Elements(SOURCE as u64));
-    let tokens: Vec<u32> = (0..SOURCE as u32).map(|at| 4 + at * 31 % 30_000).collect();
+    let tokens: Vec<u32> = (0..SOURCE as u32).map(|index| 4 + index * 31 % 30_000).collect();
     for shape in SHAPES {
         let model = model(shape, root.path());
-        group.bench_function(BenchmarkId::from_parameter(shape), |bencher| bencher.iter(|| read(&*model, &tokens)));
-        let document = read(&*model, &tokens);
+        group.bench_function(BenchmarkId::from_parameter(shape), |bencher| {
+            bencher.iter(|| encode_document(&*model, &tokens))
+        });
+        let document = encode_document(&*model, &tokens);
         for time in document.timings() {
             eprintln!("{shape}: a layer over {} vectors took {:.1} ms", time.length, time.ns as f64 / 1e6);
         }
@@ -64,31 +67,43 @@ fn encode(c: &mut Criterion) {
     }
 }
 
-/// Uniform in [0, 1).
+/// Returns a pseudorandom number, uniform in [0, 1).
 fn uniform(state: &mut u64) -> f32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 40) as f32 / (1u64 << 24) as f32
 }
 
-fn random(count: usize, seed: u64) -> (PagedVectors, Vec<u32>, Vec<f32>) {
+/// Input of a pooling.
+struct TopKInput {
+    vectors: PagedVectors,
+    indices: Vec<u32>,
+    scores: Vec<f32>,
+}
+
+fn random_input(count: usize, seed: u64) -> TopKInput {
     let mut state = seed;
-    let mut rows = PagedVectors::new(PagePool::new(1 << 30), DIM, 512);
-    rows.extend(count).expect("memory for the vectors");
-    for page in 0..rows.pages() {
-        let numbers = rows.page_mut(page).expect("a page of them");
+    let mut vectors = PagedVectors::new(PagePool::new(1 << 30), DIM, 512);
+    vectors.extend(count).expect("memory for the vectors");
+    for page in 0..vectors.pages() {
+        let numbers = vectors.page_mut(page).expect("a page of them");
         numbers.iter_mut().for_each(|x| *x = 2.0 * uniform(&mut state) - 1.0);
     }
-    (rows, (0..count as u32).collect(), (0..count).map(|_| uniform(&mut state)).collect())
+    TopKInput {
+        vectors,
+        indices: (0..count as u32).collect(),
+        scores: (0..count).map(|_| uniform(&mut state)).collect(),
+    }
 }
 
-fn pooled(kind: PoolerKind, (rows, places, scores): &(PagedVectors, Vec<u32>, Vec<f32>), kept: usize) -> Pooled {
+fn pooled(kind: PoolerKind, input: &TopKInput, kept: usize) -> Pooled {
     let pool = PagePool::new(1 << 30);
-    let select = kind.pooler(places.len(), kept).expect("lengths that halve");
-    let make = || PagedVectors::new(pool.clone(), DIM, 512);
-    select.pool(&PoolerInput { vectors: rows, index: places }, scores.clone(), &make).expect("memory for what is left")
+    let pooler = kind.pooler(input.indices.len(), kept).expect("lengths that halve");
+    let new_vectors = || PagedVectors::new(pool.clone(), DIM, 512);
+    let pooler_input = PoolerInput { vectors: &input.vectors, index: &input.indices };
+    pooler.pool(&pooler_input, input.scores.clone(), &new_vectors).expect("memory for the pooled vectors")
 }
 
-/// How near the soft choice is to the hard one.
+/// Returns the normalized Chamfer cosine similarity of the soft and the hard selection.
 fn nccs(soft: &PagedVectors, hard: &PagedVectors) -> f64 {
     let unit = |row: &[f32]| -> Vec<f64> {
         let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
@@ -107,7 +122,7 @@ fn topk(c: &mut Criterion) {
     group.sample_size(20).measurement_time(Duration::from_secs(2));
     for count in [256, 1024, 4096, 8192] {
         for kept in [64, 256, 1024].into_iter().filter(|kept| *kept < count) {
-            let input = random(count, 7);
+            let input = random_input(count, 7);
             let [soft, hard] = [SOFT, HARD].map(|kind| pooled(kind, &input, kept));
             eprintln!("n {count}, k {kept}: nCCS {:.3}", nccs(&soft.vectors, &hard.vectors));
             for (name, kind) in [("soft", SOFT), ("hard", HARD)] {

@@ -1,4 +1,4 @@
-//! What is fuzzed: each entry takes any bytes and must neither panic nor take memory beyond what its input justifies.
+//! Fuzzing entry points: each accepts any bytes, must not panic, and must not allocate more than its input justifies.
 //!
 //! The fuzz targets and a property test of the main crate share this file.
 
@@ -10,13 +10,13 @@ use weir::family::{
     load::blueprint,
 };
 
-/// A configuration small enough that a mutated weight file often gets past its shapes.
+/// Configuration of a model so small that a mutated weight file often passes the checks of shapes.
 pub(crate) const SMALL_CONFIG: &str = r#"{"format": "weir/1", "family": "hourglass", "vocabulary": {"symbols": ["a", " "]},
     "normaliser": "none", "training_length": 8, "architecture": {"layers": {"pre": 1}, "dim": 2, "heads": 1,
     "head_dim": 2, "feed_forward": 2, "activation": "relu", "layer_norm_eps": 1e-5, "position": "transformer-xl",
     "boundaries": {"kind": "none"}}}"#;
 
-/// A `config.json`, and the architecture in it.
+/// Parses a `config.json` and its architecture.
 pub(crate) fn config(data: &[u8]) {
     let file = Path::new("config.json");
     if let Ok(config) = Config::parse(data, file)
@@ -27,14 +27,14 @@ pub(crate) fn config(data: &[u8]) {
     }
 }
 
-/// A `model.safetensors` for [`SMALL_CONFIG`].
+/// Reads a `model.safetensors` for [`SMALL_CONFIG`].
 pub(crate) fn weights(data: &[u8]) {
     if let Some(blueprint) = small() {
         read_from(data, data.len() as u64, Path::new("model.safetensors"), &blueprint.tensors()).map(|_| ()).ok();
     }
 }
 
-/// A pickle.
+/// Reads a pickle.
 pub(crate) fn pickle(data: &[u8]) {
     if let Ok(pickle) = Pickle::read(data) {
         pickle.describe(pickle.root());
@@ -42,7 +42,7 @@ pub(crate) fn pickle(data: &[u8]) {
     }
 }
 
-/// The blueprint of [`SMALL_CONFIG`].
+/// Returns the blueprint of [`SMALL_CONFIG`].
 pub(crate) fn small() -> Option<Box<dyn Blueprint>> {
     let file = Path::new("config.json");
     Config::parse(SMALL_CONFIG.as_bytes(), file).and_then(|config| blueprint(&config, file)).ok()

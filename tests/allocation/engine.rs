@@ -1,5 +1,4 @@
-//! The engine's steps, through its handle: between one step of the model and the next it allocates the events that it sends,
-//! and nothing else.
+//! Checks that between two steps of the model, the engine allocates only the events that it sends.
 
 use super::{READER, allocations};
 use std::{
@@ -21,48 +20,48 @@ use weir::{
 
 const ROWS: usize = 3;
 const CHARS: usize = 400;
-/// The symbol steps of a generation that are counted: from the first of them to the last.
+/// Symbol steps of a generation whose allocations are counted.
 const COUNTED: std::ops::Range<usize> = 100..300;
-/// Places of a block of the events' channel, each of which is allocated as a whole.
+/// Slots of a block of the event channel, which is allocated as a unit.
 const BLOCK: usize = 16;
 
-/// What was noted of a generation.
+/// Counts of a generation.
 #[derive(Clone, Copy, Default)]
-struct Notes {
+struct Counts {
     symbol_steps: usize,
     segment_steps: usize,
-    /// Most symbol steps that a row had waited for a segment step.
-    waited: usize,
-    /// Of the counted steps: characters that became known.
+    /// Maximum symbol steps that a row has waited for a segment step.
+    max_waited: usize,
+    /// Characters that the counted steps finished.
     characters: usize,
-    /// What the model's own steps allocated.
+    /// Allocations within the counted steps of the model.
     in_model: usize,
-    /// What was allocated when the first counted step began, and when the one behind the last did.
-    all: [usize; 2],
+    /// Total allocations at the first counted step, and at the first step after the counted ones.
+    total: [usize; 2],
 }
 
-/// A model that notes what is allocated in its steps and between them.
-struct Watched {
+/// A model that counts allocations within its steps and between them.
+struct CountingModel {
     model: Arc<dyn Model>,
-    notes: Mutex<Notes>,
+    counts: Mutex<Counts>,
     generations: AtomicUsize,
 }
 
-impl Watched {
-    fn step(&self, work: impl FnOnce() -> Result<()>, note: impl FnOnce(&mut Notes)) -> Result<()> {
+impl CountingModel {
+    fn step(&self, work: impl FnOnce() -> Result<()>, count: impl FnOnce(&mut Counts)) -> Result<()> {
         let before = allocations();
         work()?;
         let allocated = allocations() - before;
-        let mut notes = self.notes.lock().unwrap();
-        if COUNTED.contains(&notes.symbol_steps.saturating_sub(1)) {
-            notes.in_model += allocated;
-            note(&mut notes);
+        let mut counts = self.counts.lock().unwrap();
+        if COUNTED.contains(&counts.symbol_steps.saturating_sub(1)) {
+            counts.in_model += allocated;
+            count(&mut counts);
         }
         Ok(())
     }
 }
 
-impl Model for Watched {
+impl Model for CountingModel {
     fn card(&self) -> &Card {
         self.model.card()
     }
@@ -77,33 +76,33 @@ impl Model for Watched {
     }
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
-        let mut notes = self.notes.lock().unwrap();
-        // prompts are fed in steps of many symbols, which are no steady ones
+        let mut counts = self.counts.lock().unwrap();
+        // steps of many symbols are prefill
         if which.iter().all(|&index| rows[index].feed.len() == 1) && rows.len() == ROWS {
             for (edge, step) in [COUNTED.start, COUNTED.end].into_iter().enumerate() {
-                if notes.symbol_steps == step {
-                    notes.all[edge] = allocations();
+                if counts.symbol_steps == step {
+                    counts.total[edge] = allocations();
                 }
             }
-            notes.symbol_steps += 1;
+            counts.symbol_steps += 1;
         }
-        drop(notes);
+        drop(counts);
         self.step(|| self.model.symbol_step(rows, which, scratch), |_| {})
     }
 
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let waiting = which.iter().map(|&index| &rows[index]).filter(|row| row.status == StepStatus::Waiting);
         let waited = waiting.map(|row| row.waited).max().unwrap_or(0);
-        let note = |notes: &mut Notes| {
-            notes.segment_steps += 1;
-            notes.waited = notes.waited.max(waited);
+        let count = |counts: &mut Counts| {
+            counts.segment_steps += 1;
+            counts.max_waited = counts.max_waited.max(waited);
         };
-        self.step(|| self.model.segment_step(rows, which, scratch), note)
+        self.step(|| self.model.segment_step(rows, which, scratch), count)
     }
 
     fn finish_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         let finished = which.iter().filter(|&&index| rows[index].status == StepStatus::Unfinished).count();
-        self.step(|| self.model.finish_step(rows, which, scratch), |notes| notes.characters += finished)
+        self.step(|| self.model.finish_step(rows, which, scratch), |counts| counts.characters += finished)
     }
 
     fn bytes_for(&self, symbols: usize) -> usize {
@@ -123,43 +122,47 @@ impl Model for Watched {
     }
 }
 
-/// A first generation of requests makes buffers, tables and pages; the second finds all of them.
+/// The first generation of requests allocates buffers, tables and pages. The second must reuse them.
 pub(super) fn check(model: Arc<dyn Model>) {
-    let (pooled, about) = (model.card().pooled, format!("{}, {}", model.card().shape, model.card().dtype));
-    let watched = Arc::new(Watched { model, notes: Mutex::default(), generations: AtomicUsize::new(0) });
-    // readers have room for all that is said: one that is behind would pause its row
+    let pooled = model.card().pooled;
+    let about = format!("{}, {}", model.card().shape, model.card().dtype);
+    let model = Arc::new(CountingModel { model, counts: Mutex::default(), generations: AtomicUsize::new(0) });
+    // channels hold all events, because a full one would pause its row
     let limits = Limits { rows: ROWS, events: 2 * CHARS, boundary_wait: 2, ..Limits::default() };
-    let engine = Handle::start(Arc::clone(&watched) as Arc<dyn Model>, limits).unwrap();
+    let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
     for generation in 0..2 {
-        *watched.notes.lock().unwrap() = Notes::default();
+        *model.counts.lock().unwrap() = Counts::default();
         generate(&engine);
-        assert_eq!(watched.generations.load(SeqCst), (generation + 1) * ROWS);
+        assert_eq!(model.generations.load(SeqCst), (generation + 1) * ROWS);
     }
-    let Notes { symbol_steps, segment_steps, waited, characters, in_model, all } = *watched.notes.lock().unwrap();
+    let Counts { symbol_steps, segment_steps, max_waited, characters, in_model, total } = *model.counts.lock().unwrap();
     assert!(symbol_steps >= COUNTED.end && characters >= COUNTED.len(), "{about}: {symbol_steps}, {characters}");
-    assert_eq!((segment_steps > 0, waited > 0), (pooled, pooled), "{about}");
+    assert!((segment_steps > 0) == pooled && (max_waited > 0) == pooled, "{about}");
     assert_eq!(in_model, 0, "{about}: in the model's steps");
-    // each event carries its characters in memory of their own, and takes a place in a channel that grows by blocks
-    let (between, blocks) = (all[1] - all[0], characters.div_ceil(BLOCK) + ROWS);
+    // each event allocates its characters and takes a slot of a channel, which grows by blocks
+    let between = total[1] - total[0];
+    let blocks = characters.div_ceil(BLOCK) + ROWS;
     assert!((characters..=characters + blocks).contains(&between), "{about}: {between} for {characters} events");
 }
 
-/// Requests that run beside each other, each read to its end by a thread of its own.
+/// Runs concurrent requests, each read to its end by a separate thread.
 fn generate(engine: &Handle) {
     let submit = |seed: usize| {
-        let stop = Vec::new();
-        let stopping = Stopping {
-            max_chars: CHARS,
-            min_chars: 0,
-            max_segments: None,
-            stop,
-            include_stop: false,
-            ignore_end: true,
+        let generate = Generate {
+            prompt: (0..30).map(|index| (index * seed as u32) % 7).collect(),
+            sampling: Sampling { seed: seed as u64, ..Sampling::default() },
+            stopping: Stopping {
+                max_chars: CHARS,
+                min_chars: 0,
+                max_segments: None,
+                stop: Vec::new(),
+                include_stop: false,
+                ignore_end: true,
+            },
+            details: Details::default(),
+            boundaries: BoundaryOptions::default(),
         };
-        let sampling = Sampling { seed: seed as u64, ..Sampling::default() };
-        let (details, boundaries) = (Details::default(), BoundaryOptions::default());
-        let prompt = (0..30).map(|at| (at * seed as u32) % 7).collect();
-        engine.submit(Job::Generate(Generate { prompt, sampling, stopping, details, boundaries }), None).unwrap()
+        engine.submit(Job::Generate(generate), None).unwrap()
     };
     let reader = |mut events: Events| {
         thread::spawn(move || {
@@ -171,7 +174,7 @@ fn generate(engine: &Handle) {
             }
         })
     };
-    // all are submitted before a thread is started, which may take longer than a generation
+    // submit all requests first, because starting a thread may take longer than a generation
     let submitted: Vec<_> = (1..=ROWS).map(submit).collect();
     let readers: Vec<_> = submitted.into_iter().map(reader).collect();
     READER.set(true);

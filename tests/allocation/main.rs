@@ -1,10 +1,12 @@
-//! A steady decode step allocates nothing, in the model and in the engine. A binary of its own, because the allocator that
-//! counts is the process's; one test, because others beside it would be counted too.
+//! Checks that a steady decode step does not allocate, in the model and in the engine.
+//!
+//! This is a separate binary because the counting allocator is global, and a single test because concurrent tests would be
+//! counted, too.
 
 #![allow(unsafe_code, clippy::unwrap_used, reason = "an allocator is unsafe by nature; tests may unwrap")]
 
 mod engine;
-mod measured;
+mod metrics;
 mod model;
 
 use serde_json::{Value, json};
@@ -28,39 +30,39 @@ use weir::{
     kernels::Dtype,
 };
 
-/// The system's allocator, counted.
+/// The system allocator with a count of allocations.
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Whether this thread's allocations are nobody's concern: those of readers, who are not the engine.
+    /// True if allocations of this thread do not count, because it is a reader, not the engine.
     static READER: Cell<bool> = const { Cell::new(false) };
 }
 
 fn count() {
-    // a thread that is ending has no such cell any more, and is no engine's
+    // a thread that is ending has no such cell and does not belong to the engine
     if !READER.try_with(Cell::get).unwrap_or(true) {
         ALLOCATIONS.fetch_add(1, Relaxed);
     }
 }
 
-// SAFETY: everything is the system allocator's own doing.
+// SAFETY: every call is forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of the allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of the allocator.
         unsafe { System.realloc(memory, layout, size) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of the allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -68,12 +70,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations so far, of all threads but readers.
+/// Returns the number of allocations so far, of all threads except readers.
 fn allocations() -> usize {
     ALLOCATIONS.load(Relaxed)
 }
 
-/// A configuration of a small model over the letters a to z and the space.
+/// Returns the configuration of a small model over the letters a to z and the space.
 fn config(layers: Value, boundaries: Value) -> Value {
     let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).collect();
     let mut architecture = json!({
@@ -89,11 +91,11 @@ fn config(layers: Value, boundaries: Value) -> Value {
     })
 }
 
-/// A small latent segment model over the same letters, its marks behind them; its predictor ends segments of generated text, so
-/// that every step makes a character.
+/// Returns the configuration of a small latent segment model over the same letters. Its predictor ends segments of generated
+/// text, so that every step generates a character.
 fn latent() -> Value {
-    let marks = ["<BoS>", "<eos>", "<bos>", "<nxt>", "<oov>"].map(String::from);
-    let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).chain(marks).collect();
+    let special_symbols = ["<BoS>", "<eos>", "<bos>", "<nxt>", "<oov>"].map(String::from);
+    let symbols: Vec<String> = std::iter::once(' ').chain('a'..='z').map(String::from).chain(special_symbols).collect();
     let specials = json!({"start": 27, "end": 28, "segment_start": 29, "segment_end": 30, "unknown": 31});
     let stack = |layers: usize| {
         json!({
@@ -112,7 +114,7 @@ fn latent() -> Value {
     })
 }
 
-/// The same with xPos and windows that move on.
+/// Returns the configuration of an hourglass model with xPos and sliding windows.
 fn windowed() -> Value {
     let mut config = config(json!({"pre": 1, "middle": 2, "post": 1}), json!({"kind": "whitespace", "symbol": " "}));
     for (key, value) in [
@@ -125,7 +127,7 @@ fn windowed() -> Value {
     config
 }
 
-/// A decoder.
+/// Returns the configuration of a plain decoder.
 fn decoder() -> Value {
     let mut config = config(json!(2), json!({"kind": "none"}));
     config["family"] = json!("decoder");
@@ -137,29 +139,29 @@ fn decoder() -> Value {
     config
 }
 
-/// The shipped model, one that pools nothing, one whose boundaries a companion decides, one that learned them, one that writes
-/// segment by segment, two whose windows move on.
+/// Creates a checkpoint of each configuration and returns their folders, with that of the shipped model.
 fn folders(root: &Path) -> Vec<PathBuf> {
-    let three = json!({"pre": 1, "middle": 2, "post": 1});
+    let pooled_layers = json!({"pre": 1, "middle": 2, "post": 1});
     fs::write(root.join("companion.json"), config(json!({"pre": 1}), json!({"kind": "none"})).to_string()).unwrap();
     let spikes = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
     let learned = json!({"kind": "learned", "hidden": 32, "threshold": 0.5});
-    let made = [
+    let created = [
         ("vanilla", config(json!({"pre": 3}), json!({"kind": "none"}))),
-        ("spikes", config(three.clone(), spikes)),
-        ("learned", config(three, learned)),
+        ("spikes", config(pooled_layers.clone(), spikes)),
+        ("learned", config(pooled_layers, learned)),
         ("latent", latent()),
         ("windowed", windowed()),
         ("decoder", decoder()),
     ]
     .map(|(name, config)| {
-        let (file, to) = (root.join(format!("{name}.json")), root.join(name));
+        let file = root.join(format!("{name}.json"));
+        let to = root.join(name);
         fs::write(&file, config.to_string()).unwrap();
         init::init(&file, &to, 3, false).unwrap();
         to
     });
     let english = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
-    [&[english][..], &made].concat()
+    [&[english][..], &created].concat()
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn a_steady_decode_step_allocates_nothing() {
                 let model: Arc<dyn Model> = load(&folder, &settings).unwrap();
                 model::check(&*model);
                 engine::check(Arc::clone(&model));
-                measured::check(model);
+                metrics::check(model);
             }
         }
     }

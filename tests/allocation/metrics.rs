@@ -1,4 +1,4 @@
-//! What a step and its characters tell the metrics allocates nothing.
+//! Checks that recording metrics of a step and its characters does not allocate.
 
 use super::allocations;
 use std::{sync::Arc, thread, time::Duration};
@@ -12,26 +12,26 @@ use weir::{
     metrics::Metrics,
 };
 
-/// Tells a meter of everything, again and again.
+/// Records every kind of event 700 times.
 pub(super) fn check(model: Arc<dyn Model>) {
     let meter = Metrics::default().meter("m");
     let engine = Handle::start(model, Limits::default()).unwrap();
     meter.begin(&engine);
     let allocated = || {
         let before = allocations();
-        (0..700).for_each(|step| tell(&*meter, step));
+        (0..700).for_each(|step| record(&*meter, step));
         allocations() - before
     };
-    // the engine's own thread is still making its buffers, which can only add to what is counted
-    #[allow(clippy::disallowed_methods, reason = "there is nothing to wait for: nobody tells when it is done")]
-    let quiet = (0..100).any(|_| {
+    // the engine's thread may still allocate its buffers, which adds to the count
+    #[allow(clippy::disallowed_methods, reason = "the end of the engine's allocations cannot be observed")]
+    let no_allocations = (0..100).any(|_| {
         thread::sleep(Duration::from_millis(10));
         allocated() == 0
     });
-    assert!(quiet, "metrics");
+    assert!(no_allocations, "metrics");
 }
 
-fn tell(meter: &dyn Observer, step: usize) {
+fn record(meter: &dyn Observer, step: usize) {
     meter.step(3, 3, step % 2);
     meter.queued(Duration::from_micros(step as u64));
     meter.first_char(Duration::from_millis(step as u64));

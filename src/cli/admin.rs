@@ -1,6 +1,9 @@
-//! `weir admin`: models loaded and unloaded while a server runs.
+//! `weir admin`: loads and unloads models of a running server.
 
-use super::{output, reach::TlsArgs, runtime};
+use super::{
+    network::{TlsArgs, runtime},
+    output,
+};
 use crate::{
     config::Token,
     error::{Error, Result},
@@ -13,40 +16,39 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    order: Order,
+    command: AdminCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Order {
-    /// Load a model, or load one again: the new generation serves as soon as it is warm, the old one drains.
+enum AdminCommand {
+    /// Load or reload a model. The new generation takes over once it is warm; the old one drains.
     Load {
         #[command(flatten)]
         server: Server,
-        /// The checkpoint's folder, relative to the server's models folder; if not given, the model is loaded again from
-        /// where it came from.
+        /// Checkpoint folder, relative to the server's models folder. Default: the folder that the model was loaded from.
         #[arg(value_name = "PATH")]
         path: Option<String>,
-        /// The name to serve it under; the folder's own if not given.
+        /// Name to serve the model under. Default: the folder's name.
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
     },
-    /// Take a model out of service; its last requests go on.
+    /// Unload a model. Its running requests finish first.
     Unload {
         #[command(flatten)]
         server: Server,
-        /// The model's name.
+        /// Name of the model.
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Begin the window `reset` of `weir report` anew.
+    /// Restart the `reset` window of `weir report`.
     ResetReport {
         #[command(flatten)]
         server: Server,
-        /// The model's name; all models if not given.
+        /// Name of the model. Default: all models.
         #[arg(value_name = "NAME")]
         name: Option<String>,
     },
-    /// List what is in memory.
+    /// List the models in memory.
     List {
         #[command(flatten)]
         server: Server,
@@ -55,13 +57,13 @@ enum Order {
 
 #[derive(Debug, clap::Args)]
 struct Server {
-    /// The server, as host:port or a URL.
+    /// Server address: host:port or a URL.
     #[arg(value_name = "ADDRESS")]
     address: String,
-    /// The server's token; best in the environment, for other users may see a command's arguments.
+    /// Admin token of the server. Prefer the environment variable: other users can see command-line arguments.
     #[arg(long, value_name = "TOKEN", env = "WEIR_ADMIN_TOKEN", hide_env_values = true)]
     admin_token: Option<String>,
-    /// A file with the server's token.
+    /// File that contains the admin token.
     #[arg(long, value_name = "FILE", env = "WEIR_ADMIN_TOKEN_FILE")]
     admin_token_file: Option<PathBuf>,
     #[command(flatten)]
@@ -76,7 +78,7 @@ impl Server {
         let token = match (&self.admin_token, &self.admin_token_file) {
             (Some(token), _) => Token::new(token),
             (None, Some(file)) => Token::read(file).map_err(|why| format!("{}: {why}", file.display())),
-            (None, None) => Err("a token is needed: WEIR_ADMIN_TOKEN or --admin-token-file".into()),
+            (None, None) => Err("an admin token is required: set WEIR_ADMIN_TOKEN or --admin-token-file".into()),
         };
         Operator::connect(&self.tls.reach(&self.address)?, &token.map_err(Error::Setting)?).await
     }
@@ -85,11 +87,11 @@ impl Server {
 /// Runs the command.
 ///
 /// # Errors
-/// The server is not there, or refuses.
+/// The server cannot be reached, or rejects the call.
 pub fn run(args: Args) -> Result<()> {
     runtime()?.block_on(async {
-        match args.order {
-            Order::Load { server, path, name } => {
+        match args.command {
+            AdminCommand::Load { server, path, name } => {
                 let (loaded, draining) = server.connect().await?.load(path, name).await?;
                 if server.json {
                     return output::json(&json!({ "loaded": loaded, "draining": draining }));
@@ -97,29 +99,29 @@ pub fn run(args: Args) -> Result<()> {
                 let old = draining.map(|number| format!("; generation {number} drains")).unwrap_or_default();
                 output::write(&format!("{} is served by generation {}{old}\n", loaded.name, loaded.generation))
             }
-            Order::Unload { server, name } => {
+            AdminCommand::Unload { server, name } => {
                 let number = server.connect().await?.unload(name.clone()).await?;
                 if server.json {
                     return output::json(&json!({ "name": name, "draining": number }));
                 }
                 output::write(&format!("{name}: generation {number} drains\n"))
             }
-            Order::ResetReport { server, name } => {
+            AdminCommand::ResetReport { server, name } => {
                 let models = server.connect().await?.reset_report(name).await?;
                 if server.json {
                     return output::json(&json!({ "models": models }));
                 }
-                output::write(&format!("begins anew: {}\n", models.join(", ")))
+                output::write(&format!("report window restarted: {}\n", models.join(", ")))
             }
-            Order::List { server } => {
+            AdminCommand::List { server } => {
                 let all = server.connect().await?.list().await?;
-                if server.json { output::json(&json!(all)) } else { all.iter().try_for_each(tell) }
+                if server.json { output::json(&json!(all)) } else { all.iter().try_for_each(print_model) }
             }
         }
     })
 }
 
-fn tell(loaded: &Loaded) -> Result<()> {
+fn print_model(loaded: &Loaded) -> Result<()> {
     let Loaded { name, generation, state, path, running, waiting, kv_bytes, .. } = loaded;
     output::write(&format!(
         "{name}\tgeneration {generation}\t{state}\t{running} running, {waiting} waiting, {kv_bytes} bytes\t{path}\n"

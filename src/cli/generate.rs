@@ -1,4 +1,4 @@
-//! `weir generate`: text from a prompt, streamed as it is made, by the same engine that serves.
+//! `weir generate`: streams text generated from a prompt, with the engine that the server uses.
 
 use super::{
     model::{BoundaryArgs, ModelArgs},
@@ -21,45 +21,45 @@ use serde_json::{Value, json};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The text to go on from.
+    /// Text to continue.
     #[arg(long, required_unless_present = "ids", conflicts_with = "ids")]
     prompt: Option<String>,
-    /// The prompt's symbols' ids, separated by commas.
+    /// Symbol ids of the prompt, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     ids: Option<Vec<u32>>,
-    /// The most symbols to generate; if not given 256, or what still fits after the prompt.
+    /// Maximum symbols to generate. Default: 256, or fewer if the prompt leaves less room.
     #[arg(long, value_name = "N", env = "WEIR_MAX_CHARS")]
     max_chars: Option<usize>,
-    /// No stop string counts before this many symbols.
+    /// Minimum symbols before a stop string takes effect.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_MIN_CHARS")]
     min_chars: usize,
-    /// The most segments to close.
+    /// Maximum segments to close.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SEGMENTS")]
     max_segments: Option<usize>,
-    /// Stop before this string; may be given several times.
+    /// Stop before this string. The flag can be repeated.
     #[arg(long, value_name = "TEXT", env = "WEIR_STOP")]
     stop: Vec<String>,
-    /// Do not let the model end the text, where it has a mark for that.
+    /// Do not let the model end the text, if it has an end-of-text symbol.
     #[arg(long, env = "WEIR_IGNORE_EOS", value_parser = clap::builder::BoolishValueParser::new())]
     ignore_eos: bool,
-    /// 0 takes the most probable symbol each time.
+    /// Sampling temperature; 0 selects the most probable symbol each time.
     #[arg(long, value_name = "T", default_value_t = 0.8, env = "WEIR_TEMPERATURE")]
     temperature: f32,
-    /// Choose among the K most probable symbols; 0 keeps all.
+    /// Sample from the K most probable symbols; 0 keeps all.
     #[arg(long, value_name = "K", default_value_t = 0, env = "WEIR_TOP_K")]
     top_k: usize,
-    /// Choose among the most probable symbols that add up to P.
+    /// Sample from the most probable symbols whose probabilities add up to P.
     #[arg(long, value_name = "P", default_value_t = 1.0, env = "WEIR_TOP_P")]
     top_p: f32,
-    /// Choose among symbols at least P times as probable as the most probable one.
+    /// Sample from symbols at least P times as probable as the most probable one.
     #[arg(long, value_name = "P", default_value_t = 0.0, env = "WEIR_MIN_P")]
     min_p: f32,
-    /// Weaken symbols seen before by this factor; 1 does nothing.
+    /// Penalize symbols that occurred before by this factor; 1 has no effect.
     #[arg(long, value_name = "X", default_value_t = 1.0, env = "WEIR_REPETITION_PENALTY")]
     repetition_penalty: f32,
     #[command(flatten)]
     boundaries: BoundaryArgs,
-    /// Print JSON, at the end.
+    /// Print JSON when generation has finished.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
@@ -67,7 +67,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with the checkpoint, the prompt, an option, or stdout.
+/// The checkpoint, the prompt or an option is invalid, or stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     let request = args.request(&*model)?;
@@ -75,19 +75,16 @@ pub fn run(args: Args) -> Result<()> {
     let engine = Handle::start(model.clone(), limits)?;
     let mut events = engine.submit(Job::Generate(request), None)?;
     let mode = args.boundaries.boundary_mode.or(model.card().boundary_modes.first().copied());
-    let mut told = Told { model: &*model, mode, json: args.json, characters: Vec::new(), stream: stream(&*model) };
+    let stream = StreamDetokenizer::new(model.card().vocabulary.clone());
+    let mut printer = Printer { model: &*model, mode, json: args.json, characters: Vec::new(), stream };
     while let Some(event) = events.blocking_recv() {
         match event? {
             Event::Started { .. } | Event::Document(_) => {}
-            Event::Characters(characters) => told.take(characters)?,
-            Event::Finished { reason, usage, timing } => return told.finish(&reason, &usage, &timing),
+            Event::Characters(characters) => printer.print(characters)?,
+            Event::Finished { reason, usage, timing } => return printer.finish(&reason, &usage, &timing),
         }
     }
     Err(Error::Internal("the engine ended without an answer".into()))
-}
-
-fn stream(model: &dyn Model) -> StreamDetokenizer {
-    StreamDetokenizer::new(model.card().vocabulary.clone())
 }
 
 impl Args {
@@ -121,15 +118,15 @@ impl Args {
                 include_stop: false,
                 ignore_end: self.ignore_eos,
             },
-            // text streams at once; only JSON tells boundaries, which come a step later
+            // Boundaries are known one step later than their symbols, so plain text does not wait for them.
             details: Details { boundaries: self.json, ..Details::default() },
             boundaries: self.boundaries.options(),
         })
     }
 }
 
-/// What was generated so far.
-struct Told<'a> {
+/// Prints generated text at once, or collects it for JSON.
+struct Printer<'a> {
     model: &'a dyn Model,
     mode: Option<BoundaryMode>,
     json: bool,
@@ -137,8 +134,8 @@ struct Told<'a> {
     stream: StreamDetokenizer,
 }
 
-impl Told<'_> {
-    fn take(&mut self, characters: Vec<EmittedSymbol>) -> Result<()> {
+impl Printer<'_> {
+    fn print(&mut self, characters: Vec<EmittedSymbol>) -> Result<()> {
         if self.json {
             self.characters.extend(characters);
             return Ok(());
@@ -170,12 +167,12 @@ impl Told<'_> {
         output::json(&object)
     }
 
-    /// All that was chosen, in order: symbols, and the marks that end segments, where the model writes them.
+    /// Symbols and, if the model generates them, end-of-segment symbols, in the order of generation.
     fn events(&self, nxt: u32, usage: &Usage) -> Vec<u32> {
         let marked = self.mode == Some(BoundaryMode::Nxt);
         let ends = |character: &EmittedSymbol| marked && character.decision.is_some_and(|mark| mark.boundary);
         let after_symbols = self.characters.iter().filter(|character| ends(character)).count();
-        // one more than that: the first choice ended the prompt's open segment
+        // One more means that the first draw closed the prompt's open segment.
         let mut events = vec![nxt; usize::from(usage.nxt_steps > after_symbols)];
         for character in &self.characters {
             events.push(character.symbol);

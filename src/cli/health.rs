@@ -1,18 +1,18 @@
-//! `weir health`: whether a server serves, for whoever starts and stops it.
+//! `weir health`: checks that a server is healthy, for orchestrators and scripts.
 
-use super::{reach::TlsArgs, runtime};
+use super::network::{TlsArgs, runtime};
 use crate::{
     error::{Error, Result},
     serve::client,
 };
 
-/// Asks a server's health service. The exit code tells: 0 if it serves.
+/// Calls a server's health service. The exit code is 0 if the answer is SERVING.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The server, as host:port or a URL.
+    /// Server address: host:port or a URL.
     #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
     address: String,
-    /// The service to ask about: `weir.v1.Generation` tells whether requests should come; empty, whether the server lives.
+    /// Service to check: `weir.v1.Generation` for readiness; empty for liveness of the server.
     #[arg(long, value_name = "NAME", default_value = "")]
     service: String,
     #[command(flatten)]
@@ -22,7 +22,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// It does not serve, or is not there.
+/// The server cannot be reached, or does not answer SERVING.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, service, tls } = args;
     if runtime()?.block_on(client::is_serving(&tls.reach(&address)?, &service))? {

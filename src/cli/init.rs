@@ -1,22 +1,21 @@
-//! `weir init`: random weights of a given shape.
+//! `weir init`: creates a checkpoint of a given shape with random weights.
 
 use super::{output, progress::Progress};
 use crate::{error::Result, family::init::init_with_progress};
-use serde_json::json;
 use std::path::PathBuf;
 
-/// Makes a checkpoint with random weights.
+/// Creates a checkpoint with random weights.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The shape: a config.json, of any name (models/shapes/ has some).
+    /// Shape of the model: a file like a checkpoint's config.json. models/shapes/ contains some.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The folder to write the checkpoint to.
+    /// Folder to write the checkpoint to.
     dest: PathBuf,
-    /// Seeds the weights.
+    /// Seed of the random weights.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     seed: u64,
-    /// Overwrite a checkpoint: its model card and shards go too. A folder that holds anything else is left alone.
+    /// Replace an existing checkpoint, including its model card and shards. A folder with other files is never replaced.
     #[arg(long, env = "WEIR_FORCE")]
     force: bool,
     /// Print JSON.
@@ -24,19 +23,14 @@ pub struct Args {
     json: bool,
 }
 
-/// Makes the checkpoint and tells what was made.
+/// Creates the checkpoint and prints its shape, size and hash.
 ///
 /// # Errors
-/// A configuration that cannot be used; a folder that is not empty.
+/// The configuration is invalid, or the destination folder is not empty.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::numbers();
-    let tell = &mut |done, total| progress.tell(done, total);
-    let made = init_with_progress(&args.config, &args.dest, args.seed, args.force, tell)?;
+    let report = &mut |done, total| progress.update(done, total);
+    let written = init_with_progress(&args.config, &args.dest, args.seed, args.force, report)?;
     drop(progress);
-    if args.json {
-        let (shape, parameters, sha256) = (made.shape, made.parameters, made.sha256);
-        return output::json(&json!({ "path": args.dest, "shape": shape, "parameters": parameters, "sha256": sha256 }));
-    }
-    let dest = args.dest.display();
-    output::write(&format!("{dest}: {}, {} parameters, sha256 {}\n", made.shape, made.parameters, made.sha256))
+    output::checkpoint(&args.dest, &written, args.json)
 }

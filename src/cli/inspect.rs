@@ -1,4 +1,4 @@
-//! `weir inspect`: checks all that loading would check, and tells what is in a checkpoint.
+//! `weir inspect`: makes every check of loading a checkpoint, and prints its contents.
 
 use super::{output, progress::Progress};
 use crate::{
@@ -22,13 +22,13 @@ use std::{
 /// Checks a checkpoint.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The checkpoint's folder.
+    /// Checkpoint folder.
     dir: PathBuf,
-    /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text: a file in UTF-8, or the text itself. Told are the
-    /// figure of the scores averaged over all layers by distance, the distances that were met, and each layer's own figure.
+    /// Also measure the attention resolution (LeX, §3.1) of a decoder on a text, given as a UTF-8 file or directly. Prints the
+    /// resolution of the scores averaged over all layers, the number of distances, and the resolution of each layer.
     #[arg(long, value_name = "TEXT", conflicts_with = "resolution_ids")]
     resolution: Option<String>,
-    /// The same on symbols given by their ids, separated by commas.
+    /// As --resolution, with symbol ids separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     resolution_ids: Option<Vec<u32>>,
     /// Print JSON.
@@ -36,31 +36,30 @@ pub struct Args {
     json: bool,
 }
 
-/// Checks the checkpoint and tells what is in it.
+/// Checks the checkpoint and prints its contents.
 ///
 /// # Errors
-/// The first thing wrong with it.
+/// The first error found in the checkpoint.
 pub fn run(args: Args) -> Result<()> {
     let mut progress = Progress::bytes();
-    let found = inspect(&args.dir, &mut |done, total| progress.tell(done, total))?;
+    let contents = inspect(&args.dir, &mut |done, total| progress.update(done, total))?;
     drop(progress);
     let resolution = resolution(&args)?;
     if args.json {
-        let mut json = found.json();
-        if let Some(found) = resolution {
-            json["resolution"] = json!({ "all": found.all, "layers": found.layers, "distances": found.distances });
+        let mut json = contents.json();
+        if let Some(Resolution { all, layers, distances }) = resolution {
+            json["resolution"] = json!({ "all": all, "layers": layers, "distances": distances });
         }
         return output::json(&json);
     }
-    let measured = resolution.map_or(String::new(), |found| {
-        let layers: Vec<_> = found.layers.iter().map(|layer| format!("{layer:.4}")).collect();
-        let (all, layers) = (found.all, layers.join(", "));
-        format!("resolution       {all:.4} over {} distances; by layer {layers}\n", found.distances)
+    let measured = resolution.map_or(String::new(), |Resolution { all, layers, distances }| {
+        let layers: Vec<_> = layers.iter().map(|layer| format!("{layer:.4}")).collect();
+        format!("resolution       {all:.4} over {distances} distances; by layer {}\n", layers.join(", "))
     });
-    output::write(&(found.text()? + &measured))
+    output::write(&(contents.text()? + &measured))
 }
 
-/// The attention resolution, if it is asked for.
+/// Measures the attention resolution, if requested.
 fn resolution(args: &Args) -> Result<Option<Resolution>> {
     let load = || load(&args.dir, &Settings { memory_bytes: usize::MAX, ..Settings::default() });
     let (model, symbols) = match (&args.resolution, &args.resolution_ids) {
@@ -82,24 +81,27 @@ fn resolution(args: &Args) -> Result<Option<Resolution>> {
     measure(&*model, &symbols).map(Some)
 }
 
-/// What is in a checkpoint.
-struct Found {
+/// Contents of a checkpoint.
+struct Contents {
     dir: PathBuf,
     config: Config,
     vocabulary: Arc<Vocabulary>,
     shape: String,
     architecture: Value,
     specs: Vec<TensorSpec>,
-    /// Of each tensor, its type in the file.
+    /// Number format of each tensor in the file.
     dtypes: Vec<&'static str>,
+    /// Size of each tensor in the file.
     bytes: Vec<usize>,
     sha256: String,
-    companions: Vec<Found>,
+    companions: Vec<Contents>,
 }
 
-fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Found> {
-    let (config, file) = (Config::read(dir)?, dir.join(CONFIG_FILE));
-    let (blueprint, vocabulary) = (blueprint(&config, &file)?, config.vocabulary(&file)?);
+fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Contents> {
+    let config = Config::read(dir)?;
+    let file = dir.join(CONFIG_FILE);
+    let blueprint = blueprint(&config, &file)?;
+    let vocabulary = config.vocabulary(&file)?;
     let folders = companions(dir, &config, &*blueprint)?;
     let companions = folders.iter().map(|dir| inspect(dir, progress)).collect::<Result<_>>()?;
     let specs = blueprint.tensors();
@@ -107,16 +109,17 @@ fn inspect(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Found> {
     let (dtypes, bytes) = specs.iter().map(|spec| stored(&weights, spec)).unzip();
     let architecture =
         serde_json::from_str(config.architecture()).map_err(|error| Error::Internal(error.to_string()))?;
-    let (dir, shape) = (dir.to_path_buf(), blueprint.shape());
-    Ok(Found { dir, config, vocabulary, shape, architecture, specs, dtypes, bytes, sha256, companions })
+    let shape = blueprint.shape();
+    Ok(Contents { dir: dir.into(), config, vocabulary, shape, architecture, specs, dtypes, bytes, sha256, companions })
 }
 
+/// Number format and size of a tensor in the file.
 fn stored(weights: &Weights, spec: &TensorSpec) -> (&'static str, usize) {
     let tensor = weights.get(&spec.name);
     tensor.map_or(("-", 0), |tensor| (tensor.dtype.name(), tensor.dtype.bytes() * tensor.numbers.len()))
 }
 
-impl Found {
+impl Contents {
     fn parameters(&self) -> usize {
         self.specs.iter().filter(|spec| spec.trained).map(|spec| spec.shape.iter().product::<usize>()).sum()
     }
@@ -125,10 +128,10 @@ impl Found {
         self.architecture.pointer("/boundaries/kind").and_then(Value::as_str).unwrap_or("none")
     }
 
-    /// Name, shape, type, bytes.
-    fn tensors(&self) -> impl Iterator<Item = (&str, &[usize], &str, usize)> {
+    /// Spec, number format and size of each tensor.
+    fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &str, usize)> {
         let stored = self.dtypes.iter().zip(&self.bytes);
-        self.specs.iter().zip(stored).map(|(spec, (dtype, bytes))| (&*spec.name, &*spec.shape, *dtype, *bytes))
+        self.specs.iter().zip(stored).map(|(spec, (dtype, bytes))| (spec, *dtype, *bytes))
     }
 
     fn json(&self) -> Value {
@@ -143,7 +146,9 @@ impl Found {
             vocabulary["first_byte"] = json!(self.vocabulary.byte_zero());
             vocabulary["specials"] = json!(specials);
         }
-        let tensor = |(name, shape, dtype, bytes): (&str, &[usize], &str, usize)| json!({ "name": name, "shape": shape, "dtype": dtype, "bytes": bytes });
+        let tensors = self.tensors().map(
+            |(spec, dtype, bytes)| json!({ "name": spec.name, "shape": spec.shape, "dtype": dtype, "bytes": bytes }),
+        );
         json!({
             "path": self.dir,
             "family": self.config.family,
@@ -159,7 +164,7 @@ impl Found {
             "generation": self.config.generation,
             "sha256": self.sha256,
             "companions": self.companions.iter().map(Self::json).collect::<Vec<_>>(),
-            "tensors": self.tensors().map(tensor).collect::<Vec<_>>(),
+            "tensors": tensors.collect::<Vec<_>>(),
         })
     }
 
@@ -186,7 +191,7 @@ impl Found {
             writeln!(out, "{name:<16} {value}")?;
         }
         let width = self.specs.iter().map(|spec| spec.name.len()).max().unwrap_or_default();
-        for (name, shape, dtype, bytes) in self.tensors() {
+        for (TensorSpec { name, shape, .. }, dtype, bytes) in self.tensors() {
             writeln!(out, "{name:<width$}  {dtype:<4}  {:>12}  {shape:?}", grouped(bytes))?;
         }
         for companion in &self.companions {
@@ -196,7 +201,7 @@ impl Found {
         Ok(())
     }
 
-    /// The vocabulary in one line.
+    /// Describes the vocabulary in one line.
     fn symbols(&self) -> String {
         const SHOWN: usize = 40;
         let count = self.vocabulary.len();
@@ -214,7 +219,7 @@ impl Found {
     }
 }
 
-/// A number with its thousands set apart.
+/// Formats a number with commas between thousands.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -232,7 +237,7 @@ mod tests {
     use super::grouped;
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         assert_eq!([0, 999, 1000, 41_010_715].map(grouped), ["0", "999", "1,000", "41,010,715"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What all model commands take: the checkpoint, what it runs on, and the text or symbols to work on.
+//! Flags that all model commands share: the checkpoint, compute settings, and the text or symbols.
 
 use crate::{
     decode::contract::{BoundaryMode, BoundaryOptions, Model, Noise},
@@ -8,28 +8,28 @@ use crate::{
 };
 use std::{io::Read, ops::RangeInclusive, path::PathBuf, sync::Arc};
 
-/// Which model, and what it runs on.
+/// Checkpoint and compute settings.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ModelArgs {
-    /// The checkpoint's folder.
+    /// Checkpoint folder.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     pub model: PathBuf,
     #[command(flatten)]
     compute: ComputeArgs,
 }
 
-/// What models run on.
+/// Compute settings.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ComputeArgs {
-    /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
+    /// Number format of weights, keys and values: f32, bf16 or int8.
     #[arg(long, value_name = "TYPE", value_parser = dtype, default_value = "f32", env = "WEIR_DTYPE")]
     pub dtype: Dtype,
-    /// Threads; all cores if not given.
+    /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024),
         allow_negative_numbers = true)]
     pub threads: Option<u16>,
-    /// The most symbols of one sequence; if not given four training windows, but at least 8192, or 2^24 where windows bound what
-    /// a sequence holds.
+    /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
+    /// memory of a sequence.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS", value_parser = clap::value_parser!(u32).range(1..=1 << 24),
         allow_negative_numbers = true)]
     pub max_symbols: Option<u32>,
@@ -39,14 +39,14 @@ impl ModelArgs {
     /// Loads the model.
     ///
     /// # Errors
-    /// What is wrong with the checkpoint.
+    /// The checkpoint cannot be read or is invalid.
     pub fn load(&self) -> Result<Arc<dyn Model>> {
         load(&self.model, &self.compute.settings())
     }
 }
 
 impl ComputeArgs {
-    /// As the models want it.
+    /// Converts the flags to load settings.
     pub fn settings(&self) -> Settings {
         let mut settings = Settings { memory_bytes: usize::MAX, dtype: self.dtype, ..Settings::default() };
         if let Some(threads) = self.threads {
@@ -57,27 +57,26 @@ impl ComputeArgs {
     }
 }
 
-/// A text, given in one of three ways.
+/// A text, given as an argument, as a file or as ids.
 #[derive(Debug, Clone, clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct TextArgs {
-    /// The text.
+    /// Text.
     #[arg(long)]
     pub text: Option<String>,
-    /// A file with the text in UTF-8; - for standard input.
+    /// File with the text in UTF-8; - for standard input.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Its symbols' ids, separated by commas; for `score`, the last may be the model's mark for the end of a text, which is then
-    /// scored as well.
+    /// Symbol ids, separated by commas. `score` also accepts the end-of-text id at the end, and scores it.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub ids: Option<Vec<u32>>,
 }
 
 impl TextArgs {
-    /// The text's symbols.
+    /// Encodes the text.
     ///
     /// # Errors
-    /// A file that cannot be read, a symbol that the model does not have, an empty text.
+    /// The file cannot be read, a symbol is outside the vocabulary, or the text is empty.
     pub fn symbols(&self, model: &dyn Model) -> Result<Vec<u32>> {
         let vocabulary = &model.card().vocabulary;
         let symbols = match (&self.ids, &self.file, &self.text) {
@@ -90,13 +89,11 @@ impl TextArgs {
         }
         Ok(symbols)
     }
-}
 
-impl TextArgs {
-    /// The text's symbols, and whether the ids ended with the mark for the end of a text, which is then left out.
+    /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed.
     ///
     /// # Errors
-    /// As for [`symbols`](Self::symbols).
+    /// As [`symbols`](Self::symbols).
     pub fn symbols_and_end(&self, model: &dyn Model) -> Result<(Vec<u32>, bool)> {
         let vocabulary = &model.card().vocabulary;
         let end = vocabulary.specials().map(|specials| specials.end);
@@ -117,26 +114,26 @@ fn read(file: &PathBuf) -> Result<String> {
     std::fs::read_to_string(file).map_err(Error::io(file))
 }
 
-/// How boundaries are decided, where the model leaves a choice.
+/// Boundary mode, and the seed of all random draws.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BoundaryArgs {
-    /// How boundaries are decided, of the modes that the model has (the first is the default): by a learned predictor,
-    /// threshold or sampled; in latent segment models nxt or predictor.
+    /// How boundaries are decided: threshold or sampled for a learned predictor; nxt or predictor for latent segment models.
+    /// Default: the first mode that the model lists.
     #[arg(long, value_name = "MODE", value_parser = mode, env = "WEIR_BOUNDARY_MODE")]
     pub boundary_mode: Option<BoundaryMode>,
-    /// Seeds every draw: of symbols and, if they are sampled, of boundaries.
+    /// Seed of all random draws: symbols and, if sampled, boundaries.
     #[arg(long, value_name = "N", default_value_t = 0, env = "WEIR_SEED")]
     pub seed: u64,
 }
 
 impl BoundaryArgs {
-    /// As the model wants them.
+    /// Converts the flags to the model's options.
     pub fn options(&self) -> BoundaryOptions {
         BoundaryOptions { mode: self.boundary_mode, noise: Noise::Seeded(self.seed), offset: 0 }
     }
 }
 
-/// What reads a whole number within bounds.
+/// Returns a parser of whole numbers within `bounds`.
 pub(super) fn count(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| bounds.contains(number));

@@ -1,41 +1,42 @@
-//! Progress bars on stderr, where stderr is a terminal.
+//! Progress bars on stderr, shown only if stderr is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Bytes or numbers that are done before a bar can be read.
-const WORTH_SHOWING: u64 = 16 << 20;
+/// Smallest total, in bytes or numbers, that gets a bar: less is done before a bar can be read.
+const MIN_SHOWN: u64 = 16 << 20;
 
-/// A bar that is told what is done and what there is to do; `template` says what is counted, and `worth` how much of it is
-/// worth showing.
+/// A progress bar, drawn from the first update on.
 pub struct Progress {
     bar: Option<ProgressBar>,
+    /// indicatif's template, which names the unit.
     template: &'static str,
-    worth: u64,
+    /// Smallest total that gets a bar.
+    min_total: u64,
 }
 
 impl Progress {
     /// Counts bytes.
     pub fn bytes() -> Self {
-        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {eta}", worth: WORTH_SHOWING }
+        Self { bar: None, template: "{wide_bar} {bytes}/{total_bytes} {eta}", min_total: MIN_SHOWN }
     }
 
     /// Counts numbers.
     pub fn numbers() -> Self {
-        Self { bar: None, template: "{wide_bar} {human_pos}/{human_len} numbers {eta}", worth: WORTH_SHOWING }
+        Self { bar: None, template: "{wide_bar} {human_pos}/{human_len} numbers {eta}", min_total: MIN_SHOWN }
     }
 
-    /// Counts measurements, each of which takes its time.
+    /// Counts measurements. Each takes long enough to show a bar from the first one on.
     pub fn measurements() -> Self {
-        Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", worth: 1 }
+        Self { bar: None, template: "{wide_bar} {pos}/{len} measurements {eta}", min_total: 1 }
     }
 
-    /// Shows how far the work is.
-    pub fn tell(&mut self, done: u64, total: u64) {
-        if total < self.worth {
+    /// Shows `done` of `total`.
+    pub fn update(&mut self, done: u64, total: u64) {
+        if total < self.min_total {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
-            // drawn to stderr, and not at all where that is no terminal
+            // indicatif draws to stderr, and draws nothing if stderr is not a terminal.
             let style = ProgressStyle::with_template(self.template).unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(total).with_style(style)
         });

@@ -1,6 +1,9 @@
-//! `weir report`: what a running server's models took, as the server saw it, and what it estimates that pooling spared.
+//! `weir report`: latencies that a running server measured, and the time that it estimates pooling saved.
 
-use super::{output, reach::TlsArgs, runtime};
+use super::{
+    network::{TlsArgs, runtime},
+    output,
+};
 use crate::{
     error::{Error, Result},
     serve::client::{
@@ -14,46 +17,46 @@ use std::{
     path::PathBuf,
 };
 
-/// Tells what a running server's models took. What is measured and what is estimated is told apart in every line.
+/// Shows the latencies of a running server's models. Each line is marked as measured or estimated.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The server, as host:port or a URL.
+    /// Server address: host:port or a URL.
     #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:50051")]
     address: String,
-    /// The model's name; all models if not given.
+    /// Name of the model. Default: all models.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Of which time: since the model was loaded, since `weir admin reset-report`, or of the last minute.
+    /// Time that the report covers.
     #[arg(long, value_enum, value_name = "WINDOW", env = "WEIR_WINDOW", default_value = "load")]
-    window: Since,
-    /// The key, if the server asks for one; best in the environment, for other users may see a command's arguments.
+    window: WindowArg,
+    /// API key, if the server requires one. Prefer the environment variable: other users can see command-line arguments.
     #[arg(long, value_name = "KEY", env = "WEIR_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// A file with the key.
+    /// File that contains the API key.
     #[arg(long, value_name = "FILE", env = "WEIR_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Print JSON, distributions and all.
+    /// Print JSON, with the full distributions.
     #[arg(long, env = "WEIR_JSON", value_parser = clap::builder::BoolishValueParser::new())]
     json: bool,
 }
 
-/// As the command line calls windows.
+/// Values of `--window`.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Since {
-    /// All since the model was loaded.
+enum WindowArg {
+    /// Since the model was loaded.
     Load,
-    /// All since `weir admin reset-report`.
+    /// Since `weir admin reset-report`.
     Reset,
-    /// The last minute, about.
+    /// About the last minute.
     Minute,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// The server is not there, or refuses.
+/// The server cannot be reached, or rejects the call.
 pub fn run(args: Args) -> Result<()> {
     let Args { address, name, window, api_key, api_key_file, tls, json } = args;
     let key = match (api_key, api_key_file) {
@@ -62,43 +65,46 @@ pub fn run(args: Args) -> Result<()> {
         (None, None) => None,
     };
     let window = match window {
-        Since::Load => ReportPeriod::Load,
-        Since::Reset => ReportPeriod::Reset,
-        Since::Minute => ReportPeriod::Minute,
+        WindowArg::Load => ReportPeriod::Load,
+        WindowArg::Reset => ReportPeriod::Reset,
+        WindowArg::Minute => ReportPeriod::Minute,
     };
     let server = tls.reach(&address)?;
-    let asked = client::report(&server, key.as_deref(), name, window);
-    let models = runtime()?.block_on(asked)?;
+    let models = runtime()?.block_on(client::report(&server, key.as_deref(), name, window))?;
     if json {
         return output::json(&json!({ "models": models }));
     }
     let mut out = String::new();
     for model in &models {
-        tell(&mut out, model).map_err(|_| Error::Internal("a report that cannot be written".into()))?;
+        write_model(&mut out, model).map_err(|_| Error::Internal("the report could not be formatted".into()))?;
     }
     output::write(&out)
 }
 
-fn tell(out: &mut String, model: &ModelReport) -> fmt::Result {
+fn write_model(out: &mut String, model: &ModelReport) -> fmt::Result {
     let ModelReport { model: name, family, shape, dtype, generation, window_ns, .. } = model;
-    let over = time(*window_ns);
-    writeln!(out, "{name} ({family}, {shape}, {dtype}, generation {generation}), over {over}")?;
+    writeln!(out, "{name} ({family}, {shape}, {dtype}, generation {generation}), over {}", time(*window_ns))?;
     if let Some(texts) = &model.texts {
-        tell_texts(out, texts)?;
+        write_texts(out, texts)?;
     }
     if let Some(summaries) = &model.summaries {
-        tell_summaries(out, summaries)?;
+        write_summaries(out, summaries)?;
     }
     if let Some(cache) = &model.cache {
-        let (hits, lookups) = (cache.hits, cache.hits + cache.misses);
-        let (found, asked) = (cache.found_chars, cache.looked_up_chars);
-        writeln!(out, "  measured cache: {hits} of {lookups} lookups hit; {found} of {asked} characters were there")?;
-        if let Some(spared) = cache.prefill_spared_estimate_ns {
-            writeln!(out, "  ESTIMATED cache: it spared {} of prefill", time(spared))?;
+        writeln!(
+            out,
+            "  measured cache: {} of {} lookups hit; {} of {} characters were cached",
+            cache.hits,
+            cache.hits + cache.misses,
+            cache.found_chars,
+            cache.looked_up_chars
+        )?;
+        if let Some(saved) = cache.prefill_spared_estimate_ns {
+            writeln!(out, "  ESTIMATED cache: saved {} of prefill", time(saved))?;
         }
     }
     if let Some(gain) = &model.estimated_gain {
-        tell_gain(out, gain)?;
+        write_gain(out, gain)?;
     }
     if let Some(why) = &model.estimate_missing {
         writeln!(out, "  no estimate of the gain: {why}")?;
@@ -106,17 +112,26 @@ fn tell(out: &mut String, model: &ModelReport) -> fmt::Result {
     writeln!(out)
 }
 
-fn tell_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
+fn write_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
     let MeasuredTexts { requests, failed, prompt_chars, generated_chars, .. } = texts;
     writeln!(
         out,
-        "  measured: {requests} requests, {failed} failed; {prompt_chars} characters of prompts, {generated_chars} generated"
+        "  measured: {requests} requests, {failed} failed; {prompt_chars} prompt characters, {generated_chars} generated"
     )?;
-    let (run, skipped) = (texts.middle_steps_run, texts.middle_steps_skipped);
-    let factor = output::optional(texts.shortening_factor);
-    writeln!(out, "  measured: middle steps {run} run, {skipped} skipped; shortening factor {factor}")?;
-    let (rows, middle) = (output::optional(texts.rows_per_step), output::optional(texts.rows_per_middle_step));
-    writeln!(out, "  measured: {} steps of {rows} rows; {middle} rows shared a middle step", texts.steps)?;
+    writeln!(
+        out,
+        "  measured: {} middle steps run, {} skipped; shortening factor {}",
+        texts.middle_steps_run,
+        texts.middle_steps_skipped,
+        output::optional(texts.shortening_factor)
+    )?;
+    writeln!(
+        out,
+        "  measured: {} steps of {} rows; {} rows per middle step",
+        texts.steps,
+        output::optional(texts.rows_per_step),
+        output::optional(texts.rows_per_middle_step)
+    )?;
     head(out)?;
     row(out, "first character", &texts.time_to_first_char)?;
     row(out, "gap, plain", &texts.plain_gap)?;
@@ -127,52 +142,55 @@ fn tell_texts(out: &mut String, texts: &MeasuredTexts) -> fmt::Result {
     row(out, "total", &texts.total)
 }
 
-fn tell_summaries(out: &mut String, told: &MeasuredSummaries) -> fmt::Result {
-    let MeasuredSummaries { requests, failed, document_tokens, summary_tokens, cached_documents, .. } = told;
+fn write_summaries(out: &mut String, summaries: &MeasuredSummaries) -> fmt::Result {
+    let MeasuredSummaries { requests, failed, document_tokens, summary_tokens, cached_documents, .. } = summaries;
     writeln!(
         out,
-        "  measured: {requests} summaries, {failed} failed, {cached_documents} of documents encoded before; \
+        "  measured: {requests} summaries, {failed} failed, {cached_documents} with a cached document; \
          {document_tokens} tokens read, {summary_tokens} written"
     )?;
     head(out)?;
-    row(out, "queue", &told.queue)?;
-    row(out, "upload", &told.upload)?;
-    row(out, "encode", &told.encode)?;
-    row(out, "first token", &told.time_to_first_token)?;
-    row(out, "decode", &told.decode)?;
-    row(out, "decode per token", &told.decode_per_token)?;
-    row(out, "total", &told.total)?;
-    for (index, layer) in told.layers.iter().enumerate() {
+    row(out, "queue", &summaries.queue)?;
+    row(out, "upload", &summaries.upload)?;
+    row(out, "encode", &summaries.encode)?;
+    row(out, "first token", &summaries.time_to_first_token)?;
+    row(out, "decode", &summaries.decode)?;
+    row(out, "decode per token", &summaries.decode_per_token)?;
+    row(out, "total", &summaries.total)?;
+    for (index, layer) in summaries.layers.iter().enumerate() {
         writeln!(out, "  measured: encoder layer {index}: {} vectors, {}", layer.vectors, time(layer.took_ns))?;
     }
-    let (bytes, unpooled) = (told.cross_attention_bytes, told.unpooled_cross_attention_bytes);
-    writeln!(out, "  cross-attention: {bytes} bytes held, {unpooled} without pooling, by the model's shape")
+    writeln!(
+        out,
+        "  cross-attention: {} bytes, {} bytes without pooling (from the model's shape)",
+        summaries.cross_attention_bytes, summaries.unpooled_cross_attention_bytes
+    )
 }
 
-fn tell_gain(out: &mut String, gain: &EstimatedGain) -> fmt::Result {
+fn write_gain(out: &mut String, gain: &EstimatedGain) -> fmt::Result {
     let EstimatedGain { requests, prefill_gain_estimate, decode_gain_estimate, gain_estimate, .. } = *gain;
     let part = |name: &str, measured: u64, estimate: u64, ratio: Option<f64>| {
-        let (took, would) = (time(measured), time(estimate));
-        format!("  {name}: {took} measured, {would} ESTIMATED without pooling: {}×\n", output::optional(ratio))
+        let ratio = output::optional(ratio);
+        format!("  {name}: {} measured, {} ESTIMATED without pooling: {ratio}×\n", time(measured), time(estimate))
     };
-    writeln!(out, "  ESTIMATED gain of {requests} requests: {}×", output::optional(gain_estimate))?;
+    writeln!(out, "  ESTIMATED gain over {requests} requests: {}×", output::optional(gain_estimate))?;
     out.push_str(&part("prefill", gain.measured_prefill_ns, gain.unpooled_prefill_estimate_ns, prefill_gain_estimate));
     out.push_str(&part("decode", gain.measured_decode_ns, gain.unpooled_decode_estimate_ns, decode_gain_estimate));
     match &gain.calibration {
-        Some(calibration) => tell_calibration(out, calibration),
+        Some(calibration) => write_calibration(out, calibration),
         None => Ok(()),
     }
 }
 
-fn tell_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result {
+fn write_calibration(out: &mut String, calibration: &Calibration) -> fmt::Result {
     if let Some(doubt) = &calibration.doubt {
-        writeln!(out, "  NOT TO BE TRUSTED: {doubt}")?;
+        writeln!(out, "  DO NOT TRUST: {doubt}")?;
     }
     let Calibration { took_ns, fewest_samples, spread, .. } = calibration;
     writeln!(
         out,
-        "  from this calibration, which took {}: each step timed at least {fewest_samples} times; spread {} (interquartile range by \
-         median, of whole steps)",
+        "  calibration: took {}; each step timed at least {fewest_samples} times; spread {} (interquartile range ÷ median of \
+         whole steps)",
         time(*took_ns),
         percent(*spread)
     )?;
@@ -227,15 +245,15 @@ fn row(out: &mut String, name: &str, times: &Option<LatencyHistogram>) -> fmt::R
     let Some(times) = times.as_ref().filter(|times| times.count > 0) else { return Ok(()) };
     write!(out, "  {name:<17}")?;
     let LatencyHistogram { mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *times;
-    let told = [mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns].map(time);
-    cells(out, &[&[times.count.to_string()], &told[..]].concat())
+    let values = [mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns].map(time);
+    cells(out, &[&[times.count.to_string()], &values[..]].concat())
 }
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Nanoseconds with three digits and a unit.
+/// Formats nanoseconds with three digits and a unit.
 fn time(nanoseconds: u64) -> String {
     let ns = nanoseconds as f64;
     let (value, unit) = match ns {
@@ -254,7 +272,7 @@ mod tests {
 
     #[test]
     fn times_have_three_digits_and_a_unit() {
-        let told = [999, 1_234, 56_789, 345_678_000, 1_500_000_000, 90_000_000_000].map(time);
-        assert_eq!(told, ["999 ns", "1.23 µs", "56.8 µs", "346 ms", "1.50 s", "90.0 s"]);
+        let times = [999, 1_234, 56_789, 345_678_000, 1_500_000_000, 90_000_000_000].map(time);
+        assert_eq!(times, ["999 ns", "1.23 µs", "56.8 µs", "346 ms", "1.50 s", "90.0 s"]);
     }
 }

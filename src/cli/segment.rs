@@ -1,4 +1,4 @@
-//! `weir segment`: a text with its segments made visible.
+//! `weir segment`: shows the segments of a text.
 
 use super::{
     model::{BoundaryArgs, ModelArgs, TextArgs},
@@ -15,7 +15,7 @@ use crate::{
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 
-/// Symbols fed in one step: enough to keep products busy, little enough memory.
+/// Symbols per step: enough for efficient matrix products, few enough to need little memory.
 const CHUNK: usize = 512;
 
 /// Shows where a text's segments end.
@@ -32,11 +32,11 @@ pub struct Args {
     json: bool,
 }
 
-/// A run of symbols.
+/// Symbols `start..end` of the text.
 struct Segment {
-    first: usize,
-    past: usize,
-    /// Of the closing symbol, from a learned predictor.
+    start: usize,
+    end: usize,
+    /// Boundary probability of the last symbol, from a learned predictor.
     probability: Option<f32>,
     closed: bool,
 }
@@ -44,7 +44,7 @@ struct Segment {
 /// Runs the command.
 ///
 /// # Errors
-/// What is wrong with the checkpoint, the text, or stdout.
+/// The checkpoint or the text is invalid, or stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
     must_pool("segment", model.card())?;
@@ -56,20 +56,21 @@ pub fn run(args: Args) -> Result<()> {
         marks.push(mark);
         Ok(())
     })?;
-    let segments = cut(&marks);
+    let segments = split(&marks);
     if args.json {
         return output::json(&as_json(&*model, &symbols, &segments));
     }
     output::write(&as_text(&*model, &symbols, &segments, std::io::stdout().is_terminal()))
 }
 
-fn cut(marks: &[SymbolBoundary]) -> Vec<Segment> {
-    let (mut segments, mut first) = (Vec::new(), 0);
+fn split(marks: &[SymbolBoundary]) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    let mut start = 0;
     for (position, mark) in marks.iter().enumerate() {
         if mark.boundary || position + 1 == marks.len() {
-            let (past, probability) = (position + 1, mark.probability);
-            segments.push(Segment { first, past, probability, closed: mark.boundary });
-            first = past;
+            let end = position + 1;
+            segments.push(Segment { start, end, probability: mark.probability, closed: mark.boundary });
+            start = end;
         }
     }
     segments
@@ -86,9 +87,9 @@ fn factor(symbols: usize, closed: usize) -> Option<f64> {
 fn as_json(model: &dyn Model, symbols: &[u32], segments: &[Segment]) -> Value {
     let vocabulary = &model.card().vocabulary;
     let list = segments.iter().map(|segment| {
-        let text = vocabulary.decode(&symbols[segment.first..segment.past]);
-        let Segment { first, past, probability, closed } = segment;
-        json!({ "text": text, "start": first, "end": past, "closed": closed, "boundary_probability": probability })
+        let Segment { start, end, probability, closed } = segment;
+        let text = vocabulary.decode(&symbols[*start..*end]);
+        json!({ "text": text, "start": start, "end": end, "closed": closed, "boundary_probability": probability })
     });
     let closed = closed(segments);
     json!({
@@ -99,12 +100,12 @@ fn as_json(model: &dyn Model, symbols: &[u32], segments: &[Segment]) -> Value {
     })
 }
 
-/// Segments with a bar at each cut and, on a terminal, two colours in turn; what is still open ends with an ellipsis.
+/// Text with a bar after each closed segment and an ellipsis after an open one. `colour` alternates two terminal colours.
 fn as_text(model: &dyn Model, symbols: &[u32], segments: &[Segment], colour: bool) -> String {
     let vocabulary = &model.card().vocabulary;
     let mut out = String::new();
     for (index, segment) in segments.iter().enumerate() {
-        let text = vocabulary.decode(&symbols[segment.first..segment.past]);
+        let text = vocabulary.decode(&symbols[segment.start..segment.end]);
         let text = text.replace('\n', "⏎\n");
         let end = if segment.closed { "│" } else { "…" };
         match (colour, index % 2) {

@@ -1,9 +1,8 @@
-//! Where the settings of `weir serve` come from: a flag, else the environment, else a file, else the default.
+//! Settings of `weir serve`. A flag overrides the environment, which overrides the settings file, which overrides the default.
 //!
-//! The file's settings become the flags' defaults, so that one parser decides about all: whatever is a flag is a setting of
-//! the file too.
+//! The file's values become the defaults of the flags, so one parser checks all of them and every flag is also a key of the file.
 
-use super::Cli;
+use super::command::Cli;
 use crate::config::{
     Origins,
     file::{Entry, Kind, read},
@@ -14,28 +13,29 @@ use clap::{
 };
 use std::{ffi::OsString, fmt::Write, path::PathBuf};
 
-/// The command that reads a file.
+/// The command that reads a settings file.
 const SERVE: &str = "serve";
-/// Flags that are about settings, and none themselves.
-const ABOUT: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
+/// Flags that are not settings themselves.
+const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
 
-/// What is known of the settings beside their values.
+/// Where the settings come from.
 #[derive(Debug, Default)]
-pub struct Sources {
-    /// What is wrong with the file.
+pub struct SettingSources {
+    /// Errors found in the settings file.
     pub problems: Vec<String>,
-    /// Where the settings come from that were not given as flags.
+    /// Origin of each setting that was not given as a flag.
     pub origins: Origins,
-    /// All settings as a file would have them.
+    /// All settings, in the format of a settings file.
     pub shown: String,
 }
 
-/// Parses a command line, and the file that it names.
+/// Parses a command line and the settings file that it names.
 ///
 /// # Errors
-/// What cannot be parsed; also a request for help.
-pub(super) fn gather(arguments: &[OsString]) -> Result<(Cli, Sources), clap::Error> {
-    let (command, mut sources) = (without_empty(Cli::command()), Sources::default());
+/// clap's error: invalid arguments, or the text of `--help` or `--version`.
+pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), clap::Error> {
+    let command = without_empty(Cli::command());
+    let mut sources = SettingSources::default();
     let mut matches = command.clone().try_get_matches_from(arguments)?;
     let mut entries = Vec::new();
     let file = matches.subcommand_matches(SERVE).and_then(|serve| serve.get_one::<PathBuf>("config"));
@@ -44,12 +44,12 @@ pub(super) fn gather(arguments: &[OsString]) -> Result<(Cli, Sources), clap::Err
         matches = with_defaults(command.clone(), &entries).try_get_matches_from(arguments)?;
     }
     if let Some(serve) = matches.subcommand_matches(SERVE) {
-        settings(&command).for_each(|arg| sources.note(arg, serve, &entries));
+        settings(&command).for_each(|arg| sources.record(arg, serve, &entries));
     }
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
 }
 
-/// A variable that is set to nothing is not set.
+/// Treats empty environment variables as not set.
 fn without_empty(command: Command) -> Command {
     command.mut_subcommand(SERVE, |serve| {
         serve.mut_args(|arg| match arg.get_env().and_then(std::env::var_os) {
@@ -62,14 +62,14 @@ fn without_empty(command: Command) -> Command {
 fn settings(command: &Command) -> impl Iterator<Item = &Arg> {
     let serve = command.find_subcommand(SERVE);
     let flags = serve.into_iter().flat_map(Command::get_arguments);
-    flags.filter(|arg| arg.get_long().is_some_and(|long| !ABOUT.contains(&long)))
+    flags.filter(|arg| arg.get_long().is_some_and(|long| !NOT_SETTINGS.contains(&long)))
 }
 
 fn setting<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     settings(command).find(|arg| arg.get_long() == Some(key))
 }
 
-/// What a flag's value is in a file, by how the flag is declared: what it takes is told by its value's name.
+/// Type of a flag's value in a settings file, derived from the flag's action and value name.
 fn kind(arg: &Arg) -> Kind {
     let value = arg.get_value_names().and_then(<[_]>::first).map(|name| name.as_str());
     match (arg.get_action(), value) {
@@ -83,8 +83,8 @@ fn kind(arg: &Arg) -> Kind {
 }
 
 fn with_defaults(command: Command, entries: &[Entry]) -> Command {
-    let given = entries.iter().filter(|entry| !entry.values.is_empty());
-    given.fold(command, |command, entry| {
+    let set = entries.iter().filter(|entry| !entry.values.is_empty());
+    set.fold(command, |command, entry| {
         let id = setting(&command, &entry.key).map(|arg| arg.get_id().clone());
         command.mut_subcommand(SERVE, |serve| match id {
             Some(id) => serve.mut_arg(id, |arg| arg.default_values(entry.values.iter().cloned())),
@@ -93,9 +93,9 @@ fn with_defaults(command: Command, entries: &[Entry]) -> Command {
     })
 }
 
-impl Sources {
-    /// Notes where a setting comes from, and how it looks in a file.
-    fn note(&mut self, arg: &Arg, serve: &ArgMatches, entries: &[Entry]) {
+impl SettingSources {
+    /// Records where a setting comes from and its line of a settings file.
+    fn record(&mut self, arg: &Arg, serve: &ArgMatches, entries: &[Entry]) {
         let long = arg.get_long().unwrap_or_default();
         let entry = entries.iter().find(|entry| entry.key == long);
         let origin = match (serve.value_source(arg.get_id().as_str()), entry) {
@@ -104,18 +104,18 @@ impl Sources {
             (Some(ValueSource::DefaultValue), Some(entry)) => Some(entry.origin.clone()),
             _ => None,
         };
-        let given: Vec<_> = serve
+        let values: Vec<_> = serve
             .get_raw(arg.get_id().as_str())
             .into_iter()
             .flatten()
             .map(|value| value.to_string_lossy().into_owned())
             .collect();
         let comment = origin.as_ref().map(|origin| format!(" # {origin}")).unwrap_or_default();
-        // Writing to a string does not fail.
-        let _ = match given.as_slice() {
+        // Never fails: the writer is a `String`.
+        let _ = match values.as_slice() {
             [] => writeln!(self.shown, "# {long}: not set"),
             _ if arg.is_hide_env_values_set() => writeln!(self.shown, "# {long}: set, a secret{comment}"),
-            given => writeln!(self.shown, "{long} = {}{comment}", written(kind(arg), given)),
+            values => writeln!(self.shown, "{long} = {}{comment}", toml(kind(arg), values)),
         };
         if let Some(origin) = origin.filter(|origin| !origin.starts_with("--")) {
             self.origins.insert(format!("--{long}"), origin);
@@ -123,9 +123,9 @@ impl Sources {
     }
 }
 
-/// Values as TOML.
-fn written(kind: Kind, values: &[String]) -> String {
-    // A string of JSON is one of TOML.
+/// Formats values as TOML.
+fn toml(kind: Kind, values: &[String]) -> String {
+    // A JSON string is a valid TOML string.
     let quoted = |value: &String| serde_json::Value::from(value.as_str()).to_string();
     let plain = |value: &String| match kind {
         Kind::Number | Kind::Size if value.parse::<i64>().is_ok() => value.clone(),
@@ -154,14 +154,14 @@ mod tests {
 
     #[test]
     fn values_are_written_as_toml() {
-        let written = |kind, values: &[&str]| written(kind, &values.iter().map(|&v| v.to_owned()).collect::<Vec<_>>());
-        assert_eq!(written(Kind::Number, &["8"]), "8");
-        assert_eq!(written(Kind::Number, &["eight"]), "\"eight\"");
-        assert_eq!(written(Kind::Size, &["2GiB"]), "\"2GiB\"");
-        assert_eq!(written(Kind::List, &["a", "b\"c"]), r#"["a", "b\"c"]"#);
-        for (given, on) in [("true", "true"), ("yes", "true"), ("0", "false"), ("maybe", "\"maybe\"")] {
-            assert_eq!(written(Kind::Switch, &[given]), on);
+        let toml = |kind, values: &[&str]| toml(kind, &values.iter().map(|&v| v.to_owned()).collect::<Vec<_>>());
+        assert_eq!(toml(Kind::Number, &["8"]), "8");
+        assert_eq!(toml(Kind::Number, &["eight"]), "\"eight\"");
+        assert_eq!(toml(Kind::Size, &["2GiB"]), "\"2GiB\"");
+        assert_eq!(toml(Kind::List, &["a", "b\"c"]), r#"["a", "b\"c"]"#);
+        for (value, on) in [("true", "true"), ("yes", "true"), ("0", "false"), ("maybe", "\"maybe\"")] {
+            assert_eq!(toml(Kind::Switch, &[value]), on);
         }
-        assert_eq!(written(Kind::Text, &["1"]), "\"1\"");
+        assert_eq!(toml(Kind::Text, &["1"]), "\"1\"");
     }
 }

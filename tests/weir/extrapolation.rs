@@ -59,7 +59,7 @@ fn lengths_have_bounds() {
     };
     assert!(refused("xpos_bca", "1300", &[]).contains("at most 1299"));
     // xPos without a window, B = 16: its scale leaves f32's range
-    assert!(refused("xpos_full_base16", "1200", &[]).contains("at most 1115, the most symbols of one sequence"));
+    assert!(refused("xpos_full_base16", "1200", &[]).contains("at most 1115, the maximum symbols of one sequence"));
     assert!(refused("xpos_bca", "0", &[]).contains("--lengths"));
     assert!(refused("xpos_bca", "16", &["--windowed", "16,16"]).contains("cannot be used with"));
 }

@@ -162,6 +162,6 @@ fn a_report_tells_what_is_measured_from_what_is_estimated() {
     let table = weir(&["report", &address, "--name", "first", "--window", "reset"]).unwrap();
     assert!(table.starts_with("first (hourglass, ") && table.contains("ESTIMATED gain of"), "{table}");
     assert!(weir(&["report", &address, "--name", "none"]).unwrap_err().contains("NotFound"));
-    assert_eq!(weir(&["admin", "reset-report", &address]).unwrap(), "begins anew: first\n");
+    assert_eq!(weir(&["admin", "reset-report", &address]).unwrap(), "report window restarted: first\n");
     assert!(weir(&["admin", "reset-report", &address, "none"]).unwrap_err().contains("NotFound"));
 }

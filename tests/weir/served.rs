@@ -232,7 +232,7 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
     assert!(!process.has_ended());
     process.terminate();
     let log = process.ended().await;
-    assert!(log.contains("a second signal"), "{log}");
+    assert!(log.contains("second signal: ending at once"), "{log}");
     assert!(log.contains(&format!("certificate:{CLIENT}")), "{log}");
 }
 
@@ -298,5 +298,5 @@ fn a_signal_while_models_are_loaded_ends_it() {
     program.says("admin port on ");
     program.signal("TERM");
     assert!(program.ends().success());
-    assert!(program.all().contains("a signal while models are loaded"), "{}", program.all());
+    assert!(program.all().contains("signal while loading models: ending at once"), "{}", program.all());
 }

@@ -1,7 +1,12 @@
-//! A long stream, kernels without a model, and pictures of runs.
+//! `weir bench endless`, `kernels` and `plot`.
 
-use super::{Common, Compute, Told, count, each, picture, table};
+use super::{
+    picture,
+    setup::{BenchArgs, BenchCompute, BenchOutput, measure_each},
+    table,
+};
 use crate::{
+    cli::model::count,
     error::Result,
     family::load::MAX_SYMBOLS,
     kernels::{self, ThreadPool},
@@ -14,19 +19,19 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct EndlessArgs {
-    /// The checkpoint's folder.
+    /// Checkpoint folder.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     model: PathBuf,
     /// Symbols of the stream.
     #[arg(long, value_name = "N", default_value_t = 1_000_000,
         value_parser = count(2..=MAX_SYMBOLS), allow_negative_numbers = true)]
     symbols: usize,
-    /// Parts of it that are told of.
+    /// Parts of the stream to report.
     #[arg(long, value_name = "N", default_value_t = 10,
         value_parser = count(2..=endless::MAX_PARTS), allow_negative_numbers = true)]
     parts: usize,
     #[command(flatten)]
-    compute: Compute,
+    compute: BenchCompute,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -34,55 +39,56 @@ pub(super) struct EndlessArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct KernelsArgs {
-    /// The least seconds of one measurement.
+    /// Minimum seconds per measurement.
     #[arg(long, value_name = "S", default_value_t = 0.2, allow_negative_numbers = true)]
     seconds: f64,
-    /// Cold weights: so many matrices take turns that in f32 they would fill this many times 10⁶ bytes.
+    /// Size of the weights in f32, in units of 10⁶ bytes. Matrices take turns, so that weights are read from memory, not caches.
     #[arg(long, value_name = "MB", default_value_t = 160,
         value_parser = count(1..=report::kernels::MAX_MEGABYTES), allow_negative_numbers = true)]
     megabytes: usize,
     #[command(flatten)]
-    common: Common,
+    bench: BenchArgs,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct PlotArgs {
-    /// What decode, compare, prefill or kernels printed with --json.
+    /// Output of decode, compare, prefill or kernels with --json.
     #[arg(value_name = "FILE.json", required = true)]
     files: Vec<PathBuf>,
-    /// Where the picture goes.
+    /// SVG file to write.
     #[arg(long, value_name = "FILE.svg")]
     out: PathBuf,
 }
 
 pub(super) fn run_endless(args: &EndlessArgs) -> Result<()> {
-    let (plan, mut entries) = (endless::EndlessPlan { symbols: args.symbols, parts: args.parts }, Vec::new());
+    let plan = endless::EndlessPlan { symbols: args.symbols, parts: args.parts };
+    let mut entries = Vec::new();
     for setup in args.compute.setups() {
         let ([model], machine) = setup.load([&args.model])?;
         plan.check(model.card())?;
-        entries.extend(each(vec![plan], |plan| endless::measure(&*model, plan, &machine))?);
+        entries.extend(measure_each(vec![plan], |plan| endless::measure(&*model, plan, &machine))?);
     }
-    Told { json: args.json, plot: None }.tell(None, &entries, table::endless)
+    BenchOutput { json: args.json, plot: None }.print(None, &entries, table::endless)
 }
 
 pub(super) fn run_kernels(args: &KernelsArgs) -> Result<()> {
-    let Common { compute, told } = &args.common;
+    let BenchArgs { compute, output } = &args.bench;
     let plan = report::kernels::KernelPlan { seconds: args.seconds, megabytes: args.megabytes };
     plan.check()?;
     if let Some(bytes) = free_bytes() {
         plan.check_memory(&compute.dtype, bytes)?;
     }
-    let picture = told.picture()?;
+    let picture = output.picture()?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let entries = each(compute.threads(), |threads| {
+    let entries = measure_each(compute.threads(), |threads| {
         let pool = ThreadPool::new(threads.map_or_else(cores, usize::from)).into();
         let machine = Machine { compute: kernels::Compute { isa: compute.isa(), pool } };
         report::kernels::measure(&compute.dtype, plan, &machine)
     })?;
-    told.tell(picture, &entries.concat(), table::kernels)
+    output.print(picture, &entries.concat(), table::kernels)
 }
 
 pub(super) fn run_plot(args: &PlotArgs) -> Result<()> {
-    let sources = picture::saved(&args.files)?;
+    let sources = picture::read_all(&args.files)?;
     picture::Picture::open(&args.out)?.write("FILE.json", &sources)
 }

@@ -1,4 +1,4 @@
-//! The file of `--plot`: opened before anything is measured, so that a file that cannot be written costs nobody an hour.
+//! The file of `--plot`. It is opened before the first measurement, so that an unwritable file is reported at once.
 
 use crate::{
     error::{Error, Result, clip},
@@ -11,58 +11,58 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of one file of measurements, at most.
+/// Maximum bytes of a file of measurements.
 const MAX_BYTES: u64 = 64 << 20;
-/// What such a file is.
-const LIST: &str = "a list that weir bench printed with --json";
-/// Bytes of it that an error repeats.
+/// Expected contents of such a file.
+const EXPECTED: &str = "a list that weir bench printed with --json";
+/// Maximum bytes of the contents that an error quotes.
 const QUOTED: usize = 80;
 
-/// Where a picture goes.
+/// An SVG file to draw.
 pub(super) struct Picture {
     path: PathBuf,
     file: File,
-    /// Removed again if nothing comes to be drawn into it.
-    made: bool,
+    /// True until the picture is drawn into a file that did not exist before. Such a file is removed on drop.
+    remove: bool,
 }
 
 impl Picture {
-    /// Opens the file; what is in it stays until there is a picture.
+    /// Opens the file. Its contents stay until a picture replaces them.
     ///
     /// # Errors
-    /// [`Error::Io`] naming it.
+    /// [`Error::Io`] if the file cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let made = !path.exists();
+        let remove = !path.exists();
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(Error::io(path))?;
-        Ok(Self { path: path.to_path_buf(), file, made })
+        Ok(Self { path: path.to_path_buf(), file, remove })
     }
 
-    /// Draws.
+    /// Draws the picture.
     ///
     /// # Errors
-    /// Entries that cannot be drawn, [`Error::Io`].
+    /// An entry cannot be drawn, or [`Error::Io`].
     pub(super) fn write(mut self, field: &'static str, sources: &[MeasurementFile]) -> Result<()> {
         let svg = plot::svg(field, sources)?;
         self.file.set_len(0).and_then(|()| self.file.write_all(svg.as_bytes())).map_err(Error::io(&self.path))?;
-        self.made = false;
+        self.remove = false;
         Ok(())
     }
 }
 
 impl Drop for Picture {
     fn drop(&mut self) {
-        if self.made {
-            // an error brought us here: there is nobody to tell another one
+        if self.remove {
+            // The caller is already returning another error.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// What files hold that `--json` printed.
+/// Reads files that were printed with `--json`.
 ///
 /// # Errors
-/// [`Error::Io`], and [`Error::Checkpoint`] naming a file that is no list of measurements.
-pub(super) fn saved(files: &[PathBuf]) -> Result<Vec<MeasurementFile>> {
+/// [`Error::Io`], or [`Error::Checkpoint`] for a file that is not a list of measurements.
+pub(super) fn read_all(files: &[PathBuf]) -> Result<Vec<MeasurementFile>> {
     files.iter().map(|path| read(path)).collect()
 }
 
@@ -75,7 +75,7 @@ fn read(path: &Path) -> Result<MeasurementFile> {
     }
     let mut bytes = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(Error::io(path))?;
-    let wrong = |place: String, found: String| Error::checkpoint(path, place, LIST, found);
+    let wrong = |place: String, found: String| Error::checkpoint(path, place, EXPECTED, found);
     match serde_json::from_slice(&bytes) {
         Ok(Value::Array(entries)) => Ok(MeasurementFile { name: path.into(), entries }),
         Ok(other) => Err(wrong("the JSON".into(), clip(&other.to_string(), QUOTED))),

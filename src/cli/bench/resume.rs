@@ -1,7 +1,12 @@
-//! What the segment cache spares: the time to the first character, as a client of the server sees it.
+//! `weir bench resume`: time to the first character with and without a cached prefix, measured by a gRPC client.
 
-use super::{Compute, Setup, Told, count, each, served::Served, table};
+use super::{
+    served::Served,
+    setup::{BenchCompute, BenchOutput, Setup, measure_each},
+    table,
+};
 use crate::{
+    cli::model::count,
     engine::{Handle, Limits},
     error::Result,
     family::load::MAX_SYMBOLS,
@@ -16,27 +21,27 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ResumeArgs {
-    /// The checkpoint's folder.
+    /// Checkpoint folder.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     model: PathBuf,
-    /// Symbols that the two prompts of a pair begin with, alike; several lengths are measured one after the other.
+    /// Symbols of the prefix that the two prompts of a pair share. Several lengths are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
         value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
     context: Vec<usize>,
-    /// Symbols of each prompt behind them.
+    /// Symbols of each prompt after the shared prefix.
     #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true,
         value_parser = count(1..=MAX_SYMBOLS))]
     more: usize,
-    /// Symbols a step while a prompt is fed.
+    /// Prompt symbols per step.
     #[arg(long, value_name = "N", default_value_t = Limits::default().chunk,
         value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
     chunk: usize,
-    /// Timed pairs of a cold and a resumed prompt, after one that is not timed.
+    /// Timed pairs of a cold and a resumed prompt, after one warm-up pair.
     #[arg(long, value_name = "N", default_value_t = 11,
         value_parser = count(1..=MAX_RUNS), allow_negative_numbers = true)]
     runs: usize,
     #[command(flatten)]
-    compute: Compute,
+    compute: BenchCompute,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -49,15 +54,15 @@ pub(super) fn run_resume(args: &ResumeArgs) -> Result<()> {
     for setup in args.compute.setups() {
         entries.extend(measure(setup, args, &plans)?);
     }
-    Told { json: args.json, plot: None }.tell(None, &entries, table::resume)
+    BenchOutput { json: args.json, plot: None }.print(None, &entries, table::resume)
 }
 
 fn measure(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<ResumeMeasurement>> {
     let ([model], machine) = setup.load([&args.model])?;
     let card = model.card();
     plans.iter().try_for_each(|plan| plan.check(card))?;
-    // a pair's prompts differ from those of every length's pairs: an engine of its own for each length
-    each(plans.to_vec(), |plan| {
+    // Each length gets an engine of its own, because prompts of different lengths may share prefixes.
+    measure_each(plans.to_vec(), |plan| {
         let cache_bytes = model.memory().limit / 2;
         let limits = Limits { chunk: args.chunk, cache_bytes, ..Limits::default() };
         let mut served = Served::start(Handle::start(model.clone(), limits)?)?;
@@ -71,8 +76,8 @@ fn measure(setup: Setup, args: &ResumeArgs, plans: &[ResumePlan]) -> Result<Vec<
     })
 }
 
-/// Asks for one character.
+/// Requests one character.
 fn first_char(served: &mut Served, prompt: String) -> Result<TimedAnswer> {
-    let read = served.ask(&[Request { prompt, seed: 1, chars: 1 }])?;
+    let read = served.request(&[Request { prompt, seed: 1, chars: 1 }])?;
     Ok(TimedAnswer { ns: read.ns as f64, cached_chars: read.cached_chars })
 }

@@ -1,8 +1,8 @@
-//! A server in this process and its client in another, for what is measured over the wire.
+//! A server in this process and its client in another, for measurements over gRPC.
 //!
-//! The server runs as `weir serve` runs it, on a free port of loopback; the client is a process of its own, this program
-//! again, which reads all streams on one thread. Both share the machine's cores with the engine, so what they compute counts
-//! in full where the engine uses all cores; a network would add its own time, and take the client elsewhere.
+//! The server runs as in `weir serve`, on a free loopback port. The client is this program in a second process; it reads all
+//! streams on one thread. Server, client and engine share the machine's cores, so if the engine uses all cores, the times include
+//! the full cost of server and client.
 
 use crate::{
     config::Wire,
@@ -20,41 +20,42 @@ use std::{
 };
 use tokio::{net::TcpListener, runtime::Runtime};
 
-/// How long what is left of the server may take to stop.
-const STOP: Duration = Duration::from_millis(100);
+/// How long the runtime may take to stop.
+const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ClientArgs {
-    /// Where the server listens.
+    /// Address of the server.
     address: String,
 }
 
-/// An engine's server, and the client of it.
+/// A server for one engine, and its client.
 pub(super) struct Served {
     client: Process,
-    /// None once it has stopped.
+    /// `None` once the server has stopped.
     runtime: Option<Runtime>,
 }
 
 impl Served {
     pub(super) fn start(engine: Handle) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Error::Internal(format!("no threads for the server: {error}")))?;
+        let runtime =
+            runtime.map_err(|error| Error::Internal(format!("the server runtime cannot be started: {error}")))?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).map_err(Error::io("127.0.0.1:0"))?;
         let address = listener.local_addr().map_err(Error::io("127.0.0.1:0"))?;
         let engines = Engines::new(vec![engine])?;
-        // it ends with the runtime
+        // The task ends with the runtime.
         runtime.spawn(serve::run(listener, engines, std::future::pending(), Wire::default()));
         Ok(Self { client: Process::start(&address.to_string())?, runtime: Some(runtime) })
     }
 
-    /// What the server's calls run on.
+    /// Runtime of the server.
     pub(super) fn runtime(&self) -> Result<&Runtime> {
         self.runtime.as_ref().ok_or_else(|| Error::Internal("the server has stopped".into()))
     }
 
-    /// Has the client make these requests, all at once, and read what they are answered.
-    pub(super) fn ask(&mut self, requests: &[Request]) -> Result<Read> {
+    /// Lets the client send all requests at once and read their responses.
+    pub(super) fn request(&mut self, requests: &[Request]) -> Result<Read> {
         self.client.generate(requests)
     }
 }
@@ -62,16 +63,17 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(STOP);
+            runtime.shutdown_timeout(STOP_TIMEOUT);
         }
     }
 }
 
-/// The client's process: a line of requests in, a line of what was read out. It ends with its input, or when it is dropped.
+/// The client process. It reads requests from lines of stdin and writes one line of results for each. It ends with its input or
+/// on drop.
 struct Process {
     child: Child,
     requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    results: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -80,43 +82,43 @@ impl Process {
         let mut command = Command::new(&program);
         command.args(["bench", "stream-client", address]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(Error::io(program))?;
-        let (Some(requests), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Error::Internal("a process without pipes".into()));
+        let (Some(requests), Some(results)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Error::Internal("the client process has no pipes".into()));
         };
-        Ok(Self { child, requests, answers: BufReader::new(answers) })
+        Ok(Self { child, requests, results: BufReader::new(results) })
     }
 
     fn generate(&mut self, requests: &[Request]) -> Result<Read> {
         let line = serde_json::to_string(requests).map_err(|error| Error::Internal(error.to_string()))?;
-        let mut answer = String::new();
-        let asked = writeln!(self.requests, "{line}").and_then(|()| self.answers.read_line(&mut answer));
-        let told = asked.map_err(Error::io("the client's process"))?;
-        if told == 0 {
-            return Err(Error::Setting("the client's process ended without an answer".into()));
+        let mut result = String::new();
+        let sent = writeln!(self.requests, "{line}").and_then(|()| self.results.read_line(&mut result));
+        let bytes = sent.map_err(Error::io("the client process"))?;
+        if bytes == 0 {
+            return Err(Error::Setting("the client process ended without a result".into()));
         }
-        serde_json::from_str(&answer).map_err(|error| Error::Internal(format!("the client's answer: {error}")))
+        serde_json::from_str(&result).map_err(|error| Error::Internal(format!("result of the client process: {error}")))
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // one that has ended already needs no end, and there is nobody to tell
+        // Fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The client: answers each line of standard input.
+/// Runs the client: sends the requests in each line of standard input.
 pub(super) fn run_client(args: &ClientArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::Internal(format!("no runtime for the client: {error}")))?;
+    let runtime = runtime.map_err(|error| Error::Internal(format!("the client runtime cannot be started: {error}")))?;
     let client = runtime.block_on(Client::connect(&args.address))?;
     for line in std::io::stdin().lines() {
         let line = line.map_err(Error::io("standard input"))?;
         let wrong = |error: serde_json::Error| Error::Setting(format!("standard input: {error}"));
         let read = runtime.block_on(client.generate(serde_json::from_str(&line).map_err(wrong)?))?;
-        let told = serde_json::to_value(&read).map_err(|error| Error::Internal(error.to_string()))?;
-        super::output::json(&told)?;
+        let result = serde_json::to_value(&read).map_err(|error| Error::Internal(error.to_string()))?;
+        crate::cli::output::json(&result)?;
     }
     Ok(())
 }

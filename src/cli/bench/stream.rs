@@ -1,7 +1,12 @@
-//! What a stream over the wire costs: one engine, read in turns by tasks of this process and by a client over gRPC.
+//! `weir bench stream`: overhead of gRPC streaming. Tasks of this process and a gRPC client take turns reading from one engine.
 
-use super::{Compute, Setup, Told, count, each, served::Served, table};
+use super::{
+    served::Served,
+    setup::{BenchCompute, BenchOutput, Setup, measure_each},
+    table,
+};
 use crate::{
+    cli::model::count,
     decode::{contract::Model, options::Generate},
     engine::{Event, Events, Handle, Job, Limits},
     error::{Error, Result},
@@ -18,27 +23,27 @@ use std::{path::PathBuf, time::Instant};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct StreamArgs {
-    /// The checkpoint's folder.
+    /// Checkpoint folder.
     #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
     model: PathBuf,
-    /// Requests at a time; several numbers are measured one after the other.
+    /// Concurrent requests. Several numbers are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16", allow_negative_numbers = true,
         value_parser = count(1..=MAX_BATCH))]
     batch: Vec<usize>,
-    /// Symbols of each prompt; their prefill is part of a run.
+    /// Symbols of each prompt. A run includes the prefill.
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true,
         value_parser = count(1..=MAX_SYMBOLS))]
     context: usize,
-    /// Characters that each request generates.
+    /// Characters to generate per request.
     #[arg(long, value_name = "N", default_value_t = 512, allow_negative_numbers = true,
         value_parser = count(1..=MAX_SYMBOLS))]
     chars: usize,
-    /// Pairs of runs, one in the process and one over the wire, after one pair that is not timed.
+    /// Timed pairs of runs, one inside the process and one over gRPC, after one warm-up pair.
     #[arg(long, value_name = "N", default_value_t = 11, allow_negative_numbers = true,
         value_parser = count(1..=MAX_PAIRS))]
     pairs: usize,
     #[command(flatten)]
-    compute: Compute,
+    compute: BenchCompute,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -51,7 +56,7 @@ pub(super) fn run_stream(args: &StreamArgs) -> Result<()> {
     for setup in args.compute.setups() {
         entries.extend(measure(setup, args, &plans)?);
     }
-    Told { json: args.json, plot: None }.tell(None, &entries, table::stream)
+    BenchOutput { json: args.json, plot: None }.print(None, &entries, table::stream)
 }
 
 fn measure(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<StreamMeasurement>> {
@@ -60,9 +65,9 @@ fn measure(setup: Setup, args: &StreamArgs, plans: &[StreamPlan]) -> Result<Vec<
     plans.iter().try_for_each(|plan| plan.check(card))?;
     let rows = plans.iter().map(|plan| plan.batch).max().unwrap_or(1).max(Limits::default().rows);
     let mut bench = Bench::start(Handle::start(model.clone(), Limits { rows, ..Limits::default() })?)?;
-    each(plans.to_vec(), |plan| {
-        let asked = plan.requests(card);
-        let mut pair = || Ok((bench.in_process(&*model, plan, &asked)?, bench.served(plan, &asked)?));
+    measure_each(plans.to_vec(), |plan| {
+        let prompts = plan.requests(card);
+        let mut pair = || Ok((bench.in_process(&*model, plan, &prompts)?, bench.served(plan, &prompts)?));
         pair()?;
         let runs = (0..plan.pairs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
         StreamMeasurement::new(MeasuredModel::new(card, &machine), plan, &runs)
@@ -80,61 +85,63 @@ impl Bench {
         Ok(Self { served: Served::start(engine.clone())?, engine })
     }
 
-    /// Submits all requests and reads their events, each on a task of its own, as the server does.
-    fn in_process(&self, model: &dyn Model, plan: StreamPlan, asked: &[StreamRequest]) -> Result<StreamRun> {
+    /// Submits all requests and reads the events of each on its own task, as the server does.
+    fn in_process(&self, model: &dyn Model, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
         let card = model.card();
-        let jobs = asked.iter().map(|asked| plan.engine_request(asked, card)).collect::<Result<Vec<_>>>()?;
+        let jobs = prompts.iter().map(|prompt| plan.engine_request(prompt, card)).collect::<Result<Vec<_>>>()?;
         let runtime = self.served.runtime()?;
         let begun = Instant::now();
-        let told = runtime.block_on(self.generate(jobs))?;
+        let received = runtime.block_on(self.generate(jobs))?;
         let ns = begun.elapsed().as_nanos() as f64;
-        let messages = told.iter().map(|told| told.messages).sum();
-        let text = |told: Heard| {
+        let messages = received.iter().map(|received| received.messages).sum();
+        let text = |received: Received| {
             let mut stream = StreamDetokenizer::new(card.vocabulary.clone());
-            let mut text: String = told.symbols.iter().map(|&symbol| stream.push(symbol).to_owned()).collect();
+            let mut text: String = received.symbols.iter().map(|&symbol| stream.push(symbol).to_owned()).collect();
             text += stream.finish();
             text
         };
-        Ok(StreamRun { ns, texts: told.into_iter().map(text).collect(), messages })
+        Ok(StreamRun { ns, texts: received.into_iter().map(text).collect(), messages })
     }
 
-    async fn generate(&self, jobs: Vec<Generate>) -> Result<Vec<Heard>> {
+    async fn generate(&self, jobs: Vec<Generate>) -> Result<Vec<Received>> {
         let submit = |job| self.engine.submit(Job::Generate(job), None);
         let readers: Vec<_> =
-            jobs.into_iter().map(|job| Ok(tokio::spawn(hear(submit(job)?)))).collect::<Result<_>>()?;
-        let mut told = Vec::with_capacity(readers.len());
+            jobs.into_iter().map(|job| Ok(tokio::spawn(read_events(submit(job)?)))).collect::<Result<_>>()?;
+        let mut received = Vec::with_capacity(readers.len());
         for reader in readers {
-            told.push(reader.await.map_err(|error| Error::Internal(format!("a reader: {error}")))??);
+            received.push(reader.await.map_err(|error| Error::Internal(format!("a reader task failed: {error}")))??);
         }
-        Ok(told)
+        Ok(received)
     }
 
-    /// Has the client ask for the same.
-    fn served(&mut self, plan: StreamPlan, asked: &[StreamRequest]) -> Result<StreamRun> {
+    /// Lets the client send the same requests.
+    fn served(&mut self, plan: StreamPlan, prompts: &[StreamRequest]) -> Result<StreamRun> {
         let chars = u32::try_from(plan.chars).unwrap_or(u32::MAX);
-        let request = |asked: &StreamRequest| Request { prompt: asked.prompt.clone(), seed: asked.seed, chars };
-        let requests: Vec<_> = asked.iter().map(request).collect();
-        let Read { ns, texts, messages, .. } = self.served.ask(&requests)?;
+        let request = |prompt: &StreamRequest| Request { prompt: prompt.prompt.clone(), seed: prompt.seed, chars };
+        let requests: Vec<_> = prompts.iter().map(request).collect();
+        let Read { ns, texts, messages, .. } = self.served.request(&requests)?;
         Ok(StreamRun { ns: ns as f64, texts, messages })
     }
 }
 
-/// What an engine said.
+/// Events of one request.
 #[derive(Default)]
-struct Heard {
+struct Received {
     symbols: Vec<u32>,
     messages: usize,
 }
 
-async fn hear(mut events: Events) -> Result<Heard> {
-    let mut told = Heard::default();
+async fn read_events(mut events: Events) -> Result<Received> {
+    let mut received = Received::default();
     while let Some(event) = events.recv().await {
-        told.messages += 1;
+        received.messages += 1;
         match event? {
             Event::Started { .. } | Event::Document(_) => {}
-            Event::Characters(characters) => told.symbols.extend(characters.iter().map(|character| character.symbol)),
-            Event::Finished { .. } => return Ok(told),
+            Event::Characters(characters) => {
+                received.symbols.extend(characters.iter().map(|character| character.symbol));
+            }
+            Event::Finished { .. } => return Ok(received),
         }
     }
-    Err(Error::Internal("the engine ended without an answer".into()))
+    Err(Error::Internal("the engine ended before the request finished".into()))
 }

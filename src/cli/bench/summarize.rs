@@ -1,35 +1,42 @@
-//! `weir bench summarize`: two models read documents and write about them, in turns.
+//! `weir bench summarize`: two models summarize documents in alternating runs.
 
-use super::{Compute, Told, count, table};
-use crate::{cli::progress::Progress, error::Result, report::summaries};
+use super::{
+    setup::{BenchCompute, BenchOutput},
+    table,
+};
+use crate::{
+    cli::{model::count, progress::Progress},
+    error::Result,
+    report::summaries,
+};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SummarizeArgs {
-    /// The checkpoint whose speed is told in units of the other's.
+    /// Checkpoint A, whose speed is reported relative to checkpoint B.
     #[arg(value_name = "DIR_A")]
     a: PathBuf,
-    /// The other checkpoint, such as the same shape without pooling.
+    /// Checkpoint B, for example the same shape without pooling.
     #[arg(value_name = "DIR_B")]
     b: PathBuf,
-    /// Documents that are written about side by side; several are measured one after the other.
+    /// Documents per batch. Several batch sizes are measured one after the other.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8",
         value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
     batch: Vec<usize>,
-    /// Tokens of a document.
+    /// Tokens per document.
     #[arg(long, value_name = "N", default_value_t = 8192,
         value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
     source: usize,
-    /// Tokens that are written about each.
+    /// Tokens per summary.
     #[arg(long, value_name = "N", default_value_t = 512,
         value_parser = count(2..=1 << 24), allow_negative_numbers = true)]
     tokens: usize,
-    /// Runs of each model, A B A B …, after one of each that is not timed.
+    /// Timed runs of each model, in the order A B A B …, after one warm-up run of each.
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = count(1..=summaries::MAX), allow_negative_numbers = true)]
     pairs: usize,
     #[command(flatten)]
-    compute: Compute,
+    compute: BenchCompute,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -40,12 +47,13 @@ pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
     let mut entries = Vec::new();
     for setup in args.compute.setups() {
         let ([a, b], machine) = setup.load([&args.a, &args.b])?;
-        let (mut progress, total) = (Progress::measurements(), (args.batch.len() * pairs) as u64);
+        let mut progress = Progress::measurements();
+        let total = (args.batch.len() * pairs) as u64;
         for (index, &batch) in args.batch.iter().enumerate() {
             let plan = summaries::SummaryPlan { batch, source, tokens, pairs };
-            let mut tell = |done: usize| progress.tell((index * pairs + done) as u64, total);
-            entries.push(summaries::compare([&*a, &*b], plan, &machine, &mut tell)?);
+            let mut report = |done: usize| progress.update((index * pairs + done) as u64, total);
+            entries.push(summaries::compare([&*a, &*b], plan, &machine, &mut report)?);
         }
     }
-    Told { json: args.json, plot: None }.tell(None, &entries, table::summaries)
+    BenchOutput { json: args.json, plot: None }.print(None, &entries, table::summaries)
 }

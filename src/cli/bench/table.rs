@@ -1,4 +1,4 @@
-//! Measurements for people.
+//! Formats measurements as tables.
 
 use crate::{
     error::printable,
@@ -11,7 +11,7 @@ use crate::{
 };
 use std::fmt::Write;
 
-/// One line a measurement, in columns as wide as their widest cell; the first column is set left, the others right.
+/// Formats one line per measurement. Each column is as wide as its widest cell; the first is left-aligned, the others right.
 fn columns(head: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {
     let mut rows = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
     rows.extend(lines.map(|line| line.iter().map(|cell| printable(cell)).collect()));
@@ -75,28 +75,28 @@ fn factor(factor: Option<f64>) -> String {
     factor.map_or("-".into(), |factor| format!("{factor:.2}"))
 }
 
-/// What must be said where the text is no language to the model.
-fn foreign<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
-    let mut told: Vec<_> = entries.filter(|(_, letters)| *letters > 0).collect();
-    told.dedup();
-    told.into_iter().fold(String::new(), |mut text, (model, letters)| {
-        // writing to a string does not fail
+/// A note for each model whose vocabulary lacks letters of the sample. Repeated measurements of a model give one note.
+fn missing_letters<'a>(entries: impl Iterator<Item = (&'a str, usize)>) -> String {
+    let mut models: Vec<_> = entries.filter(|(_, letters)| *letters > 0).collect();
+    models.dedup();
+    models.into_iter().fold(String::new(), |mut text, (model, letters)| {
+        // Never fails: the writer is a `String`.
         let _ = writeln!(
             text,
-            "{}: {letters} letters of the sample are not in its vocabulary: SF is not English's",
+            "{}: its vocabulary lacks {letters} letters of the sample, so SF is not that of English",
             printable(model)
         );
         text
     })
 }
 
-/// Of `weir bench decode`.
+/// Formats `weir bench decode`.
 pub(super) fn decode(entries: &[decode::DecodeMeasurement]) -> String {
     let table = columns(&DECODE, entries.iter().map(decode_line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Of `weir bench prefill`.
+/// Formats `weir bench prefill`.
 pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
     let head = [
         "model",
@@ -131,19 +131,19 @@ pub(super) fn prefill(entries: &[prefill::PrefillMeasurement]) -> String {
     };
     let table =
         columns(&head, entries.iter().map(line)) + no_peak(entries.iter().any(|entry| entry.peak_gflops.is_none()));
-    table + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// What must be said where a rate stands beside no peak.
+/// A note for tables in which a rate has no peak to compare with.
 fn no_peak(missing: bool) -> &'static str {
     if missing {
-        "int8: no peak is told: the one that is measured is that of f32, and products of bytes have another\n"
+        "int8: no peak, since the measured peak is that of f32 products, which differs from that of int8\n"
     } else {
         ""
     }
 }
 
-/// Of `weir bench compare`.
+/// Formats `weir bench compare`.
 pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
     let both = || comparisons.iter().flat_map(|comparison| [&comparison.a, &comparison.b]);
     let mut text = columns(&DECODE, both().map(decode_line));
@@ -159,10 +159,10 @@ pub(super) fn compare(comparisons: &[DecodeComparison]) -> String {
             printable(&b.measured.model)
         );
     }
-    text + &foreign(both().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    text + &missing_letters(both().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Of `weir bench summarize`.
+/// Formats `weir bench summarize`.
 pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String {
     let head = [
         "model",
@@ -171,7 +171,7 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         "batch",
         "encode ms",
         "GFLOP/s of peak",
-        "left after upload",
+        "after upload",
         "decode ms/token",
         "GB/s of ceiling",
         "request s",
@@ -181,8 +181,7 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         let mut cells = vec![entry.measured.model.clone(), entry.measured.dtype.to_owned()];
         cells.extend([entry.measured.threads, batch].map(|count| count.to_string()));
         cells.push(format!("{:.1}", entry.encode_ns / 1e6));
-        let share =
-            |found: f64, most: f64| format!("{found:.1} of {most:.1} ({:.0} %)", 100.0 * found / most.max(1e-9));
+        let share = |rate: f64, peak: f64| format!("{rate:.1} of {peak:.1} ({:.0} %)", 100.0 * rate / peak.max(1e-9));
         cells.push(share(entry.encode_gflops, entry.peak_gflops));
         cells.push(format!("{:.1} %", entry.encode_share_after_upload * 100.0));
         cells.push(format!("{:.3}", entry.decode_ns_per_token / 1e6));
@@ -192,23 +191,25 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         cells.push(entry.vectors.to_string());
         cells
     };
-    let both = |one: &summaries::SummaryComparison| [line(one.batch, &one.a), line(one.batch, &one.b)];
+    let both = |pair: &summaries::SummaryComparison| [line(pair.batch, &pair.a), line(pair.batch, &pair.b)];
     let mut text = columns(&head, comparisons.iter().flat_map(both));
     text.push('\n');
     for summaries::SummaryComparison { batch, source, tokens, pairs, a, b, decode_ratio, request_ratio } in comparisons
     {
         let times = |Ratio { median, p10, p90 }: &Ratio| format!("{median:.2} times (p10 {p10:.2}, p90 {p90:.2})");
-        let (a, b) = (printable(&a.measured.model), printable(&b.measured.model));
-        let (decode, request) = (times(decode_ratio), times(request_ratio));
         let _ = writeln!(
             text,
-            "batch {batch}, {source} tokens read, {tokens} written: {a} is {decode} as fast as {b} a token, {request} in all, {pairs} pairs"
+            "batch {batch}, {source} tokens read, {tokens} written: {} is {} as fast as {} per token, {} in total, {pairs} pairs",
+            printable(&a.measured.model),
+            times(decode_ratio),
+            printable(&b.measured.model),
+            times(request_ratio)
         );
     }
     text
 }
 
-/// Of `weir bench resume`.
+/// Formats `weir bench resume`.
 pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
     let head = [
         "model",
@@ -235,13 +236,13 @@ pub(super) fn resume(entries: &[resume::ResumeMeasurement]) -> String {
         cells
     };
     let table = columns(&head, entries.iter().map(line));
-    table + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+    table + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Of `weir bench endless`: a line for each part.
+/// Formats `weir bench endless`, with a line for each part.
 pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
     let head =
-        ["model", "dtype", "threads", "symbols", "p50 us", "p10", "p90", "KB in pages", "KB beside", "MB resident"];
+        ["model", "dtype", "threads", "symbols", "p50 us", "p10", "p90", "KB in pages", "KB other", "MB resident"];
     let micro = |ns: f64| format!("{:.2}", ns / 1e3);
     let lines = entries.iter().flat_map(|entry| entry.parts.iter().map(move |part| (entry, part)));
     let table = columns(
@@ -257,15 +258,17 @@ pub(super) fn endless(entries: &[endless::EndlessMeasurement]) -> String {
         }),
     );
     let ratios = entries.iter().map(|entry| {
-        let (model, time, memory) = (&entry.measured.model, entry.time_ratio, entry.memory_ratio);
-        format!("{model}: last part ÷ first: time {time:.3}, memory {memory:.3}\n")
+        format!(
+            "{}: last part ÷ first: time {:.3}, memory {:.3}\n",
+            entry.measured.model, entry.time_ratio, entry.memory_ratio
+        )
     });
     table
         + &ratios.collect::<String>()
-        + &foreign(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
+        + &missing_letters(entries.iter().map(|entry| (&*entry.measured.model, entry.foreign_letters)))
 }
 
-/// Of `weir bench stream`.
+/// Formats `weir bench stream`.
 pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
     let head = [
         "model",
@@ -299,7 +302,7 @@ pub(super) fn stream(entries: &[stream::StreamMeasurement]) -> String {
     columns(&head, entries.iter().map(line))
 }
 
-/// Of `weir bench kernels`.
+/// Formats `weir bench kernels`.
 pub(super) fn kernels(entries: &[kernels::KernelMeasurement]) -> String {
     let head = [
         "kernel",
@@ -346,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn foreign_letters_are_told_once_a_model() {
-        assert_eq!(foreign([("a", 0)].into_iter()), "");
-        assert_eq!(foreign([("a", 3), ("a", 3), ("b", 0)].into_iter()).lines().count(), 1);
+    fn missing_letters_are_noted_once_per_model() {
+        assert_eq!(missing_letters([("a", 0)].into_iter()), "");
+        assert_eq!(missing_letters([("a", 3), ("a", 3), ("b", 0)].into_iter()).lines().count(), 1);
     }
 }

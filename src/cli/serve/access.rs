@@ -1,30 +1,28 @@
-//! Who may connect and call.
+//! TLS and API keys of the server.
 
 use crate::config::{Access, Checks, TlsFiles};
 use std::{path::PathBuf, sync::Arc};
 
-/// The flags of TLS and API keys.
+/// Flags of TLS and API keys.
 #[derive(Debug, clap::Args)]
 pub(super) struct AccessArgs {
-    /// The server's certificate, in PEM, with those between it and the authority that clients know: connections are
-    /// encrypted. Needs --tls-key.
+    /// PEM file with the server's certificate and its intermediate certificates; enables TLS. Requires --tls-key.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CERT")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's private key, in PEM and not encrypted.
+    /// PEM file with the certificate's private key, not encrypted.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// The authorities, in PEM, one of which must have signed each client's certificate; clients need none if this is not
-    /// given.
+    /// PEM file with the authorities that may sign client certificates. Default: clients need no certificate.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
-    /// Lines of `name:key` or `name:sha256:DIGEST`: every call but health and reflection must bring one of these keys, as
-    /// `authorization: Bearer KEY`.
+    /// File with API keys, one `name:key` or `name:sha256:DIGEST` per line. Every call except health and reflection must then
+    /// send one of them as `authorization: Bearer KEY`.
     #[arg(long, value_name = "FILE", env = "WEIR_API_KEYS")]
     api_keys: Option<PathBuf>,
 }
 
 impl AccessArgs {
-    /// As the server wants it.
+    /// Reads and checks the files.
     pub(super) fn access(&self, checks: &mut Checks) -> Access {
         let Self { tls_cert: cert, tls_key: key, tls_client_ca: client_ca, .. } = self;
         if cert.is_some() != key.is_some() {
@@ -33,7 +31,7 @@ impl AccessArgs {
         if let (Some(_), None, None) = (client_ca, cert, key) {
             checks.missing("--tls-client-ca needs --tls-cert and --tls-key");
         }
-        // each file that is named is looked at, whatever else is wrong
+        // Every file is checked, whatever else is wrong, so that all errors are reported at once.
         let tls = checks.tls(TlsFiles { cert: cert.as_deref(), key: key.as_deref(), client_ca: client_ca.as_deref() });
         let keys = self.api_keys.as_ref().and_then(|file| checks.keys("--api-keys", file)).map(Arc::new);
         Access { tls, keys }

@@ -1,4 +1,4 @@
-//! Checkpoints for the server, at its start and while it runs.
+//! Loads checkpoints for the server, at start-up and while it runs.
 
 use crate::{decode::contract::Model, error::Result, family::load, serve::Loader};
 use std::{path::Path, sync::Arc};
@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 pub(super) struct Checkpoints(load::Settings);
 
 impl Checkpoints {
-    /// With these settings; models share their threads if these were started.
+    /// Creates a loader. Models share the thread pool of `settings`, if it is started.
     pub(super) fn new(settings: load::Settings) -> Self {
         Self(settings)
     }

@@ -1,22 +1,22 @@
-//! What is logged, and how.
+//! Log level and format.
 
 use crate::config::{Announce, Checks};
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
-/// The flags of the log.
+/// Flags of the log.
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
-    /// What is logged to stderr: a level, or `target=level` directives with commas in between.
+    /// Log filter: a level, or `target=level` directives separated by commas. The log goes to stderr.
     #[arg(long, value_name = "FILTER", env = "WEIR_LOG", default_value = "info")]
     log: String,
-    /// How it is logged: text or json.
+    /// Log format: text or json.
     #[arg(long, value_name = "FORMAT", env = "WEIR_LOG_FORMAT", default_value = "text")]
     log_format: String,
 }
 
 impl LogArgs {
-    /// Before anything else, so that the checks can log.
+    /// Starts the log. Called first, so that later checks can log.
     pub(super) fn start(&self, checks: &mut Checks) -> Announce {
         let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
             checks.wrong("--log", &self.log, error);
@@ -24,7 +24,7 @@ impl LogArgs {
         });
         let colours = std::io::stderr().is_terminal();
         let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
-        // A log that was started already stays.
+        // A log that is already running stays in place.
         match self.log_format.as_str() {
             "text" => {
                 let _ = log.try_init();

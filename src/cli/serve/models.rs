@@ -1,40 +1,41 @@
-//! Which models are served, and what each may use.
+//! Models to serve, and their resources.
 
 use crate::{config::Checks, family::load, kernels::Dtype};
 use std::path::{Path, PathBuf};
 
-/// The flags of the models.
+/// Flags of the models.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelsArgs {
-    /// A folder whose subfolders are checkpoints; subfolders without a config.json are skipped. `models` if neither
-    /// this nor --model is given.
+    /// Folder whose subfolders are checkpoints; subfolders without a config.json are skipped. Default: `models`, unless --model
+    /// is given.
     #[arg(long, value_name = "DIR", env = "WEIR_MODELS")]
     models: Option<PathBuf>,
-    /// A checkpoint's folder, which gives the model its name, or NAME=DIR; may be given several times, or with commas in between.
+    /// Checkpoint folder, or NAME=DIR to serve it under another name. The flag can be repeated, or hold several folders separated
+    /// by commas.
     #[arg(long, value_name = "[NAME=]DIR", env = "WEIR_MODEL", value_delimiter = ',')]
     model: Vec<PathBuf>,
-    /// Threads; all cores if not given.
+    /// Number of threads. Default: all cores.
     #[arg(long, value_name = "N", env = "WEIR_THREADS")]
     threads: Option<String>,
-    /// Numbers that weights, keys and values are stored in: f32, bf16 or int8.
+    /// Number format of weights, keys and values: f32, bf16 or int8.
     #[arg(long, value_name = "TYPE", env = "WEIR_DTYPE", default_value = "f32")]
     dtype: String,
-    /// The most symbols of one sequence; if not given four training windows, but at least 8192, or 2^24 where windows bound what
-    /// a sequence holds.
+    /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
+    /// memory of a sequence.
     #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS")]
     max_symbols: Option<String>,
-    /// Key-value memory of each model.
+    /// Key-value memory per model.
     #[arg(long, value_name = "SIZE", env = "WEIR_KV_MEMORY", default_value = "2GiB")]
     kv_memory: String,
 }
 
 impl ModelsArgs {
-    /// The folder of checkpoints, if there is one.
+    /// Folder of checkpoints, if any.
     pub(super) fn folder(&self) -> Option<PathBuf> {
         self.models.clone().or_else(|| self.model.is_empty().then(|| PathBuf::from("models")))
     }
 
-    /// The checkpoints' folders, and the names that they are served under.
+    /// Names and folders of the checkpoints to serve.
     pub(super) fn checkpoints(&self, checks: &mut Checks) -> Vec<(String, PathBuf)> {
         let mut found = Vec::new();
         if let Some(folder) = &self.folder() {
@@ -44,15 +45,15 @@ impl ModelsArgs {
             }
         }
         let mut found: Vec<_> = found.into_iter().map(|folder| (load::name_of(&folder), folder)).collect();
-        for given in &self.model {
-            let (name, folder) = named(given);
+        for argument in &self.model {
+            let (name, folder) = name_and_folder(argument);
             checks.checkpoint("--model", &folder);
             found.push((name, folder));
         }
         found
     }
 
-    /// What each model may use.
+    /// Load settings of each model.
     pub(super) fn settings(&self, checks: &mut Checks) -> load::Settings {
         let mut settings = load::Settings::default();
         match Dtype::parse(&self.dtype) {
@@ -69,12 +70,12 @@ impl ModelsArgs {
     }
 }
 
-/// A name and a folder, of `NAME=DIR`, or of a folder alone, which may have such a sign in it.
-fn named(given: &Path) -> (String, PathBuf) {
-    let pair = given.to_str().and_then(|text| text.split_once('='));
-    match pair.filter(|(name, _)| !given.is_dir() && !name.is_empty() && !name.contains('/')) {
+/// Splits `NAME=DIR`. A folder alone, whose path may contain `=`, is named after its last part.
+fn name_and_folder(argument: &Path) -> (String, PathBuf) {
+    let pair = argument.to_str().and_then(|text| text.split_once('='));
+    match pair.filter(|(name, _)| !argument.is_dir() && !name.is_empty() && !name.contains('/')) {
         Some((name, folder)) => (name.to_owned(), PathBuf::from(folder)),
-        None => (load::name_of(given), given.to_owned()),
+        None => (load::name_of(argument), argument.to_owned()),
     }
 }
 
@@ -83,11 +84,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_may_be_given_a_name() {
-        let of = |given: &str| named(Path::new(given));
-        assert_eq!(of("english=/mnt/models"), ("english".into(), "/mnt/models".into()));
-        assert_eq!(of("/mnt/english"), ("english".into(), "/mnt/english".into()));
-        assert_eq!(of("/mnt/a=b"), ("a=b".into(), "/mnt/a=b".into()));
-        assert_eq!(of("=x"), ("=x".into(), "=x".into()));
+    fn a_model_can_have_a_name() {
+        let parse = |argument: &str| name_and_folder(Path::new(argument));
+        assert_eq!(parse("english=/mnt/models"), ("english".into(), "/mnt/models".into()));
+        assert_eq!(parse("/mnt/english"), ("english".into(), "/mnt/english".into()));
+        assert_eq!(parse("/mnt/a=b"), ("a=b".into(), "/mnt/a=b".into()));
+        assert_eq!(parse("=x"), ("=x".into(), "=x".into()));
     }
 }

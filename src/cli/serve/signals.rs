@@ -1,12 +1,13 @@
-//! The signals that end the server.
+//! Signals that shut the server down.
 
 use tokio::sync::watch;
 
-/// Counts the signals that ask for an end: SIGTERM where there is such a thing, and Ctrl-C.
+/// Counts shutdown signals: SIGTERM and Ctrl-C.
 #[cfg(unix)]
 pub(super) fn signals() -> std::io::Result<watch::Receiver<usize>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let (count, counted) = watch::channel(0);
     tokio::spawn(async move {
         loop {
@@ -20,7 +21,7 @@ pub(super) fn signals() -> std::io::Result<watch::Receiver<usize>> {
     Ok(counted)
 }
 
-/// Counts the signals that ask for an end: Ctrl-C.
+/// Counts shutdown signals: Ctrl-C.
 #[cfg(not(unix))]
 pub(super) fn signals() -> std::io::Result<watch::Receiver<usize>> {
     let (count, counted) = watch::channel(0);
@@ -32,10 +33,10 @@ pub(super) fn signals() -> std::io::Result<watch::Receiver<usize>> {
     Ok(counted)
 }
 
-/// Waits for so many signals.
-pub(super) async fn reached(mut signals: watch::Receiver<usize>, count: usize) {
+/// Waits until `count` signals have arrived.
+pub(super) async fn received(mut signals: watch::Receiver<usize>, count: usize) {
     if signals.wait_for(|seen| *seen >= count).await.is_err() {
-        // Nobody counts any more, so no signal will come.
+        // The counting task is gone, so no signal will arrive.
         std::future::pending().await
     }
 }

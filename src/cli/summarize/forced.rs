@@ -1,4 +1,4 @@
-//! A summary that is given: the logits after each of its tokens.
+//! Teacher forcing: logits after each token of a given summary.
 
 use crate::{
     decode::{
@@ -10,18 +10,20 @@ use crate::{
 use safetensors::{Dtype, tensor::TensorView};
 use std::path::Path;
 
-/// Blocks that are run at a time.
+/// Encoder blocks per step.
 const BLOCKS: usize = 64;
 
-/// Feeds the target's ids behind a document, and writes the logits (ids, vocabulary) to a file.
+/// Encodes a document, feeds `target` to the decoder and writes the logits (target ids, vocabulary) to `out`. `hard` selects
+/// hard top-k.
 pub(super) fn run(
     model: &dyn Model,
-    reader: &dyn DocumentEncoder,
-    ids: &[u32],
-    (target, hard): (&[u32], bool),
+    encoder: &dyn DocumentEncoder,
+    document: &[u32],
+    target: &[u32],
+    hard: bool,
     out: &Path,
 ) -> Result<()> {
-    let limits = reader.limits();
+    let limits = encoder.limits();
     model.card().vocabulary.check_ids("--target-ids", target)?;
     let start = (target.first() != Some(&limits.marks.start)).then_some(limits.marks.start);
     let fed: Vec<u32> = start.into_iter().chain(target.iter().copied()).collect();
@@ -34,19 +36,19 @@ pub(super) fn run(
             why: None,
         });
     }
-    let mut encoding = if hard { reader.open_hard()? } else { reader.open() };
+    let mut encoding = if hard { encoder.open_hard()? } else { encoder.open() };
     let mut scratch = model.scratch();
-    encoding.push(ids)?;
+    encoding.push(document)?;
     encoding.close()?;
     let document = loop {
         if let Some(document) = encoding.document() {
             break document;
         }
-        if reader.advance(&mut *encoding, BLOCKS, &mut scratch)? == 0 && encoding.document().is_none() {
-            return Err(Error::Internal("a document that is whole does not come to its end".into()));
+        if encoder.advance(&mut *encoding, BLOCKS, &mut scratch)? == 0 && encoding.document().is_none() {
+            return Err(Error::Internal("encoding of a complete document made no progress".into()));
         }
     };
-    let mut row = SequenceRow::new(reader.begin(&*document)?);
+    let mut row = SequenceRow::new(encoder.begin(&*document)?);
     row.set(&fed, Want::All);
     advance(model, std::slice::from_mut(&mut row), &[0], &mut scratch)?;
     let bytes: Vec<u8> = row.logits.iter().flat_map(|value| value.to_le_bytes()).collect();

@@ -1,4 +1,4 @@
-//! A summary as people and programs see it.
+//! Formats summaries as text and JSON.
 
 use crate::{
     decode::{
@@ -15,36 +15,37 @@ use crate::{
 use serde_json::{Value, json};
 use std::{fmt::Write, io::IsTerminal};
 
-/// What each pooling has kept, in the text: in reverse colours on a terminal, elsewhere in brackets.
+/// Shows the tokens that each pooling layer kept: in reverse video on a terminal, otherwise in brackets.
 pub(super) fn highlights(text: &str, encoded: &EncodedDocument) -> String {
-    let marks = if std::io::stdout().is_terminal() { ("\u{1b}[7m", "\u{1b}[0m") } else { ("[", "]") };
-    marked(text, encoded, marks)
+    let terminal = std::io::stdout().is_terminal();
+    if terminal { marked(text, encoded, "\u{1b}[7m", "\u{1b}[0m") } else { marked(text, encoded, "[", "]") }
 }
 
-fn marked(text: &str, encoded: &EncodedDocument, (on, off): (&str, &str)) -> String {
+fn marked(text: &str, encoded: &EncodedDocument, on: &str, off: &str) -> String {
     let mut shown = String::new();
     for choice in &encoded.choices {
         let (spans, kept) = spans(choice, &encoded.places, encoded.tokens);
-        // Writing to a string does not fail.
+        // Never fails: the writer is a `String`.
         let _ = writeln!(shown, "-- after layer {}: {kept} of {} tokens kept", choice.layer, encoded.tokens);
-        let mut at = 0;
+        let mut shown_to = 0;
         for KeptSpan { start, end, .. } in spans {
-            let (start, end) = ((start as usize).max(at), end as usize);
-            let (Some(before), Some(span)) = (text.get(at..start), text.get(start..end)) else { continue };
-            let _ = write!(shown, "{}{on}{}{off}", harmless(before), harmless(span));
-            at = end;
+            let start = (start as usize).max(shown_to);
+            let end = end as usize;
+            let (Some(before), Some(span)) = (text.get(shown_to..start), text.get(start..end)) else { continue };
+            let _ = write!(shown, "{}{on}{}{off}", without_controls(before), without_controls(span));
+            shown_to = end;
         }
-        let _ = writeln!(shown, "{}\n", harmless(text.get(at..).unwrap_or_default()).trim_end());
+        let _ = writeln!(shown, "{}\n", without_controls(text.get(shown_to..).unwrap_or_default()).trim_end());
     }
     shown
 }
 
-/// A document is somebody's words, which must not steer the terminal.
-fn harmless(text: &str) -> String {
+/// Replaces control characters, which could change the terminal, in every line.
+fn without_controls(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// ROUGE in a few lines.
+/// Formats ROUGE scores, one per line.
 pub(super) fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> String {
     let line = |name, RougeScore { precision, recall, f1 }: &RougeScore| {
         let [f1, precision, recall] = [f1, precision, recall].map(|part| 100.0 * part);
@@ -53,20 +54,20 @@ pub(super) fn rouge(RougeScores { rouge1, rouge2, rouge_l }: &RougeScores) -> St
     [line("ROUGE-1", rouge1), line("ROUGE-2", rouge2), line("ROUGE-L", rouge_l)].concat()
 }
 
-/// All of it.
+/// Formats a summary and its document as JSON.
 pub(super) fn json(
     model: &dyn Model,
     encoded: &EncodedDocument,
     summary: &SummaryResult,
-    compared: Option<RougeScores>,
+    scores: Option<RougeScores>,
 ) -> Value {
     let SummaryResult { hypotheses, reason, usage, timing, .. } = summary;
-    let written = |one: &Hypothesis| {
-        let text = one.tokens.split_last().map_or(&[][..], |(_, text)| text);
+    let hypothesis = |Hypothesis { tokens, score, logprobs, .. }: &Hypothesis| {
+        let text = tokens.split_last().map_or(&[][..], |(_, text)| text);
         let text = model.card().vocabulary.decode(text);
-        json!({ "ids": one.tokens, "score": one.score, "text": text, "logprobs": one.logprobs })
+        json!({ "ids": tokens, "score": score, "text": text, "logprobs": logprobs })
     };
-    let hypotheses: Vec<Value> = hypotheses.iter().map(written).collect();
+    let hypotheses: Vec<Value> = hypotheses.iter().map(hypothesis).collect();
     let best = |key: &str| hypotheses.first().map_or(Value::Null, |best| best[key].clone());
     let layers = encoded.layers.iter().map(|layer| json!({ "length": layer.length, "ns": layer.ns }));
     let steps = (usage.generated_chars as u64).saturating_sub(1);
@@ -74,7 +75,7 @@ pub(super) fn json(
         "ids": best("ids"),
         "score": best("score"),
         "text": best("text"),
-        // what is written are tokens, not characters
+        // Summaries consist of tokens, not characters.
         "reason": if *reason == FinishReason::MaxChars { "max_tokens" } else { reason.name() },
         "hypotheses": hypotheses,
         "poolings": encoded.choices.iter().map(|choice| pooling(choice, encoded)).collect::<Vec<_>>(),
@@ -95,13 +96,13 @@ pub(super) fn json(
             "total_ns": timing.total_ns,
         },
     });
-    if let Some(rouge) = compared {
+    if let Some(rouge) = scores {
         object["rouge"] = json!(rouge);
     }
     object
 }
 
-/// What a pooling has kept, in the order in which it goes on, and as spans of the text.
+/// Formats the tokens that one pooling layer kept: in the order of the next layer, and as spans of the text.
 fn pooling(choice: &PoolingChoice, encoded: &EncodedDocument) -> Value {
     let kept = choice.kept.iter().map(|kept| json!({ "position": kept.token, "score": kept.score }));
     let (spans, _) = spans(choice, &encoded.places, encoded.tokens);
@@ -120,8 +121,8 @@ mod tests {
     use crate::decode::document::KeptVector;
 
     #[test]
-    fn what_was_kept_stands_in_the_text() {
-        let kept = |tokens: &[usize]| tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect();
+    fn kept_tokens_are_marked_in_the_text() {
+        let kept = |tokens: &[usize]| tokens.iter().map(|&token| Kept { token, score: 0.5 }).collect();
         let encoded = EncodedDocument {
             places: vec![(0, 4), (4, 10), (10, 13), (13, 13)],
             tokens: 4,
@@ -136,7 +137,7 @@ mod tests {
             layers: Vec::new(),
             memory_ns: 0,
         };
-        let shown = marked("the\u{1b}größ en", &encoded, ("[", "]"));
+        let shown = marked("the\u{1b}größ en", &encoded, "[", "]");
         let expected = "-- after layer 0: 3 of 4 tokens kept\n[the\u{fffd}größ] en\n\n\
             -- after layer 2: 1 of 4 tokens kept\nthe\u{fffd}größ[ en]\n\n";
         assert_eq!(shown, expected);

@@ -1,6 +1,6 @@
-//! Many documents with their summaries: how well each source's are matched.
+//! Mean ROUGE scores over many documents with reference summaries, per source.
 
-use super::{Document, Writer};
+use super::{input::Document, summarizer::Summarizer};
 use crate::{
     cli::{output, progress::Progress},
     error::{Error, Result, printable},
@@ -16,75 +16,76 @@ use std::{
     path::Path,
 };
 
-/// Bytes of a line: more is a mistake.
-const LINE: u64 = 64 << 20;
+/// Maximum bytes of a line.
+const MAX_LINE: u64 = 64 << 20;
 
-/// What the documents are called that have no source, where others have one.
-const NAMELESS: &str = "(no source)";
+/// Name of the group of documents without a source, if other documents have one.
+const NO_SOURCE: &str = "(no source)";
 
-/// A line of the file.
+/// One line of the file.
 #[derive(Deserialize)]
-struct Line {
+struct Example {
     #[serde(default)]
     source: String,
     document: String,
     summary: String,
 }
 
-/// What is added up.
+/// Sums over documents.
 #[derive(Default)]
-struct Figures {
+struct Sums {
     documents: usize,
     cut: usize,
     tokens: usize,
-    written: usize,
+    summary_tokens: usize,
     total_ns: u64,
     rouge: RougeScores,
 }
 
-/// Summarizes every document of the file, and tells the figures of each source and of all.
-pub(super) fn run(writer: &Writer, file: &Path, (cut, as_json): (bool, bool)) -> Result<()> {
-    let mut sources: BTreeMap<String, Figures> = BTreeMap::new();
-    let mut all = Figures::default();
-    let lines = lines(file)?;
-    let (mut progress, total) = (Progress::measurements(), lines.len() as u64);
-    for (done, (number, Line { source, document, summary: reference })) in lines.into_iter().enumerate() {
-        let named = |error: Error| Error::Setting(format!("{}: line {number}: {error}", file.display()));
-        let document = Document::of_text(&document, &*writer.model, &writer.limits, cut).map_err(named)?;
-        let (encoded, summary) = writer.write(&document, &mut |_| Ok(()))?;
-        let found = rouge(&reference, &writer.text(&summary));
-        for figures in [sources.entry(printable(&source)).or_default(), &mut all] {
-            figures.documents += 1;
-            figures.cut += usize::from(encoded.cut);
-            figures.tokens += encoded.tokens;
-            figures.written += summary.usage.generated_chars;
-            figures.total_ns += summary.timing.total_ns;
-            figures.rouge += found;
+/// Summarizes every document of the file, and prints the means of each source and of all documents.
+pub(super) fn run(summarizer: &Summarizer, file: &Path, cut: bool, as_json: bool) -> Result<()> {
+    let mut sources: BTreeMap<String, Sums> = BTreeMap::new();
+    let mut all = Sums::default();
+    let examples = examples(file)?;
+    let mut progress = Progress::measurements();
+    let total = examples.len() as u64;
+    for (done, (number, Example { source, document, summary: reference })) in examples.into_iter().enumerate() {
+        let with_line = |error: Error| Error::Setting(format!("{}: line {number}: {error}", file.display()));
+        let document =
+            Document::from_text(&document, &*summarizer.model, &summarizer.limits, cut).map_err(with_line)?;
+        let (encoded, summary) = summarizer.summarize(&document, &mut |_| Ok(()))?;
+        let scores = rouge(&reference, &summarizer.text(&summary));
+        for sums in [sources.entry(printable(&source)).or_default(), &mut all] {
+            sums.documents += 1;
+            sums.cut += usize::from(encoded.cut);
+            sums.tokens += encoded.tokens;
+            sums.summary_tokens += summary.usage.generated_chars;
+            sums.total_ns += summary.timing.total_ns;
+            sums.rouge += scores;
         }
-        progress.tell(done as u64 + 1, total);
+        progress.update(done as u64 + 1, total);
     }
     drop(progress);
-    // where no line names its source, all are told, and once
-    sources.retain(|source, figures| !source.is_empty() || figures.documents < all.documents);
-    fn name(source: &str) -> &str {
-        if source.is_empty() { NAMELESS } else { source }
-    }
-    let rows: Vec<(&str, &Figures)> =
-        sources.iter().map(|(source, figures)| (name(source), figures)).chain([("all", &all)]).collect();
+    // If no line names its source, only the line for all documents is printed.
+    sources.retain(|source, sums| !source.is_empty() || sums.documents < all.documents);
+    let name = |source: &'_ str| if source.is_empty() { NO_SOURCE } else { source }.to_owned();
+    let mut rows: Vec<(String, &Sums)> = sources.iter().map(|(source, sums)| (name(source), sums)).collect();
+    rows.push(("all".to_owned(), &all));
     if as_json {
-        return output::json(&rows.iter().map(|(source, figures)| figures.json(source)).collect::<Vec<_>>().into());
+        return output::json(&rows.iter().map(|(source, sums)| sums.json(source)).collect::<Vec<_>>().into());
     }
-    output::write(&told(&rows))
+    output::write(&table(&rows))
 }
 
-/// The lines with something in them, by their numbers.
-fn lines(file: &Path) -> Result<Vec<(u64, Line)>> {
+/// Reads the lines that are not empty, with their line numbers.
+fn examples(file: &Path) -> Result<Vec<(u64, Example)>> {
     let mut reader = BufReader::new(File::open(file).map_err(Error::io(file))?);
-    let (mut lines, mut number) = (Vec::new(), 0);
+    let mut examples = Vec::new();
+    let mut number = 0;
     loop {
         let mut line = String::new();
         number += 1;
-        let read = std::io::Read::take(&mut reader, LINE).read_line(&mut line).map_err(Error::io(file))?;
+        let read = std::io::Read::take(&mut reader, MAX_LINE).read_line(&mut line).map_err(Error::io(file))?;
         if read == 0 {
             break;
         }
@@ -92,58 +93,64 @@ fn lines(file: &Path) -> Result<Vec<(u64, Line)>> {
             continue;
         }
         let wrong = |expected: &str, found: String| Error::checkpoint(file, format!("line {number}"), expected, found);
-        let object = "an object with `document`, `summary` and perhaps `source`";
-        if read as u64 == LINE && !line.ends_with('\n') {
-            return Err(wrong(&format!("at most {LINE} bytes"), "more".into()));
+        let object = "an object with `document`, `summary` and optionally `source`";
+        if read as u64 == MAX_LINE && !line.ends_with('\n') {
+            return Err(wrong(&format!("at most {MAX_LINE} bytes"), "more".into()));
         }
-        // a list would be taken as fields in their order
+        // serde would accept a list as the fields in order.
         if line.trim_start().starts_with('[') {
             return Err(wrong(object, "a list".into()));
         }
-        lines.push((number, serde_json::from_str(&line).map_err(|error| wrong(object, error.to_string()))?));
+        examples.push((number, serde_json::from_str(&line).map_err(|error| wrong(object, error.to_string()))?));
     }
-    match lines.is_empty() {
+    match examples.is_empty() {
         true => Err(Error::checkpoint(file, "line 1", "a document", "nothing")),
-        false => Ok(lines),
+        false => Ok(examples),
     }
 }
 
-impl Figures {
-    fn mean(&self) -> (RougeScores, f64, f64) {
-        let count = self.documents.max(1) as f64;
-        (self.rouge / count, self.tokens as f64 / count, self.written as f64 / count)
+impl Sums {
+    /// Mean over documents.
+    fn mean(&self, sum: usize) -> f64 {
+        sum as f64 / self.documents.max(1) as f64
+    }
+
+    fn mean_rouge(&self) -> RougeScores {
+        self.rouge / self.documents.max(1) as f64
     }
 
     fn json(&self, source: &str) -> serde_json::Value {
-        let (rouge, document_tokens, summary_tokens) = self.mean();
         json!({
             "source": source,
             "documents": self.documents,
             "cut": self.cut,
-            "document_tokens": document_tokens,
-            "summary_tokens": summary_tokens,
+            "document_tokens": self.mean(self.tokens),
+            "summary_tokens": self.mean(self.summary_tokens),
             "ns": self.total_ns / self.documents.max(1) as u64,
-            "rouge": rouge,
+            "rouge": self.mean_rouge(),
         })
     }
 }
 
-/// A table for people: means of F in per cent, of tokens, of seconds.
-fn told(rows: &[(&str, &Figures)]) -> String {
+/// Formats a table of means: F1 in percent, tokens, seconds.
+fn table(rows: &[(String, &Sums)]) -> String {
     let width = rows.iter().map(|(source, _)| source.chars().count()).max().unwrap_or(0).max("source".len());
     let mut table = format!(
         "{:width$}  documents   cut  ROUGE-1  ROUGE-2  ROUGE-L  document tokens  summary tokens  seconds\n",
         "source"
     );
-    for (source, figures) in rows {
-        let (RougeScores { rouge1, rouge2, rouge_l }, tokens, written) = figures.mean();
-        let [one, two, longest] = [rouge1, rouge2, rouge_l].map(|part| 100.0 * part.f1);
-        let seconds = figures.total_ns as f64 / 1e9 / figures.documents.max(1) as f64;
-        // Writing to a string does not fail.
+    for (source, sums) in rows {
+        let RougeScores { rouge1, rouge2, rouge_l } = sums.mean_rouge();
+        let [rouge1, rouge2, rouge_l] = [rouge1, rouge2, rouge_l].map(|score| 100.0 * score.f1);
+        let document_tokens = sums.mean(sums.tokens);
+        let summary_tokens = sums.mean(sums.summary_tokens);
+        let seconds = sums.total_ns as f64 / 1e9 / sums.documents.max(1) as f64;
+        // Never fails: the writer is a `String`.
         let _ = writeln!(
             table,
-            "{source:width$}  {:9}  {:4}  {one:7.2}  {two:7.2}  {longest:7.2}  {tokens:15.1}  {written:14.1}  {seconds:7.2}",
-            figures.documents, figures.cut
+            "{source:width$}  {:9}  {:4}  {rouge1:7.2}  {rouge2:7.2}  {rouge_l:7.2}  {document_tokens:15.1}  \
+             {summary_tokens:14.1}  {seconds:7.2}",
+            sums.documents, sums.cut
         );
     }
     table

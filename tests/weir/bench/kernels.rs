@@ -53,6 +53,6 @@ fn a_table_says_why_int8_has_no_peak() {
     let told = |dtype: &str| String::from_utf8(bench(&[&args[..], &[dtype]].concat(), &[]).stdout).unwrap();
     let (bytes, floats) = (told("int8"), told("f32"));
     let product = |text: &str| text.lines().find(|line| line.starts_with("matrix ")).unwrap().to_owned();
-    assert!(product(&bytes).ends_with("  -") && bytes.lines().last().unwrap().starts_with("int8: no peak is told"));
+    assert!(product(&bytes).ends_with("  -") && bytes.lines().last().unwrap().starts_with("int8: no peak, since"));
     assert!(!product(&floats).ends_with("  -") && !floats.contains("no peak"), "{floats}");
 }

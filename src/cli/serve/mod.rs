@@ -1,5 +1,5 @@
-//! `weir serve`: checkpoints, engines, a listener, and signals that end it. The flags are in files of their own, by what
-//! they are about.
+//! `weir serve`: loads checkpoints, starts their engines, listens, and shuts down on signals. The flags are grouped by topic in
+//! the submodules.
 
 mod access;
 mod engine;
@@ -10,7 +10,7 @@ mod operations;
 mod signals;
 mod wire;
 
-use super::{output, runtime, settings::Sources};
+use super::{network::runtime, output, settings::SettingSources};
 use crate::{
     config::{Checks, Serve, Token},
     error::{Error, Result, printable},
@@ -20,12 +20,10 @@ use loader::Checkpoints;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 
-/// The most that a count may be: nothing that fits a machine is refused.
-const MANY: usize = 1 << 24;
 /// How long the runtime may take to stop.
-const STOP: Duration = Duration::from_millis(100);
+const STOP_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Serves models over gRPC. A signal (SIGTERM, Ctrl-C) drains; a second one ends at once.
+/// Serves models over gRPC. A signal (SIGTERM or Ctrl-C) drains the server; a second one ends the process at once.
 #[derive(Debug, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
@@ -41,13 +39,13 @@ pub struct Args {
     access: access::AccessArgs,
     #[command(flatten)]
     log: log::LogArgs,
-    /// A TOML file whose keys are these flags' names; what a flag or the environment tells goes before it.
+    /// TOML file with settings, named like these flags. Flags and environment variables override it.
     #[arg(long, value_name = "FILE", env = "WEIR_CONFIG")]
     config: Option<PathBuf>,
-    /// Shows all settings, and where each comes from, as a file for --config; does not serve.
+    /// Print all settings and their origins as a file for --config, and exit.
     #[arg(long, env = "WEIR_PRINT_CONFIG")]
     print_config: bool,
-    /// Checks all settings and the files that they name, but for what is in the checkpoints; does not serve.
+    /// Check all settings and the files that they name, except the contents of checkpoints, and exit.
     #[arg(long, env = "WEIR_CHECK_CONFIG")]
     check_config: bool,
 }
@@ -63,18 +61,18 @@ impl Args {
         let wire = self.wire.limits(access, &mut checks);
         let operations = self.operations.settings(self.models.folder(), &mut checks);
         let http_listen = self.wire.http_listen(&mut checks);
-        check_apart(
+        check_distinct(
             &[("--listen", listen), ("--http-listen", http_listen), ("--admin-listen", operations.admin_listen)],
             &mut checks,
         );
         checks.finish()?;
-        let listen = listen.ok_or_else(|| Error::Internal("an address that is neither right nor wrong".into()))?;
+        let listen = listen.ok_or_else(|| Error::Internal("--listen passed its check without an address".into()))?;
         Ok(Serve { listen, http_listen, checkpoints, model, engine, wire, operations, log })
     }
 }
 
-/// No two listeners have one address, unless the system chooses the port.
-fn check_apart(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks) {
+/// Rejects listeners that share an address, unless the system chooses the port.
+fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks) {
     for (index, (flag, address)) in listeners.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };
         if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
@@ -86,9 +84,9 @@ fn check_apart(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks) {
 /// Runs the command until a signal ends it.
 ///
 /// # Errors
-/// Settings that cannot be used, a broken checkpoint, an address that is taken.
-pub fn run(args: Args, sources: Sources) -> Result<()> {
-    let Sources { problems, origins, shown } = sources;
+/// A setting or a checkpoint is invalid, or an address is in use.
+pub fn run(args: Args, sources: SettingSources) -> Result<()> {
+    let SettingSources { problems, origins, shown } = sources;
     let checks = Checks::after(problems, origins);
     if args.print_config {
         output::write(&shown)?;
@@ -102,33 +100,35 @@ pub fn run(args: Args, sources: Sources) -> Result<()> {
     }
     let runtime = runtime()?;
     let result = runtime.block_on(listen(settings));
-    runtime.shutdown_timeout(STOP);
+    runtime.shutdown_timeout(STOP_TIMEOUT);
     result
 }
 
 async fn listen(settings: Serve) -> Result<()> {
-    // First of all: a process that is the first of its container hears no signal that it has not asked for.
-    let signals = signals::signals().map_err(|error| Error::Internal(format!("no signals: {error}")))?;
+    // First, because PID 1 of a container ignores signals without a handler.
+    let signals =
+        signals::signals().map_err(|error| Error::Internal(format!("signal handlers cannot be installed: {error}")))?;
     let engines = Engines::default();
     let monitor = Monitor::new(engines.clone(), settings.operations.hang);
-    // While models are loaded, there is somebody already to say so.
+    // Before models are loaded, so that probes can see the server starting.
     if let Some(address) = settings.operations.admin_listen {
         let listener = bind("--admin-listen", address).await?;
         settings.log.say(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
         tokio::spawn(watch_over(listener, monitor.clone()));
     }
-    // one set of threads for all: two models that step at once take turns on it, rather than on the cores
+    // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
     let checkpoints = Arc::new(Checkpoints::new(settings.model.clone().with_threads()));
     let admin = settings.operations.admin_token.clone().map(|token| admin(&settings, &checkpoints, token));
-    let (serve_settings, into) = (settings.clone(), engines.clone());
-    let loading = tokio::task::spawn_blocking(move || load_all(&serve_settings, &checkpoints, &into));
+    let loading = {
+        let settings = settings.clone();
+        let engines = engines.clone();
+        tokio::task::spawn_blocking(move || load_all(&settings, &checkpoints, &engines))
+    };
     let loaded = tokio::select! {
         loaded = loading => loaded,
-        () = signals::reached(signals.clone(), 1) => {
-            leave("a signal while models are loaded")
-        }
+        () = signals::received(signals.clone(), 1) => exit_now("signal while loading models"),
     };
-    loaded.unwrap_or_else(|_| Err(Error::Internal("a panic while loading a model".into())))?;
+    loaded.unwrap_or_else(|_| Err(Error::Internal("loading a model panicked".into())))?;
 
     let listener = bind("--listen", settings.listen).await?;
     let address = listener.local_addr().unwrap_or(settings.listen);
@@ -144,19 +144,14 @@ async fn listen(settings: Serve) -> Result<()> {
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
     let offer = ServerParts { monitor, admin, traces, http };
     tokio::select! {
-        served = serve(listener, offer, signals::reached(signals.clone(), 1), settings.wire) => served,
-        () = signals::reached(signals, 2) => {
-            leave("a second signal")
-        }
+        served = serve(listener, offer, signals::received(signals.clone(), 1), settings.wire) => served,
+        () = signals::received(signals, 2) => exit_now("second signal"),
     }
 }
 
-/// Ends the process. Whatever a thread is at, be it hanging, is not waited for.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "destructors would wait for threads, which is what is not wanted any more"
-)]
-fn leave(why: &str) -> ! {
+/// Ends the process without waiting for any thread.
+#[expect(clippy::disallowed_methods, reason = "destructors would wait for threads, which may hang")]
+fn exit_now(why: &str) -> ! {
     tracing::warn!("{why}: ending at once");
     std::process::exit(0)
 }

@@ -1,8 +1,8 @@
-//! Fields of a request under the names of the flags that fill them: who types a command is told of what was typed.
+//! Replaces the names of request fields in errors by the flags that set them.
 
 use crate::error::Error;
 
-/// Fields of requests, dotted as on the wire, and the flags behind them.
+/// Request fields, dotted as on the wire, and the flags that set them.
 const FLAGS: [(&str, &str); 17] = [
     ("boundary_mode", "--boundary-mode"),
     ("options.beam_size", "--beam"),
@@ -23,8 +23,8 @@ const FLAGS: [(&str, &str); 17] = [
     ("windows.stride", "--windowed"),
 ];
 
-/// The error, naming flags.
-pub(super) fn named(mut error: Error) -> Error {
+/// Returns the error with flag names in place of field names.
+pub(super) fn with_flag_names(mut error: Error) -> Error {
     let field = match &mut error {
         Error::BadOption { field, .. }
         | Error::UnknownSymbol { field, .. }
@@ -40,24 +40,26 @@ pub(super) fn named(mut error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Cli, FLAGS, named};
+    use super::{super::Cli, FLAGS, with_flag_names};
     use crate::error::Error;
     use clap::CommandFactory;
 
     #[test]
     fn each_is_a_flag_of_some_command() {
         let command = Cli::command();
-        let flags: Vec<&str> =
-            command.get_subcommands().flat_map(|of| of.get_arguments()).filter_map(|flag| flag.get_long()).collect();
+        let arguments = command.get_subcommands().flat_map(|subcommand| subcommand.get_arguments());
+        let flags: Vec<&str> = arguments.filter_map(|flag| flag.get_long()).collect();
         for (field, flag) in FLAGS {
             assert!(flags.contains(&flag.trim_start_matches("--")), "{field}: no command has {flag}");
         }
     }
 
     #[test]
-    fn a_field_is_told_as_its_flag() {
-        let told = |field| named(Error::BadOption { field, found: "65".into(), bound: "1 to 64".into() }).to_string();
-        assert_eq!(told("options.beam_size"), "--beam: 65 is out of bounds: 1 to 64");
-        assert_eq!(told("--windowed"), "--windowed: 65 is out of bounds: 1 to 64");
+    fn a_field_is_reported_as_its_flag() {
+        let message = |field| {
+            with_flag_names(Error::BadOption { field, found: "65".into(), bound: "1 to 64".into() }).to_string()
+        };
+        assert_eq!(message("options.beam_size"), "--beam: 65 is out of bounds: 1 to 64");
+        assert_eq!(message("--windowed"), "--windowed: 65 is out of bounds: 1 to 64");
     }
 }

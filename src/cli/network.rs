@@ -1,4 +1,4 @@
-//! How the commands that ask a running server reach it.
+//! Flags and runtime of the commands that call a running server.
 
 use crate::{
     error::{Error, Result},
@@ -8,26 +8,33 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use tokio::runtime::Runtime;
 
-/// The flags of TLS, for an address that begins with `https://`.
+/// Starts the runtime that network calls run on.
+pub(super) fn runtime() -> Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|error| Error::Internal(format!("the network runtime cannot be started: {error}")))
+}
+
+/// TLS flags, for an address that begins with `https://`.
 #[derive(Debug, clap::Args)]
 pub(super) struct TlsArgs {
-    /// Who may have signed the server's certificate: a PEM file. Needed for https://.
+    /// PEM file with the certificate authorities that may have signed the server's certificate; required for https://.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CA")]
     tls_ca: Option<PathBuf>,
-    /// The certificate, with its chain, to show to a server that asks for one: a PEM file.
+    /// PEM file with the client certificate and its chain, for a server that requires one.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_CERT", requires = "tls_client_key")]
     tls_client_cert: Option<PathBuf>,
-    /// Its key: a PEM file.
+    /// PEM file with the client certificate's private key.
     #[arg(long, value_name = "FILE", env = "WEIR_TLS_CLIENT_KEY", requires = "tls_client_cert")]
     tls_client_key: Option<PathBuf>,
 }
 
 impl TlsArgs {
-    /// A server's address with these.
+    /// Combines a server's address with these flags.
     ///
     /// # Errors
-    /// [`Error::Io`] for a file that cannot be read.
+    /// [`Error::Io`] if a file cannot be read.
     pub(super) fn reach(&self, address: &str) -> Result<Reach> {
         let read = |file: &Path| fs::read(file).map_err(Error::io(file));
         let authorities = self.tls_ca.as_deref().map(read).transpose()?;

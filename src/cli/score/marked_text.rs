@@ -1,8 +1,7 @@
-//! The figures of a model that writes marks: each bits per character of the augmented text, and named for what it is. Where
-//! no segments are written there is none that would count their marks.
+//! Bits per character of models with special symbols: start of text, end of text, end of segment.
 //!
-//! T counts the start's mark, which costs nothing, the text's symbols, and the end's mark where it is given. The paper divides by
-//! T, so all three do; `n` is there for whoever wants bits per character of the text.
+//! All figures divide by T, as the paper (Latent Segment Language Models) does. T counts the start-of-text symbol, which costs
+//! nothing, the symbols of the text, and the end-of-text symbol if the text ends with one.
 
 use crate::{
     decode::{
@@ -15,41 +14,45 @@ use crate::{
 use serde_json::{Map, Value, json};
 use std::f64::consts::LN_2;
 
-/// Sums of bits.
+/// Sums of bits over a text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Figures {
+pub(super) struct MarkedTextBits {
     specials: SpecialSymbols,
-    /// Whether segments are written.
+    /// True if the model generates end-of-segment symbols.
     segments: bool,
-    /// Symbols of the text.
+    /// Number of symbols of the text.
     symbols: usize,
-    /// Whether the end was given.
-    ends: bool,
-    /// Of the text's symbols, of the end's mark, of the marks that end segments.
+    /// True if the text ends with the end-of-text symbol.
+    has_end: bool,
+    /// Bits of the text's symbols.
     text: f64,
+    /// Bits of the end-of-text symbol.
     end: f64,
+    /// Bits of the end-of-segment symbols.
     nxt: f64,
-    /// Of symbols and end, among those that text can have at all.
+    /// Bits of the text's symbols and its end, with probabilities renormalised over the symbols that a text can contain.
     renormalised: f64,
 }
 
-impl Figures {
+impl MarkedTextBits {
     pub(super) fn new(specials: SpecialSymbols, segments: bool) -> Self {
-        Self { specials, segments, symbols: 0, ends: false, text: 0.0, end: 0.0, nxt: 0.0, renormalised: 0.0 }
+        Self { specials, segments, symbols: 0, has_end: false, text: 0.0, end: 0.0, nxt: 0.0, renormalised: 0.0 }
     }
 
-    /// The mark that ends a text.
+    /// The end-of-text symbol.
     pub(super) fn end(&self) -> u32 {
         self.specials.end
     }
 
-    /// Takes the logits before a symbol, or before the end's mark, and ln p of it.
-    pub(super) fn take(&mut self, logits: &[f32], symbol: u32, logprob: f64) -> Result<()> {
+    /// Adds a symbol of the text or its end, with the logits before it and its ln p.
+    pub(super) fn add_symbol(&mut self, logits: &[f32], symbol: u32, logprob: f64) -> Result<()> {
         let bits = -logprob / LN_2;
         if symbol == self.specials.end {
-            (self.ends, self.end) = (true, self.end + bits);
+            self.has_end = true;
+            self.end += bits;
         } else {
-            (self.symbols, self.text) = (self.symbols + 1, self.text + bits);
+            self.symbols += 1;
+            self.text += bits;
         }
         let mut possible = logits.to_vec();
         for mark in [self.specials.start, self.specials.segment_start, self.specials.segment_end] {
@@ -61,14 +64,14 @@ impl Figures {
         Ok(())
     }
 
-    /// Takes what a symbol's mark says of the end of its segment.
-    pub(super) fn take_mark(&mut self, mark: &SymbolBoundary) {
+    /// Adds the cost of ending, or not ending, a segment after a symbol.
+    pub(super) fn add_mark(&mut self, mark: &SymbolBoundary) {
         self.nxt -= mark.end_logprob.map_or(0.0, f64::from) / LN_2;
     }
 
     /// T.
     fn augmented(&self) -> usize {
-        1 + self.symbols + usize::from(self.ends)
+        1 + self.symbols + usize::from(self.has_end)
     }
 
     fn paper(&self) -> f64 {
@@ -83,14 +86,14 @@ impl Figures {
         self.renormalised / self.augmented() as f64
     }
 
-    /// The exact cost of a text as the model would generate it in that mode: by the predictor, of the text; by marks, of the text
-    /// and its segments together.
+    /// Exact cost of the text as generated in `mode`: the text alone if the predictor decides boundaries, the text and its segments
+    /// if end-of-segment symbols do.
     pub(super) fn bits_per_char(&self, mode: Option<BoundaryMode>) -> f64 {
         if mode == Some(BoundaryMode::Nxt) { self.joint() } else { self.renormalised() }
     }
 
-    /// Adds them under their names.
-    pub(super) fn add_to(&self, object: &mut Map<String, Value>) {
+    /// Adds all figures to a JSON object.
+    pub(super) fn add_json(&self, object: &mut Map<String, Value>) {
         let per_symbol = (self.symbols > 0).then(|| self.text / self.symbols as f64);
         let segments = self.segments.then(|| [("bpc_joint", json!(self.joint())), ("bits_nxt", json!(self.nxt))]);
         let figures = [
@@ -105,13 +108,15 @@ impl Figures {
         object.extend(all.map(|(name, value)| (name.to_owned(), value)));
     }
 
-    /// For people.
+    /// Formats the figures in one line.
     pub(super) fn text(&self) -> String {
-        let (paper, joint, renormalised, length) = (self.paper(), self.joint(), self.renormalised(), self.augmented());
-        let joint = if self.segments { format!("{joint:.4} with them (text and segments), ") } else { String::new() };
+        let joint = if self.segments { format!("{:.4} text and segments, ", self.joint()) } else { String::new() };
         format!(
-            "bits per character, of {length} with marks: {paper:.4} as the paper counts (no marks of segments), {joint}\
-             {renormalised:.4} of the text alone (among characters and the end)\n"
+            "bits per character over {} symbols with marks: {:.4} as the paper counts (without segment ends), {joint}{:.4} text \
+             alone (renormalised over characters and the end)\n",
+            self.augmented(),
+            self.paper(),
+            self.renormalised()
         )
     }
 }

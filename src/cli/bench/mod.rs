@@ -1,0 +1,66 @@
+//! `weir bench`: measures the speed of models on this machine, and compares it with the machine's limits. docs/performance.md
+//! describes the measurements.
+
+mod measure;
+mod picture;
+mod resume;
+mod served;
+mod setup;
+mod speed;
+mod stream;
+mod summarize;
+mod table;
+
+use crate::error::Result;
+
+/// Measures speed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum BenchCommand {
+    /// Decoding: each step feeds one symbol of bundled English text to every row and computes its logits.
+    Decode(speed::DecodeArgs),
+    /// Prefill: feeds a fresh sequence many symbols per step.
+    Prefill(speed::PrefillArgs),
+    /// Decoding with two models in alternating runs: speed of A ÷ speed of B.
+    Compare(speed::CompareArgs),
+    /// Segment cache: time to the first character over gRPC, alternating between a prompt with a cached prefix and one without.
+    Resume(resume::ResumeArgs),
+    /// A long stream, symbol by symbol: step time and memory from its first part to its last.
+    Endless(measure::EndlessArgs),
+    /// Summaries by two models in alternating runs: encoding time per layer, time per token, total time, and the share of the
+    /// encoding that overlaps with the upload.
+    Summarize(summarize::SummarizeArgs),
+    /// Overhead of gRPC streaming: the same generations inside the process and through a server on loopback, alternating.
+    Stream(stream::StreamArgs),
+    /// The client of `stream` and `resume`, in a process of its own.
+    #[command(hide = true)]
+    StreamClient(served::ClientArgs),
+    /// Single kernels, without a model.
+    Kernels(measure::KernelsArgs),
+    /// Draw several saved runs in one picture.
+    Plot(measure::PlotArgs),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A checkpoint or an option is invalid, or an output file cannot be written.
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        BenchCommand::Decode(args) => speed::run_decode(&args),
+        BenchCommand::Prefill(args) => speed::run_prefill(&args),
+        BenchCommand::Compare(args) => speed::run_compare(&args),
+        BenchCommand::Resume(args) => resume::run_resume(&args),
+        BenchCommand::Endless(args) => measure::run_endless(&args),
+        BenchCommand::Summarize(args) => summarize::run_summarize(&args),
+        BenchCommand::Stream(args) => stream::run_stream(&args),
+        BenchCommand::StreamClient(args) => served::run_client(&args),
+        BenchCommand::Kernels(args) => measure::run_kernels(&args),
+        BenchCommand::Plot(args) => measure::run_plot(&args),
+    }
+}

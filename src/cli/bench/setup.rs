@@ -1,0 +1,146 @@
+//! Flags that the benchmarks share, and the loading of models to measure.
+
+use super::picture::Picture;
+use crate::{
+    cli::{
+        model::{self, ComputeArgs},
+        output,
+        progress::Progress,
+    },
+    decode::contract::Model,
+    error::{Error, Result},
+    family::load::{Settings, load},
+    kernels::{self, Dtype, Isa},
+    report::{machine::Machine, plot::MeasurementFile},
+};
+use serde::Serialize;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Compute and output flags.
+#[derive(Debug, clap::Args)]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    pub(super) compute: BenchCompute,
+    #[command(flatten)]
+    pub(super) output: BenchOutput,
+}
+
+/// Compute settings. Every dtype is measured with every number of threads, one after the other.
+#[derive(Debug, clap::Args)]
+pub(super) struct BenchCompute {
+    /// Number formats of weights, keys and values: f32, bf16 or int8. Several are measured one after the other.
+    #[arg(long, value_name = "TYPE", value_parser = model::dtype, value_delimiter = ',', default_value = "f32",
+        env = "WEIR_DTYPE")]
+    pub(super) dtype: Vec<Dtype>,
+    /// Numbers of threads. Several are measured one after the other. Default: all cores.
+    #[arg(long, value_name = "N", value_delimiter = ',', env = "WEIR_THREADS",
+        value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+    threads: Vec<u16>,
+    /// Maximum symbols in one sequence. Default: four training windows, at least 8192; 2^24 if attention windows bound the
+    /// memory of a sequence.
+    #[arg(long, value_name = "N", env = "WEIR_MAX_SYMBOLS",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 24), allow_negative_numbers = true)]
+    max_symbols: Option<u32>,
+    /// Instruction set of the kernels: avx512 (F, BW, VL and VNNI), avx2 (with FMA) or portable. Default: the widest that the
+    /// processor has.
+    #[arg(long, value_name = "NAME", value_parser = isa)]
+    isa: Option<Isa>,
+}
+
+/// Output format.
+#[derive(Debug, clap::Args)]
+pub(super) struct BenchOutput {
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Also draw the measurements to this SVG file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) plot: Option<PathBuf>,
+}
+
+impl BenchCompute {
+    /// Numbers of threads to measure with. `None` means all cores.
+    pub(super) fn threads(&self) -> Vec<Option<u16>> {
+        if self.threads.is_empty() { vec![None] } else { self.threads.iter().copied().map(Some).collect() }
+    }
+
+    pub(super) fn isa(&self) -> Isa {
+        self.isa.unwrap_or_else(Isa::detect)
+    }
+
+    /// Every combination of dtype and threads, in the order of measurement.
+    pub(super) fn setups(&self) -> Vec<Setup> {
+        let mut setups = Vec::new();
+        for &dtype in &self.dtype {
+            for threads in self.threads() {
+                let settings = ComputeArgs { dtype, threads, max_symbols: self.max_symbols }.settings();
+                setups.push(Setup(Settings { isa: self.isa(), ..settings }));
+            }
+        }
+        setups
+    }
+}
+
+fn isa(name: &str) -> std::result::Result<Isa, String> {
+    let names = || Isa::all().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
+    Isa::parse(name).ok_or_else(|| format!("this processor supports {}", names()))
+}
+
+/// One dtype and number of threads. The threads are not started yet.
+pub(super) struct Setup(Settings);
+
+impl Setup {
+    /// Loads models that share one thread pool, and describes the machine that they run on.
+    pub(super) fn load<const N: usize>(self, dirs: [&Path; N]) -> Result<([Arc<dyn Model>; N], Machine)> {
+        let settings = self.0.with_threads();
+        let Settings { isa, pool: Some(pool), .. } = settings.clone() else {
+            return Err(Error::Internal("the thread pool was not started".into()));
+        };
+        let models = dirs.into_iter().map(|dir| load(dir, &settings)).collect::<Result<Vec<_>>>()?;
+        let models = models.try_into().map_err(|_| Error::Internal("a model is missing after loading".into()))?;
+        Ok((models, Machine { compute: kernels::Compute { isa, pool } }))
+    }
+}
+
+impl BenchOutput {
+    /// Opens the file of `--plot`, if given. Called before the first measurement.
+    pub(super) fn picture(&self) -> Result<Option<Picture>> {
+        self.plot.as_deref().map(Picture::open).transpose()
+    }
+
+    /// Prints measurements and draws the picture.
+    pub(super) fn print<T: Serialize>(
+        &self,
+        picture: Option<Picture>,
+        entries: &[T],
+        table: impl Fn(&[T]) -> String,
+    ) -> Result<()> {
+        let values = entries.iter().map(serde_json::to_value).collect::<std::result::Result<Vec<_>, _>>();
+        let values = values.map_err(|error| Error::Internal(error.to_string()))?;
+        // Printed first, so that a picture that cannot be drawn does not lose the measurements.
+        let drawn = values.clone();
+        if self.json {
+            output::json(&values.into())?
+        } else {
+            output::write(&table(entries))?
+        }
+        let sources = [MeasurementFile { name: "this run".into(), entries: drawn }];
+        picture.map_or(Ok(()), |picture| picture.write("--plot", &sources))
+    }
+}
+
+/// Runs one measurement after the other. The progress bar is updated between measurements, never during one.
+pub(super) fn measure_each<P, T>(plans: Vec<P>, mut measure: impl FnMut(P) -> Result<T>) -> Result<Vec<T>> {
+    let mut progress = Progress::measurements();
+    let total = plans.len() as u64;
+    progress.update(0, total);
+    let mut entries = Vec::with_capacity(plans.len());
+    for plan in plans {
+        entries.push(measure(plan)?);
+        progress.update(entries.len() as u64, total);
+    }
+    Ok(entries)
+}

@@ -1,0 +1,155 @@
+//! `weir bench decode`, `prefill` and `compare`.
+
+use super::{
+    setup::{BenchArgs, measure_each},
+    table,
+};
+use crate::{
+    cli::{model::count, progress::Progress},
+    decode::{
+        boundary_wait::{BOUNDARY_WAIT, MAX_BOUNDARY_WAIT},
+        contract::Model,
+    },
+    error::Result,
+    family::load::MAX_SYMBOLS,
+    report::{compare, decode, prefill},
+};
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DecodeArgs {
+    /// Checkpoint folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    model: PathBuf,
+    #[command(flatten)]
+    plans: PlanArgs,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct CompareArgs {
+    /// Checkpoint A, whose speed is reported relative to checkpoint B.
+    #[arg(value_name = "DIR_A")]
+    a: PathBuf,
+    /// Checkpoint B.
+    #[arg(value_name = "DIR_B")]
+    b: PathBuf,
+    #[command(flatten)]
+    plans: PlanArgs,
+    /// Runs of each model, in the order A B A B …. Each run times all steps.
+    #[arg(long, value_name = "N", default_value_t = 10,
+        value_parser = count(1..=compare::MAX_PAIRS), allow_negative_numbers = true)]
+    pairs: usize,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PrefillArgs {
+    /// Checkpoint folder.
+    #[arg(long, value_name = "DIR", env = "WEIR_MODEL")]
+    model: PathBuf,
+    /// Symbols of the prompt. Several lengths are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    symbols: Vec<usize>,
+    /// Symbols per step.
+    #[arg(long, value_name = "N", default_value_t = 512,
+        value_parser = count(1..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    chunk: usize,
+    /// Timed runs, after one warm-up run.
+    #[arg(long, value_name = "N", default_value_t = 11,
+        value_parser = count(1..=prefill::MAX_RUNS), allow_negative_numbers = true)]
+    runs: usize,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+/// Decoding plans: every batch size with every context length and every boundary wait.
+#[derive(Debug, clap::Args)]
+struct PlanArgs {
+    /// Rows per step. Several batch sizes are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
+        value_parser = count(1..=decode::MAX_BATCH), allow_negative_numbers = true)]
+    batch: Vec<usize>,
+    /// Symbols in each row before the first timed step. Several lengths are measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512",
+        value_parser = count(0..=MAX_SYMBOLS), allow_negative_numbers = true)]
+    context: Vec<usize>,
+    /// Timed steps, after a few warm-up steps.
+    #[arg(long, value_name = "N", default_value_t = 256,
+        value_parser = count(1..=decode::MAX_STEPS), allow_negative_numbers = true)]
+    steps: usize,
+    /// Maximum steps that a row waits after its segment closed, to share the segment step with other rows. Several values are
+    /// measured one after the other.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [BOUNDARY_WAIT],
+        value_parser = count(0..=MAX_BOUNDARY_WAIT), allow_negative_numbers = true)]
+    boundary_wait: Vec<usize>,
+}
+
+impl PlanArgs {
+    /// Lists the plans in the order of measurement, and checks all of them against the models.
+    fn plans(&self, models: &[&dyn Model]) -> Result<Vec<decode::DecodePlan>> {
+        let mut plans = Vec::new();
+        for &context in &self.context {
+            for &batch in &self.batch {
+                for &boundary_wait in &self.boundary_wait {
+                    plans.push(decode::DecodePlan { batch, context, steps: self.steps, boundary_wait });
+                }
+            }
+        }
+        for plan in &plans {
+            models.iter().try_for_each(|model| plan.check(model.card()))?;
+        }
+        Ok(plans)
+    }
+}
+
+/// Runs `weir bench decode`.
+pub(super) fn run_decode(args: &DecodeArgs) -> Result<()> {
+    let BenchArgs { compute, output } = &args.bench;
+    let picture = output.picture()?;
+    let mut entries = Vec::new();
+    for setup in compute.setups() {
+        let ([model], machine) = setup.load([&args.model])?;
+        let plans = args.plans.plans(&[&*model])?;
+        entries.extend(measure_each(plans, |plan| decode::measure(&*model, plan, &machine))?);
+    }
+    output.print(picture, &entries, table::decode)
+}
+
+/// Runs `weir bench prefill`.
+pub(super) fn run_prefill(args: &PrefillArgs) -> Result<()> {
+    let BenchArgs { compute, output } = &args.bench;
+    let PrefillArgs { chunk, runs, .. } = *args;
+    let picture = output.picture()?;
+    let mut entries = Vec::new();
+    for setup in compute.setups() {
+        let ([model], machine) = setup.load([&args.model])?;
+        let plans: Vec<_> = args.symbols.iter().map(|&symbols| prefill::PrefillPlan { symbols, chunk, runs }).collect();
+        plans.iter().try_for_each(|plan| plan.check(model.card()))?;
+        entries.extend(measure_each(plans, |plan| prefill::measure(&*model, plan, &machine))?);
+    }
+    output.print(picture, &entries, table::prefill)
+}
+
+/// Runs `weir bench compare`.
+pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
+    let BenchArgs { compute, output } = &args.bench;
+    compare::check(args.pairs)?;
+    let picture = output.picture()?;
+    let mut entries = Vec::new();
+    for setup in compute.setups() {
+        let ([a, b], machine) = setup.load([&args.a, &args.b])?;
+        let plans = args.plans.plans(&[&*a, &*b])?;
+        let mut progress = Progress::measurements();
+        let total = (plans.len() * args.pairs) as u64;
+        for (index, plan) in plans.into_iter().enumerate() {
+            let mut report = |pairs: usize| progress.update((index * args.pairs + pairs) as u64, total);
+            report(0);
+            entries.push(compare::compare([&*a, &*b], plan, args.pairs, &machine, &mut report)?);
+        }
+    }
+    output.print(picture, &entries, table::compare)
+}

@@ -28,7 +28,7 @@ pub struct Args {
     /// resolution of the scores averaged over all layers, the number of distances, and the resolution of each layer.
     #[arg(long, value_name = "TEXT", conflicts_with = "resolution_ids")]
     resolution: Option<String>,
-    /// As --resolution, with symbol ids separated by commas.
+    /// Measure the attention resolution on symbol ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     resolution_ids: Option<Vec<u32>>,
     /// Print JSON.

@@ -2,9 +2,8 @@
 //!
 //! The file's values become the defaults of the flags, so one parser checks all of them and every flag is also a key of the file.
 
-use super::command::Cli;
+use super::{command::Cli, serve::SettingSources};
 use crate::config::{
-    Origins,
     file::{Entry, Kind, read},
     parse_switch,
 };
@@ -17,17 +16,6 @@ use std::{ffi::OsString, fmt::Write, path::PathBuf};
 const SERVE: &str = "serve";
 /// Flags that are not settings themselves.
 const NOT_SETTINGS: [&str; 5] = ["config", "print-config", "check-config", "help", "version"];
-
-/// Where the settings come from.
-#[derive(Debug, Default)]
-pub struct SettingSources {
-    /// Errors found in the settings file.
-    pub problems: Vec<String>,
-    /// Origin of each setting that was not given as a flag.
-    pub origins: Origins,
-    /// All settings, in the format of a settings file.
-    pub shown: String,
-}
 
 /// Parses a command line and the settings file that it names.
 ///
@@ -44,7 +32,7 @@ pub(super) fn parse(arguments: &[OsString]) -> Result<(Cli, SettingSources), cla
         matches = with_defaults(command.clone(), &entries).try_get_matches_from(arguments)?;
     }
     if let Some(serve) = matches.subcommand_matches(SERVE) {
-        settings(&command).for_each(|arg| sources.record(arg, serve, &entries));
+        settings(&command).for_each(|arg| record(&mut sources, arg, serve, &entries));
     }
     Cli::from_arg_matches(&matches).map(|cli| (cli, sources))
 }
@@ -93,33 +81,31 @@ fn with_defaults(command: Command, entries: &[Entry]) -> Command {
     })
 }
 
-impl SettingSources {
-    /// Records where a setting comes from and its line of a settings file.
-    fn record(&mut self, arg: &Arg, serve: &ArgMatches, entries: &[Entry]) {
-        let long = arg.get_long().unwrap_or_default();
-        let entry = entries.iter().find(|entry| entry.key == long);
-        let origin = match (serve.value_source(arg.get_id().as_str()), entry) {
-            (Some(ValueSource::CommandLine), _) => Some(format!("--{long}")),
-            (Some(ValueSource::EnvVariable), _) => arg.get_env().map(|name| name.display().to_string()),
-            (Some(ValueSource::DefaultValue), Some(entry)) => Some(entry.origin.clone()),
-            _ => None,
-        };
-        let values: Vec<_> = serve
-            .get_raw(arg.get_id().as_str())
-            .into_iter()
-            .flatten()
-            .map(|value| value.to_string_lossy().into_owned())
-            .collect();
-        let comment = origin.as_ref().map(|origin| format!(" # {origin}")).unwrap_or_default();
-        // Never fails: the writer is a `String`.
-        let _ = match values.as_slice() {
-            [] => writeln!(self.shown, "# {long}: not set"),
-            _ if arg.is_hide_env_values_set() => writeln!(self.shown, "# {long}: set, a secret{comment}"),
-            values => writeln!(self.shown, "{long} = {}{comment}", toml(kind(arg), values)),
-        };
-        if let Some(origin) = origin.filter(|origin| !origin.starts_with("--")) {
-            self.origins.insert(format!("--{long}"), origin);
-        }
+/// Records where a setting comes from and its line of a settings file.
+fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: &[Entry]) {
+    let long = arg.get_long().unwrap_or_default();
+    let entry = entries.iter().find(|entry| entry.key == long);
+    let origin = match (serve.value_source(arg.get_id().as_str()), entry) {
+        (Some(ValueSource::CommandLine), _) => Some(format!("--{long}")),
+        (Some(ValueSource::EnvVariable), _) => arg.get_env().map(|name| name.display().to_string()),
+        (Some(ValueSource::DefaultValue), Some(entry)) => Some(entry.origin.clone()),
+        _ => None,
+    };
+    let values: Vec<_> = serve
+        .get_raw(arg.get_id().as_str())
+        .into_iter()
+        .flatten()
+        .map(|value| value.to_string_lossy().into_owned())
+        .collect();
+    let comment = origin.as_ref().map(|origin| format!(" # {origin}")).unwrap_or_default();
+    // Never fails: the writer is a `String`.
+    let _ = match values.as_slice() {
+        [] => writeln!(sources.shown, "# {long}: not set"),
+        _ if arg.is_hide_env_values_set() => writeln!(sources.shown, "# {long}: set, a secret{comment}"),
+        values => writeln!(sources.shown, "{long} = {}{comment}", toml(kind(arg), values)),
+    };
+    if let Some(origin) = origin.filter(|origin| !origin.starts_with("--")) {
+        sources.origins.insert(format!("--{long}"), origin);
     }
 }
 

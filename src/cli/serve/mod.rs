@@ -8,9 +8,12 @@ mod log;
 mod models;
 mod operations;
 mod signals;
+mod sources;
 mod wire;
 
-use super::{network::runtime, output, settings::SettingSources};
+pub use sources::SettingSources;
+
+use super::{network::runtime, output};
 use crate::{
     config::{Checks, Serve, Token},
     error::{Error, Result, printable},

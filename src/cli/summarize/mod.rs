@@ -68,9 +68,10 @@ struct DocumentArgs {
 /// The checkpoint, the document or an option is invalid, or stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
-    let Some(encoder) = model.document_encoder() else {
-        let (name, found) = (model.card().name.clone(), model.card().shape.clone());
-        return Err(Error::WrongKind { call: "summarize", model: name, wanted: "reads documents", found });
+    let Some(reader) = model.reader() else {
+        let found = model.card().shape.clone();
+        let model = model.card().name.clone();
+        return Err(Error::WrongKind { call: "summarize", model, wanted: "reads documents", found });
     };
     let limits = encoder.limits().clone();
     if let (Some(out), Some(target)) = (&args.logits, &args.target_ids) {

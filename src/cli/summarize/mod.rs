@@ -68,7 +68,7 @@ struct DocumentArgs {
 /// The checkpoint, the document or an option is invalid, or stdout cannot be written.
 pub fn run(args: Args) -> Result<()> {
     let model = args.model.load()?;
-    let Some(reader) = model.reader() else {
+    let Some(encoder) = model.document_encoder() else {
         let found = model.card().shape.clone();
         let model = model.card().name.clone();
         return Err(Error::WrongKind { call: "summarize", model, wanted: "reads documents", found });

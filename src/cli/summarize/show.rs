@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn kept_tokens_are_marked_in_the_text() {
-        let kept = |tokens: &[usize]| tokens.iter().map(|&token| Kept { token, score: 0.5 }).collect();
+        let kept = |tokens: &[usize]| tokens.iter().map(|&token| KeptVector { token, score: 0.5 }).collect();
         let encoded = EncodedDocument {
             places: vec![(0, 4), (4, 10), (10, 13), (13, 13)],
             tokens: 4,

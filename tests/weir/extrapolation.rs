@@ -3,7 +3,7 @@
 
 use super::{
     cli::{json as told_by, weir},
-    decoders, lex,
+    lex, naive_decoder,
     support::{Dice, settings},
 };
 use serde_json::{Value, json};
@@ -85,7 +85,7 @@ fn a_model_says_how_much_it_can_hold() {
         let message = most(case, Some(asked)).unwrap_err().to_string();
         assert!(message.contains("--max-symbols") && message.contains(expected), "{message}");
     }
-    let learned = decoders::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
+    let learned = naive_decoder::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
     assert_eq!(learned.card().max_symbols, 1000);
     let long = weir(&[], &["score", "--model", &model("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
     let told = "1116 characters is more than the limit of 1115: without a window, xpos's scale of keys further off leaves f32's range";
@@ -119,7 +119,7 @@ fn resolution_is_told() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text");
     fs::write(&file, "a be é").unwrap();
-    let shape = decoders::folder("xpos, full").to_str().unwrap();
+    let shape = naive_decoder::folder("xpos, full").to_str().unwrap();
     let by_file = told_by(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
     assert_eq!(by_file["resolution"], told_by(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
     assert_eq!(by_file["resolution"]["distances"], 6);
@@ -132,7 +132,8 @@ fn resolution_is_told() {
 /// What a checkpoint's architecture is refused for.
 fn refusal(change: &dyn Fn(&mut Value)) -> String {
     let mut config: Value =
-        serde_json::from_slice(&fs::read(decoders::folder("xpos, blocks of 32").join("config.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(naive_decoder::folder("xpos, blocks of 32").join("config.json")).unwrap())
+            .unwrap();
     change(&mut config["architecture"]);
     let file = Path::new("config.json");
     let config = Config::parse(config.to_string().as_bytes(), file).unwrap();

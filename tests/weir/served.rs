@@ -2,7 +2,7 @@
 #![cfg(unix)]
 
 use super::{
-    papers::{CLIENT, Papers},
+    certificates::{CLIENT, Certificates},
     process::Program,
     support::converted,
 };
@@ -149,7 +149,7 @@ async fn calls(process: &Process) -> Vec<Code> {
 /// Whatever the level, and whether calls go well or not: no text of a request, and no key.
 #[tokio::test]
 async fn no_text_of_a_request_is_logged() {
-    let papers = Papers::new();
+    let papers = Certificates::new();
     let keys = papers.write("keys", &format!("tester:{KEY}\n"));
     let keys = keys.to_str().unwrap();
     for format in ["text", "json"] {
@@ -178,7 +178,7 @@ async fn no_text_of_a_request_is_logged() {
 #[tokio::test]
 async fn an_open_file_of_keys_is_warned_of() {
     use std::os::unix::fs::PermissionsExt;
-    let papers = Papers::new();
+    let papers = Certificates::new();
     let keys = papers.write("keys", &format!("tester:{KEY}\n"));
     for (mode, warned) in [(0o644, true), (0o620, true), (0o600, false), (0o440, false)] {
         std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -200,8 +200,8 @@ fn endless() -> v1::GenerateRequest {
 }
 
 /// A process behind TLS that has begun an answer.
-async fn begun(more: &[&str]) -> (Papers, Process, Endpoint, Streaming<GenerateResponse>) {
-    let papers = Papers::new();
+async fn begun(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<GenerateResponse>) {
+    let papers = Certificates::new();
     let path = |name: &str| papers.path(name).to_str().unwrap().to_owned();
     let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca, "--log", "debug"];

@@ -20,7 +20,7 @@ pub(super) const CASES: [&str; 8] =
     ["vanilla", "fixed_sf2", "fixed_sf3", "fixed_sf4", "whitespaces", "unigram", "entropy", "gumbel"];
 
 /// How far a row's logits may be from its own alone: nothing. The kernels keep one order of summation per row.
-pub(super) const COMPANY: f32 = 0.0;
+pub(super) const BATCH_TOLERANCE: f32 = 0.0;
 
 /// Whether the long storms are asked for: `WEIR_STORMS=1`.
 pub(super) fn storms() -> bool {

@@ -1,8 +1,8 @@
 //! What a step of a shape costs: bytes and operations, worked out by hand.
 
 use crate::{
+    naive_hourglass::folder,
     support::{converted, fixture, settings},
-    twin::folder,
 };
 use std::path::Path;
 use weir::{

@@ -2,8 +2,8 @@
 
 use super::{bench, equal, json, keys, number};
 use crate::{
+    naive_hourglass::folder,
     support::{converted, fixture, settings},
-    twin::folder,
 };
 use serde_json::Value;
 use weir::{

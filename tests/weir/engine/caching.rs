@@ -1,6 +1,6 @@
 //! The segment cache in the engine: what is found there changes nothing but the time it takes.
 
-use super::{jobs::*, resume::models, toy::*};
+use super::{jobs::*, resume::models, toy_model::*};
 use crate::support::{fixture, of_text, settings};
 use std::{
     path::Path,

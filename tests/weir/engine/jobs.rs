@@ -1,6 +1,6 @@
 //! Jobs for the toy, and what they say: in the order in which it must be said.
 
-use super::toy::{SAMPLED, Toy, mix};
+use super::toy_model::{SAMPLED, Toy, mix};
 use weir::{
     decode::{
         contract::{BoundaryOptions, Model},

@@ -1,6 +1,6 @@
 //! Queue, memory, deadlines.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use std::time::{Duration, Instant};
 use weir::{
     decode::options::FinishReason,

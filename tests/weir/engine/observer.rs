@@ -1,6 +1,6 @@
 //! What an engine tells whoever measures it.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},

@@ -3,7 +3,7 @@
 
 use super::{
     jobs::{self, Said},
-    toy::Toy,
+    toy_model::Toy,
 };
 use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, of_text, settings};
 use std::{

@@ -1,6 +1,6 @@
 //! One job alone, against a twin that starts from the whole text for every symbol.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use proptest::{collection::vec, prelude::*};
 use weir::{
     decode::{

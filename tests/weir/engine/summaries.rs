@@ -1,7 +1,7 @@
 //! Documents in the engine, over a toy model: the same texts whatever happens beside them, and everything given back.
 
 use super::jobs::eventually;
-use crate::reader::{BLOCK, BYTES, FAIL, Librarian, MARKS, PANIC, TOKENS, Work, logits};
+use crate::document_model::{BLOCK, BYTES, DocumentModel, FAIL, MARKS, PANIC, TOKENS, Work, logits};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -66,7 +66,7 @@ fn document(tokens: usize, salt: u32) -> Vec<u32> {
 }
 
 /// What is written about a document by a search alone.
-fn alone(document: &[u32], request: &Summarize, model: &Librarian) -> Vec<Hypothesis> {
+fn alone(document: &[u32], request: &Summarize, model: &DocumentModel) -> Vec<Hypothesis> {
     let limits = model.document_encoder().unwrap().limits();
     let SummaryPlan { rules, hypotheses, .. } = request.plan(model.card(), limits, 32).unwrap();
     let mut search = BeamSearch::new(rules, MARKS, 256);
@@ -83,7 +83,7 @@ fn alone(document: &[u32], request: &Summarize, model: &Librarian) -> Vec<Hypoth
     }
 }
 
-fn engine(model: &Arc<Librarian>, limits: Limits) -> Handle {
+fn engine(model: &Arc<DocumentModel>, limits: Limits) -> Handle {
     Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap()
 }
 
@@ -100,7 +100,7 @@ fn tenant(name: &str) -> Terms {
     Terms { tenant: name.into(), ..Terms::default() }
 }
 
-fn at_rest(model: &Librarian, engine: &Handle) {
+fn at_rest(model: &DocumentModel, engine: &Handle) {
     eventually("everything is given back", || {
         let load = engine.load();
         (load.queued, load.running, load.bytes, model.alive() - engine.document_cache_usage().entries) == (0, 0, 0, 0)
@@ -127,7 +127,7 @@ fn many_documents_at_once_are_written_about_as_alone() {
     for (rows, bytes, chunk) in
         [(32, usize::MAX, 256), (4, usize::MAX, 5), (9, 2 * TOKENS * BYTES + 4 * 60 * BYTES, 64)]
     {
-        let model = Librarian::with("reader", bytes);
+        let model = DocumentModel::with("reader", bytes);
         let engine = engine(&model, Limits { rows, chunk, document_bytes: 4000, ..Limits::default() });
         let asked: Vec<_> = (0..40).map(|number| (document(2 + number * 9, number as u32), varied(number))).collect();
         let readers: Vec<_> = asked
@@ -155,7 +155,7 @@ fn many_documents_at_once_are_written_about_as_alone() {
 
 #[test]
 fn a_document_is_encoded_while_it_arrives() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let engine = engine(&model, Limits::default());
     let ids = document(10 * BLOCK, 1);
     let (upload, arriving) = engine.upload();
@@ -178,7 +178,7 @@ fn a_document_is_encoded_while_it_arrives() {
 
 #[test]
 fn a_kept_document_is_not_encoded_again_and_is_nobody_elses() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_millis(400), ..Limits::default() };
     let engine = engine(&model, limits);
     let ids = document(100, 2);
@@ -201,7 +201,7 @@ fn a_kept_document_is_not_encoded_again_and_is_nobody_elses() {
 
 #[test]
 fn a_long_document_stalls_no_stream() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let engine = engine(&model, Limits { chunk: 4, step: Duration::ZERO, ..Limits::default() });
     let ids = document(9, 3);
     let slow = Summarize { beam: Some(1), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
@@ -227,7 +227,7 @@ fn a_long_document_stalls_no_stream() {
 
 #[test]
 fn who_goes_gives_all_back_at_every_stage() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let engine = engine(&model, Limits { rows: 2, ..Limits::default() });
     let ids = document(80, 4);
     let request = Summarize { beam: Some(2), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
@@ -273,7 +273,7 @@ fn who_goes_gives_all_back_at_every_stage() {
 
 #[test]
 fn a_failure_is_its_own_jobs_alone() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let engine = engine(&model, Limits::default());
     let good = document(60, 5);
     let request = Summarize { min_tokens: Some(40), max_tokens: Some(40), ..Summarize::default() };
@@ -291,7 +291,7 @@ fn a_failure_is_its_own_jobs_alone() {
 
 #[test]
 fn a_slow_reader_loses_nothing_and_makes_way() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let engine = engine(&model, Limits { rows: 2, events: 1, ..Limits::default() });
     let request = Summarize { beam: Some(2), min_tokens: Some(50), max_tokens: Some(50), ..Summarize::default() };
     let (one, other) = (document(60, 7), document(50, 8));
@@ -308,7 +308,7 @@ fn a_slow_reader_loses_nothing_and_makes_way() {
 
 #[test]
 fn an_idle_upload_makes_way_and_comes_back() {
-    let model = Librarian::new();
+    let model = DocumentModel::new();
     let engine = engine(&model, Limits { rows: 2, ..Limits::default() });
     let request = Summarize { beam: Some(2), ..Summarize::default() };
     let (one, other) = (document(60, 9), document(50, 10));
@@ -327,7 +327,7 @@ fn an_idle_upload_makes_way_and_comes_back() {
 
 #[test]
 fn what_cannot_be_is_refused_at_once() {
-    let model = Librarian::with("reader", 2 * TOKENS * BYTES + 3 * 61 * BYTES);
+    let model = DocumentModel::with("reader", 2 * TOKENS * BYTES + 3 * 61 * BYTES);
     let engine = engine(&model, Limits { rows: 4, ..Limits::default() });
     let refused = |request: &Summarize| {
         let (_upload, arriving) = engine.upload();
@@ -340,7 +340,7 @@ fn what_cannot_be_is_refused_at_once() {
     let prompt = super::jobs::generate(&[97], 5);
     let wrong = engine.submit(weir::engine::Job::Generate(prompt), None).err().unwrap();
     assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
-    let text = super::toy::Toy::new();
+    let text = super::toy_model::Toy::new();
     let (other, (_upload, arriving)) = (text.engine(Limits::default()), engine.upload());
     let wrong = other.summarize(&Summarize::default(), DocumentSource::Uploading(arriving), None).err().unwrap();
     assert_eq!(wrong.code(), Code::FailedPrecondition, "{wrong}");
@@ -351,7 +351,7 @@ fn what_cannot_be_is_refused_at_once() {
 
 #[test]
 fn storms_leave_nothing_behind() {
-    let model = Librarian::with("reader", 3 * TOKENS * BYTES);
+    let model = DocumentModel::with("reader", 3 * TOKENS * BYTES);
     let limits = Limits { rows: 6, queue: 8, chunk: 16, document_bytes: 6000, events: 2, ..Limits::default() };
     let engine = engine(&model, limits);
     let mut readers = Vec::new();

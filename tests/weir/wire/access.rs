@@ -1,7 +1,7 @@
 //! Who may connect and call: encrypted connections, certificates, keys.
 
 use super::{Server, details, eventually, long, model::Kind, plain, prompt, read, reason};
-use crate::papers::{Papers, tls};
+use crate::certificates::{Certificates, tls};
 use std::{sync::Arc, time::Duration};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
@@ -19,7 +19,7 @@ use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient
 const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
 const ALICE: &str = "a-key-that-alice-has";
 
-async fn behind(access: Access, papers: &Papers, shown: Option<&Papers>) -> Server {
+async fn behind(access: Access, papers: &Certificates, shown: Option<&Certificates>) -> Server {
     let wire = Wire { access, ..Wire::default() };
     Server::reached_by(Limits::default(), wire, &MODELS, |address| papers.reach(address, shown)).await
 }
@@ -33,19 +33,21 @@ async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
 
 #[tokio::test]
 async fn connections_may_be_encrypted() {
-    let papers = Papers::new();
+    let papers = Certificates::new();
     let server = behind(papers.access(false), &papers, None).await;
     assert_eq!(server.answer(long("ab", 9)).await.unwrap().text().chars().count(), 9);
     let address = server.running.address;
     tried(plain(address)).await.expect_err("it is not encrypted");
-    tried(Papers::new().reach(address, None)).await.expect_err("the server's certificate is of another authority");
+    tried(Certificates::new().reach(address, None))
+        .await
+        .expect_err("the server's certificate is of another authority");
     tried(papers.reach(address, None)).await.unwrap();
     server.at_rest().await;
 }
 
 #[tokio::test]
 async fn clients_may_need_a_certificate() {
-    let (papers, others) = (Papers::new(), Papers::new());
+    let (papers, others) = (Certificates::new(), Certificates::new());
     let server = behind(papers.access(true), &papers, Some(&papers)).await;
     server.answer(prompt("ab")).await.unwrap();
     let address = server.running.address;
@@ -56,7 +58,7 @@ async fn clients_may_need_a_certificate() {
 
 #[tokio::test]
 async fn encrypted_streams_finish_while_the_server_drains() {
-    let papers = Papers::new();
+    let papers = Certificates::new();
     let mut server = behind(papers.access(true), &papers, Some(&papers)).await;
     server.model.slow(Duration::from_millis(2));
     let mut stream = server.generate(long("a", 100)).await.unwrap();
@@ -73,7 +75,7 @@ async fn encrypted_streams_finish_while_the_server_drains() {
 
 #[test]
 fn what_is_wrong_with_a_certificate_is_told() {
-    let papers = Papers::new();
+    let papers = Certificates::new();
     let (text, none) = (papers.write("text", "no PEM at all"), papers.path("none"));
     let torn = papers.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
     let (cert, key, other, ca) =

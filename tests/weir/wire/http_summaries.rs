@@ -1,7 +1,7 @@
 //! Summaries over HTTP and JSON, beside what gRPC says of the same.
 
 use super::{eventually, http::exchange, plain};
-use crate::reader::Librarian;
+use crate::document_model::DocumentModel;
 use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc};
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -20,7 +20,7 @@ use weir_proto::v1::{
 const DOCUMENT: &str = "a document of some length, which is read before a word is written about it";
 
 struct Server {
-    model: Arc<Librarian>,
+    model: Arc<DocumentModel>,
     engine: Handle,
     port: SocketAddr,
     grpc: SocketAddr,
@@ -29,7 +29,7 @@ struct Server {
 
 impl Server {
     async fn new() -> Self {
-        let model = Librarian::new();
+        let model = DocumentModel::new();
         let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
         let (grpc, http) =

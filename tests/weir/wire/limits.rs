@@ -7,7 +7,7 @@ use super::{
     model::Kind,
     plain, prompt, reason,
 };
-use crate::papers::Papers;
+use crate::certificates::Certificates;
 use prost::Message;
 use std::time::Duration;
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
@@ -67,7 +67,7 @@ async fn connections_are_counted() {
 
 #[tokio::test]
 async fn a_connection_has_so_long_to_begin() {
-    let papers = Papers::new();
+    let papers = Certificates::new();
     for encrypted in [false, true] {
         let access = if encrypted { papers.access(false) } else { Default::default() };
         let wire = Wire { handshake: Duration::from_millis(300), connections: 2, access, ..Wire::default() };

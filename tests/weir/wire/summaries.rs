@@ -6,7 +6,7 @@ use super::{
     hostile::answered,
     reason,
 };
-use crate::reader::{BLOCK, Librarian, MARKS, PANIC, TOKENS, logits};
+use crate::document_model::{BLOCK, DocumentModel, MARKS, PANIC, TOKENS, logits};
 use prost::Message;
 use std::{sync::Arc, time::Duration};
 use tokio::{io::AsyncWriteExt, sync::mpsc};
@@ -28,7 +28,7 @@ use weir_proto::v1::{
 };
 
 struct Server {
-    model: Arc<Librarian>,
+    model: Arc<DocumentModel>,
     engine: Handle,
     running: Running,
 }
@@ -40,7 +40,7 @@ impl Server {
     }
 
     async fn with(limits: Limits, wire: Wire) -> Self {
-        let model = Librarian::new();
+        let model = DocumentModel::new();
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
         let running = Running::start(vec![engine.clone()], wire).await;
         Self { model, engine, running }
@@ -123,7 +123,7 @@ async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<Answer, Status
 }
 
 /// The best text about a document, by a search alone.
-fn best(text: &str, request: &Summarize, model: &Librarian) -> (Vec<u32>, f32) {
+fn best(text: &str, request: &Summarize, model: &DocumentModel) -> (Vec<u32>, f32) {
     let document: Vec<u32> = text.bytes().map(u32::from).chain([MARKS.end]).collect();
     let rules = request.plan(model.card(), model.document_encoder().unwrap().limits(), 32).unwrap().rules;
     let (mut search, mut rows) = (BeamSearch::new(rules, MARKS, 256), vec![vec![MARKS.start]]);

@@ -39,7 +39,7 @@ pub(crate) const TARGETS: usize = 60;
 /// Bytes of a token of a document, and of a symbol of a row.
 pub(crate) const BYTES: usize = 10;
 
-pub(crate) struct Librarian {
+pub(crate) struct DocumentModel {
     card: Card,
     limits: DocumentLimits,
     memory: usize,
@@ -72,7 +72,7 @@ enum Pace {
     Slow(Duration),
 }
 
-impl Librarian {
+impl DocumentModel {
     pub(crate) fn new() -> Arc<Self> {
         Self::with("reader", usize::MAX)
     }
@@ -289,7 +289,7 @@ impl Encoding for Opening {
     }
 }
 
-impl DocumentEncoder for Librarian {
+impl DocumentEncoder for DocumentModel {
     fn limits(&self) -> &DocumentLimits {
         &self.limits
     }
@@ -454,7 +454,7 @@ fn logits_of(hash: u64) -> Vec<f32> {
     (0..256).map(logit).collect()
 }
 
-impl Model for Librarian {
+impl Model for DocumentModel {
     fn card(&self) -> &Card {
         &self.card
     }

@@ -1,6 +1,6 @@
 //! Many jobs at once: each says what it says alone, nobody stalls anybody.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use std::{sync::Arc, thread};
 use weir::engine::{Event, Events, Handle, Job, Limits};
 

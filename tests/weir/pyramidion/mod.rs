@@ -1,13 +1,13 @@
 //! Encoder-decoders that pool their document: golden data, documents in pieces, rows in company, the operator by itself.
 
-pub(super) mod bound;
 mod conversion;
 mod documents;
-mod far;
 mod golden;
-mod operator;
+mod naive;
+mod naive_attention;
 mod shapes;
-mod twin;
+pub(super) mod single_document;
+mod topk_operator;
 
 use super::{golden::Golden, support::*};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Who goes first: priorities, tenants, the shares of the queue, and deadlines that cannot be met. The scheduler's own tests
 //! are beside it; these are about its place in the engine.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
     time::{Duration, Instant},

@@ -3,7 +3,7 @@
 use super::{
     jobs::*,
     resume::{checkpoint, models},
-    toy::*,
+    toy_model::*,
 };
 use crate::support::{of_text, settings};
 use std::sync::Arc;

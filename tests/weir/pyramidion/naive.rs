@@ -2,7 +2,7 @@
 
 use super::{
     super::support::*,
-    far,
+    naive_attention,
     shapes::{Shape, tokens},
     *,
 };
@@ -124,10 +124,10 @@ impl Twin {
             };
             let (q, k, v) = (part(&queries), part(&keys), part(&values));
             let got = match head.checked_sub(local) {
-                None => far::blocks(size, &q, &k, &v),
+                None => naive_attention::blocks(size, &q, &k, &v),
                 Some(other) => {
                     let length = rotations.len() / (self.heads - local);
-                    far::head(attention, &q, &k, &v, &rotations[other * length..][..length])
+                    naive_attention::head(attention, &q, &k, &v, &rotations[other * length..][..length])
                 }
             };
             out.iter_mut().zip(got).for_each(|(out, got)| out[own.clone()].copy_from_slice(&got));

@@ -1,6 +1,6 @@
 //! Rows that wait for a segment step together: who waits for whom, how long, and that nothing else changes.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use proptest::{collection::vec, prelude::*};
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},

@@ -4,8 +4,8 @@
 mod layers;
 
 use super::{
+    naive_hourglass,
     support::{Alone, Dice, difference, full, settings, storms},
-    twin,
 };
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -240,7 +240,7 @@ fn a_long_stream_holds_no_more_than_a_window() {
 fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
     let official = cases.into_iter().map(|case| (case.to_string(), model(case, kernels::Dtype::F32)));
-    let own = twin::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
+    let own = naive_hourglass::shapes().into_iter().filter(|(name, _)| name.contains("windows") || name == "xpos-last");
     let all: Vec<_> = official.chain(own).collect();
     assert_eq!(all.len(), 8);
     all

@@ -2,8 +2,8 @@
 //! lack: every position scheme with every window, GPT-2's, windows of whole pages and of none, odd widths.
 
 use super::{
+    naive_hourglass::{sees, turned, write},
     support::{Dice, full, of_text, settings},
-    twin::{sees, turned, write},
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};

@@ -53,7 +53,7 @@ fn a_state_is_built_again_from_its_origin() {
         let equal = |alone: &mut Alone<'_>, part: Range<usize>| {
             let got = alone.feed(&text[part.clone()]);
             let off = difference(&got.0, &whole.0[part.start * symbols..part.end * symbols]);
-            assert!(off <= COMPANY, "{name}: {off} in {part:?}");
+            assert!(off <= BATCH_TOLERANCE, "{name}: {off} in {part:?}");
             assert_eq!(got.1, whole.1[part.clone()], "{name}: {part:?}");
         };
         let mut main = configuration.alone();
@@ -102,7 +102,7 @@ fn a_state_is_built_again_from_its_origin() {
             let late = ReplayStart { symbol: origin.valid_from - 1, ..origin };
             let got =
                 taken_up(configuration, (&text, origin.valid_from), late, dice).feed(&text[origin.valid_from..][..1]);
-            assert!(difference(&got.0, &whole.0[origin.valid_from * symbols..][..symbols]) > COMPANY, "{name}");
+            assert!(difference(&got.0, &whole.0[origin.valid_from * symbols..][..symbols]) > BATCH_TOLERANCE, "{name}");
         }
     });
 }
@@ -142,7 +142,7 @@ fn an_entry_of_a_long_text_stands_for_its_end() {
             let fresh = full(model, &text, &configuration.boundaries);
             let mut alone = Alone::from(model, SequenceRow::new(state));
             let got = alone.feed(&text[len..]);
-            assert!(difference(&got.0, &fresh.0[len * symbols..]) <= COMPANY, "{name}: from {len}");
+            assert!(difference(&got.0, &fresh.0[len * symbols..]) <= BATCH_TOLERANCE, "{name}: from {len}");
             assert_eq!(got.1, fresh.1[len..], "{name}");
         }
         // another one that differs in one symbol, before all that the entry can go back to

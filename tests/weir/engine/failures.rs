@@ -1,6 +1,6 @@
 //! Failures, draining, the end.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
     thread,

@@ -12,12 +12,12 @@ const HOST: &str = "weir.example";
 pub(crate) const CLIENT: &str = "spiffe://example.org/client";
 
 /// An authority, and what it has signed: a server's certificate and a client's.
-pub(crate) struct Papers {
+pub(crate) struct Certificates {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Papers {
+impl Certificates {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,18 +1,18 @@
 //! The engine and the life of one job, over a toy model: what is told, in what order, and that everything is given back.
 
+mod batch_invariance;
 mod caching;
-mod company;
-mod ends;
-mod gather;
-mod horizon;
+mod endless_streams;
+mod failures;
 mod jobs;
 mod limits;
-mod making_way;
-mod memory;
+mod memory_pressure;
 mod observer;
-mod order;
+mod preemption;
 mod resume;
+mod scheduling;
+mod segment_batching;
 mod session;
-mod slow;
+mod slow_readers;
 mod summaries;
-mod toy;
+mod toy_model;

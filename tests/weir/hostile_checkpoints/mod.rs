@@ -15,7 +15,7 @@ use weir::{
 };
 
 mod configurations;
-#[path = "../../fuzz/entries.rs"]
+#[path = "../../../fuzz/entries.rs"]
 mod entries;
 
 /// A small checkpoint that is as it must be.

@@ -1,6 +1,6 @@
 //! Readers that do not read: they hold up nobody, and not for ever.
 
-use super::{jobs::*, toy::*};
+use super::{jobs::*, toy_model::*};
 use std::{
     thread,
     time::{Duration, Instant},

@@ -3,9 +3,8 @@
 
 use super::{caching::ask, jobs::*};
 use crate::{
-    decoders,
+    naive_decoder, naive_hourglass,
     support::{Dice, of_text},
-    twin,
 };
 use std::sync::Arc;
 use weir::{
@@ -28,7 +27,7 @@ const LATE: usize = 2100;
 fn models() -> Vec<(String, Arc<dyn Model>)> {
     let pooled = ["windows", "xpos-windows", "learned-windows", "plain-windows"];
     let decoders = ["xpos, blocks of 11", "sinusoidal, last 40", "marked xpos, blocks of 32", "marked alibi, last 40"];
-    let all = twin::shapes().into_iter().chain(decoders::shapes());
+    let all = naive_hourglass::shapes().into_iter().chain(naive_decoder::shapes());
     let found: Vec<_> =
         all.filter(|(name, _)| pooled.contains(&name.as_str()) || decoders.contains(&name.as_str())).collect();
     assert_eq!(found.len(), pooled.len() + decoders.len());

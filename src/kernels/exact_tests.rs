@@ -3,11 +3,11 @@
 //! The sum is then exact for every order, type, tile and instruction set, so the comparison needs no tolerance.
 
 use super::{
-    Compute, Dtype, Isa, ThreadPool,
+    Compute, Dtype,
     linear::{Epilogue, Linear, QuantizedRows, WeightArena},
+    testing::computes,
 };
 use proptest::prelude::*;
-use std::sync::Arc;
 
 /// Largest magnitude of an integer. An int8 row that contains it has scale one.
 const MAX: i32 = 127;
@@ -30,11 +30,6 @@ fn integers(seed: u32, rows: usize, width: usize) -> Vec<f32> {
 fn naive_products(x: &[f32], weight: &[f32], inputs: usize) -> Vec<i64> {
     let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(&x, &w)| x as i64 * w as i64).sum();
     x.chunks_exact(inputs).flat_map(|x| weight.chunks_exact(inputs).map(move |weight| dot(x, weight))).collect()
-}
-
-fn computes(threads: usize) -> Vec<Compute> {
-    let pool = Arc::new(ThreadPool::new(threads));
-    Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
 }
 
 /// Multiplies with each type on each instruction set and compares bits.

@@ -24,6 +24,8 @@ pub mod pages;
 pub mod peak;
 mod pool;
 pub mod rowwise;
+#[cfg(test)]
+mod testing;
 
 pub use dtype::Dtype;
 pub use isa::Isa;

@@ -5,7 +5,7 @@
 //! sampling. The speed is computed from the sum of all rounds, because rounds that close a segment take longer than others.
 
 use super::{
-    check_range,
+    check_length, check_range,
     machine::{Machine, MeasuredModel},
     quantiles::{Quantiles, quantile},
     rounds::{DecodeRun, RoundRecorder},
@@ -52,17 +52,9 @@ impl DecodePlan {
         check_range("--batch", self.batch, 1, MAX_BATCH)?;
         check_range("--steps", self.steps, 1, MAX_STEPS)?;
         check_range("--boundary-wait", self.boundary_wait, 0, boundary_wait::MAX_BOUNDARY_WAIT)?;
-        let limit = card.max_symbols;
-        let unit = "characters";
-        if self.context >= limit {
-            // at least one step has to fit after the context
-            return Err(Error::TooLong { field: "--context", length: self.context, limit: limit - 1, unit, why: None });
-        }
-        let length = self.context + self.steps;
-        if length > limit {
-            return Err(Error::TooLong { field: "--context and --steps together", length, limit, unit, why: None });
-        }
-        Ok(())
+        // at least one step has to fit after the context
+        check_length("--context", self.context, card.max_symbols.saturating_sub(1))?;
+        check_length("--context and --steps together", self.context + self.steps, card.max_symbols)
     }
 }
 

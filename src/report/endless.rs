@@ -4,7 +4,7 @@
 //! that memory, the last part equals the first.
 
 use super::{
-    check_range,
+    check_length, check_range,
     machine::{Machine, MeasuredModel},
     quantiles::Quantiles,
     sample::Sample,
@@ -35,11 +35,7 @@ impl EndlessPlan {
     /// # Errors
     /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        let length = self.symbols;
-        let limit = card.max_symbols;
-        if length > limit {
-            return Err(Error::TooLong { field: "--symbols", length, limit, unit: "characters", why: None });
-        }
+        check_length("--symbols", self.symbols, card.max_symbols)?;
         check_range("--parts", self.parts, 2, MAX_PARTS.min(self.symbols))
     }
 }

@@ -1,7 +1,7 @@
 //! Benchmark of prefill: a new sequence is fed the sample in chunks, with logits for the last symbol.
 
 use super::{
-    check_range,
+    check_length, check_range,
     machine::{Machine, MeasuredModel},
     quantiles::Quantiles,
     sample::Sample,
@@ -34,12 +34,9 @@ impl PrefillPlan {
     /// # Errors
     /// [`Error::BadOption`] or [`Error::TooLong`] with the command-line option and its limit.
     pub fn check(&self, card: &Card) -> Result<()> {
-        let length = self.symbols;
         let limit = card.max_symbols;
-        if length > limit {
-            return Err(Error::TooLong { field: "--symbols", length, limit, unit: "characters", why: None });
-        }
-        check_range("--symbols", length, 1, limit)?;
+        check_length("--symbols", self.symbols, limit)?;
+        check_range("--symbols", self.symbols, 1, limit)?;
         check_range("--chunk", self.chunk, 1, limit)?;
         check_range("--runs", self.runs, 1, MAX_RUNS)
     }

@@ -4,7 +4,7 @@
 //! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
 use super::{
-    check_range, compare::Ratio, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample,
+    check_length, check_range, compare::Ratio, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample,
 };
 use crate::{
     decode::contract::Card,
@@ -44,17 +44,7 @@ impl ResumePlan {
         if card.vocabulary.len() < 2 {
             return Err(Error::Setting("resume: the vocabulary has one symbol, so all prompts are equal".into()));
         }
-        let length = self.context + self.more;
-        if length > limit {
-            return Err(Error::TooLong {
-                field: "--context and --more together",
-                length,
-                limit,
-                unit: "characters",
-                why: None,
-            });
-        }
-        Ok(())
+        check_length("--context and --more together", self.context + self.more, limit)
     }
 
     /// Returns the two prompts of a pair. They share their first `context` symbols, and no other pair starts with them.

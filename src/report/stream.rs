@@ -3,7 +3,9 @@
 //!
 //! The command starts the server and the client and reads the clock. This file defines the requests and the result.
 
-use super::{check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles::Quantiles, sample::Sample};
+use super::{
+    check_length, check_range, compare::MAX_PAIRS, machine::MeasuredModel, quantiles::Quantiles, sample::Sample,
+};
 use crate::{
     decode::{
         contract::{BoundaryOptions, Card, Noise},
@@ -49,17 +51,7 @@ impl StreamPlan {
         check_range("--context", self.context, 1, limit)?;
         check_range("--chars", self.chars, 1, limit)?;
         check_range("--pairs", self.pairs, 1, MAX_PAIRS)?;
-        let length = self.context + self.chars;
-        if length > limit {
-            return Err(Error::TooLong {
-                field: "--context and --chars together",
-                length,
-                limit,
-                unit: "characters",
-                why: None,
-            });
-        }
-        Ok(())
+        check_length("--context and --chars together", self.context + self.chars, limit)
     }
 
     /// Returns the requests. Each continues a different part of the sample with a different seed.

@@ -284,23 +284,8 @@ fn panel_scores<S: Simd, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{Isa, ThreadPool};
+    use crate::kernels::testing::{computes, numbers};
     use proptest::prelude::*;
-    use std::sync::Arc;
-
-    fn numbers(seed: u32, count: usize) -> Vec<f32> {
-        let mut state = seed | 1;
-        let next = || {
-            state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-            (state >> 9) as f32 / (1 << 22) as f32 - 1.0
-        };
-        std::iter::repeat_with(next).take(count).collect()
-    }
-
-    fn computes(threads: usize) -> Vec<Compute> {
-        let pool = Arc::new(ThreadPool::new(threads));
-        Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
-    }
 
     /// Naive implementation in f64: one query of one head over keys and values, (count, heads, head_dim).
     fn naive(query: &[f32], keys: &[f32], values: &[f32], head: usize, heads: usize) -> Vec<f64> {

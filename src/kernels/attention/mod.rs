@@ -42,7 +42,7 @@ use super::{
 };
 use softmax::Softmax;
 use span::{Outs, SPAN, Span};
-use stored::{Columns, Head, Stored};
+use stored::{Bytes, Columns, Floats, Head, Stored};
 
 /// Computes `outs`, (head_dim) each: softmax(scores) · values for each row. The output is NaN if a score is NaN or +∞, or if
 /// all scores are -∞.
@@ -82,23 +82,14 @@ pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut 
     }
 }
 
-multiversion! { fn scores_f32(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_f32_body }
-multiversion! { fn scores_bf16(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_bf16_body }
-multiversion! { fn scores_int8(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_int8_body }
-
-#[inline(always)]
-fn scores_f32_body<S: Simd>(simd: S, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
-    scores_body::<S, stored::Floats<f32>>(simd, head, row, out);
+multiversion! {
+    fn scores_f32(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Floats<f32>>
 }
-
-#[inline(always)]
-fn scores_bf16_body<S: Simd>(simd: S, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
-    scores_body::<S, stored::Floats<u16>>(simd, head, row, out);
+multiversion! {
+    fn scores_bf16(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Floats<u16>>
 }
-
-#[inline(always)]
-fn scores_int8_body<S: Simd>(simd: S, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) {
-    scores_body::<S, stored::Bytes>(simd, head, row, out);
+multiversion! {
+    fn scores_int8(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Bytes>
 }
 
 #[inline(always)]
@@ -114,23 +105,14 @@ fn scores_body<S: Simd, N: Stored>(simd: S, head: &AttentionHead<'_>, row: &Quer
     }
 }
 
-multiversion! { fn attend_f32(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_f32_body }
-multiversion! { fn attend_bf16(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_bf16_body }
-multiversion! { fn attend_int8(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_int8_body }
-
-#[inline(always)]
-fn attend_f32_body<S: Simd>(simd: S, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
-    attend_rows::<S, stored::Floats<f32>>(simd, head, rows, outs);
+multiversion! {
+    fn attend_f32(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Floats<f32>>
 }
-
-#[inline(always)]
-fn attend_bf16_body<S: Simd>(simd: S, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
-    attend_rows::<S, stored::Floats<u16>>(simd, head, rows, outs);
+multiversion! {
+    fn attend_bf16(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Floats<u16>>
 }
-
-#[inline(always)]
-fn attend_int8_body<S: Simd>(simd: S, head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) {
-    attend_rows::<S, stored::Bytes>(simd, head, rows, outs);
+multiversion! {
+    fn attend_int8(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Bytes>
 }
 
 #[inline(always)]

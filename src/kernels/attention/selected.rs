@@ -92,16 +92,8 @@ fn add<S: Simd>(simd: S, weight: f32, x: &[f32], out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::testing::numbers;
     use proptest::prelude::*;
-
-    fn numbers(seed: u32, count: usize) -> Vec<f32> {
-        let mut state = seed | 1;
-        let next = || {
-            state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-            (state >> 9) as f32 / (1 << 22) as f32 - 1.0
-        };
-        std::iter::repeat_with(next).take(count).collect()
-    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]

@@ -192,7 +192,7 @@ mod tests;
 /// Compiles a kernel body `fn body<S: Simd>(simd: S, …)` for each instruction set, and defines a function that takes an
 /// [`Isa`] and calls the matching one.
 macro_rules! multiversion {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:expr) => {
         $(#[$doc])*
         $vis fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]

@@ -73,14 +73,14 @@ impl Linear {
 mod tests {
     use super::{
         super::{
-            Isa, ThreadPool,
+            Isa,
             dtype::{from_bf16, inverse_of, scale_of, to_bf16, to_byte},
+            testing::{computes, numbers},
         },
         matrix::MAX_INT8_INPUTS,
         *,
     };
     use proptest::prelude::*;
-    use std::sync::Arc;
 
     /// An output of the naive implementation.
     struct Expected {
@@ -113,20 +113,6 @@ mod tests {
             }
         }
         out
-    }
-
-    fn numbers(seed: u32, count: usize) -> Vec<f32> {
-        let mut state = seed | 1;
-        let next = || {
-            state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-            (state >> 9) as f32 / (1 << 22) as f32 - 1.0
-        };
-        std::iter::repeat_with(next).take(count).collect()
-    }
-
-    fn computes(threads: usize) -> Vec<Compute> {
-        let pool = Arc::new(ThreadPool::new(threads));
-        Isa::all().into_iter().map(|isa| Compute { isa, pool: pool.clone() }).collect()
     }
 
     proptest! {

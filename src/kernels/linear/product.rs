@@ -53,24 +53,9 @@ pub(super) struct Job<'a, C> {
     pub(super) out: &'a DisjointSlice<'a>,
 }
 
-multiversion! { pub(super) fn multiply_f32(job: &Job<'_, f32>, panels: Range<usize>) = multiply_f32_body }
-multiversion! { pub(super) fn multiply_bf16(job: &Job<'_, f32>, panels: Range<usize>) = multiply_bf16_body }
-multiversion! { pub(super) fn multiply_int8(job: &Job<'_, [i8; 4]>, panels: Range<usize>) = multiply_int8_body }
-
-#[inline(always)]
-fn multiply_f32_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
-    product::<S, Floats<f32>>(simd, job, panels);
-}
-
-#[inline(always)]
-fn multiply_bf16_body<S: Simd>(simd: S, job: &Job<'_, f32>, panels: Range<usize>) {
-    product::<S, Floats<u16>>(simd, job, panels);
-}
-
-#[inline(always)]
-fn multiply_int8_body<S: Simd>(simd: S, job: &Job<'_, [i8; 4]>, panels: Range<usize>) {
-    product::<S, Bytes>(simd, job, panels);
-}
+multiversion! { pub(super) fn multiply_f32(job: &Job<'_, f32>, panels: Range<usize>) = product::<_, Floats<f32>> }
+multiversion! { pub(super) fn multiply_bf16(job: &Job<'_, f32>, panels: Range<usize>) = product::<_, Floats<u16>> }
+multiversion! { pub(super) fn multiply_int8(job: &Job<'_, [i8; 4]>, panels: Range<usize>) = product::<_, Bytes> }
 
 #[inline(always)]
 fn product<S: Simd, F: Format<S>>(simd: S, job: &Job<'_, F::Cell>, panels: Range<usize>) {

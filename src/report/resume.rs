@@ -4,7 +4,8 @@
 //! The command starts the server, sends the requests and reads the clock. This file defines the prompts and the result.
 
 use super::{
-    check_length, check_range, compare::Ratio, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles, sample::Sample,
+    check_length, check_range, compare::Ratio, machine::MeasuredModel, prefill::MAX_RUNS, quantiles::Quantiles,
+    sample::Sample,
 };
 use crate::{
     decode::contract::Card,

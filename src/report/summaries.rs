@@ -27,7 +27,7 @@ const PARTS: usize = 16;
 
 /// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SummaryPlan {
+pub struct SummaryBenchPlan {
     /// Documents that are summarized concurrently.
     pub batch: usize,
     /// Tokens of each document, including the end symbol.
@@ -38,7 +38,7 @@ pub struct SummaryPlan {
     pub pairs: usize,
 }
 
-impl SummaryPlan {
+impl SummaryBenchPlan {
     /// Checks the plan against the limits of the model.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl SummaryPlan {
 
 /// Result for one model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SummaryMeasurement {
+pub struct SummaryBenchResult {
     /// The model and the conditions of the measurement.
     #[serde(flatten)]
     pub measured: MeasuredModel,
@@ -106,9 +106,9 @@ pub struct SummaryComparison {
     /// Runs of each model.
     pub pairs: usize,
     /// First model.
-    pub a: SummaryMeasurement,
+    pub a: SummaryBenchResult,
     /// Second model.
-    pub b: SummaryMeasurement,
+    pub b: SummaryBenchResult,
     /// Time of a decoder step of the second model divided by that of the first.
     pub decode_ratio: Ratio,
     /// Time of a complete run of the second model divided by that of the first.
@@ -150,7 +150,7 @@ impl SummaryRun {
 /// The plan exceeds a limit of a model, or a step of a model fails.
 pub fn compare(
     [a, b]: [&dyn Model; 2],
-    plan: SummaryPlan,
+    plan: SummaryBenchPlan,
     machine: &Machine,
     progress: &mut dyn FnMut(usize),
 ) -> Result<SummaryComparison> {
@@ -187,17 +187,17 @@ pub fn compare(
 /// Computes the result of a model's runs and measures the limits of the machine.
 fn summarize_runs(
     model: &dyn Model,
-    plan: SummaryPlan,
+    plan: SummaryBenchPlan,
     machine: &Machine,
     runs: &[SummaryRun],
-) -> Result<SummaryMeasurement> {
+) -> Result<SummaryBenchResult> {
     let documents = || runs.iter().flat_map(|run| &run.encode);
     let last = runs.last();
     let layers = last.into_iter().flat_map(|run| &run.layers);
     let encode_ns = median(documents().map(|time| time.total_ns).collect());
     let cost = model.cost(plan.tokens / 2, 0);
     let bytes = cost.symbol.shared_bytes + cost.logits.shared_bytes + plan.batch * cost.symbol.own_bytes;
-    Ok(SummaryMeasurement {
+    Ok(SummaryBenchResult {
         measured: MeasuredModel::new(model.card(), machine),
         encode_ns,
         encode_share_after_upload: median(
@@ -220,7 +220,7 @@ fn median(values: Vec<f64>) -> f64 {
     Quantiles::from_values(values).map_or(0.0, |quantiles| quantiles.p50)
 }
 
-fn run(model: &dyn Model, plan: SummaryPlan, scratch: &mut Scratch) -> Result<SummaryRun> {
+fn run(model: &dyn Model, plan: SummaryBenchPlan, scratch: &mut Scratch) -> Result<SummaryRun> {
     let reader = reader(model)?;
     let limits = reader.limits();
     let vocabulary = model.card().vocabulary.len();

@@ -50,7 +50,7 @@ pub(super) fn run_summarize(args: &SummarizeArgs) -> Result<()> {
         let mut progress = Progress::measurements();
         let total = (args.batch.len() * pairs) as u64;
         for (index, &batch) in args.batch.iter().enumerate() {
-            let plan = summaries::SummaryPlan { batch, source, tokens, pairs };
+            let plan = summaries::SummaryBenchPlan { batch, source, tokens, pairs };
             let mut report = |done: usize| progress.update((index * pairs + done) as u64, total);
             entries.push(summaries::compare([&*a, &*b], plan, &machine, &mut report)?);
         }

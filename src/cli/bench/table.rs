@@ -177,7 +177,7 @@ pub(super) fn summaries(comparisons: &[summaries::SummaryComparison]) -> String 
         "request s",
         "vectors",
     ];
-    let line = |batch: usize, entry: &summaries::SummaryMeasurement| {
+    let line = |batch: usize, entry: &summaries::SummaryBenchResult| {
         let mut cells = vec![entry.measured.model.clone(), entry.measured.dtype.to_owned()];
         cells.extend([entry.measured.threads, batch].map(|count| count.to_string()));
         cells.push(format!("{:.1}", entry.encode_ns / 1e6));

@@ -7,7 +7,7 @@ use super::{
     query::Query,
     softmax::largest,
     span::{Outs, SPAN, Span, VECTORS},
-    stored::{Bytes, Columns, Head, Stored},
+    stored::{Int8Storage, Columns, PageHead, Stored},
 };
 use crate::kernels::{
     LANES,
@@ -21,7 +21,7 @@ use std::ops::Range;
 const MAX_WEIGHT: f32 = 32767.0;
 const _: () = assert!(SPAN as i64 * 32767 * 127 <= i32::MAX as i64);
 
-impl Stored for Bytes {
+impl Stored for Int8Storage {
     type Number = i8;
     const PREFETCH_PAGES: usize = 4;
 
@@ -116,7 +116,7 @@ fn round_weights<const B: usize>(
     let mut maxima = [0f32; LANES];
     let mut nans = [0f32; LANES];
     for (index, (page, weights)) in span.pages.iter().zip(weights.as_chunks_mut::<POSITIONS>().0).enumerate() {
-        let scales = Head::<Bytes>::new(head.layout, page.bytes(), offset).values.scales;
+        let scales = PageHead::<Int8Storage>::new(head.layout, page.bytes(), offset).values.scales;
         // outside the window, weights are zero already and scales are unspecified
         let page_end = (index + 1) * POSITIONS;
         let keys = row_keys.start.clamp(index * POSITIONS, page_end)..row_keys.end.min(page_end);
@@ -167,7 +167,7 @@ fn add_columns<S: Simd, const B: usize, const W: usize>(
     for index in 0..span.pages.len() {
         let values = values(span, index);
         if done == 0 {
-            span.prefetch(simd, span.pages.len() + index + Bytes::PREFETCH_PAGES);
+            span.prefetch(simd, span.pages.len() + index + Int8Storage::PREFETCH_PAGES);
         }
         assert!(POSITIONS * head_dim <= values.len());
         let mut next = values.as_ptr().wrapping_add(2 * done);
@@ -229,7 +229,7 @@ fn add_rest<const B: usize>(
 fn values<'a, const B: usize>(span: &Span<'a, B>, page: usize) -> &'a [i8] {
     let head = span.head;
     let offset = head.layout.head_offset(head.layer, head.head);
-    Head::<Bytes>::new(head.layout, span.pages[page].bytes(), offset).values.numbers
+    PageHead::<Int8Storage>::new(head.layout, span.pages[page].bytes(), offset).values.numbers
 }
 
 /// Packs four bytes into an integer.

@@ -105,7 +105,7 @@ impl DenseLayout {
 }
 
 /// Input that all tasks share.
-struct Job<'a> {
+struct DenseJob<'a> {
     layout: DenseLayout,
     store: &'a [f32],
     /// Number of keys.
@@ -130,17 +130,17 @@ pub fn attend_dense(
     let inner = layout.heads * layout.head_dim;
     assert!(queries.len() == out.len() && out.len().is_multiple_of(inner));
     assert!((1..=layout.capacity).contains(&count) && store.len() == layout.floats());
-    let job = Job { layout, store, count, queries };
+    let job = DenseJob { layout, store, count, queries };
     let share = out.len() * count >= MIN_SHARED;
     compute.pool.for_columns::<GROUP>(out, queries.len() / inner, layout.heads, share, &|first, head, outs| {
         group(compute.isa, &job, first, head, outs);
     });
 }
 
-multiversion! { fn group(job: &Job<'_>, first: usize, head: usize, outs: &mut [&mut [f32]]) = group_body }
+multiversion! { fn group(job: &DenseJob<'_>, first: usize, head: usize, outs: &mut [&mut [f32]]) = group_body }
 
 #[inline(always)]
-fn group_body<S: Simd>(simd: S, job: &Job<'_>, first: usize, head: usize, outs: &mut [&mut [f32]]) {
+fn group_body<S: Simd>(simd: S, job: &DenseJob<'_>, first: usize, head: usize, outs: &mut [&mut [f32]]) {
     let mut softmax = [Softmax::NEW; GROUP];
     outs.iter_mut().for_each(|out| out.fill(0.0));
     for start in (0..job.count).step_by(SPAN) {
@@ -165,7 +165,7 @@ fn group_body<S: Simd>(simd: S, job: &Job<'_>, first: usize, head: usize, outs: 
 
 /// Consecutive keys of one head.
 struct KeySpan<'a> {
-    job: &'a Job<'a>,
+    job: &'a DenseJob<'a>,
     head: usize,
     /// (panels, head_dim, 16)
     keys: &'a [f32],
@@ -176,7 +176,7 @@ struct KeySpan<'a> {
 
 impl<'a> KeySpan<'a> {
     #[inline(always)]
-    fn new(job: &'a Job<'a>, head: usize, start: usize) -> Self {
+    fn new(job: &'a DenseJob<'a>, head: usize, start: usize) -> Self {
         let layout = &job.layout;
         let count = SPAN.min(job.count - start);
         let keys = &job.store[head * layout.head_keys() + start * layout.head_dim..];

@@ -4,12 +4,12 @@ use super::{
     layout::POSITIONS,
     query::Query,
     span::{Outs, SPAN, Span, VECTORS},
-    stored::{Columns, Floats, Head, Load, Stored},
+    stored::{Columns, FloatStorage, PageHead, LoadAsF32, Stored},
 };
 use crate::kernels::isa::{Simd, WIDTH};
 use std::ops::Range;
 
-impl<L: Load> Stored for Floats<L> {
+impl<L: LoadAsF32> Stored for FloatStorage<L> {
     type Number = L;
     const PREFETCH_PAGES: usize = 1;
 
@@ -55,7 +55,7 @@ impl<L: Load> Stored for Floats<L> {
         let offset = head.layout.head_offset(head.layer, head.head);
         for (index, page) in span.pages.iter().enumerate() {
             span.prefetch(simd, span.pages.len() + index + Self::PREFETCH_PAGES);
-            let values = Head::<Self>::new(head.layout, page.bytes(), offset).values.numbers;
+            let values = PageHead::<Self>::new(head.layout, page.bytes(), offset).values.numbers;
             let in_page = |keys: usize| keys.saturating_sub(index * POSITIONS).min(POSITIONS);
             let from = span.from.map(in_page);
             let to = span.to.map(in_page);
@@ -81,7 +81,7 @@ impl<L: Load> Stored for Floats<L> {
 
 /// Adds Σ weights · values of the keys of a page that only one row attends to.
 #[inline(always)]
-fn add_unshared<S: Simd, L: Load>(simd: S, weights: &[f32], values: &[L], keys: Range<usize>, mut out: &mut [f32]) {
+fn add_unshared<S: Simd, L: LoadAsF32>(simd: S, weights: &[f32], values: &[L], keys: Range<usize>, mut out: &mut [f32]) {
     if !keys.is_empty() {
         let values = &values[keys.start * out.len()..];
         add_values::<S, L, 1>(simd, [&weights[keys]], values, std::array::from_mut(&mut out));
@@ -90,7 +90,7 @@ fn add_unshared<S: Simd, L: Load>(simd: S, weights: &[f32], values: &[L], keys: 
 
 /// Adds Σ weights · values to the outputs of `B` rows. Each output number is one sum over the positions, in order.
 #[inline(always)]
-fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], values: &[L], outs: &mut Outs<'_, B>) {
+fn add_values<S: Simd, L: LoadAsF32, const B: usize>(simd: S, weights: [&[f32]; B], values: &[L], outs: &mut Outs<'_, B>) {
     let head_dim = outs[0].len();
     assert!(weights.iter().all(|row| row.len() == weights[0].len() && row.len() * head_dim <= values.len()));
     let mut done = 0;
@@ -120,7 +120,7 @@ fn add_values<S: Simd, L: Load, const B: usize>(simd: S, weights: [&[f32]; B], v
 
 /// Adds Σ weights · values to `W` vectors of the outputs, from number `done` on.
 #[inline(always)]
-fn add_columns<S: Simd, L: Load, const B: usize, const W: usize>(
+fn add_columns<S: Simd, L: LoadAsF32, const B: usize, const W: usize>(
     simd: S,
     weights: [&[f32]; B],
     values: &[L],

@@ -42,7 +42,7 @@ use super::{
 };
 use softmax::Softmax;
 use span::{Outs, SPAN, Span};
-use stored::{Bytes, Columns, Floats, Head, Stored};
+use stored::{Int8Storage, Columns, FloatStorage, PageHead, Stored};
 
 /// Computes `outs`, (head_dim) each: softmax(scores) · values for each row. The output is NaN if a score is NaN or +∞, or if
 /// all scores are -∞.
@@ -83,13 +83,13 @@ pub fn scores(isa: Isa, head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut 
 }
 
 multiversion! {
-    fn scores_f32(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Floats<f32>>
+    fn scores_f32(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, FloatStorage<f32>>
 }
 multiversion! {
-    fn scores_bf16(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Floats<u16>>
+    fn scores_bf16(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, FloatStorage<u16>>
 }
 multiversion! {
-    fn scores_int8(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Bytes>
+    fn scores_int8(head: &AttentionHead<'_>, row: &QueryRow<'_>, out: &mut Vec<f32>) = scores_body::<_, Int8Storage>
 }
 
 #[inline(always)]
@@ -106,13 +106,13 @@ fn scores_body<S: Simd, N: Stored>(simd: S, head: &AttentionHead<'_>, row: &Quer
 }
 
 multiversion! {
-    fn attend_f32(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Floats<f32>>
+    fn attend_f32(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, FloatStorage<f32>>
 }
 multiversion! {
-    fn attend_bf16(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Floats<u16>>
+    fn attend_bf16(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, FloatStorage<u16>>
 }
 multiversion! {
-    fn attend_int8(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Bytes>
+    fn attend_int8(head: &AttentionHead<'_>, rows: &[QueryRow<'_>], outs: &mut [&mut [f32]]) = attend_rows::<_, Int8Storage>
 }
 
 #[inline(always)]
@@ -175,7 +175,7 @@ fn score<S: Simd, N: Stored, const B: usize>(
         let position = span.first + index * POSITIONS;
         let block = position / head.block;
         let contents = rows.map(|row| row.content.get((row.position / head.block).saturating_sub(block)));
-        let keys = Head::<N>::new(head.layout, page.bytes(), offset).keys;
+        let keys = PageHead::<N>::new(head.layout, page.bytes(), offset).keys;
         let key_products = N::products::<S, B>(simd, &contents, keys);
         for row in 0..B {
             let distance_products = &distance_products[row][index * POSITIONS + starts[row]..][..POSITIONS];

@@ -37,7 +37,7 @@ pub(super) trait Stored: Copy {
 }
 
 /// A number that is converted to f32 when it is loaded.
-pub(super) trait Load: Pod {
+pub(super) trait LoadAsF32: Pod {
     /// Loads sixteen numbers.
     ///
     /// # Safety
@@ -47,7 +47,7 @@ pub(super) trait Load: Pod {
     fn to_f32(number: Self) -> f32;
 }
 
-impl Load for f32 {
+impl LoadAsF32 for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const f32) -> S::V {
         // SAFETY: the caller guarantees that sixteen numbers are there.
@@ -61,7 +61,7 @@ impl Load for f32 {
 }
 
 /// bf16.
-impl Load for u16 {
+impl LoadAsF32 for u16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const u16) -> S::V {
         // SAFETY: the caller guarantees that sixteen numbers are there.
@@ -76,11 +76,11 @@ impl Load for u16 {
 
 /// f32 or bf16, multiplied as f32.
 #[derive(Clone, Copy)]
-pub(super) struct Floats<L>(PhantomData<L>);
+pub(super) struct FloatStorage<L>(PhantomData<L>);
 
 /// int8, with a scale for each key and each value.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes;
+pub(super) struct Int8Storage;
 
 /// [`POSITIONS`] keys, values or distances of one head.
 pub(super) struct Columns<'a, N: Stored> {
@@ -105,12 +105,12 @@ impl<'a, N: Stored> Columns<'a, N> {
 }
 
 /// Keys and values of one head in a page.
-pub(super) struct Head<'a, N: Stored> {
+pub(super) struct PageHead<'a, N: Stored> {
     pub(super) keys: Columns<'a, N>,
     pub(super) values: Columns<'a, N>,
 }
 
-impl<'a, N: Stored> Head<'a, N> {
+impl<'a, N: Stored> PageHead<'a, N> {
     /// Returns the head that starts at `offset` of a page.
     #[inline(always)]
     pub(super) fn new(layout: &PageLayout, page: &'a [u8], offset: usize) -> Self {

@@ -4,10 +4,10 @@
 
 /// An instruction set that the processor supports. Only [`Isa::detect`] and [`Isa::all`] create the wide ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Isa(Kind);
+pub struct Isa(IsaKind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum IsaKind {
     /// AVX-512: F, BW, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -30,7 +30,7 @@ impl Isa {
                 is_x86_feature_detected!("avx512vl"),
             ];
             let vnni = f && bw && vl && is_x86_feature_detected!("avx512vnni");
-            return Self(if vnni { Kind::Avx512 } else { Kind::Avx2 });
+            return Self(if vnni { IsaKind::Avx512 } else { IsaKind::Avx2 });
         }
         Self::portable()
     }
@@ -40,26 +40,26 @@ impl Isa {
     pub fn all() -> Vec<Self> {
         match Self::detect().0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => vec![Self(Kind::Avx512), Self(Kind::Avx2), Self::portable()],
+            IsaKind::Avx512 => vec![Self(IsaKind::Avx512), Self(IsaKind::Avx2), Self::portable()],
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => vec![Self(Kind::Avx2), Self::portable()],
-            Kind::Portable => vec![Self::portable()],
+            IsaKind::Avx2 => vec![Self(IsaKind::Avx2), Self::portable()],
+            IsaKind::Portable => vec![Self::portable()],
         }
     }
 
     /// Returns the baseline of the build.
     pub fn portable() -> Self {
-        Self(Kind::Portable)
+        Self(IsaKind::Portable)
     }
 
     /// Returns the name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512",
+            IsaKind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2",
-            Kind::Portable => "portable",
+            IsaKind::Avx2 => "avx2",
+            IsaKind::Portable => "portable",
         }
     }
 
@@ -68,7 +68,7 @@ impl Isa {
         Self::all().into_iter().find(|isa| isa.name() == name)
     }
 
-    pub(super) fn kind(self) -> Kind {
+    pub(super) fn kind(self) -> IsaKind {
         self.0
     }
 }
@@ -210,11 +210,11 @@ macro_rules! multiversion {
             match isa.kind() {
                 // SAFETY: an `Isa` of this kind only exists if the processor supports all of them.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Avx512 => unsafe { widest($($arg),*) },
+                $crate::kernels::isa::IsaKind::Avx512 => unsafe { widest($($arg),*) },
                 // SAFETY: an `Isa` of this kind only exists if the processor supports AVX2 and FMA.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Avx2 => unsafe { wide($($arg),*) },
-                $crate::kernels::isa::Kind::Portable => $body($crate::kernels::isa::Portable, $($arg),*),
+                $crate::kernels::isa::IsaKind::Avx2 => unsafe { wide($($arg),*) },
+                $crate::kernels::isa::IsaKind::Portable => $body($crate::kernels::isa::Portable, $($arg),*),
             }
         }
     };

@@ -92,9 +92,9 @@ impl Weight for u16 {
 
 /// f32 or bf16 weights with f32 sums.
 #[derive(Clone, Copy)]
-pub(super) struct Floats<W>(PhantomData<W>);
+pub(super) struct FloatWeights<W>(PhantomData<W>);
 
-impl<S: Simd, W: Weight> Format<S> for Floats<W> {
+impl<S: Simd, W: Weight> Format<S> for FloatWeights<W> {
     type Cell = f32;
     type Vector = S::V;
     type Sum = S::V;
@@ -145,9 +145,9 @@ impl<S: Simd, W: Weight> Format<S> for Floats<W> {
 
 /// int8 weights with exact 32-bit sums: four consecutive inputs of each output are multiplied with four bytes of a row.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes;
+pub(super) struct Int8Weights;
 
-impl<S: Simd> Format<S> for Bytes {
+impl<S: Simd> Format<S> for Int8Weights {
     type Cell = [i8; 4];
     type Vector = S::I;
     type Sum = S::I;

@@ -16,7 +16,7 @@ pub use product::Epilogue;
 pub use quantized::QuantizedRows;
 
 use super::{Compute, Dtype, disjoint::DisjointSlice};
-use product::Job;
+use product::ProductJob;
 use std::ops::Range;
 
 /// Minimum multiply-adds for which it pays to use other threads.
@@ -43,16 +43,16 @@ impl Linear {
         let out = &DisjointSlice::new(out);
         match self.dtype {
             Dtype::F32 => {
-                let job = Job { matrix: self, x, scales: &[], epilogue, out };
+                let job = ProductJob { matrix: self, x, scales: &[], epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_f32(isa, &job, panels));
             }
             Dtype::Bf16 => {
-                let job = Job { matrix: self, x, scales: &[], epilogue, out };
+                let job = ProductJob { matrix: self, x, scales: &[], epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_bf16(isa, &job, panels));
             }
             Dtype::Int8 => {
                 quantized.fill(compute, x, self.inputs);
-                let job = Job { matrix: self, x: quantized.cells(), scales: quantized.scales(), epilogue, out };
+                let job = ProductJob { matrix: self, x: quantized.cells(), scales: quantized.scales(), epilogue, out };
                 self.share(compute, rows, &|panels| product::multiply_int8(isa, &job, panels));
             }
         }

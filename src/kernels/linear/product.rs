@@ -6,7 +6,7 @@
 //! slices and tiles do not change any bit.
 
 use super::{
-    format::{Bytes, Floats, Format, Int8Output},
+    format::{Int8Weights, FloatWeights, Format, Int8Output},
     matrix::Linear,
 };
 use crate::kernels::{
@@ -44,7 +44,7 @@ pub enum Epilogue {
 }
 
 /// Input that all tasks of a product share. `x`: (rows, steps) cells; `out`: (rows, outputs).
-pub(super) struct Job<'a, C> {
+pub(super) struct ProductJob<'a, C> {
     pub(super) matrix: &'a Linear,
     pub(super) x: &'a [C],
     /// Scale of each row for int8; empty if rows are floats.
@@ -53,19 +53,19 @@ pub(super) struct Job<'a, C> {
     pub(super) out: &'a DisjointSlice<'a>,
 }
 
-multiversion! { pub(super) fn multiply_f32(job: &Job<'_, f32>, panels: Range<usize>) = product::<_, Floats<f32>> }
-multiversion! { pub(super) fn multiply_bf16(job: &Job<'_, f32>, panels: Range<usize>) = product::<_, Floats<u16>> }
-multiversion! { pub(super) fn multiply_int8(job: &Job<'_, [i8; 4]>, panels: Range<usize>) = product::<_, Bytes> }
+multiversion! { pub(super) fn multiply_f32(job: &ProductJob<'_, f32>, panels: Range<usize>) = product::<_, FloatWeights<f32>> }
+multiversion! { pub(super) fn multiply_bf16(job: &ProductJob<'_, f32>, panels: Range<usize>) = product::<_, FloatWeights<u16>> }
+multiversion! { pub(super) fn multiply_int8(job: &ProductJob<'_, [i8; 4]>, panels: Range<usize>) = product::<_, Int8Weights> }
 
 #[inline(always)]
-fn product<S: Simd, F: Format<S>>(simd: S, job: &Job<'_, F::Cell>, panels: Range<usize>) {
+fn product<S: Simd, F: Format<S>>(simd: S, job: &ProductJob<'_, F::Cell>, panels: Range<usize>) {
     let steps = job.matrix.steps;
     let rows = job.x.len() / steps;
     let mut sums = [[F::Slot::default(); MAX_WIDTH]; ROW_BLOCK];
     for first in (0..rows).step_by(ROW_BLOCK) {
         let block = first..rows.min(first + ROW_BLOCK);
         for index in panels.clone() {
-            let panel = Panel::<F::Cell> {
+            let panel = WeightPanel::<F::Cell> {
                 x: &job.x[block.start * steps..block.end * steps],
                 weights: job.matrix.panel(index),
                 steps,
@@ -89,12 +89,12 @@ fn product<S: Simd, F: Format<S>>(simd: S, job: &Job<'_, F::Cell>, panels: Range
 #[inline(always)]
 fn finish<S: Simd, F: Format<S>>(
     simd: S,
-    job: &Job<'_, F::Cell>,
+    job: &ProductJob<'_, F::Cell>,
     row: usize,
     panel: usize,
     sums: &[F::Slot; MAX_WIDTH],
 ) {
-    let Job { matrix, scales, epilogue, out, .. } = job;
+    let ProductJob { matrix, scales, epilogue, out, .. } = job;
     let first = panel * F::GROUPS * LANES;
     let width = (F::GROUPS * LANES).min(matrix.outputs - first);
     let mut numbers = [0f32; MAX_WIDTH];
@@ -123,7 +123,7 @@ fn finish<S: Simd, F: Format<S>>(
 }
 
 /// A block of rows and a panel of weights.
-struct Panel<'a, C> {
+struct WeightPanel<'a, C> {
     /// (rows, steps)
     x: &'a [C],
     /// (steps, groups, GROUP) bytes
@@ -134,7 +134,7 @@ struct Panel<'a, C> {
 
 /// The part of a panel that a tile multiplies, and what it prefetches meanwhile.
 #[derive(Clone, Copy)]
-struct Slice {
+struct PanelSlice {
     row: usize,
     group: usize,
     start: usize,
@@ -153,14 +153,14 @@ struct Prefetch {
     tiles: usize,
 }
 
-impl<C: Copy> Panel<'_, C> {
+impl<C: Copy> WeightPanel<'_, C> {
     /// Multiplies one row with all groups, as one stream.
     #[inline(always)]
     fn row<S: Simd, F: Format<S, Cell = C>>(&self, simd: S, sums: &mut [F::Slot; MAX_WIDTH]) {
         *sums = [F::Slot::default(); MAX_WIDTH];
         let sums = std::slice::from_mut(sums);
         let prefetch = Prefetch { ahead: AHEAD, tile: 0, tiles: 1 };
-        let all = Slice { row: 0, group: 0, start: 0, end: self.steps, prefetch };
+        let all = PanelSlice { row: 0, group: 0, start: 0, end: self.steps, prefetch };
         match self.groups {
             1 => self.tile::<S, F, 1, 1>(simd, all, sums),
             2 => self.tile::<S, F, 1, 2>(simd, all, sums),
@@ -187,7 +187,7 @@ impl<C: Copy> Panel<'_, C> {
                 let ahead = if tiles == 1 && groups_per_tile >= self.groups { AHEAD } else { ahead };
                 let mut row = 0;
                 for (tile, rows) in split(sums.len(), F::TILE).enumerate() {
-                    let slice = Slice { row, group, start, end, prefetch: Prefetch { ahead, tile, tiles } };
+                    let slice = PanelSlice { row, group, start, end, prefetch: Prefetch { ahead, tile, tiles } };
                     self.tile_of::<S, F>(simd, rows, both_groups, slice, &mut sums[row..]);
                     row += rows;
                 }
@@ -202,7 +202,7 @@ impl<C: Copy> Panel<'_, C> {
         simd: S,
         rows: usize,
         both_groups: bool,
-        slice: Slice,
+        slice: PanelSlice,
         sums: &mut [[F::Slot; MAX_WIDTH]],
     ) {
         // each number of rows and groups is compiled separately
@@ -225,10 +225,10 @@ impl<C: Copy> Panel<'_, C> {
     fn tile<S: Simd, F: Format<S, Cell = C>, const R: usize, const G: usize>(
         &self,
         simd: S,
-        slice: Slice,
+        slice: PanelSlice,
         sums: &mut [[F::Slot; MAX_WIDTH]],
     ) {
-        let Slice { row, group, start, end, prefetch } = slice;
+        let PanelSlice { row, group, start, end, prefetch } = slice;
         let stride = self.groups * F::GROUP;
         assert!(end <= self.steps && group + G <= self.groups && self.groups * LANES <= MAX_WIDTH);
         assert!(self.weights.len() >= self.steps * stride && sums.len() >= R);

@@ -1,7 +1,7 @@
 //! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
 use super::{
-    measurement::{KernelMeasurement, KernelPlan, MachineLimits, Work},
+    measurement::{KernelMeasurement, KernelPlan, MachineLimits, KernelWork},
     timing,
 };
 use crate::{
@@ -16,26 +16,26 @@ use std::hint::black_box;
 
 /// Shape of a weight matrix.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct Shape {
+pub(super) struct MatrixShape {
     inputs: usize,
     outputs: usize,
 }
 
 /// Matrices of a model of width 512: feed-forward up and down, attention output, fused query-key-value projection.
-pub(super) const SHAPES: [Shape; 4] = [
-    Shape { inputs: 512, outputs: 2048 },
-    Shape { inputs: 2048, outputs: 512 },
-    Shape { inputs: 512, outputs: 512 },
-    Shape { inputs: 512, outputs: 1536 },
+pub(super) const SHAPES: [MatrixShape; 4] = [
+    MatrixShape { inputs: 512, outputs: 2048 },
+    MatrixShape { inputs: 2048, outputs: 512 },
+    MatrixShape { inputs: 512, outputs: 512 },
+    MatrixShape { inputs: 512, outputs: 1536 },
 ];
 /// Shape that is also measured with GELU.
-const ACTIVATED: Shape = SHAPES[0];
+const ACTIVATED: MatrixShape = SHAPES[0];
 /// Rows of decoding steps, and of a prefill chunk.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 512];
 
 /// Packs `count` equal matrices.
-fn matrices(dtype: Dtype, shape: Shape, count: usize) -> Result<Vec<Linear>> {
-    let Shape { inputs, outputs } = shape;
+fn matrices(dtype: Dtype, shape: MatrixShape, count: usize) -> Result<Vec<Linear>> {
+    let MatrixShape { inputs, outputs } = shape;
     let weight: Vec<f32> = (0..inputs * outputs).map(|index| (index % 251) as f32 / 251.0 - 0.5).collect();
     let bias = vec![0.1; outputs];
     let arena = WeightArena::new(dtype);
@@ -45,7 +45,7 @@ fn matrices(dtype: Dtype, shape: Shape, count: usize) -> Result<Vec<Linear>> {
 /// Measures one shape with every number of rows: cold, hot, and hot with GELU where models use it.
 pub(super) fn measure(
     dtype: Dtype,
-    shape: Shape,
+    shape: MatrixShape,
     peak_gflops: Option<f64>,
     plan: KernelPlan,
     machine: &Machine,
@@ -68,7 +68,7 @@ pub(super) fn measure(
                     weights: Some(weights),
                     inputs: Some(shape.inputs),
                     outputs: Some(shape.outputs),
-                    ..measurement.with_rates(Work { working_set, ..work }, limits)
+                    ..measurement.with_rates(KernelWork { working_set, ..work }, limits)
                 });
             }
         }
@@ -83,7 +83,7 @@ fn product(
     epilogue: Epilogue,
     plan: KernelPlan,
     machine: &Machine,
-) -> Result<(Quantiles, Work)> {
+) -> Result<(Quantiles, KernelWork)> {
     let inputs = matrices[0].inputs();
     let outputs = matrices[0].outputs();
     let x = vec![0.5; rows * inputs];
@@ -95,5 +95,5 @@ fn product(
         black_box(&mut out);
     })?;
     let bytes = matrices[0].bytes();
-    Ok((times, Work { bytes, working_set: bytes, multiply_adds: rows * inputs * outputs }))
+    Ok((times, KernelWork { bytes, working_set: bytes, multiply_adds: rows * inputs * outputs }))
 }

@@ -127,7 +127,7 @@ impl KernelMeasurement {
     }
 
     /// Adds the rates of a call and the limits of the machine.
-    pub(super) fn with_rates(mut self, work: Work, limits: MachineLimits) -> Self {
+    pub(super) fn with_rates(mut self, work: KernelWork, limits: MachineLimits) -> Self {
         self.bytes = Some(work.bytes);
         self.working_set_bytes = Some(work.working_set);
         self.bytes_per_second = Some(work.bytes as f64 / self.ns_p50 * 1e9);
@@ -140,7 +140,7 @@ impl KernelMeasurement {
 
 /// Work of one call.
 #[derive(Clone, Copy)]
-pub(super) struct Work {
+pub(super) struct KernelWork {
     /// Bytes that a call reads.
     pub(super) bytes: usize,
     /// Bytes that calls read before they read the same ones again.

@@ -1,7 +1,7 @@
 //! Benchmarks of attention of one row, of layer norm, and of starting work on the threads.
 
 use super::{
-    measurement::{KernelMeasurement, KernelPlan, MachineLimits, Work},
+    measurement::{KernelMeasurement, KernelPlan, MachineLimits, KernelWork},
     timing,
 };
 use crate::{
@@ -110,11 +110,11 @@ impl Attention {
     }
 
     /// Returns the work of one call.
-    fn work(&self, distances: bool) -> Work {
+    fn work(&self, distances: bool) -> KernelWork {
         let values = self.keys * WIDTH;
         let table = if distances { self.layout.distance_bytes(self.keys) } else { 0 };
         let bytes = self.keys * self.layout.bytes_per_key() + table;
-        Work { bytes, working_set: bytes, multiply_adds: values * if distances { 3 } else { 2 } }
+        KernelWork { bytes, working_set: bytes, multiply_adds: values * if distances { 3 } else { 2 } }
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     query::Query,
     softmax::largest,
     span::{Outs, SPAN, Span, VECTORS},
-    stored::{Int8Storage, Columns, PageHead, Stored},
+    stored::{Columns, Int8Storage, PageHead, Stored},
 };
 use crate::kernels::{
     LANES,

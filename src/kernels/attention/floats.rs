@@ -4,7 +4,7 @@ use super::{
     layout::POSITIONS,
     query::Query,
     span::{Outs, SPAN, Span, VECTORS},
-    stored::{Columns, FloatStorage, PageHead, LoadAsF32, Stored},
+    stored::{Columns, FloatStorage, LoadAsF32, PageHead, Stored},
 };
 use crate::kernels::isa::{Simd, WIDTH};
 use std::ops::Range;
@@ -81,7 +81,13 @@ impl<L: LoadAsF32> Stored for FloatStorage<L> {
 
 /// Adds Σ weights · values of the keys of a page that only one row attends to.
 #[inline(always)]
-fn add_unshared<S: Simd, L: LoadAsF32>(simd: S, weights: &[f32], values: &[L], keys: Range<usize>, mut out: &mut [f32]) {
+fn add_unshared<S: Simd, L: LoadAsF32>(
+    simd: S,
+    weights: &[f32],
+    values: &[L],
+    keys: Range<usize>,
+    mut out: &mut [f32],
+) {
     if !keys.is_empty() {
         let values = &values[keys.start * out.len()..];
         add_values::<S, L, 1>(simd, [&weights[keys]], values, std::array::from_mut(&mut out));
@@ -90,7 +96,12 @@ fn add_unshared<S: Simd, L: LoadAsF32>(simd: S, weights: &[f32], values: &[L], k
 
 /// Adds Σ weights · values to the outputs of `B` rows. Each output number is one sum over the positions, in order.
 #[inline(always)]
-fn add_values<S: Simd, L: LoadAsF32, const B: usize>(simd: S, weights: [&[f32]; B], values: &[L], outs: &mut Outs<'_, B>) {
+fn add_values<S: Simd, L: LoadAsF32, const B: usize>(
+    simd: S,
+    weights: [&[f32]; B],
+    values: &[L],
+    outs: &mut Outs<'_, B>,
+) {
     let head_dim = outs[0].len();
     assert!(weights.iter().all(|row| row.len() == weights[0].len() && row.len() * head_dim <= values.len()));
     let mut done = 0;

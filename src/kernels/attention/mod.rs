@@ -42,7 +42,7 @@ use super::{
 };
 use softmax::Softmax;
 use span::{Outs, SPAN, Span};
-use stored::{Int8Storage, Columns, FloatStorage, PageHead, Stored};
+use stored::{Columns, FloatStorage, Int8Storage, PageHead, Stored};
 
 /// Computes `outs`, (head_dim) each: softmax(scores) · values for each row. The output is NaN if a score is NaN or +∞, or if
 /// all scores are -∞.

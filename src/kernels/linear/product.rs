@@ -6,7 +6,7 @@
 //! slices and tiles do not change any bit.
 
 use super::{
-    format::{Int8Weights, FloatWeights, Format, Int8Output},
+    format::{FloatWeights, Format, Int8Output, Int8Weights},
     matrix::Linear,
 };
 use crate::kernels::{

@@ -1,7 +1,7 @@
 //! Benchmark of matrix products with weights in memory (cold) or in a cache (hot).
 
 use super::{
-    measurement::{KernelMeasurement, KernelPlan, MachineLimits, KernelWork},
+    measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits},
     timing,
 };
 use crate::{

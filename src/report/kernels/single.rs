@@ -1,7 +1,7 @@
 //! Benchmarks of attention of one row, of layer norm, and of starting work on the threads.
 
 use super::{
-    measurement::{KernelMeasurement, KernelPlan, MachineLimits, KernelWork},
+    measurement::{KernelMeasurement, KernelPlan, KernelWork, MachineLimits},
     timing,
 };
 use crate::{

@@ -81,7 +81,7 @@ impl EngineState {
         }
         if let Some(deadline) = request.deadline {
             let least = self.rates.min_duration(self.scheduler.work_before(&demand, priority));
-            if least.is_some_and(|least| deadline.saturating_duration_since(request.timer.arrived()) < least) {
+            if least.is_some_and(|least| deadline.saturating_duration_since(request.timer.arrived) < least) {
                 return Err(Error::Deadline { stage: DEADLINE_TOO_CLOSE });
             }
         }

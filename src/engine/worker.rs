@@ -158,7 +158,7 @@ impl Worker {
         counters.preemptions.add(1);
         request.preempt();
         let demand = request.demand(&**model, 0);
-        let on_hold = request.waits_for_client();
+        let on_hold = request.waits_for_client;
         if let Some(permit) = request.permit.take() {
             let queued = self.inner.lock_state().scheduler.preempt(permit, request, demand, on_hold);
             if let Err(mut request) = queued {

@@ -29,9 +29,9 @@ impl Batch {
         now: Instant,
     ) -> Result<Vec<Box<dyn State>>> {
         let reader = reader(&*inner.model)?;
-        let cached = summary.id().and_then(|id| inner.document_cache.get(tenant, id, now));
+        let cached = summary.id.as_deref().and_then(|id| inner.document_cache.get(tenant, id, now));
         summary.begin(reader, cached, now)?;
-        let Some(cached) = summary.document() else { return Ok(Vec::new()) };
+        let Some(cached) = &summary.document else { return Ok(Vec::new()) };
         (0..summary.rows()).map(|_| reader.begin(&*cached.document)).collect()
     }
 
@@ -66,7 +66,7 @@ impl Batch {
         let mut ran = 0;
         let mut first_layer_symbols = 0;
         while ran < blocks {
-            let Some(encoding) = summary.encoding() else { break };
+            let Some(encoding) = summary.encoding.as_deref_mut() else { break };
             // the first layer reads each vector once; the number of layers after it depends on the model
             let first_layer = encoding.progress().stage == EncodingStage::Layer(0);
             let advanced = reader.advance(encoding, 1, &mut self.scratch)?;
@@ -86,7 +86,7 @@ impl Batch {
         let now = Instant::now();
         let tenant = &request.tenant;
         let encoded = summary.finish_encoding(now, |cached| inner.document_cache.insert(tenant, cached.clone(), now));
-        let state = summary.document().map(|cached| reader.begin(&*cached.document)).transpose()?;
+        let state = summary.document.as_ref().map(|cached| reader.begin(&*cached.document)).transpose()?;
         let rows = summary.rows();
         request.count_encoded(first_layer_symbols);
         if let Some(encoded) = encoded {

@@ -91,7 +91,7 @@ impl Batch {
                     request.event_sender.send_started(request.usage().cached_chars);
                 }
                 if let RequestKind::Document(summary) = &request.kind
-                    && let Some(cached) = summary.document()
+                    && let Some(cached) = &summary.document
                 {
                     request.event_sender.send_encoded(&cached.encoded);
                 }

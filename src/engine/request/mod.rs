@@ -62,7 +62,7 @@ pub(crate) struct Request {
     /// True if it was last preempted because of its own client or upload. Symbols fed again then count as its work.
     caused_preemption: bool,
     /// True if it was preempted because its client or upload was behind, and still waits for it.
-    waits_for_client: bool,
+    pub(crate) waits_for_client: bool,
 }
 
 impl Request {
@@ -97,7 +97,7 @@ impl Request {
             RequestKind::Document(summary) => {
                 let symbols = summary.max_tokens();
                 let uncached = summary.tokens().saturating_sub(cached);
-                Demand { tenant, symbols, uncached, bytes: summary.bytes_soon(model), rows: summary.max_rows() }
+                Demand { tenant, symbols, uncached, bytes: summary.bytes_soon(model), rows: summary.max_rows }
             }
         }
     }
@@ -183,7 +183,7 @@ impl Request {
         match (&self.kind, self.unread_for) {
             (_, Some(unread_for)) => paused(unread_for),
             (RequestKind::Text(text), None) => text.activity(),
-            (RequestKind::Document(summary), None) => match summary.idle_since() {
+            (RequestKind::Document(summary), None) => match summary.idle_since {
                 Some(since) => paused(now.saturating_duration_since(since)),
                 None => summary.activity(self.lens(rows), self.row_indices.len()),
             },
@@ -228,7 +228,7 @@ impl Request {
                 let prefilling = text.session.is_prefilling();
                 (prefilling, prefilling && text.session.is_replaying())
             }
-            RequestKind::Document(summary) => (false, summary.is_refeeding()),
+            RequestKind::Document(summary) => (false, summary.refeeding),
         };
         let FedSymbols { prompt, sampled, recomputed } = &mut self.fed;
         let count = match (refeeding && !self.caused_preemption, prefilling) {
@@ -262,7 +262,7 @@ impl Request {
     pub(crate) fn send_output(&mut self) {
         let output = match &mut self.kind {
             RequestKind::Text(text) if text.session.has_output() => text.session.take_output(),
-            RequestKind::Document(summary) if summary.has_output() => summary.take_output(),
+            RequestKind::Document(summary) if !summary.output.is_empty() => std::mem::take(&mut summary.output),
             _ => return,
         };
         self.event_sender.send_characters(output);
@@ -294,12 +294,7 @@ impl Request {
 
     /// Returns true if it has nothing to do until more of its document arrives.
     pub(crate) fn is_idle(&self) -> bool {
-        matches!(&self.kind, RequestKind::Document(summary) if summary.idle_since().is_some())
-    }
-
-    /// Returns true if it was preempted because its client or upload was behind, and still waits for it.
-    pub(crate) fn waits_for_client(&self) -> bool {
-        self.waits_for_client
+        matches!(&self.kind, RequestKind::Document(summary) if summary.idle_since.is_some())
     }
 
     /// Sends the outcome to the client and reports it to the observer.
@@ -313,8 +308,8 @@ impl Request {
         self.event_sender.finish(outcome.map(|reason| match self.kind {
             RequestKind::Text(_) => Event::Finished { reason, usage, timing },
             RequestKind::Document(summary) => {
-                let encoded = summary.encoded();
-                let cached = summary.was_cached();
+                let encoded = summary.encoded.clone();
+                let cached = summary.was_cached;
                 let summarized = summary.finish(reason, timing);
                 if let Some(encoded) = encoded {
                     observer.summarized(&summarized, &encoded, cached);

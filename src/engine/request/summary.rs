@@ -25,40 +25,41 @@ use std::{sync::Arc, time::Instant};
 pub(crate) struct DocumentRequest {
     inbox: Arc<Inbox>,
     /// Id of the document in the document cache, if it is there.
-    id: Option<String>,
+    pub(crate) id: Option<String>,
     limits: DocumentLimits,
     /// True if poolings keep each vector as it is, where the model would mix others into it.
     hard: bool,
     /// Number of hypotheses to report.
     hypotheses: usize,
     search: BeamSearch,
-    max_rows: usize,
+    /// Maximum number of rows that it may have.
+    pub(super) max_rows: usize,
     /// Maximum symbols of a text, with its start mark.
     max_symbols: usize,
     vocabulary_len: usize,
     /// The document while it is encoded.
-    encoding: Option<Box<dyn Encoding>>,
+    pub(crate) encoding: Option<Box<dyn Encoding>>,
     /// Tokens pushed into `encoding`.
     pushed: usize,
     /// Poolings whose choices were reported.
     reported_choices: usize,
     /// Since when the encoding has waited for tokens.
-    idle_since: Option<Instant>,
+    pub(super) idle_since: Option<Instant>,
     /// The document once it is encoded; `None` again after a preemption.
-    document: Option<CachedDocument>,
+    pub(crate) document: Option<CachedDocument>,
     /// True if an earlier request encoded the document.
-    was_cached: bool,
+    pub(super) was_cached: bool,
     preempted: bool,
     /// True if the latest feed repeated symbols that were fed before a preemption.
-    refeeding: bool,
+    pub(super) refeeding: bool,
     /// How the document was encoded the first time.
-    encoded: Option<Arc<EncodedDocument>>,
+    pub(super) encoded: Option<Arc<EncodedDocument>>,
     began: Option<Instant>,
     /// When the last token arrived.
     arrived: Option<Instant>,
     waits: DocumentWaits,
     /// Characters to be sent.
-    output: Vec<EmittedSymbol>,
+    pub(super) output: Vec<EmittedSymbol>,
     /// Tokens of the best text that `output` has contained.
     emitted: usize,
     /// Buffer of a row's feed.
@@ -111,16 +112,6 @@ impl DocumentRequest {
             emitted: 0,
             feed_buffer: Vec::new(),
         }
-    }
-
-    /// Returns the id of its document in the document cache.
-    pub(crate) fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-
-    /// Returns the maximum number of rows that it may have.
-    pub(crate) fn max_rows(&self) -> usize {
-        self.max_rows
     }
 
     /// Returns the number of rows that it needs once its document is encoded.
@@ -205,11 +196,6 @@ impl DocumentRequest {
         Ok(())
     }
 
-    /// Returns since when the encoding has waited for tokens, if it does.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        self.idle_since
-    }
-
     /// Returns true while its document is encoded.
     pub(crate) fn is_encoding(&self) -> bool {
         self.encoding.is_some()
@@ -245,11 +231,6 @@ impl DocumentRequest {
     pub(super) fn held(&self) -> usize {
         let encoding = self.encoding.as_ref().map(|encoding| encoding.bytes());
         encoding.or_else(|| self.document.as_ref().map(|cached| cached.document.bytes())).unwrap_or(0)
-    }
-
-    /// Returns the encoding, to run blocks of it.
-    pub(crate) fn encoding(&mut self) -> Option<&mut (dyn Encoding + 'static)> {
-        self.encoding.as_deref_mut()
     }
 
     /// Returns the progress of the encoding.
@@ -296,11 +277,6 @@ impl DocumentRequest {
         self.document = Some(cached);
     }
 
-    /// Returns the encoded document that its rows attend to.
-    pub(crate) fn document(&self) -> Option<&CachedDocument> {
-        self.document.as_ref()
-    }
-
     /// Returns true if its next feed repeats symbols, or its document is not encoded yet.
     pub(super) fn is_prefilling(&self, lens: impl Iterator<Item = usize>) -> bool {
         self.document.is_none() || self.symbols_left(lens) > self.search.rows()
@@ -309,11 +285,6 @@ impl DocumentRequest {
     /// Returns true if it encodes its document again after a preemption.
     pub(crate) fn encodes_again(&self) -> bool {
         self.preempted && self.encoded.is_some()
-    }
-
-    /// Returns true if the latest feed repeated symbols that were fed before a preemption.
-    pub(super) fn is_refeeding(&self) -> bool {
-        self.refeeding
     }
 
     /// Returns the number of symbols that its rows, which have been fed `lens`, are still to be fed.
@@ -399,16 +370,6 @@ impl DocumentRequest {
         self.search.tokens()
     }
 
-    /// Returns the characters to be sent, and forgets them.
-    pub(super) fn take_output(&mut self) -> Vec<EmittedSymbol> {
-        std::mem::take(&mut self.output)
-    }
-
-    /// Returns true if there are characters to be sent.
-    pub(super) fn has_output(&self) -> bool {
-        !self.output.is_empty()
-    }
-
     /// Returns the tokens of the document and of the best text.
     pub(super) fn usage(&self) -> Usage {
         let tokens = self.encoded.as_ref().map_or(self.pushed, |encoded| encoded.tokens);
@@ -419,16 +380,6 @@ impl DocumentRequest {
             generated_chars: best.unwrap_or(self.search.tokens()),
             ..Usage::default()
         }
-    }
-
-    /// Returns how its document was encoded, once it is.
-    pub(super) fn encoded(&self) -> Option<Arc<EncodedDocument>> {
-        self.encoded.clone()
-    }
-
-    /// Returns true if an earlier request encoded its document.
-    pub(super) fn was_cached(&self) -> bool {
-        self.was_cached
     }
 
     /// Returns the summary's outcome, at its end.

@@ -31,7 +31,7 @@ struct UnpooledExtra {
 /// Timestamps and step times of one request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestTimer {
-    arrived: Instant,
+    pub(crate) arrived: Instant,
     /// When it got its first row.
     admitted: Option<Instant>,
     /// When the logits after the prompt were computed.
@@ -71,11 +71,6 @@ impl RequestTimer {
         let first = self.admitted.is_none();
         let admitted = *self.admitted.get_or_insert(now);
         first.then(|| admitted.saturating_duration_since(self.arrived))
-    }
-
-    /// Returns when the request arrived.
-    pub(crate) fn arrived(&self) -> Instant {
-        self.arrived
     }
 
     /// Returns true if the request ever had a row.

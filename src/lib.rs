@@ -5,9 +5,9 @@
 //!
 //! # The path of a request
 //!
-//! `serve/grpc/generation` (with `serve/grpc/convert`: text to symbols, fields to options) → `engine/handle` → `engine/worker` (the desk
-//! and the loop) → `engine/batch` (one step of all rows) → `decode/session` (what a row is fed, what comes of it) →
-//! `family/<one>/step`. Back through the sender inside the request: `engine/outlet` → `serve/grpc/response_stream` → `serve/grpc/generate_stream`.
+//! `serve/grpc/generation` (with `serve/grpc/convert`: text to symbols, fields to options) → `engine/handle` →
+//! `engine/worker` (the loop and its scheduler) → `engine/batch` (one step of all rows) → `decode/session` (what a row is fed, what comes of it) →
+//! `family/<one>/step`. Back through the sender inside the request: `engine/request/event_sender` → `serve/grpc/response_stream` → `serve/grpc/generate_stream`.
 //! Everything else stands beside that path.
 //!
 //! # Rooms, in reading order

@@ -53,7 +53,7 @@ pub struct EngineStep {
 pub(super) struct StepEstimate {
     /// Without pooling: the middle stack runs for each symbol and attends to all symbols, and no row waits at a boundary.
     pub(super) unpooled: f64,
-    /// With pooling, as the step ran.
+    /// Estimate with pooling, as the step ran.
     pub(super) pooled: f64,
 }
 

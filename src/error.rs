@@ -1,11 +1,11 @@
-//! The closed list of what can go wrong, one variant a rule.
+//! The closed list of errors, one variant per rule.
 //!
-//! Every variant has one [`Code`]; `serve/status.rs` maps codes to the wire and nothing else does. Messages say what was
-//! wrong, where, and the bound. This room knows no transport.
+//! Every variant has one [`Code`]; only `serve/status.rs` maps codes to the wire. A message names what was wrong, where, the
+//! value found and the limit. This module is independent of any transport.
 
 use std::{path::PathBuf, time::Duration};
 
-/// The names of gRPC's status codes, by number.
+/// Names of gRPC's status codes, by number.
 pub const CODE_NAMES: [&str; 17] = [
     "OK",
     "CANCELLED",
@@ -26,32 +26,32 @@ pub const CODE_NAMES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// The kind of a failure, numbered as gRPC's status codes are.
+/// The kind of an error, numbered like gRPC's status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
-    /// The caller's input breaks a rule that does not depend on the server's state.
+    /// The request breaks a rule that does not depend on the server's state.
     InvalidArgument = 3,
-    /// There is no model, or document, of that name.
+    /// No model or document has that name.
     NotFound = 5,
-    /// There is no such call.
+    /// The method does not exist.
     Unimplemented = 12,
     /// The request is well formed, but not for this model.
     FailedPrecondition = 9,
     /// A limit on shared resources is reached; trying again later may work.
     ResourceExhausted = 8,
-    /// It is not known who the caller is.
+    /// The client has no valid credentials.
     Unauthenticated = 16,
-    /// The caller's deadline has passed.
+    /// The request's deadline has passed.
     DeadlineExceeded = 4,
-    /// The caller went away.
+    /// The client disconnected.
     Cancelled = 1,
-    /// The caller may not do this.
+    /// The client is not allowed to do this.
     PermissionDenied = 7,
-    /// More than the wire takes.
+    /// A message is longer than the server accepts.
     OutOfRange = 11,
     /// The server is shutting down.
     Unavailable = 14,
-    /// A broken invariant of ours.
+    /// A broken invariant: a bug in weir.
     Internal = 13,
 }
 
@@ -65,63 +65,63 @@ impl Code {
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong.
+/// All errors.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No model is served under that name.
     #[error("unknown model {name:?}; known: {}", known.join(", "))]
     UnknownModel {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names of all models.
         known: Vec<String>,
     },
-    /// No service here has that method.
-    #[error("unknown method {path:?}: no service here has one of this path")]
+    /// No service of this server has that method.
+    #[error("unknown method {path:?}: no service of this server has it")]
     UnknownMethod {
-        /// The path asked for: `/package.Service/Method`.
+        /// The requested path: `/package.Service/Method`.
         path: String,
     },
-    /// No such document is kept for the caller.
-    #[error("unknown document {id:?}: there is none of this id that you have sent, or it is kept no longer")]
+    /// The document cache holds no such document of this client.
+    #[error("unknown or expired document id {id:?}")]
     UnknownDocument {
-        /// The id asked for.
+        /// The requested id.
         id: String,
     },
-    /// A symbol that the model's vocabulary does not have.
+    /// A symbol outside of the model's vocabulary.
     #[error("{field}: {found} at character {offset} is not in the model's vocabulary")]
     UnknownSymbol {
         /// The request's field, e.g. `prompt`.
         field: &'static str,
         /// The symbol, printable: `'\u{e9}'`, or `id 31 (the vocabulary has 27 symbols)`.
         found: String,
-        /// Its offset in characters (in symbols, if ids were given), from 0.
+        /// Its offset in characters (in symbols, if the request holds ids), from 0.
         offset: usize,
     },
-    /// An option outside its bounds.
+    /// An option outside of its limits.
     #[error("{field}: {found} is out of bounds: {bound}")]
     BadOption {
         /// The option, dotted as on the wire: `sampling.temperature`.
         field: &'static str,
-        /// What was given.
+        /// The value found.
         found: String,
-        /// What is allowed.
+        /// The allowed values.
         bound: String,
     },
-    /// Something that is not in the form it must have, such as JSON.
+    /// Malformed input, such as invalid JSON.
     #[error("{why}")]
     Unreadable {
-        /// Where in the request, if it can be told.
+        /// The position in the request, if known.
         field: Option<String>,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// Two options that exclude each other.
     #[error("{first} and {second} exclude each other: give one")]
     Exclusive {
-        /// One of them.
+        /// One option.
         first: &'static str,
-        /// The other.
+        /// The other option.
         second: &'static str,
     },
     /// An input that is longer than a limit.
@@ -133,67 +133,67 @@ pub enum Error {
         length: usize,
         /// The limit.
         limit: usize,
-        /// What is counted: `characters`, `bytes`.
+        /// The unit: `characters`, `bytes`.
         unit: &'static str,
-        /// Why it is the limit, if it is one of the model's own and not a setting.
+        /// The reason for the limit, if the model sets it; none for a setting.
         why: Option<&'static str>,
     },
-    /// An input that was not read to its end, because it is longer than a limit already.
+    /// An input longer than a limit, of unknown length because it was not read to its end.
     #[error("{field}: more than {limit} {unit}, which is the limit{}", reason(*why))]
     LongerThan {
         /// The field or input.
         field: &'static str,
         /// The limit.
         limit: usize,
-        /// What is counted: `characters`, `bytes`.
+        /// The unit: `characters`, `bytes`.
         unit: &'static str,
-        /// Why it is the limit, likewise.
+        /// The reason for the limit, as in [`TooLong`](Self::TooLong).
         why: Option<&'static str>,
     },
-    /// A message that is longer than the wire takes, compressed or not.
+    /// A message longer than the server accepts, compressed or not.
     #[error("{what}: more than {limit} bytes, which is the limit")]
     Oversized {
-        /// What is so long: `the message`, `the body`.
+        /// The part: `the message`, `the body`.
         what: &'static str,
-        /// The most bytes that it may have.
+        /// Maximum bytes.
         limit: usize,
     },
-    /// A call that this kind of model cannot answer.
+    /// A call that this kind of model does not support.
     #[error("{call} needs a model that {wanted}; {model:?} is {found}")]
     WrongKind {
         /// The call or option.
         call: &'static str,
         /// The model's name.
         model: String,
-        /// The kind needed.
+        /// The required kind.
         wanted: &'static str,
-        /// The kind found.
+        /// The kind of the model.
         found: String,
     },
-    /// A call without a key that is known.
+    /// A call without a valid API key.
     #[error("unauthenticated: {why}")]
     Unauthenticated {
-        /// What is missing, without a word of what was given.
+        /// The problem; never includes the credentials.
         why: &'static str,
     },
-    /// The queue has no place left.
+    /// The queue is full.
     #[error("the queue is full: at most {limit} {what} may wait")]
     QueueFull {
-        /// What is counted.
+        /// The unit of the limit.
         what: &'static str,
-        /// Its limit.
+        /// The limit.
         limit: usize,
-        /// When to try again.
+        /// Time after which a retry may succeed.
         retry: Duration,
     },
-    /// A request that could not run even alone: trying again later is no use, asking for less is.
+    /// A request that cannot run even alone. A retry fails, too; a smaller request may succeed.
     #[error("{field}: the request can need {needed} bytes of key-value memory, the limit is {limit}")]
     NeverFits {
-        /// What makes it too large: the prompt or text alone, or what may follow it.
+        /// The field that makes it too large: the prompt or text, or the limit of generated symbols.
         field: &'static str,
-        /// Bytes that it can need.
+        /// Bytes that it may need.
         needed: usize,
-        /// Bytes there may be.
+        /// Maximum bytes.
         limit: usize,
     },
     /// The key-value memory ran out.
@@ -201,96 +201,96 @@ pub enum Error {
     OutOfPages {
         /// Bytes needed.
         needed: usize,
-        /// Bytes there may be.
+        /// Maximum bytes.
         limit: usize,
     },
-    /// There is no memory for another model.
+    /// The system has not enough memory for another model.
     #[error("the model may need {needed} bytes of memory; {available} are available")]
     NoMemory {
         /// Bytes that it may need.
         needed: usize,
-        /// Bytes that the system can give.
+        /// Bytes that the system has available.
         available: usize,
     },
-    /// As many models as there may be are in memory.
-    #[error("{limit} generations of models are in memory, those that drain included, and that is the limit")]
+    /// The maximum number of models is in memory.
+    #[error("{limit} model generations are in memory (draining ones included), which is the limit")]
     TooManyModels {
         /// The limit.
         limit: usize,
     },
-    /// The call shows a secret that is not the right one.
-    #[error("{what} is not the right one")]
+    /// The call carries a wrong secret.
+    #[error("{what} is invalid")]
     PermissionDenied {
-        /// What it showed.
+        /// The kind of secret.
         what: &'static str,
     },
-    /// The caller does not read its answer.
-    #[error("the answer was not read: for {limit:?} nothing of what was ready was taken")]
+    /// The client does not read its response.
+    #[error("the client read nothing of its response for {limit:?}, which is the limit")]
     Stalled {
-        /// How long that may last.
+        /// Maximum time without a read.
         limit: Duration,
     },
     /// The deadline passed.
     #[error("the deadline passed {stage}")]
     Deadline {
-        /// Where the request was: `in the queue`, `while decoding`.
+        /// The stage of the request: `in the queue`, `while decoding`.
         stage: &'static str,
     },
-    /// A request that ended before it had come whole.
-    #[error("the request did not come whole: {why}")]
+    /// A request whose upload ended early.
+    #[error("the request is incomplete: {why}")]
     Incomplete {
-        /// What kind of failure ended it.
+        /// The kind of error that ended it.
         code: Code,
-        /// Why.
+        /// The cause.
         why: String,
     },
-    /// The caller went away.
-    #[error("the caller went away")]
+    /// The client disconnected.
+    #[error("the client disconnected")]
     Cancelled,
     /// The server is shutting down.
-    #[error("the server is shutting down: it takes no new requests, and ends running ones at its limit")]
+    #[error("the server is shutting down: it accepts no new requests and ends running ones at the drain limit")]
     Draining {
-        /// When to try again, elsewhere.
+        /// Time after which to retry, on another server.
         retry: Duration,
     },
-    /// A file that is not as it must be: a checkpoint, one to be converted into one, saved measurements.
+    /// An invalid file: a checkpoint, the source of a conversion, or saved measurements.
     #[error("{file}: {key}: expected {expected}, found {found}", file = file.display())]
     Checkpoint {
         /// The file.
         file: PathBuf,
-        /// The key, tensor, or place in it.
+        /// The key, tensor or position in it.
         key: String,
-        /// What the format asks for.
+        /// The content that the format requires.
         expected: String,
-        /// What is there.
+        /// The content found.
         found: String,
     },
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// Its answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A server that was asked, and refused or is not there.
+    /// A remote server that rejected a call or did not answer.
     #[error("{server}: {answer}")]
     Remote {
         /// The server.
         server: String,
-        /// Its answer, or why there is none.
+        /// Its answer, or why there was none.
         answer: String,
     },
-    /// A setting of this program that cannot be used.
+    /// An invalid setting of this program.
     #[error("{0}")]
     Setting(String),
-    /// A broken invariant: our fault.
+    /// A broken invariant: a bug in weir.
     #[error("internal error: {0}")]
     Internal(String),
 }
 
 impl Error {
-    /// The kind of failure.
+    /// Returns the kind of the error.
     pub fn code(&self) -> Code {
         match self {
             Self::UnknownModel { .. } | Self::UnknownDocument { .. } => Code::NotFound,
@@ -320,7 +320,7 @@ impl Error {
         }
     }
 
-    /// The same with the reason for its limit, if it is about a length.
+    /// Adds the reason for the limit to an error about a length.
     pub fn because(mut self, reason: Option<&'static str>) -> Self {
         if let Self::TooLong { why, .. } | Self::LongerThan { why, .. } = &mut self {
             *why = reason;
@@ -328,13 +328,13 @@ impl Error {
         self
     }
 
-    /// An operating system's refusal, with the path it was about.
+    /// Returns a function that turns an I/O error about `path` into [`Io`](Self::Io).
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
     }
 
-    /// A file that is not as it must be.
+    /// Creates a [`Checkpoint`](Self::Checkpoint) error.
     pub fn checkpoint(
         file: impl Into<PathBuf>,
         key: impl Into<String>,
@@ -345,24 +345,24 @@ impl Error {
     }
 }
 
-/// What is said of a limit's reason.
+/// Formats the reason for a limit.
 fn reason(why: Option<&str>) -> String {
     why.map(|why| format!(": {why}")).unwrap_or_default()
 }
 
-/// A text that does no harm where it is shown: names come from folders and files, and what steers a terminal, or must not be
-/// in XML, becomes U+FFFD, sign by sign.
+/// Makes a text safe to print: replaces each control character, and each character not allowed in XML, with U+FFFD. Names come
+/// from folders and files, so they may contain either.
 pub fn printable(text: &str) -> String {
-    let harmful = |sign: char| sign.is_control() || matches!(sign, '\u{fffe}' | '\u{ffff}');
-    text.chars().map(|sign| if harmful(sign) { char::REPLACEMENT_CHARACTER } else { sign }).collect()
+    let harmful = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+    text.chars().map(|c| if harmful(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// The beginning of a text, at most so many bytes of it: messages quote what they were given, and it may be megabytes.
-pub fn clip(text: &str, bytes: usize) -> String {
-    if text.len() <= bytes {
+/// Truncates a text to at most `limit` bytes: messages quote input, which may be megabytes.
+pub fn clip(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
         return text.to_owned();
     }
-    let mut end = bytes;
+    let mut end = limit;
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_replaced_sign_by_sign() {
+    fn control_characters_are_replaced_one_by_one() {
         assert_eq!(printable("a name: größe <&> 模型"), "a name: größe <&> 模型");
         assert_eq!(printable("\0\t\n\u{1b}[2J\u{7f}\u{9b}\u{fffe}\u{ffff}x"), "���\u{fffd}[2J����x");
     }

@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 
 /// The sampled part of a sequence.
 #[derive(Debug, Clone)]
-pub(super) struct Generation {
+pub(super) struct Generator {
     sampler: Sampler,
     stops: StopMatcher,
     limits: GenerationLimits,
@@ -84,7 +84,7 @@ struct GenerationLimits {
     max_symbols: usize,
 }
 
-impl Generation {
+impl Generator {
     /// Creates the generation of a request to the model of `card`.
     pub(super) fn new(
         sampling: Sampling,

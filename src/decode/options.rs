@@ -13,7 +13,7 @@ pub struct Generate {
     pub sampling: Sampling,
     /// When to stop.
     pub stopping: Stopping,
-    /// What to emit in addition to the symbols.
+    /// Details emitted in addition to the symbols.
     pub details: Details,
     /// How boundaries are decided.
     pub boundaries: BoundaryOptions,
@@ -86,7 +86,7 @@ pub struct Stopping {
     pub ignore_end: bool,
 }
 
-/// What to emit in addition to the symbols.
+/// Details emitted in addition to the symbols.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Details {
     /// Emit the prompt's symbols first.

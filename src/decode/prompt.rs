@@ -63,7 +63,7 @@ pub(super) struct ChunkOutcome {
     pub(super) ends_window: bool,
 }
 
-/// What is emitted for each prompt symbol.
+/// Output options of prompt symbols.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptOutput {
     /// True if prompt symbols are emitted at all.

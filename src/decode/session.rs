@@ -11,7 +11,7 @@
 
 use super::{
     contract::{BoundaryOptions, Card, Model, SequenceRow, State, StepStatus, Want, advance},
-    generation::{ControlSymbols, Generation},
+    generation::{ControlSymbols, Generator},
     options::{EmittedSymbol, FinishReason, Generate, Score},
     prompt::{ChunkOutcome, Prompt, PromptOutput},
     replay::ReplayStart,
@@ -31,7 +31,7 @@ pub struct Session {
     /// The prompt or the text to score, then the sampled symbols.
     prompt: Prompt,
     /// Samples the symbols that follow; none if a text is scored.
-    generation: Option<Generation>,
+    generation: Option<Generator>,
     boundaries: BoundaryOptions,
     /// Symbols emitted and not yet taken.
     output: Vec<EmittedSymbol>,
@@ -49,7 +49,7 @@ pub struct Session {
     max_symbols: usize,
 }
 
-/// What a session needs after a step.
+/// The next need of a session after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionProgress {
     /// Prompt symbols, or symbols of an earlier row, are still to be fed.
@@ -71,7 +71,7 @@ impl Session {
         let max_symbols = prompt.len().saturating_add(stopping.max_chars).min(card.max_symbols);
         let mode = boundaries.mode.or(card.boundary_modes.first().copied());
         let control = ControlSymbols::new(card.vocabulary.specials(), mode, &stopping);
-        let mut generation = Generation::new(sampling, stopping, &details, card, control);
+        let mut generation = Generator::new(sampling, stopping, &details, card, control);
         generation.see(&prompt);
         let output = PromptOutput {
             symbols: details.echo,
@@ -99,7 +99,7 @@ impl Session {
 
     fn new(
         mut prompt: Prompt,
-        generation: Option<Generation>,
+        generation: Option<Generator>,
         boundaries: BoundaryOptions,
         card: &Card,
         max_symbols: usize,
@@ -238,7 +238,7 @@ impl Session {
 
     /// Number of sampled symbols, or of scored ones.
     pub fn output_symbols(&self) -> usize {
-        self.generation.as_ref().map_or(self.prompt.settled(), Generation::chars)
+        self.generation.as_ref().map_or(self.prompt.settled(), Generator::chars)
     }
 
     /// The symbols and segments processed until now.
@@ -270,7 +270,7 @@ impl Session {
         if row.feed[..] == [trace::END] {
             self.prompt.end_segment();
         }
-        if self.generation.as_ref().is_some_and(Generation::is_traced) {
+        if self.generation.as_ref().is_some_and(Generator::is_traced) {
             self.prompt.agree(row.state.agreed());
         }
         if is_replaying {

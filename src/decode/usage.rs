@@ -1,4 +1,4 @@
-//! What a request used: symbols, segments and time.
+//! Usage of a request: symbols, segments and time.
 
 /// Symbols and segments processed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

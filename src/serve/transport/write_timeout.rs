@@ -34,7 +34,7 @@ impl<T> Patient<T> {
         }
         let limit = self.limit;
         let late = self.late.get_or_insert_with(|| Box::pin(sleep(limit)));
-        late.as_mut().poll(cx).map(|()| Err(Error::new(ErrorKind::TimedOut, "the answer was not read")))
+        late.as_mut().poll(cx).map(|()| Err(Error::new(ErrorKind::TimedOut, "the client did not read its response")))
     }
 }
 

@@ -46,7 +46,7 @@ impl SummaryLimits {
 
 /// A validated request with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SummaryPlan {
+pub struct ValidSummarize {
     /// Options of the search.
     pub rules: SearchOptions,
     /// Number of hypotheses to return.
@@ -60,7 +60,7 @@ impl Summarize {
     ///
     /// # Errors
     /// [`Error::BadOption`], with the field's name.
-    pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<SummaryPlan> {
+    pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<ValidSummarize> {
         let defaults = limits.generation;
         // the start mark is one of the targets
         let token_limit = limits.targets.saturating_sub(1);
@@ -94,7 +94,7 @@ impl Summarize {
         }
         let sampling = self.sampling.clone();
         let rules = SearchOptions { beam, length_penalty, min_tokens, max_tokens, no_repeat_ngram, sampling };
-        Ok(SummaryPlan { rules, hypotheses, hard: self.hard })
+        Ok(ValidSummarize { rules, hypotheses, hard: self.hard })
     }
 }
 
@@ -244,13 +244,13 @@ mod tests {
         DocumentLimits { tokens: 64, targets: 100, padded: true, block: 8, poolings: Vec::new(), marks, generation }
     }
 
-    fn plan(request: &Summarize) -> Result<SummaryPlan> {
+    fn plan(request: &Summarize) -> Result<ValidSummarize> {
         request.plan(&card(20), &limits(), 8)
     }
 
     #[test]
     fn missing_options_take_the_checkpoints_defaults_within_the_limits() {
-        let SummaryPlan { rules, hypotheses, .. } = plan(&Summarize::default()).unwrap();
+        let ValidSummarize { rules, hypotheses, .. } = plan(&Summarize::default()).unwrap();
         assert_eq!((rules.beam, rules.length_penalty, hypotheses), (3, 1.5, 1));
         assert_eq!((rules.min_tokens, rules.max_tokens), (72, 99));
         let short = plan(&Summarize { max_tokens: Some(10), ..Default::default() }).unwrap().rules;

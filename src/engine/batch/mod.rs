@@ -42,7 +42,7 @@ pub(super) struct Batch {
     scratch: Scratch,
     /// StepStatus of each request when last refreshed.
     statuses: Vec<RowStatus>,
-    /// SummaryPlan of the current step.
+    /// Plan of the current step.
     feeds: Vec<Feed>,
     /// The feeds of `feeds` that run blocks of documents.
     encode_feeds: Vec<Feed>,

@@ -13,7 +13,7 @@ use crate::{
         contract::{Card, Model, SequenceRow, Want},
         document::{DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage},
         options::{EmittedSymbol, FinishReason},
-        summary::{DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, SummaryPlan, SummaryResult},
+        summary::{DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, ValidSummarize, SummaryResult},
         usage::{Timing, Usage},
     },
     engine::{cache::CachedDocument, scheduler::RowActivity},
@@ -81,7 +81,7 @@ impl DocumentRequest {
     pub(crate) fn new(
         inbox: Arc<Inbox>,
         id: Option<String>,
-        plan: SummaryPlan,
+        plan: ValidSummarize,
         limits: &DocumentLimits,
         card: &Card,
     ) -> Self {

@@ -12,7 +12,7 @@ use weir::{
         contract::Model,
         document::PoolingChoice,
         options::{FinishReason, Sampling},
-        summary::{EncodedDocument, Summarize, SummaryPlan, SummaryResult},
+        summary::{EncodedDocument, Summarize, ValidSummarize, SummaryResult},
     },
     engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits, Terms},
     error::{Code, Error, Result},
@@ -68,7 +68,7 @@ fn document(tokens: usize, salt: u32) -> Vec<u32> {
 /// What is written about a document by a search alone.
 fn alone(document: &[u32], request: &Summarize, model: &DocumentModel) -> Vec<Hypothesis> {
     let limits = model.document_encoder().unwrap().limits();
-    let SummaryPlan { rules, hypotheses, .. } = request.plan(model.card(), limits, 32).unwrap();
+    let ValidSummarize { rules, hypotheses, .. } = request.plan(model.card(), limits, 32).unwrap();
     let mut search = BeamSearch::new(rules, MARKS, 256);
     let mut rows = vec![vec![MARKS.start]];
     loop {

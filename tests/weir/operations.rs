@@ -100,7 +100,7 @@ fn a_server_that_is_not_there_is_told() {
 fn rows() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.meter("m");
-    metrics.called("s", "m", "OK");
+    metrics.count_call("s", "m", "OK");
     let text = metrics.render(&[]).unwrap();
     let mut rows = BTreeSet::new();
     let mut lines = text.lines().peekable();

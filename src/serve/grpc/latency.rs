@@ -6,7 +6,7 @@ use crate::{
         calibration::{Calibrated, NotCalibrated, StepTiming, TimingTable},
     },
     error::{Error, Result},
-    metrics::ledger::{Slice, Sums, Time, Window},
+    metrics::latency_windows::{LatencyKind, LatencyPeriod, LatencySlice, ReportCounts},
     serve::{
         call::Call,
         registry::engines::{Engines, Lease},
@@ -69,9 +69,9 @@ fn report_window(request: &v1::GetReportRequest) -> Result<ReportWindow> {
 
 fn model_report(engine: &Lease, window: ReportWindow) -> v1::ModelReport {
     let (slice, length) = engine.meter().report(match window {
-        ReportWindow::Unspecified | ReportWindow::SinceLoad => Window::SinceLoad,
-        ReportWindow::SinceReset => Window::SinceReset,
-        ReportWindow::LastMinute => Window::LastMinute,
+        ReportWindow::Unspecified | ReportWindow::SinceLoad => LatencyPeriod::SinceLoad,
+        ReportWindow::SinceReset => LatencyPeriod::SinceReset,
+        ReportWindow::LastMinute => LatencyPeriod::LastMinute,
     });
     let card = engine.card();
     let calibration = engine.calibration();
@@ -87,40 +87,40 @@ fn model_report(engine: &Lease, window: ReportWindow) -> v1::ModelReport {
         window: window.into(),
         window_ns: nanoseconds(length),
         texts: (!summarizes).then(|| texts(&slice)),
-        estimated_gain: gain(&slice.sums, calibration),
-        estimate_missing: missing(engine, &slice.sums, calibration),
-        cache: (!summarizes).then(|| cache(&slice.sums)),
+        estimated_gain: gain(&slice.counts, calibration),
+        estimate_missing: missing(engine, &slice.counts, calibration),
+        cache: (!summarizes).then(|| cache(&slice.counts)),
         summaries: summarizes.then(|| summaries(&slice)),
     }
 }
 
-fn texts(slice: &Slice) -> v1::MeasuredTexts {
-    let Sums { middle_run, middle_skipped, steps, rows, middle_steps, middle_rows, .. } = slice.sums;
+fn texts(slice: &LatencySlice) -> v1::MeasuredTexts {
+    let ReportCounts { middle_run, middle_skipped, steps, rows, middle_steps, middle_rows, .. } = slice.counts;
     v1::MeasuredTexts {
-        requests: slice.sums.requests,
-        failed: slice.sums.failed,
-        prompt_chars: slice.sums.prompt_chars,
-        cached_chars: slice.sums.cached_chars,
-        generated_chars: slice.sums.generated_chars,
+        requests: slice.counts.requests,
+        failed: slice.counts.failed,
+        prompt_chars: slice.counts.prompt_chars,
+        cached_chars: slice.counts.cached_chars,
+        generated_chars: slice.counts.generated_chars,
         middle_steps_run: middle_run,
         middle_steps_skipped: middle_skipped,
         shortening_factor: ratio(middle_run + middle_skipped, middle_run),
         steps,
         rows_per_step: ratio(rows, steps),
         rows_per_middle_step: ratio(middle_rows, middle_steps),
-        time_to_first_char: histogram(slice, Time::First),
-        plain_gap: histogram(slice, Time::PlainGap),
-        boundary_gap: histogram(slice, Time::BoundaryGap),
-        segment: histogram(slice, Time::Segment),
-        queue: histogram(slice, Time::Queue),
-        prefill: histogram(slice, Time::Prefill),
-        total: histogram(slice, Time::Total),
+        time_to_first_char: histogram(slice, LatencyKind::First),
+        plain_gap: histogram(slice, LatencyKind::PlainGap),
+        boundary_gap: histogram(slice, LatencyKind::BoundaryGap),
+        segment: histogram(slice, LatencyKind::Segment),
+        queue: histogram(slice, LatencyKind::Queue),
+        prefill: histogram(slice, LatencyKind::Prefill),
+        total: histogram(slice, LatencyKind::Total),
     }
 }
 
-fn summaries(slice: &Slice) -> v1::MeasuredSummaries {
-    let sums = &slice.sums;
-    let layer = |layer: &crate::metrics::ledger::Layer| v1::EncoderLayerReport {
+fn summaries(slice: &LatencySlice) -> v1::MeasuredSummaries {
+    let sums = &slice.counts;
+    let layer = |layer: &crate::metrics::latency_windows::LayerTotals| v1::EncoderLayerReport {
         vectors: layer.vectors,
         took_ns: layer.took_ns,
     };
@@ -130,20 +130,20 @@ fn summaries(slice: &Slice) -> v1::MeasuredSummaries {
         cached_documents: sums.cached_documents,
         document_tokens: sums.prompt_chars,
         summary_tokens: sums.generated_chars,
-        queue: histogram(slice, Time::Queue),
-        upload: histogram(slice, Time::Upload),
-        encode: histogram(slice, Time::Encode),
-        time_to_first_token: histogram(slice, Time::First),
-        decode: histogram(slice, Time::Decode),
-        decode_per_token: histogram(slice, Time::TokenDecode),
-        total: histogram(slice, Time::Total),
+        queue: histogram(slice, LatencyKind::Queue),
+        upload: histogram(slice, LatencyKind::Upload),
+        encode: histogram(slice, LatencyKind::Encode),
+        time_to_first_token: histogram(slice, LatencyKind::First),
+        decode: histogram(slice, LatencyKind::Decode),
+        decode_per_token: histogram(slice, LatencyKind::TokenDecode),
+        total: histogram(slice, LatencyKind::Total),
         layers: slice.layers.iter().map(layer).collect(),
         cross_attention_bytes: sums.memory_bytes,
         unpooled_cross_attention_bytes: sums.unpooled_memory_bytes,
     }
 }
 
-fn cache(sums: &Sums) -> v1::CacheEffect {
+fn cache(sums: &ReportCounts) -> v1::CacheEffect {
     let computed = sums.prompt_chars.saturating_sub(sums.cached_chars);
     let ns_per_char = ratio(sums.prefill_ns, computed);
     v1::CacheEffect {
@@ -156,9 +156,9 @@ fn cache(sums: &Sums) -> v1::CacheEffect {
     }
 }
 
-fn gain(sums: &Sums, calibration: Option<&Calibrated>) -> Option<v1::EstimatedGain> {
+fn gain(sums: &ReportCounts, calibration: Option<&Calibrated>) -> Option<v1::EstimatedGain> {
     let Some(Ok(table)) = calibration else { return None };
-    let Sums { measured_prefill_ns, unpooled_prefill_ns, measured_decode_ns, unpooled_decode_ns, .. } = *sums;
+    let ReportCounts { measured_prefill_ns, unpooled_prefill_ns, measured_decode_ns, unpooled_decode_ns, .. } = *sums;
     Some(v1::EstimatedGain {
         requests: sums.estimated,
         measured_prefill_ns,
@@ -176,7 +176,7 @@ fn gain(sums: &Sums, calibration: Option<&Calibrated>) -> Option<v1::EstimatedGa
 }
 
 /// Returns why there is no estimate, or none for some of the requests.
-fn missing(engine: &Handle, sums: &Sums, calibration: Option<&Calibrated>) -> Option<String> {
+fn missing(engine: &Handle, sums: &ReportCounts, calibration: Option<&Calibrated>) -> Option<String> {
     match calibration {
         Some(Ok(_)) if sums.estimated < sums.requests => {
             let missed = sums.requests - sums.estimated;
@@ -216,8 +216,8 @@ fn calibrated(table: &TimingTable) -> v1::Calibration {
     }
 }
 
-fn histogram(slice: &Slice, time: Time) -> Option<v1::LatencyHistogram> {
-    let Some(times) = slice.times(time) else { return Some(v1::LatencyHistogram::default()) };
+fn histogram(slice: &LatencySlice, kind: LatencyKind) -> Option<v1::LatencyHistogram> {
+    let Some(times) = slice.times(kind) else { return Some(v1::LatencyHistogram::default()) };
     let quantile = |share: f64| times.value_at_quantile(share).min(times.max());
     let bar = |from_ns: u64, value: u64, count: u64| v1::LatencyBar {
         from_ns,

@@ -112,7 +112,7 @@ impl OpenCall {
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.metrics.called(self.method.service, self.method.name, code_name(self.code));
+        self.metrics.count_call(self.method.service, self.method.name, code_name(self.code));
         if let Some(span) = &self.span {
             span.end(self.code);
         }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     engine::Phase,
     error::{Error, Result},
-    metrics::{Requests, Times},
+    metrics::{CountAndTime, RequestTotals},
     serve::registry::{
         engines::{Engines, Lease},
         health::Monitor,
@@ -133,8 +133,9 @@ pub(super) fn statistics(engines: &Engines, name: &str, version: &str) -> Result
     let asked = if name.is_empty() { engines.all() } else { vec![find(engines, name, version)?] };
     let told = |engine: &Lease| {
         let name = engine.card().name.clone();
-        let Requests { success, fail, queue, prefill, decode, steps, last } = engines.metrics().requests(&name);
-        let times = |Times { count, ns }| Some(StatisticDuration { count, ns });
+        let RequestTotals { success, fail, queue, prefill, decode, steps, last } =
+            engines.metrics().request_totals(&name);
+        let times = |CountAndTime { count, ns }| Some(StatisticDuration { count, ns });
         ModelStatistics {
             name,
             version: VERSION.into(),
@@ -147,7 +148,7 @@ pub(super) fn statistics(engines: &Engines, name: &str, version: &str) -> Result
                 queue: times(queue),
                 compute_input: times(prefill),
                 compute_infer: times(decode),
-                compute_output: times(Times::default()),
+                compute_output: times(CountAndTime::default()),
             }),
         }
     };

@@ -316,7 +316,7 @@ impl Engines {
         let is_there = |generation: &Arc<Generation>| generation.engine.card().name == name;
         let comes = table.launching.iter().any(|launching| launching == name);
         if !(comes || table.serving.contains_key(name) || table.leaving.iter().any(is_there)) {
-            self.metrics().forget(name);
+            self.metrics().remove_model(name);
         }
     }
 

@@ -1,0 +1,15 @@
+//! All metrics, declared once: the tables in `series` hold each one's name, kind, buckets, labels and help.
+//!
+//! Names are vLLM's where it has one, under the prefix `weir:`; vLLM's token is a character here. A [`Meter`] observes one
+//! engine: its series are looked up when the model is loaded, so a step looks up and allocates nothing. Counters that an engine
+//! keeps itself are read on each scrape ([`Metrics::render`]).
+
+pub mod latency_windows;
+mod meter;
+mod registry;
+mod series;
+mod totals;
+
+pub use meter::Meter;
+pub use registry::Metrics;
+pub use totals::{CountAndTime, RequestTotals};

@@ -1,0 +1,82 @@
+//! The registry of all metrics, and their text format.
+
+use super::{
+    latency_windows::lock,
+    meter::Meter,
+    series::{Families, Labels, Series, weir},
+    totals::RequestTotals,
+};
+use crate::engine::Handle;
+use prometheus_client::{
+    encoding::text,
+    metrics::{counter::Counter, family::Family, info::Info},
+    registry::Registry,
+};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+/// All metrics of a process.
+pub struct Metrics {
+    registry: Registry,
+    families: Families,
+    /// Answered calls, by service, method and code.
+    calls: Family<Labels, Counter>,
+    models: Mutex<BTreeMap<String, Arc<Series>>>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::default();
+        let families = Families::register(&mut registry);
+        let calls = Family::default();
+        registry.register(weir!("grpc_calls"), "Answered calls, by service, method and status code", calls.clone());
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        registry.register(weir!("build"), "The server's version", Info::new(version));
+        Self { registry, families, calls, models: Mutex::default() }
+    }
+}
+
+impl Metrics {
+    /// Returns a meter for an engine of the model called `model`.
+    pub fn meter(&self, model: &str) -> Arc<Meter> {
+        let mut models = lock(&self.models);
+        let series = models.entry(model.to_owned()).or_insert_with(|| Arc::new(self.families.series(model)));
+        Arc::new(Meter::new(Arc::clone(series)))
+    }
+
+    /// Removes the series of an unloaded model.
+    pub fn remove_model(&self, model: &str) {
+        lock(&self.models).remove(model);
+        self.families.remove(model);
+    }
+
+    /// Counts an answered call. Each method has its own series, so `method` must be one of a small set.
+    pub fn count_call(&self, service: &'static str, method: &'static str, code: &'static str) {
+        let labels = [("service", service), ("method", method), ("code", code)];
+        self.calls.get_or_create(&labels.map(|(key, value)| (key, value.to_owned())).into()).inc();
+    }
+
+    /// Returns the totals of the requests to a model.
+    pub fn request_totals(&self, model: &str) -> RequestTotals {
+        lock(&self.models).get(model).map_or_else(RequestTotals::default, |series| series.totals.read())
+    }
+
+    /// Renders all metrics in the OpenMetrics text format, with the present counters and gauges of `engines`.
+    ///
+    /// # Errors
+    /// Never fails: the writer is a `String`.
+    pub fn render(&self, engines: &[(Arc<Meter>, Handle)]) -> Result<String, fmt::Error> {
+        // the lock admits one caller at a time: a model's gauges are set from all its generations together
+        let models = lock(&self.models);
+        for series in models.values() {
+            let own = engines.iter().filter(|(meter, _)| meter.is_of(series));
+            series.set_gauges(own.inspect(|(meter, engine)| meter.catch_up(engine)).map(|(_, engine)| engine));
+        }
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}

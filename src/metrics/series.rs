@@ -1,0 +1,214 @@
+//! The tables of a model's metrics, and the series of one model.
+
+use super::totals::Totals;
+use crate::{decode::options::FinishReason, engine::Handle, error::Code};
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use std::sync::atomic::AtomicU64;
+
+/// A metric's name with the prefix of all names.
+macro_rules! weir {
+    ($name:literal) => {
+        concat!("weir:", $name)
+    };
+}
+pub(super) use weir;
+
+/// Buckets of times, in seconds: a step of a small model takes less than a tenth of a millisecond, a queue may take minutes.
+const SECONDS: [f64; 28] = [
+    50e-6, 75e-6, 100e-6, 150e-6, 200e-6, 300e-6, 500e-6, 750e-6, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7.5e-3, 10e-3, 20e-3,
+    50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0,
+];
+/// Buckets of character counts.
+const CHARS: [f64; 21] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6];
+/// Buckets of the rows of a step.
+const ROWS: [f64; 14] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0, 512.0, 4096.0];
+/// Buckets of characters per segment.
+const SHORTENING: [f64; 12] = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 24.0, 64.0];
+
+/// Values of the label that separates gaps after a boundary from gaps within a segment.
+const AFTER: [&str; 2] = ["char", "boundary"];
+pub(super) const REASONS: [FinishReason; 6] = [
+    FinishReason::MaxChars,
+    FinishReason::MaxSegments,
+    FinishReason::Stop(0),
+    FinishReason::MaxContext,
+    FinishReason::EndOfText,
+    FinishReason::End,
+];
+pub(super) const CODES: [Code; 11] = [
+    Code::InvalidArgument,
+    Code::NotFound,
+    Code::FailedPrecondition,
+    Code::ResourceExhausted,
+    Code::DeadlineExceeded,
+    Code::Cancelled,
+    Code::Unauthenticated,
+    Code::PermissionDenied,
+    Code::OutOfRange,
+    Code::Unavailable,
+    Code::Internal,
+];
+
+pub(super) type Labels = Vec<(&'static str, String)>;
+type FloatGauge = Gauge<f64, AtomicU64>;
+
+/// Declares the metrics of a model: `field: kind = constructor, label and its values, name, help`.
+macro_rules! per_model {
+    ($($field:ident: $kind:ty = $new:expr, [$label:literal $values:expr], $name:literal, $help:literal;)*) => {
+        /// The metrics of all models.
+        pub(super) struct Families { $($field: Family<Labels, $kind>,)* }
+
+        /// The metrics of one model. Each field holds one series per value of its label, or one series without a label.
+        #[derive(Debug)]
+        pub(super) struct Series { $(pub(super) $field: Vec<$kind>,)* pub(super) totals: Totals }
+
+        impl Families {
+            pub(super) fn register(registry: &mut Registry) -> Self {
+                $(
+                    let $field = Family::<Labels, $kind>::new_with_constructor(|| $new);
+                    registry.register(weir!($name), $help, $field.clone());
+                )*
+                Self { $($field,)* }
+            }
+
+            /// Returns the series of a model; creates those that do not exist.
+            pub(super) fn series(&self, model: &str) -> Series {
+                Series { $($field: labels(model, $label, &$values)
+                    .map(|labels| self.$field.get_or_create_owned(&labels)).collect(),)* totals: Totals::default() }
+            }
+
+            /// Removes the series of a model.
+            pub(super) fn remove(&self, model: &str) {
+                $(labels(model, $label, &$values).for_each(|labels| { self.$field.remove(&labels); });)*
+            }
+        }
+    };
+}
+
+per_model! {
+    running: Gauge = Gauge::default(), ["" [""]], "num_requests_running", "Requests that hold a row";
+    waiting: Gauge = Gauge::default(), ["" [""]], "num_requests_waiting", "Requests that wait for a row";
+    kv_usage: FloatGauge = FloatGauge::default(), ["" [""]],
+        "kv_cache_usage_perc", "Share of the key-value memory that requests use: 1 is all of it";
+    kv_bytes: Gauge = Gauge::default(), ["" [""]], "kv_cache_used_bytes", "Bytes of key-value pages that requests use";
+    kv_limit: Gauge = Gauge::default(), ["" [""]], "kv_cache_limit_bytes", "Maximum bytes of key-value pages";
+    preemptions: Counter = Counter::default(), ["" [""]],
+        "num_preemptions", "Running requests that were preempted";
+    prompt_chars: Counter = Counter::default(), ["" [""]],
+        "prompt_tokens", "Characters of prompts and scored texts that were processed";
+    generated_chars: Counter = Counter::default(), ["" [""]], "generation_tokens", "Characters generated";
+    cache_queries: Counter = Counter::default(), ["" [""]],
+        "prefix_cache_queries", "Characters of prompts looked up in the segment cache: all but the last, which is always fed";
+    cache_hits: Counter = Counter::default(), ["" [""]],
+        "prefix_cache_hits", "Characters of prompts that came from the segment cache";
+    success: Counter = Counter::default(), ["finished_reason" REASONS.map(|reason| reason.name())],
+        "request_success", "Completed requests, by finish reason";
+    failure: Counter = Counter::default(), ["code" CODES.map(Code::name)],
+        "request_failure", "Requests that an engine accepted and ended with an error, by status code";
+    first_char: Histogram = Histogram::new(SECONDS), ["" [""]],
+        "time_to_first_token_seconds", "From a request's arrival to its first character";
+    gap: Histogram = Histogram::new(SECONDS), ["after" AFTER],
+        "inter_token_latency_seconds", "From one character to the next, after a boundary or within a segment";
+    total: Histogram = Histogram::new(SECONDS), ["" [""]],
+        "e2e_request_latency_seconds", "From a request's arrival to its end";
+    queue: Histogram = Histogram::new(SECONDS), ["" [""]],
+        "request_queue_time_seconds", "From a request's arrival to its admission";
+    inference: Histogram = Histogram::new(SECONDS), ["" [""]],
+        "request_inference_time_seconds", "From a request's admission to its end";
+    prefill: Histogram = Histogram::new(SECONDS), ["" [""]],
+        "request_prefill_time_seconds", "From a request's admission to the end of its prompt";
+    decode: Histogram = Histogram::new(SECONDS), ["" [""]],
+        "request_decode_time_seconds", "From a request's first character to its last";
+    prompt: Histogram = Histogram::new(CHARS), ["" [""]], "request_prompt_tokens", "Characters of a request's prompt";
+    generation: Histogram = Histogram::new(CHARS), ["" [""]],
+        "request_generation_tokens", "Characters generated for a request";
+    step_chars: Histogram = Histogram::new(CHARS), ["" [""]],
+        "iteration_tokens_total", "Characters fed in a step, all rows together";
+    step_rows: Histogram = Histogram::new(ROWS), ["" [""]], "rows_per_step", "Rows fed in a step";
+    middle_rows: Histogram = Histogram::new(ROWS), ["" [""]],
+        "middle_rows_per_step", "Rows that shared a run of the middle layers";
+    middle_run: Counter = Counter::default(), ["" [""]],
+        "middle_steps_run", "Runs of the middle layers: one for each segment that closed";
+    middle_skipped: Counter = Counter::default(), ["" [""]],
+        "middle_steps_skipped", "Runs of the middle layers that pooling saved: one for each character that closed no segment";
+    shortening: FloatGauge = FloatGauge::default(), ["" [""]],
+        "shortening_factor", "Characters per closed segment since the model was loaded; 0 before the first";
+    boundary_rate: FloatGauge = FloatGauge::default(), ["" [""]],
+        "boundary_rate", "Closed segments per character since the model was loaded";
+    request_shortening: Histogram = Histogram::new(SHORTENING), ["" [""]],
+        "request_shortening_factor", "Characters per closed segment of a request that closed any";
+    lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
+        "segment_cache_lookups", "Lookups in the segment cache, by result";
+    hit_bytes: Counter = Counter::default(), ["" [""]],
+        "segment_cache_hit_bytes", "Bytes of key-value pages that requests shared with the segment cache";
+    evictions: Counter = Counter::default(), ["" [""]],
+        "segment_cache_evictions", "Entries evicted from the segment cache for other entries or for requests";
+    cache_bytes: Gauge = Gauge::default(), ["" [""]],
+        "segment_cache_bytes", "Bytes that the segment cache holds: its pages, and an estimate of its tree";
+    cache_entries: Gauge = Gauge::default(), ["" [""]], "segment_cache_entries", "Entries of the segment cache";
+    document_lookups: Counter = Counter::default(), ["result" ["hit", "miss"]],
+        "document_cache_lookups", "Lookups in the document cache, by result";
+    document_evictions: Counter = Counter::default(), ["" [""]],
+        "document_cache_evictions", "Encoded documents evicted for other documents or for requests";
+    document_bytes: Gauge = Gauge::default(), ["" [""]],
+        "document_cache_bytes", "Bytes of the encoded documents in the document cache";
+    document_entries: Gauge = Gauge::default(), ["" [""]], "document_cache_entries", "Encoded documents in the document cache";
+    generations: Gauge = Gauge::default(), ["" [""]],
+        "model_generations", "Generations of the model in memory: the serving one and draining ones";
+}
+
+impl Series {
+    /// Sets the gauges from the state of the model's engines.
+    pub(super) fn set_gauges<'a>(&self, engines: impl Iterator<Item = &'a Handle>) {
+        let gauges = [
+            &self.running,
+            &self.waiting,
+            &self.kv_bytes,
+            &self.kv_limit,
+            &self.cache_bytes,
+            &self.cache_entries,
+            &self.document_bytes,
+            &self.document_entries,
+            &self.generations,
+        ];
+        let mut sums = [0_i64; 9];
+        for engine in engines {
+            let load = engine.load();
+            let cache = engine.segment_cache_usage();
+            let documents = engine.document_cache_usage();
+            let values = [
+                load.running,
+                load.queued,
+                load.bytes,
+                engine.memory().limit,
+                cache.bytes,
+                cache.entries,
+                documents.bytes,
+                documents.entries,
+                1,
+            ];
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = sum.saturating_add(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+        }
+        for (gauge, sum) in gauges.into_iter().zip(sums) {
+            gauge[0].set(sum);
+        }
+        let ratio = |part: f64, total: f64| if total > 0.0 { part / total } else { 0.0 };
+        self.kv_usage[0].set(ratio(self.kv_bytes[0].get() as f64, self.kv_limit[0].get() as f64));
+        let closed = self.middle_run[0].get() as f64;
+        let open = self.middle_skipped[0].get() as f64;
+        self.shortening[0].set(ratio(closed + open, closed));
+        self.boundary_rate[0].set(ratio(closed, closed + open));
+    }
+}
+
+/// Returns the labels of a model's series, one for each value of the metric's label.
+fn labels(model: &str, label: &'static str, values: &[&str]) -> impl Iterator<Item = Labels> {
+    let own = move |value: &str| (!label.is_empty()).then(|| (label, value.to_owned()));
+    values.iter().map(move |value| [("model_name", model.to_owned())].into_iter().chain(own(value)).collect())
+}

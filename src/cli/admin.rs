@@ -5,7 +5,7 @@ use super::{
     output,
 };
 use crate::{
-    config::Token,
+    config::AdminToken,
     error::{Error, Result},
     serve::client::{Loaded, Operator},
 };
@@ -76,8 +76,8 @@ struct Server {
 impl Server {
     async fn connect(&self) -> Result<Operator> {
         let token = match (&self.admin_token, &self.admin_token_file) {
-            (Some(token), _) => Token::new(token),
-            (None, Some(file)) => Token::read(file).map_err(|why| format!("{}: {why}", file.display())),
+            (Some(token), _) => AdminToken::new(token),
+            (None, Some(file)) => AdminToken::read(file).map_err(|why| format!("{}: {why}", file.display())),
             (None, None) => Err("an admin token is required: set WEIR_ADMIN_TOKEN or --admin-token-file".into()),
         };
         Operator::connect(&self.tls.reach(&self.address)?, &token.map_err(Error::Setting)?).await

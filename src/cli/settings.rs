@@ -4,7 +4,7 @@
 
 use super::{command::Cli, serve::SettingSources};
 use crate::config::{
-    file::{Entry, Kind, read},
+    file::{FileSetting, ValueKind, read},
     parse_switch,
 };
 use clap::{
@@ -58,19 +58,19 @@ fn setting<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
 }
 
 /// Type of a flag's value in a settings file, derived from the flag's action and value name.
-fn kind(arg: &Arg) -> Kind {
+fn kind(arg: &Arg) -> ValueKind {
     let value = arg.get_value_names().and_then(<[_]>::first).map(|name| name.as_str());
     match (arg.get_action(), value) {
-        (ArgAction::SetTrue, _) => Kind::Switch,
-        (ArgAction::Append, _) => Kind::List,
-        (_, Some("BOOL")) => Kind::Switch,
-        (_, Some("N" | "SECONDS")) => Kind::Number,
-        (_, Some("SIZE")) => Kind::Size,
-        _ => Kind::Text,
+        (ArgAction::SetTrue, _) => ValueKind::Switch,
+        (ArgAction::Append, _) => ValueKind::List,
+        (_, Some("BOOL")) => ValueKind::Switch,
+        (_, Some("N" | "SECONDS")) => ValueKind::Number,
+        (_, Some("SIZE")) => ValueKind::Size,
+        _ => ValueKind::Text,
     }
 }
 
-fn with_defaults(command: Command, entries: &[Entry]) -> Command {
+fn with_defaults(command: Command, entries: &[FileSetting]) -> Command {
     let set = entries.iter().filter(|entry| !entry.values.is_empty());
     set.fold(command, |command, entry| {
         let id = setting(&command, &entry.key).map(|arg| arg.get_id().clone());
@@ -82,7 +82,7 @@ fn with_defaults(command: Command, entries: &[Entry]) -> Command {
 }
 
 /// Records where a setting comes from and its line of a settings file.
-fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: &[Entry]) {
+fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: &[FileSetting]) {
     let long = arg.get_long().unwrap_or_default();
     let entry = entries.iter().find(|entry| entry.key == long);
     let origin = match (serve.value_source(arg.get_id().as_str()), entry) {
@@ -110,16 +110,16 @@ fn record(sources: &mut SettingSources, arg: &Arg, serve: &ArgMatches, entries: 
 }
 
 /// Formats values as TOML.
-fn toml(kind: Kind, values: &[String]) -> String {
+fn toml(kind: ValueKind, values: &[String]) -> String {
     // A JSON string is a valid TOML string.
     let quoted = |value: &String| serde_json::Value::from(value.as_str()).to_string();
     let plain = |value: &String| match kind {
-        Kind::Number | Kind::Size if value.parse::<i64>().is_ok() => value.clone(),
-        Kind::Switch => parse_switch(value).map_or_else(|| quoted(value), |on| on.to_string()),
+        ValueKind::Number | ValueKind::Size if value.parse::<i64>().is_ok() => value.clone(),
+        ValueKind::Switch => parse_switch(value).map_or_else(|| quoted(value), |on| on.to_string()),
         _ => quoted(value),
     };
     match kind {
-        Kind::List => format!("[{}]", values.iter().map(quoted).collect::<Vec<_>>().join(", ")),
+        ValueKind::List => format!("[{}]", values.iter().map(quoted).collect::<Vec<_>>().join(", ")),
         _ => values.iter().map(plain).collect(),
     }
 }
@@ -141,13 +141,13 @@ mod tests {
     #[test]
     fn values_are_written_as_toml() {
         let toml = |kind, values: &[&str]| toml(kind, &values.iter().map(|&v| v.to_owned()).collect::<Vec<_>>());
-        assert_eq!(toml(Kind::Number, &["8"]), "8");
-        assert_eq!(toml(Kind::Number, &["eight"]), "\"eight\"");
-        assert_eq!(toml(Kind::Size, &["2GiB"]), "\"2GiB\"");
-        assert_eq!(toml(Kind::List, &["a", "b\"c"]), r#"["a", "b\"c"]"#);
+        assert_eq!(toml(ValueKind::Number, &["8"]), "8");
+        assert_eq!(toml(ValueKind::Number, &["eight"]), "\"eight\"");
+        assert_eq!(toml(ValueKind::Size, &["2GiB"]), "\"2GiB\"");
+        assert_eq!(toml(ValueKind::List, &["a", "b\"c"]), r#"["a", "b\"c"]"#);
         for (value, on) in [("true", "true"), ("yes", "true"), ("0", "false"), ("maybe", "\"maybe\"")] {
-            assert_eq!(toml(Kind::Switch, &[value]), on);
+            assert_eq!(toml(ValueKind::Switch, &[value]), on);
         }
-        assert_eq!(toml(Kind::Text, &["1"]), "\"1\"");
+        assert_eq!(toml(ValueKind::Text, &["1"]), "\"1\"");
     }
 }

@@ -1,4 +1,4 @@
-//! Reading settings from text, and gathering what is wrong with them.
+//! Parses settings from text and collects all problems.
 
 use crate::error::{Error, Result};
 use std::{
@@ -9,96 +9,96 @@ use std::{
     str::FromStr,
 };
 
-/// Reads settings from text and gathers what is wrong with them.
+/// Parses settings from text and collects all problems.
 #[derive(Debug, Default)]
 pub struct Checks {
     problems: Vec<String>,
     origins: Origins,
 }
 
-/// Where the settings come from that were not given as flags, by flag: `WEIR_ROWS`, or `weir.toml, line 3`.
+/// Sources of settings that were not set by a flag, by flag: `WEIR_ROWS`, or `weir.toml, line 3`.
 pub type Origins = BTreeMap<String, String>;
 
 impl Checks {
-    /// Goes on from what is known of the settings already.
-    pub fn after(problems: Vec<String>, origins: Origins) -> Self {
+    /// Creates checks with the problems found earlier.
+    pub fn with_problems(problems: Vec<String>, origins: Origins) -> Self {
         Self { problems, origins }
     }
 
-    /// A setting of that type.
-    pub fn parsed<T: FromStr<Err: Display>>(&mut self, flag: &str, given: &str) -> Option<T> {
-        given.parse().map_err(|error| self.wrong(flag, given, error)).ok()
+    /// Parses a setting of type `T`.
+    pub fn parse<T: FromStr<Err: Display>>(&mut self, flag: &str, value: &str) -> Option<T> {
+        value.parse().map_err(|error| self.reject(flag, value, error)).ok()
     }
 
-    /// Yes or no; no if it is neither.
-    pub fn switch(&mut self, flag: &str, given: &str) -> bool {
-        parse_switch(given).unwrap_or_else(|| {
-            self.wrong(flag, given, "expected true or false");
+    /// Parses yes or no; returns no if the value is neither.
+    pub fn switch(&mut self, flag: &str, value: &str) -> bool {
+        parse_switch(value).unwrap_or_else(|| {
+            self.reject(flag, value, "expected true or false");
             false
         })
     }
 
-    /// A whole number within bounds; the lower bound if it is none.
-    pub fn number(&mut self, flag: &str, given: &str, bounds: RangeInclusive<usize>) -> usize {
-        let (low, high) = (*bounds.start(), *bounds.end());
-        match given.parse() {
-            Ok(number) if bounds.contains(&number) => number,
+    /// Parses a whole number within `range`; returns the lower limit if it is invalid.
+    pub fn number(&mut self, flag: &str, value: &str, range: RangeInclusive<usize>) -> usize {
+        let (low, high) = range.clone().into_inner();
+        match value.parse() {
+            Ok(number) if range.contains(&number) => number,
             _ => {
-                self.wrong(flag, given, format!("expected a whole number from {low} to {high}"));
+                self.reject(flag, value, format!("expected a whole number from {low} to {high}"));
                 low
             }
         }
     }
 
-    /// A number of bytes within bounds, as [`parse_bytes`] reads it; the lower bound if it is none.
-    pub fn bytes(&mut self, flag: &str, given: &str, bounds: RangeInclusive<usize>) -> usize {
-        let (low, high) = (*bounds.start(), *bounds.end());
-        match parse_bytes(given) {
-            Some(bytes) if bounds.contains(&bytes) => bytes,
+    /// Parses a size within `range` with [`parse_bytes`]; returns the lower limit if it is invalid.
+    pub fn bytes(&mut self, flag: &str, value: &str, range: RangeInclusive<usize>) -> usize {
+        let (low, high) = range.clone().into_inner();
+        match parse_bytes(value) {
+            Some(bytes) if range.contains(&bytes) => bytes,
             Some(_) => {
-                self.wrong(flag, given, format!("expected {low} to {high} bytes"));
+                self.reject(flag, value, format!("expected {low} to {high} bytes"));
                 low
             }
             None => {
-                self.wrong(flag, given, "expected a size such as 512MiB, 2GiB or 1000000");
+                self.reject(flag, value, "expected a size such as 512MiB, 2GiB or 1000000");
                 low
             }
         }
     }
 
-    /// The checkpoints of a folder: each subfolder that has a `config.json`, sorted by name.
+    /// Returns the checkpoints in a folder: each subfolder with a `config.json`, sorted by name.
     pub fn checkpoints(&mut self, flag: &str, folder: &Path) -> Vec<PathBuf> {
-        let found =
-            subfolders(folder).inspect_err(|error| self.missing(format!("{flag}: {error}"))).unwrap_or_default();
-        let (found, others): (Vec<_>, Vec<_>) = found.into_iter().partition(|dir| is_checkpoint(dir));
+        let folders = subfolders(folder).inspect_err(|error| self.add_problem(format!("{flag}: {error}")));
+        let (checkpoints, others): (Vec<_>, Vec<_>) =
+            folders.unwrap_or_default().into_iter().partition(|folder| is_checkpoint(folder));
         for other in others {
             tracing::debug!(folder = %other.display(), "not a checkpoint: skipped");
         }
-        found
+        checkpoints
     }
 
-    /// A checkpoint's folder.
+    /// Checks that a folder is a checkpoint.
     pub fn checkpoint(&mut self, flag: &str, folder: &Path) {
         if !is_checkpoint(folder) {
-            self.wrong(flag, &folder.display().to_string(), "expected a checkpoint: a folder with a config.json");
+            self.reject(flag, &folder.display().to_string(), "expected a checkpoint: a folder with a config.json");
         }
     }
 
-    /// Notes a problem.
-    pub fn wrong(&mut self, flag: &str, given: &str, why: impl Display) {
+    /// Adds the problem that `flag` has an invalid value.
+    pub fn reject(&mut self, flag: &str, value: &str, why: impl Display) {
         let origin = self.origins.get(flag).map(|origin| format!(" (from {origin})")).unwrap_or_default();
-        self.problems.push(format!("{flag} {given:?}{origin}: {why}"));
+        self.problems.push(format!("{flag} {value:?}{origin}: {why}"));
     }
 
-    /// Notes a problem that is about no single flag.
-    pub fn missing(&mut self, what: impl Into<String>) {
-        self.problems.push(what.into());
+    /// Adds a problem that concerns several flags.
+    pub fn add_problem(&mut self, problem: impl Into<String>) {
+        self.problems.push(problem.into());
     }
 
-    /// Ends the checks.
+    /// Finishes the checks.
     ///
     /// # Errors
-    /// All problems, one a line.
+    /// [`Error::Setting`] with all problems, one a line.
     pub fn finish(self) -> Result<()> {
         match self.problems.as_slice() {
             [] => Ok(()),
@@ -108,7 +108,7 @@ impl Checks {
     }
 }
 
-/// Yes or no, in the words that settings have for it.
+/// Parses yes or no.
 pub fn parse_switch(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "y" | "t" | "1" => Some(true),
@@ -117,7 +117,7 @@ pub fn parse_switch(text: &str) -> Option<bool> {
     }
 }
 
-/// Bytes: a whole number, alone or with a unit (`kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`; case does not matter).
+/// Parses a size in bytes: a whole number, alone or with a unit (`kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`; case does not matter).
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let unit = text.strip_prefix(digits)?.trim().to_ascii_lowercase();
@@ -141,7 +141,7 @@ fn is_checkpoint(folder: &Path) -> bool {
     folder.join("config.json").is_file()
 }
 
-/// The folders within a folder, sorted; links are followed.
+/// Returns the subfolders of a folder, sorted; follows links.
 fn subfolders(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = folder.read_dir().map_err(Error::io(folder))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
@@ -158,23 +158,23 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
-        let known = [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("4 mib", 4 << 20), ("1kB", 1000), ("3g", 3 << 30)];
-        for (text, bytes) in known {
+        let valid = [("0", 0), ("17", 17), ("2GiB", 2 << 30), ("4 mib", 4 << 20), ("1kB", 1000), ("3g", 3 << 30)];
+        for (text, bytes) in valid {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
         }
-        for wrong in ["", "GiB", "-1", "+1", "1.5GiB", "1 XB", "99999999999999999999", "17179869184GiB", "１"] {
-            assert_eq!(parse_bytes(wrong), None, "{wrong}");
+        for invalid in ["", "GiB", "-1", "+1", "1.5GiB", "1 XB", "99999999999999999999", "17179869184GiB", "１"] {
+            assert_eq!(parse_bytes(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_together() {
         let mut checks = Checks::default();
         assert_eq!(checks.number("--rows", "8", 1..=64), 8);
         checks.number("--rows", "0", 1..=64);
         checks.number("--queue", "many", 1..=64);
         checks.bytes("--kv-memory", "2XB", 1..=usize::MAX);
-        assert_eq!(checks.parsed::<SocketAddr>("--listen", "localhost"), None);
+        assert_eq!(checks.parse::<SocketAddr>("--listen", "localhost"), None);
         let message = checks.finish().unwrap_err().to_string();
         for part in ["4 settings", "--rows \"0\": expected a whole number from 1 to 64", "many", "2XB", "--listen"] {
             assert!(message.contains(part), "{message}");
@@ -192,8 +192,8 @@ mod tests {
             std::fs::write(folder.path().join(name).join("config.json"), "{}").unwrap();
         }
         let mut checks = Checks::default();
-        let found = checks.checkpoints("--models", folder.path());
-        assert_eq!(found, [folder.path().join("a"), folder.path().join("b")]);
+        let checkpoints = checks.checkpoints("--models", folder.path());
+        assert_eq!(checkpoints, [folder.path().join("a"), folder.path().join("b")]);
         checks.checkpoint("--model", &folder.path().join("training"));
         checks.checkpoints("--models", &folder.path().join("nowhere"));
         let message = checks.finish().unwrap_err().to_string();

@@ -1,6 +1,6 @@
-//! Settings from a TOML file. Its keys are the flags' names, without the dashes in front.
+//! Reads settings from a TOML file, whose keys are the flags' names without the leading dashes.
 
-use super::contents;
+use super::secret_file;
 use crate::error::clip;
 use std::path::Path;
 use toml::{
@@ -8,12 +8,12 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-/// Bytes of a key that a message repeats.
+/// Maximum bytes of a key that a message quotes.
 const KEY_BYTES: usize = 64;
 
-/// What a setting's value must be.
+/// The type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     /// A string.
     Text,
     /// A whole number.
@@ -22,11 +22,11 @@ pub enum Kind {
     Size,
     /// `true` or `false`.
     Switch,
-    /// Strings.
+    /// A list of strings.
     List,
 }
 
-impl Kind {
+impl ValueKind {
     fn expected(self) -> &'static str {
         match self {
             Self::Text => "a string",
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    /// The value as a flag would have it.
+    /// Returns the value as a flag would have it; none if its type is wrong.
     fn read(self, value: &DeValue<'_>) -> Option<Vec<String>> {
         match (self, value) {
             (Self::Text | Self::Size, DeValue::String(text)) => Some(vec![text.to_string()]),
@@ -46,7 +46,7 @@ impl Kind {
             }
             (Self::Switch, DeValue::Boolean(on)) => Some(vec![on.to_string()]),
             (Self::List, DeValue::Array(list)) => {
-                list.iter().map(|one| one.get_ref().as_str().map(str::to_owned)).collect()
+                list.iter().map(|item| item.get_ref().as_str().map(str::to_owned)).collect()
             }
             _ => None,
         }
@@ -55,8 +55,8 @@ impl Kind {
 
 /// One setting of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The flag's name, without the dashes in front.
+pub struct FileSetting {
+    /// The flag's name, without the leading dashes.
     pub key: String,
     /// Its values, as a flag would have them.
     pub values: Vec<String>,
@@ -64,54 +64,55 @@ pub struct Entry {
     pub origin: String,
 }
 
-/// The settings of a file, and everything that is wrong with it. `kind` tells what a key's value must be, if there is such
-/// a key.
-pub fn read(path: &Path, kind: impl Fn(&str) -> Option<Kind>) -> (Vec<Entry>, Vec<String>) {
+/// Reads a settings file and returns its settings and all problems. `kind` returns the type of a key's value, or none for an
+/// unknown key.
+pub fn read(path: &Path, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
     let name = path.display().to_string();
-    let text = match contents(path).map(String::from_utf8) {
+    let text = match secret_file::read(path).map(String::from_utf8) {
         Ok(Ok(text)) => text,
-        Ok(Err(_)) => return (Vec::new(), vec![format!("--config {name:?}: it is not UTF-8")]),
+        Ok(Err(_)) => return (Vec::new(), vec![format!("--config {name:?}: the file is not UTF-8")]),
         Err(why) => return (Vec::new(), vec![format!("--config {name:?}: {why}")]),
     };
     parse(&name, &text, kind)
 }
 
-fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<Kind>) -> (Vec<Entry>, Vec<String>) {
+fn parse(name: &str, text: &str, kind: impl Fn(&str) -> Option<ValueKind>) -> (Vec<FileSetting>, Vec<String>) {
     let (table, errors) = DeTable::parse_recoverable(text);
-    let at = |offset: usize| {
+    let origin = |offset: usize| {
         let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());
         format!("{name}, line {}", 1 + before.iter().filter(|byte| **byte == b'\n').count())
     };
-    let mut wrong: Vec<_> = errors
+    let mut problems: Vec<_> = errors
         .iter()
-        .map(|error| format!("{}: {}", at(error.span().map_or(0, |span| span.start)), error.message()))
+        .map(|error| format!("{}: {}", origin(error.span().map_or(0, |span| span.start)), error.message()))
         .collect();
-    if !wrong.is_empty() {
-        // What was understood of the rest may not be what was meant.
-        return (Vec::new(), wrong);
+    if !problems.is_empty() {
+        // after a syntax error the parsed rest may be wrong
+        return (Vec::new(), problems);
     }
-    let mut rows: Vec<(&Spanned<_>, &Spanned<_>)> = table.get_ref().iter().collect();
-    rows.sort_by_key(|(key, _)| key.span().start);
-    let mut entries = Vec::new();
-    for (key, value) in rows {
-        let (origin, key) = (at(key.span().start), key.get_ref().to_string());
+    let mut items: Vec<(&Spanned<_>, &Spanned<_>)> = table.get_ref().iter().collect();
+    items.sort_by_key(|(key, _)| key.span().start);
+    let mut settings = Vec::new();
+    for (key, value) in items {
+        let origin = origin(key.span().start);
+        let key = key.get_ref().to_string();
         let Some(kind) = kind(&key) else {
-            wrong.push(format!("{origin}: there is no setting {:?}{}", clip(&key, KEY_BYTES), hint(&key, &kind)));
+            problems.push(format!("{origin}: unknown setting {:?}{}", clip(&key, KEY_BYTES), hint(&key, &kind)));
             continue;
         };
         match kind.read(value.get_ref()) {
-            Some(values) => entries.push(Entry { key, values, origin }),
+            Some(values) => settings.push(FileSetting { key, values, origin }),
             None => {
                 let found = value.get_ref().type_str();
-                wrong.push(format!("{origin}: {key}: expected {}, found {found}", kind.expected()));
+                problems.push(format!("{origin}: {key}: expected {}, found {found}", kind.expected()));
             }
         }
     }
-    (entries, wrong)
+    (settings, problems)
 }
 
-/// The likeliest slip.
-fn hint(key: &str, kind: &impl Fn(&str) -> Option<Kind>) -> String {
+/// Suggests the key with dashes instead of underscores, if it exists.
+fn hint(key: &str, kind: &impl Fn(&str) -> Option<ValueKind>) -> String {
     let kebab = key.replace('_', "-");
     if kind(&kebab).is_some() { format!("; did you mean {kebab:?}?") } else { String::new() }
 }
@@ -120,26 +121,26 @@ fn hint(key: &str, kind: &impl Fn(&str) -> Option<Kind>) -> String {
 mod tests {
     use super::*;
 
-    fn kind(key: &str) -> Option<Kind> {
+    fn kind(key: &str) -> Option<ValueKind> {
         let known = [
-            ("listen", Kind::Text),
-            ("rows", Kind::Number),
-            ("kv-memory", Kind::Size),
-            ("json", Kind::Switch),
-            ("model", Kind::List),
+            ("listen", ValueKind::Text),
+            ("rows", ValueKind::Number),
+            ("kv-memory", ValueKind::Size),
+            ("json", ValueKind::Switch),
+            ("model", ValueKind::List),
         ];
         known.into_iter().find(|(name, _)| *name == key).map(|(_, kind)| kind)
     }
 
     #[test]
-    fn values_are_what_flags_would_have() {
-        let text =
-            "# ours\nrows = 0x1_0\nlisten = '[::]:1' # all\njson = true\nkv-memory = 1_000\n\nmodel = [\"a\",\n 'b']\n";
-        let (entries, wrong) = parse("w.toml", text, kind);
-        assert_eq!(wrong, [""; 0]);
-        let told: Vec<_> = entries.iter().map(|entry| (&*entry.key, entry.values.join(","), &*entry.origin)).collect();
+    fn values_are_read_as_flags_would_have_them() {
+        let text = "# settings\nrows = 0x1_0\nlisten = '[::]:1' # all\njson = true\nkv-memory = 1_000\n\nmodel = [\"a\",\n 'b']\n";
+        let (settings, problems) = parse("w.toml", text, kind);
+        assert_eq!(problems, [""; 0]);
+        let values = |setting: &FileSetting| setting.values.join(",");
+        let actual: Vec<_> = settings.iter().map(|item| (&*item.key, values(item), &*item.origin)).collect();
         assert_eq!(
-            told,
+            actual,
             [
                 ("rows", "16".to_owned(), "w.toml, line 2"),
                 ("listen", "[::]:1".into(), "w.toml, line 3"),
@@ -153,22 +154,22 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_with_its_line() {
+    fn all_problems_name_their_line() {
         let text = "rows = \"8\"\nlisten = 5\njson = 1\nmodel = 'a'\nkv_memory = 1\n\nnone = 1\nkv-memory = 1.5\n\
                     [rows-of]\nx = 1\n";
-        let (entries, wrong) = parse("w.toml", text, kind);
-        assert_eq!(entries, []);
+        let (settings, problems) = parse("w.toml", text, kind);
+        assert_eq!(settings, []);
         assert_eq!(
-            wrong,
+            problems,
             [
                 "w.toml, line 1: rows: expected a whole number, found string",
                 "w.toml, line 2: listen: expected a string, found integer",
                 "w.toml, line 3: json: expected true or false, found integer",
                 "w.toml, line 4: model: expected a list of strings, found string",
-                "w.toml, line 5: there is no setting \"kv_memory\"; did you mean \"kv-memory\"?",
-                "w.toml, line 7: there is no setting \"none\"",
+                "w.toml, line 5: unknown setting \"kv_memory\"; did you mean \"kv-memory\"?",
+                "w.toml, line 7: unknown setting \"none\"",
                 "w.toml, line 8: kv-memory: expected a whole number or a string such as \"2GiB\", found float",
-                "w.toml, line 9: there is no setting \"rows-of\"",
+                "w.toml, line 9: unknown setting \"rows-of\"",
             ]
         );
         for list in ["model = [1]", "model = ['a', ['b']]", "rows = 99999999999999999999"] {
@@ -177,11 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_toml_is_told_with_its_line() {
+    fn syntax_errors_name_their_line() {
         for (text, line) in [("rows = 1\nrows = 2\n", 2), ("rows = 1\n\nlisten = \n", 3), ("rows 1\n", 1)] {
-            let (entries, wrong) = parse("w.toml", text, kind);
-            assert!(entries.is_empty() && !wrong.is_empty(), "{text}");
-            assert!(wrong[0].starts_with(&format!("w.toml, line {line}: ")), "{wrong:?}");
+            let (settings, problems) = parse("w.toml", text, kind);
+            assert!(settings.is_empty() && !problems.is_empty(), "{text}");
+            assert!(problems[0].starts_with(&format!("w.toml, line {line}: ")), "{problems:?}");
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Certificates and keys for TLS, read from PEM files.
 
-use super::{Checks, contents, warn_if_open};
+use super::{
+    checks::Checks,
+    secret_file::{self, warn_if_open},
+};
 use std::{fmt, path::Path, sync::Arc};
 use tokio_rustls::rustls::{
     RootCertStore, ServerConfig,
@@ -12,23 +15,23 @@ use tokio_rustls::rustls::{
     server::WebPkiClientVerifier,
 };
 
-/// How connections are encrypted, and which certificates clients must have.
+/// Encryption of connections, and the client certificates that they require.
 #[derive(Clone)]
 pub struct Tls(Arc<ServerConfig>);
 
-/// Where the settings of TLS are, by flag.
+/// Files of the TLS settings.
 #[derive(Debug, Clone, Copy)]
 pub struct TlsFiles<'a> {
-    /// The server's certificate and those between it and the authority that clients know, in this order.
+    /// The server's certificate, then the intermediate certificates up to the clients' authority.
     pub cert: Option<&'a Path>,
     /// The certificate's private key.
     pub key: Option<&'a Path>,
-    /// The authorities of the certificates that clients must have; without it clients need none.
+    /// Authorities of client certificates; none requires no client certificates.
     pub client_ca: Option<&'a Path>,
 }
 
 impl Tls {
-    /// As the TLS library wants it, for connections that speak this protocol (its name in ALPN) and nothing else.
+    /// Returns the configuration of the TLS library for connections of one ALPN protocol.
     pub fn config(&self, protocol: &[u8]) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.0);
         config.alpn_protocols = vec![protocol.to_vec()];
@@ -36,66 +39,72 @@ impl Tls {
     }
 }
 
-/// Nothing of it is for the log.
+/// Prints no contents: they are secret.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TLS")
     }
 }
 
-/// What is wrong: the flag, its file, and why.
-type Problem<'a> = (&'static str, &'a Path, String);
+/// An invalid TLS file.
+struct TlsProblem<'a> {
+    flag: &'static str,
+    file: &'a Path,
+    why: String,
+}
 
 impl Checks {
-    /// The certificates of these files.
+    /// Reads the certificates of `files`.
     pub fn tls(&mut self, files: TlsFiles<'_>) -> Option<Tls> {
-        // whatever is named is looked at
-        let chain = files.cert.map(|file| self.noted(chain("--tls-cert", file)));
+        // checks all files, so that all problems are reported
+        let chain = files.cert.map(|file| self.record(chain("--tls-cert", file)));
         let key = files.key.map(|file| {
             warn_if_open(file);
-            self.noted(private_key(file))
+            self.record(private_key(file))
         });
-        let roots = files.client_ca.map(|file| self.noted(roots(file)));
-        let (chain, key, cert) = (chain.flatten()?, key.flatten()?, files.cert?);
+        let roots = files.client_ca.map(|file| self.record(roots(file)));
+        let chain = chain.flatten()?;
+        let key = key.flatten()?;
+        let cert = files.cert?;
         let roots = match roots {
             Some(roots) => Some(roots?),
             None => None,
         };
-        self.noted(assembled(chain, key, roots).map_err(|(flag, why)| {
+        self.record(server_config(chain, key, roots).map_err(|(flag, why)| {
             let file = if flag == "--tls-cert" { cert } else { files.client_ca.unwrap_or(cert) };
-            (flag, file, why)
+            TlsProblem { flag, file, why }
         }))
     }
 
-    fn noted<T>(&mut self, result: Result<T, Problem<'_>>) -> Option<T> {
-        result.map_err(|(flag, file, why)| self.wrong(flag, &file.display().to_string(), why)).ok()
+    fn record<T>(&mut self, result: Result<T, TlsProblem<'_>>) -> Option<T> {
+        result.map_err(|problem| self.reject(problem.flag, &problem.file.display().to_string(), problem.why)).ok()
     }
 }
 
-fn chain<'a>(flag: &'static str, file: &'a Path) -> Result<Vec<CertificateDer<'static>>, Problem<'a>> {
-    let wrong = |why| (flag, file, why);
-    let bytes = contents(file).map_err(wrong)?;
+fn chain<'a>(flag: &'static str, file: &'a Path) -> Result<Vec<CertificateDer<'static>>, TlsProblem<'a>> {
+    let problem = |why| TlsProblem { flag, file, why };
+    let bytes = secret_file::read(file).map_err(problem)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let certificates = certificates.map_err(|error| wrong(described(&error)))?;
+    let certificates = certificates.map_err(|error| problem(describe(&error)))?;
     match certificates.is_empty() {
-        true => Err(wrong("expected PEM with a certificate, found none".into())),
+        true => Err(problem("expected PEM with a certificate, found none".into())),
         false => Ok(certificates),
     }
 }
 
-fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, Problem<'_>> {
-    let wrong = |why| ("--tls-key", file, why);
-    let bytes = contents(file).map_err(wrong)?;
+fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsProblem<'_>> {
+    let problem = |why| TlsProblem { flag: "--tls-key", file, why };
+    let bytes = secret_file::read(file).map_err(problem)?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| match error {
         pem::Error::NoItemsFound => {
-            wrong("expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found none".into())
+            problem("expected PEM with a private key (PKCS #8, PKCS #1 or SEC 1, not encrypted), found none".into())
         }
-        error => wrong(described(&error)),
+        error => problem(describe(&error)),
     })
 }
 
-/// What is wrong with the PEM, without a word of what stands in it.
-fn described(error: &pem::Error) -> String {
+/// Describes a PEM error without quoting the file.
+fn describe(error: &pem::Error) -> String {
     let what = match error {
         pem::Error::MissingSectionEnd { .. } => "a section without an end",
         pem::Error::IllegalSectionStart { .. } => "a section's first line that is malformed",
@@ -105,18 +114,18 @@ fn described(error: &pem::Error) -> String {
     format!("expected PEM, found {what}")
 }
 
-fn roots(file: &Path) -> Result<RootCertStore, Problem<'_>> {
+fn roots(file: &Path) -> Result<RootCertStore, TlsProblem<'_>> {
     let mut roots = RootCertStore::empty();
     for (number, certificate) in (1..).zip(chain("--tls-client-ca", file)?) {
         roots.add(certificate).map_err(|error| {
-            let why = format!("certificate {number} cannot be an authority's: {error}");
-            ("--tls-client-ca", file, why)
+            let why = format!("certificate {number} is not a valid authority: {error}");
+            TlsProblem { flag: "--tls-client-ca", file, why }
         })?;
     }
     Ok(roots)
 }
 
-fn assembled(
+fn server_config(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Option<RootCertStore>,
@@ -133,6 +142,6 @@ fn assembled(
     };
     let with_key = builder.with_single_cert(chain, key);
     let config = with_key
-        .map_err(|error| ("--tls-cert", format!("the certificate does not go with the key of --tls-key: {error}")))?;
+        .map_err(|error| ("--tls-cert", format!("the certificate does not match the key of --tls-key: {error}")))?;
     Ok(Tls(Arc::new(config)))
 }

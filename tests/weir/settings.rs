@@ -131,7 +131,7 @@ fn everything_that_is_wrong_is_told_at_once() {
     let expected = [
         format!("--queue \"0\" (from {file}, line 1): expected a whole number from 1"),
         format!("{file}, line 2: rows: expected a whole number, found string"),
-        format!("{file}, line 3: there is no setting \"no_such\""),
+        format!("{file}, line 3: unknown setting \"no_such\""),
         format!("--log-format \"xml\" (from {file}, line 5): expected text or json"),
         "--chunk \"5000\" (from WEIR_CHUNK): expected a whole number from 1 to 4096".to_owned(),
         "--kv-memory \"2XB\" (from WEIR_KV_MEMORY): expected a size".to_owned(),

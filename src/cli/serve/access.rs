@@ -26,10 +26,10 @@ impl AccessArgs {
     pub(super) fn access(&self, checks: &mut Checks) -> Access {
         let Self { tls_cert: cert, tls_key: key, tls_client_ca: client_ca, .. } = self;
         if cert.is_some() != key.is_some() {
-            checks.missing("--tls-cert and --tls-key need each other");
+            checks.add_problem("--tls-cert and --tls-key need each other");
         }
         if let (Some(_), None, None) = (client_ca, cert, key) {
-            checks.missing("--tls-client-ca needs --tls-cert and --tls-key");
+            checks.add_problem("--tls-client-ca needs --tls-cert and --tls-key");
         }
         // Every file is checked, whatever else is wrong, so that all errors are reported at once.
         let tls = checks.tls(TlsFiles { cert: cert.as_deref(), key: key.as_deref(), client_ca: client_ca.as_deref() });

@@ -19,7 +19,7 @@ impl LogArgs {
     /// Starts the log. Called first, so that later checks can log.
     pub(super) fn start(&self, checks: &mut Checks) -> Announce {
         let filter = EnvFilter::try_new(&self.log).unwrap_or_else(|error| {
-            checks.wrong("--log", &self.log, error);
+            checks.reject("--log", &self.log, error);
             EnvFilter::default()
         });
         let colours = std::io::stderr().is_terminal();
@@ -33,7 +33,7 @@ impl LogArgs {
                 let _ = log.json().try_init();
                 return Announce::Event;
             }
-            other => checks.wrong("--log-format", other, "expected text or json"),
+            other => checks.reject("--log-format", other, "expected text or json"),
         }
         Announce::Line
     }

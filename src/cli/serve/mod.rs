@@ -15,7 +15,7 @@ pub use sources::SettingSources;
 
 use super::{network::runtime, output};
 use crate::{
-    config::{Checks, Serve, Token},
+    config::{AdminToken, Checks, ServeConfig},
     error::{Error, Result, printable},
     serve::{Admin, Engines, Loader as _, Monitor, ServerParts, Traces, run as serve, watch_over},
 };
@@ -54,7 +54,7 @@ pub struct Args {
 }
 
 impl Args {
-    fn validate(&self, mut checks: Checks) -> Result<Serve> {
+    fn validate(&self, mut checks: Checks) -> Result<ServeConfig> {
         let log = self.log.start(&mut checks);
         let listen = self.wire.listen(&mut checks);
         let checkpoints = self.models.checkpoints(&mut checks);
@@ -70,7 +70,7 @@ impl Args {
         );
         checks.finish()?;
         let listen = listen.ok_or_else(|| Error::Internal("--listen passed its check without an address".into()))?;
-        Ok(Serve { listen, http_listen, checkpoints, model, engine, wire, operations, log })
+        Ok(ServeConfig { listen, http_listen, checkpoints, model, engine, wire, operations, log })
     }
 }
 
@@ -79,7 +79,7 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
     for (index, (flag, address)) in listeners.iter().enumerate() {
         let Some(address) = address.filter(|address| address.port() != 0) else { continue };
         if let Some((other, _)) = listeners[..index].iter().find(|(_, other)| *other == Some(address)) {
-            checks.wrong(flag, &address.to_string(), format!("{other} has the same address"));
+            checks.reject(flag, &address.to_string(), format!("{other} has the same address"));
         }
     }
 }
@@ -90,7 +90,7 @@ fn check_distinct(listeners: &[(&str, Option<SocketAddr>)], checks: &mut Checks)
 /// A setting or a checkpoint is invalid, or an address is in use.
 pub fn run(args: Args, sources: SettingSources) -> Result<()> {
     let SettingSources { problems, origins, shown } = sources;
-    let checks = Checks::after(problems, origins);
+    let checks = Checks::with_problems(problems, origins);
     if args.print_config {
         output::write(&shown)?;
         if !args.check_config {
@@ -107,7 +107,7 @@ pub fn run(args: Args, sources: SettingSources) -> Result<()> {
     result
 }
 
-async fn listen(settings: Serve) -> Result<()> {
+async fn listen(settings: ServeConfig) -> Result<()> {
     // First, because PID 1 of a container ignores signals without a handler.
     let signals =
         signals::signals().map_err(|error| Error::Internal(format!("signal handlers cannot be installed: {error}")))?;
@@ -116,7 +116,7 @@ async fn listen(settings: Serve) -> Result<()> {
     // Before models are loaded, so that probes can see the server starting.
     if let Some(address) = settings.operations.admin_listen {
         let listener = bind("--admin-listen", address).await?;
-        settings.log.say(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
+        settings.log.print(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
         tokio::spawn(watch_over(listener, monitor.clone()));
     }
     // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
@@ -135,13 +135,15 @@ async fn listen(settings: Serve) -> Result<()> {
 
     let listener = bind("--listen", settings.listen).await?;
     let address = listener.local_addr().unwrap_or(settings.listen);
-    settings.log.say(format_args!("listening on {address} with {}", printable(&engines.names().join(", "))));
+    settings.log.print(format_args!("listening on {address} with {}", printable(&engines.names().join(", "))));
     let http = match settings.http_listen {
         Some(address) => Some(bind("--http-listen", address).await?),
         None => None,
     };
     if let Some(listener) = &http {
-        settings.log.say(format_args!("completions over HTTP on {}", listener.local_addr().unwrap_or(settings.listen)));
+        settings
+            .log
+            .print(format_args!("completions over HTTP on {}", listener.local_addr().unwrap_or(settings.listen)));
     }
     let part = settings.operations.otlp_part;
     let traces = settings.operations.otlp.as_ref().map(|endpoint| Traces::to(endpoint, part)).transpose()?;
@@ -164,7 +166,7 @@ async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Loads every model and starts its engine.
-fn load_all(settings: &Serve, checkpoints: &Checkpoints, engines: &Engines) -> Result<()> {
+fn load_all(settings: &ServeConfig, checkpoints: &Checkpoints, engines: &Engines) -> Result<()> {
     for (name, folder) in &settings.checkpoints {
         tracing::debug!(folder = %folder.display(), "loading");
         let model = checkpoints.load(folder, name)?;
@@ -173,7 +175,7 @@ fn load_all(settings: &Serve, checkpoints: &Checkpoints, engines: &Engines) -> R
     Ok(())
 }
 
-fn admin(settings: &Serve, checkpoints: &Arc<Checkpoints>, token: Token) -> Admin {
+fn admin(settings: &ServeConfig, checkpoints: &Arc<Checkpoints>, token: AdminToken) -> Admin {
     Admin {
         token,
         loader: Arc::clone(checkpoints) as _,

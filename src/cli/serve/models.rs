@@ -41,7 +41,7 @@ impl ModelsArgs {
         if let Some(folder) = &self.folder() {
             found = checks.checkpoints("--models", folder);
             if found.is_empty() && folder.is_dir() {
-                checks.wrong("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
+                checks.reject("--models", &folder.display().to_string(), "no subfolder is a checkpoint");
             }
         }
         let mut found: Vec<_> = found.into_iter().map(|folder| (load::name_of(&folder), folder)).collect();
@@ -58,7 +58,7 @@ impl ModelsArgs {
         let mut settings = load::Settings::default();
         match Dtype::parse(&self.dtype) {
             Some(dtype) => settings.dtype = dtype,
-            None => checks.wrong("--dtype", &self.dtype, "expected f32, bf16 or int8"),
+            None => checks.reject("--dtype", &self.dtype, "expected f32, bf16 or int8"),
         }
         if let Some(threads) = &self.threads {
             settings.threads = checks.number("--threads", threads, 1..=1024);

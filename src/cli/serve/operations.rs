@@ -32,15 +32,15 @@ impl OperationsArgs {
     /// Parses the settings. `models` is the folder that models can be loaded from at run time.
     pub(super) fn settings(&self, models: Option<PathBuf>, checks: &mut Checks) -> Operations {
         let hang = checks.number("--hang-seconds", &self.hang_seconds, 1..=86_400) as u64;
-        let otlp_part = checks.parsed("--otlp-part", &self.otlp_part).unwrap_or(1.0);
+        let otlp_part = checks.parse("--otlp-part", &self.otlp_part).unwrap_or(1.0);
         if !(0.0..=1.0).contains(&otlp_part) {
-            checks.wrong("--otlp-part", &self.otlp_part, "expected a number from 0 to 1");
+            checks.reject("--otlp-part", &self.otlp_part, "expected a number from 0 to 1");
         }
         if let Some(url) = self.otlp.as_ref().filter(|url| !url.starts_with("http://")) {
-            checks.wrong("--otlp", url, "expected a URL such as http://127.0.0.1:4317");
+            checks.reject("--otlp", url, "expected a URL such as http://127.0.0.1:4317");
         }
         Operations {
-            admin_listen: self.admin_listen.as_ref().and_then(|address| checks.parsed("--admin-listen", address)),
+            admin_listen: self.admin_listen.as_ref().and_then(|address| checks.parse("--admin-listen", address)),
             hang: Duration::from_secs(hang),
             admin_token: self.admin_token_file.as_ref().and_then(|file| checks.token("--admin-token-file", file)),
             models,

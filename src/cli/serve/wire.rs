@@ -67,12 +67,12 @@ pub(super) struct WireArgs {
 impl WireArgs {
     /// Address for gRPC.
     pub(super) fn listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
-        checks.parsed("--listen", &self.listen)
+        checks.parse("--listen", &self.listen)
     }
 
     /// Address for HTTP and JSON.
     pub(super) fn http_listen(&self, checks: &mut Checks) -> Option<SocketAddr> {
-        self.http_listen.as_ref().and_then(|address| checks.parsed("--http-listen", address))
+        self.http_listen.as_ref().and_then(|address| checks.parse("--http-listen", address))
     }
 
     /// Parses the limits.

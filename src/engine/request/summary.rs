@@ -13,7 +13,7 @@ use crate::{
         contract::{Card, Model, SequenceRow, Want},
         document::{DocumentEncoder, DocumentLimits, Encoding, EncodingProgress, EncodingStage},
         options::{EmittedSymbol, FinishReason},
-        summary::{DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, ValidSummarize, SummaryResult},
+        summary::{DocumentProgress, DocumentWaits, EncodedDocument, PoolingUpdate, SummaryResult, ValidSummarize},
         usage::{Timing, Usage},
     },
     engine::{cache::CachedDocument, scheduler::RowActivity},

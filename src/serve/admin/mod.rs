@@ -5,7 +5,7 @@ mod service;
 
 pub(super) use service::{Orders, guarded};
 
-use crate::{config::Token, decode::contract::Model, engine::Limits, error::Result};
+use crate::{config::AdminToken, decode::contract::Model, engine::Limits, error::Result};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -30,7 +30,7 @@ pub trait Loader: Send + Sync {
 #[derive(Clone)]
 pub struct Admin {
     /// What every call must have.
-    pub token: Token,
+    pub token: AdminToken,
     /// Loads the checkpoints.
     pub loader: Arc<dyn Loader>,
     /// The only folder that checkpoints are loaded from, beside those that a model was loaded from before; none if there

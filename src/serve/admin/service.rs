@@ -2,7 +2,7 @@
 
 use super::{Admin, place};
 use crate::{
-    config::Token,
+    config::AdminToken,
     engine::Phase,
     error::{Error, Result},
     serve::{
@@ -32,7 +32,7 @@ use weir_proto::v1::{
 
 /// Lets only calls through that have the token. It stands before the service, so that nothing else of a call is looked at.
 #[derive(Clone)]
-pub(in crate::serve) struct Guard(Token);
+pub(in crate::serve) struct Guard(AdminToken);
 
 /// The service.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ impl Interceptor for Guard {
             None => {
                 Error::Unauthenticated { why: "send the header `authorization: Bearer TOKEN` with the admin token" }
             }
-            Some(token) if self.0.is(token) => return Ok(request),
+            Some(token) if self.0.matches(token) => return Ok(request),
             Some(_) => Error::PermissionDenied { what: "the admin token" },
         };
         tracing::warn!(id = &*call.id, error = %refusal, "a call to the admin service was refused");

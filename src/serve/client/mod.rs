@@ -3,7 +3,7 @@
 pub mod streams;
 
 use crate::{
-    config::Token,
+    config::AdminToken,
     error::{Error, Result},
 };
 use std::time::Duration;
@@ -122,7 +122,7 @@ impl Operator {
     ///
     /// # Errors
     /// The server is unreachable.
-    pub async fn connect(server: &Reach, token: &Token) -> Result<Self> {
+    pub async fn connect(server: &Reach, token: &AdminToken) -> Result<Self> {
         let token = MetadataValue::try_from(token.bearer());
         let mut token = token.map_err(|error| Error::Internal(format!("the token: {error}")))?;
         token.set_sensitive(true);

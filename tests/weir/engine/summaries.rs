@@ -12,7 +12,7 @@ use weir::{
         contract::Model,
         document::PoolingChoice,
         options::{FinishReason, Sampling},
-        summary::{EncodedDocument, Summarize, ValidSummarize, SummaryResult},
+        summary::{EncodedDocument, Summarize, SummaryResult, ValidSummarize},
     },
     engine::{DocumentEvent, DocumentSource, Event, Events, Handle, Limits, Terms},
     error::{Code, Error, Result},

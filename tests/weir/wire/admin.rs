@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use tokio_stream::StreamExt;
 use tonic::{Code, Request, Status, transport::Channel};
 use weir::{
-    config::{Token, Wire},
+    config::{AdminToken, Wire},
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
@@ -83,7 +83,7 @@ impl Exchange {
             into.add(into.launch(model, limits, Some(folder)).unwrap()).unwrap()
         };
         assert_eq!(tokio::task::spawn_blocking(load).await.unwrap(), 1);
-        let token = Token::new(TOKEN).unwrap();
+        let token = AdminToken::new(TOKEN).unwrap();
         let (loader, folder) = (Arc::clone(&fakes) as Arc<dyn Loader>, Some(models.path().to_path_buf()));
         let admin = Admin { token, loader, folder, most, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));

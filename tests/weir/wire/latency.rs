@@ -8,7 +8,7 @@ use super::{
 use std::{path::Path, sync::Arc, time::Duration};
 use tonic::{Code, Status, transport::Channel};
 use weir::{
-    config::{Token, Wire},
+    config::{AdminToken, Wire},
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
@@ -46,7 +46,7 @@ impl Served {
         for model in models {
             launch(&engines, model).await;
         }
-        let (token, loader) = (Token::new(TOKEN).unwrap(), Arc::new(Nothing));
+        let (token, loader) = (AdminToken::new(TOKEN).unwrap(), Arc::new(Nothing));
         let admin = Admin { token, loader, folder: None, most: 8, limits: Limits::default() };
         let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
         let offer = ServerParts { monitor, admin: Some(admin), traces: None, http: None };

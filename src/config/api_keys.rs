@@ -1,0 +1,162 @@
+//! API keys: reads a file of keys and finds the tenant of a key.
+//!
+//! Only digests are stored. A lookup compares a key's digest with all digests, each in constant time, so its duration reveals
+//! nothing about any key.
+
+use super::{
+    checks::Checks,
+    secret_file::{self, warn_if_open},
+};
+use sha2::{Digest, Sha256};
+use std::{fmt, path::Path, sync::Arc};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+/// Maximum keys of one file: each call is compared with all.
+const MAX_KEYS: usize = 4096;
+/// Minimum characters of a key: shorter keys can be guessed.
+const MIN_CHARACTERS: usize = 16;
+/// Maximum characters of a name.
+const NAME_CHARACTERS: usize = 64;
+/// SHA-256 of a key.
+type KeyDigest = [u8; 32];
+
+/// API keys and the name of each key's tenant.
+pub struct Keys {
+    digests: Vec<KeyDigest>,
+    names: Vec<Arc<str>>,
+}
+
+impl Keys {
+    /// Parses lines of `name:key` or `name:sha256:DIGEST`. A name may have several keys.
+    ///
+    /// # Errors
+    /// The problems of all invalid lines, by number. They never quote a line.
+    pub fn parse(text: &str) -> Result<Self, Vec<String>> {
+        let mut keys = Self { digests: Vec::new(), names: Vec::new() };
+        let mut problems = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            match parse_line(line).and_then(|(name, digest)| keys.add(name, digest)) {
+                Ok(()) => {}
+                Err(why) => problems.push(format!("line {number}: {why}")),
+            }
+        }
+        if keys.names.is_empty() && problems.is_empty() {
+            problems.push("the file contains no key".into());
+        }
+        if problems.is_empty() { Ok(keys) } else { Err(problems) }
+    }
+
+    fn add(&mut self, name: &str, digest: KeyDigest) -> Result<(), String> {
+        if self.digests.contains(&digest) {
+            return Err("an earlier line has the same key".into());
+        }
+        if self.digests.len() == MAX_KEYS {
+            return Err(format!("at most {MAX_KEYS} keys"));
+        }
+        self.digests.push(digest);
+        self.names.push(name.into());
+        Ok(())
+    }
+
+    /// Returns the name of the key's tenant, if the key is known.
+    pub fn find(&self, key: &[u8]) -> Option<Arc<str>> {
+        let digest: KeyDigest = Sha256::digest(key).into();
+        let mut found = u32::MAX;
+        for (index, known) in (0..).zip(&self.digests) {
+            found.conditional_assign(&index, known.ct_eq(&digest));
+        }
+        self.names.get(found as usize).cloned()
+    }
+}
+
+/// Shows only the number of keys.
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} keys", self.digests.len())
+    }
+}
+
+fn parse_line(line: &str) -> Result<(&str, KeyDigest), String> {
+    let (name, key) = line.split_once(':').ok_or("expected name:key")?;
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+    if !(1..=NAME_CHARACTERS).contains(&name.len()) || !name.bytes().all(is_allowed) {
+        return Err(format!("expected a name of 1 to {NAME_CHARACTERS} letters, digits, and any of -_.@"));
+    }
+    if let Some(digest) = key.strip_prefix("sha256:") {
+        return parse_digest(digest).map(|digest| (name, digest)).ok_or("expected 64 hexadecimal digits".into());
+    }
+    if key.len() < MIN_CHARACTERS || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(format!("expected a key of {MIN_CHARACTERS} or more visible ASCII characters"));
+    }
+    Ok((name, Sha256::digest(key).into()))
+}
+
+fn parse_digest(digest: &str) -> Option<KeyDigest> {
+    let mut bytes = KeyDigest::default();
+    if digest.len() != 2 * bytes.len() || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, index) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(digest.get(index..index + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+impl Checks {
+    /// Reads a file of API keys.
+    pub fn keys(&mut self, flag: &str, file: &Path) -> Option<Keys> {
+        let mut reject = |why: String| self.reject(flag, &file.display().to_string(), why);
+        let bytes = secret_file::read(file).map_err(&mut reject).ok()?;
+        warn_if_open(file);
+        let text = String::from_utf8(bytes).map_err(|_| reject("the file is not UTF-8".into())).ok()?;
+        Keys::parse(&text).map_err(|problems| problems.into_iter().for_each(reject)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_map_to_names() {
+        let hash = "2f92ea77a5ddf8f2c3a1f1b6a8a0a4a3cbf4f3bb4a27ec1b1d2b3b8f2e6a0c11";
+        let text = format!("# keys\n\nalice:0123456789abcdef\n  alice:fedcba9876543210  \nbob:sha256:{hash}\n");
+        let keys = Keys::parse(&text).unwrap();
+        assert_eq!(keys.find(b"0123456789abcdef").as_deref(), Some("alice"));
+        assert_eq!(keys.find(b"fedcba9876543210").as_deref(), Some("alice"));
+        for wrong in ["", "0123456789abcde", "0123456789abcdef ", "0123456789ABCDEF", hash] {
+            assert_eq!(keys.find(wrong.as_bytes()), None, "{wrong}");
+        }
+        assert_eq!(format!("{keys:?}"), "3 keys");
+    }
+
+    #[test]
+    fn a_digest_matches_its_key() {
+        // printf %s 0123456789abcdef | sha256sum
+        let digest = "9f9f5111f7b27a781f1f1ddde5ebc2dd2b796bfc7365c9c28b548e564176929f";
+        for digest in [digest.to_owned(), digest.to_uppercase()] {
+            let keys = Keys::parse(&format!("carol:sha256:{digest}")).unwrap();
+            assert_eq!(keys.find(b"0123456789abcdef").as_deref(), Some("carol"));
+        }
+    }
+
+    #[test]
+    fn problems_name_line_numbers_and_quote_nothing() {
+        let text = "alice\na b:0123456789abcdef\ncarol:tooshort\ndave:sha256:beef\n:0123456789abcdef\n\
+                    erin:0123456789abcdef\nfrank:0123456789abcdef\ngrace:0123456789\tabcdef\nheidi:0123456789abcdéf";
+        let problems = Keys::parse(text).unwrap_err();
+        let lines: Vec<_> = problems.iter().map(|why| why.split(':').next().unwrap()).collect();
+        assert_eq!(lines, ["line 1", "line 2", "line 3", "line 4", "line 5", "line 7", "line 8", "line 9"]);
+        let message = problems.join("\n");
+        for secret in ["tooshort", "beef", "0123456789", "alice", "frank"] {
+            assert!(!message.contains(secret), "{message}");
+        }
+        assert_eq!(Keys::parse("# none\n").unwrap_err(), ["the file contains no key"]);
+        let many: String = (0..=MAX_KEYS).map(|index| format!("n:{index:016}\n")).collect();
+        assert_eq!(Keys::parse(&many).unwrap_err(), ["line 4097: at most 4096 keys"]);
+    }
+}

@@ -1,0 +1,143 @@
+//! The server's validated configuration. Flags, `WEIR_*` variables and the settings file arrive here as text; all problems are
+//! reported together.
+
+mod admin_token;
+mod api_keys;
+mod checks;
+pub mod file;
+mod secret_file;
+mod tls;
+
+pub use admin_token::AdminToken;
+pub use api_keys::Keys;
+pub use checks::{Checks, Origins, parse_bytes, parse_switch};
+pub use tls::{Tls, TlsFiles};
+
+use crate::{engine::Limits, family::load};
+use std::{fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+/// The configuration of `weir serve`.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// Address of the gRPC server.
+    pub listen: SocketAddr,
+    /// Address of the HTTP completions server, if enabled.
+    pub http_listen: Option<SocketAddr>,
+    /// Names of the models and the folders of their checkpoints.
+    pub checkpoints: Vec<(String, PathBuf)>,
+    /// Settings for loading each model.
+    pub model: load::Settings,
+    /// Each engine's limits.
+    pub engine: Limits,
+    /// Limits of connections and messages.
+    pub wire: Wire,
+    /// Settings for operators.
+    pub operations: Operations,
+    /// How addresses and model names are announced.
+    pub log: Announce,
+}
+
+/// Announces the server's addresses and models on stderr, in the log's format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Announce {
+    /// A plain line, whatever the log level.
+    Line,
+    /// A log event.
+    Event,
+}
+
+impl Announce {
+    /// Prints `message`.
+    pub fn print(self, message: fmt::Arguments<'_>) {
+        match self {
+            Self::Line => eprintln!("{message}"),
+            Self::Event => tracing::info!("{message}"),
+        }
+    }
+}
+
+/// Settings for operators: metrics, health, administration, traces.
+#[derive(Debug, Clone)]
+pub struct Operations {
+    /// Address of the HTTP server for metrics and health, if enabled.
+    pub admin_listen: Option<SocketAddr>,
+    /// Maximum time of one iteration of a worker's loop before the worker counts as hanging.
+    pub hang: Duration,
+    /// Token that calls to the admin service must carry; none disables the service.
+    pub admin_token: Option<AdminToken>,
+    /// Folder from which models are loaded at run time.
+    pub models: Option<PathBuf>,
+    /// Maximum model generations in memory.
+    pub max_models: usize,
+    /// URL of the OpenTelemetry collector, if enabled.
+    pub otlp: Option<String>,
+    /// Share of the traces that is sent, 0 to 1.
+    pub otlp_part: f64,
+}
+
+/// Limits of connections and messages, and access control.
+#[derive(Debug, Clone)]
+pub struct Wire {
+    /// Maximum time that running requests may take after shutdown begins.
+    pub drain: Duration,
+    /// Maximum bytes of one request message.
+    pub message_bytes: usize,
+    /// Maximum bytes of all incomplete request messages together.
+    pub request_memory: usize,
+    /// Maximum time for the upload of a request.
+    pub upload: Duration,
+    /// Maximum bytes of one request's headers.
+    pub header_bytes: u32,
+    /// Maximum calls in progress on one connection.
+    pub concurrent_streams: u32,
+    /// Maximum calls of one connection that the client cancelled before the server accepted them; one more closes it.
+    pub pending_resets: usize,
+    /// Maximum calls of one connection that the server reset for protocol errors; one more closes it.
+    pub error_resets: usize,
+    /// Maximum connections.
+    pub connections: usize,
+    /// Maximum time for the TLS handshake and the HTTP/2 preface of a new connection.
+    pub handshake: Duration,
+    /// Idle time before an HTTP/2 ping; none disables pings.
+    pub keepalive_interval: Option<Duration>,
+    /// Maximum time for the answer to a ping.
+    pub keepalive_timeout: Duration,
+    /// Idle time before TCP keepalive probes; none disables them.
+    pub tcp_keepalive: Option<Duration>,
+    /// True if response headers wait for the first characters, so that a proxy can retry the request on another server. The
+    /// HTTP status then also reports an unavailable server.
+    pub late_headers: bool,
+    /// Access control.
+    pub access: Access,
+}
+
+/// Access control. The default lets every client connect and call.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Encryption and required client certificates.
+    pub tls: Option<Tls>,
+    /// API keys, of which each call must carry one.
+    pub keys: Option<Arc<Keys>>,
+}
+
+impl Default for Wire {
+    fn default() -> Self {
+        Self {
+            drain: Duration::from_secs(30),
+            message_bytes: 4 << 20,
+            request_memory: 256 << 20,
+            upload: Duration::from_secs(60),
+            header_bytes: 16 << 10,
+            concurrent_streams: 256,
+            pending_resets: 20,
+            error_resets: 1024,
+            connections: 1024,
+            handshake: Duration::from_secs(10),
+            keepalive_interval: Some(Duration::from_secs(60)),
+            keepalive_timeout: Duration::from_secs(20),
+            tcp_keepalive: Some(Duration::from_secs(60)),
+            late_headers: false,
+            access: Access::default(),
+        }
+    }
+}

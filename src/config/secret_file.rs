@@ -1,0 +1,37 @@
+//! Reads files of settings, keys and certificates.
+
+use crate::error::Error;
+use std::{io::Read, path::Path};
+
+/// Maximum bytes of a file of settings, keys or certificates.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// Reads a file of at most [`FILE_BYTES`] bytes.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > FILE_BYTES {
+        let error = Error::LongerThan { field: "the file", limit: FILE_BYTES as usize, unit: "bytes", why: None };
+        return Err(error.to_string());
+    }
+    Ok(bytes)
+}
+
+/// Logs a warning if a secret file can be read by users other than its owner and group, or written by others than its owner.
+#[cfg(unix)]
+pub(super) fn warn_if_open(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    const TOO_OPEN: u32 = 0o026;
+    let mode = path.metadata().map(|data| data.permissions().mode() & 0o777);
+    if let Ok(mode) = mode
+        && mode & TOO_OPEN != 0
+    {
+        let mode = format!("{mode:03o}");
+        tracing::warn!(file = %path.display(), mode, "others can read or change this secret: chmod 600 is enough");
+    }
+}
+
+/// Does nothing: other systems have no such file modes.
+#[cfg(not(unix))]
+pub(super) fn warn_if_open(_: &Path) {}

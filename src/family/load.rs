@@ -21,7 +21,7 @@ pub const FAMILIES: &[(&str, Reader)] = &[
     ("hourglass", hourglass::blueprint::read),
     ("decoder", decoder::blueprint::read),
     ("lslm", lslm::blueprint::read),
-    ("pyramidion", pyramidion::config::read),
+    ("pyramidion", pyramidion::blueprint::read),
 ];
 
 /// Loads the checkpoint in `dir` under its folder's name.

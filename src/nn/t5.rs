@@ -8,6 +8,7 @@
 use super::{
     Position,
     attention::{
+        cross,
         layer::{Caches, add},
         mix::{Mixing, mix},
     },
@@ -163,8 +164,7 @@ impl T5Stack {
         Ok(())
     }
 
-    /// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write` with
-    /// the layer and the vector's index.
+    /// Projects the vectors of a memory, (vectors, C): see [`cross::project_memory`].
     ///
     /// # Errors
     /// The first error that `write` returns.
@@ -173,18 +173,11 @@ impl T5Stack {
         compute: &Compute,
         vectors: &[f32],
         work: &mut T5Work,
-        mut write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
+        write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let crosses = self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)));
-        for (layer, T5Cross { memory, .. }) in crosses {
-            let projected = sized(&mut work.qkv, vectors.len() / memory.inputs() * memory.outputs());
-            memory.apply(compute, vectors, Epilogue::None, &mut work.quantized, projected); // (vectors, 2·I)
-            for (index, key_value) in projected.chunks_exact(memory.outputs()).enumerate() {
-                let (keys, values) = key_value.split_at(key_value.len() / 2);
-                write(layer, index, keys, values)?;
-            }
-        }
-        Ok(())
+        let layers = self.layers.iter().enumerate();
+        let projections = layers.filter_map(|(index, layer)| Some((index, &layer.cross.as_ref()?.memory)));
+        cross::project_memory(compute, projections, vectors, &mut work.qkv, &mut work.quantized, write)
     }
 }
 

@@ -1,71 +1,61 @@
-//! The `architecture` of an encoder-decoder that pools its document: read, bounded, and turned into the list of its tensors.
+//! The `architecture` of a checkpoint of this family, and its bounds.
 
-use super::{
-    attention::{self, Attention},
-    model::Pyramidion,
-    plan::{Plan, PlanError},
-};
 use crate::{
-    decode::contract::Model,
-    error::{Error, Result},
-    family::{
-        Blueprint, Init, Parts, TensorSpec,
-        checkpoint::{self, Config},
-        parts::specs::{MAX_PARAMETERS, linear, norm},
-        settings::Bounds,
-    },
-    nn::{Activation, topk::PoolerKind},
+    family::parts::specs::MAX_PARAMETERS,
+    nn::{Activation, ConfigError, topk::PoolerKind},
 };
 use serde::Deserialize;
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::collections::BTreeMap;
 
-/// Bounds far above any model, far below what would overflow a product.
+/// Ids of the special symbols with which all fairseq dictionaries begin: `<s>`, `<pad>`, `</s>`, `<unk>`.
+pub(super) const SPECIAL_IDS: [u32; 4] = [0, 1, 2, 3];
+/// Id of padding.
+pub(super) const PAD: u32 = 1;
+
+/// Bounds far above any model, and far below an overflow of their products.
 const MAX_LAYERS: usize = 1024;
 const MAX_DIM: usize = 1 << 20;
 const MAX_LENGTH: usize = 1 << 24;
+const MAX_HASH_ROUNDS: usize = 64;
+const MAX_HASH_BUCKETS: usize = 1 << 16;
 
-/// The ids of the marks, which fairseq's dictionaries all begin with.
-pub(super) const MARKS: [u32; 4] = [0, 1, 2, 3];
-/// Padding among them.
-pub(super) const PAD: u32 = 1;
-
-/// What `architecture` says.
+/// `architecture` of a checkpoint.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Architecture {
-    /// Layers that read.
+    /// Layers of the encoder.
     pub encoder_layers: usize,
-    /// Layers that write.
+    /// Layers of the decoder.
     pub decoder_layers: usize,
     /// Width D of the residual stream.
     pub dim: usize,
     /// Attention heads H, of D/H numbers each.
     pub heads: usize,
-    /// Width F of the feed-forward's inner layer.
+    /// Inner width F of the feed-forward.
     pub feed_forward: usize,
-    /// Between the feed-forward's two products.
+    /// Nonlinearity of the feed-forward.
     pub activation: Activation,
     /// Added to the variance in every LayerNorm.
     pub layer_norm_eps: f32,
-    /// Whether norms stand before the sub-layers, with one more at the end of each stack.
+    /// True if norms precede the sub-layers, with one more norm at the end of each stack.
     pub pre_norm: bool,
-    /// The most tokens of a document, and what shorter ones are padded to.
+    /// Maximum tokens of a document; shorter ones are padded to this length if `padded`.
     pub source_length: usize,
-    /// The most tokens that are written, the one that writing starts from included.
+    /// Maximum symbols of a target, the start symbol included.
     pub target_length: usize,
-    /// How the encoder's vectors attend to each other.
+    /// Attention of the encoder.
     #[serde(default)]
-    pub attention: Attention,
-    /// Vectors that attend to each other in the encoder, or in its local heads; none if all do.
+    pub attention: AttentionKind,
+    /// Vectors of an attention block of the encoder, or of its local heads; `None` if every vector attends to all.
     pub block: Option<usize>,
-    /// What makes fewer vectors of them between layers.
-    pub pooling: Pooling,
-    /// Whether the decoder's input has positions.
+    /// Pooling between the encoder's layers.
+    pub pooling: DocumentPooling,
+    /// True if the decoder's input has positions.
     pub decoder_positions: bool,
-    /// Whether embeddings are multiplied by √D before positions are added to them.
+    /// True if embeddings are multiplied by √D before positions are added.
     #[serde(default = "always")]
     pub scale_embedding: bool,
-    /// Whether short documents are padded: then padding is part of the model, and every document has the same length.
+    /// True if short documents are padded: padding is then part of the model, and every document has the same length.
     #[serde(default = "always")]
     pub padded: bool,
 }
@@ -74,56 +64,108 @@ fn always() -> bool {
     true
 }
 
-/// What makes fewer vectors of them.
+/// Attention of an encoder (arXiv 2009.05169, §5 and appendix C).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum AttentionKind {
+    /// Softmax over a block or over all vectors.
+    #[default]
+    Softmax,
+    /// See [`efficient`](crate::nn::attention::encoder_attention::efficient).
+    Efficient {
+        /// Number of the first heads, which attend to blocks.
+        local_heads: usize,
+    },
+    /// See [`hashed`](crate::nn::attention::encoder_attention::hashed).
+    Lsh {
+        /// Number of the first heads, which attend to blocks.
+        local_heads: usize,
+        /// Vectors of a chunk.
+        chunk: usize,
+        /// Hash rounds.
+        hashes: usize,
+        /// Buckets of a round.
+        buckets: usize,
+    },
+}
+
+impl AttentionKind {
+    /// Returns the kind's name, unless it is softmax.
+    pub(super) fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Softmax => None,
+            Self::Efficient { .. } => Some("efficient"),
+            Self::Lsh { .. } => Some("lsh"),
+        }
+    }
+
+    /// Returns the number of local heads, next to global ones.
+    pub(super) fn local_heads(self) -> usize {
+        match self {
+            Self::Softmax => 0,
+            Self::Efficient { local_heads } | Self::Lsh { local_heads, .. } => local_heads,
+        }
+    }
+
+    /// Returns the numbers of a layer's random rotations; `None` if they overflow.
+    fn rotation_numbers(self, dim: usize) -> Option<usize> {
+        match self {
+            Self::Lsh { hashes, buckets, .. } => dim.checked_mul(hashes)?.checked_mul(buckets / 2),
+            _ => Some(0),
+        }
+    }
+}
+
+/// Pooling between an encoder's layers. `lengths` maps layers, numbered from 0, to the vectors that are left after them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Pooling {
-    /// Nothing does.
+pub enum DocumentPooling {
+    /// No pooling.
     None {},
     /// See [`halving`](crate::nn::topk::halving).
     SuccessiveHalving {
-        /// Vectors that are left after a layer, by its number from 0.
+        /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
-        /// Whether the best meets the worst.
+        /// True if the best vector is paired with the worst.
         flip_right: bool,
-        /// Whether what is left goes back to the document's order.
+        /// True if the remaining vectors return to the document's order.
         sort_back: bool,
-        /// Where scores come from.
+        /// Source of the scores.
         #[serde(default)]
-        scorer: Scorer,
+        scorer: ScorerKind,
     },
-    /// See [`hard`](crate::nn::topk::hard).
+    /// See [`HardTopK`](crate::nn::topk::simple::HardTopK).
     HardTopK {
-        /// As above.
+        /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
-        /// As above.
+        /// True if the remaining vectors return to the document's order.
         sort_back: bool,
-        /// As above.
+        /// Source of the scores.
         #[serde(default)]
-        scorer: Scorer,
+        scorer: ScorerKind,
     },
-    /// See [`window`](crate::nn::topk::window).
+    /// Means of windows: see [`WindowPooler`](crate::nn::topk::simple::WindowPooler).
     Mean {
-        /// As above.
+        /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
     },
-    /// The same with maxima.
+    /// Maxima of windows.
     Max {
-        /// As above.
+        /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
     },
-    /// Means of windows between layers, and behind the last layer each place of the document gets its window's vector and what
-    /// stood there before the first pooling (Funnel, Dai et al. 2020): the decoder attends to as many as without pooling.
+    /// Means of windows, upsampled after the last layer (Funnel, Dai et al. 2020). Each position's vector is its window's plus its
+    /// own before the first pooling, so the decoder attends to as many vectors as without pooling.
     Funnel {
-        /// As above.
+        /// Vectors that are left after layers.
         lengths: BTreeMap<String, usize>,
     },
 }
 
-/// Where the scores that a pooling chooses by come from (arXiv 2009.05169, appendix A).
+/// Source of the scores by which a pooling selects (arXiv 2009.05169, appendix A).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Scorer {
+pub enum ScorerKind {
     /// σ(w·x + b)
     #[default]
     Linear,
@@ -134,22 +176,23 @@ pub enum Scorer {
         /// j, from 0.
         dimension: usize,
     },
-    /// 1 at every so many positions from the first, 0 elsewhere.
+    /// 1 at positions 0, k, 2k …, else 0.
     Index {
-        /// How many.
+        /// k
         every: usize,
     },
-    /// The attention that the vector got in the layer before, summed over heads and queries (PoWER, Goyal et al. 2020).
+    /// The attention weight that the vector received in the layer before, summed over heads and queries (PoWER, Goyal et al.
+    /// 2020).
     Attention,
-    /// Uniform noise, a function of the seed, the layer and the place.
+    /// Uniform noise, a function of the seed, the layer and the position.
     Random {
-        /// The seed.
+        /// Seed of the noise.
         seed: u64,
     },
 }
 
-impl Pooling {
-    /// What it is, unless it is nothing.
+impl DocumentPooling {
+    /// Returns the kind of pooling, if there is any.
     pub fn kind(&self) -> Option<PoolerKind> {
         match *self {
             Self::None {} => None,
@@ -162,7 +205,7 @@ impl Pooling {
         }
     }
 
-    /// Vectors that are left after layers.
+    /// Returns the vectors that are left after layers.
     pub fn lengths(&self) -> Option<&BTreeMap<String, usize>> {
         match self {
             Self::None {} => None,
@@ -174,8 +217,8 @@ impl Pooling {
         }
     }
 
-    /// Where scores come from, where something is chosen.
-    pub fn scorer(&self) -> Option<Scorer> {
+    /// Returns the source of the scores, if the pooling selects by scores.
+    pub fn scorer(&self) -> Option<ScorerKind> {
         match self {
             Self::SuccessiveHalving { scorer, .. } | Self::HardTopK { scorer, .. } => Some(*scorer),
             _ => None,
@@ -183,189 +226,104 @@ impl Pooling {
     }
 }
 
-/// A validated encoder-decoder.
-#[derive(Debug, Clone)]
-pub struct PyramidionBlueprint {
-    /// What was asked for.
-    pub architecture: Architecture,
-    /// What the encoder does, layer by layer.
-    pub(super) plan: Plan,
-    /// Vocabulary size V.
-    pub symbols: usize,
-}
-
-/// Reads the architecture.
-///
-/// # Errors
-/// A key that is unknown, missing, of the wrong type or out of bounds, named with its bound; lengths that no rule leads to.
-pub fn read(config: &Config, file: &Path) -> Result<Box<dyn Blueprint>> {
-    let architecture: Architecture = checkpoint::architecture(config, file)?;
-    let vocabulary = config.vocabulary(file)?;
-    if !vocabulary.is_subword() {
-        let expected = "`size`, and `tokenizer` where there is one: this family's symbols are subwords";
-        return Err(Error::checkpoint(file, "vocabulary", expected, "characters or bytes"));
-    }
-    if vocabulary.len() <= MARKS.len() {
-        let expected = format!("more than {}: the first ids are marks", MARKS.len());
-        return Err(Error::checkpoint(file, "vocabulary.size", expected, vocabulary.len().to_string()));
-    }
-    let wrong = |PlanError { key, expected, found }: PlanError| {
-        Error::checkpoint(file, format!("architecture.{key}"), expected, found)
-    };
-    check(&architecture, vocabulary.len()).map_err(wrong)?;
-    let plan = Plan::of(&architecture).map_err(wrong)?;
-    check_generation(config, &architecture, file)?;
-    Ok(Box::new(PyramidionBlueprint { architecture, plan, symbols: vocabulary.len() }))
-}
-
-fn check(a: &Architecture, symbols: usize) -> Result<(), PlanError> {
-    let bounded = [
-        ("encoder_layers", a.encoder_layers, MAX_LAYERS),
-        ("decoder_layers", a.decoder_layers, MAX_LAYERS),
-        ("dim", a.dim, MAX_DIM),
-        ("heads", a.heads, MAX_DIM),
-        ("feed_forward", a.feed_forward, MAX_DIM),
-        ("source_length", a.source_length, MAX_LENGTH),
-        ("block", a.block.unwrap_or(1), MAX_LENGTH),
-    ];
-    if let Some((key, value, most)) = bounded.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
-        return Err(PlanError::new(key, format!("1 to {most}"), value));
-    }
-    if !(2..=MAX_LENGTH).contains(&a.target_length) {
-        return Err(PlanError::new("target_length", format!("2 to {MAX_LENGTH}"), a.target_length));
-    }
-    if !a.dim.is_multiple_of(2) {
-        return Err(PlanError::new("dim", "an even number (half sines, half cosines)", a.dim));
-    }
-    if !a.dim.is_multiple_of(a.heads) {
-        return Err(PlanError::new("heads", format!("a divisor of dim, {}", a.dim), a.heads));
-    }
-    if !(a.layer_norm_eps > 0.0 && a.layer_norm_eps < 1.0) {
-        return Err(PlanError::new("layer_norm_eps", "above 0, below 1", a.layer_norm_eps));
-    }
-    attention::check(a)?;
-    match a.pooling.scorer() {
-        Some(Scorer::Embedding { dimension }) if dimension >= a.dim => {
-            let key = "pooling.scorer.embedding.dimension";
-            return Err(PlanError::new(key, format!("0 to {}: one of dim", a.dim - 1), dimension));
+impl Architecture {
+    /// Checks every bound but those of the pooled lengths.
+    ///
+    /// # Errors
+    /// The first key that is out of bounds.
+    pub(super) fn validate(&self, symbols: usize) -> Result<(), ConfigError> {
+        let limits = [
+            ("encoder_layers", self.encoder_layers, MAX_LAYERS),
+            ("decoder_layers", self.decoder_layers, MAX_LAYERS),
+            ("dim", self.dim, MAX_DIM),
+            ("heads", self.heads, MAX_DIM),
+            ("feed_forward", self.feed_forward, MAX_DIM),
+            ("source_length", self.source_length, MAX_LENGTH),
+            ("block", self.block.unwrap_or(1), MAX_LENGTH),
+        ];
+        if let Some((key, value, max)) = limits.into_iter().find(|(_, value, max)| !(1..=*max).contains(value)) {
+            return Err(ConfigError::new(key, format!("1 to {max}"), value));
         }
-        Some(Scorer::Attention) if matches!(a.pooling, Pooling::SuccessiveHalving { .. }) => {
-            let expected = "scores near 1, which weights are powers of, or hard-top-k";
-            return Err(PlanError::new("pooling.scorer", expected, "attention"));
+        if !(2..=MAX_LENGTH).contains(&self.target_length) {
+            return Err(ConfigError::new("target_length", format!("2 to {MAX_LENGTH}"), self.target_length));
         }
-        Some(Scorer::Index { every: 0 }) => {
-            return Err(PlanError::new("pooling.scorer.index.every", "at least 1", 0));
+        if !self.dim.is_multiple_of(2) {
+            return Err(ConfigError::new("dim", "an even number (half sines, half cosines)", self.dim));
         }
-        _ => {}
-    }
-    match parameters(a, symbols) {
-        Some(count) if count <= MAX_PARAMETERS => Ok(()),
-        count => {
-            let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
-            Err(PlanError::new("dim", format!("at most {MAX_PARAMETERS} numbers in all tensors"), found))
+        if !self.dim.is_multiple_of(self.heads) {
+            return Err(ConfigError::new("heads", format!("a divisor of dim, {}", self.dim), self.heads));
         }
-    }
-}
-
-/// An upper bound on the numbers in all tensors, if it fits.
-fn parameters(a: &Architecture, symbols: usize) -> Option<usize> {
-    // a decoder's layer has two attentions, a pooled encoder's a scorer of up to one matrix
-    let rows = a.dim.checked_mul(10)?.checked_add(a.feed_forward.checked_mul(2)?)?;
-    let layer = rows.checked_mul(a.dim.checked_add(2)?)?.checked_add(a.attention.rotations(a.dim)?)?;
-    layer.checked_mul(a.encoder_layers + a.decoder_layers)?.checked_add(symbols.checked_mul(a.dim)?)
-}
-
-/// Whether what a request gets by default can be.
-fn check_generation(config: &Config, a: &Architecture, file: &Path) -> Result<()> {
-    let Some(generation) = config.generation else { return Ok(()) };
-    let wrong = |key: &str, expected: String, found: String| {
-        Err(Error::checkpoint(file, format!("generation.{key}"), expected, found))
-    };
-    // the last place is the end mark's
-    let most = a.target_length - 1;
-    match generation {
-        g if !(1..=64).contains(&g.beam) => wrong("beam", "1 to 64".into(), g.beam.to_string()),
-        g if !(1..=most).contains(&g.max_tokens) => {
-            wrong("max_tokens", format!("1 to {most}: target_length less one"), g.max_tokens.to_string())
+        if !(self.layer_norm_eps > 0.0 && self.layer_norm_eps < 1.0) {
+            return Err(ConfigError::new("layer_norm_eps", "above 0, below 1", self.layer_norm_eps));
         }
-        g if g.min_tokens > g.max_tokens => {
-            wrong("min_tokens", format!("at most max_tokens, {}", g.max_tokens), g.min_tokens.to_string())
-        }
-        g if !(-10.0..=10.0).contains(&g.length_penalty) => {
-            wrong("length_penalty", "-10 to 10".into(), g.length_penalty.to_string())
-        }
-        _ => Ok(()),
-    }
-}
-
-impl PyramidionBlueprint {
-    fn layer(&self, out: &mut Vec<TensorSpec>, prefix: &str, cross: bool) {
-        let Architecture { dim, feed_forward, .. } = self.architecture;
-        if !cross {
-            attention::tensors(&self.architecture, out, prefix);
-            linear(out, &format!("{prefix}.self_attn.out_proj"), dim, dim);
-            norm(out, &format!("{prefix}.self_attn_layer_norm"), dim);
-        }
-        for attention in ["self_attn", "encoder_attn"].into_iter().take(2 * usize::from(cross)) {
-            for part in ["q_proj", "k_proj", "v_proj", "out_proj"] {
-                linear(out, &format!("{prefix}.{attention}.{part}"), dim, dim);
-            }
-            norm(out, &format!("{prefix}.{attention}_layer_norm"), dim);
-        }
-        linear(out, &format!("{prefix}.fc1"), feed_forward, dim);
-        linear(out, &format!("{prefix}.fc2"), dim, feed_forward);
-        norm(out, &format!("{prefix}.final_layer_norm"), dim);
-    }
-}
-
-impl Blueprint for PyramidionBlueprint {
-    fn tensors(&self) -> Vec<TensorSpec> {
-        let a = &self.architecture;
-        let (name, init) = ("encoder.embed_tokens.weight".into(), Init::Normal(0.0, (a.dim as f32).powf(-0.5)));
-        let mut out = vec![TensorSpec { name, shape: vec![self.symbols, a.dim], init, trained: true }];
-        (0..a.encoder_layers).for_each(|index| self.layer(&mut out, &format!("encoder.layers.{index}"), false));
-        for layer in self.plan.pooled_layers() {
-            let prefix = format!("encoder.pooler.scorer.{layer}");
-            match a.pooling.scorer() {
-                Some(Scorer::Ffn) => {
-                    linear(&mut out, &format!("{prefix}.dense"), a.dim, a.dim);
-                    linear(&mut out, &format!("{prefix}.out_proj"), 1, a.dim);
-                }
-                Some(Scorer::Linear) => linear(&mut out, &prefix, 1, a.dim),
-                _ => {}
+        self.validate_attention()?;
+        self.validate_scorer()?;
+        match self.max_parameters(symbols) {
+            Some(count) if count <= MAX_PARAMETERS => Ok(()),
+            count => {
+                let found = count.map_or("a product beyond 64 bits".into(), |count| count.to_string());
+                Err(ConfigError::new("dim", format!("at most {MAX_PARAMETERS} numbers in all tensors"), found))
             }
         }
-        (0..a.decoder_layers).for_each(|index| self.layer(&mut out, &format!("decoder.layers.{index}"), true));
-        if a.pre_norm {
-            norm(&mut out, "encoder.layer_norm", a.dim);
-            norm(&mut out, "decoder.layer_norm", a.dim);
+    }
+
+    fn validate_attention(&self) -> Result<(), ConfigError> {
+        let Some(name) = self.attention.name() else { return Ok(()) };
+        let key = |key: &str| format!("attention.{name}.{key}");
+        let local = self.attention.local_heads();
+        if local >= self.heads {
+            return Err(ConfigError::new(key("local_heads"), format!("fewer than heads, {}", self.heads), local));
         }
-        out
+        if (local > 0) != self.block.is_some() {
+            let expected = if local > 0 { "what local heads attend to" } else { "null: no head is local" };
+            let found = self.block.map_or("null".into(), |block| block.to_string());
+            return Err(ConfigError::new("block", expected, found));
+        }
+        if self.padded {
+            return Err(ConfigError::new("padded", format!("false, with {name} attention"), true));
+        }
+        if self.pooling.scorer() == Some(ScorerKind::Attention) {
+            let expected = format!("something else with {name} attention, which has no weights to sum up");
+            return Err(ConfigError::new("pooling.scorer", expected, "attention"));
+        }
+        let AttentionKind::Lsh { chunk, hashes, buckets, .. } = self.attention else { return Ok(()) };
+        if !(1..=self.source_length).contains(&chunk) {
+            let expected = format!("1 to source_length, {}", self.source_length);
+            return Err(ConfigError::new(key("chunk"), expected, chunk));
+        }
+        if !(1..=MAX_HASH_ROUNDS).contains(&hashes) {
+            return Err(ConfigError::new(key("hashes"), format!("1 to {MAX_HASH_ROUNDS}"), hashes));
+        }
+        if !(2..=MAX_HASH_BUCKETS).contains(&buckets) || !buckets.is_multiple_of(2) {
+            let expected = format!("an even number from 2 to {MAX_HASH_BUCKETS}");
+            return Err(ConfigError::new(key("buckets"), expected, buckets));
+        }
+        Ok(())
     }
 
-    fn shape(&self) -> String {
-        let a = &self.architecture;
-        let stacks = format!("encoder {} × {}, decoder {} × {}", a.encoder_layers, a.dim, a.decoder_layers, a.dim);
-        let block = a.block.map_or("full attention".into(), |block| format!("blocks of {block}"));
-        let lengths: Vec<String> = self.plan.lengths().iter().map(ToString::to_string).collect();
-        let block = match (a.attention.name(), a.block) {
-            (None, _) => block,
-            (Some(name), None) => format!("{name} attention"),
-            (Some(name), Some(_)) => format!("{name} attention beside {block}"),
-        };
-        format!("{stacks}, {block}, {} vectors", lengths.join(" → "))
+    fn validate_scorer(&self) -> Result<(), ConfigError> {
+        match self.pooling.scorer() {
+            Some(ScorerKind::Embedding { dimension }) if dimension >= self.dim => {
+                let expected = format!("0 to {}: one of dim", self.dim - 1);
+                Err(ConfigError::new("pooling.scorer.embedding.dimension", expected, dimension))
+            }
+            Some(ScorerKind::Attention) if matches!(self.pooling, DocumentPooling::SuccessiveHalving { .. }) => {
+                let expected = "scores near 1, which weights are powers of, or hard-top-k";
+                Err(ConfigError::new("pooling.scorer", expected, "attention"))
+            }
+            Some(ScorerKind::Index { every: 0 }) => {
+                Err(ConfigError::new("pooling.scorer.index.every", "at least 1", 0))
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn reads_documents(&self) -> bool {
-        true
-    }
-
-    fn bounds(&self) -> Bounds {
-        let why = "no more were foreseen in training (target_length)";
-        Bounds { longest: Some((self.architecture.target_length, why)), endless: false }
-    }
-
-    fn build(&self, parts: Parts) -> Result<Arc<dyn Model>> {
-        Ok(Arc::new(Pyramidion::load(self, parts)?))
+    /// Returns an upper bound on the numbers in all tensors; `None` if it overflows.
+    fn max_parameters(&self, symbols: usize) -> Option<usize> {
+        // A decoder layer has two attentions, a pooled encoder layer a scorer of up to one matrix.
+        let rows = self.dim.checked_mul(10)?.checked_add(self.feed_forward.checked_mul(2)?)?;
+        let matrices = rows.checked_mul(self.dim.checked_add(2)?)?;
+        let layer = matrices.checked_add(self.attention.rotation_numbers(self.dim)?)?;
+        layer.checked_mul(self.encoder_layers + self.decoder_layers)?.checked_add(symbols.checked_mul(self.dim)?)
     }
 }

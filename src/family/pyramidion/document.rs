@@ -1,14 +1,14 @@
-//! A document that was read: keys and values for all layers of the decoder.
+//! An encoded document: keys and values for all layers of the decoder.
 
 use crate::{
     decode::document::{Document, LayerTime, PoolingChoice},
     nn::kv_cache::KvCache,
 };
 
-/// A document that was read.
+/// An encoded document.
 pub struct PyramidionDocument {
     pub(super) tokens: usize,
-    /// Keys and values, (vectors) positions.
+    /// Keys and values, one position for each vector.
     pub(super) memory: KvCache,
     pub(super) unpooled_bytes: usize,
     pub(super) choices: Vec<PoolingChoice>,

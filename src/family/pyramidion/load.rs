@@ -1,23 +1,33 @@
-//! Takes the tensors out of a checkpoint. Their names are the published code's, as in docs/checkpoints.md.
+//! Builds the model from a checkpoint's tensors. Their names are the published code's, as in docs/checkpoints.md.
 
 use super::{
-    config::{Architecture, PyramidionBlueprint, Scorer},
-    score::Scores,
+    blueprint::PyramidionBlueprint,
+    config::{Architecture, AttentionKind, SPECIAL_IDS, ScorerKind},
+    model::Pyramidion,
+    scorer::Scorer,
 };
 use crate::{
+    decode::{
+        contract::Card,
+        document::{DocumentLimits, GenerationDefaults, PoolingStep, SpecialIds},
+    },
     error::Result,
-    family::checkpoint::Weights,
+    family::{
+        Blueprint, Parts,
+        checkpoint::{self, Weights},
+        decoder::model::Decoder,
+    },
     kernels::{
-        Dtype,
         attention::PageLayout,
         linear::{Linear, WeightArena},
+        pages::PagePool,
         rowwise::LayerNorm,
     },
     nn::{
-        attention::encoder::Encoder,
-        attention::layer::Cross,
         attention::{
-            layer::{Layer, NormOrder},
+            encoder::Encoder,
+            encoder_attention::{AttentionPattern, Global, hashed::Hashing},
+            layer::{Cross, Layer, NormOrder},
             stack::Stack,
         },
         position::{
@@ -27,23 +37,97 @@ use crate::{
         window::Window,
     },
 };
+use std::sync::{Arc, Mutex};
 
-/// What the first position counts as in fairseq's sinusoids: rows below are its padding's.
-pub(super) const FIRST_SINUSOID: usize = 2;
+/// n of the first position in fairseq's sinusoids; lower ones belong to padding.
+const FIRST_SINUSOID: usize = 2;
+/// fairseq's beam, for a checkpoint without generation defaults.
+const DEFAULT_BEAM: usize = 5;
 
-/// Takes tensors.
-pub(super) struct Loader<'a> {
+impl Pyramidion {
+    /// Builds the model from checked weights.
+    ///
+    /// # Errors
+    /// A missing weight, which the checkpoint reader has excluded; more symbols requested than the model can hold.
+    pub fn load(blueprint: &PyramidionBlueprint, mut parts: Parts) -> Result<Self> {
+        let a = &blueprint.architecture;
+        let parameters = blueprint.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
+        let card = Card { parameters, ..parts.card("pyramidion", blueprint)? };
+        let arena = WeightArena::new(parts.settings.dtype);
+        let mut loader = Loader { blueprint, weights: &mut parts.weights, arena };
+        let (embedding, head) = loader.embedding()?;
+        Ok(Self {
+            encoder: loader.encoder()?,
+            positions: sinusoids(a.dim),
+            encoder_norm: loader.final_norm("encoder")?,
+            scorers: loader.scorers()?,
+            pooling: a.pooling.kind(),
+            plan: Arc::new(blueprint.plan.clone()),
+            padding: Mutex::new(None),
+            limits: limits(blueprint, parts.config.generation, card.max_symbols),
+            decoder: Decoder {
+                card,
+                compute: parts.settings.compute(),
+                embedding,
+                stack: loader.decoder()?,
+                norm: loader.final_norm("decoder")?,
+                head,
+                start: None,
+                pages: PagePool::new(parts.settings.memory_bytes),
+                own_bytes: 0,
+            },
+        })
+    }
+}
+
+/// Returns fairseq's sinusoidal positions for vectors of width `dim`.
+fn sinusoids(dim: usize) -> PositionScheme {
+    PositionScheme::Absolute(Absolute::Sinusoidal { frequencies: frequencies(dim), first: FIRST_SINUSOID })
+}
+
+fn limits(
+    blueprint: &PyramidionBlueprint,
+    generation: Option<checkpoint::Generation>,
+    targets: usize,
+) -> DocumentLimits {
+    let [_, pad, end, unknown] = SPECIAL_IDS;
+    let plan = &blueprint.plan;
+    let steps = plan.groups.iter().zip(plan.lengths().into_iter().skip(1));
+    let max = targets.saturating_sub(1);
+    let default = GenerationDefaults {
+        beam: DEFAULT_BEAM,
+        length_penalty: 1.0,
+        min_tokens: 1,
+        max_tokens: max,
+        no_repeat_ngram: 0,
+    };
+    let generation = generation.map_or(default, |g| GenerationDefaults {
+        beam: g.beam,
+        length_penalty: g.length_penalty,
+        min_tokens: g.min_tokens,
+        max_tokens: g.max_tokens.min(max),
+        no_repeat_ngram: g.no_repeat_ngram,
+    });
+    DocumentLimits {
+        tokens: blueprint.architecture.source_length,
+        targets,
+        padded: blueprint.architecture.padded,
+        block: plan.max_unit(),
+        poolings: steps.map(|(group, to)| PoolingStep { layer: group.end - 1, from: group.length, to }).collect(),
+        marks: SpecialIds { start: end, pad, end, unknown },
+        generation,
+    }
+}
+
+/// Takes tensors from a checkpoint and packs them.
+struct Loader<'a> {
     blueprint: &'a PyramidionBlueprint,
     weights: &'a mut Weights,
-    store: WeightArena,
+    arena: WeightArena,
 }
 
 impl<'a> Loader<'a> {
-    pub(super) fn new(blueprint: &'a PyramidionBlueprint, weights: &'a mut Weights, dtype: Dtype) -> Self {
-        Self { blueprint, weights, store: WeightArena::new(dtype) }
-    }
-
-    pub(super) fn architecture(&self) -> &'a Architecture {
+    fn architecture(&self) -> &'a Architecture {
         &self.blueprint.architecture
     }
 
@@ -51,132 +135,171 @@ impl<'a> Loader<'a> {
         if self.architecture().pre_norm { NormOrder::Pre } else { NormOrder::Post }
     }
 
-    /// (V, D), scaled by √D where the model does that, and the head made of it.
-    pub(super) fn embedding(&mut self) -> Result<(Vec<f32>, Linear)> {
+    /// Returns the embedding, (V, D), multiplied by √D if the model does so, and the head that shares its weights.
+    fn embedding(&mut self) -> Result<(Vec<f32>, Linear)> {
         let dim = self.architecture().dim;
         let mut table = self.weights.take("encoder.embed_tokens.weight")?;
-        let head = Linear::pack(&self.store, &table, &[], self.blueprint.symbols, dim)?;
+        let head = Linear::pack(&self.arena, &table, &[], self.blueprint.symbols, dim)?;
         let scale = if self.architecture().scale_embedding { (dim as f64).sqrt() as f32 } else { 1.0 };
         table.iter_mut().for_each(|x| *x *= scale);
         Ok((table, head))
     }
 
-    pub(super) fn encoder(&mut self) -> Result<Encoder> {
+    fn encoder(&mut self) -> Result<Encoder> {
         let a = self.architecture();
         let mut layers = Vec::with_capacity(a.encoder_layers);
         for index in 0..a.encoder_layers {
             let prefix = format!("encoder.layers.{index}");
-            let projections = self.projections(&prefix)?;
-            layers.push(self.layer(&prefix, projections, None)?);
+            let qkv = self.encoder_qkv(&prefix)?;
+            layers.push(self.layer(&prefix, qkv, None)?);
         }
-        let (heads, head_dim, pattern) = (a.heads, a.dim / a.heads, self.attending()?);
-        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads, head_dim, pattern })
+        let pattern = self.pattern()?;
+        let head_dim = a.dim / a.heads;
+        Ok(Encoder { layers, order: self.order(), activation: a.activation, heads: a.heads, head_dim, pattern })
     }
 
-    pub(super) fn decoder(&mut self) -> Result<Stack> {
+    /// Returns the attention of all encoder layers.
+    fn pattern(&mut self) -> Result<AttentionPattern> {
+        let a = self.architecture();
+        let global = match a.attention {
+            AttentionKind::Softmax => return Ok(AttentionPattern::Full),
+            AttentionKind::Efficient { .. } => Global::Efficient,
+            AttentionKind::Lsh { chunk, hashes, buckets, .. } => {
+                let name = |layer| format!("encoder.layers.{layer}.self_attn.rotations");
+                let rotations = (0..a.encoder_layers).map(|layer| self.weights.take(&name(layer)));
+                let rotations = rotations.collect::<Result<_>>()?;
+                Global::Hashed(Hashing { chunk, rounds: hashes, buckets, rotations })
+            }
+        };
+        let block = a.block.unwrap_or(a.source_length);
+        Ok(AttentionPattern::Hybrid { local: a.attention.local_heads(), block, global })
+    }
+
+    /// Returns an encoder layer's queries, keys and values. The keys of heads that hash are their queries.
+    fn encoder_qkv(&mut self, prefix: &str) -> Result<Linear> {
+        let names = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}"));
+        let a = self.architecture();
+        let AttentionKind::Lsh { local_heads, .. } = a.attention else { return self.joined(&names) };
+        let own = local_heads * (a.dim / a.heads);
+        let (mut weight, mut bias) = self.weight_and_bias(&names[0])?;
+        let shared_weight = weight[own * a.dim..].to_vec();
+        let shared_bias = bias[own..].to_vec();
+        if own > 0 {
+            let (key_weight, key_bias) = self.weight_and_bias(&names[1])?;
+            weight.extend(key_weight);
+            bias.extend(key_bias);
+        }
+        let (value_weight, value_bias) = self.weight_and_bias(&names[2])?;
+        weight.extend(shared_weight);
+        weight.extend(value_weight);
+        bias.extend(shared_bias);
+        bias.extend(value_bias);
+        self.pack(&weight, &bias)
+    }
+
+    fn decoder(&mut self) -> Result<Stack> {
         let a = self.architecture();
         let mut layers = Vec::with_capacity(a.decoder_layers);
         for index in 0..a.decoder_layers {
             let prefix = format!("decoder.layers.{index}");
-            let projections =
-                self.joined(&["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}")))?;
+            let qkv = self.joined(&["q_proj", "k_proj", "v_proj"].map(|part| format!("{prefix}.self_attn.{part}")))?;
             let cross = Some(self.cross(&prefix)?);
-            layers.push(self.layer(&prefix, projections, cross)?);
+            layers.push(self.layer(&prefix, qkv, cross)?);
         }
-        let position = match a.decoder_positions {
-            true => PositionScheme::Absolute(Absolute::Sinusoidal {
-                frequencies: frequencies(a.dim),
-                first: FIRST_SINUSOID,
-            }),
-            false => PositionScheme::None,
-        };
-        let (heads, head_dim) = (a.heads, a.dim / a.heads);
-        let layout = PageLayout { dtype: self.store.dtype(), layers: a.decoder_layers, heads, head_dim, output: 0 };
-        let (window, order, activation) = (Window::Full, self.order(), a.activation);
-        Ok(Stack { layers, position, window, order, layout, activation })
+        Ok(Stack {
+            position: if a.decoder_positions { sinusoids(a.dim) } else { PositionScheme::None },
+            window: Window::Full,
+            order: self.order(),
+            layout: PageLayout {
+                dtype: self.arena.dtype(),
+                layers: layers.len(),
+                heads: a.heads,
+                head_dim: a.dim / a.heads,
+                output: 0,
+            },
+            activation: a.activation,
+            layers,
+        })
     }
 
-    /// The norm behind a stack's last layer, where norms stand before sub-layers.
-    pub(super) fn last_norm(&mut self, stack: &str) -> Result<Option<LayerNorm>> {
+    /// Returns the norm after a stack's last layer, if norms precede the sub-layers.
+    fn final_norm(&mut self, stack: &str) -> Result<Option<LayerNorm>> {
         self.architecture().pre_norm.then(|| self.norm(&format!("{stack}.layer_norm"))).transpose()
     }
 
-    /// The scores of each pooling that chooses, by rising layer.
-    pub(super) fn scorers(&mut self) -> Result<Vec<Scores>> {
+    /// Returns the scorer of each pooling that selects by scores, by rising layer.
+    fn scorers(&mut self) -> Result<Vec<Scorer>> {
         let blueprint = self.blueprint;
-        let Some(scorer) = blueprint.architecture.pooling.scorer() else { return Ok(Vec::new()) };
-        blueprint.plan.pooled_layers().map(|layer| self.scorer(scorer, layer)).collect()
+        let Some(kind) = blueprint.architecture.pooling.scorer() else { return Ok(Vec::new()) };
+        blueprint.plan.pooled_layers().map(|layer| self.scorer(kind, layer)).collect()
     }
 
-    fn scorer(&mut self, scorer: Scorer, layer: usize) -> Result<Scores> {
-        let mut pair = |name: String| -> Result<_> {
-            Ok((self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?))
-        };
+    fn scorer(&mut self, kind: ScorerKind, layer: usize) -> Result<Scorer> {
         let prefix = format!("encoder.pooler.scorer.{layer}");
-        match scorer {
-            Scorer::Linear => {
-                let (weight, bias) = pair(prefix)?;
-                Ok(Scores::Linear(weight, bias.iter().sum()))
+        match kind {
+            ScorerKind::Linear => {
+                let (weight, bias) = self.weight_and_bias(&prefix)?;
+                Ok(Scorer::Linear(weight, bias.iter().sum()))
             }
-            Scorer::Ffn => {
-                let (dense, shift) = pair(format!("{prefix}.dense"))?;
-                let (weight, bias) = pair(format!("{prefix}.out_proj"))?;
-                Ok(Scores::Ffn { dense, shift, weight, bias: bias.iter().sum() })
+            ScorerKind::Ffn => {
+                let (dense, shift) = self.weight_and_bias(&format!("{prefix}.dense"))?;
+                let (weight, bias) = self.weight_and_bias(&format!("{prefix}.out_proj"))?;
+                Ok(Scorer::Ffn { dense, shift, weight, bias: bias.iter().sum() })
             }
-            Scorer::Embedding { dimension } => Ok(Scores::Embedding(dimension)),
-            Scorer::Index { every } => Ok(Scores::Index(every)),
-            Scorer::Attention => Ok(Scores::Attention),
-            Scorer::Random { seed } => Ok(Scores::Random(seed.wrapping_add(layer as u64))),
+            ScorerKind::Embedding { dimension } => Ok(Scorer::Embedding(dimension)),
+            ScorerKind::Index { every } => Ok(Scorer::Index(every)),
+            ScorerKind::Attention => Ok(Scorer::Attention),
+            ScorerKind::Random { seed } => Ok(Scorer::Random(seed.wrapping_add(layer as u64))),
         }
     }
 
     fn layer(&mut self, prefix: &str, qkv: Linear, cross: Option<Cross>) -> Result<Layer> {
-        let at = |name: &str| format!("{prefix}.{name}");
+        let name = |name: &str| format!("{prefix}.{name}");
         Ok(Layer {
             qkv,
-            output: self.joined(&[at("self_attn.out_proj")])?,
-            attention_norm: self.norm(&at("self_attn_layer_norm"))?,
+            output: self.joined(&[name("self_attn.out_proj")])?,
+            attention_norm: self.norm(&name("self_attn_layer_norm"))?,
             context_norm: None,
-            up: self.joined(&[at("fc1")])?,
-            down: self.joined(&[at("fc2")])?,
-            feed_forward_norm: self.norm(&at("final_layer_norm"))?,
+            up: self.joined(&[name("fc1")])?,
+            down: self.joined(&[name("fc2")])?,
+            feed_forward_norm: self.norm(&name("final_layer_norm"))?,
             hidden_norm: None,
             cross,
         })
     }
 
     fn cross(&mut self, prefix: &str) -> Result<Cross> {
-        let at = |part: &str| format!("{prefix}.encoder_attn.{part}");
+        let name = |part: &str| format!("{prefix}.encoder_attn.{part}");
         Ok(Cross {
             norm: self.norm(&format!("{prefix}.encoder_attn_layer_norm"))?,
-            query: self.joined(&[at("q_proj")])?,
-            memory: self.joined(&[at("k_proj"), at("v_proj")])?,
-            output: self.joined(&[at("out_proj")])?,
+            query: self.joined(&[name("q_proj")])?,
+            memory: self.joined(&[name("k_proj"), name("v_proj")])?,
+            output: self.joined(&[name("out_proj")])?,
         })
     }
 
-    /// Matrices of the same inputs as one: their outputs one behind the other.
-    pub(super) fn joined(&mut self, names: &[String]) -> Result<Linear> {
-        let (mut weight, mut bias) = (Vec::new(), Vec::new());
+    /// Packs matrices of the same inputs as one, with their outputs concatenated.
+    fn joined(&mut self, names: &[String]) -> Result<Linear> {
+        let mut weight = Vec::new();
+        let mut bias = Vec::new();
         for name in names {
-            weight.extend(self.take(&format!("{name}.weight"))?);
-            bias.extend(self.take(&format!("{name}.bias"))?);
+            weight.extend(self.weights.take(&format!("{name}.weight"))?);
+            bias.extend(self.weights.take(&format!("{name}.bias"))?);
         }
         self.pack(&weight, &bias)
     }
 
-    /// A matrix, (outputs, inputs), and its bias.
-    pub(super) fn pack(&self, weight: &[f32], bias: &[f32]) -> Result<Linear> {
-        Linear::pack(&self.store, weight, bias, bias.len(), weight.len() / bias.len())
+    /// Packs a matrix, (outputs, inputs), and its bias, (outputs).
+    fn pack(&self, weight: &[f32], bias: &[f32]) -> Result<Linear> {
+        Linear::pack(&self.arena, weight, bias, bias.len(), weight.len() / bias.len())
     }
 
-    pub(super) fn take(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.weights.take(name)
+    fn weight_and_bias(&mut self, name: &str) -> Result<(Vec<f32>, Vec<f32>)> {
+        Ok((self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?))
     }
 
     fn norm(&mut self, name: &str) -> Result<LayerNorm> {
-        let (weight, bias) =
-            (self.weights.take(&format!("{name}.weight"))?, self.weights.take(&format!("{name}.bias"))?);
+        let (weight, bias) = self.weight_and_bias(name)?;
         Ok(LayerNorm { weight, bias, eps: self.architecture().layer_norm_eps })
     }
 }

@@ -1,22 +1,26 @@
-//! Encoder-decoders that pool their document (Trainable Representation Pooling, Pietruszka et al. 2022, arXiv 2009.05169): the
-//! Pyramidion, the Transpooler, and the Blockwise and vanilla models that they are compared with.
+//! Encoder-decoders that pool their document: the Pyramidion, the Transpooler, and the blockwise and vanilla baselines.
 //!
-//! The encoder's vectors attend within blocks; between layers successive halving keeps those with the best scores, and the
-//! decoder attends to what is left. Padding is part of the model: every document is as long as the longest. What is all padding
-//! is the same in every document, so it is computed once a model; what is alike in one document, once a document.
+//! Paper: Trainable Representation Pooling (Pietruszka et al., ACL 2022, arXiv 2009.05169). Read from `applicaai/pyramidions` at
+//! fa9dddc, `fairseq/examples/deep_pyramidion/`, and its older snapshot `deep_pyramidion.tar.xz`; the authors' copy
+//! `pietruh/deep-pyramidion` at ef0f2aa has their generation settings. Where these disagree, the model follows fa9dddc.
 //!
-//! [`config`] and [`attention`] are the blueprint and `plan` what it means layer by layer, [`model`] the weights, [`encoding`] a
-//! document that is being read, `encode` the reading, `cost` what it costs, `padding` what is read once for all, [`document`] what
-//! comes of it. PagedVectors are the decoder family's: the same stack, with a memory.
+//! The encoder's vectors attend within blocks. Between layers successive halving keeps those with the best scores, and the
+//! decoder attends to what is left. Padding is part of the model: every document has the maximum length. Vectors of padding are
+//! equal, so a block of padding is computed once per model and other padding once per document.
+//!
+//! Start with [`model`]: the weights and the forward pass. [`config`], [`blueprint`] and `plan` describe an architecture,
+//! [`encoding`] is a document in progress and [`document`] a finished one, [`work`] a thread's buffers. `gather` moves vectors
+//! between these, `scorer` scores them, `load` builds the model, and `contract` implements
+//! [`Model`](crate::decode::contract::Model) and [`DocumentEncoder`](crate::decode::document::DocumentEncoder).
 
-pub mod attention;
+pub mod blueprint;
 pub mod config;
-mod cost;
+mod contract;
 pub mod document;
-mod encode;
 pub mod encoding;
+mod gather;
 mod load;
 pub mod model;
-mod padding;
 mod plan;
-mod score;
+mod scorer;
+pub mod work;

@@ -1,149 +1,144 @@
-//! What an encoder does with a document, layer by layer: lengths, blocks, poolings.
+//! The encoder's work on a document, derived from the architecture: groups of layers and the poolings between them.
 
-use super::{
-    attention::Attention,
-    config::{Architecture, Pooling},
-};
+use super::config::{Architecture, AttentionKind, DocumentPooling};
+use crate::nn::ConfigError;
 
-/// The most vectors of one block of work, unless a block of attention has more.
-pub(super) const UNIT: usize = 512;
+/// Maximum vectors of one block of work, unless an attention block has more.
+const MAX_UNIT: usize = 512;
 
-/// Layers between two poolings, and the pooling behind them.
+/// Layers between two poolings, and the pooling after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(super) struct LayerGroup {
     /// The first layer.
     pub(super) first: usize,
-    /// One past the last.
+    /// One past the last layer.
     pub(super) end: usize,
-    /// Vectors of the longest document that come in.
+    /// Input vectors of the longest document.
     pub(super) length: usize,
-    /// Vectors that attend to each other; none if all do.
+    /// Vectors of an attention block; `None` if every vector attends to all.
     pub(super) block: Option<usize>,
-    /// Of how many vectors the pooling behind the last layer makes one; none if there is no pooling.
+    /// Factor by which the pooling after the last layer shrinks the document; `None` without pooling.
     pub(super) factor: Option<usize>,
 }
 
-/// What an encoder does with a document.
+/// The encoder's work on a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// In order; the last one has no layers if the last layer's pooling is the last thing.
-    pub(super) segments: Vec<Segment>,
+pub(super) struct EncoderPlan {
+    /// Groups in order; the last one has no layers if the encoder ends with a pooling.
+    pub(super) groups: Vec<LayerGroup>,
+    /// True if every document is padded to the maximum length.
     pub(super) padded: bool,
-    /// Whether what pads a document is hidden from what does not: where nothing blocks or pools.
-    pub(super) hides_padding: bool,
-    /// Whether there must be no padding within a document.
-    pub(super) needs_tokens: bool,
-    /// Whether the decoder attends to as many vectors as came in, whatever was pooled.
+    /// True if attention masks padding: in encoders without blocks and pooling.
+    pub(super) masks_padding: bool,
+    /// True if a document must not contain padding.
+    pub(super) rejects_padding: bool,
+    /// True if the decoder attends to as many vectors as there are tokens, despite pooling.
     pub(super) upsamples: bool,
 }
 
-/// What is wrong with an architecture.
-#[derive(Debug)]
-pub(super) struct PlanError {
-    pub(super) key: String,
-    pub(super) expected: String,
-    pub(super) found: String,
-}
-
-impl PlanError {
-    pub(super) fn new(key: impl Into<String>, expected: impl Into<String>, found: impl ToString) -> Self {
-        Self { key: key.into(), expected: expected.into(), found: found.to_string() }
-    }
-}
-
-impl Plan {
+impl EncoderPlan {
+    /// Derives the plan from a checked architecture.
+    ///
     /// # Errors
-    /// The length that no rule leads to, with the rule.
-    pub(super) fn of(a: &Architecture) -> Result<Self, PlanError> {
-        let (mut segments, mut first, mut length) = (Vec::new(), 0, a.source_length);
-        // where only some heads attend to blocks, a layer needs the whole document
-        let block = a.block.filter(|_| a.attention == Attention::Softmax);
-        for (layer, kept) in lengths(a)? {
+    /// A length that no pooling produces, or a block that would drop needed vectors.
+    pub(super) fn new(a: &Architecture) -> Result<Self, ConfigError> {
+        let mut groups = Vec::new();
+        let mut first = 0;
+        let mut length = a.source_length;
+        // With local and global heads a layer needs the whole document.
+        let block = a.block.filter(|_| a.attention == AttentionKind::Softmax);
+        for (layer, kept) in pooled_lengths(a)? {
             let key = || format!("pooling.lengths.{layer}");
             if kept == length {
-                return Err(PlanError::new(key(), format!("fewer than the {length} vectors that come in"), kept));
+                return Err(ConfigError::new(key(), format!("fewer than the {length} vectors that come in"), kept));
             }
             if let Some(kind) = a.pooling.kind() {
-                kind.pooler(length, kept).map_err(|rule| PlanError::new(key(), rule, kept))?;
+                kind.pooler(length, kept).map_err(|rule| ConfigError::new(key(), rule, kept))?;
             }
-            segments.push(Segment { first, end: layer + 1, length, block, factor: Some(length / kept) });
-            (first, length) = (layer + 1, kept);
+            groups.push(LayerGroup { first, end: layer + 1, length, block, factor: Some(length / kept) });
+            first = layer + 1;
+            length = kept;
         }
-        segments.push(Segment { first, end: a.encoder_layers, length, block, factor: None });
-        let upsamples = matches!(a.pooling, Pooling::Funnel { .. });
-        let plan = Self {
-            segments,
+        groups.push(LayerGroup { first, end: a.encoder_layers, length, block, factor: None });
+        let upsamples = matches!(a.pooling, DocumentPooling::Funnel { .. });
+        // Cutting to whole blocks must not drop vectors of the last group, nor any that upsampling reads.
+        let drops = |group: &&LayerGroup| {
+            let whole = group.block.is_none_or(|block| group.length.is_multiple_of(block.min(group.length)));
+            (upsamples || group.factor.is_none()) && a.padded && group.first < group.end && !whole
+        };
+        if let Some(group) = groups.iter().find(drops) {
+            let expected = format!("a divisor of {}: what whole blocks leave over is dropped", group.length);
+            return Err(ConfigError::new("block", expected, block.unwrap_or(0)));
+        }
+        Ok(Self {
+            groups,
             padded: a.padded,
-            hides_padding: block.is_none() && a.pooling == Pooling::None {},
-            needs_tokens: a.attention != Attention::Softmax,
+            masks_padding: block.is_none() && a.pooling == DocumentPooling::None {},
+            rejects_padding: a.attention != AttentionKind::Softmax,
             upsamples,
-        };
-        // where what is dropped would be missed: behind the last layer, or wherever each place is to get its window's vector
-        let whole = |segment: &Segment| match segment.block.map(|block| block.min(segment.length)) {
-            Some(block) if a.padded && segment.first < segment.end => segment.length.is_multiple_of(block),
-            _ => true,
-        };
-        let missed = |segment: &&Segment| (upsamples || segment.factor.is_none()) && !whole(segment);
-        match plan.segments.iter().find(missed) {
-            Some(segment) => {
-                let expected = format!("a divisor of {}: what whole blocks leave over is dropped", segment.length);
-                Err(PlanError::new("block", expected, block.unwrap_or(0)))
-            }
-            None => Ok(plan),
-        }
+        })
     }
 
-    /// Layers behind which there is a pooling.
+    /// Returns the layers that a pooling follows.
     pub(super) fn pooled_layers(&self) -> impl Iterator<Item = usize> {
-        self.segments.iter().filter(|segment| segment.factor.is_some()).map(|segment| segment.end - 1)
+        self.groups.iter().filter(|group| group.factor.is_some()).map(|group| group.end - 1)
     }
 
-    /// Vectors of the longest document, before and after each pooling.
+    /// Returns the vectors of the longest document, before and after each pooling.
     pub(super) fn lengths(&self) -> Vec<usize> {
-        self.segments.iter().map(|segment| segment.length).collect()
+        self.groups.iter().map(|group| group.length).collect()
     }
 
-    /// Vectors of the longest document that the decoder attends to.
-    pub(super) fn last_length(&self) -> usize {
-        let end = if self.upsamples { self.segments.first() } else { self.segments.last() };
-        end.map_or(0, |segment| segment.length)
+    /// Returns the vectors of the longest document that the decoder attends to.
+    pub(super) fn memory_length(&self) -> usize {
+        let group = if self.upsamples { self.groups.first() } else { self.groups.last() };
+        group.map_or(0, |group| group.length)
     }
 
-    /// The most vectors of one block of work.
-    pub(super) fn unit(&self) -> usize {
-        self.segments.iter().map(Segment::span).max().unwrap_or(UNIT)
+    /// Returns the factor by which all poolings together shrink a document.
+    pub(super) fn total_factor(&self) -> usize {
+        self.groups.iter().filter_map(|group| group.factor).product()
+    }
+
+    /// Returns the maximum vectors of one block of work.
+    pub(super) fn max_unit(&self) -> usize {
+        self.groups.iter().map(LayerGroup::unit).max().unwrap_or(MAX_UNIT)
     }
 }
 
-impl Segment {
-    /// Vectors that go through a layer at a time: whole blocks.
-    pub(super) fn span(&self) -> usize {
+impl LayerGroup {
+    /// Returns the vectors of an attention block; all of the longest document if every vector attends to all.
+    pub(super) fn block_len(&self) -> usize {
+        self.block.unwrap_or(self.length).min(self.length)
+    }
+
+    /// Returns the vectors that go through a layer at a time: a multiple of the attention block, and a page of vectors.
+    pub(super) fn unit(&self) -> usize {
         match self.block {
-            Some(block) => {
-                let block = block.min(self.length);
-                block * (UNIT / block).max(1)
-            }
-            None => UNIT,
+            Some(_) => self.block_len() * (MAX_UNIT / self.block_len()).max(1),
+            None => MAX_UNIT,
         }
     }
 }
 
-/// Vectors after a layer, by the layer, in order.
-fn lengths(a: &Architecture) -> Result<Vec<(usize, usize)>, PlanError> {
+/// Returns the layers that a pooling follows, in order, each with the vectors that are left.
+fn pooled_lengths(a: &Architecture) -> Result<Vec<(usize, usize)>, ConfigError> {
     let Some(lengths) = a.pooling.lengths() else { return Ok(Vec::new()) };
     if lengths.is_empty() {
-        return Err(PlanError::new("pooling.lengths", "at least one layer", "none"));
+        return Err(ConfigError::new("pooling.lengths", "at least one layer", "none"));
     }
     let layer = |key: &String| {
         let number: Option<usize> = key.parse().ok().filter(|layer| *layer < a.encoder_layers);
         number.filter(|number| number.to_string() == *key).ok_or_else(|| {
-            PlanError::new("pooling.lengths", format!("layers from 0 to {}", a.encoder_layers - 1), format!("{key:?}"))
+            ConfigError::new(
+                "pooling.lengths",
+                format!("layers from 0 to {}", a.encoder_layers - 1),
+                format!("{key:?}"),
+            )
         })
     };
-    let mut all = Vec::new();
-    for (key, &kept) in lengths {
-        all.push((layer(key)?, kept));
-    }
+    let all: Result<Vec<_>, _> = lengths.iter().map(|(key, &kept)| Ok((layer(key)?, kept))).collect();
+    let mut all = all?;
     all.sort_unstable();
     Ok(all)
 }
@@ -158,29 +153,29 @@ mod tests {
         serde_json::from_str(&format!("{base} {change}}}")).unwrap()
     }
 
-    fn halving(lengths: &str, block: &str) -> Result<Plan, PlanError> {
+    fn halving(lengths: &str, block: &str) -> Result<EncoderPlan, ConfigError> {
         let pooling =
             format!(r#"{{"kind": "successive-halving", "lengths": {lengths}, "flip_right": true, "sort_back": true}}"#);
-        Plan::of(&architecture(&format!(r#""block": {block}, "pooling": {pooling}"#)))
+        EncoderPlan::new(&architecture(&format!(r#""block": {block}, "pooling": {pooling}"#)))
     }
 
     #[test]
-    fn the_published_deep_model() {
+    fn plans_the_published_deep_model() {
         let plan = halving(r#"{"2": 2048, "3": 512}"#, "512").unwrap();
         assert_eq!(plan.lengths(), [8192, 2048, 512]);
-        let layers: Vec<_> = plan.segments.iter().map(|segment| (segment.first, segment.end, segment.factor)).collect();
+        let layers: Vec<_> = plan.groups.iter().map(|group| (group.first, group.end, group.factor)).collect();
         assert_eq!(layers, [(0, 3, Some(4)), (3, 4, Some(4)), (4, 6, None)]);
-        assert!(plan.segments.iter().all(|segment| segment.span() == 512) && !plan.hides_padding);
-        // a pooling behind the last layer leaves an end without layers
+        assert!(plan.groups.iter().all(|group| group.unit() == 512) && !plan.masks_padding);
+        // A pooling after the last layer leaves a group without layers.
         let plan = halving(r#"{"5": 512}"#, "100").unwrap();
-        assert_eq!((plan.segments.len(), plan.segments[1].first, plan.segments[1].end), (2, 6, 6));
-        assert_eq!(plan.segments[0].span(), 500);
-        let vanilla = Plan::of(&architecture(r#""block": null, "pooling": {"kind": "none"}"#)).unwrap();
-        assert!(vanilla.hides_padding && vanilla.segments.len() == 1);
+        assert_eq!((plan.groups.len(), plan.groups[1].first, plan.groups[1].end), (2, 6, 6));
+        assert_eq!(plan.groups[0].unit(), 500);
+        let vanilla = EncoderPlan::new(&architecture(r#""block": null, "pooling": {"kind": "none"}"#)).unwrap();
+        assert!(vanilla.masks_padding && vanilla.groups.len() == 1);
     }
 
     #[test]
-    fn lengths_that_cannot_be_are_named_with_the_rule() {
+    fn impossible_lengths_are_reported_with_the_rule() {
         for (lengths, block, key, found) in [
             (r#"{"2": 3000}"#, "512", "pooling.lengths.2", "3000"),
             (r#"{"2": 0}"#, "512", "pooling.lengths.2", "0"),

@@ -4,7 +4,7 @@
 //! memory's pages are read for all of them together.
 
 use super::{
-    layer::{Caches, Cross, Layer, Pass},
+    layer::{Caches, Cross, Pass},
     mix::WORTH_SHARING,
 };
 use crate::{
@@ -12,29 +12,28 @@ use crate::{
     kernels::{
         Compute,
         attention::{AttentionHead, Bias, QueryBuffer, QueryRow, QueryVariants, ROW_TILE, attend},
-        linear::{Epilogue, QuantizedRows},
+        linear::{Epilogue, Linear, QuantizedRows},
     },
     nn::{kv_cache::KvCache, sized},
 };
 
 /// Projects the vectors of a memory, (vectors, C), to each layer's keys and values, (I) each, and passes them to `write` with
-/// the layer and the vector's index.
+/// the layer and the vector's index. `projections` yields each layer's matrix, (2·I, C).
 ///
 /// # Errors
 /// The first error that `write` returns.
-pub fn project_memory(
+pub fn project_memory<'a>(
     compute: &Compute,
-    layers: &[Layer],
+    projections: impl Iterator<Item = (usize, &'a Linear)>,
     vectors: &[f32],
     buffer: &mut Vec<f32>,
     quantized: &mut QuantizedRows,
     mut write: impl FnMut(usize, usize, &[f32], &[f32]) -> Result<()>,
 ) -> Result<()> {
-    let crosses = layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.cross.as_ref()?)));
-    for (layer, Cross { memory, .. }) in crosses {
-        let projected = sized(buffer, vectors.len() / memory.inputs() * memory.outputs());
-        memory.apply(compute, vectors, Epilogue::None, quantized, projected); // (vectors, 2·I)
-        for (index, key_value) in projected.chunks_exact(memory.outputs()).enumerate() {
+    for (layer, projection) in projections {
+        let projected = sized(buffer, vectors.len() / projection.inputs() * projection.outputs());
+        projection.apply(compute, vectors, Epilogue::None, quantized, projected); // (vectors, 2·I)
+        for (index, key_value) in projected.chunks_exact(projection.outputs()).enumerate() {
             let (keys, values) = key_value.split_at(key_value.len() / 2);
             write(layer, index, keys, values)?;
         }

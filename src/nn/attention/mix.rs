@@ -28,10 +28,10 @@ pub(crate) struct Mixing<'a> {
 ///
 /// `cache` finds a sequence's cache, `query` returns a position's query of one head, and `source` locates a head's keys and
 /// values in a cache; its last argument is true if a position of the same sequence has just read the pages.
-pub(crate) fn mix<'c, 'q, 's>(
+pub(crate) fn mix<'c, 'q, 's, Q: Fn(usize, usize) -> QueryRow<'q> + Sync>(
     Mixing { compute, layout, positions, keys }: &Mixing<'_>,
     cache: &(impl Fn(usize) -> Result<&'c KvCache> + Sync),
-    query: &(impl Fn(usize, usize) -> QueryRow<'q> + Sync),
+    query: &Q,
     source: &(impl Fn(&'c KvCache, usize, bool) -> AttentionHead<'s> + Sync),
     outputs: &mut Vec<f32>,
 ) {

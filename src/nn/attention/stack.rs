@@ -14,7 +14,7 @@ use crate::{
     kernels::{
         Compute,
         attention::{AttentionHead, DistanceTable, POSITIONS, PageLayout, QueryRow, ROW_TILE, scores},
-        linear::Epilogue,
+        linear::{Epilogue, Linear},
         rowwise::{add_layer_norm, layer_norm},
     },
     nn::{Activation, Position, kv_cache::KvCache, position::PositionScheme, sized, window::Window},
@@ -107,6 +107,11 @@ impl Stack {
     pub fn growth(&self, cache: &KvCache, len: usize) -> usize {
         let copy = if cache.copies() { self.layout.page_bytes() } else { 0 };
         cache.growth(len).min(self.bytes_for(len) + copy)
+    }
+
+    /// Returns the projections of a memory to keys and values, (2·I, C), with their layers.
+    pub fn memory_projections(&self) -> impl Iterator<Item = (usize, &Linear)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, &layer.cross.as_ref()?.memory)))
     }
 
     /// Writes the self-attention of `x`, (positions, D), to `work.delta`.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Mutex};
 use weir::{
     family::{
         load::{Settings, load},
-        pyramidion::model::{Seen, Work},
+        pyramidion::work::{EncoderHookPoint, Work},
     },
     kernels::Isa,
 };
@@ -16,15 +16,15 @@ type Shown = Arc<Mutex<BTreeMap<String, Vec<f32>>>>;
 fn watch(scratch: &mut Scratch) -> Shown {
     let shown = Shown::default();
     let record = shown.clone();
-    Work::of(scratch).unwrap().watcher = Some(Box::new(move |seen, first, x| {
+    Work::from_scratch(scratch).unwrap().hook = Some(Box::new(move |seen, first, x| {
         let mut all = record.lock().unwrap();
         let name = match seen {
-            Seen::Embedded => "0".into(),
-            Seen::Layer(layer) => format!("{}", layer + 1),
-            Seen::Pooled(layer) => format!("pooled {}", layer + 1),
-            Seen::Padding(None) => "padding 0".into(),
-            Seen::Padding(Some(layer)) => format!("padding {}", layer + 1),
-            Seen::Encoded => "out".into(),
+            EncoderHookPoint::Embedded => "0".into(),
+            EncoderHookPoint::Layer(layer) => format!("{}", layer + 1),
+            EncoderHookPoint::Pooled(layer) => format!("pooled {}", layer + 1),
+            EncoderHookPoint::Padding(None) => "padding 0".into(),
+            EncoderHookPoint::Padding(Some(layer)) => format!("padding {}", layer + 1),
+            EncoderHookPoint::Encoded => "out".into(),
         };
         let entry = all.entry(name).or_default();
         assert!(first == 0 || !entry.is_empty());
@@ -95,7 +95,7 @@ fn check(case: &Case) {
         let got = &shown.lock().unwrap()["out"];
         let same = got.len().min(out.len());
         assert!(difference(&got[..same], &out[..same]) <= STATES || case.name == "vanilla_padded", "{}", case.name);
-        Work::of(&mut scratch).unwrap().watcher = None;
+        Work::from_scratch(&mut scratch).unwrap().hook = None;
         let previous = case.ids("prev_output_tokens", item);
         let logits = forced(&*model, &*document, &previous, &mut scratch);
         let off = difference(&logits, case.golden.row("decoder.logits", item));

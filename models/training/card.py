@@ -6,7 +6,7 @@ model card, `README.md`, which `--text` writes again from `card.json` alone; `--
 run. The model that is served where none is named has its folder
 beside `training` itself, and a card written by hand (no `run` in `cards/NAME.json`): of it only `card.json` is written.
 
-`card.json` also holds what the server must answer (`tests/weir/wire/shipped.rs` asks it): of language models the bits per character of
+`card.json` also holds what the server must answer (`tests/weir/wire/shipped_models.rs` asks it): of language models the bits per character of
 a short text, of summarizers a summary.
 """
 

@@ -25,7 +25,7 @@ mod naive_hourglass;
 mod operations;
 mod process;
 mod pyramidion;
-mod served;
+mod serve_process;
 mod settings;
 mod summaries;
 mod support;

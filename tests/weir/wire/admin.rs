@@ -2,7 +2,7 @@
 
 use super::{
     Running, details, eventually, long,
-    model::{Fake, Kind},
+    fake_model::{Fake, Kind},
     read, reason, seeded,
 };
 use std::{

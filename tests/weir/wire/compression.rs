@@ -1,6 +1,6 @@
 //! Clients that compress what they send: it says the same, is held to the same limits, and only they get compressed answers.
 
-use super::{Server, model::Kind, prompt, raw::connect, read, reason};
+use super::{Server, fake_model::Kind, prompt, raw_http2::connect, read, reason};
 use prost::Message;
 use std::time::Duration;
 use tokio::time::timeout;

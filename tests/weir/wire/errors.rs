@@ -2,7 +2,7 @@
 
 use super::{
     Server, details,
-    model::{Kind, MAX_SYMBOLS},
+    fake_model::{Kind, MAX_SYMBOLS},
     prompt, reason,
 };
 use tonic::{Code, Status};

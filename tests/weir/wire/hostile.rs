@@ -2,10 +2,10 @@
 //! its answer, and the server goes on. `Generate`'s options are in `errors`.
 
 use super::{
-    Server, details, frames,
-    model::{Kind, MAX_SYMBOLS},
+    Server, details, http2_frames,
+    fake_model::{Kind, MAX_SYMBOLS},
     prompt,
-    raw::{called, connect},
+    raw_http2::{called, connect},
     reason,
 };
 use prost::Message;
@@ -193,7 +193,7 @@ async fn what_is_no_text_is_told_by_its_field() {
     for (path, way, name) in STRINGS {
         for bytes in bytes {
             let message = way.iter().rev().fold(bytes.to_vec(), |inner, number| field(*number, 2, &inner));
-            let status = answered(server.running.address, path, frames::message(&message), &[]).await;
+            let status = answered(server.running.address, path, http2_frames::message(&message), &[]).await;
             let (code, reason, field) = told(&status);
             assert_eq!((code, reason.as_str()), (BAD, "UNREADABLE"), "{path} {name} {bytes:?}: {status:?}");
             assert!(field.contains(name) && status.message().contains("UTF-8"), "{path} {field}: {status:?}");
@@ -227,7 +227,7 @@ async fn frames_that_are_no_messages() {
     let wire = Wire { message_bytes: 4096, ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let right = v1::SegmentRequest { text: "ab".into(), ..Default::default() }.encode_to_vec();
-    let framed = frames::message(&right);
+    let framed = http2_frames::message(&right);
     let table: [(&str, Vec<u8>, &[Code]); 10] = [
         ("nothing at all", Vec::new(), &[Code::Internal]),
         ("a head cut off", framed[..3].to_vec(), &[Code::Internal]),
@@ -235,10 +235,10 @@ async fn frames_that_are_no_messages() {
         ("a length over the limit", [&[0], &u32::MAX.to_be_bytes()[..], &right].concat(), &[Code::OutOfRange]),
         ("compressed, by nothing", [&[1], &framed[1..]].concat(), &[Code::Internal]),
         ("a flag that there is not", [&[7], &framed[1..]].concat(), &[Code::Internal]),
-        ("a field of another kind", frames::message(&field(2, 5, &[0; 4])), &[BAD]),
-        ("a field without a number", frames::message(&[0, 0]), &[BAD]),
-        ("groups without an end", frames::message(&[0x7b; 4000]), &[BAD]),
-        ("text that is longer than the message", frames::message(&[0x12, 0xff, 0xff, 0x03]), &[BAD]),
+        ("a field of another kind", http2_frames::message(&field(2, 5, &[0; 4])), &[BAD]),
+        ("a field without a number", http2_frames::message(&[0, 0]), &[BAD]),
+        ("groups without an end", http2_frames::message(&[0x7b; 4000]), &[BAD]),
+        ("text that is longer than the message", http2_frames::message(&[0x12, 0xff, 0xff, 0x03]), &[BAD]),
     ];
     for (what, body, codes) in table {
         let status = answered(server.running.address, SEGMENT, body, &[]).await;
@@ -246,7 +246,7 @@ async fn frames_that_are_no_messages() {
     }
     // Fields that are not known are those of a newer client.
     let unknown = [right, field(15, 2, b"new"), field(14, 0, &[1])].concat();
-    assert_eq!(answered(server.running.address, SEGMENT, frames::message(&unknown), &[]).await.code(), Code::Ok);
+    assert_eq!(answered(server.running.address, SEGMENT, http2_frames::message(&unknown), &[]).await.code(), Code::Ok);
     server.at_rest().await;
     server.answer(prompt("a")).await.unwrap();
 }
@@ -254,7 +254,7 @@ async fn frames_that_are_no_messages() {
 #[tokio::test]
 async fn calls_to_nowhere() {
     let server = Server::new().await;
-    let body = || frames::message(&[]);
+    let body = || http2_frames::message(&[]);
     for path in ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"] {
         let status = answered(server.running.address, path, body(), &[]).await;
         assert_eq!(told(&status), (Code::Unimplemented, "UNKNOWN_METHOD".into(), String::new()), "{path}");
@@ -274,7 +274,7 @@ async fn floats_of_all_bits() {
     let infinities = [0x7f80_0000_u32, 0xff80_0000, 0x7f7f_ffff, 0xff7f_ffff];
     let options: [(u8, &str); 4] =
         [(1, "sampling.temperature"), (3, "sampling.top_p"), (4, "sampling.min_p"), (5, "sampling.repetition_penalty")];
-    let asked = |sampling: &[u8]| frames::message(&[field(2, 2, b"a"), field(3, 2, sampling)].concat());
+    let asked = |sampling: &[u8]| http2_frames::message(&[field(2, 2, b"a"), field(3, 2, sampling)].concat());
     for bits in nans.into_iter().chain(infinities) {
         for (number, name) in options {
             let body = asked(&field(number, 5, &bits.to_le_bytes()));

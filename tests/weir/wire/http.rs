@@ -2,7 +2,7 @@
 
 use super::{
     Answer, eventually, long,
-    model::{Fake, Kind},
+    fake_model::{Fake, Kind},
     plain, read, seeded,
 };
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use super::{
     Answer, Running, eventually, long,
-    model::{Fake, Kind},
+    fake_model::{Fake, Kind},
     read,
 };
 use std::{path::Path, sync::Arc, time::Duration};

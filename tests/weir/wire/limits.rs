@@ -2,9 +2,9 @@
 
 use super::{
     Server, details, eventually,
-    frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
+    http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
     long,
-    model::Kind,
+    fake_model::Kind,
     plain, prompt, reason,
 };
 use crate::certificates::Certificates;
@@ -28,8 +28,8 @@ fn running(server: &Server, count: usize) -> bool {
 
 /// A whole call by hand.
 fn by_hand(stream: u32, request: &impl Message) -> Vec<u8> {
-    let data = frame(DATA, END_STREAM, stream, &frames::message(&request.encode_to_vec()));
-    [frames::call(stream, GENERATE), data].concat()
+    let data = frame(DATA, END_STREAM, stream, &http2_frames::message(&request.encode_to_vec()));
+    [http2_frames::call(stream, GENERATE), data].concat()
 }
 
 #[tokio::test]
@@ -48,7 +48,7 @@ async fn connections_are_counted() {
     let server = within(Wire { connections: 2, ..Wire::default() }).await;
     let address = server.running.address;
     let second = plain(address).connect().await.unwrap();
-    let mut third = sent(address, &frames::beginning()).await;
+    let mut third = sent(address, &http2_frames::beginning()).await;
     let said = timeout(SOON, until_closed(&mut third)).await.expect("closed at once");
     assert!(said.is_empty(), "{said:?}");
     // Those that are open are served, and one that closes makes room.
@@ -118,7 +118,7 @@ async fn requests_that_come_in_share_their_room() {
     let large = || server.generate(prompt(&"a".repeat(60 << 10)));
     assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
     let begun = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
-    let mut bytes = [frames::beginning(), frames::call(1, GENERATE), frame(DATA, 0, 1, &begun)].concat();
+    let mut bytes = [http2_frames::beginning(), http2_frames::call(1, GENERATE), frame(DATA, 0, 1, &begun)].concat();
     for _ in 0..5 {
         bytes.extend(frame(DATA, 0, 1, &[b'a'; 8000]));
     }
@@ -173,9 +173,9 @@ async fn calls_of_a_connection_have_a_limit() {
 async fn calls_that_are_cancelled_unseen_end_the_connection() {
     let server = within(Wire { pending_resets: 10, ..Wire::default() }).await;
     let cancelled = |count: u32| {
-        let mut bytes = frames::beginning();
+        let mut bytes = http2_frames::beginning();
         for stream in (1..).step_by(2).take(count as usize) {
-            bytes.extend(frames::call(stream, GENERATE));
+            bytes.extend(http2_frames::call(stream, GENERATE));
             bytes.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
         }
         bytes
@@ -199,7 +199,7 @@ async fn a_client_that_is_gone_without_a_word_frees_its_row() {
     let wire = Wire { keepalive_interval: interval, keepalive_timeout: Duration::from_millis(200), ..Wire::default() };
     let server = within(wire).await;
     server.model.slow(Duration::from_millis(2));
-    let bytes = [frames::beginning(), by_hand(1, &long("a", 1900))].concat();
+    let bytes = [http2_frames::beginning(), by_hand(1, &long("a", 1900))].concat();
     let mut gone = sent(server.running.address, &bytes).await;
     eventually("it runs", || running(&server, 1)).await;
     timeout(SOON, until_closed(&mut gone)).await.expect("closed");
@@ -216,9 +216,9 @@ async fn a_connection_that_closes_frees_its_rows() {
     let server = within(Wire::default()).await;
     server.model.slow(Duration::from_millis(20));
     let segment = v1::SegmentRequest { text: "a ".repeat(900), ..Default::default() }.encode_to_vec();
-    let data = frame(DATA, END_STREAM, 3, &frames::message(&segment));
-    let calls = [by_hand(1, &long("a", 1900)), frames::call(3, "/weir.v1.Generation/Segment"), data].concat();
-    let mut stream = sent(server.running.address, &[frames::beginning(), calls].concat()).await;
+    let data = frame(DATA, END_STREAM, 3, &http2_frames::message(&segment));
+    let calls = [by_hand(1, &long("a", 1900)), http2_frames::call(3, "/weir.v1.Generation/Segment"), data].concat();
+    let mut stream = sent(server.running.address, &[http2_frames::beginning(), calls].concat()).await;
     eventually("both run", || running(&server, 2)).await;
     stream.shutdown().await.unwrap();
     drop(stream);

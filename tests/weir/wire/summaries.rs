@@ -2,7 +2,7 @@
 
 use super::{
     Running, details, eventually,
-    frames::{self, DATA, RST_STREAM, frame, sent},
+    http2_frames::{self, DATA, RST_STREAM, frame, sent},
     hostile::answered,
     reason,
 };
@@ -323,8 +323,8 @@ async fn what_is_wrong_is_told_with_its_field() {
     assert_eq!(refused(parts(sampling, &["text"])).await, bad("sampling.temperature"));
     let model = SummarizeOptions { model: Some("none".into()), ..plain() };
     assert_eq!(refused(parts(model, &["text"])).await.0, Code::NotFound);
-    let bytes = frames::message(b"\x12\x03\x0a\x01\xff");
-    let first = frames::message(&options(plain()).encode_to_vec());
+    let bytes = http2_frames::message(b"\x12\x03\x0a\x01\xff");
+    let first = http2_frames::message(&options(plain()).encode_to_vec());
     for body in [bytes.clone(), [first, bytes].concat()] {
         let status = answered(server.running.address, "/weir.v1.Summarization/Summarize", body, &[]).await;
         let field = details(&status).bad_request().unwrap().field_violations[0].field.clone();
@@ -365,9 +365,9 @@ async fn who_goes_or_is_late_frees_everything() {
     for word in [true, false] {
         let blocks = server.model.blocks();
         let messages = parts(SummarizeOptions::default(), &[&"a".repeat(50)]);
-        let data: Vec<u8> = messages.iter().flat_map(|part| frames::message(&part.encode_to_vec())).collect();
-        let call = frames::call(1, "/weir.v1.Summarization/Summarize");
-        let bytes = [frames::beginning(), call, frame(DATA, 0, 1, &data)].concat();
+        let data: Vec<u8> = messages.iter().flat_map(|part| http2_frames::message(&part.encode_to_vec())).collect();
+        let call = http2_frames::call(1, "/weir.v1.Summarization/Summarize");
+        let bytes = [http2_frames::beginning(), call, frame(DATA, 0, 1, &data)].concat();
         let mut client = sent(server.running.address, &bytes).await;
         eventually("it is read", || server.model.blocks() >= blocks + 6).await;
         assert_eq!(server.engine.load().running, 1);

@@ -2,7 +2,7 @@
 
 use super::{
     Running, long,
-    model::{Fake, Kind},
+    fake_model::{Fake, Kind},
     prompt, read,
 };
 use opentelemetry_proto::tonic::{

@@ -1,6 +1,6 @@
 //! Texts scored in windows: far longer than the model's longest sequence, in the memory of one window.
 
-use super::{Running, Server, details, eventually, model::MAX_SYMBOLS};
+use super::{Running, Server, details, eventually, fake_model::MAX_SYMBOLS};
 use crate::support::{Dice, converted, fixture, settings, storms};
 use std::{f64::consts::LN_2, sync::Arc};
 use tokio_stream::StreamExt;

@@ -1,6 +1,6 @@
 //! Clients without a client library: frames, headers and nothing that waits or times out on this side.
 
-use super::{Server, frames, model::Kind, reason};
+use super::{Server, http2_frames, fake_model::Kind, reason};
 use h2::{
     RecvStream,
     client::{Builder, SendRequest},
@@ -51,7 +51,7 @@ pub(super) async fn called(
 /// Asks for the segments of a text, with these headers.
 async fn segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
     let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
-    called(sender, "/weir.v1.Generation/Segment", frames::message(&message), headers).await.unwrap()
+    called(sender, "/weir.v1.Generation/Segment", http2_frames::message(&message), headers).await.unwrap()
 }
 
 /// Whichever of the server's timers sees the deadline first, the answer is ours.

@@ -2,7 +2,7 @@
 
 use super::{
     Server,
-    model::{Kind, MAX_SYMBOLS, SYMBOLS},
+    fake_model::{Kind, MAX_SYMBOLS, SYMBOLS},
     prompt, seeded,
 };
 use std::f64::consts::LN_2;

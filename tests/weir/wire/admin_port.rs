@@ -2,7 +2,7 @@
 
 use super::{
     Running, eventually, long,
-    model::{Fake, Kind},
+    fake_model::{Fake, Kind},
     prompt, read,
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};

@@ -2,7 +2,7 @@
 
 use super::{
     Server, eventually, long,
-    model::{Fake, Kind},
+    fake_model::{Fake, Kind},
     prompt, reason,
 };
 use prost::Message;

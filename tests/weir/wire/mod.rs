@@ -1,34 +1,34 @@
 //! The server over the wire: real connections on loopback, real engines, a model without arithmetic.
 
-mod access;
 mod admin;
-mod calls;
+mod admin_port;
+mod basic_calls;
 mod compression;
 mod errors;
 mod fairness;
-mod frames;
+mod fake_model;
+mod golden_wire;
 mod hostile;
 mod http;
+mod http2_frames;
 mod http_refusals;
 mod http_summaries;
-mod inference;
-mod late;
+mod late_headers;
 mod latency;
-mod latent;
-mod life;
+mod lifecycle;
 mod limits;
-mod model;
+mod lslm;
+mod open_inference;
 mod overload;
-mod port;
-mod raw;
-mod real;
-mod schema;
-mod shipped;
+mod raw_http2;
+mod reflection;
+mod shipped_models;
 mod summaries;
+mod tls_and_keys;
 mod traces;
-mod windows;
+mod windowed_scores;
 
-use model::{Fake, Kind};
+use fake_model::{Fake, Kind};
 use std::{
     net::SocketAddr,
     sync::Arc,

@@ -1,9 +1,9 @@
 //! Models loaded and unloaded while the server runs.
 
 use super::{
-    Running, details, eventually, long,
+    Running, details, eventually,
     fake_model::{Fake, Kind},
-    read, reason, seeded,
+    long, read, reason, seeded,
 };
 use std::{
     collections::BTreeSet,

@@ -1,9 +1,9 @@
 //! The admin port: metrics, health, version.
 
 use super::{
-    Running, eventually, long,
+    Running, eventually,
     fake_model::{Fake, Kind},
-    prompt, read,
+    long, prompt, read,
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{

@@ -2,9 +2,9 @@
 //! its answer, and the server goes on. `Generate`'s options are in `errors`.
 
 use super::{
-    Server, details, http2_frames,
+    Server, details,
     fake_model::{Kind, MAX_SYMBOLS},
-    prompt,
+    http2_frames, prompt,
     raw_http2::{called, connect},
     reason,
 };

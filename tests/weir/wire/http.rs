@@ -1,9 +1,9 @@
 //! Completions and models over HTTP and JSON, beside what gRPC says of the same.
 
 use super::{
-    Answer, eventually, long,
+    Answer, eventually,
     fake_model::{Fake, Kind},
-    plain, read, seeded,
+    long, plain, read, seeded,
 };
 use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc, time::Duration};

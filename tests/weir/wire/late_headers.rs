@@ -1,6 +1,6 @@
 //! Answers whose headers wait for their first characters.
 
-use super::{Server, eventually, long, fake_model::Kind, prompt, read, reason};
+use super::{Server, eventually, fake_model::Kind, long, prompt, read, reason};
 use std::time::Duration;
 use tonic::Code;
 use weir::{config::Wire, engine::Limits};

@@ -1,9 +1,9 @@
 //! Latency reports: what is counted, of which time, and what is estimated beside it.
 
 use super::{
-    Answer, Running, eventually, long,
+    Answer, Running, eventually,
     fake_model::{Fake, Kind},
-    read,
+    long, read,
 };
 use std::{path::Path, sync::Arc, time::Duration};
 use tonic::{Code, Status, transport::Channel};

@@ -1,6 +1,6 @@
 //! How requests and the server end: deadlines, clients that go, full queues, panics, shutdown.
 
-use super::{Server, details, eventually, long, fake_model::Kind, prompt, read, reason};
+use super::{Server, details, eventually, fake_model::Kind, long, prompt, read, reason};
 use std::time::{Duration, Instant};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request};

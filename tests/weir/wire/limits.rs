@@ -2,10 +2,9 @@
 
 use super::{
     Server, details, eventually,
-    http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
-    long,
     fake_model::Kind,
-    plain, prompt, reason,
+    http2_frames::{self, DATA, END_STREAM, GOAWAY, RST_STREAM, frame, frames, sent, until_closed},
+    long, plain, prompt, reason,
 };
 use crate::certificates::Certificates;
 use prost::Message;

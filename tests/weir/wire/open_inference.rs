@@ -1,9 +1,9 @@
 //! The Open Inference Protocol, beside what our own API says of the same.
 
 use super::{
-    Server, eventually, long,
+    Server, eventually,
     fake_model::{Fake, Kind},
-    prompt, reason,
+    long, prompt, reason,
 };
 use prost::Message;
 use std::{collections::HashMap, sync::Arc, time::Duration};

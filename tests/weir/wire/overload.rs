@@ -1,6 +1,6 @@
 //! Far more than there is room for, and clients that go at any moment: afterwards nothing is left of either.
 
-use super::{Server, details, eventually, long, fake_model::Kind, admin_port::Watched, read, reason};
+use super::{Server, admin_port::Watched, details, eventually, fake_model::Kind, long, read, reason};
 use crate::support::Dice;
 use std::{collections::HashMap, time::Duration};
 use tokio::task::JoinSet;

@@ -1,6 +1,6 @@
 //! Clients without a client library: frames, headers and nothing that waits or times out on this side.
 
-use super::{Server, http2_frames, fake_model::Kind, reason};
+use super::{Server, fake_model::Kind, http2_frames, reason};
 use h2::{
     RecvStream,
     client::{Builder, SendRequest},

@@ -2,8 +2,8 @@
 
 use super::{
     Running, details, eventually,
-    http2_frames::{self, DATA, RST_STREAM, frame, sent},
     hostile::answered,
+    http2_frames::{self, DATA, RST_STREAM, frame, sent},
     reason,
 };
 use crate::document_model::{BLOCK, DocumentModel, MARKS, PANIC, TOKENS, logits};

@@ -1,6 +1,6 @@
 //! Who may connect and call: encrypted connections, certificates, keys.
 
-use super::{Server, details, eventually, long, fake_model::Kind, plain, prompt, read, reason};
+use super::{Server, details, eventually, fake_model::Kind, long, plain, prompt, read, reason};
 use crate::certificates::{Certificates, tls};
 use std::{sync::Arc, time::Duration};
 use tokio_stream::StreamExt;

@@ -1,9 +1,9 @@
 //! Spans of calls, as a collector gets them.
 
 use super::{
-    Running, long,
+    Running,
     fake_model::{Fake, Kind},
-    prompt, read,
+    long, prompt, read,
 };
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{

@@ -1,4 +1,4 @@
-//! Many jobs at once: each says what it says alone, nobody stalls anybody.
+//! Many jobs at once: each has the output that it has alone, and none stalls another.
 
 use super::{jobs::*, toy_model::*};
 use std::{sync::Arc, thread};
@@ -8,52 +8,52 @@ fn small(rows: usize, queue: usize) -> Limits {
     Limits { rows, queue, chunk: 16, events: 8, ..Limits::default() }
 }
 
-/// Reads all at once, each on a thread of its own.
-fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, Said)> {
+/// Reads all jobs at once, each on its own thread.
+fn read_all(jobs: Vec<(u64, Events)>) -> Vec<(u64, JobOutput)> {
     let readers = jobs.into_iter().map(|(seed, events)| thread::spawn(move || (seed, read(events).unwrap())));
     readers.collect::<Vec<_>>().into_iter().map(|reader| reader.join().unwrap()).collect()
 }
 
 #[test]
-fn company_changes_nothing() {
+fn other_rows_do_not_change_an_output() {
     for round in 0..6 {
         let toy = Toy::new();
         let engine = toy.engine(small(1 + round * 3, 100));
-        let submit = |at: u64| {
-            // Another order each round.
-            let seed = at * (2 * round as u64 + 1) % 64;
+        let submit = |index: u64| {
+            // Each round has its own order.
+            let seed = index * (2 * round as u64 + 1) % 64;
             (seed, engine.submit(varied(seed), None).unwrap())
         };
-        for (seed, said) in read_all((0..64).map(submit).collect()) {
-            assert_eq!(said, alone(varied(seed), 1000), "job {seed}");
+        for (seed, output) in read_all((0..64).map(submit).collect()) {
+            assert_eq!(output, alone(varied(seed), 1000), "job {seed}");
         }
-        at_rest(&toy, &engine);
+        assert_idle(&toy, &engine);
     }
 }
 
 #[test]
-fn readers_that_go_disturb_nobody() {
+fn cancelled_jobs_do_not_disturb_others() {
     let toy = Toy::new();
     let engine = toy.engine(small(6, 400));
     let submit = |seed: u64| (seed, engine.submit(varied(seed), None).unwrap());
     let mut jobs: Vec<_> = (0..300).map(submit).collect();
-    let gone: Vec<_> = (0..100).map(|at| jobs.swap_remove(mix(at) as usize % jobs.len())).collect();
-    let leave = |(seed, mut events): (u64, Events)| {
-        // Some go at once, some after an event or two.
-        thread::spawn(move || (0..seed % 3).for_each(|_| drop(events.blocking_recv())))
-    };
-    let leaving: Vec<_> = gone.into_iter().map(leave).collect();
-    for (seed, said) in read_all(jobs) {
-        assert_eq!(said, alone(varied(seed), 7), "job {seed}");
+    let cancelled: Vec<_> = (0..100).map(|index| jobs.swap_remove(mix(index) as usize % jobs.len())).collect();
+    // Some readers cancel at once, some after one or two events.
+    let cancel = cancelled
+        .into_iter()
+        .map(|(seed, mut events)| thread::spawn(move || (0..seed % 3).for_each(|_| drop(events.blocking_recv()))));
+    let cancelling: Vec<_> = cancel.collect();
+    for (seed, output) in read_all(jobs) {
+        assert_eq!(output, alone(varied(seed), 7), "job {seed}");
     }
-    leaving.into_iter().for_each(|leaver| leaver.join().unwrap());
-    at_rest(&toy, &engine);
+    cancelling.into_iter().for_each(|reader| reader.join().unwrap());
+    assert_idle(&toy, &engine);
 }
 
 #[test]
 fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
     let toy = Toy::new();
-    // The stream's reader comes late and finds all of it.
+    // The stream's events all fit in its buffer, because its reader starts late.
     let engine = toy.engine(Limits { events: 300, boundary_wait: 0, ..small(8, 8) });
     toy.hold(1);
     let stream = engine.submit(Job::Generate(generate(&[1], 200)), None).unwrap();
@@ -63,9 +63,9 @@ fn a_long_prompt_stalls_running_streams_by_a_chunk_at_most() {
     read(stream).unwrap();
     prompts.into_iter().for_each(|events| drop(read(events).unwrap()));
     let steps = toy.steps.lock().unwrap();
-    // Sampled symbols are fed one by one beside at most one chunk of given ones.
+    // A step feeds at most one chunk of prompt symbols in addition to the sampled ones.
     assert!(steps.iter().all(|fed| fed.iter().sum::<usize>() <= 16 + 3), "{steps:?}");
-    // The stream takes part in every step until it ends; prompts share the chunks among them.
+    // The stream takes part in every step until it ends; the prompts share the chunks.
     assert!(steps.iter().take(1500 / 16).skip(2).all(|fed| fed.contains(&1)), "{steps:?}");
 }
 
@@ -77,9 +77,9 @@ fn prompts_take_turns() {
     let long = engine.submit(Job::Generate(generate(&[2; 1600], 1)), None).unwrap();
     let short = engine.submit(Job::Generate(generate(&[2; 20], 1)), None).unwrap();
     eventually("both have rows", || engine.load().running == 2);
-    // Two chunks each, the sampled symbol, one to spare: the short prompt does not wait for the long one.
+    // Two chunks each, the sampled symbol, and one spare step: the short prompt does not wait for the long one.
     toy.hold(6);
-    eventually("the short prompt's job is over", || engine.load().running == 1);
+    eventually("the short prompt's job has ended", || engine.load().running == 1);
     toy.release();
     read(short).unwrap();
     read(long).unwrap();
@@ -91,7 +91,7 @@ fn newcomers_do_not_starve_a_long_prompt() {
     let engine = toy.engine(small(64, 8));
     toy.hold(0);
     let mut long = engine.submit(Job::Generate(generate(&[2; 160], 1)), None).unwrap();
-    // With every step comes a prompt that fills a chunk.
+    // A prompt that fills a chunk arrives with every step.
     let newcomers: Vec<_> = (0..100)
         .map(|_| {
             let events = engine.submit(Job::Generate(generate(&[2; 16], 1)), None).unwrap();
@@ -108,7 +108,7 @@ fn newcomers_do_not_starve_a_long_prompt() {
 }
 
 #[test]
-fn a_reader_that_goes_frees_its_row_within_a_step() {
+fn a_cancelled_request_frees_its_row_within_a_step() {
     let toy = Toy::new();
     let engine = toy.engine(small(1, 4));
     toy.hold(3);
@@ -116,12 +116,12 @@ fn a_reader_that_goes_frees_its_row_within_a_step() {
     eventually("three steps were taken", || toy.steps.lock().unwrap().len() == 3);
     drop(events);
     toy.hold(1);
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
     toy.release();
 }
 
 #[test]
-fn a_reader_that_does_not_read_pauses_its_own_row_only() {
+fn a_reader_that_does_not_read_pauses_only_its_own_row() {
     let toy = Toy::new();
     let engine = toy.engine(small(4, 4));
     let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
@@ -130,15 +130,15 @@ fn a_reader_that_does_not_read_pauses_its_own_row_only() {
         assert_eq!(read(quick).unwrap(), alone(varied(seed), 16));
     }
     eventually("the slow reader's row has paused", || slow.len() == 8 && engine.load().running == 1);
-    let taken = toy.steps.lock().unwrap().len();
+    let steps = toy.steps.lock().unwrap().len();
     thread::sleep(std::time::Duration::from_millis(30));
-    assert_eq!(toy.steps.lock().unwrap().len(), taken, "a paused row was stepped");
+    assert_eq!(toy.steps.lock().unwrap().len(), steps, "a paused row was stepped");
     assert_eq!(read(slow).unwrap(), alone(Job::Generate(generate(&[1], 500)), 16));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn a_paused_job_ends_with_its_reader() {
+fn a_paused_job_ends_when_its_reader_cancels() {
     let toy = Toy::new();
     let engine = toy.engine(small(1, 4));
     let slow = engine.submit(Job::Generate(generate(&[1], 500)), None).unwrap();
@@ -146,7 +146,7 @@ fn a_paused_job_ends_with_its_reader() {
     eventually("the row has paused", || slow.len() == 8);
     drop(slow);
     assert_eq!(read(next).unwrap(), alone(varied(1), 16));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn handles_are_shared_between_threads() {
         })
         .collect();
     submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
     drop(engine);
-    assert_eq!(Arc::strong_count(&toy), 1, "the worker is gone and took nothing with it");
+    assert_eq!(Arc::strong_count(&toy), 1, "the worker has ended and keeps no reference");
 }

@@ -1,4 +1,4 @@
-//! Failures, draining, the end.
+//! Failed steps, draining and shutdown.
 
 use super::{jobs::*, toy_model::*};
 use std::{
@@ -15,7 +15,7 @@ fn ends_with(symbol: u32) -> Job {
 }
 
 #[test]
-fn a_failed_step_ends_its_batch_and_the_engine_goes_on() {
+fn a_failed_step_ends_its_batch_and_the_engine_continues() {
     let toy = Toy::new();
     let engine = toy.engine(Limits::default());
     for symbol in [PANIC, FAIL, PANIC_IN_MIDDLE, PANIC_AT_FINISH] {
@@ -23,22 +23,22 @@ fn a_failed_step_ends_its_batch_and_the_engine_goes_on() {
         let blocking = engine.submit(varied(3), None).unwrap();
         eventually("the first has a row", || toy.sequences() == 1);
         let bad = engine.submit(ends_with(symbol), None).unwrap();
-        let company = engine.submit(varied(2), None).unwrap();
+        let neighbor = engine.submit(varied(2), None).unwrap();
         toy.release();
-        // memory that has run out is told as what it is
+        // exhausted memory has its own code
         let code = if symbol == FAIL { Code::ResourceExhausted } else { Code::Internal };
         assert_eq!(read(bad).unwrap_err().code(), code);
-        // Whoever was not in that step is not concerned; whoever was hears of it.
-        for (events, seed) in [(blocking, 3), (company, 2)] {
+        // Rows outside the failed step continue; the others get its error.
+        for (events, seed) in [(blocking, 3), (neighbor, 2)] {
             match read(events) {
-                Ok(said) => assert_eq!(said, alone(varied(seed), 1000)),
+                Ok(output) => assert_eq!(output, alone(varied(seed), 1000)),
                 Err(error) => assert_eq!(error.code(), code),
             }
         }
-        at_rest(&toy, &engine);
+        assert_idle(&toy, &engine);
         assert_eq!(read(engine.submit(varied(9), None).unwrap()).unwrap(), alone(varied(9), 1000));
     }
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
@@ -47,18 +47,18 @@ fn a_failed_segment_step_spares_the_rows_that_were_ready() {
     let engine = toy.engine(Limits::default());
     toy.hold(0);
     let mut request = generate(&[1, 2, 3], 300);
-    // No segment ends, so it never waits.
+    // No segment ends, so the row never waits.
     request.sampling.logit_bias = vec![(0, -1000.0)];
     let ready = engine.submit(Job::Generate(request.clone()), None).unwrap();
     let bad = engine.submit(ends_with(PANIC_IN_MIDDLE), None).unwrap();
     toy.release();
     assert_eq!(read(bad).unwrap_err().code(), Code::Internal);
     assert_eq!(read(ready).unwrap(), alone(Job::Generate(request), 1000));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn logits_that_are_not_numbers_end_their_own_row_only() {
+fn nan_logits_end_only_their_own_row() {
     let toy = Toy::new();
     let engine = toy.engine(Limits::default());
     toy.hold(0);
@@ -67,11 +67,11 @@ fn logits_that_are_not_numbers_end_their_own_row_only() {
     toy.release();
     assert_eq!(read(bad).unwrap_err().code(), Code::Internal);
     assert_eq!(read(good).unwrap(), alone(varied(5), 1000));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn draining_ends_what_runs_and_takes_nothing_new() {
+fn draining_finishes_admitted_jobs_and_rejects_new_ones() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
     toy.hold(0);
@@ -82,37 +82,37 @@ fn draining_ends_what_runs_and_takes_nothing_new() {
     for (seed, events) in jobs.into_iter().enumerate() {
         assert_eq!(read(events).unwrap(), alone(varied(seed as u64), 1000));
     }
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn dropping_the_last_handle_ends_everything() {
+fn dropping_the_last_handle_ends_all_jobs() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
     let running = engine.submit(Job::Generate(generate(&[1], 4000)), None).unwrap();
     let queued = engine.submit(varied(1), None).unwrap();
-    eventually("one runs", || toy.sequences() == 1);
+    eventually("one job runs", || toy.sequences() == 1);
     let other = engine.clone();
     drop(engine);
-    assert_eq!(other.load().running, 1, "a clone keeps it alive");
+    assert_eq!(other.load().running, 1, "a clone keeps the engine alive");
     drop(other);
-    // The thread was joined.
+    // The worker thread has been joined.
     assert_eq!((toy.sequences(), Arc::strong_count(&toy)), (0, 1));
     assert!(matches!(read(running), Err(Error::Draining { .. })));
     assert!(matches!(read(queued), Err(Error::Draining { .. })));
 }
 
 #[test]
-fn an_idle_engine_ends_too() {
+fn dropping_an_idle_engine_joins_its_thread() {
     let toy = Toy::new();
     drop(toy.engine(Limits::default()));
     assert_eq!(Arc::strong_count(&toy), 1);
 }
 
 #[test]
-fn a_broken_worker_leaves_nobody_waiting() {
+fn a_broken_worker_fails_all_waiting_jobs() {
     let toy = Toy::new();
-    // Working memory once, not again after a failed step.
+    // One scratch at the start, and none after a failed step.
     toy.scratches.store(1, SeqCst);
     let engine = toy.engine(Limits { rows: 1, ..Limits::default() });
     assert_eq!(engine.phase(), Phase::Open);
@@ -124,8 +124,8 @@ fn a_broken_worker_leaves_nobody_waiting() {
     assert_eq!(queued.blocking_recv().unwrap().unwrap_err().code(), Code::Internal);
     assert_eq!(engine.submit(varied(2), None).unwrap_err().code(), Code::Internal);
     assert_eq!(engine.phase(), Phase::Broken);
-    // What the running job held is not held for ever.
-    at_rest(&toy, &engine);
+    // The memory of the running job is released.
+    assert_idle(&toy, &engine);
     let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
     wait.block_on(engine.wait_until_broken());
 }
@@ -143,7 +143,7 @@ fn an_idle_engine_sleeps() {
     drop(engine);
 }
 
-/// Processor time of this process's workers, in hundredths of a second, where the system tells.
+/// Processor time of this process's workers in hundredths of a second. `None` where `/proc` does not report it.
 fn processor_ticks() -> Option<u64> {
     let mut sum = None;
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {

@@ -1,4 +1,4 @@
-//! Jobs for the toy, and what they say: in the order in which it must be said.
+//! Jobs for the toy model, and readers that check the order of their events.
 
 use super::toy_model::{SAMPLED, Toy, mix};
 use weir::{
@@ -12,7 +12,7 @@ use weir::{
     error::{Error, Result},
 };
 
-/// A plain request.
+/// Returns a request with default options.
 pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
     let stopping = Stopping {
         max_chars,
@@ -31,17 +31,16 @@ pub(super) fn generate(prompt: &[u32], max_chars: usize) -> Generate {
     }
 }
 
-/// A request with this seed and options that follow from it.
+/// Returns a job whose options are derived from `seed`.
 pub(super) fn varied(seed: u64) -> Job {
     let number = |purpose: u64, below: u64| (mix(seed.wrapping_mul(31) ^ purpose << 40) % below) as usize;
-    let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|at| number(2 + at, SAMPLED.into()) as u32).collect();
+    let prompt: Vec<u32> = (0..=number(1, 90) as u64).map(|index| number(2 + index, SAMPLED.into()) as u32).collect();
     if number(100, 5) == 0 {
-        let (symbols, boundaries) = (prompt, BoundaryOptions::default());
         return Job::Score(Score {
-            symbols,
+            symbols: prompt,
             logprobs: number(101, 2) == 0,
             top: number(102, 3),
-            boundaries,
+            boundaries: BoundaryOptions::default(),
             windows: None,
         });
     }
@@ -60,16 +59,16 @@ pub(super) fn varied(seed: u64) -> Job {
     Job::Generate(request)
 }
 
-/// All that a job said, as one comparable thing.
+/// Everything that a job emitted, in one comparable value.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Said {
+pub(super) struct JobOutput {
     pub(super) characters: Vec<weir::decode::options::EmittedSymbol>,
     pub(super) reason: weir::decode::options::FinishReason,
     pub(super) usage: weir::decode::usage::Usage,
 }
 
-/// The same job without an engine.
-pub(super) fn alone(job: Job, chunk: usize) -> Said {
+/// Runs a job without an engine.
+pub(super) fn alone(job: Job, chunk: usize) -> JobOutput {
     let toy = Toy::new();
     let session = match job {
         Job::Generate(request) => Session::generate(request, toy.card()),
@@ -78,56 +77,56 @@ pub(super) fn alone(job: Job, chunk: usize) -> Said {
     run(session.unwrap(), &toy, chunk)
 }
 
-pub(super) fn run(session: Session, toy: &Toy, chunk: usize) -> Said {
+pub(super) fn run(session: Session, toy: &Toy, chunk: usize) -> JobOutput {
     let mut characters = Vec::new();
-    let mut tell = |told: Vec<_>| {
-        assert!(!told.is_empty());
-        characters.extend(told);
+    let mut emit = |symbols: Vec<_>| {
+        assert!(!symbols.is_empty());
+        characters.extend(symbols);
         Ok(())
     };
-    let (reason, usage) = session.run(toy, chunk, &mut tell).unwrap();
-    Said { characters, reason, usage }
+    let (reason, usage) = session.run(toy, chunk, &mut emit).unwrap();
+    JobOutput { characters, reason, usage }
 }
 
-/// Reads a job to its end, and checks the order of what it says.
-pub(super) fn read(events: Events) -> Result<Said> {
-    read_timed(events).map(|(said, _)| said)
+/// Reads a job's events to the end and checks their order.
+pub(super) fn read(events: Events) -> Result<JobOutput> {
+    read_timed(events).map(|(output, _)| output)
 }
 
-/// The same, with where its time went.
-pub(super) fn read_timed(mut events: Events) -> Result<(Said, Timing)> {
+/// Same as [`read`], and returns the timing too.
+pub(super) fn read_timed(mut events: Events) -> Result<(JobOutput, Timing)> {
     let mut characters = Vec::new();
     let Some(Event::Started { cached_chars }) = events.blocking_recv().unwrap_or(Err(Error::Cancelled)).map(Some)?
     else {
-        panic!("the first event tells the start");
+        panic!("the first event is Started");
     };
     loop {
-        match events.blocking_recv().expect("the last event tells the end")? {
+        match events.blocking_recv().expect("the last event ends the job")? {
             Event::Started { .. } | Event::Document(_) => panic!("started twice, or a document"),
-            Event::Characters(told) => characters.extend(told),
+            Event::Characters(symbols) => characters.extend(symbols),
             Event::Finished { reason, usage, timing } => {
-                assert_eq!(usage.cached_chars, cached_chars, "told at the start and at the end");
+                assert_eq!(usage.cached_chars, cached_chars, "the first and last event report the same");
                 assert!(events.blocking_recv().is_none(), "nothing follows the end");
                 assert!(timing.steps > 0 && timing.total_ns >= timing.queue_ns + timing.prefill_ns);
                 assert!(timing.total_ns >= timing.time_to_first_char_ns && timing.middle_steps <= timing.steps);
-                return Ok((Said { characters, reason, usage }, timing));
+                return Ok((JobOutput { characters, reason, usage }, timing));
             }
         }
     }
 }
 
-/// Waits for what must come soon.
-pub(super) fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !holds() {
-        assert!(std::time::Instant::now() < end, "never: {what}");
+/// Polls `condition` until it holds. Panics after 20 seconds.
+pub(super) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "never: {what}");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
-/// Nothing waits, runs or occupies memory.
-pub(super) fn at_rest(toy: &Toy, engine: &Handle) {
-    eventually("everything is given back", || {
+/// Waits until no request is queued, runs or holds memory.
+pub(super) fn assert_idle(toy: &Toy, engine: &Handle) {
+    eventually("everything is released", || {
         let load = engine.load();
         (load.queued, load.running, load.bytes, toy.sequences()) == (0, 0, 0, 0)
     });

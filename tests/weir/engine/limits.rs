@@ -1,4 +1,4 @@
-//! Queue, memory, deadlines.
+//! Limits of the queue, of memory and of time.
 
 use super::{jobs::*, toy_model::*};
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ fn plain(max_chars: usize) -> Job {
 }
 
 #[test]
-fn a_full_queue_refuses_and_recovers() {
+fn a_full_queue_rejects_and_recovers() {
     let toy = Toy::new();
     let engine = toy.engine(limits(2, 3));
     toy.hold(0);
-    let taken: Vec<_> = (0..5).map(|_| engine.submit(plain(5), None).unwrap()).collect();
+    let accepted: Vec<_> = (0..5).map(|_| engine.submit(plain(5), None).unwrap()).collect();
     for _ in 0..50 {
         match engine.submit(plain(5), None) {
             Err(Error::QueueFull { what: "requests", limit: 3, retry }) => {
@@ -33,9 +33,9 @@ fn a_full_queue_refuses_and_recovers() {
     let load = engine.load();
     assert_eq!((load.queued, load.running), (3, 2));
     toy.release();
-    taken.into_iter().for_each(|events| drop(read(events).unwrap()));
+    accepted.into_iter().for_each(|events| drop(read(events).unwrap()));
     read(engine.submit(plain(5), None).unwrap()).unwrap();
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
@@ -47,17 +47,17 @@ fn without_a_queue_jobs_still_run() {
     assert!(matches!(engine.submit(plain(3), None), Err(Error::QueueFull { .. })));
     toy.release();
     read(first).unwrap();
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn memory_bounds_who_runs() {
-    // Twenty symbols for all.
+fn memory_limits_the_running_rows() {
+    // Memory for twenty symbols in total.
     let toy = Toy::with(MAX_SYMBOLS, 20 * BYTES);
     let engine = toy.engine(limits(8, 8));
     match engine.submit(plain(20), None) {
         Err(error @ Error::NeverFits { field: "stopping.max_chars", needed: 210, limit: 200 }) => {
-            // Not "try again later".
+            // The code does not suggest a retry.
             assert_eq!(error.code(), Code::InvalidArgument);
         }
         other => panic!("{other:?}"),
@@ -68,43 +68,43 @@ fn memory_bounds_who_runs() {
     }
     toy.hold(0);
     let jobs: Vec<_> = [8, 8, 9, 1].map(|max| engine.submit(plain(max), None).unwrap()).into();
-    // The last would fit, but nobody overtakes.
+    // The last would fit, but no job overtakes another.
     assert_eq!((engine.load().running, engine.load().queued), (2, 2));
     toy.release();
     jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn the_worst_case_ends_with_the_longest_context() {
+fn the_worst_case_is_limited_by_the_context() {
     let toy = Toy::with(10, 10 * BYTES);
     let engine = toy.engine(limits(8, 8));
     assert_eq!(read(engine.submit(plain(10), None).unwrap()).unwrap().usage.generated_chars, 9);
 }
 
 #[test]
-fn invalid_jobs_are_refused_at_once() {
+fn invalid_jobs_are_rejected_at_once() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 1));
-    let refused = |job| engine.submit(job, None).unwrap_err().code();
-    assert_eq!(refused(plain(usize::MAX)), Code::InvalidArgument);
-    assert_eq!(refused(Job::Generate(generate(&[99], 1))), Code::InvalidArgument);
-    assert_eq!(refused(Job::Generate(generate(&[], 1))), Code::InvalidArgument);
-    at_rest(&toy, &engine);
+    let rejection = |job| engine.submit(job, None).unwrap_err().code();
+    assert_eq!(rejection(plain(usize::MAX)), Code::InvalidArgument);
+    assert_eq!(rejection(Job::Generate(generate(&[99], 1))), Code::InvalidArgument);
+    assert_eq!(rejection(Job::Generate(generate(&[], 1))), Code::InvalidArgument);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn no_character_is_an_answer_too() {
+fn a_request_for_no_characters_succeeds() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 1));
-    let said = read(engine.submit(plain(0), None).unwrap()).unwrap();
-    assert_eq!((said.characters.len(), said.reason), (0, FinishReason::MaxChars));
-    assert_eq!((said.usage.prompt_chars, said.usage.generated_chars), (1, 0));
-    at_rest(&toy, &engine);
+    let output = read(engine.submit(plain(0), None).unwrap()).unwrap();
+    assert_eq!((output.characters.len(), output.reason), (0, FinishReason::MaxChars));
+    assert_eq!((output.usage.prompt_chars, output.usage.generated_chars), (1, 0));
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn a_deadline_that_has_passed_is_refused() {
+fn a_deadline_in_the_past_is_rejected() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 1));
     assert!(matches!(engine.submit(plain(3), Some(Instant::now())), Err(Error::Deadline { .. })));
@@ -114,35 +114,35 @@ fn a_deadline_that_has_passed_is_refused() {
 fn a_deadline_passes_in_the_queue() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 4));
-    // The reader of the first never reads: its row pauses, and the second waits for it in vain.
+    // The reader of the first does not read: its row pauses, and the second times out in the queue.
     let first = engine.submit(plain(1000), None).unwrap();
     let second = engine.submit(plain(1), Some(Instant::now() + Duration::from_millis(50))).unwrap();
     assert!(matches!(read(second), Err(Error::Deadline { stage: "in the queue" })));
     assert_eq!(engine.load().queued, 0);
     read(first).unwrap();
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn a_deadline_passes_while_decoding_after_what_was_generated_was_sent() {
+fn a_deadline_passes_while_decoding_and_the_text_until_then_is_sent() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 4));
     toy.hold(5);
     let mut request = generate(&[1], 1000);
-    // All of it is held back: it may be a stop string.
+    // The whole text is held back, because it may become a stop string.
     let text: Vec<u32> = alone(Job::Generate(request.clone()), 4).characters.iter().map(|c| c.symbol).collect();
     request.stopping.stop = vec![text[..100].to_vec()];
     let deadline = Instant::now() + Duration::from_secs(1);
     let events = engine.submit(Job::Generate(request), Some(deadline)).unwrap();
-    eventually("the steps were taken", || toy.steps.lock().unwrap().len() == 5);
-    assert!(Instant::now() < deadline, "too slow a machine for this deadline");
+    eventually("the steps were run", || toy.steps.lock().unwrap().len() == 5);
+    assert!(Instant::now() < deadline, "the machine is too slow for this deadline");
     std::thread::sleep(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(10));
     toy.release();
-    let (told, error) = read_to_error(events);
+    let (symbols, error) = read_to_error(events);
     assert!(matches!(error, Error::Deadline { stage: "while decoding" }), "{error:?}");
-    // The sixth step had begun, each gave a symbol, and there was no seventh.
-    assert_eq!(told, text[..6]);
-    at_rest(&toy, &engine);
+    // The sixth step had begun, each produced a symbol, and no seventh ran.
+    assert_eq!(symbols, text[..6]);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
@@ -150,32 +150,32 @@ fn a_paused_job_has_a_deadline_too() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { events: 4, ..limits(1, 4) });
     let mut request = generate(&[1], 1000);
-    // One symbol waits for its mark, another for the reader.
+    // One symbol waits for its boundary decision, another for the reader.
     request.details.boundaries = true;
     let slow = engine.submit(Job::Generate(request), Some(Instant::now() + Duration::from_millis(50))).unwrap();
-    // Its row comes free though nobody reads, and what was generated is still there to be read.
-    eventually("it starts", || !toy.steps.lock().unwrap().is_empty());
-    at_rest(&toy, &engine);
-    let (told, error) = read_to_error(slow);
+    // Its row is freed although the reader does not read, and the generated symbols remain readable.
+    eventually("the job starts", || !toy.steps.lock().unwrap().is_empty());
+    assert_idle(&toy, &engine);
+    let (symbols, error) = read_to_error(slow);
     assert!(matches!(error, Error::Deadline { stage: "while decoding" }), "{error:?}");
-    assert_eq!(told.len(), toy.steps.lock().unwrap().len());
+    assert_eq!(symbols.len(), toy.steps.lock().unwrap().len());
 }
 
-/// The symbols that were told before an error, and the error.
+/// Reads up to an error. Returns the symbols before it and the error.
 fn read_to_error(mut events: Events) -> (Vec<u32>, Error) {
-    let mut told = Vec::new();
+    let mut symbols = Vec::new();
     loop {
         match events.blocking_recv().unwrap() {
-            Ok(Event::Characters(characters)) => told.extend(characters.into_iter().map(|told| told.symbol)),
+            Ok(Event::Characters(characters)) => symbols.extend(characters.into_iter().map(|emitted| emitted.symbol)),
             Ok(Event::Started { .. }) => {}
             Ok(other) => panic!("{other:?}"),
-            Err(error) => return (told, error),
+            Err(error) => return (symbols, error),
         }
     }
 }
 
 #[test]
-fn a_waiting_job_whose_reader_went_leaves_the_queue() {
+fn a_cancelled_job_leaves_the_queue() {
     let toy = Toy::new();
     let engine = toy.engine(limits(1, 1));
     let slow = engine.submit(plain(1000), None).unwrap();
@@ -184,5 +184,5 @@ fn a_waiting_job_whose_reader_went_leaves_the_queue() {
     drop(waiting);
     eventually("the queue is empty", || engine.load().queued == 0);
     drop(slow);
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }

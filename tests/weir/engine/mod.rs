@@ -1,4 +1,4 @@
-//! The engine and the life of one job, over a toy model: what is told, in what order, and that everything is given back.
+//! The engine and the life cycle of its jobs over a toy model: events, their order, and release of all resources.
 
 mod batch_invariance;
 mod caching;

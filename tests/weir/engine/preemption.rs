@@ -1,4 +1,4 @@
-//! Memory is given as it is needed, so it can run out: rows make way, and nobody can tell from what they say.
+//! Memory is allocated as it is needed, so it can run out. Rows are preempted, and their output does not change.
 
 use super::{
     jobs::*,
@@ -17,9 +17,9 @@ use weir::{
     family::load::{Settings, load},
 };
 
-/// A request whose answer is long beside the margin that it is let in with.
+/// Returns a request whose answer is long compared with the margin at its admission.
 fn long(seed: u64, prompt: usize, max_chars: usize) -> Generate {
-    let prompt: Vec<u32> = (0..prompt as u64).map(|at| (mix(seed * 999 + at) % 4) as u32).collect();
+    let prompt: Vec<u32> = (0..prompt as u64).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
     let mut request = generate(&prompt, max_chars);
     request.sampling.seed = seed;
     request.sampling.repetition_penalty = 1.1;
@@ -29,29 +29,29 @@ fn long(seed: u64, prompt: usize, max_chars: usize) -> Generate {
 }
 
 #[test]
-fn jobs_that_make_way_say_what_they_say_undisturbed() {
+fn a_preempted_job_has_the_output_of_an_undisturbed_one() {
     for (rows, cache_bytes) in [(8, 0), (3, 0), (8, 1 << 20)] {
-        // all of them together come to need far more
+        // all jobs together need far more
         let toy = Toy::with(MAX_SYMBOLS, 700 * BYTES);
         let engine = toy.engine(Limits { rows, cache_bytes, chunk: 32, events: 400, ..Limits::default() });
         let jobs: Vec<_> = (0..24).map(|seed| long(seed, 1 + seed as usize * 3, 300)).collect();
         let submit = |job: &Generate| engine.submit(Job::Generate(job.clone()), None).unwrap();
         let events: Vec<_> = jobs.iter().map(submit).collect();
         for (seed, (job, events)) in jobs.into_iter().zip(events).enumerate() {
-            let mut said = read(events).unwrap();
-            assert!(cache_bytes > 0 || said.usage.cached_chars == 0);
-            said.usage.cached_chars = 0;
-            assert_eq!(said, alone(Job::Generate(job), 1000), "job {seed}, {rows} rows");
+            let mut output = read(events).unwrap();
+            assert!(cache_bytes > 0 || output.usage.cached_chars == 0);
+            output.usage.cached_chars = 0;
+            assert_eq!(output, alone(Job::Generate(job), 1000), "job {seed}, {rows} rows");
         }
-        eventually("everybody has left", || engine.load().running == 0);
+        eventually("all jobs have ended", || engine.load().running == 0);
         let counters = engine.counters();
-        assert!(counters.preemptions > 0, "memory was to run out: {counters:?}");
-        // each end may let one in that has to make way again, with those that came after it
-        assert!(counters.preemptions < 24 * 8, "rows made way to and fro: {counters:?}");
+        assert!(counters.preemptions > 0, "memory did not run out: {counters:?}");
+        // each end may admit one row that is preempted again, together with later ones
+        assert!(counters.preemptions < 24 * 8, "rows preempt each other: {counters:?}");
         if cache_bytes == 0 {
-            // this model's forks are copies, which the cache is not charged for in advance
+            // forks of this model are copies, which are not charged to the cache in advance
             assert!(toy.peak() <= 700 * BYTES, "{} bytes", toy.peak());
-            at_rest(&toy, &engine);
+            assert_idle(&toy, &engine);
         } else {
             assert_eq!(engine.load().bytes, 0);
         }
@@ -59,23 +59,23 @@ fn jobs_that_make_way_say_what_they_say_undisturbed() {
 }
 
 #[test]
-fn one_that_made_way_can_be_cancelled_and_has_its_deadline() {
+fn a_preempted_job_can_be_cancelled() {
     let toy = Toy::with(MAX_SYMBOLS, 400 * BYTES);
     let engine = toy.engine(Limits { rows: 4, events: 400, ..Limits::default() });
     let mut jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(long(seed, 5, 300)), None).unwrap()).collect();
-    eventually("somebody made way", || engine.counters().preemptions > 0);
+    eventually("a row was preempted", || engine.counters().preemptions > 0);
     // the youngest first
     drop(jobs.pop());
     drop(jobs.pop());
     let rest: Vec<_> = jobs.into_iter().map(|events| read(events).unwrap()).collect();
-    for (seed, said) in rest.into_iter().enumerate() {
-        assert_eq!(said, alone(Job::Generate(long(seed as u64, 5, 300)), 1000));
+    for (seed, output) in rest.into_iter().enumerate() {
+        assert_eq!(output, alone(Job::Generate(long(seed as u64, 5, 300)), 1000));
     }
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn a_thousand_cancellations_at_random_points_leave_nothing() {
+fn a_thousand_cancellations_at_random_points_release_everything() {
     for cache_bytes in [0, 1 << 20] {
         let toy = Toy::with(MAX_SYMBOLS, 500 * BYTES);
         let limits = Limits { rows: 6, queue: 1200, chunk: 24, events: 400, cache_bytes, ..Limits::default() };
@@ -83,42 +83,43 @@ fn a_thousand_cancellations_at_random_points_leave_nothing() {
         let jobs: Vec<_> = (0..1000)
             .map(|seed| engine.submit(Job::Generate(long(seed, 1 + seed as usize % 50, 250)), None).unwrap())
             .collect();
-        // some while they wait, some while they run, some that made way, some that have ended
-        for (at, mut events) in jobs.into_iter().enumerate() {
-            let read = mix(at as u64) % 5 * 40;
+        // some are queued, some run, some are preempted, some have ended
+        for (index, mut events) in jobs.into_iter().enumerate() {
+            let read = mix(index as u64) % 5 * 40;
             (0..read).for_each(|_| drop(events.blocking_recv()));
         }
-        eventually("everything is given back", || {
-            let (load, counters) = (engine.load(), engine.counters());
-            let kept = engine.segment_cache_usage().entries;
+        eventually("everything is released", || {
+            let load = engine.load();
+            let counters = engine.counters();
             (load.queued, load.running, load.bytes, counters.running, counters.waiting) == (0, 0, 0, 0, 0)
-                && toy.sequences() == kept
+                && toy.sequences() == engine.segment_cache_usage().entries
         });
         assert!(engine.counters().preemptions > 0);
     }
 }
 
-/// What a request says on a model with memory for everything.
-fn undisturbed(model: &dyn Model, request: &Generate) -> Said {
+/// Returns the output of a request on a model with enough memory.
+fn undisturbed(model: &dyn Model, request: &Generate) -> JobOutput {
     let session = Session::generate(request.clone(), model.card()).unwrap();
     let mut characters = Vec::new();
-    let mut tell = |told: Vec<_>| {
-        characters.extend(told);
+    let mut emit = |symbols: Vec<_>| {
+        characters.extend(symbols);
         Ok(())
     };
-    let (reason, usage) = session.run(model, 64, &mut tell).unwrap();
-    Said { characters, reason, usage }
+    let (reason, usage) = session.run(model, 64, &mut emit).unwrap();
+    JobOutput { characters, reason, usage }
 }
 
-/// The same checkpoint with memory for sequences of so many symbols in all.
-fn tight(name: &str, model: &dyn Model, like: &Settings, symbols: usize) -> Arc<dyn Model> {
-    let null = like.memory_bytes - model.memory().limit;
-    load(&checkpoint(name), &Settings { memory_bytes: model.bytes_for(symbols) + null, ..like.clone() }).unwrap()
+/// Loads the same checkpoint with memory for `symbols` symbols in total.
+fn tight(name: &str, model: &dyn Model, settings: &Settings, symbols: usize) -> Arc<dyn Model> {
+    let null = settings.memory_bytes - model.memory().limit;
+    let memory_bytes = model.bytes_for(symbols) + null;
+    load(&checkpoint(name), &Settings { memory_bytes, ..settings.clone() }).unwrap()
 }
 
 #[test]
-fn on_real_models_too() {
-    let mut made_way = 0;
+fn preemption_does_not_change_outputs_of_real_models() {
+    let mut preemptions = 0;
     for (name, free, boundaries) in models() {
         let dtype = weir::kernels::Dtype::parse(free.card().dtype).unwrap();
         let model = tight(&name, &*free, &Settings { dtype, ..settings() }, 260);
@@ -131,24 +132,24 @@ fn on_real_models_too() {
             };
             let jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(request(seed)), None).unwrap()).collect();
             for (seed, events) in jobs.into_iter().enumerate() {
-                let mut said = read(events).unwrap_or_else(|error| panic!("{name}: {error}"));
-                said.usage.cached_chars = 0;
-                assert_eq!(said, undisturbed(&*free, &request(seed as u64)), "{name}, job {seed}");
+                let mut output = read(events).unwrap_or_else(|error| panic!("{name}: {error}"));
+                output.usage.cached_chars = 0;
+                assert_eq!(output, undisturbed(&*free, &request(seed as u64)), "{name}, job {seed}");
             }
-            made_way += engine.counters().preemptions;
+            preemptions += engine.counters().preemptions;
             drop(engine);
             assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
         }
     }
-    assert!(made_way > 10, "memory was to run out: {made_way}");
+    assert!(preemptions > 10, "memory did not run out: {preemptions} preemptions");
 }
 
 #[test]
-fn scoring_makes_way_too() {
+fn scoring_is_preempted_and_resumes() {
     let toy = Toy::with(MAX_SYMBOLS, 500 * BYTES);
     let engine = toy.engine(Limits { rows: 4, chunk: 16, ..Limits::default() });
     let score = |seed: u64| {
-        let symbols = (0..200).map(|at| (mix(seed * 999 + at) % 4) as u32).collect();
+        let symbols = (0..200).map(|index| (mix(seed * 999 + index) % 4) as u32).collect();
         let boundaries = BoundaryOptions::default();
         let windows = (seed % 2 == 1).then_some(Windows { length: 90, stride: 35 });
         Job::Score(Score { symbols, logprobs: true, top: 1, boundaries, windows })
@@ -162,5 +163,5 @@ fn scoring_makes_way_too() {
     for (seed, events) in scoring.into_iter().enumerate() {
         assert_eq!(read(events).unwrap(), alone(score(seed as u64), 1000));
     }
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }

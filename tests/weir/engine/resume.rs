@@ -1,8 +1,8 @@
-//! Sessions that lose their row and go on with another one, or start from a state that another one left: what they say in sum
-//! is what they say undisturbed.
+//! Sessions that lose their row and resume with another, or start from a cached state. Their total output is that of an
+//! undisturbed session.
 
 use super::{
-    jobs::{self, Said},
+    jobs::{self, JobOutput},
     toy_model::Toy,
 };
 use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, of_text, settings};
@@ -25,32 +25,32 @@ use weir::{
     kernels::Dtype,
 };
 
-/// What a session that lost its row goes on with.
+/// State from which a session resumes after it lost its row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Anew {
-    /// Nothing.
+enum Replacement {
+    /// An empty state.
     Cold,
-    /// What the cache kept of the lost row.
-    Kept,
-    /// As much as may be skipped, computed by somebody else.
-    Most,
+    /// The cache entry of the lost row.
+    Cached,
+    /// The state after the longest prefix that may be skipped, computed by another row.
+    LongestPrefix,
 }
 
 /// When and how a row is lost.
 #[derive(Debug, Clone, Copy)]
 struct Loss {
-    /// Before which step; with 1 between them it is lost again in the next.
+    /// The row is lost before this step, and again two steps later.
     step: usize,
-    /// Whether it was fed, and its outcome is lost too.
+    /// True if the row was fed and the result of its step is lost too.
     in_flight: bool,
-    anew: Anew,
+    replacement: Replacement,
 }
 
 fn begin(model: &dyn Model, session: &Session) -> SequenceRow {
     SequenceRow::new(model.begin(session.boundaries().clone()).unwrap())
 }
 
-/// A state that has seen these symbols.
+/// Returns the state after the first `len` symbols of a session's text.
 fn state_after(model: &dyn Model, session: &Session, len: usize) -> Box<dyn State> {
     let mut rows = [begin(model, session)];
     if len > 0 {
@@ -61,21 +61,21 @@ fn state_after(model: &dyn Model, session: &Session, len: usize) -> Box<dyn Stat
     row.state
 }
 
-/// Takes the row away and gives another.
-fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, anew: Anew) -> SequenceRow {
+/// Rewinds a session and returns a replacement for its row.
+fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, replacement: Replacement) -> SequenceRow {
     session.rewind();
-    let most = session.cacheable_prefix();
-    let state = match anew {
-        Anew::Cold => return begin(model, session),
-        Anew::Most => state_after(model, session, most),
-        Anew::Kept => {
+    let max_prefix = session.cacheable_prefix();
+    let state = match replacement {
+        Replacement::Cold => return begin(model, session),
+        Replacement::LongestPrefix => state_after(model, session, max_prefix),
+        Replacement::Cached => {
             let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
-            // a window within a text has none
+            // a scoring window has no key
             let Some(key) = Key::of(&"".into(), session.boundaries(), model.card()) else {
                 return begin(model, session);
             };
             cache.keep(&key, session.text(), &*row.state).unwrap();
-            let Some(hit) = cache.find(&key, session.text().prefix(most)).unwrap() else {
+            let Some(hit) = cache.find(&key, session.text().prefix(max_prefix)).unwrap() else {
                 return begin(model, session);
             };
             hit.state
@@ -85,21 +85,29 @@ fn lose(model: &dyn Model, session: &mut Session, row: &SequenceRow, anew: Anew)
     SequenceRow::new(state)
 }
 
-/// Runs a session that loses its row; tells also how many steps it took.
-fn run(mut session: Session, model: &dyn Model, loss: Option<Loss>) -> (Said, usize) {
+/// Runs a session that may lose its row. Returns its output and the number of steps.
+fn run(mut session: Session, model: &dyn Model, loss: Option<Loss>) -> (JobOutput, usize) {
     let mut rows = [begin(model, &session)];
-    go_on(&mut session, model, &mut rows, loss)
+    continue_session(&mut session, model, &mut rows, loss)
 }
 
-fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [SequenceRow; 1], loss: Option<Loss>) -> (Said, usize) {
-    let (mut scratch, mut characters) = (model.scratch(), Vec::new());
+fn continue_session(
+    session: &mut Session,
+    model: &dyn Model,
+    rows: &mut [SequenceRow; 1],
+    loss: Option<Loss>,
+) -> (JobOutput, usize) {
+    let mut scratch = model.scratch();
+    let mut characters = Vec::new();
     for step in 0.. {
-        if let Some(Loss { in_flight, anew, .. }) = loss.filter(|loss| step == loss.step || step == loss.step + 2) {
+        if let Some(Loss { in_flight, replacement, .. }) =
+            loss.filter(|loss| step == loss.step || step == loss.step + 2)
+        {
             if in_flight {
                 session.feed(&mut rows[0], 5);
                 model.symbol_step(rows, &[0], &mut scratch).unwrap();
             }
-            rows[0] = lose(model, session, &rows[0], anew);
+            rows[0] = lose(model, session, &rows[0], replacement);
         }
         let decoding = !session.is_prefilling();
         session.feed(&mut rows[0], 5);
@@ -110,40 +118,41 @@ fn go_on(session: &mut Session, model: &dyn Model, rows: &mut [SequenceRow; 1], 
         assert_eq!(progress == SessionProgress::Prefilling, session.is_prefilling());
         if let SessionProgress::Finished(reason) = progress {
             let windowed = session.text().is_empty();
-            assert!(windowed || rows[0].state.len() == session.text().len(), "every symbol was fed");
-            return (Said { characters, reason, usage: session.usage() }, step);
+            assert!(windowed || rows[0].state.len() == session.text().len(), "some symbol was not fed");
+            return (JobOutput { characters, reason, usage: session.usage() }, step);
         }
     }
     unreachable!()
 }
 
-/// Loses the row before each step in turn, in each way, or in the one that is next.
-fn undisturbed(name: &str, session: &Session, model: &dyn Model, every_way: bool) {
+/// Compares an undisturbed session with ones that lose their row before each step. Each step tries every kind of loss if
+/// `all_kinds`, otherwise the kinds take turns.
+fn check_losses(name: &str, session: &Session, model: &dyn Model, all_kinds: bool) {
     let (expected, steps) = run(session.clone(), model, None);
-    let ways = [Anew::Cold, Anew::Kept, Anew::Most].into_iter().flat_map(|anew| [(anew, false), (anew, true)]);
-    let ways: Vec<_> = ways.collect();
+    let kinds = [Replacement::Cold, Replacement::Cached, Replacement::LongestPrefix];
+    let kinds: Vec<_> = kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]).collect();
     for step in 0..=steps {
-        for (index, &(anew, in_flight)) in ways.iter().enumerate() {
-            if every_way || step % ways.len() == index {
-                let loss = Loss { step, in_flight, anew };
-                let (said, _) = run(session.clone(), model, Some(loss));
-                assert_eq!(said, expected, "{name}: {loss:?}");
+        for (index, &(replacement, in_flight)) in kinds.iter().enumerate() {
+            if all_kinds || step % kinds.len() == index {
+                let loss = Loss { step, in_flight, replacement };
+                let (output, _) = run(session.clone(), model, Some(loss));
+                assert_eq!(output, expected, "{name}: {loss:?}");
             }
         }
     }
 }
 
-/// Starts from each length that need not be fed.
-fn starts_anywhere(name: &str, session: &Session, model: &dyn Model) {
+/// Starts a session after each prefix that may be skipped, and compares its output.
+fn check_starts(name: &str, session: &Session, model: &dyn Model) {
     let (expected, _) = run(session.clone(), model, None);
     for len in 0..=session.cacheable_prefix() {
         let mut session = session.clone();
         let state = state_after(model, &session, len);
         session.start_at(state.len(), state.segments()).unwrap();
-        let loss = Loss { step: 2, in_flight: false, anew: Anew::Kept };
-        let (said, _) = go_on(&mut session, model, &mut [SequenceRow::new(state)], Some(loss));
+        let loss = Loss { step: 2, in_flight: false, replacement: Replacement::Cached };
+        let (output, _) = continue_session(&mut session, model, &mut [SequenceRow::new(state)], Some(loss));
         let usage = Usage { cached_chars: len, ..expected.usage };
-        assert_eq!(said, Said { usage, ..expected.clone() }, "{name}: from {len}");
+        assert_eq!(output, JobOutput { usage, ..expected.clone() }, "{name}: from {len}");
     }
 }
 
@@ -159,54 +168,54 @@ fn sessions(request: &Generate, model: &dyn Model) -> Vec<(String, Session)> {
     let windows = [None, Some(Windows { length: 6, stride: 6 }), Some(Windows { length: 9, stride: 4 })];
     for (logprobs, windows) in [false, true].into_iter().flat_map(|logprobs| windows.map(|windows| (logprobs, windows)))
     {
-        let (symbols, boundaries) = (request.prompt.clone(), request.boundaries.clone());
-        let score = Score { symbols, logprobs, top: 0, boundaries, windows };
+        let boundaries = request.boundaries.clone();
+        let score = Score { symbols: request.prompt.clone(), logprobs, top: 0, boundaries, windows };
         all.push((format!("score, {logprobs}, {windows:?}"), Session::score(score, model.card()).unwrap()));
     }
     all
 }
 
 #[test]
-fn a_session_that_loses_its_row_says_the_same() {
+fn a_session_that_loses_its_row_has_the_same_output() {
     let toy = Toy::new();
     for seed in 0..150 {
         let session = match jobs::varied(seed) {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
         };
-        undisturbed(&format!("{seed}"), &session.unwrap(), &*toy, seed < 20);
+        check_losses(&format!("{seed}"), &session.unwrap(), &*toy, seed < 20);
     }
     assert_eq!(toy.sequences(), 0);
 }
 
 #[test]
-fn a_session_starts_anywhere() {
+fn a_session_starts_after_any_cacheable_prefix() {
     let toy = Toy::new();
     for seed in 0..60 {
         let session = match jobs::varied(seed) {
             Job::Generate(request) => Session::generate(request, toy.card()),
             Job::Score(request) => Session::score(request, toy.card()),
         };
-        starts_anywhere(&format!("{seed}"), &session.unwrap(), &*toy);
+        check_starts(&format!("{seed}"), &session.unwrap(), &*toy);
     }
 }
 
 #[test]
-fn only_what_is_not_told_of_may_be_skipped() {
+fn only_symbols_without_requested_details_may_be_skipped() {
     let toy = Toy::new();
     let mut request = jobs::generate(&[1, 2, 0, 1, 2], 3);
-    let most = |request: &Generate| Session::generate(request.clone(), toy.card()).unwrap().cacheable_prefix();
-    assert_eq!(most(&request), 4);
+    let max_prefix = |request: &Generate| Session::generate(request.clone(), toy.card()).unwrap().cacheable_prefix();
+    assert_eq!(max_prefix(&request), 4);
     request.details.boundaries = true;
     request.details.logprobs = true;
-    assert_eq!(most(&request), 4, "of the prompt nothing is told");
+    assert_eq!(max_prefix(&request), 4, "a prompt without echo has no details");
     request.details = Details { echo: true, ..Details::default() };
-    assert_eq!(most(&request), 4);
+    assert_eq!(max_prefix(&request), 4);
     for details in [
         Details { boundaries: true, ..request.details.clone() },
         Details { top_logprobs: 1, ..request.details.clone() },
     ] {
-        assert_eq!(most(&Generate { details, ..request.clone() }), 0);
+        assert_eq!(max_prefix(&Generate { details, ..request.clone() }), 0);
     }
     let mut session = Session::generate(request, toy.card()).unwrap();
     assert!(session.start_at(5, 0).is_err());
@@ -214,20 +223,21 @@ fn only_what_is_not_told_of_may_be_skipped() {
 }
 
 #[test]
-fn a_key_holds_what_decides_boundaries() {
+fn a_cache_key_holds_the_inputs_of_the_boundaries() {
     let model = fixture("gumbel");
-    let of = |tenant: &str, mode, noise, offset| {
+    let key = |tenant: &str, mode, noise, offset| {
         Key::of(&tenant.into(), &BoundaryOptions { mode, noise, offset }, model.card())
     };
-    let (threshold, sampled) = (Some(BoundaryMode::Threshold), Some(BoundaryMode::Sampled));
-    let plain = of("a", None, Noise::Seeded(1), 0).unwrap();
-    assert_eq!(Some(&plain), of("a", threshold, Noise::Seeded(2), 0).as_ref(), "its seed decides nothing");
-    assert_eq!(Some(&plain), of("a", threshold, Noise::Given([].into()), 0).as_ref());
-    let seeded = |seed| of("a", sampled, Noise::Seeded(seed), 0).unwrap();
+    let threshold = Some(BoundaryMode::Threshold);
+    let sampled = Some(BoundaryMode::Sampled);
+    let plain = key("a", None, Noise::Seeded(1), 0).unwrap();
+    assert_eq!(Some(&plain), key("a", threshold, Noise::Seeded(2), 0).as_ref(), "the seed has no effect on thresholds");
+    assert_eq!(Some(&plain), key("a", threshold, Noise::Given([].into()), 0).as_ref());
+    let seeded = |seed| key("a", sampled, Noise::Seeded(seed), 0).unwrap();
     assert!(plain != seeded(1) && seeded(1) != seeded(2) && seeded(1) == seeded(1));
-    assert_ne!(Some(plain), of("b", None, Noise::Seeded(1), 0));
-    assert_eq!(of("a", sampled, Noise::Given([].into()), 0), None);
-    assert_eq!(of("a", threshold, Noise::Seeded(0), 1), None);
+    assert_ne!(Some(plain), key("b", None, Noise::Seeded(1), 0));
+    assert_eq!(key("a", sampled, Noise::Given([].into()), 0), None);
+    assert_eq!(key("a", threshold, Noise::Seeded(0), 1), None);
 }
 
 fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
@@ -243,16 +253,16 @@ fn request(prompt: Vec<u32>, boundaries: BoundaryOptions) -> Generate {
     Generate { prompt, sampling, stopping, details: Details::default(), boundaries }
 }
 
-/// What the names of latent segment models begin with.
+/// Prefix of the names of latent segment models.
 const LATENT: &str = "lslm ";
 
-/// The checkpoint of a model of [`models`].
+/// Returns the checkpoint of a model of [`models`].
 pub(super) fn checkpoint(name: &str) -> PathBuf {
     let case = name.split(',').next().unwrap();
     case.strip_prefix(LATENT).map_or_else(|| converted(case), lslm_converted)
 }
 
-/// Of each source of boundaries one, in all dtypes.
+/// Returns one model of each source of boundaries, in all dtypes.
 pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
     let cases = ["vanilla", "fixed_sf3", "whitespaces", "entropy", "gumbel"];
     let latent = ["hops1", "both_small_first_layer"];
@@ -272,21 +282,21 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
 }
 
 #[test]
-fn on_every_kind_of_model_too() {
+fn losses_and_starts_keep_the_output_on_every_kind_of_model() {
     for (name, model, boundaries) in models() {
-        let prompt: Vec<u32> = (0..17).map(|at| if at % 5 == 4 { 0 } else { 1 + at % 7 }).collect();
+        let prompt: Vec<u32> = (0..17).map(|i| if i % 5 == 4 { 0 } else { 1 + i % 7 }).collect();
         let mut request = request(of_text(&*model, &prompt), boundaries);
         request.stopping.stop = vec![of_text(&*model, &[2, 3, 4])];
         for (details, session) in sessions(&request, &*model) {
-            undisturbed(&format!("{name}, {details}"), &session, &*model, false);
-            starts_anywhere(&format!("{name}, {details}"), &session, &*model);
+            check_losses(&format!("{name}, {details}"), &session, &*model, false);
+            check_starts(&format!("{name}, {details}"), &session, &*model);
         }
         assert_eq!(model.memory().in_use, 0, "{name}: pages leaked");
     }
 }
 
 #[test]
-fn the_shipped_model_goes_on_from_its_cache() {
+fn the_shipped_model_resumes_from_its_cache() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
     for dtype in Dtype::ALL {
         let model = load(&folder, &Settings { dtype, ..settings() }).unwrap();
@@ -294,7 +304,7 @@ fn the_shipped_model_goes_on_from_its_cache() {
         let prompt = model.card().vocabulary.encode("prompt", prompt, 100).unwrap();
         let request = request(prompt, BoundaryOptions::default());
         for (details, session) in sessions(&request, &*model).into_iter().step_by(3) {
-            undisturbed(&format!("{dtype:?}, {details}"), &session, &*model, false);
+            check_losses(&format!("{dtype:?}, {details}"), &session, &*model, false);
         }
         assert_eq!(model.memory().in_use, 0, "pages leaked");
     }

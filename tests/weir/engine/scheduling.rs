@@ -1,5 +1,5 @@
-//! Who goes first: priorities, tenants, the shares of the queue, and deadlines that cannot be met. The scheduler's own tests
-//! are beside it; these are about its place in the engine.
+//! The scheduler inside the engine: priorities, tenants, shares of the queue, and deadlines that cannot be met. The unit
+//! tests of the scheduler are in its own folder.
 
 use super::{jobs::*, toy_model::*};
 use std::{
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 use weir::{
-    decode::contract::BoundaryOptions,
+    decode::{contract::BoundaryOptions, options::Score},
     engine::{Events, Handle, Job, Limits, Terms},
     error::{Code, Error},
 };
@@ -20,19 +20,19 @@ fn terms(tenant: &str, priority: i32) -> Terms {
     Terms { tenant: tenant.into(), priority, deadline: None }
 }
 
-/// In which order jobs got the only row, told by the lengths of their prompts: each is fed in one step, and nothing else in
-/// steps of more than one symbol.
+/// Returns the prompt lengths of jobs in the order in which they got the only row. Each prompt is fed in one step, and only
+/// prompts are fed in steps of more than one symbol.
 fn order(toy: &Toy, jobs: Vec<Events>) -> Vec<usize> {
     jobs.into_iter().for_each(|events| drop(read(events).unwrap()));
     toy.steps.lock().unwrap().iter().flatten().copied().filter(|&length| length > 1).collect()
 }
 
-/// One job that holds the only row, and an engine that takes no step.
+/// Returns an engine that runs no step, and the job that holds its only row.
 fn held(toy: &Arc<Toy>, limits: Limits, tenant: &str) -> (Handle, Events) {
     let engine = toy.engine(Limits { rows: 1, ..limits });
     toy.hold(0);
     let first = engine.submit(plain(1, 3), terms(tenant, 0)).unwrap();
-    eventually("it has its row", || toy.sequences() == 1);
+    eventually("the job has its row", || toy.sequences() == 1);
     (engine, first)
 }
 
@@ -46,11 +46,11 @@ fn higher_priorities_go_first() {
     toy.release();
     assert_eq!(order(&toy, jobs), [urgent, second, usual, low]);
     read(first).unwrap();
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn a_priority_outside_its_bounds_is_refused() {
+fn a_priority_out_of_range_is_rejected() {
     let toy = Toy::new();
     let engine = toy.engine(Limits::default());
     for priority in [-9, 8, i32::MIN, i32::MAX] {
@@ -71,7 +71,8 @@ fn a_priority_outside_its_bounds_is_refused() {
 fn tenants_take_turns_whatever_their_priorities() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits::default(), "many");
-    let (mut jobs, [many, few]) = (Vec::new(), [2, 3]);
+    let mut jobs = Vec::new();
+    let [many, few] = [2, 3];
     let mut submit = |length, terms| jobs.push(engine.submit(plain(length, 3), terms).unwrap());
     (0..6).for_each(|_| submit(many, terms("many", 7)));
     (0..2).for_each(|_| submit(few, terms("few", -8)));
@@ -79,11 +80,11 @@ fn tenants_take_turns_whatever_their_priorities() {
     let order = order(&toy, jobs);
     assert_eq!(order[..4].iter().filter(|length| **length == few).count(), 2, "{order:?}");
     read(first).unwrap();
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn a_tenant_over_its_share_is_refused_and_others_are_not() {
+fn only_a_tenant_over_its_share_is_rejected() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits { queue: 8, ..Limits::default() }, "many");
     let submit = |tenant: &str| engine.submit(plain(1, 3), terms(tenant, 0));
@@ -98,16 +99,16 @@ fn a_tenant_over_its_share_is_refused_and_others_are_not() {
     assert!(matches!(submit("few"), Err(Error::QueueFull { what: "requests", limit: 8, .. })));
     toy.release();
     jobs.into_iter().chain([first]).for_each(|events| drop(read(events).unwrap()));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn the_prompts_that_wait_are_bounded_together() {
+fn the_total_length_of_queued_prompts_is_limited() {
     let toy = Toy::new();
     let (engine, first) = held(&toy, Limits { queued_symbols: 100, ..Limits::default() }, "");
     let score = |symbols| {
-        let (symbols, boundaries) = (vec![2; symbols], BoundaryOptions::default());
-        Job::Score(weir::decode::options::Score { symbols, logprobs: false, top: 0, boundaries, windows: None })
+        let boundaries = BoundaryOptions::default();
+        Job::Score(Score { symbols: vec![2; symbols], logprobs: false, top: 0, boundaries, windows: None })
     };
     let waiting = engine.submit(score(60), terms("a", 0)).unwrap();
     let full = |job| engine.submit(job, terms("b", 0)).unwrap_err();
@@ -115,15 +116,15 @@ fn the_prompts_that_wait_are_bounded_together() {
     let second = engine.submit(plain(40, 1), terms("b", 0)).unwrap();
     toy.release();
     [first, waiting, second].into_iter().for_each(|events| drop(read(events).unwrap()));
-    // what no longer waits does not count, and whoever finds a row need not wait
+    // running jobs do not count, and a job that gets a row at once is not queued
     read(engine.submit(plain(200, 1), terms("a", 0)).unwrap()).unwrap();
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
-/// An engine that has measured how fast it feeds prompts: 16 symbols in ten milliseconds.
+/// Returns an engine that has measured its prefill rate: 16 symbols in ten milliseconds.
 fn measured(rows: usize) -> (Arc<Toy>, Handle) {
     let toy = Toy::new();
-    toy.slowness.store(10_000_000, SeqCst);
+    toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { rows, chunk: 16, ..Limits::default() });
     read(engine.submit(plain(160, 1), None).unwrap()).unwrap();
     (toy, engine)
@@ -134,7 +135,7 @@ fn within(time: Duration) -> Terms {
 }
 
 #[test]
-fn a_deadline_that_cannot_be_met_is_refused_at_once() {
+fn a_deadline_that_cannot_be_met_is_rejected_at_once() {
     let (_toy, engine) = measured(4);
     // 1600 symbols take a second
     match engine.submit(plain(1600, 1), within(Duration::from_millis(500))) {
@@ -145,31 +146,31 @@ fn a_deadline_that_cannot_be_met_is_refused_at_once() {
         other => panic!("{other:?}"),
     }
     read(engine.submit(plain(16, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
-    // a long answer is no reason: it may end early, and what there is in time is worth something
+    // a long answer is no reason to reject: it may end early, and its first part has value
     let long = engine.submit(plain(1, 4000), within(Duration::from_millis(200))).unwrap();
     assert!(matches!(read(long), Err(Error::Deadline { stage: "while decoding" })));
 }
 
 #[test]
-fn nothing_is_refused_on_a_guess() {
+fn no_deadline_is_rejected_before_a_measurement() {
     let toy = Toy::new();
-    toy.slowness.store(10_000_000, SeqCst);
+    toy.step_ns.store(10_000_000, SeqCst);
     let engine = toy.engine(Limits { chunk: 16, ..Limits::default() });
-    // nothing was measured
+    // no rate has been measured
     let events = engine.submit(plain(1600, 1), within(Duration::from_millis(100))).unwrap();
     assert!(matches!(read(events), Err(Error::Deadline { stage: "while decoding" })));
 }
 
 #[test]
-fn what_surely_runs_before_counts() {
+fn work_that_must_run_before_counts_against_a_deadline() {
     let (toy, engine) = measured(1);
     let long = engine.submit(plain(1600, 1), None).unwrap();
-    let refused = engine.submit(plain(1, 1), within(Duration::from_millis(300)));
-    assert!(matches!(refused, Err(Error::Deadline { .. })), "{refused:?}");
+    let result = engine.submit(plain(1, 1), within(Duration::from_millis(300)));
+    assert!(matches!(result, Err(Error::Deadline { .. })), "{result:?}");
     drop(long);
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
     read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();
-    // with a row to spare it is only delayed
+    // with a free row the job is only delayed
     let (_toy, engine) = measured(2);
     let long = engine.submit(plain(1600, 1), None).unwrap();
     read(engine.submit(plain(1, 1), within(Duration::from_secs(10))).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! One job alone, against a twin that starts from the whole text for every symbol.
+//! A single job compared with a naive implementation that starts from the whole text for every symbol.
 
 use super::{jobs::*, toy_model::*};
 use proptest::{collection::vec, prelude::*};
@@ -13,27 +13,29 @@ use weir::{
     error::Error,
 };
 
-/// What is told of the symbol at a position of a text.
-fn character(text: &[u32], at: usize, telling: LogprobOptions, marks: bool) -> EmittedSymbol {
-    let symbol = text[at];
-    let told = if at == 0 { Default::default() } else { telling.compute(symbol, &logits_after(&text[..at])).unwrap() };
-    let decision = marks.then_some(SymbolBoundary { boundary: symbol == 0, probability: None, end_logprob: None });
-    EmittedSymbol { symbol, logprob: told.logprob, decision, top: told.top }
+/// Returns the expected output for the symbol at `position` of a text.
+fn character(text: &[u32], position: usize, options: LogprobOptions, boundaries: bool) -> EmittedSymbol {
+    let symbol = text[position];
+    let before = &text[..position];
+    let details = if position == 0 { None } else { Some(options.compute(symbol, &logits_after(before)).unwrap()) };
+    let details = details.unwrap_or_default();
+    let decision = boundaries.then_some(SymbolBoundary { boundary: symbol == 0, probability: None, end_logprob: None });
+    EmittedSymbol { symbol, logprob: details.logprob, decision, top: details.top }
 }
 
-/// The rules as they are documented, on whole texts.
+/// Applies the documented rules to whole texts.
 fn naive(request: &Generate, max_symbols: usize) -> (Vec<EmittedSymbol>, FinishReason) {
     let Generate { prompt, sampling, stopping, details, .. } = request;
     let mut text = prompt.clone();
     let (reason, dropped) = loop {
         let generated = &text[prompt.len()..];
-        let stop = |stop: &Vec<u32>| generated.len() >= stopping.min_chars && generated.ends_with(stop);
-        let met = (0..stopping.stop.len()).filter(|&index| stop(&stopping.stop[index]));
-        let longest = met.min_by_key(|&index| (usize::MAX - stopping.stop[index].len(), index));
+        let stops = |stop: &Vec<u32>| generated.len() >= stopping.min_chars && generated.ends_with(stop);
+        let matches = (0..stopping.stop.len()).filter(|&index| stops(&stopping.stop[index]));
+        let longest = matches.min_by_key(|&index| (usize::MAX - stopping.stop[index].len(), index));
         let segments = generated.iter().filter(|&&symbol| symbol == 0).count();
         if let Some(index) = longest {
             break (FinishReason::Stop(index), if stopping.include_stop { 0 } else { stopping.stop[index].len() });
-        } else if stopping.max_segments.is_some_and(|most| segments >= most) {
+        } else if stopping.max_segments.is_some_and(|max| segments >= max) {
             break (FinishReason::MaxSegments, 0);
         } else if generated.len() == stopping.max_chars {
             break (FinishReason::MaxChars, 0);
@@ -44,10 +46,10 @@ fn naive(request: &Generate, max_symbols: usize) -> (Vec<EmittedSymbol>, FinishR
         text.iter().for_each(|&symbol| sampler.see(symbol));
         text.push(sampler.choose(&logits_after(&text), text.len()).unwrap());
     };
-    let from = if details.echo { 0 } else { prompt.len() };
-    let telling = LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs };
-    let tell = |at| character(&text, at, telling, details.boundaries);
-    ((from..text.len() - dropped).map(tell).collect(), reason)
+    let start = if details.echo { 0 } else { prompt.len() };
+    let options = LogprobOptions { logprobs: details.logprobs, top: details.top_logprobs };
+    let emitted = |position| character(&text, position, options, details.boundaries);
+    ((start..text.len() - dropped).map(emitted).collect(), reason)
 }
 
 fn stopping() -> impl Strategy<Value = Stopping> {
@@ -81,56 +83,57 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn generates_as_the_naive_twin(request in request(), chunk in 1usize..12, max_symbols in 30usize..60) {
+    fn generates_as_the_naive_implementation(request in request(), chunk in 1usize..12, max_symbols in 30usize..60) {
         let toy = Toy::with(max_symbols, usize::MAX);
-        let said = run(Session::generate(request.clone(), toy.card()).unwrap(), &toy, chunk);
+        let output = run(Session::generate(request.clone(), toy.card()).unwrap(), &toy, chunk);
         let (characters, reason) = naive(&request, max_symbols);
-        prop_assert_eq!(&said.reason, &reason);
-        prop_assert_eq!(&said.characters, &characters);
-        prop_assert_eq!(said.usage.prompt_chars, request.prompt.len());
-        prop_assert_eq!(said.usage.prompt_segments, request.prompt.iter().filter(|&&symbol| symbol == 0).count());
-        let told = characters.len() - if request.details.echo { request.prompt.len() } else { 0 };
+        prop_assert_eq!(&output.reason, &reason);
+        prop_assert_eq!(&output.characters, &characters);
+        prop_assert_eq!(output.usage.prompt_chars, request.prompt.len());
+        prop_assert_eq!(output.usage.prompt_segments, request.prompt.iter().filter(|&&symbol| symbol == 0).count());
+        let emitted = characters.len() - if request.details.echo { request.prompt.len() } else { 0 };
         let dropped = match reason {
             FinishReason::Stop(index) if !request.stopping.include_stop => request.stopping.stop[index].len(),
             _ => 0,
         };
-        prop_assert_eq!(said.usage.generated_chars, told + dropped);
+        prop_assert_eq!(output.usage.generated_chars, emitted + dropped);
         prop_assert_eq!(toy.sequences(), 0);
     }
 
     #[test]
-    fn scores_as_the_naive_twin(
+    fn scores_as_the_naive_implementation(
         symbols in vec(0..SAMPLED, 1..60), logprobs: bool, top in 0usize..3, chunk in 1usize..12,
     ) {
         let toy = Toy::new();
         let boundaries = BoundaryOptions::default();
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: None };
-        let said = run(Session::score(score, toy.card()).unwrap(), &toy, chunk);
-        let telling = LogprobOptions { logprobs, top };
-        let expected: Vec<_> = (0..symbols.len()).map(|at| character(&symbols, at, telling, true)).collect();
-        prop_assert_eq!(said.characters, expected);
-        prop_assert_eq!(said.reason, FinishReason::End);
-        prop_assert_eq!((said.usage.prompt_chars, said.usage.generated_chars), (symbols.len(), 0));
-        prop_assert_eq!(said.usage.prompt_segments, symbols.iter().filter(|&&symbol| symbol == 0).count());
+        let output = run(Session::score(score, toy.card()).unwrap(), &toy, chunk);
+        let options = LogprobOptions { logprobs, top };
+        let expected: Vec<_> = (0..symbols.len()).map(|position| character(&symbols, position, options, true)).collect();
+        prop_assert_eq!(output.characters, expected);
+        prop_assert_eq!(output.reason, FinishReason::End);
+        prop_assert_eq!((output.usage.prompt_chars, output.usage.generated_chars), (symbols.len(), 0));
+        prop_assert_eq!(output.usage.prompt_segments, symbols.iter().filter(|&&symbol| symbol == 0).count());
     }
 }
 
-/// What is told of a text in windows: a symbol's probability by the window whose turn it is to score it, its mark by the next.
-fn windowed(text: &[u32], Windows { length, stride }: Windows, telling: LogprobOptions) -> Vec<EmittedSymbol> {
-    let tell = |at: usize| {
-        let first = at.saturating_sub(1) / stride * stride;
+/// Returns the expected output of a text scored in windows. One window scores a symbol, the next one decides its boundary.
+fn windowed(text: &[u32], Windows { length, stride }: Windows, options: LogprobOptions) -> Vec<EmittedSymbol> {
+    let emitted = |position: usize| {
+        let first = position.saturating_sub(1) / stride * stride;
         let start = first.saturating_sub(length - stride);
-        let character = character(&text[start..], at - start, telling, at + 1 < text.len() || text.len() == 1);
-        if at == 0 { EmittedSymbol { logprob: None, top: Vec::new(), ..character } } else { character }
+        let boundaries = position + 1 < text.len() || text.len() == 1;
+        let character = character(&text[start..], position - start, options, boundaries);
+        if position == 0 { EmittedSymbol { logprob: None, top: Vec::new(), ..character } } else { character }
     };
-    (0..text.len()).map(tell).collect()
+    (0..text.len()).map(emitted).collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn scores_windows_as_the_naive_twin(
+    fn scores_windows_as_the_naive_implementation(
         symbols in vec(0..SAMPLED, 1..90), logprobs: bool, top in 0usize..3, chunk in 1usize..12, length in 1usize..20,
         stride in 1usize..20,
     ) {
@@ -140,57 +143,57 @@ proptest! {
         let score = Score { symbols: symbols.clone(), logprobs, top, boundaries, windows: Some(windows) };
         let session = Session::score(score, toy.card()).unwrap();
         prop_assert!(session.max_symbols() <= length);
-        let said = run(session, &toy, chunk);
+        let output = run(session, &toy, chunk);
         let expected = windowed(&symbols, windows, LogprobOptions { logprobs, top });
-        prop_assert_eq!(said.usage.prompt_segments, expected.iter().filter(|c| c.decision.is_some_and(|m| m.boundary)).count());
-        prop_assert_eq!(said.characters, expected);
-        prop_assert_eq!((said.reason, said.usage.prompt_chars), (FinishReason::End, symbols.len()));
+        prop_assert_eq!(output.usage.prompt_segments, expected.iter().filter(|c| c.decision.is_some_and(|m| m.boundary)).count());
+        prop_assert_eq!(output.characters, expected);
+        prop_assert_eq!((output.reason, output.usage.prompt_chars), (FinishReason::End, symbols.len()));
         prop_assert!(toy.peak() <= length * BYTES, "more than a window was held");
     }
 }
 
-/// Steps a session alone and tells what it told after each step.
-fn told_by_step(request: Generate) -> Vec<usize> {
+/// Steps a session and returns the number of characters that each step emits.
+fn emitted_per_step(request: Generate) -> Vec<usize> {
     let toy = Toy::new();
     let mut session = Session::generate(request, toy.card()).unwrap();
     let mut rows = [SequenceRow::new(toy.begin(session.boundaries().clone()).unwrap())];
     let mut scratch = toy.scratch();
-    let mut told = Vec::new();
+    let mut counts = Vec::new();
     loop {
         session.feed(&mut rows[0], 4);
         advance(&*toy, &mut rows, &[0], &mut scratch).unwrap();
         let progress = session.absorb(&mut rows[0]).unwrap();
-        told.push(session.take_output().len());
+        counts.push(session.take_output().len());
         if matches!(progress, SessionProgress::Finished(_)) {
-            // Every generated symbol was fed.
+            // every generated symbol has been fed
             assert_eq!(rows[0].state.len(), session.usage().prompt_chars + session.usage().generated_chars);
-            return told;
+            return counts;
         }
     }
 }
 
 #[test]
-fn symbols_are_told_at_once_and_a_step_later_with_marks() {
+fn symbols_are_emitted_at_once_and_a_step_later_with_boundaries() {
     let mut request = generate(&[1, 2, 3, 1, 2, 3], 3);
-    assert_eq!(told_by_step(request.clone()), [0, 1, 1, 1, 0]);
+    assert_eq!(emitted_per_step(request.clone()), [0, 1, 1, 1, 0]);
     request.details.boundaries = true;
-    assert_eq!(told_by_step(request.clone()), [0, 0, 1, 1, 1]);
+    assert_eq!(emitted_per_step(request.clone()), [0, 0, 1, 1, 1]);
     request.details.echo = true;
-    assert_eq!(told_by_step(request), [4, 2, 1, 1, 1]);
+    assert_eq!(emitted_per_step(request), [4, 2, 1, 1, 1]);
 }
 
 #[test]
-fn what_may_be_a_stop_string_is_held_until_decided() {
+fn a_possible_stop_string_is_held_back_until_decided() {
     let text: Vec<u32> = alone(Job::Generate(generate(&[1], 12)), 4).characters.iter().map(|c| c.symbol).collect();
     let mut request = generate(&[1], 12);
-    // It ends otherwise than the text goes on, so its beginning is let go with the fourth symbol.
+    // The text differs in the fourth symbol, which releases the first three.
     request.stopping.stop = vec![vec![text[0], text[1], text[2], (text[3] + 1) % SAMPLED]];
-    let told = told_by_step(request.clone());
-    assert_eq!(told[..3], [0, 0, 0]);
-    assert_eq!(told.iter().sum::<usize>(), 12);
-    // At the end nothing is held.
+    let counts = emitted_per_step(request.clone());
+    assert_eq!(counts[..3], [0, 0, 0]);
+    assert_eq!(counts.iter().sum::<usize>(), 12);
+    // the end releases everything
     request.stopping.max_chars = 2;
-    assert_eq!(told_by_step(request), [0, 2, 0]);
+    assert_eq!(emitted_per_step(request), [0, 2, 0]);
 }
 
 #[test]
@@ -205,12 +208,12 @@ fn a_stop_string_in_the_prompt_does_not_count() {
 #[test]
 fn a_prompt_of_the_longest_context_leaves_nothing_to_generate() {
     let toy = Toy::with(5, usize::MAX);
-    let said = run(Session::generate(generate(&[1; 5], 3), toy.card()).unwrap(), &toy, 2);
-    assert_eq!((said.reason, said.characters.len(), said.usage.prompt_chars), (FinishReason::MaxContext, 0, 5));
+    let output = run(Session::generate(generate(&[1; 5], 3), toy.card()).unwrap(), &toy, 2);
+    assert_eq!((output.reason, output.characters.len(), output.usage.prompt_chars), (FinishReason::MaxContext, 0, 5));
 }
 
 #[test]
-fn logits_that_are_not_numbers_are_an_error() {
+fn nan_logits_are_an_error() {
     let toy = Toy::new();
     let session = Session::generate(generate(&[1, NAN], 3), toy.card()).unwrap();
     assert!(matches!(session.run(&*toy, 8, &mut |_| Ok(())), Err(Error::Internal(_))));

@@ -1,4 +1,4 @@
-//! Readers that do not read: they hold up nobody, and not for ever.
+//! Readers that stop reading: they delay no other request, and are ended after a time.
 
 use super::{jobs::*, toy_model::*};
 use std::{
@@ -17,55 +17,56 @@ fn long(seed: u64, max_chars: usize) -> Job {
 }
 
 #[test]
-fn a_reader_that_takes_nothing_is_cut_after_a_time() {
+fn a_stalled_reader_is_ended_after_the_stall_limit() {
     let toy = Toy::new();
     let stall = Duration::from_millis(150);
     let engine = toy.engine(Limits { events: 4, stall, ..Limits::default() });
-    let began = Instant::now();
+    let start = Instant::now();
     let mut slow = engine.submit(long(1, 500), None).unwrap();
-    at_rest(&toy, &engine);
-    assert!(began.elapsed() >= stall);
-    // what was ready is still there, then the reason
-    let (mut told, mut last) = (0, None);
+    assert_idle(&toy, &engine);
+    assert!(start.elapsed() >= stall);
+    // the characters that were ready come first, then the error
+    let mut received = 0;
+    let mut last = None;
     while let Some(event) = slow.blocking_recv() {
         match event {
-            Ok(Event::Characters(characters)) => told += characters.len(),
+            Ok(Event::Characters(characters)) => received += characters.len(),
             Ok(_) => {}
             Err(error) => last = Some(error),
         }
     }
     let error = last.unwrap();
-    assert!(matches!(error, Error::Stalled { limit } if limit == stall) && told >= 4, "{error}, {told}");
+    assert!(matches!(error, Error::Stalled { limit } if limit == stall) && received >= 4, "{error}, {received}");
     assert_eq!(error.code(), Code::ResourceExhausted);
 }
 
 #[test]
-fn a_reader_that_takes_something_now_and_then_is_not_cut() {
+fn a_slow_but_steady_reader_is_not_ended() {
     let toy = Toy::new();
     let stall = Duration::from_millis(400);
     let engine = toy.engine(Limits { events: 2, stall, ..Limits::default() });
     let mut events = engine.submit(long(2, 12), None).unwrap();
-    let mut told = 0;
-    let began = Instant::now();
+    let mut received = 0;
+    let start = Instant::now();
     loop {
         thread::sleep(Duration::from_millis(60));
         match events.blocking_recv().unwrap().unwrap() {
-            Event::Characters(characters) => told += characters.len(),
+            Event::Characters(characters) => received += characters.len(),
             Event::Finished { .. } => break,
             Event::Started { .. } | Event::Document(_) => {}
         }
     }
-    assert!(told == 12 && began.elapsed() > stall);
-    at_rest(&toy, &engine);
+    assert!(received == 12 && start.elapsed() > stall);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn rows_of_slow_readers_make_way_for_those_who_wait_and_come_back() {
+fn rows_of_slow_readers_are_preempted_and_resumed() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { rows: 2, events: 8, ..Limits::default() });
     let mut slow: Vec<_> = (0..2).map(|seed| engine.submit(long(seed, 60), None).unwrap()).collect();
     eventually("both rows have paused", || slow.iter().all(|events| events.len() == 8));
-    // nobody reads: these would wait for ever
+    // without preemption these would wait forever
     for seed in 0..10 {
         assert_eq!(read(engine.submit(varied(seed), None).unwrap()).unwrap(), alone(varied(seed), 1000));
     }
@@ -73,31 +74,31 @@ fn rows_of_slow_readers_make_way_for_those_who_wait_and_come_back() {
     let second = slow.pop().unwrap();
     assert_eq!(read(slow.pop().unwrap()).unwrap(), alone(long(0, 60), 1000));
     assert_eq!(read(second).unwrap(), alone(long(1, 60), 1000));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }
 
 #[test]
-fn one_that_made_way_is_cut_too_and_its_place_is_free() {
+fn a_preempted_job_with_a_stalled_reader_is_ended() {
     let toy = Toy::new();
     let stall = Duration::from_millis(500);
     let engine = toy.engine(Limits { rows: 1, events: 4, stall, ..Limits::default() });
     let mut slow = engine.submit(long(1, 500), None).unwrap();
-    eventually("its row has paused", || slow.len() == 4);
+    eventually("the row has paused", || slow.len() == 4);
     assert_eq!(read(engine.submit(varied(3), None).unwrap()).unwrap(), alone(varied(3), 1000));
     assert_eq!((engine.counters().preemptions, engine.load().queued), (1, 1));
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
     let error = std::iter::from_fn(|| slow.blocking_recv()).find_map(Result::err);
     assert!(matches!(error, Some(Error::Stalled { .. })), "{error:?}");
 }
 
 #[test]
-fn one_that_made_way_goes_with_its_reader() {
+fn a_preempted_job_ends_when_its_reader_cancels() {
     let toy = Toy::new();
     let engine = toy.engine(Limits { rows: 1, events: 4, ..Limits::default() });
     let slow = engine.submit(long(1, 500), None).unwrap();
-    eventually("its row has paused", || slow.len() == 4);
+    eventually("the row has paused", || slow.len() == 4);
     read(engine.submit(varied(3), None).unwrap()).unwrap();
     assert_eq!(engine.load().queued, 1);
     drop(slow);
-    at_rest(&toy, &engine);
+    assert_idle(&toy, &engine);
 }

@@ -1,5 +1,5 @@
-//! A model without arithmetic: logits from a hash of all symbols so far. It counts its living sequences, notes its steps,
-//! can be held still, and fails on demand.
+//! A model without arithmetic: its logits are a hash of all symbols before them. It counts live sequences, records its
+//! steps, can be paused, and fails on demand.
 
 use std::sync::{
     Arc, Condvar, Mutex,
@@ -18,23 +18,23 @@ use weir::{
     text::{TextNormaliser, Vocabulary},
 };
 
-/// Symbols that are sampled: 0 to 3. A segment ends with 0.
+/// Number of symbols that can be sampled: 0 to 3. Symbol 0 ends a segment.
 pub(super) const SAMPLED: u32 = 4;
-/// Feeding this panics in the symbol step.
+/// Symbol that makes the symbol step panic.
 pub(super) const PANIC: u32 = 4;
-/// Feeding this fails the symbol step.
+/// Symbol that makes the symbol step return an error.
 pub(super) const FAIL: u32 = 5;
-/// Feeding this panics in the segment step.
+/// Symbol that makes the segment step panic.
 pub(super) const PANIC_IN_MIDDLE: u32 = 6;
-/// The logits after this are not numbers.
+/// Symbol whose logits are NaN.
 pub(super) const NAN: u32 = 7;
-/// Feeding this panics in the finish step.
+/// Symbol that makes the finish step panic.
 pub(super) const PANIC_AT_FINISH: u32 = 8;
-/// Symbols of the vocabulary.
+/// Size of the vocabulary.
 pub(super) const VOCABULARY: usize = 9;
-/// The most symbols of a sequence.
+/// Maximum length of a sequence, in symbols.
 pub(super) const MAX_SYMBOLS: usize = 4096;
-/// Bytes that a symbol occupies.
+/// Key-value bytes per symbol.
 pub(super) const BYTES: usize = 10;
 
 pub(super) struct Toy {
@@ -42,29 +42,29 @@ pub(super) struct Toy {
     limit: usize,
     counts: Arc<Counts>,
     gate: (Mutex<Gate>, Condvar),
-    /// Of each symbol step: how many symbols each row fed.
+    /// For each symbol step, the number of symbols that each row fed.
     pub(super) steps: Mutex<Vec<Vec<usize>>>,
-    /// Of each segment step: for how many rows it was, and how many symbol steps the longest-waiting of them had waited.
+    /// For each segment step, its number of rows and the longest wait among them in symbol steps.
     pub(super) segment_steps: Mutex<Vec<(usize, usize)>>,
-    /// How many finish steps there were.
+    /// Number of finish steps.
     pub(super) finish_steps: AtomicUsize,
-    /// Nanoseconds that a symbol step takes at least.
-    pub(super) slowness: AtomicU64,
-    /// How many more times working memory can be made.
+    /// Minimum duration of a symbol step, in nanoseconds.
+    pub(super) step_ns: AtomicU64,
+    /// Number of scratches that can still be created.
     pub(super) scratches: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Counts {
-    /// Sequences there ever were.
-    begun: AtomicUsize,
+    /// Sequences created since the start.
+    created: AtomicUsize,
     sequences: AtomicUsize,
     bytes: AtomicUsize,
-    /// The most bytes that there ever were.
+    /// Maximum of `bytes` since the start.
     peak: AtomicUsize,
 }
 
-/// How many steps may be taken; none: any number.
+/// Number of steps that may still begin. Unlimited if `None`.
 type Gate = Option<usize>;
 
 impl Toy {
@@ -72,7 +72,7 @@ impl Toy {
         Self::with(MAX_SYMBOLS, usize::MAX)
     }
 
-    /// Sequences of at most `max_symbols`, `limit` bytes for all of them.
+    /// Creates a model for sequences of at most `max_symbols` symbols that share `limit` bytes.
     pub(super) fn with(max_symbols: usize, limit: usize) -> Arc<Self> {
         Self::named("toy", max_symbols, limit)
     }
@@ -93,17 +93,24 @@ impl Toy {
             dtype: "f32",
             sha256: String::new(),
         };
-        let (counts, gate) = (Arc::default(), (Mutex::new(None), Condvar::new()));
-        let (steps, segment_steps, finish_steps) = (Mutex::default(), Mutex::default(), AtomicUsize::new(0));
-        let (scratches, slowness) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0));
-        Arc::new(Self { card, limit, counts, gate, steps, segment_steps, finish_steps, slowness, scratches })
+        Arc::new(Self {
+            card,
+            limit,
+            counts: Arc::default(),
+            gate: Default::default(),
+            steps: Mutex::default(),
+            segment_steps: Mutex::default(),
+            finish_steps: AtomicUsize::new(0),
+            step_ns: AtomicU64::new(0),
+            scratches: AtomicUsize::new(usize::MAX),
+        })
     }
 
     pub(super) fn engine(self: &Arc<Self>, limits: Limits) -> Handle {
         Handle::start(Arc::clone(self) as Arc<dyn Model>, limits).unwrap()
     }
 
-    /// Lets no more than so many further steps begin.
+    /// Lets at most `steps` further steps begin.
     pub(super) fn hold(&self, steps: usize) {
         *self.gate.0.lock().unwrap() = Some(steps);
         self.gate.1.notify_all();
@@ -119,7 +126,7 @@ impl Toy {
         self.counts.sequences.load(SeqCst)
     }
 
-    /// The most bytes that sequences ever held together.
+    /// Maximum number of bytes that all sequences held together.
     pub(super) fn peak(&self) -> usize {
         self.counts.peak.load(SeqCst)
     }
@@ -140,23 +147,23 @@ fn vocabulary() -> Vocabulary {
 
 struct ToyState {
     id: usize,
-    /// The hash of the symbols up to each position, and the segments closed by then.
+    /// For each position, the hash of the symbols up to it and the number of closed segments.
     past: Vec<(u64, usize)>,
-    /// Symbols that have had their finish step.
+    /// Number of symbols whose finish step has run.
     finished: usize,
-    /// What the fed symbols' logits will be once the finish step was.
-    due: Vec<f32>,
-    /// Symbol steps since the row began to wait, as the model sees them.
+    /// Logits of the fed symbols, which the finish step delivers.
+    pending_logits: Vec<f32>,
+    /// Symbol steps since the row began to wait, counted by the model.
     waited: usize,
     counts: Arc<Counts>,
 }
 
 impl ToyState {
     fn new(past: Vec<(u64, usize)>, counts: Arc<Counts>) -> Self {
-        let id = counts.begun.fetch_add(1, SeqCst);
+        let id = counts.created.fetch_add(1, SeqCst);
         counts.sequences.fetch_add(1, SeqCst);
         counts.bytes.fetch_add(past.len() * BYTES, SeqCst);
-        Self { id, finished: past.len(), past, due: Vec::new(), waited: 0, counts }
+        Self { id, finished: past.len(), past, pending_logits: Vec::new(), waited: 0, counts }
     }
 
     fn push(&mut self, symbol: u32) -> SymbolBoundary {
@@ -172,7 +179,7 @@ impl ToyState {
         let hash = self.past.last().unwrap().0;
         std::array::from_fn(|symbol| match symbol as u32 {
             _ if last == NAN => f32::NAN,
-            // Whole steps, so that there are equals.
+            // Coarse values, so that some symbols tie.
             0..SAMPLED => (mix(hash ^ (symbol as u64) << 32) % 9) as f32 * 0.5 - 2.0,
             _ => f32::NEG_INFINITY,
         })
@@ -201,7 +208,7 @@ impl State for ToyState {
 
     fn rollback(&mut self, len: usize) -> Result<()> {
         if self.finished < self.past.len() || len > self.past.len() {
-            return Err(Error::Internal("not ready, or beyond the end".into()));
+            return Err(Error::Internal("the state is not ready, or the length is beyond its end".into()));
         }
         self.counts.bytes.fetch_sub((self.past.len() - len) * BYTES, SeqCst);
         self.past.truncate(len);
@@ -212,7 +219,7 @@ impl State for ToyState {
     fn restart(&mut self, _: usize) {
         self.counts.bytes.fetch_sub(self.past.len() * BYTES, SeqCst);
         self.past.clear();
-        self.due.clear();
+        self.pending_logits.clear();
         self.finished = 0;
     }
 
@@ -226,7 +233,7 @@ impl State for ToyState {
         self.past.len() * BYTES
     }
 
-    /// One, of its own: a fork copies.
+    /// Reports one page: a fork copies its parent.
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         each(PageUse { id: self.id, bytes: self.bytes(), references: 1 });
     }
@@ -247,13 +254,13 @@ impl Model for Toy {
 
     fn scratch(&self) -> Scratch {
         let left = self.scratches.fetch_sub(1, SeqCst);
-        assert!(left > 0, "told to have no more memory");
+        assert!(left > 0, "the test allows no further scratch");
         Scratch(Box::new(true))
     }
 
     fn symbol_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         self.pass_gate();
-        std::thread::sleep(std::time::Duration::from_nanos(self.slowness.load(SeqCst)));
+        std::thread::sleep(std::time::Duration::from_nanos(self.step_ns.load(SeqCst)));
         with(scratch, || {
             self.steps.lock().unwrap().push(which.iter().map(|&index| rows[index].feed.len()).collect());
             for row in rows.iter_mut().filter(|row| row.status == StepStatus::Waiting) {
@@ -265,20 +272,21 @@ impl Model for Toy {
 
     fn segment_step(&self, rows: &mut [SequenceRow], which: &[usize], scratch: &mut Scratch) -> Result<()> {
         with(scratch, || {
-            let (mut rows_taken, mut longest) = (0, 0);
+            let mut row_count = 0;
+            let mut longest = 0;
             for &index in which {
                 let row = &mut rows[index];
                 if row.status == StepStatus::Waiting {
                     let state = state_mut::<ToyState>(row.state.as_mut())?;
-                    assert!(!row.feed.contains(&PANIC_IN_MIDDLE), "told to panic in the middle");
-                    assert_eq!(state.waited, row.waited, "the engine counts otherwise");
-                    rows_taken += 1;
+                    assert!(!row.feed.contains(&PANIC_IN_MIDDLE), "the test requests a panic in the segment step");
+                    assert_eq!(state.waited, row.waited, "the engine counts a different wait");
+                    row_count += 1;
                     longest = longest.max(std::mem::take(&mut state.waited));
                     row.status = StepStatus::Unfinished;
                 }
             }
-            if rows_taken > 0 {
-                self.segment_steps.lock().unwrap().push((rows_taken, longest));
+            if row_count > 0 {
+                self.segment_steps.lock().unwrap().push((row_count, longest));
             }
             Ok(())
         })
@@ -291,8 +299,8 @@ impl Model for Toy {
                 let row = &mut rows[index];
                 if row.status == StepStatus::Unfinished {
                     let state = state_mut::<ToyState>(row.state.as_mut())?;
-                    assert!(!row.feed.contains(&PANIC_AT_FINISH), "told to panic at the finish");
-                    row.logits = std::mem::take(&mut state.due);
+                    assert!(!row.feed.contains(&PANIC_AT_FINISH), "the test requests a panic in the finish step");
+                    row.logits = std::mem::take(&mut state.pending_logits);
                     state.finished = state.past.len();
                     row.status = StepStatus::Ready;
                 }
@@ -318,7 +326,7 @@ impl Model for Toy {
     }
 }
 
-/// Takes care that nobody uses a failed step's scratch.
+/// Runs a step and panics if its scratch was part of a failed step.
 fn with(scratch: &mut Scratch, step: impl FnOnce() -> Result<()>) -> Result<()> {
     let clean = scratch.0.downcast_mut::<bool>().unwrap();
     assert!(std::mem::take(clean), "a failed step's scratch was used again");
@@ -333,22 +341,22 @@ fn feed(row: &mut SequenceRow) -> Result<()> {
     let state = state_mut::<ToyState>(state.as_mut())?;
     logits.clear();
     decisions.clear();
-    for (at, &symbol) in feed.iter().enumerate() {
-        assert!(symbol != PANIC, "told to panic");
+    for (index, &symbol) in feed.iter().enumerate() {
+        assert!(symbol != PANIC, "the test requests a panic");
         if symbol == FAIL {
             return Err(Error::OutOfPages { needed: 1, limit: 0 });
         }
         decisions.push(state.push(symbol));
-        if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
-            state.due.extend(state.logits(symbol));
+        if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
+            state.pending_logits.extend(state.logits(symbol));
         }
     }
-    let closes = decisions.iter().any(|mark| mark.boundary);
+    let closes = decisions.iter().any(|decision| decision.boundary);
     *status = if closes { StepStatus::Waiting } else { StepStatus::Unfinished };
     Ok(())
 }
 
-/// The logits after a text, from the start.
+/// Returns the logits after `text`, computed from its start.
 pub(super) fn logits_after(text: &[u32]) -> [f32; VOCABULARY] {
     let mut state = ToyState::new(Vec::new(), Arc::default());
     text.iter().for_each(|&symbol| {

@@ -43,7 +43,7 @@ impl Browser {
         let driver = Program::start(Command::new("/usr/bin/chromedriver").arg(format!("--port={}", port.port())));
         let end = Instant::now() + PATIENCE;
         while TcpStream::connect(port).is_err() {
-            assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.all());
+            assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.stderr());
             std::thread::sleep(Duration::from_millis(20));
         }
         let mut browser = Self { port, session: String::new(), _driver: driver };
@@ -145,7 +145,7 @@ impl Drop for Browser {
 }
 
 fn url(server: &Server) -> String {
-    format!("http://{}/", server.program.says("completions over HTTP on "))
+    format!("http://{}/", server.program.wait_for_line("completions over HTTP on "))
 }
 
 /// A server of a pooled model and an unpooled one.

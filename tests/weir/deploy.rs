@@ -87,7 +87,7 @@ impl Proxy {
         {
             replace(address, &replica.address.to_string());
             if let Self::Haproxy = self {
-                replace(&format!("port {port}"), &format!("port {}", replica.port.port()));
+                replace(&format!("port {port}"), &format!("port {}", replica.admin_address.port()));
             }
         }
         let file = folder.join(name);
@@ -118,7 +118,7 @@ impl Site {
         let socket = folder.path().join("socket");
         let begun = Instant::now();
         let channel = loop {
-            assert!(begun.elapsed() < SOON, "the proxy does not listen: {}", proxy.all());
+            assert!(begun.elapsed() < SOON, "the proxy does not listen: {}", proxy.stderr());
             let socket = socket.clone();
             let connect = tower::service_fn(move |_: Uri| {
                 let socket = socket.clone();
@@ -133,7 +133,7 @@ impl Site {
         let site = site.refuses_orders().await;
         // Health checks may have to find the replicas first.
         while site.ask(0, 1).await.failure.is_some() {
-            assert!(begun.elapsed() < SOON, "no replica is found: {}", site.proxy.all());
+            assert!(begun.elapsed() < SOON, "no replica is found: {}", site.proxy.stderr());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Some(site)
@@ -248,7 +248,7 @@ async fn one_replica_is_told_to_end(proxy: Proxy) {
         let outcome = site.ask(seed, 20).await;
         assert!(outcome.failure.is_none(), "{outcome:?}");
     }
-    assert!(site.replicas[0].program.ends().success());
+    assert!(site.replicas[0].program.wait().success());
     check_texts(&site, &outcomes).await;
 }
 

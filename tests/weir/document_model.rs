@@ -1,5 +1,5 @@
-//! A model without arithmetic that reads documents: logits from a hash of the document and all symbols so far. It counts what is
-//! alive, can be held still and slowed down, and fails on demand.
+//! A document encoder without arithmetic: its logits are a hash of the document and of all symbols before them. It counts
+//! live objects, can be paused and slowed down, and fails on demand.
 
 use std::{
     sync::{
@@ -24,19 +24,19 @@ use weir::{
     text::{TextNormaliser, Vocabulary},
 };
 
-/// Marks: bytes that no text has.
+/// Special ids: bytes that occur in no text.
 pub(crate) const MARKS: SpecialIds = SpecialIds { start: 0, pad: 1, end: 0, unknown: 2 };
-/// Encoding this panics.
+/// Token that makes the encoder panic.
 pub(crate) const PANIC: u32 = 3;
-/// Encoding this fails.
+/// Token that makes the encoder return an error.
 pub(crate) const FAIL: u32 = 4;
-/// Tokens of a block.
+/// Tokens per block.
 pub(crate) const BLOCK: usize = 8;
-/// The most tokens of a document.
+/// Maximum length of a document, in tokens.
 pub(crate) const TOKENS: usize = 400;
-/// Symbols that a row can be fed.
+/// Maximum number of symbols that a row can be fed.
 pub(crate) const TARGETS: usize = 60;
-/// Bytes of a token of a document, and of a symbol of a row.
+/// Bytes per token of a document, and per symbol of a row.
 pub(crate) const BYTES: usize = 10;
 
 pub(crate) struct DocumentModel {
@@ -45,15 +45,15 @@ pub(crate) struct DocumentModel {
     memory: usize,
     counts: Arc<Counts>,
     pace: (Mutex<Pace>, Condvar),
-    /// In order: blocks of documents that were run (none: a symbol step).
+    /// Encoded blocks and symbol steps, in order.
     pub(crate) log: Mutex<Vec<Work>>,
 }
 
-/// What was done.
+/// A unit of work that was run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     Block,
-    /// A symbol step of so many rows.
+    /// A symbol step, with its number of rows.
     Rows(usize),
 }
 
@@ -77,7 +77,7 @@ impl DocumentModel {
         Self::with("reader", usize::MAX)
     }
 
-    /// One with so much memory.
+    /// Creates a model with `memory` bytes.
     pub(crate) fn with(name: &str, memory: usize) -> Arc<Self> {
         let card = Card {
             name: name.into(),
@@ -96,13 +96,12 @@ impl DocumentModel {
         };
         let generation =
             GenerationDefaults { beam: 2, length_penalty: 1.0, min_tokens: 3, max_tokens: 12, no_repeat_ngram: 0 };
-        let poolings = vec![PoolingStep { layer: 0, from: TOKENS, to: TOKENS / 2 }];
         let limits = DocumentLimits {
             tokens: TOKENS,
             targets: TARGETS,
             padded: false,
             block: BLOCK,
-            poolings,
+            poolings: vec![PoolingStep { layer: 0, from: TOKENS, to: TOKENS / 2 }],
             marks: MARKS,
             generation,
         };
@@ -110,32 +109,32 @@ impl DocumentModel {
         Arc::new(Self { card, limits, memory, counts: Arc::default(), pace, log: Mutex::default() })
     }
 
-    /// Lets nothing begin.
+    /// Blocks all further work.
     pub(crate) fn hold(&self) {
         self.set(Pace::Held);
     }
 
-    /// Lets all begin.
+    /// Lets all work run at full speed.
     pub(crate) fn release(&self) {
         self.set(Pace::Free);
     }
 
-    /// Makes each block and each step take so long.
-    pub(crate) fn slow(&self, each: Duration) {
-        self.set(Pace::Slow(each));
+    /// Makes each block and each step take `duration`.
+    pub(crate) fn slow(&self, duration: Duration) {
+        self.set(Pace::Slow(duration));
     }
 
-    /// Encodings, documents and rows that are alive.
+    /// Number of live encodings, documents and rows.
     pub(crate) fn alive(&self) -> usize {
         self.counts.alive.load(SeqCst)
     }
 
-    /// Blocks that were ever run.
+    /// Number of blocks encoded since the start.
     pub(crate) fn blocks(&self) -> usize {
         self.counts.blocks.load(SeqCst)
     }
 
-    /// The most bytes that there ever were.
+    /// Maximum number of bytes held since the start.
     pub(crate) fn peak(&self) -> usize {
         self.counts.peak.load(SeqCst)
     }
@@ -148,13 +147,13 @@ impl DocumentModel {
     fn wait(&self) {
         let (pace, changed) = &self.pace;
         let pace = changed.wait_while(pace.lock().unwrap(), |pace| *pace == Pace::Held).unwrap();
-        if let Pace::Slow(each) = *pace {
-            drop(changed.wait_timeout_while(pace, each, |pace| *pace != Pace::Free));
+        if let Pace::Slow(duration) = *pace {
+            drop(changed.wait_timeout_while(pace, duration, |pace| *pace != Pace::Free));
         }
     }
 }
 
-/// Something that is counted while it lives.
+/// Guard that counts an object, and the bytes that it holds, until it is dropped.
 struct Alive {
     counts: Arc<Counts>,
     bytes: usize,
@@ -180,7 +179,7 @@ impl Drop for Alive {
     }
 }
 
-struct Book {
+struct HashedDocument {
     hash: u64,
     tokens: usize,
     hard: bool,
@@ -189,7 +188,7 @@ struct Book {
     alive: Alive,
 }
 
-impl Document for Book {
+impl Document for HashedDocument {
     fn tokens(&self) -> usize {
         self.tokens
     }
@@ -216,14 +215,15 @@ impl Document for Book {
     }
 }
 
-/// Two layers: the first runs while the document arrives.
+/// Encoding with two layers. The first runs while the document arrives.
+#[derive(Default)]
 struct Opening {
     tokens: Vec<u32>,
     closed: bool,
     hard: bool,
-    /// Blocks that ran.
+    /// Number of encoded blocks.
     ran: usize,
-    /// What was chosen behind the first layer, until the document tells it.
+    /// Choices of the pooling after the first layer, until the document exists.
     choices: Vec<PoolingChoice>,
     document: Option<Arc<dyn Document>>,
     alive: Option<Alive>,
@@ -236,10 +236,10 @@ impl Opening {
     }
 
     fn stage(&self) -> EncodingStage {
-        let whole = self.tokens.len() / BLOCK;
+        let complete = self.tokens.len() / BLOCK;
         match self.ran {
             _ if self.document.is_some() => EncodingStage::Done,
-            ran if ran < whole || (self.closed && ran < self.blocks()) => EncodingStage::Layer(0),
+            ran if ran < complete || (self.closed && ran < self.blocks()) => EncodingStage::Layer(0),
             _ if !self.closed => EncodingStage::Waiting,
             ran if ran < 2 * self.blocks() => EncodingStage::Layer(1),
             _ => EncodingStage::Memory,
@@ -295,9 +295,8 @@ impl DocumentEncoder for DocumentModel {
     }
 
     fn open(&self) -> Box<dyn Encoding> {
-        let (counts, alive) = (Arc::clone(&self.counts), Some(Alive::new(&self.counts)));
-        let (tokens, closed, hard, ran, document) = (Vec::new(), false, false, 0, None);
-        Box::new(Opening { tokens, closed, hard, ran, choices: Vec::new(), document, alive, counts })
+        let alive = Some(Alive::new(&self.counts));
+        Box::new(Opening { alive, counts: Arc::clone(&self.counts), ..Opening::default() })
     }
 
     fn open_hard(&self) -> Result<Box<dyn Encoding>> {
@@ -324,7 +323,7 @@ impl DocumentEncoder for DocumentModel {
             self.log.lock().unwrap().push(Work::Block);
             self.counts.blocks.fetch_add(1, SeqCst);
             let block = opening.tokens.chunks(BLOCK).nth(opening.ran).unwrap_or_default();
-            assert!(!block.contains(&PANIC), "told to panic");
+            assert!(!block.contains(&PANIC), "the test requests a panic");
             if block.contains(&FAIL) {
                 return Err(Error::OutOfPages { needed: 1, limit: 0 });
             }
@@ -333,16 +332,17 @@ impl DocumentEncoder for DocumentModel {
                 EncodingStage::Memory => {
                     let mut alive = Alive::new(&opening.counts);
                     alive.grow(opening.tokens.len() * BYTES);
-                    // what the encoder held is given back
+                    // release the memory of the encoder
                     opening.alive = None;
                     opening.choices.clear();
-                    opening.document = Some(Arc::new(book(&opening.tokens, opening.hard, alive)));
+                    opening.document = Some(Arc::new(hashed_document(&opening.tokens, opening.hard, alive)));
                 }
                 _ => {}
             }
-            (opening.ran, ran) = (opening.ran + 1, ran + 1);
+            opening.ran += 1;
+            ran += 1;
             if opening.closed && opening.ran == opening.blocks() {
-                opening.choices = vec![chosen(&opening.tokens)];
+                opening.choices = vec![pooling_choice(&opening.tokens)];
             }
         }
         *clean = true;
@@ -350,37 +350,38 @@ impl DocumentEncoder for DocumentModel {
     }
 
     fn begin(&self, document: &dyn Document) -> Result<Box<dyn State>> {
-        let book = document_ref::<Book>(document)?;
-        let hash = mix(book.hash ^ u64::from(book.hard));
-        Ok(Box::new(Reading { hash, past: Vec::new(), alive: Alive::new(&self.counts) }))
+        let document = document_ref::<HashedDocument>(document)?;
+        let hash = mix(document.hash ^ u64::from(document.hard));
+        Ok(Box::new(DecoderState { hash, past: Vec::new(), alive: Alive::new(&self.counts) }))
     }
 }
 
-/// What the pooling behind the first layer keeps.
-fn chosen(tokens: &[u32]) -> PoolingChoice {
+/// Returns the vectors that the pooling after the first layer keeps.
+fn pooling_choice(tokens: &[u32]) -> PoolingChoice {
     let kept =
         (0..tokens.len()).step_by(2).map(|token| KeptVector { token, score: (token % 7) as f32 / 8.0 }).collect();
     PoolingChoice { layer: 0, kept }
 }
 
-fn book(tokens: &[u32], hard: bool, alive: Alive) -> Book {
+fn hashed_document(tokens: &[u32], hard: bool, alive: Alive) -> HashedDocument {
     let hash = tokens.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
-    let choices = vec![chosen(tokens)];
+    let choices = vec![pooling_choice(tokens)];
     let timings = vec![LayerTime { length: tokens.len(), ns: 5 }; 2];
-    Book { hash, tokens: tokens.len(), hard, choices, timings, alive }
+    HashedDocument { hash, tokens: tokens.len(), hard, choices, timings, alive }
 }
 
-struct Reading {
-    /// Of the document.
+/// State of a row that decodes from a document.
+struct DecoderState {
+    /// Hash of the document.
     hash: u64,
-    /// Symbols, which forks share.
+    /// Symbols, shared with forks.
     past: Vec<Arc<Symbol>>,
     alive: Alive,
 }
 
-/// A symbol's keys and values.
+/// Keys and values of a symbol.
 struct Symbol {
-    /// Of all up to it.
+    /// Hash of the document and of all symbols up to this one.
     hash: u64,
     counts: Arc<Counts>,
 }
@@ -391,7 +392,7 @@ impl Drop for Symbol {
     }
 }
 
-impl Reading {
+impl DecoderState {
     fn hash(&self) -> u64 {
         self.past.last().map_or(self.hash, |symbol| symbol.hash)
     }
@@ -404,7 +405,7 @@ impl Reading {
     }
 }
 
-impl State for Reading {
+impl State for DecoderState {
     fn len(&self) -> usize {
         self.past.len()
     }
@@ -415,7 +416,7 @@ impl State for Reading {
         Box::new(Self { hash: self.hash, past: self.past.clone(), alive: Alive::new(&self.alive.counts) })
     }
     fn rollback(&mut self, _: usize) -> Result<()> {
-        Err(Error::Internal("nobody asks for it".into()))
+        Err(Error::Internal("rollback is not supported".into()))
     }
     fn restart(&mut self, _: usize) {
         self.past.clear();
@@ -439,10 +440,10 @@ impl State for Reading {
     }
 }
 
-/// The logits of a text about a document, as whole numbers of halves, so that there are equals; some end mark among them.
+/// Returns the logits after `fed` symbols about a document. They are multiples of 0.5, so that some symbols tie.
 pub(crate) fn logits(document: &[u32], fed: &[u32]) -> Vec<f32> {
-    let book = document.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
-    logits_of(fed.iter().fold(mix(book), |hash, &symbol| mix(hash ^ u64::from(symbol))))
+    let hash = document.iter().fold(7, |hash, &token| mix(hash ^ u64::from(token)));
+    logits_of(fed.iter().fold(mix(hash), |hash, &symbol| mix(hash ^ u64::from(symbol))))
 }
 
 fn logits_of(hash: u64) -> Vec<f32> {
@@ -460,7 +461,7 @@ impl Model for DocumentModel {
     }
 
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
-        Err(Error::Internal("its rows begin from documents".into()))
+        Err(Error::Internal("rows begin from documents".into()))
     }
 
     fn scratch(&self) -> Scratch {
@@ -474,13 +475,13 @@ impl Model for DocumentModel {
         for &index in which {
             let SequenceRow { state, feed, want, logits, decisions, status, .. } = &mut rows[index];
             assert!(*status == StepStatus::Ready && !feed.is_empty());
-            let state = state_mut::<Reading>(state.as_mut())?;
+            let state = state_mut::<DecoderState>(state.as_mut())?;
             logits.clear();
             decisions.clear();
-            for (at, &symbol) in feed.iter().enumerate() {
+            for (index, &symbol) in feed.iter().enumerate() {
                 state.push(symbol);
                 decisions.push(SymbolBoundary { boundary: false, probability: None, end_logprob: None });
-                if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
+                if *want == Want::All || (*want == Want::Last && index + 1 == feed.len()) {
                     logits.extend(logits_of(state.hash()));
                 }
             }

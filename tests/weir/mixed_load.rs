@@ -1,5 +1,5 @@
-//! A crowd at the shipped model, through the built program: texts of mixed lengths, 64 at a time, one in ten of which is not
-//! read to its end. A few seconds by default, a minute with `WEIR_STORMS=1`, and as long as `WEIR_SOAK=SECONDS` says.
+//! Mixed load on the built program with the shipped model: 64 clients at a time, texts of mixed lengths, one in ten
+//! cancelled. Runs for three seconds, a minute with `WEIR_STORMS=1`, or as long as `WEIR_SOAK=SECONDS` sets.
 
 use super::{
     process::Server,
@@ -21,31 +21,31 @@ use weir_proto::v1::{
 };
 
 const CLIENTS: usize = 64;
-/// Different requests; each is asked many times.
-const WISHES: usize = 48;
+/// Number of different requests. Each is sent many times.
+const REQUESTS: usize = 48;
 const GAUGES: [&str; 4] =
     ["num_requests_running", "num_requests_waiting", "kv_cache_used_bytes", "kv_cache_usage_perc"];
 
-/// What happened.
+/// Counts how requests ended.
 #[derive(Default)]
-struct Tally {
+struct Outcomes {
     finished: AtomicUsize,
     cancelled: AtomicUsize,
 }
 
-fn lasts() -> Duration {
+fn duration() -> Duration {
     let soak = std::env::var("WEIR_SOAK").ok().map(|seconds| seconds.parse().expect("WEIR_SOAK is in seconds"));
     Duration::from_secs(soak.unwrap_or(if storms() { 60 } else { 3 }))
 }
 
-/// A request of mixed lengths and settings, the same for the same number.
-fn wish(number: usize) -> GenerateRequest {
+/// Returns a request whose lengths and settings are derived from `number`.
+fn request(number: usize) -> GenerateRequest {
     const TEXT: &str = "the city was founded by settlers from the north who had come down the river in search of land and \
                         timber and it grew quickly after the railway reached it in the following century ";
     let mut dice = Dice::new(number as u64 + 1);
-    let (from, times) = (dice.below(TEXT.len() / 2), 1 + dice.below(8));
-    let prompt = TEXT[from..].repeat(times);
-    let keep = 1 + dice.below(prompt.len());
+    let start = dice.below(TEXT.len() / 2);
+    let prompt = TEXT[start..].repeat(1 + dice.below(8));
+    let len = 1 + dice.below(prompt.len());
     let sampling = Sampling {
         seed: Some(number as u64),
         temperature: Some([0.0, 0.7, 1.0][dice.below(3)]),
@@ -53,45 +53,49 @@ fn wish(number: usize) -> GenerateRequest {
         ..Default::default()
     };
     let stopping = Stopping { max_chars: Some(1 + dice.below(240) as u32), ..Default::default() };
-    let (sampling, stopping) = (Some(sampling), Some(stopping));
-    GenerateRequest { prompt: prompt[..keep].into(), sampling, stopping, ..Default::default() }
+    GenerateRequest {
+        prompt: prompt[..len].into(),
+        sampling: Some(sampling),
+        stopping: Some(stopping),
+        ..Default::default()
+    }
 }
 
-/// Reads the answer, or as many messages of it; tells the text if it came to its end.
+/// Reads at most `messages` messages of an answer. Returns the text if the answer is complete.
 async fn ask(channel: &Channel, number: usize, messages: usize) -> Result<Option<String>, Status> {
-    let mut stream = GenerationClient::new(channel.clone()).generate(wish(number)).await?.into_inner();
+    let mut stream = GenerationClient::new(channel.clone()).generate(request(number)).await?.into_inner();
     let mut text = String::new();
     for _ in 0..messages {
         match stream.message().await?.and_then(|message| message.event) {
             Some(Event::Piece(piece)) => text.push_str(&piece.text),
             Some(Event::Finished(_)) => return Ok(Some(text)),
             Some(Event::Started(_)) => {}
-            None => return Err(Status::unknown("the answer broke off without a status")),
+            None => return Err(Status::unknown("the answer ended without a status")),
         }
     }
     Ok(None)
 }
 
-/// One of the crowd: asks until the end, and finds each text to be the one that was given alone.
-async fn client(channel: Channel, number: usize, alone: Arc<Vec<String>>, tally: Arc<Tally>, end: Instant) {
-    let mut dice = Dice::new(1000 + number as u64);
+/// Sends requests until `end` and compares each text with the one from an idle server.
+async fn client(channel: Channel, seed: u64, alone: Arc<Vec<String>>, outcomes: Arc<Outcomes>, end: Instant) {
+    let mut dice = Dice::new(seed);
     while Instant::now() < end {
-        let which = dice.below(WISHES);
+        let number = dice.below(REQUESTS);
         let messages = if dice.below(10) == 0 { dice.below(40) } else { usize::MAX };
-        let text = ask(&channel, which, messages).await.unwrap_or_else(|status| panic!("request {which}: {status}"));
+        let text = ask(&channel, number, messages).await.unwrap_or_else(|status| panic!("request {number}: {status}"));
         match text {
             Some(text) => {
-                assert_eq!(text, alone[which], "request {which}");
-                tally.finished.fetch_add(1, Relaxed);
+                assert_eq!(text, alone[number], "request {number}");
+                outcomes.finished.fetch_add(1, Relaxed);
             }
             None => {
-                tally.cancelled.fetch_add(1, Relaxed);
+                outcomes.cancelled.fetch_add(1, Relaxed);
             }
         }
     }
 }
 
-/// MiB of memory that a process holds, where the system tells.
+/// Returns the resident memory of a process in MiB. `None` where `/proc` does not report it.
 fn resident(server: &Server) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{}/status", server.program.id())).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -100,43 +104,49 @@ fn resident(server: &Server) -> Option<f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_of_a_crowd_gets_what_it_gets_alone_and_nothing_is_left() {
+async fn mixed_load_changes_no_text_and_releases_everything() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
     let flags = ["--model", model.to_str().unwrap(), "--rows", "64", "--kv-memory", "1GiB"];
     let server = Server::start(&flags);
     let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
     let mut alone = Vec::new();
-    for number in 0..WISHES {
-        alone.push(ask(&channel, number, usize::MAX).await.unwrap().expect("it comes to its end"));
+    for number in 0..REQUESTS {
+        alone.push(ask(&channel, number, usize::MAX).await.unwrap().expect("the answer is complete"));
     }
-    let (alone, tally, lasts) = (Arc::new(alone), Arc::new(Tally::default()), lasts());
-    let begun = Instant::now();
+    let alone = Arc::new(alone);
+    let outcomes = Arc::new(Outcomes::default());
+    let duration = duration();
+    let start = Instant::now();
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        let (alone, tally) = (Arc::clone(&alone), Arc::clone(&tally));
-        clients.spawn(client(channel.clone(), number, alone, tally, begun + lasts));
+        let seed = 1000 + number as u64;
+        clients.spawn(client(channel.clone(), seed, Arc::clone(&alone), Arc::clone(&outcomes), start + duration));
     }
-    tokio::time::sleep(lasts / 2).await;
+    tokio::time::sleep(duration / 2).await;
     let halfway = resident(&server);
     clients.join_all().await;
     let end = resident(&server);
 
-    let (finished, cancelled) = (tally.finished.load(Relaxed), tally.cancelled.load(Relaxed));
-    eprintln!("{finished} texts, {cancelled} cancelled, {:?}, {halfway:?} MiB, then {end:?}", begun.elapsed());
+    let finished = outcomes.finished.load(Relaxed);
+    let cancelled = outcomes.cancelled.load(Relaxed);
+    eprintln!("{finished} texts, {cancelled} cancelled, {:?}, {halfway:?} MiB, then {end:?}", start.elapsed());
     assert!(finished >= CLIENTS && cancelled > 0, "{finished}, {cancelled}");
-    let soon = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     for gauge in GAUGES {
         while server.metric(gauge) != 0.0 {
-            assert!(Instant::now() < soon, "{gauge} stays at {}", server.metric(gauge));
+            assert!(Instant::now() < deadline, "{gauge} stays at {}", server.metric(gauge));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-    assert!(server.metric("prefix_cache_hits_total") > 0.0, "much of what is asked is known");
+    assert!(server.metric("prefix_cache_hits_total") > 0.0, "repeated prompts must hit the cache");
     let (_, metrics) = server.get("/metrics");
     let failures = metrics.lines().filter(|line| line.starts_with("weir:request_failure_total{"));
     failures.for_each(|line| assert!(line.contains("code=\"CANCELLED\"") || line.ends_with(" 0"), "{line}"));
-    // by then every request has been made many times, and what the cache and the pools may hold they hold
-    if let (true, Some(halfway), Some(end)) = (lasts >= Duration::from_secs(60), halfway, end) {
+    // after 30 seconds every request has run many times, so the cache and the pools are full
+    if duration >= Duration::from_secs(60)
+        && let Some(halfway) = halfway
+        && let Some(end) = end
+    {
         assert!(end < halfway * 1.05 + 4.0, "memory grows: {halfway} MiB, then {end}");
     }
 }

@@ -1,4 +1,4 @@
-//! Programs that run beside a test, and end with it.
+//! Programs that run during a test and are killed at its end.
 
 use std::{
     io::{BufRead, BufReader},
@@ -8,63 +8,64 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a program may take to say what it is to say, or to end.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum time that a program may take to print a line or to exit.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A program; killed when it is dropped.
+/// A child process. Killed when it is dropped.
 pub(super) struct Program {
     child: Child,
-    said: Arc<(Mutex<Vec<String>>, Condvar)>,
+    stderr: Arc<(Mutex<Vec<String>>, Condvar)>,
 }
 
 impl Program {
-    /// Starts a program and listens to its stderr.
+    /// Starts a program and collects its stderr.
     pub(super) fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let said = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
-        let (lines, ours) = (BufReader::new(child.stderr.take().unwrap()).lines(), Arc::clone(&said));
+        let stderr = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let collected = Arc::clone(&stderr);
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                ours.0.lock().unwrap().push(line);
-                ours.1.notify_all();
+                collected.0.lock().unwrap().push(line);
+                collected.1.notify_all();
             }
         });
-        Self { child, said }
+        Self { child, stderr }
     }
 
-    /// Waits for a line that begins so; the rest of it.
-    pub(super) fn says(&self, beginning: &str) -> String {
-        let (lines, changed) = &*self.said;
-        let find = |lines: &Vec<String>| lines.iter().find_map(|line| line.strip_prefix(beginning).map(str::to_owned));
+    /// Waits for a line that starts with `prefix` and returns the rest of it.
+    pub(super) fn wait_for_line(&self, prefix: &str) -> String {
+        let (lines, changed) = &*self.stderr;
+        let find = |lines: &Vec<String>| lines.iter().find_map(|line| line.strip_prefix(prefix).map(str::to_owned));
         let waiting = lines.lock().unwrap();
-        let (lines, _) = changed.wait_timeout_while(waiting, PATIENCE, |lines| find(lines).is_none()).unwrap();
-        find(&lines).unwrap_or_else(|| panic!("it never said {beginning:?}, but\n{}", lines.join("\n")))
+        let (lines, _) = changed.wait_timeout_while(waiting, TIMEOUT, |lines| find(lines).is_none()).unwrap();
+        find(&lines).unwrap_or_else(|| panic!("no line starts with {prefix:?}:\n{}", lines.join("\n")))
     }
 
-    /// All that it said.
-    pub(super) fn all(&self) -> String {
-        self.said.0.lock().unwrap().join("\n")
+    /// Returns the whole stderr.
+    pub(super) fn stderr(&self) -> String {
+        self.stderr.0.lock().unwrap().join("\n")
     }
 
-    /// Its number among the system's processes.
+    /// Returns the process id.
     pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a signal by its name.
+    /// Sends a signal, given by name.
     pub(super) fn signal(&self, name: &str) {
         let id = self.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
     }
 
-    /// Waits for the end.
-    pub(super) fn ends(&mut self) -> ExitStatus {
-        let end = Instant::now() + PATIENCE;
+    /// Waits for the exit of the process.
+    pub(super) fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < end, "it does not end");
+            assert!(Instant::now() < deadline, "the process does not exit");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -72,7 +73,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended already.
+        // the process may have exited already
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -81,27 +82,27 @@ impl Drop for Program {
 /// `weir serve` on free ports.
 pub(super) struct Server {
     pub(super) program: Program,
-    /// Where gRPC is spoken.
+    /// Address of the gRPC port.
     pub(super) address: SocketAddr,
-    /// The admin port.
-    pub(super) port: SocketAddr,
+    /// Address of the admin port.
+    pub(super) admin_address: SocketAddr,
 }
 
 impl Server {
-    /// With these flags beside the addresses.
+    /// Starts a server with `flags` in addition to its addresses.
     pub(super) fn start(flags: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         command.env_clear().args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).args(flags);
         let program = Program::start(&mut command);
-        let port = program.says("admin port on ").parse().unwrap();
-        let address = program.says("listening on ").split(' ').next().unwrap().parse().unwrap();
-        Self { program, address, port }
+        let admin_address = program.wait_for_line("admin port on ").parse().unwrap();
+        let address = program.wait_for_line("listening on ").split(' ').next().unwrap().parse().unwrap();
+        Self { program, address, admin_address }
     }
 
-    /// What the admin port says about a path: status and body.
+    /// Requests a path of the admin port. Returns status and body.
     pub(super) fn get(&self, path: &str) -> (u16, String) {
         use std::io::{Read, Write};
-        let mut stream = std::net::TcpStream::connect(self.port).unwrap();
+        let mut stream = std::net::TcpStream::connect(self.admin_address).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -109,7 +110,7 @@ impl Server {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
-    /// The value of a metric of the only model.
+    /// Returns the value of a metric of the only model.
     pub(super) fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics");
         let line = text.lines().find(|line| line.starts_with(&format!("weir:{name}{{")));

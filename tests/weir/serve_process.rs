@@ -295,8 +295,8 @@ fn a_signal_while_models_are_loaded_ends_it() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--model"]).arg(large);
     let mut program = Program::start(command.env_clear());
-    program.says("admin port on ");
+    program.wait_for_line("admin port on ");
     program.signal("TERM");
-    assert!(program.ends().success());
-    assert!(program.all().contains("signal while loading models: ending at once"), "{}", program.all());
+    assert!(program.wait().success());
+    assert!(program.stderr().contains("signal while loading models: ending at once"), "{}", program.stderr());
 }

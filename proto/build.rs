@@ -10,10 +10,10 @@ const FILES: [&str; 5] = [
     "weir/v1/models.proto",
     "weir/v1/summarization.proto",
 ];
-/// A protocol of others.
+/// The Open Inference Protocol.
 const INFERENCE: [&str; 1] = ["inference/inference.proto"];
 
-/// The messages of which a report of latency is made.
+/// Messages of a latency report, which are also serialized as JSON.
 const REPORTED: [&str; 10] = [
     "ModelReport",
     "MeasuredTexts",
@@ -27,7 +27,7 @@ const REPORTED: [&str; 10] = [
     "EncoderLayerReport",
 ];
 
-#[expect(clippy::disallowed_methods, reason = "Cargo tells build scripts where to write in the environment")]
+#[expect(clippy::disallowed_methods, reason = "Cargo passes build scripts the output folder in the environment")]
 fn main() -> Result<(), Box<dyn Error>> {
     let into = PathBuf::from(std::env::var("OUT_DIR")?);
     for (name, files) in [("weir.bin", &FILES[..]), ("inference.bin", &INFERENCE)] {
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile(files, ["."])?;
         // Reflection serves this file, comments and all.
         fs::write(into.join(name), descriptors.encode_to_vec())?;
-        // Reports are written as JSON, and kept beside measurements.
+        // Reports are written as JSON next to measurements.
         let mut builder = tonic_prost_build::configure();
         for message in REPORTED {
             builder = builder.type_attribute(message, "#[derive(serde::Serialize, serde::Deserialize)]");

@@ -1,4 +1,4 @@
-//! weir's gRPC API, `weir.v1`: message types, clients and servers generated from the `.proto` files beside this crate.
+//! weir's gRPC API, `weir.v1`: message types, clients and servers generated from the `.proto` files in this crate's folder.
 //!
 //! The `.proto` files are the documentation of the API; their comments are repeated on the generated types.
 
@@ -10,7 +10,7 @@ pub mod v1 {
     tonic::include_proto!("weir.v1");
 }
 
-/// The Open Inference Protocol, which is not ours: as much of it as is served.
+/// The served part of the Open Inference Protocol, which other projects define.
 pub mod inference {
     #![allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 
@@ -20,10 +20,10 @@ pub mod inference {
 /// The encoded `FileDescriptorSet` of the whole API, for server reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/weir.bin"));
 
-/// The same of the Open Inference Protocol.
+/// The encoded `FileDescriptorSet` of the Open Inference Protocol.
 pub const INFERENCE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));
 
-/// A report's window by its name, in JSON.
+/// Serializes a report's window as its name.
 mod window {
     use crate::v1::ReportWindow;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

@@ -1,10 +1,10 @@
-//! `docs/api.md` is what the comments of the `.proto` files say. After a change of them:
+//! `docs/api.md` is generated from the comments of the `.proto` files. After a change of them, run:
 //!
 //! ```sh
 //! WEIR_WRITE_DOCS=1 cargo test -p weir-proto
 //! ```
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says by it what it counts on")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic on a broken assumption")]
 
 use prost::Message;
 use prost_types::{
@@ -14,7 +14,7 @@ use prost_types::{
 };
 use std::{collections::HashMap, fmt::Write, fs, path::Path};
 
-/// In the order of the page.
+/// Files in the order of the page.
 const FILES: [&str; 5] = [
     "weir/v1/generation.proto",
     "weir/v1/summarization.proto",
@@ -26,12 +26,12 @@ const FILES: [&str; 5] = [
 const HEAD: &str = "\
 # API reference
 
-`weir.v1`, over gRPC, as the comments of [`proto/weir/v1`](../proto/weir/v1) describe it; this page is made from them. A field with
-\"optional\" may be absent, which is told apart from a zero; of those with \"one of\" a message has one at most; all others are their
-type's zero, or empty, if they are not given. [Serving](serving.md) tells of errors and limits.
+This page lists the services and messages of `weir.v1` over gRPC. It is generated from the comments in
+[`proto/weir/v1`](../proto/weir/v1). An \"optional\" field may be absent, which differs from zero. A message has at most one field of
+each \"one of\". Any other field that is not set is zero or empty. [Serving](serving.md) describes errors and limits.
 ";
 
-/// A file, and the comments before what is in it by their paths.
+/// The section of one file, with its comments by descriptor path.
 struct Page<'a> {
     file: &'a FileDescriptorProto,
     comments: HashMap<&'a [i32], &'a str>,
@@ -46,14 +46,14 @@ impl<'a> Page<'a> {
         Self { file, comments, text: String::new() }
     }
 
-    /// The comment as paragraphs.
+    /// Returns the comment of the item at `path` as paragraphs.
     fn comment(&self, path: &[i32]) -> String {
         let comment = self.comments.get(path).copied().unwrap_or_default();
         let lines: Vec<&str> = comment.lines().map(str::trim).collect();
         lines.join("\n").trim().to_owned()
     }
 
-    /// The comment in a cell of a table.
+    /// Returns the comment of the item at `path` as one table cell.
     fn cell(&self, path: &[i32]) -> String {
         self.comment(path).replace('\n', " ").replace('|', "\\|")
     }
@@ -76,10 +76,10 @@ impl<'a> Page<'a> {
         write!(self.text, "\n## Service `{name}`\n\n{}\n", self.comment(path)).unwrap();
         for (number, method) in (0..).zip(&service.method) {
             let stream = |streams: bool| if streams { "stream of " } else { "" };
-            let (takes, gives) = (stream(method.client_streaming()), stream(method.server_streaming()));
-            let (input, output) = (self.link(method.input_type()), self.link(method.output_type()));
+            let input = stream(method.client_streaming()).to_owned() + &self.link(method.input_type());
+            let output = stream(method.server_streaming()).to_owned() + &self.link(method.output_type());
             let comment = self.comment(&[path, &[2, number]].concat());
-            write!(self.text, "\n### `{}`\n\n{takes}{input} → {gives}{output}\n\n{comment}\n", method.name()).unwrap();
+            write!(self.text, "\n### `{}`\n\n{input} → {output}\n\n{comment}\n", method.name()).unwrap();
         }
     }
 
@@ -95,15 +95,16 @@ impl<'a> Page<'a> {
             self.text.push_str("\n| field | number | type | |\n|---|---|---|---|\n");
         }
         for (number, field) in (0..).zip(&message.field) {
-            let (kind, told) = (self.kind(message, field), self.cell(&[path, &[2, number]].concat()));
-            writeln!(self.text, "| `{}` | {} | {kind} | {told} |", field.name(), field.number()).unwrap();
+            let kind = self.kind(message, field);
+            let comment = self.cell(&[path, &[2, number]].concat());
+            writeln!(self.text, "| `{}` | {} | {kind} | {comment} |", field.name(), field.number()).unwrap();
         }
         for (number, one) in (0..).zip(&message.enum_type) {
             self.enumeration(&[path, &[4, number]].concat(), &format!("{name}.{}", one.name()), one);
         }
         let maps = |one: &&DescriptorProto| one.options.as_ref().is_some_and(|options| options.map_entry());
         let nested = message.nested_type.iter().filter(|one| !maps(one)).count();
-        assert_eq!(nested, 0, "{name} has messages within: say here how they are told of");
+        assert_eq!(nested, 0, "{name} has nested messages, which this page does not support");
     }
 
     fn enumeration(&mut self, path: &[i32], name: &str, one: &EnumDescriptorProto) {
@@ -114,12 +115,12 @@ impl<'a> Page<'a> {
         }
         self.text.push_str("\n| value | number | |\n|---|---|---|\n");
         for (number, value) in (0..).zip(&one.value) {
-            let told = self.cell(&[path, &[2, number]].concat());
-            writeln!(self.text, "| `{}` | {} | {told} |", value.name(), value.number()).unwrap();
+            let comment = self.cell(&[path, &[2, number]].concat());
+            writeln!(self.text, "| `{}` | {} | {comment} |", value.name(), value.number()).unwrap();
         }
     }
 
-    /// A field's type, and how often it is there.
+    /// Returns a field's type with its cardinality.
     fn kind(&self, message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
         let entry = message.nested_type.iter().find(|one| field.type_name().ends_with(&format!(".{}", one.name())));
         if let Some(entry) = entry.filter(|_| field.r#type() == Type::Message) {
@@ -144,7 +145,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// A link to where the page tells of a type. Its anchor is the heading without dots, as sites that show it make them.
+    /// Returns a link to a type's section. The anchor is the heading without dots, as Markdown renderers generate it.
     fn link(&self, name: &str) -> String {
         let name = name.trim_start_matches('.').trim_start_matches(self.file.package()).trim_start_matches('.');
         format!("[`{name}`](#{})", name.replace('.', "").to_lowercase())
@@ -159,7 +160,7 @@ fn reference() -> String {
 }
 
 #[test]
-fn the_reference_says_what_the_comments_say() {
+fn the_reference_equals_the_comments() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
     let made = reference();
     if std::env::var_os("WEIR_WRITE_DOCS").is_some_and(|value| value == "1") {
@@ -173,9 +174,8 @@ fn the_reference_says_what_the_comments_say() {
     );
 }
 
-/// Whoever reads the reference finds no field, method or message without a word.
 #[test]
-fn everything_has_a_comment() {
+fn every_method_and_field_has_a_comment() {
     let set = FileDescriptorSet::decode(weir_proto::FILE_DESCRIPTOR_SET).unwrap();
     for file in &set.file {
         let page = Page::new(file);
@@ -186,9 +186,9 @@ fn everything_has_a_comment() {
         }
         for (number, message) in (0..).zip(&file.message_type) {
             for (at, field) in (0..).zip(&message.field) {
-                // What is named as its type is, is described there.
-                let told = !page.comment(&[4, number, 2, at]).is_empty() || field.r#type() == Type::Enum;
-                assert!(told, "{}.{}", message.name(), field.name());
+                // an enum field is described at its type
+                let documented = !page.comment(&[4, number, 2, at]).is_empty() || field.r#type() == Type::Enum;
+                assert!(documented, "{}.{}", message.name(), field.name());
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The playground in a real browser: Chromium without a window, told by WebDriver (W3C) what to click and type. Skipped, and said
-//! so, where it is not installed, unless `WEIR_REQUIRE_BROWSER=1`. With `WEIR_SCREENSHOTS=FOLDER` it leaves pictures there.
+//! The playground in headless Chromium, controlled through WebDriver (W3C). The tests are skipped with a message if it is not
+//! installed, unless `WEIR_REQUIRE_BROWSER=1`. `WEIR_SCREENSHOTS=FOLDER` saves screenshots there.
 
 use super::{
     process::{Program, Server},
@@ -16,9 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a page may take to show what is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// A key of the keyboard, as WebDriver writes it.
+/// Maximum wait for the page to reach a state.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Key codes of WebDriver.
 const RIGHT: &str = "\u{e014}";
 const HOME: &str = "\u{e011}";
 const END: &str = "\u{e010}";
@@ -31,7 +31,7 @@ struct Browser {
 }
 
 impl Browser {
-    /// None, where none is installed.
+    /// Starts a browser. Returns `None` if none is installed.
     fn start(dark: bool) -> Option<Self> {
         let required = std::env::var_os("WEIR_REQUIRE_BROWSER").is_some_and(|value| value == "1");
         if !Path::new("/usr/bin/chromedriver").is_file() {
@@ -41,7 +41,7 @@ impl Browser {
         }
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let driver = Program::start(Command::new("/usr/bin/chromedriver").arg(format!("--port={}", port.port())));
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while TcpStream::connect(port).is_err() {
             assert!(Instant::now() < end, "chromedriver does not listen: {}", driver.stderr());
             std::thread::sleep(Duration::from_millis(20));
@@ -56,24 +56,26 @@ impl Browser {
         Some(browser)
     }
 
-    /// One command of WebDriver.
+    /// Sends one WebDriver command and returns its value.
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
         let body = if method == "POST" { body.to_string() } else { String::new() };
         let mut stream = TcpStream::connect(self.port).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let (host, length) = (self.port, body.len());
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let host = self.port;
+        let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
         );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
-        // it does not close the connection
+        // chromedriver does not close the connection
         let mut answer = BufReader::new(stream);
-        let (mut head, mut length) = (String::new(), 0);
+        let mut head = String::new();
+        let mut length = 0;
         while !head.ends_with("\r\n\r\n") {
             let from = head.len();
             assert!(answer.read_line(&mut head).unwrap() > 0, "it closed: {head}");
             let line = head[from..].to_ascii_lowercase();
-            length = line.strip_prefix("content-length:").map_or(length, |told| told.trim().parse().unwrap());
+            length = line.strip_prefix("content-length:").map_or(length, |value| value.trim().parse().unwrap());
         }
         let mut body = vec![0; length];
         answer.read_exact(&mut body).unwrap();
@@ -81,29 +83,29 @@ impl Browser {
         serde_json::from_slice::<Value>(&body).unwrap()["value"].take()
     }
 
-    fn of_page(&self, method: &str, path: &str, body: &Value) -> Value {
+    fn page_command(&self, method: &str, path: &str, body: &Value) -> Value {
         self.ask(method, &format!("/session/{}{path}", self.session), body)
     }
 
     fn open(&self, url: &str) {
-        self.of_page("POST", "/url", &json!({ "url": url }));
+        self.page_command("POST", "/url", &json!({ "url": url }));
     }
 
     fn element(&self, selector: &str) -> String {
-        let found = self.of_page("POST", "/element", &json!({ "using": "css selector", "value": selector }));
-        format!("/element/{}", found.as_object().unwrap().values().next().unwrap().as_str().unwrap())
+        let element = self.page_command("POST", "/element", &json!({ "using": "css selector", "value": selector }));
+        format!("/element/{}", element.as_object().unwrap().values().next().unwrap().as_str().unwrap())
     }
 
     fn click(&self, selector: &str) {
-        self.of_page("POST", &format!("{}/click", self.element(selector)), &json!({}));
+        self.page_command("POST", &format!("{}/click", self.element(selector)), &json!({}));
     }
 
     fn keys(&self, selector: &str, keys: &str) {
-        self.of_page("POST", &format!("{}/value", self.element(selector)), &json!({ "text": keys }));
+        self.page_command("POST", &format!("{}/value", self.element(selector)), &json!({ "text": keys }));
     }
 
     fn evaluate(&self, script: &str) -> Value {
-        self.of_page("POST", "/execute/sync", &json!({ "script": format!("return {script}"), "args": [] }))
+        self.page_command("POST", "/execute/sync", &json!({ "script": format!("return {script}"), "args": [] }))
     }
 
     fn text(&self, selector: &str) -> String {
@@ -111,9 +113,9 @@ impl Browser {
         self.evaluate(&script).as_str().unwrap().to_owned()
     }
 
-    /// Waits until a script says so.
+    /// Waits until a script returns true.
     fn until(&self, script: &str) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while self.evaluate(script) != true {
             assert!(Instant::now() < end, "never: {script}; the page says {:?}", self.text("#status"));
             std::thread::sleep(Duration::from_millis(20));
@@ -122,15 +124,15 @@ impl Browser {
 
     fn picture(&self, name: &str) {
         if let Some(folder) = std::env::var_os("WEIR_SCREENSHOTS") {
-            let picture = self.of_page("GET", "/screenshot", &Value::Null);
+            let picture = self.page_command("GET", "/screenshot", &Value::Null);
             let bytes = STANDARD.decode(picture.as_str().unwrap()).unwrap();
             std::fs::write(Path::new(&folder).join(name), bytes).unwrap();
         }
     }
 
-    /// What the page complained about: a policy that was broken, a script that failed.
-    fn complaints(&self) -> Vec<Value> {
-        let log = self.of_page("POST", "/se/log", &json!({ "type": "browser" }));
+    /// Returns the severe entries of the page's log: policy violations and failed scripts.
+    fn severe_log_entries(&self) -> Vec<Value> {
+        let log = self.page_command("POST", "/se/log", &json!({ "type": "browser" }));
         let severe = |entry: &&Value| entry["level"] == "SEVERE";
         log.as_array().unwrap().iter().filter(severe).cloned().collect()
     }
@@ -139,7 +141,7 @@ impl Browser {
 impl Drop for Browser {
     fn drop(&mut self) {
         if !self.session.is_empty() && !std::thread::panicking() {
-            self.of_page("DELETE", "", &Value::Null);
+            self.page_command("DELETE", "", &Value::Null);
         }
     }
 }
@@ -148,15 +150,14 @@ fn url(server: &Server) -> String {
     format!("http://{}/", server.program.wait_for_line("completions over HTTP on "))
 }
 
-/// A server of a pooled model and an unpooled one.
+/// Starts a server of a pooled and an unpooled model.
 fn two_models() -> Server {
-    let (pooled, vanilla) = (converted("whitespaces"), converted("vanilla"));
-    let models = [pooled, vanilla].map(|path| path.to_string_lossy().into_owned());
+    let models = ["whitespaces", "vanilla"].map(|case| converted(case).to_string_lossy().into_owned());
     Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &models[0], "--model", &models[1]])
 }
 
 #[test]
-fn the_playground_generates_and_tells() {
+fn the_playground_generates_and_shows_details() {
     let Some(browser) = Browser::start(false) else { return };
     let server = two_models();
     browser.open(&url(&server));
@@ -202,7 +203,7 @@ fn the_playground_generates_and_tells() {
 }
 
 #[test]
-fn the_playground_is_stopped_and_refuses() {
+fn the_playground_can_be_stopped_and_shows_errors() {
     let Some(browser) = Browser::start(false) else { return };
     let server = two_models();
     browser.open(&url(&server));
@@ -213,7 +214,7 @@ fn the_playground_is_stopped_and_refuses() {
     browser.until("document.querySelectorAll('.text span').length > 30");
     browser.keys("#prompt", "\u{e00c}");
     browser.until("['Stopped.', 'Done.'].includes(document.getElementById('status').textContent)");
-    // asked twice while it runs, it runs once, and can be stopped
+    // a second request during a run is ignored, and the run can be stopped
     browser.evaluate(
         "window.calls = 0, window.asks = window.fetch, window.fetch = (_, { signal }) => new Promise((_, refuse) => {
             window.calls += 1;
@@ -226,20 +227,21 @@ fn the_playground_is_stopped_and_refuses() {
     browser.keys("#prompt", "\u{e00c}");
     browser.until("document.getElementById('status').textContent == 'Stopped.'");
     browser.evaluate("window.fetch = window.asks, null");
-    // what is wrong is told
+    // an invalid option shows an error
     browser.evaluate("document.getElementById('max').value = 1000000000");
     browser.click("#go");
     browser.until("document.getElementById('status').textContent.startsWith('max_tokens: 1000000000')");
-    // a refusal of the server's is in the log, too; nothing else is
-    let complaints = browser.complaints();
-    assert!(complaints.iter().all(|one| one["message"].as_str().unwrap().contains("400")), "{complaints:?}");
+    // the log contains only the server's refusal
+    let complaints = browser.severe_log_entries();
+    assert!(complaints.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{complaints:?}");
 }
 
 #[test]
 fn the_playground_summarizes() {
     let Some(browser) = Browser::start(false) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (reader, writer) = (summaries::made(folder.path()), converted("whitespaces").to_string_lossy().into_owned());
+    let reader = summaries::write_random_model(folder.path());
+    let writer = converted("whitespaces").to_string_lossy().into_owned();
     let flags = ["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &reader, "--model", &writer];
     let server = Server::start(&flags);
     browser.open(&url(&server));
@@ -275,21 +277,22 @@ fn the_playground_summarizes() {
         before = now;
     }
     browser.picture("playground-summary-light.png");
-    // what is wrong is told, and is no end
+    // an invalid option shows an error
     browser.evaluate("document.getElementById('max-tokens').value = 1000000");
     browser.keys("#document", "\u{e009}\u{e006}");
     browser.until("document.getElementById('summary-status').textContent.startsWith('max_tokens: 1000000')");
-    let complaints = browser.complaints();
-    assert!(complaints.iter().all(|one| one["message"].as_str().unwrap().contains("400")), "{complaints:?}");
+    let complaints = browser.severe_log_entries();
+    assert!(complaints.iter().all(|entry| entry["message"].as_str().unwrap().contains("400")), "{complaints:?}");
 }
 
 #[test]
-fn the_playground_asks_for_a_key_and_has_a_dark_side() {
+fn the_playground_asks_for_a_key_and_has_a_dark_theme() {
     let Some(browser) = Browser::start(true) else { return };
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "alice:a-key-that-alice-has\n").unwrap();
-    let (model, keys) = (converted("whitespaces").to_string_lossy().into_owned(), keys.to_string_lossy().into_owned());
+    let model = converted("whitespaces").to_string_lossy().into_owned();
+    let keys = keys.to_string_lossy().into_owned();
     let server =
         Server::start(&["--http-listen", "127.0.0.1:0", "--threads", "1", "--model", &model, "--api-keys", &keys]);
     browser.open(&url(&server));
@@ -301,7 +304,7 @@ fn the_playground_asks_for_a_key_and_has_a_dark_side() {
     let dark = browser.evaluate("getComputedStyle(document.body).backgroundColor");
     assert_eq!(dark, "rgb(22, 24, 27)");
     browser.picture("playground-dark.png");
-    // the other tab says that there is nothing for it
+    // the other tab shows that no model fits it
     browser.click("#tab-summarize");
     assert_eq!(browser.evaluate("document.getElementById('no-readers').hidden"), false);
     browser.picture("playground-summary-dark.png");

@@ -1,4 +1,4 @@
-//! The commands as people and programs call them: what they take, what they refuse, what they tell.
+//! The commands of the program: accepted and refused arguments, and their output.
 
 use super::support::{converted, settings};
 use safetensors::SafeTensors;
@@ -7,7 +7,7 @@ use std::{fs, process::Command};
 use tempfile::TempDir;
 use weir::family::load::{Settings, load};
 
-/// What a command says: to stdout if it went well, to stderr if not.
+/// Runs a command. Returns stdout if it succeeds, otherwise stderr.
 pub(super) fn weir(environment: &[(&str, &str)], args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     let output = command.args(args).env_clear().envs(environment.iter().copied()).output().unwrap();
@@ -23,7 +23,7 @@ fn model(case: &str) -> String {
     converted(case).to_str().unwrap().to_owned()
 }
 
-/// So many symbols, with a space here and there.
+/// Returns `count` symbol ids; every sixth is a space.
 fn ids(count: usize) -> String {
     (0..count)
         .map(|at| if at % 6 == 5 { "0".into() } else { (1 + at * 7 % 26).to_string() })
@@ -32,22 +32,22 @@ fn ids(count: usize) -> String {
 }
 
 #[test]
-fn segments_need_a_model_that_has_some() {
-    let told = weir(&[], &["segment", "--model", &model("vanilla"), "--text", "a b"]).unwrap_err();
-    assert!(told.contains("segment needs a model that pools its input"), "{told}");
+fn segment_needs_a_model_that_pools() {
+    let error = weir(&[], &["segment", "--model", &model("vanilla"), "--text", "a b"]).unwrap_err();
+    assert!(error.contains("segment needs a model that pools its input"), "{error}");
     let args = ["segment", "--model", &model("whitespaces"), "--max-symbols", "10", "--ids", &ids(11)];
-    let told = weir(&[], &args).unwrap_err();
-    assert!(told.contains("text: 11 characters is more than the limit of 10"), "{told}");
-    let told = json(&["segment", "--json", "--model", &model("whitespaces"), "--text", "ab c"]);
-    assert_eq!((&told["closed"], &told["segments"][1]["text"]), (&1.into(), &"c".into()));
+    let error = weir(&[], &args).unwrap_err();
+    assert!(error.contains("text: 11 characters is more than the limit of 10"), "{error}");
+    let output = json(&["segment", "--json", "--model", &model("whitespaces"), "--text", "ab c"]);
+    assert_eq!((&output["closed"], &output["segments"][1]["text"]), (&1.into(), &"c".into()));
 }
 
 #[test]
-fn generation_goes_as_far_as_it_fits() {
+fn generation_stops_at_the_symbol_limit() {
     let generated = |prompt: usize| {
         let model = model("whitespaces");
-        let told = json(&["generate", "--json", "--model", &model, "--max-symbols", "40", "--ids", &ids(prompt)]);
-        (told["usage"]["generated_chars"].as_u64().unwrap(), told["reason"].as_str().unwrap().to_owned())
+        let output = json(&["generate", "--json", "--model", &model, "--max-symbols", "40", "--ids", &ids(prompt)]);
+        (output["usage"]["generated_chars"].as_u64().unwrap(), output["reason"].as_str().unwrap().to_owned())
     };
     assert_eq!(generated(30), (10, "max_chars".into()));
     assert_eq!(generated(39), (1, "max_chars".into()));
@@ -55,21 +55,23 @@ fn generation_goes_as_far_as_it_fits() {
 }
 
 #[test]
-fn windows_tell_what_one_pass_tells() {
-    let (model, ids, out) = (model("fixed_sf3"), ids(50), TempDir::new().unwrap());
+fn windowed_scores_equal_those_of_one_pass() {
+    let model = model("fixed_sf3");
+    let ids = ids(50);
+    let out = TempDir::new().unwrap();
     let file = |name: &str| out.path().join(name).to_str().unwrap().to_owned();
     let score = |more: &[&str]| json(&[&["score", "--json", "--model", &model, "--ids", &ids], more].concat());
     let whole = score(&["--logits", &file("whole")]);
-    // One window is one pass, but for the last symbol, which is scored and not fed.
+    // One window equals one pass, except that the last symbol is scored but not fed.
     let window = score(&["--windowed", "50,50", "--logits", &file("window")]);
     assert_eq!(whole["logprobs"], window["logprobs"]);
     assert_eq!(whole["boundaries"].as_array().unwrap()[..49], window["boundaries"].as_array().unwrap()[..]);
-    let (whole, window) = (fs::read(file("whole")).unwrap(), fs::read(file("window")).unwrap());
-    let (whole, window) = (SafeTensors::deserialize(&whole).unwrap(), SafeTensors::deserialize(&window).unwrap());
-    let (whole, window) = (whole.tensor("logits").unwrap(), window.tensor("logits").unwrap());
+    let [whole, window] = ["whole", "window"].map(|name| fs::read(file(name)).unwrap());
+    let [whole, window] = [&whole, &window].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    let [whole, window] = [&whole, &window].map(|tensors| tensors.tensor("logits").unwrap());
     assert_eq!((whole.shape(), window.shape()), (&[50, 27][..], &[49, 27][..]));
     assert_eq!(whole.data()[..window.data().len()], *window.data());
-    // Several windows: each symbol but the last is told once, and fixed boundaries keep the text's phase.
+    // Several windows: each symbol except the last is reported once, and fixed boundaries keep their phase in the text.
     let several = score(&["--windowed", "20,7"]);
     let expected: Vec<u8> = (0..49).map(|at| u8::from(at % 3 == 0)).collect();
     assert_eq!(several["boundaries"], serde_json::json!(expected));
@@ -79,17 +81,17 @@ fn windows_tell_what_one_pass_tells() {
 }
 
 #[test]
-fn flags_may_come_from_the_environment() {
+fn flags_can_come_from_the_environment() {
     let model = model("whitespaces");
     let environment = [("WEIR_MODEL", &*model), ("WEIR_JSON", "1"), ("WEIR_DTYPE", "bf16")];
-    let told: Value = serde_json::from_str(&weir(&environment, &["score", "--text", "a word"]).unwrap()).unwrap();
-    assert_eq!(told["symbols"], 6);
+    let output: Value = serde_json::from_str(&weir(&environment, &["score", "--text", "a word"]).unwrap()).unwrap();
+    assert_eq!(output["symbols"], 6);
 }
 
 #[test]
-fn memory_too_small_for_the_model_itself_is_named() {
+fn memory_too_small_for_the_model_is_refused() {
     let folder = converted("whitespaces");
-    let told = load(&folder, &Settings { memory_bytes: 16, ..settings() }).err().unwrap().to_string();
+    let error = load(&folder, &Settings { memory_bytes: 16, ..settings() }).err().unwrap().to_string();
     let start = format!("{}: --kv-memory: expected at least ", folder.display());
-    assert!(told.starts_with(&start) && told.ends_with(" bytes, found 16"), "{told}");
+    assert!(error.starts_with(&start) && error.ends_with(" bytes, found 16"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Two replicas behind the proxies of `deploy/`, as they are installed: one replica is killed, or told to end, under load.
-//! Skipped, and said so, where a proxy is not installed, unless `WEIR_REQUIRE_PROXIES=1`.
+//! Two replicas behind the proxies of `deploy/`: one replica is killed or terminated under load. The tests are skipped with a
+//! message if a proxy is not installed, unless `WEIR_REQUIRE_PROXIES=1`.
 
 use super::process::{Program, Server};
 use hyper_util::rt::TokioIo;
@@ -19,10 +19,10 @@ use weir_proto::v1::{
     GenerateRequest, Sampling, Stopping, generate_response::Event, generation_client::GenerationClient,
 };
 
-/// Requests at once: far more than both replicas have rows.
+/// Concurrent requests: far more than both replicas have rows.
 const CLIENTS: u64 = 24;
 const CHARS: u32 = 400;
-/// How long what must come soon may take.
+/// Maximum wait for an expected event.
 const SOON: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ enum Proxy {
     Haproxy,
 }
 
-/// Two replicas and a proxy, which listens on a socket in a folder of its own.
+/// Two replicas and a proxy that listens on a socket in its own folder.
 struct Site {
     replicas: Vec<Server>,
     channel: Channel,
@@ -39,7 +39,7 @@ struct Site {
     _folder: TempDir,
 }
 
-/// How a request went.
+/// Result of a request.
 #[derive(Debug)]
 struct Outcome {
     seed: u64,
@@ -48,23 +48,23 @@ struct Outcome {
 }
 
 impl Proxy {
-    /// Its program, if it is installed.
+    /// Returns the path of the program if it is installed.
     fn program(self) -> Option<PathBuf> {
         let name = match self {
             Self::Nginx => "nginx",
             Self::Haproxy => "haproxy",
         };
         let folders = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin"];
-        let found = folders.into_iter().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());
+        let program = folders.into_iter().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());
         let required = std::env::var_os("WEIR_REQUIRE_PROXIES").is_some_and(|value| value == "1");
-        assert!(found.is_some() || !required, "{name} is required, and not installed");
-        if found.is_none() {
+        assert!(program.is_some() || !required, "{name} is required, and not installed");
+        if program.is_none() {
             eprintln!("skipped: {name} is not installed");
         }
-        found
+        program
     }
 
-    /// The file of `deploy/`, with our addresses instead of those that it names.
+    /// Writes the file of `deploy/` with the addresses of this test, and returns its path.
     fn configured(self, folder: &Path, replicas: &[Server]) -> PathBuf {
         let name = match self {
             Self::Nginx => "nginx.conf",
@@ -107,7 +107,7 @@ impl Proxy {
 }
 
 impl Site {
-    /// None if the proxy is not installed.
+    /// Starts replicas and proxy. Returns `None` if the proxy is not installed.
     async fn open(proxy: Proxy) -> Option<Self> {
         let program = proxy.program()?;
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/hourglass-whitespace-english");
@@ -130,8 +130,8 @@ impl Site {
             }
         };
         let site = Self { replicas, channel, proxy, _folder: folder };
-        let site = site.refuses_orders().await;
-        // Health checks may have to find the replicas first.
+        let site = site.refuses_admin_calls().await;
+        // The proxy's health checks may need some time to find the replicas.
         while site.ask(0, 1).await.failure.is_some() {
             assert!(begun.elapsed() < SOON, "no replica is found: {}", site.proxy.stderr());
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -139,8 +139,8 @@ impl Site {
         Some(site)
     }
 
-    /// Orders reach no replica.
-    async fn refuses_orders(self) -> Self {
+    /// Checks that the proxy refuses admin calls.
+    async fn refuses_admin_calls(self) -> Self {
         let order = weir_proto::v1::ListGenerationsRequest {};
         let mut admin = weir_proto::v1::admin_client::AdminClient::new(self.channel.clone());
         let refused = admin.list_generations(order).await.unwrap_err();
@@ -155,8 +155,9 @@ impl Site {
         ask(self.channel.clone(), seed, chars).await
     }
 
-    /// All clients' outcomes; once both replicas run some requests and keep others waiting, this is done to the first.
-    async fn under_load(&mut self, deed: impl FnOnce(&Server)) -> Vec<Outcome> {
+    /// Runs all clients and returns their outcomes. Applies `action` to the first replica once both have running and waiting
+    /// requests.
+    async fn under_load(&mut self, action: impl FnOnce(&Server)) -> Vec<Outcome> {
         let mut clients = JoinSet::new();
         for seed in 0..CLIENTS {
             clients.spawn(ask(self.channel.clone(), seed, CHARS));
@@ -173,12 +174,12 @@ impl Site {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        deed(&self.replicas[0]);
+        action(&self.replicas[0]);
         clients.join_all().await
     }
 }
 
-/// Generates a text, and tells how far that went.
+/// Generates a text and returns its outcome.
 async fn ask(channel: Channel, seed: u64, chars: u32) -> Outcome {
     let sampling = Some(Sampling { seed: Some(seed), ..Default::default() });
     let stopping = Some(Stopping { max_chars: Some(chars), ..Default::default() });
@@ -186,7 +187,7 @@ async fn ask(channel: Channel, seed: u64, chars: u32) -> Outcome {
         GenerateRequest { prompt: "the history of the city".into(), sampling, stopping, ..Default::default() };
     let mut outcome = Outcome { seed, text: String::new(), failure: None };
     let mut finished = false;
-    let told = async {
+    let reading = async {
         let mut stream = GenerationClient::new(channel).generate(request).await?.into_inner();
         while let Some(message) = stream.message().await? {
             match message.event {
@@ -197,12 +198,12 @@ async fn ask(channel: Channel, seed: u64, chars: u32) -> Outcome {
         }
         if finished { Ok(()) } else { Err(Status::unknown("the answer broke off without a status")) }
     };
-    let told: Result<(), Status> = told.await;
-    outcome.failure = told.err();
+    let result: Result<(), Status> = reading.await;
+    outcome.failure = result.err();
     outcome
 }
 
-/// Every text that was finished is the one that its request gives alone.
+/// Checks that each finished text equals the text of the same request sent alone.
 async fn check_texts(site: &Site, outcomes: &[Outcome]) {
     for outcome in outcomes.iter().filter(|outcome| outcome.failure.is_none()) {
         let alone = site.ask(outcome.seed, CHARS).await;
@@ -217,7 +218,7 @@ async fn one_replica_dies(proxy: Proxy) {
     let (lost, cut): (Vec<_>, Vec<_>) =
         outcomes.iter().filter(|outcome| outcome.failure.is_some()).partition(|outcome| outcome.text.is_empty());
     assert!(lost.is_empty(), "requests without a character were lost: {lost:?}");
-    // Those whose text had begun cannot be helped; each replica ran two.
+    // Requests whose text had begun are lost; each replica ran two.
     assert!(cut.len() <= 4, "{cut:?}");
     for outcome in &cut {
         let code = outcome.failure.as_ref().unwrap().code();
@@ -227,23 +228,24 @@ async fn one_replica_dies(proxy: Proxy) {
     check_texts(&site, &outcomes).await;
 }
 
-async fn one_replica_is_told_to_end(proxy: Proxy) {
+async fn one_replica_is_terminated(proxy: Proxy) {
     let Some(mut site) = Site::open(proxy).await else { return };
-    // Those that come while it drains are begun at once, many on connections of their own to it.
-    let (channel, mut late) = (site.channel.clone(), JoinSet::new());
-    let deed = |replica: &Server| {
+    // These requests start while the replica drains.
+    let channel = site.channel.clone();
+    let mut late = JoinSet::new();
+    let action = |replica: &Server| {
         replica.program.signal("TERM");
         for seed in 0..CLIENTS {
             late.spawn(ask(channel.clone(), seed, 20));
         }
     };
-    let outcomes = site.under_load(deed).await;
+    let outcomes = site.under_load(action).await;
     let late = late.join_all().await;
     let failed: Vec<_> = late.iter().filter(|outcome| outcome.failure.is_some()).collect();
-    assert!(failed.is_empty(), "of those that came late: {failed:?}");
+    assert!(failed.is_empty(), "late requests: {failed:?}");
     let failed: Vec<_> = outcomes.iter().filter(|outcome| outcome.failure.is_some()).collect();
     assert!(failed.is_empty(), "{failed:?}");
-    // New ones, too, while it drains and when it is gone.
+    // New requests succeed while the replica drains and after it has exited.
     for seed in 0..8 {
         let outcome = site.ask(seed, 20).await;
         assert!(outcome.failure.is_none(), "{outcome:?}");
@@ -263,11 +265,11 @@ async fn behind_haproxy_no_request_without_a_character_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_nginx_a_replica_that_ends_loses_nothing() {
-    one_replica_is_told_to_end(Proxy::Nginx).await;
+async fn behind_nginx_a_terminated_replica_loses_nothing() {
+    one_replica_is_terminated(Proxy::Nginx).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_haproxy_a_replica_that_ends_loses_nothing() {
-    one_replica_is_told_to_end(Proxy::Haproxy).await;
+async fn behind_haproxy_a_terminated_replica_loses_nothing() {
+    one_replica_is_terminated(Proxy::Haproxy).await;
 }

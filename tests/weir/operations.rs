@@ -1,4 +1,4 @@
-//! The program as those who run it meet it: health, orders, documents.
+//! The program for operators: health, admin commands, reports, and the metrics table of the documentation.
 
 use super::{process::Server, support::converted};
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
@@ -7,7 +7,7 @@ use weir::metrics::Metrics;
 
 const TOKEN: &str = "a-token-for-the-tests";
 
-/// A models folder with these checkpoints, under these names.
+/// Creates a models folder. `all` holds names and fixtures.
 fn models(all: &[(&str, &str)]) -> TempDir {
     let folder = TempDir::new().unwrap();
     for (name, case) in all {
@@ -28,7 +28,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What a command says: to stdout if it went well, to stderr if not.
+/// Runs a command with the admin token. Returns stdout if it succeeds, otherwise stderr.
 fn weir(args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     let output = command.env_clear().env("WEIR_ADMIN_TOKEN", TOKEN).args(args).output().unwrap();
@@ -37,8 +37,9 @@ fn weir(args: &[&str]) -> Result<String, String> {
 }
 
 #[test]
-fn models_are_exchanged_from_the_command_line() {
-    let (models, secrets) = (models(&[("first", "whitespaces")]), TempDir::new().unwrap());
+fn models_are_replaced_from_the_command_line() {
+    let models = models(&[("first", "whitespaces")]);
+    let secrets = TempDir::new().unwrap();
     let token = secrets.path().join("token");
     fs::write(&token, format!("{TOKEN}\n")).unwrap();
     let folder = models.path().to_str().unwrap();
@@ -53,23 +54,23 @@ fn models_are_exchanged_from_the_command_line() {
     copy(&converted("fixed_sf2"), &models.path().join("second"));
     copy(&converted("vanilla"), &models.path().join("broken"));
     fs::write(models.path().join("broken/model.safetensors"), "no").unwrap();
-    let told = weir(&["admin", "load", &address, "second", "--name", "other"]).unwrap();
-    assert_eq!(told, "other is served by generation 2\n");
-    let told = weir(&["admin", "load", &address, "--name", "first"]).unwrap();
-    assert_eq!(told, "first is served by generation 3; generation 1 drains\n");
+    let loaded = weir(&["admin", "load", &address, "second", "--name", "other"]).unwrap();
+    assert_eq!(loaded, "other is served by generation 2\n");
+    let reloaded = weir(&["admin", "load", &address, "--name", "first"]).unwrap();
+    assert_eq!(reloaded, "first is served by generation 3; generation 1 drains\n");
     let refused = [
         ("broken", "FailedPrecondition: ", "model.safetensors"),
         ("../second", "InvalidArgument: ", "within"),
         ("nothing", "FailedPrecondition: ", "nothing"),
     ];
     for (path, code, why) in refused {
-        let told = weir(&["admin", "load", &address, path]).unwrap_err();
-        assert!(told.contains(code) && told.contains(why), "{path}: {told}");
+        let error = weir(&["admin", "load", &address, path]).unwrap_err();
+        assert!(error.contains(code) && error.contains(why), "{path}: {error}");
     }
     let wrong = ["admin", "list", &address, "--admin-token", "another-token-for-tests"];
     assert!(weir(&wrong).unwrap_err().contains("PermissionDenied"), "the flag goes before the environment");
-    let told = weir(&["admin", "unload", &address, "other"]).unwrap();
-    assert_eq!(told, "other: generation 2 drains\n");
+    let unloaded = weir(&["admin", "unload", &address, "other"]).unwrap();
+    assert_eq!(unloaded, "other: generation 2 drains\n");
     let list = || -> serde_json::Value {
         serde_json::from_str(&weir(&["admin", "list", &address, "--json"]).unwrap()).unwrap()
     };
@@ -78,25 +79,25 @@ fn models_are_exchanged_from_the_command_line() {
     assert_eq!((&left["name"], &left["generation"], &left["state"]), (&"first".into(), &3.into(), &"serving".into()));
     assert_eq!(server.get("/health/ready").0, 200);
     let (_, metrics) = server.get("/metrics");
-    assert!(!metrics.contains("model_name=\"other\""), "a model that is gone leaves no series");
+    assert!(!metrics.contains("model_name=\"other\""), "an unloaded model leaves no series");
 }
 
 #[test]
-fn a_wrong_token_file_is_told_with_all_else_that_is_wrong() {
+fn a_missing_token_file_is_reported_with_all_other_errors() {
     let flags = ["serve", "--admin-token-file", "/nowhere/token", "--admin-listen", "here", "--hang-seconds", "0"];
-    let told = weir(&flags).unwrap_err();
+    let errors = weir(&flags).unwrap_err();
     for part in ["/nowhere/token", "--admin-listen \"here\"", "--hang-seconds \"0\""] {
-        assert!(told.contains(part), "{part} is not in {told}");
+        assert!(errors.contains(part), "{part} is not in {errors}");
     }
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told() {
-    let told = weir(&["health", "127.0.0.1:1"]).unwrap_err();
-    assert!(told.starts_with("weir: 127.0.0.1:1: "), "{told}");
+fn health_of_a_missing_server_names_the_address() {
+    let error = weir(&["health", "127.0.0.1:1"]).unwrap_err();
+    assert!(error.starts_with("weir: 127.0.0.1:1: "), "{error}");
 }
 
-/// The rows of the document's table, as the program itself would write them.
+/// Returns the rows of the metrics table, generated from the program's own metrics.
 fn rows() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.meter("m");
@@ -137,24 +138,24 @@ fn the_document_lists_the_metrics() {
     let stale: Vec<_> = listed.difference(&rows).map(String::as_str).collect();
     assert!(
         missing.is_empty() && stale.is_empty(),
-        "to be added:\n{}\nto go:\n{}",
+        "missing rows:\n{}\nstale rows:\n{}",
         missing.join("\n"),
         stale.join("\n")
     );
 }
 
-/// What the program reports of a server, for people and for programs.
 #[test]
-fn a_report_tells_what_is_measured_from_what_is_estimated() {
-    let (models, secrets) = (models(&[("first", "whitespaces")]), TempDir::new().unwrap());
+fn a_report_separates_measured_and_estimated_figures() {
+    let models = models(&[("first", "whitespaces")]);
+    let secrets = TempDir::new().unwrap();
     let token = secrets.path().join("token");
     fs::write(&token, TOKEN).unwrap();
     let folder = models.path().to_str().unwrap();
     let flags = ["--models", folder, "--kv-memory", "64MiB", "--admin-token-file", token.to_str().unwrap()];
     let server = Server::start(&flags);
     let address = server.address.to_string();
-    let told: serde_json::Value = serde_json::from_str(&weir(&["report", &address, "--json"]).unwrap()).unwrap();
-    let model = &told["models"][0];
+    let report: serde_json::Value = serde_json::from_str(&weir(&["report", &address, "--json"]).unwrap()).unwrap();
+    let model = &report["models"][0];
     assert_eq!((&model["model"], &model["window"]), (&"first".into(), &"since_load".into()));
     assert_eq!(model["texts"]["requests"], 0, "the warm-up and the calibration do not count");
     let steps = model["estimated_gain"]["calibration"]["steps"].as_array().unwrap();

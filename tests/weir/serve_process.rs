@@ -1,4 +1,4 @@
-//! `weir serve` as a process: what its log tells, and how signals end it.
+//! `weir serve` as a process: the content of its log, and how signals end it.
 #![cfg(unix)]
 
 use super::{
@@ -38,21 +38,21 @@ impl Process {
         command.args(["serve", "--listen", "127.0.0.1:0", "--threads", "2", "--model"]).arg(converted("whitespaces"));
         let mut child = command.args(args).env_clear().stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (tell, told) = mpsc::sync_channel(1);
+        let (address_sender, address_receiver) = mpsc::sync_channel(1);
         let log = std::thread::spawn(move || {
             let mut all = String::new();
             for line in stderr.lines() {
                 let line = line.unwrap();
-                // an event of the log where that is of JSON
+                // with --log-format json this text is inside a log event
                 if let Some((_, rest)) = line.split_once("listening on ") {
-                    tell.send(rest.split(' ').next().unwrap().parse().unwrap()).unwrap();
+                    address_sender.send(rest.split(' ').next().unwrap().parse().unwrap()).unwrap();
                 }
                 all.push_str(&line);
                 all.push('\n');
             }
             all
         });
-        let address = told.recv_timeout(SOON).expect("it listens");
+        let address = address_receiver.recv_timeout(SOON).expect("it listens");
         Self { child, address, log: Some(log) }
     }
 
@@ -69,7 +69,7 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for the end, which must be a good one; returns the whole log.
+    /// Waits until the process exits successfully, and returns its log.
     async fn ended(&mut self) -> String {
         let begun = Instant::now();
         while !self.has_ended() {
@@ -94,11 +94,11 @@ async fn drained<T>(call: Result<tonic::Response<Streaming<T>>, Status>) -> Resu
     Ok(())
 }
 
-/// Letters of the model's alphabet that no log has by chance.
+/// Letters of the model's alphabet that no log contains by chance.
 const WORD: &str = "zxqjvkwzqx";
 const KEY: &str = "key-of-the-test-0123456789";
 
-/// Calls that go well and calls that do not, each with the word in every text it has.
+/// Sends valid and invalid calls that contain `WORD` in each text field, and returns their codes.
 async fn calls(process: &Process) -> Vec<Code> {
     let mut client =
         GenerationClient::with_interceptor(process.plain().connect().await.unwrap(), |mut request: Request<()>| {
@@ -137,7 +137,7 @@ async fn calls(process: &Process) -> Vec<Code> {
     results.push(drained(client.score(score.clone()).await).await);
     results.push(drained(client.score(v1::ScoreRequest { top_logprobs: Some(99), ..score.clone() }).await).await);
     results.push(client.segment(v1::SegmentRequest { text, ..Default::default() }).await.map(drop));
-    // One that is given up, and one without a key that is known.
+    // a cancelled call, and one with an unknown key
     drop(client.generate(right).await.unwrap());
     let mut stranger = GenerationClient::new(process.plain().connect().await.unwrap());
     let mut request = Request::new(score);
@@ -146,11 +146,11 @@ async fn calls(process: &Process) -> Vec<Code> {
     results.into_iter().map(|result| result.map_or_else(|status| status.code(), |()| Code::Ok)).collect()
 }
 
-/// Whatever the level, and whether calls go well or not: no text of a request, and no key.
+/// At the most verbose level, valid and invalid calls log neither a text of a request nor a key.
 #[tokio::test]
 async fn no_text_of_a_request_is_logged() {
-    let papers = Certificates::new();
-    let keys = papers.write("keys", &format!("tester:{KEY}\n"));
+    let certificates = Certificates::new();
+    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
     let keys = keys.to_str().unwrap();
     for format in ["text", "json"] {
         let mut process = Process::start(&["--log", "trace", "--log-format", format, "--api-keys", keys]);
@@ -159,7 +159,7 @@ async fn no_text_of_a_request_is_logged() {
         assert_eq!(calls(&process).await, expected);
         process.terminate();
         let log = process.ended().await;
-        // It is the whole log, and of everything.
+        // the log is complete and contains all levels
         for part in ["TRACE", "DEBUG", "finished", "scored", "ended early", "refused", "draining", "tester"] {
             assert!(log.contains(part), "{part} is not in the log");
         }
@@ -174,12 +174,12 @@ async fn no_text_of_a_request_is_logged() {
     }
 }
 
-/// An open file of keys is told once, and is used all the same.
+/// The server warns of a key file that others can read or change, and uses it.
 #[tokio::test]
-async fn an_open_file_of_keys_is_warned_of() {
+async fn a_readable_key_file_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt;
-    let papers = Certificates::new();
-    let keys = papers.write("keys", &format!("tester:{KEY}\n"));
+    let certificates = Certificates::new();
+    let keys = certificates.write("keys", &format!("tester:{KEY}\n"));
     for (mode, warned) in [(0o644, true), (0o620, true), (0o600, false), (0o440, false)] {
         std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).unwrap();
         let mut process = Process::start(&["--api-keys", keys.to_str().unwrap()]);
@@ -189,7 +189,7 @@ async fn an_open_file_of_keys_is_warned_of() {
     }
 }
 
-/// A request whose answer is far longer than what may be on the way.
+/// Returns a request whose answer exceeds all buffers between server and client.
 fn endless() -> v1::GenerateRequest {
     v1::GenerateRequest {
         prompt: "a".into(),
@@ -199,26 +199,26 @@ fn endless() -> v1::GenerateRequest {
     }
 }
 
-/// A process behind TLS that has begun an answer.
+/// Starts a process with TLS and reads the first message of an answer.
 async fn begun(more: &[&str]) -> (Certificates, Process, Endpoint, Streaming<GenerateResponse>) {
-    let papers = Certificates::new();
-    let path = |name: &str| papers.path(name).to_str().unwrap().to_owned();
-    let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
+    let certificates = Certificates::new();
+    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+    let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(path);
     let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca, "--log", "debug"];
     let process = Process::start(&[&tls[..], more].concat());
-    let endpoint = papers.reach(process.address, Some(&papers));
+    let endpoint = certificates.reach(process.address, Some(&certificates));
     let mut client = GenerationClient::new(endpoint.connect().await.unwrap());
     let mut stream = client.generate(endless()).await.unwrap().into_inner();
     stream.next().await.unwrap().unwrap();
-    (papers, process, endpoint, stream)
+    (certificates, process, endpoint, stream)
 }
 
 #[tokio::test]
 async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too() {
-    let (_papers, mut process, endpoint, _unread) = begun(&["--drain-seconds", "600"]).await;
+    let (_certificates, mut process, endpoint, _unread) = begun(&["--drain-seconds", "600"]).await;
     let channel = endpoint.connect().await.unwrap();
     process.terminate();
-    // Refused from some moment on, while what had begun goes on.
+    // New requests are refused after a moment; the running one continues.
     let begun = Instant::now();
     let status = loop {
         assert!(begun.elapsed() < SOON, "it takes requests still");
@@ -238,7 +238,7 @@ async fn the_first_signal_drains_and_the_second_ends_encrypted_connections_too()
 
 #[tokio::test]
 async fn draining_encrypted_connections_has_a_limit() {
-    let (_papers, mut process, _, mut stream) = begun(&["--drain-seconds", "1"]).await;
+    let (_certificates, mut process, _, mut stream) = begun(&["--drain-seconds", "1"]).await;
     process.terminate();
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let status = loop {
@@ -254,18 +254,19 @@ async fn draining_encrypted_connections_has_a_limit() {
 
 #[tokio::test]
 async fn commands_reach_a_server_behind_tls() {
-    let (papers, process, _, stream) = begun(&[]).await;
+    let (certificates, process, _, stream) = begun(&[]).await;
     drop(stream);
-    let path = |name: &str| papers.path(name).to_str().unwrap().to_owned();
-    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
-    let (plain, encrypted) = (process.address.to_string(), format!("https://{}", process.address));
+    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(path);
+    let plain = process.address.to_string();
+    let encrypted = format!("https://{plain}");
     let health = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_weir")).env_clear().arg("health").args(args).output().unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
     };
     let shown = ["--tls-ca", &ca, "--tls-client-cert", &cert, "--tls-client-key", &key];
-    let (well, told) = health(&[&[&*encrypted], &shown[..]].concat());
-    assert!(well, "{told}");
+    let (succeeded, errors) = health(&[&[&*encrypted], &shown[..]].concat());
+    assert!(succeeded, "{errors}");
     for wrong in [vec![&*plain], vec![&*encrypted], vec![&*encrypted, "--tls-ca", &ca]] {
         assert!(!health(&wrong).0, "{wrong:?}");
     }
@@ -273,9 +274,9 @@ async fn commands_reach_a_server_behind_tls() {
     assert!(health(&[&encrypted, "--tls-ca", "/no/file.pem"]).1.contains("/no/file.pem"));
 }
 
-/// Neither a stream that says nothing nor a request that never comes whole keeps a server that is to end.
+/// An idle stream does not delay the shutdown.
 #[tokio::test]
-async fn what_runs_nothing_does_not_delay_the_end() {
+async fn an_idle_stream_does_not_delay_the_shutdown() {
     let mut process = Process::start(&["--drain-seconds", "600"]);
     let channel = process.plain().connect().await.unwrap();
     let mut reflection = ServerReflectionClient::new(channel.clone());
@@ -286,7 +287,7 @@ async fn what_runs_nothing_does_not_delay_the_end() {
 }
 
 #[test]
-fn a_signal_while_models_are_loaded_ends_it() {
+fn a_signal_during_model_loading_ends_the_process() {
     let folder = TempDir::new().unwrap();
     let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json");
     let large = folder.path().join("large");

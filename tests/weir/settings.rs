@@ -1,11 +1,11 @@
-//! The settings of `weir serve`: flags, environment, file, defaults, in this order; and everything wrong told at once.
+//! Settings of `weir serve`: flags before environment before file before defaults, and all errors reported at once.
 
 use clap::{Arg, ArgAction, CommandFactory};
 use std::{fs, path::Path, process::Command};
 use tempfile::TempDir;
 use weir::cli::Cli;
 
-/// What `weir serve` says: stdout if it ends well, else stderr.
+/// Runs `weir serve`. Returns stdout if it succeeds, otherwise stderr.
 fn serve(environment: &[(String, String)], args: &[String]) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     let environment = environment.iter().map(|(name, value)| (name, value));
@@ -18,7 +18,7 @@ fn texts(args: &[&str]) -> Vec<String> {
     args.iter().map(|arg| (*arg).to_owned()).collect()
 }
 
-/// Every flag that is a setting.
+/// Returns all flags that are settings.
 fn settings() -> Vec<Arg> {
     let command = Cli::command();
     let serve = command.find_subcommand("serve").unwrap();
@@ -28,10 +28,10 @@ fn settings() -> Vec<Arg> {
 }
 
 fn is(arg: &Arg, names: &[&str]) -> bool {
-    arg.get_value_names().is_some_and(|given| names.contains(&given[0].as_str()))
+    arg.get_value_names().is_some_and(|value_names| names.contains(&value_names[0].as_str()))
 }
 
-/// A value that is no default; `nth` tells one source from another.
+/// Returns a value that is not the default, different for each source `nth`.
 fn value(arg: &Arg, nth: usize) -> String {
     match () {
         () if is(arg, &["BOOL"]) => (nth % 2 == 1).to_string(),
@@ -40,7 +40,7 @@ fn value(arg: &Arg, nth: usize) -> String {
     }
 }
 
-/// The value in a file.
+/// Returns the value as TOML.
 fn in_toml(arg: &Arg, nth: usize) -> String {
     let value = value(arg, nth);
     match arg.get_action() {
@@ -50,11 +50,11 @@ fn in_toml(arg: &Arg, nth: usize) -> String {
     }
 }
 
-/// Each setting by a file, by a file and the environment, and by both and a flag: found by walking the flags, so that a new
-/// one is tested by itself.
+/// Sets each setting by file, by file and environment, and by all three. Walks the flags, so a new setting is tested automatically.
 #[test]
 fn every_setting_can_be_given_in_three_ways() {
-    let (folder, all) = (TempDir::new().unwrap(), settings());
+    let folder = TempDir::new().unwrap();
+    let all = settings();
     assert!(all.len() > 25, "only {} settings: looked in the wrong place", all.len());
     let long = |arg: &Arg| arg.get_long().unwrap().to_owned();
     let file = folder.path().join("weir.toml");
@@ -69,7 +69,7 @@ fn every_setting_can_be_given_in_three_ways() {
     for (nth, environment, args) in
         [(1, &[][..], &base), (2, &environment[..], &base), (3, &environment[..], &with_flags)]
     {
-        let told = serve(environment, args).unwrap();
+        let output_text = serve(environment, args).unwrap();
         for (line, arg) in (1..).zip(&all) {
             let long = long(arg);
             let origin = match nth {
@@ -81,18 +81,18 @@ fn every_setting_can_be_given_in_three_ways() {
                 true => format!("# {long}: set, a secret # {origin}"),
                 false => format!("{long} = {} # {origin}", in_toml(arg, nth)),
             };
-            assert!(told.lines().any(|line| line == expected), "{expected}\nis not in\n{told}");
+            assert!(output_text.lines().any(|line| line == expected), "{expected}\nis not in\n{output_text}");
         }
     }
 }
 
-/// What is printed is a file that gives the same settings.
+/// The printed settings, read as a file, give the same settings.
 #[test]
-fn printed_settings_are_a_file() {
+fn printed_settings_can_be_read_as_a_file() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("weir.toml");
-    let values = |told: String| -> Vec<String> {
-        told.lines().map(|line| line.split(" # ").next().unwrap().to_owned()).collect()
+    let values = |output_text: String| -> Vec<String> {
+        output_text.lines().map(|line| line.split(" # ").next().unwrap().to_owned()).collect()
     };
     let args =
         texts(&["--print-config", "--model", "a,b", "--rows", "9", "--kv-memory", "3GiB", "--log", "weir=\"x\""]);
@@ -102,19 +102,19 @@ fn printed_settings_are_a_file() {
     let second = serve(&[], &args).unwrap();
     assert_eq!(values(first.clone()), values(second));
     for line in ["model = [\"a\", \"b\"] # --model", "rows = 9 # --rows", "kv-memory = \"3GiB\" # --kv-memory"] {
-        assert!(first.lines().any(|one| one == line), "{line}\n{first}");
+        assert!(first.lines().any(|printed| printed == line), "{line}\n{first}");
     }
-    // a switch in any of its words, and a variable that is set to nothing
+    // a boolean in another spelling, and an empty variable
     let environment = [("WEIR_LATE_HEADERS".to_owned(), "yes".to_owned()), ("WEIR_TLS_CERT".into(), String::new())];
-    let told = serve(&environment, &texts(&["--print-config"])).unwrap();
-    assert!(told.contains("late-headers = true # WEIR_LATE_HEADERS\n"), "{told}");
-    assert!(told.contains("# tls-cert: not set\n"), "{told}");
+    let output_text = serve(&environment, &texts(&["--print-config"])).unwrap();
+    assert!(output_text.contains("late-headers = true # WEIR_LATE_HEADERS\n"), "{output_text}");
+    assert!(output_text.contains("# tls-cert: not set\n"), "{output_text}");
     assert!(serve(&[], &texts(&["--print-config", "--late-headers"])).unwrap().contains("late-headers = true"));
     assert!(first.contains("listen = \"127.0.0.1:50051\"\n") && first.contains("# tls-cert: not set\n"), "{first}");
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_at_once() {
+fn all_errors_are_reported_at_once() {
     let folder = TempDir::new().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -127,7 +127,7 @@ fn everything_that_is_wrong_is_told_at_once() {
     let environment = [&environment[..], &[("WEIR_LATE_HEADERS".into(), "maybe".into())]].concat();
     let args =
         texts(&["--check-config", "--config", &file, "--api-keys", &keys, "--listen", "here", "--tls-key", "none"]);
-    let told = serve(&environment, &args).unwrap_err();
+    let output_text = serve(&environment, &args).unwrap_err();
     let expected = [
         format!("--queue \"0\" (from {file}, line 1): expected a whole number from 1"),
         format!("{file}, line 2: rows: expected a whole number, found string"),
@@ -142,22 +142,25 @@ fn everything_that_is_wrong_is_told_at_once() {
         format!("--api-keys {keys:?}: line 1: expected a key of 16 or more"),
     ];
     for expected in &expected {
-        assert!(told.contains(expected), "{expected}\nis not in\n{told}");
+        assert!(output_text.contains(expected), "{expected}\nis not in\n{output_text}");
     }
-    assert!(!told.contains("short"), "{told}");
-    // A file that is none ends nothing early either.
-    let told = serve(&environment, &texts(&["--check-config", "--config", "/no/such/file"])).unwrap_err();
-    assert!(told.contains("--config \"/no/such/file\": No such file") && told.contains("WEIR_CHUNK"), "{told}");
+    assert!(!output_text.contains("short"), "{output_text}");
+    // A missing file does not hide the other errors.
+    let output_text = serve(&environment, &texts(&["--check-config", "--config", "/no/such/file"])).unwrap_err();
+    assert!(
+        output_text.contains("--config \"/no/such/file\": No such file") && output_text.contains("WEIR_CHUNK"),
+        "{output_text}"
+    );
 }
 
 #[test]
-fn right_settings_are_checked_in_silence() {
+fn checking_valid_settings_prints_nothing() {
     let model = crate::support::converted("whitespaces");
     let args = texts(&["--check-config", "--model", model.to_str().unwrap()]);
     assert_eq!(serve(&[], &args).unwrap(), "");
     let wrong = texts(&["--check-config", "--model", Path::new("/no/such").to_str().unwrap()]);
     assert!(serve(&[], &wrong).unwrap_err().contains("expected a checkpoint"));
     let twice = ["--check-config", "--listen", "127.0.0.1:7000", "--admin-listen", "127.0.0.1:7000", "--model"];
-    let told = serve(&[], &[texts(&twice), texts(&[model.to_str().unwrap()])].concat()).unwrap_err();
-    assert!(told.contains("--listen has the same address"), "{told}");
+    let output_text = serve(&[], &[texts(&twice), texts(&[model.to_str().unwrap()])].concat()).unwrap_err();
+    assert!(output_text.contains("--listen has the same address"), "{output_text}");
 }

@@ -1,4 +1,4 @@
-//! Summaries by converted fixtures: the official generator's ids and scores, by the engine and by the command line.
+//! Summaries of converted fixtures: the engine and the command line give the official generator's ids and scores.
 
 use super::support::*;
 use safetensors::SafeTensors;
@@ -11,7 +11,7 @@ use weir::{
     family::load::load,
 };
 
-/// Scores are sums of a few logits, which are within 5e-5.
+/// Tolerance of scores: sums of a few logits, each within 5e-5.
 const SCORES: f32 = 1e-4;
 
 /// A fixture's golden data.
@@ -21,13 +21,13 @@ struct Golden {
 }
 
 impl Golden {
-    fn of(case: &str) -> Self {
+    fn read(case: &str) -> Self {
         let folder = pyramidion_golden(case);
         let config = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
         Self { bytes: fs::read(folder.join("golden.safetensors")).unwrap(), config }
     }
 
-    /// Whole numbers in the rows of the last dimension.
+    /// Returns integers, one `Vec` per row of the last dimension.
     fn ids(&self, name: &str) -> Vec<Vec<u32>> {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let tensor = tensors.tensor(name).unwrap();
@@ -41,20 +41,20 @@ impl Golden {
         floats(SafeTensors::deserialize(&self.bytes).unwrap().tensor(name).unwrap().data())
     }
 
-    /// The documents, without the padding behind them.
+    /// Returns the documents without padding.
     fn documents(&self) -> Vec<Vec<u32>> {
         self.ids("src_tokens").into_iter().map(|ids| stripped(&ids)).collect()
     }
 
-    /// What the official generator was told.
+    /// Returns the options of the official generator.
     fn request(&self, way: &str) -> Summarize {
-        let told = &self.config["generation"][way];
-        let size = |key: &str| told[key].as_u64().unwrap() as usize;
+        let generation = &self.config["generation"][way];
+        let size = |key: &str| generation[key].as_u64().unwrap() as usize;
         Summarize {
             beam: Some(size("beam")),
             min_tokens: Some(size("min_len")),
             max_tokens: Some(size("max_len_b")),
-            length_penalty: Some(told["lenpen"].as_f64().unwrap() as f32),
+            length_penalty: Some(generation["lenpen"].as_f64().unwrap() as f32),
             no_repeat_ngram: Some(0),
             hypotheses: Some(size("beam")),
             ..Summarize::default()
@@ -66,48 +66,47 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
-/// Without the padding at its end.
+/// Removes the padding at the end.
 fn stripped(ids: &[u32]) -> Vec<u32> {
     let end = ids.iter().rposition(|&id| id != 1).map_or(0, |last| last + 1);
     ids[..end].to_vec()
 }
 
-/// Ids and scores of all hypotheses.
+/// Reads events to the end, and returns ids and scores of all hypotheses.
 fn read(mut events: Events) -> Vec<(Vec<u32>, f32)> {
     loop {
-        let event = events.blocking_recv().expect("the last event tells the end").unwrap();
+        let event = events.blocking_recv().expect("the last event is the summary").unwrap();
         if let Event::Document(DocumentEvent::Summarized(summary)) = event {
-            return summary.hypotheses.into_iter().map(|one| (one.tokens, one.score)).collect();
+            return summary.hypotheses.into_iter().map(|hypothesis| (hypothesis.tokens, hypothesis.score)).collect();
         }
     }
 }
 
-/// All documents of a case, both ways, at once on one engine.
+/// Summarizes all documents of a case on one engine at the same time, greedily and with two beams.
 #[test]
-fn ids_and_scores_are_the_official_ones() {
+fn ids_and_scores_equal_the_official_ones() {
     for case in PYRAMIDION_CASES {
-        let golden = Golden::of(case);
+        let golden = Golden::read(case);
         let model = load(&pyramidion_converted(case), &settings()).unwrap();
         let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
         let engine = Handle::start(Arc::clone(&model), limits).unwrap();
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         for way in ["greedy", "beam2"] {
             let request = golden.request(way);
             for (index, ids) in golden.documents().into_iter().enumerate() {
                 let (upload, arriving) = engine.upload();
                 let events = engine.summarize(&request, DocumentSource::Uploading(arriving), None).unwrap();
-                // in pieces
                 ids.chunks(7).for_each(|part| upload.push(part, &vec![(0, 0); part.len()]));
                 upload.close(false);
-                asked.push((way, index, events));
+                requests.push((way, index, events));
             }
         }
-        for (way, index, events) in asked {
-            let found = read(events);
-            let beam = found.len();
+        for (way, index, events) in requests {
+            let actual = read(events);
+            let beam = actual.len();
             let tokens = golden.ids(&format!("{way}.tokens"));
             let scores = golden.numbers(&format!("{way}.scores"));
-            for (rank, (ids, score)) in found.iter().enumerate() {
+            for (rank, (ids, score)) in actual.iter().enumerate() {
                 let at = index * beam + rank;
                 assert_eq!(*ids, stripped(&tokens[at]), "{case} {way} document {index} rank {rank}");
                 assert!(
@@ -120,7 +119,7 @@ fn ids_and_scores_are_the_official_ones() {
         let spare = engine.document_cache_usage().bytes;
         assert!(spare > 0 && engine.load().bytes == 0);
         drop(engine);
-        // but what the model itself has made of whole blocks of padding
+        // the model itself keeps the encodings of whole blocks of padding
         assert!(model.memory().in_use < spare, "{case}: all pages are given back");
     }
 }
@@ -138,27 +137,28 @@ fn list(ids: &[u32]) -> String {
 }
 
 #[test]
-fn the_command_line_gives_the_same_and_teacher_forced_logits() {
-    let (case, out) = ("pyramidion", TempDir::new().unwrap());
-    let (golden, folder) = (Golden::of(case), pyramidion_converted(case));
+fn the_command_line_gives_the_same_ids_and_teacher_forced_logits() {
+    let out = TempDir::new().unwrap();
+    let golden = Golden::read("pyramidion");
+    let folder = pyramidion_converted("pyramidion");
     let ids = list(&golden.documents()[1]);
     let base = ["summarize", "--json", "--model", folder.to_str().unwrap(), "--ids", &ids];
     let way = ["--beam", "2", "--min-len", "4", "--max-len", "14", "--length-penalty", "1", "--hypotheses", "2"];
-    let told = weir(&[&base[..], &way].concat()).unwrap();
+    let summary = weir(&[&base[..], &way].concat()).unwrap();
     let expected = golden.ids("beam2.tokens");
     for rank in 0..2 {
-        let found: Vec<u32> = serde_json::from_value(told["hypotheses"][rank]["ids"].clone()).unwrap();
-        assert_eq!(found, stripped(&expected[2 + rank]));
+        let actual: Vec<u32> = serde_json::from_value(summary["hypotheses"][rank]["ids"].clone()).unwrap();
+        assert_eq!(actual, stripped(&expected[2 + rank]));
     }
-    assert_eq!(told["ids"], told["hypotheses"][0]["ids"]);
-    let score = told["score"].as_f64().unwrap() as f32;
+    assert_eq!(summary["ids"], summary["hypotheses"][0]["ids"]);
+    let score = summary["score"].as_f64().unwrap() as f32;
     assert!((score - golden.numbers("beam2.scores")[2]).abs() < SCORES);
     assert_eq!(
-        (told["poolings"].as_array().unwrap().len(), told["poolings"][1]["kept"].as_array().unwrap().len()),
+        (summary["poolings"].as_array().unwrap().len(), summary["poolings"][1]["kept"].as_array().unwrap().len()),
         (2, 16)
     );
-    assert!(told["poolings"][0]["kept"][0]["score"].is_number());
-    assert_eq!(told["timing"]["layers"].as_array().unwrap().len(), 3);
+    assert!(summary["poolings"][0]["kept"][0]["score"].is_number());
+    assert_eq!(summary["timing"]["layers"].as_array().unwrap().len(), 3);
     // teacher forcing
     let file = out.path().join("logits.safetensors");
     let target = list(&golden.ids("prev_output_tokens")[1]);
@@ -178,8 +178,8 @@ fn the_command_line_gives_the_same_and_teacher_forced_logits() {
     assert!(refused.contains("--file"), "{refused}");
 }
 
-/// A small random model with a tokenizer, so that text goes in and out.
-pub(super) fn made(out: &Path) -> String {
+/// Writes a small random model with a tokenizer, and returns its folder.
+pub(super) fn write_random_model(out: &Path) -> String {
     let shape = out.join("shape.json");
     let marks = ["<s>", "<pad>", "</s>", "<unk>"];
     let letters = ('a'..='z').chain(['.', ',']).map(String::from);
@@ -210,29 +210,28 @@ pub(super) fn made(out: &Path) -> String {
 }
 
 #[test]
-fn text_goes_in_and_out_with_highlights_figures_and_a_table() {
+fn text_is_summarized_with_highlights_figures_and_a_table() {
     let out = TempDir::new().unwrap();
-    let model = made(out.path());
-    let (document, reference) = (out.path().join("document"), out.path().join("reference"));
+    let model = write_random_model(out.path());
+    let [document, reference] = ["document", "reference"].map(|name| out.path().join(name));
     fs::write(&document, "the café is pooling, the rest is going.").unwrap();
     fs::write(&reference, "the rest").unwrap();
-    let (document, reference) = (document.to_str().unwrap(), reference.to_str().unwrap());
+    let [document, reference] = [&document, &reference].map(|path| path.to_str().unwrap());
     let base = ["summarize", "--model", &model, "--file", document, "--max-len", "9", "--min-len", "5"];
-    let told = weir(&[&base[..], &["--json", "--reference", reference]].concat()).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(told["ids"].clone()).unwrap();
+    let summary = weir(&[&base[..], &["--json", "--reference", reference]].concat()).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(summary["ids"].clone()).unwrap();
     assert!((6..=10).contains(&ids.len()) && *ids.last().unwrap() == 2);
-    assert!(told["rouge"]["rougeL"]["f1"].is_number() && told["usage"]["cut"] == false);
+    assert!(summary["rouge"]["rougeL"]["f1"].is_number() && summary["usage"]["cut"] == false);
     let text = fs::read_to_string(document).unwrap();
-    for pooling in told["poolings"].as_array().unwrap() {
+    for pooling in summary["poolings"].as_array().unwrap() {
         let spans = pooling["spans"].as_array().unwrap();
-        let place = |span: &Value, key: &str| span[key].as_u64().unwrap() as usize;
-        assert!(spans.iter().all(|span| text.get(place(span, "byte_start")..place(span, "byte_end")).is_some()));
+        let offset = |span: &Value, key: &str| span[key].as_u64().unwrap() as usize;
+        assert!(spans.iter().all(|span| text.get(offset(span, "byte_start")..offset(span, "byte_end")).is_some()));
     }
-    // for people
     let output = Command::new(env!("CARGO_BIN_EXE_weir")).args(base).arg("--highlights").env_clear().output().unwrap();
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && shown.contains("-- after layer 1: ") && shown.contains('['), "{shown}");
-    assert!(shown.trim_end().ends_with(told["text"].as_str().unwrap().trim_end()), "{shown}");
+    assert!(shown.trim_end().ends_with(summary["text"].as_str().unwrap().trim_end()), "{shown}");
     // too long
     let long = out.path().join("long");
     fs::write(&long, "the rest is ".repeat(100_000)).unwrap();
@@ -252,7 +251,7 @@ fn text_goes_in_and_out_with_highlights_figures_and_a_table() {
     let rows: Vec<_> =
         table.as_array().unwrap().iter().map(|row| (row["source"].clone(), row["documents"].clone())).collect();
     assert_eq!(rows, [("a".into(), 1.into()), ("b".into(), 2.into()), ("all".into(), 3.into())]);
-    // sources that nobody named
+    // lines without a source
     let bare = serde_json::json!({"document": "the one", "summary": "the rest"}).to_string();
     for (written, expected) in
         [([bare.clone(), bare.clone()], &["all"][..]), ([bare, line("a", "it")], &["(no source)", "a", "all"])]
@@ -268,11 +267,11 @@ fn text_goes_in_and_out_with_highlights_figures_and_a_table() {
 }
 
 #[test]
-fn two_models_are_measured_in_turns() {
+fn two_models_are_measured_alternately() {
     let [a, b] = ["pyramidion", "blockwise"].map(|case| pyramidion_converted(case).to_str().unwrap().to_owned());
     let plan = ["--batch", "1,2", "--source", "64", "--tokens", "8", "--pairs", "2", "--threads", "1", "--json"];
-    let told = weir(&[&["bench", "summarize", &a, &b][..], &plan].concat()).unwrap();
-    let entries = told.as_array().unwrap();
+    let report = weir(&[&["bench", "summarize", &a, &b][..], &plan].concat()).unwrap();
+    let entries = report.as_array().unwrap();
     assert_eq!(entries.len(), 2);
     for (entry, batch) in entries.iter().zip([1, 2]) {
         assert_eq!((entry["batch"].as_u64(), entry["source"].as_u64()), (Some(batch), Some(64)));

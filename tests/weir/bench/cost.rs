@@ -1,4 +1,4 @@
-//! What a step of a shape costs: bytes and operations, worked out by hand.
+//! Bytes and operations of a step for a given model shape, compared with figures computed by hand.
 
 use crate::{
     naive_hourglass::folder,
@@ -11,25 +11,25 @@ use weir::{
     kernels::Dtype,
 };
 
-/// Bytes of a matrix as it is laid out: whole groups of sixteen outputs, for int8 whole groups of four inputs; biases, and the
-/// scales of int8, of the outputs that there are.
+/// Returns the bytes of a matrix in its layout: outputs padded to groups of 16, for int8 inputs padded to groups of 4. Biases, and
+/// int8's scales and sums, are not padded.
 fn matrix_bytes(dtype: Dtype, outputs: usize, inputs: usize) -> usize {
     let padded = outputs.next_multiple_of(16);
     match dtype {
         Dtype::F32 => padded * inputs * 4 + outputs * 4,
         Dtype::Bf16 => padded * inputs * 2 + outputs * 4,
-        // with each output's bias, scale and sum of bytes
+        // each output has a bias, a scale and a sum of bytes
         Dtype::Int8 => padded * inputs.next_multiple_of(4) + 3 * outputs * 4,
     }
 }
 
-/// Worked out by hand for layers (1, 2, 1), D = 32, 4 heads of 8, F = 64, V = 27, whose head is laid out for 32 outputs.
+/// Layers (1, 2, 1), D = 32, 4 heads of 8, F = 64, V = 27; the head is padded to 32 outputs.
 #[test]
-fn a_fixtures_cost_is_that_of_its_shape() {
+fn the_cost_of_a_fixture_follows_from_its_shape() {
     const F32: usize = 4;
     let shapes = [(96, 32), (32, 32), (64, 32), (32, 64)];
     let products: usize = shapes.iter().map(|(outputs, inputs)| outputs * inputs).sum();
-    // R of a distance, and a key with its value, of all heads: in int8 with one and two scales a head
+    // bytes per distance (R) and per key-value pair, all heads; int8 adds one and two scales per head
     for (dtype, distance, pair, by_hand) in [
         (Dtype::F32, 32 * 4, 2 * 32 * 4, [79_104, 20_480, 70_912, 4_096, 4_204]),
         (Dtype::Bf16, 32 * 2, 2 * 32 * 2, [41_216, 10_240, 37_120, 2_048, 2_156]),
@@ -37,13 +37,13 @@ fn a_fixtures_cost_is_that_of_its_shape() {
     ] {
         let matrices: usize = shapes.iter().map(|&(outputs, inputs)| matrix_bytes(dtype, outputs, inputs)).sum();
         let layer = matrices + 2 * 2 * 32 * F32;
-        // 40 keys: R of as many distances, u and v; keys and values; two products for each score and one for each value
+        // 40 keys: R of 40 distances, u and v; keys and values; two products per score and one per value
         let symbol = StepCost {
             shared_bytes: 2 * (layer + 40 * distance + 2 * 32 * F32),
             own_bytes: 2 * 40 * pair,
             multiply_adds: 2 * (products + 3 * 40 * 32),
         };
-        // seven segments and the null group, in two layers, behind the norm of what was pooled
+        // seven segments and the null group, in two layers, after the norm of the pooled vectors
         let segment = StepCost {
             shared_bytes: 2 * layer + 2 * 8 * distance + 2 * 32 * F32 + 2 * 32 * F32,
             own_bytes: 2 * 8 * pair,
@@ -64,7 +64,7 @@ fn a_vanilla_model_has_no_segment_step() {
 }
 
 #[test]
-fn what_decides_boundaries_is_read_at_every_symbol() {
+fn boundary_deciders_are_read_at_every_symbol() {
     for dtype in Dtype::ALL {
         let settings = Settings { dtype, ..settings() };
         let cost = |dir: &Path| load(dir, &settings).unwrap().cost(40, 7);
@@ -75,7 +75,8 @@ fn what_decides_boundaries_is_read_at_every_symbol() {
         learned.symbol += StepCost { shared_bytes: bytes, own_bytes: 0, multiply_adds: 17 * 24 + 17 };
         assert_eq!(cost(folder("learned")), learned, "{dtype:?}");
         // a companion, whose logits decide
-        let (mut spikes, companion) = (plain, cost(&folder("spikes").join("companion")));
+        let mut spikes = plain;
+        let companion = cost(&folder("spikes").join("companion"));
         spikes.symbol += companion.symbol;
         spikes.symbol += companion.logits;
         assert_eq!(cost(folder("spikes")), spikes, "{dtype:?}");

@@ -1,4 +1,4 @@
-//! Decoding, alone and compared: what it tells, and what its rounds come to.
+//! `bench decode` and `bench compare`: output keys, counts and costs of the rounds.
 
 use super::{bench, equal, json, keys, number};
 use crate::{
@@ -13,7 +13,7 @@ use weir::{
     report::{decode, machine::Machine, sample::Sample},
 };
 
-/// What other programs read: the first keys of each entry, in order.
+/// First keys of each entry, in order. Other programs rely on them.
 const PROMISED: [&str; 13] = [
     "model",
     "family",
@@ -38,7 +38,7 @@ fn check_entry(entry: &Value, model: &dyn Model, batch: usize, wait: usize) {
     assert_eq!(keys(entry)[..PROMISED.len()], PROMISED);
     assert_eq!((&entry["family"], &entry["dtype"]), (&"hourglass".into(), &"f32".into()));
     assert_eq!(entry["model"], *model.card().name);
-    let expected = Expected::of(model, batch, wait);
+    let expected = Expected::simulate(model, batch, wait);
     let names = ["threads", "batch", "context", "steps", "foreign_letters", "boundary_wait", "middle_steps"];
     let counts = names.map(|key| number(entry, key) as usize);
     assert_eq!(counts, [2, batch, CONTEXT, STEPS, 0, wait, expected.middle_steps]);
@@ -62,7 +62,7 @@ fn check_entry(entry: &Value, model: &dyn Model, batch: usize, wait: usize) {
     assert!(number(entry, "ceiling_bytes_per_second") > 1e6 && number(entry, "chars_per_second") > 0.0);
 }
 
-/// What the rounds of a fixture come to that pools at spaces, or not at all: played through on the text.
+/// Expected counts of a fixture that pools at spaces or not at all, from a simulation of the rounds on the sample text.
 #[derive(Default)]
 struct Expected {
     symbols: usize,
@@ -72,14 +72,14 @@ struct Expected {
 }
 
 impl Expected {
-    fn of(model: &dyn Model, batch: usize, wait: usize) -> Self {
+    fn simulate(model: &dyn Model, batch: usize, wait: usize) -> Self {
         let sample = Sample::new(&model.card().vocabulary);
         let space = model.card().vocabulary.id_of(' ').unwrap();
         let closes = |row: usize, symbols: usize| {
             model.card().pooled && sample.symbol(Sample::start(row) + symbols - 1) == space
         };
         let mut expected = Self::default();
-        // of each row: its symbols, and for how many rounds it has waited
+        // per row: its symbols, and the rounds that it has waited for a segment step
         let mut rows = vec![(CONTEXT, None); batch];
         for _ in 0..STEPS {
             for (row, (symbols, waited)) in rows.iter_mut().enumerate() {
@@ -94,7 +94,8 @@ impl Expected {
             let all_wait = rows.iter().all(|(_, waited)| waited.is_some());
             let due = all_wait || rows.iter().any(|(_, waited)| waited.is_some_and(|rounds| rounds >= wait));
             expected.middle_steps += usize::from(due);
-            let (mut shared, mut middle) = (0, 0);
+            let mut shared = 0;
+            let mut middle = 0;
             for (row, (symbols, waited)) in rows.iter_mut().enumerate().filter(|(_, row)| due || row.1.is_none()) {
                 let segments = (1..=*symbols).filter(|&symbols| closes(row, symbols)).count();
                 let Cost { symbol, segment, logits } = model.cost(*symbols, segments);
@@ -114,7 +115,7 @@ impl Expected {
 }
 
 #[test]
-fn decode_tells_what_was_promised() {
+fn decode_prints_the_promised_keys() {
     for case in ["whitespaces", "vanilla"] {
         let args = ["decode", "--json", "--batch", "1,3", "--boundary-wait", "0,2"];
         let entries = json(&[&args, &OPTIONS[..], &["--model"]].concat(), &[converted(case)]);
@@ -127,18 +128,18 @@ fn decode_tells_what_was_promised() {
 }
 
 #[test]
-fn compare_tells_both_and_their_ratio() {
+fn compare_prints_both_models_and_their_ratio() {
     let args = [&["compare", "--json", "--pairs", "4"], &OPTIONS[..]].concat();
-    let told = json(&args, &[converted("whitespaces"), converted("vanilla")]);
-    assert_eq!(told.len(), 1);
-    assert_eq!(keys(&told[0]), ["batch", "context", "boundary_wait", "pairs", "a", "b", "ratio"]);
-    assert_eq!(keys(&told[0]["ratio"]), ["median", "p10", "p90"]);
-    let [median, p10, p90] = ["median", "p10", "p90"].map(|key| number(&told[0]["ratio"], key));
+    let entries = json(&args, &[converted("whitespaces"), converted("vanilla")]);
+    assert_eq!(entries.len(), 1);
+    assert_eq!(keys(&entries[0]), ["batch", "context", "boundary_wait", "pairs", "a", "b", "ratio"]);
+    assert_eq!(keys(&entries[0]["ratio"]), ["median", "p10", "p90"]);
+    let [median, p10, p90] = ["median", "p10", "p90"].map(|key| number(&entries[0]["ratio"], key));
     assert!(0.0 < p10 && p10 <= median && median <= p90);
     for (key, case) in [("a", "whitespaces"), ("b", "vanilla")] {
-        let mut entry = told[0][key].clone();
+        let mut entry = entries[0][key].clone();
         assert_eq!(number(&entry, "steps") as usize, 4 * STEPS);
-        // every run feeds the same text, so all of them together need as many bytes a symbol as one
+        // every run feeds the same text, so bytes per symbol equal those of one run
         entry["steps"] = STEPS.into();
         entry["middle_steps"] = (number(&entry, "middle_steps") as usize / 4).into();
         check_entry(&entry, &*fixture(case), 1, BOUNDARY_WAIT);
@@ -146,7 +147,7 @@ fn compare_tells_both_and_their_ratio() {
 }
 
 #[test]
-fn a_text_that_is_foreign_to_the_model_is_said_to_be() {
+fn letters_outside_the_vocabulary_are_reported() {
     let args = [&["decode", "--json"], &OPTIONS[..], &["--model"]].concat();
     let entries = json(&args, &[folder("odd-shape").to_path_buf()]);
     let sample = Sample::new(&load(folder("odd-shape"), &settings()).unwrap().card().vocabulary);
@@ -158,7 +159,7 @@ fn a_text_that_is_foreign_to_the_model_is_said_to_be() {
 }
 
 #[test]
-fn people_get_a_table() {
+fn the_default_output_is_a_table() {
     let args = [&["decode", "--batch", "2"], &OPTIONS[..], &["--model"]].concat();
     let output = bench(&args, &[converted("whitespaces")]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -168,17 +169,18 @@ fn people_get_a_table() {
 
 #[test]
 fn a_run_leaves_the_rows_as_they_were() {
-    let (model, machine) =
-        (fixture("gumbel"), Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } });
+    let model = fixture("gumbel");
+    let machine = Machine { compute: Compute { isa: Isa::detect(), pool: ThreadPool::new(1).into() } };
     let sample = Sample::new(&model.card().vocabulary);
     for (boundary_wait, symbols) in [(0, 100), (3, 50)] {
         let plan = decode::DecodePlan { batch: 2, context: 33, steps: 50, boundary_wait };
         let mut decoding = decode::DecodeBench::start(&*model, &sample, plan).unwrap();
-        let (first, second) = (decoding.run().unwrap(), decoding.run().unwrap());
+        let first = decoding.run().unwrap();
+        let second = decoding.run().unwrap();
         assert_eq!((first.segments, first.bytes, first.symbols), (second.segments, second.bytes, second.symbols));
         assert!((symbols..=100).contains(&first.symbols));
         assert_eq!(first.plain_gap_ns.len() + first.boundary_gap_ns.len(), first.symbols);
-        // a row's gaps follow one upon the other
+        // the gaps of a row do not overlap
         let gaps: f64 = first.plain_gap_ns.iter().chain(&first.boundary_gap_ns).sum();
         assert!(gaps <= 2.0 * first.step_ns.iter().sum::<f64>() * 1.000_001 && first.middle_steps <= 50);
     }

@@ -1,9 +1,9 @@
-//! Kernels one at a time.
+//! `bench kernels`: each kernel alone.
 
 use super::{bench, equal, failure, json, number, texts};
 use serde_json::Value;
 
-/// Two for each multiply-add of a kernel's call.
+/// Returns the operations of one kernel call: two per multiply-add.
 fn operations(entry: &Value) -> f64 {
     let products = match entry["kernel"].as_str().unwrap() {
         "attention" => 2.0 * number(entry, "keys"),
@@ -14,7 +14,7 @@ fn operations(entry: &Value) -> f64 {
 }
 
 #[test]
-fn kernels_are_told_beside_ceilings_and_drawn() {
+fn kernels_are_reported_with_peaks_and_plotted() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("kernels.svg");
     let args = ["kernels", "--json", "--threads", "1", "--seconds", "0.0001", "--megabytes", "1"];
@@ -22,7 +22,7 @@ fn kernels_are_told_beside_ceilings_and_drawn() {
     let entries = json(&args, std::slice::from_ref(&svg));
     let of = |kernel: &str| entries.iter().filter(|entry| entry["kernel"] == *kernel).collect::<Vec<_>>();
     let names = ["matrix", "matrix+gelu", "attention", "attention+distances", "norm", "dispatch"];
-    // in each dtype: four shapes cold and hot, with six numbers of rows
+    // each dtype: four shapes, cold and hot, with six row counts
     assert_eq!(names.map(|kernel| of(kernel).len()), [3 * 4 * 2 * 6, 3 * 6, 3 * 3, 3 * 3, 2, 1]);
     let mut dtypes: Vec<_> = entries.iter().filter_map(|entry| entry["dtype"].as_str()).collect();
     dtypes.dedup();
@@ -36,11 +36,11 @@ fn kernels_are_told_beside_ceilings_and_drawn() {
         let achieved = number(entry, "bytes") / number(entry, "ns_p50") * 1e9;
         assert!(equal(achieved, number(entry, "bytes_per_second")));
         assert!(number(entry, "ceiling_bytes_per_second") > 0.0);
-        // products of bytes stand beside no peak of floats; attention reads bytes, and multiplies floats
+        // int8 products have no float peak to compare with; int8 attention reads bytes but multiplies floats
         let bytes = entry["dtype"] == "int8" && entry["kernel"].as_str().unwrap().starts_with("matrix");
         assert_eq!(entry["peak_gflops"].as_f64().is_some_and(|peak| peak > 0.0), !bytes, "{entry}");
     }
-    // in each dtype: four shapes, cold and hot, reading and arithmetic, each in its own panel; attention in one
+    // each dtype: four shapes, cold and hot, bandwidth and arithmetic, each in its own panel; attention in one
     let drawn = texts(&svg);
     let count = |part: &str| drawn.iter().filter(|text| text.contains(part)).count();
     assert_eq!([count(" -> "), count("weights, threads 1"), count("attention")], [3 * 4 * 4, 3 * 4, 3 * 2]);
@@ -48,10 +48,11 @@ fn kernels_are_told_beside_ceilings_and_drawn() {
 }
 
 #[test]
-fn a_table_says_why_int8_has_no_peak() {
+fn the_table_explains_why_int8_has_no_peak() {
     let args = ["kernels", "--threads", "1", "--seconds", "0.0001", "--megabytes", "1", "--dtype"];
-    let told = |dtype: &str| String::from_utf8(bench(&[&args[..], &[dtype]].concat(), &[]).stdout).unwrap();
-    let (bytes, floats) = (told("int8"), told("f32"));
+    let table = |dtype: &str| String::from_utf8(bench(&[&args[..], &[dtype]].concat(), &[]).stdout).unwrap();
+    let bytes = table("int8");
+    let floats = table("f32");
     let product = |text: &str| text.lines().find(|line| line.starts_with("matrix ")).unwrap().to_owned();
     assert!(product(&bytes).ends_with("  -") && bytes.lines().last().unwrap().starts_with("int8: no peak, since"));
     assert!(!product(&floats).ends_with("  -") && !floats.contains("no peak"), "{floats}");

@@ -1,4 +1,4 @@
-//! `weir bench`: what it tells, and what it counts. How fast anything is, is never asserted.
+//! `weir bench`: its output formats and its counts. No test asserts a speed.
 
 mod cost;
 mod decode;
@@ -22,8 +22,8 @@ fn bench(args: &[&str], dirs: &[PathBuf]) -> Output {
 
 fn json(args: &[&str], dirs: &[PathBuf]) -> Vec<Value> {
     let output = bench(args, dirs);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && told.is_empty(), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -35,7 +35,7 @@ fn number(entry: &Value, key: &str) -> f64 {
     entry[key].as_f64().unwrap_or_else(|| panic!("{key} of {entry}"))
 }
 
-/// But for the last digits, which a reader of decimal numbers may lose.
+/// Returns true if two numbers agree up to the last digits, which decimal output may lose.
 fn equal(a: f64, b: f64) -> bool {
     (a / b - 1.0).abs() < 1e-12
 }
@@ -46,7 +46,7 @@ fn failure(args: &[&str], dirs: &[PathBuf]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// The texts of a picture, which must be well-formed.
+/// Returns the texts of an SVG picture, which must be well-formed XML.
 fn texts(svg: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(svg).unwrap();
     let tree = roxmltree::Document::parse(&text).unwrap();

@@ -1,4 +1,4 @@
-//! Lists of options, and options out of bounds.
+//! Options of `weir bench`: lists of values, and values out of bounds.
 
 use super::{failure, json, number};
 use crate::support::{converted, fixture};
@@ -14,8 +14,9 @@ fn every_combination_of_dtypes_and_threads_is_measured() {
         ["decode", "--json", "--dtype", "int8,bf16", "--threads", "1,2", "--batch", "1,2", "--steps", "4", "--context"];
     let entries = json(&[&args[..], &["8", "--model"]].concat(), &[converted("whitespaces")]);
     for (entries, dtype) in entries.chunks(4).zip(["int8", "bf16"]) {
-        let met: Vec<_> = entries.iter().map(|entry| (number(entry, "threads"), number(entry, "batch"))).collect();
-        assert_eq!(met, [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)]);
+        let combinations: Vec<_> =
+            entries.iter().map(|entry| (number(entry, "threads"), number(entry, "batch"))).collect();
+        assert_eq!(combinations, [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (2.0, 2.0)]);
         assert!(entries.iter().all(|entry| entry["dtype"] == dtype));
     }
     assert_eq!(entries.len(), 8);
@@ -35,46 +36,46 @@ fn every_instruction_set_can_be_measured_and_another_is_refused() {
     }
     let entries = json(&["kernels", "--json", "--isa", "portable", "--seconds", "0.001", "--megabytes", "1"], &[]);
     assert!(entries.iter().all(|entry| entry["isa"] == "portable"));
-    let said = failure(&["decode", "--isa", "sse9", "--model"], &[converted("vanilla")]);
-    assert!(said.contains("this processor supports") && said.contains("portable"), "{said}");
+    let error = failure(&["decode", "--isa", "sse9", "--model"], &[converted("vanilla")]);
+    assert!(error.contains("this processor supports") && error.contains("portable"), "{error}");
 }
 
 #[test]
 fn options_out_of_bounds_are_named_with_the_bound() {
     let model = fixture("whitespaces");
     let limit = model.card().max_symbols;
-    let say = |batch, context, steps| {
+    let refusal = |batch, context, steps| {
         let plan = decode::DecodePlan { batch, context, steps, boundary_wait: 64 };
-        plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
+        plan.check(model.card()).err().map(|e: Error| e.to_string()).unwrap_or_default()
     };
-    assert_eq!(say(1, limit - 1, 1), "");
-    assert_eq!(say(1, 0, limit), "");
-    assert_eq!(say(0, 8, 8), "--batch: 0 is out of bounds: 1 to 1024");
-    assert_eq!(say(1025, 8, 8), "--batch: 1025 is out of bounds: 1 to 1024");
-    assert_eq!(say(1, 8, 0), "--steps: 0 is out of bounds: 1 to 1048576");
-    let (most, over) = (limit - 1, limit + 1);
-    assert_eq!(say(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
+    assert_eq!(refusal(1, limit - 1, 1), "");
+    assert_eq!(refusal(1, 0, limit), "");
+    assert_eq!(refusal(0, 8, 8), "--batch: 0 is out of bounds: 1 to 1024");
+    assert_eq!(refusal(1025, 8, 8), "--batch: 1025 is out of bounds: 1 to 1024");
+    assert_eq!(refusal(1, 8, 0), "--steps: 0 is out of bounds: 1 to 1048576");
+    let most = limit - 1;
+    let over = limit + 1;
+    assert_eq!(refusal(1, limit, 1), format!("--context: {limit} characters is more than the limit of {most}"));
     let both = format!("--context and --steps together: {over} characters is more than the limit of {limit}");
-    assert_eq!(say(1, limit - 4, 5), both);
+    assert_eq!(refusal(1, limit - 4, 5), both);
     let plan = decode::DecodePlan { batch: 1, context: 8, steps: 8, boundary_wait: 65 };
-    let error = plan.check(model.card()).unwrap_err();
-    assert_eq!(error.to_string(), "--boundary-wait: 65 is out of bounds: 0 to 64");
+    assert_eq!(plan.check(model.card()).unwrap_err().to_string(), "--boundary-wait: 65 is out of bounds: 0 to 64");
 
-    let say = |symbols, chunk, runs| {
+    let refusal = |symbols, chunk, runs| {
         let plan = prefill::PrefillPlan { symbols, chunk, runs };
-        plan.check(model.card()).err().map(|error: Error| error.to_string()).unwrap_or_default()
+        plan.check(model.card()).err().map(|e: Error| e.to_string()).unwrap_or_default()
     };
-    assert_eq!(say(limit, limit, 1), "");
-    assert_eq!(say(0, 1, 1), format!("--symbols: 0 is out of bounds: 1 to {limit}"));
-    assert_eq!(say(over, 1, 1), format!("--symbols: {over} characters is more than the limit of {limit}"));
-    assert_eq!(say(1, 0, 1), format!("--chunk: 0 is out of bounds: 1 to {limit}"));
-    assert_eq!(say(1, 1, 0), "--runs: 0 is out of bounds: 1 to 10000");
+    assert_eq!(refusal(limit, limit, 1), "");
+    assert_eq!(refusal(0, 1, 1), format!("--symbols: 0 is out of bounds: 1 to {limit}"));
+    assert_eq!(refusal(over, 1, 1), format!("--symbols: {over} characters is more than the limit of {limit}"));
+    assert_eq!(refusal(1, 0, 1), format!("--chunk: 0 is out of bounds: 1 to {limit}"));
+    assert_eq!(refusal(1, 1, 0), "--runs: 0 is out of bounds: 1 to 10000");
     assert!(compare::check(0).unwrap_err().to_string().contains("--pairs: 0"));
 }
 
-/// Flags that count are refused by name, with what was given and the bounds, negative numbers too.
+/// Numeric flags out of bounds are refused with flag, value and bounds, negative numbers included.
 #[test]
-fn flags_out_of_bounds_are_told_with_value_and_bound() {
+fn flags_out_of_bounds_are_refused_with_value_and_bound() {
     let cases = [
         (["decode", "--boundary-wait"], "-1", "0 to 64"),
         (["decode", "--boundary-wait"], "65", "0 to 64"),
@@ -89,40 +90,43 @@ fn flags_out_of_bounds_are_told_with_value_and_bound() {
         (["kernels", "--megabytes"], "-1", "1 to 65536"),
     ];
     for ([what, flag], value, bound) in cases {
-        let told = failure(&[what, flag, value], &[]);
+        let error = failure(&[what, flag, value], &[]);
         let expected = format!("invalid value '{value}' for '{flag} <");
         let bound = format!("expected a whole number from {bound}\n");
-        assert!(told.contains(&expected) && told.contains(&bound), "{told}");
+        assert!(error.contains(&expected) && error.contains(&bound), "{error}");
     }
-    let told = failure(&["decode", "--threads", "-1"], &[]);
-    assert!(told.contains("'-1' for '--threads <N>': -1 is not in 1..=1024"), "{told}");
+    let error = failure(&["decode", "--threads", "-1"], &[]);
+    assert!(error.contains("'-1' for '--threads <N>': -1 is not in 1..=1024"), "{error}");
     assert!(
         failure(&["kernels", "--seconds", "-1"], &[]).contains("--seconds: -1 is out of bounds: above 0, up to 60")
     );
-    // and the server's, which are checked together
+    // the server checks all of its flags together
     let serve = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
         .args(["serve", "--boundary-wait", "-1", "--rows", "-2"])
         .env_clear()
         .output()
         .unwrap();
-    let told = String::from_utf8(serve.stderr).unwrap();
+    let error = String::from_utf8(serve.stderr).unwrap();
     assert!(!serve.status.success());
-    assert!(told.contains("--boundary-wait \"-1\": expected a whole number from 0 to 64"), "{told}");
-    assert!(told.contains("--rows \"-2\": expected a whole number from 1 to 4096"), "{told}");
+    assert!(error.contains("--boundary-wait \"-1\": expected a whole number from 0 to 64"), "{error}");
+    assert!(error.contains("--rows \"-2\": expected a whole number from 1 to 4096"), "{error}");
 }
 
 #[test]
-fn kernels_that_would_not_fit_into_memory_are_refused_by_name() {
-    let say = |dtypes: &[Dtype], megabytes, free| {
+fn kernel_benchmarks_that_exceed_memory_are_refused() {
+    let refusal = |dtypes: &[Dtype], megabytes, free| {
         let plan = kernels::KernelPlan { seconds: 0.1, megabytes };
-        plan.check_memory(dtypes, free).err().map(|error| error.to_string()).unwrap_or_default()
+        plan.check_memory(dtypes, free).err().map(|e| e.to_string()).unwrap_or_default()
     };
     let free = 1_000_000_000;
-    assert_eq!(say(&[Dtype::F32], 500, free), "");
-    let told = say(&[Dtype::F32, Dtype::Int8], 501, free);
-    assert!(told.contains("--megabytes: 501 is out of bounds: at most 500, ") && told.contains("1000 MB"), "{told}");
-    // what is asked for is asked for in f32: a narrower type needs less
-    assert_eq!((say(&[Dtype::Int8], 2000, free), say(&[Dtype::Bf16, Dtype::Int8], 1000, free)), Default::default());
-    assert!(say(&[Dtype::Int8], 2001, free).contains("at most 2000,"));
-    assert!(say(&[Dtype::Bf16], 65_536, 0).contains("at most 0,"));
+    assert_eq!(refusal(&[Dtype::F32], 500, free), "");
+    let error = refusal(&[Dtype::F32, Dtype::Int8], 501, free);
+    assert!(error.contains("--megabytes: 501 is out of bounds: at most 500, ") && error.contains("1000 MB"), "{error}");
+    // --megabytes counts f32 weights: a narrower type needs less
+    assert_eq!(
+        (refusal(&[Dtype::Int8], 2000, free), refusal(&[Dtype::Bf16, Dtype::Int8], 1000, free)),
+        Default::default()
+    );
+    assert!(refusal(&[Dtype::Int8], 2001, free).contains("at most 2000,"));
+    assert!(refusal(&[Dtype::Bf16], 65_536, 0).contains("at most 0,"));
 }

@@ -1,4 +1,4 @@
-//! Pictures: of what was just measured and of what was saved, or a refusal by name.
+//! Plots of new and of saved measurements, and errors that name the file.
 
 use super::{bench, failure, json, texts};
 use crate::support::converted;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::Path;
 
 #[test]
-fn pictures_have_a_line_for_each_series() {
+fn plots_have_a_line_per_series() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two, both] = ["one.svg", "two.svg", "both.svg"].map(|name| folder.path().join(name));
     let drawn = |svg: &Path| texts(svg).into_iter().filter(|text| text.contains(", f32, threads")).count();
@@ -17,7 +17,7 @@ fn pictures_have_a_line_for_each_series() {
     assert_eq!(drawn(&one), 4);
     let args = [&["compare", "--pairs", "1"], &options[..], &[two.to_str().unwrap()]].concat();
     let compared = json(&args, &[converted("whitespaces"), converted("vanilla")]);
-    // and of both models, and a ratio for each context
+    // both models, and a ratio for each context
     assert_eq!(drawn(&two), 8 + 2);
     let saved = [("a.json", decoded), ("b.json", compared)].map(|(name, entries)| {
         let mut entries = entries;
@@ -36,11 +36,11 @@ fn pictures_have_a_line_for_each_series() {
 }
 
 #[test]
-fn pictures_that_cannot_be_made_are_refused_by_name() {
-    let told = failure(&["decode", "--plot", "/nowhere/at/all.svg", "--model"], &[converted("whitespaces")]);
-    assert!(told.contains("/nowhere/at/all.svg"), "{told}");
+fn plots_that_cannot_be_drawn_are_refused() {
+    let error = failure(&["decode", "--plot", "/nowhere/at/all.svg", "--model"], &[converted("whitespaces")]);
+    assert!(error.contains("/nowhere/at/all.svg"), "{error}");
     let folder = tempfile::tempdir().unwrap();
-    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let [svg, saved] = ["x.svg", "x.json"].map(|name| folder.path().join(name));
     let out = ["plot", "--out", svg.to_str().unwrap()];
     let list = "expected a list that weir bench printed with --json, found";
     let speed = |number: &str| entry("a model", number);
@@ -56,39 +56,39 @@ fn pictures_that_cannot_be_made_are_refused_by_name() {
     ];
     for (text, expected) in cases {
         std::fs::write(&saved, text).unwrap();
-        let told = failure(&out, std::slice::from_ref(&saved));
-        assert!(told.contains(&expected), "{told}");
+        let error = failure(&out, std::slice::from_ref(&saved));
+        assert!(error.contains(&expected), "{error}");
         assert!(!svg.exists());
     }
     assert!(failure(&out, &[folder.path().join("missing.json")]).contains("missing.json"));
     std::fs::File::create(&saved).unwrap().set_len((64 << 20) + 1).unwrap();
-    let told = failure(&out, std::slice::from_ref(&saved));
-    assert!(told.contains("x.json: length: expected a file of at most 67108864 bytes, found 67108865"), "{told}");
-    // a picture that is there is left alone by what cannot be drawn
+    let error = failure(&out, std::slice::from_ref(&saved));
+    assert!(error.contains("x.json: length: expected a file of at most 67108864 bytes, found 67108865"), "{error}");
+    // a failed plot leaves an existing picture unchanged
     std::fs::write(&svg, "before").unwrap();
     failure(&["decode", "--batch", "0", "--plot", svg.to_str().unwrap(), "--model"], &[converted("vanilla")]);
     assert_eq!(std::fs::read_to_string(&svg).unwrap(), "before");
 }
 
-/// A measurement of decoding, as far as pictures need one.
+/// Returns a decode measurement with the keys that plots need.
 fn entry(model: &str, speed: &str) -> String {
     let model = Value::from(model);
     format!("{{\"model\":{model},\"dtype\":\"f32\",\"threads\":1,\"batch\":1,\"chars_per_second\":{speed}}}")
 }
 
-/// Numbers that no axis could be marked for, and those that one just can.
+/// Numbers beyond and at the limits of what an axis can show.
 #[test]
-fn odd_numbers_are_drawn_or_refused_by_name() {
+fn extreme_numbers_are_drawn_or_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let [svg, saved] = ["x.svg", "x.json"].map(|name| folder.path().join(name));
     let out = ["plot", "--out", svg.to_str().unwrap()];
     for odd in ["5e-324", "1e308", "1.7e308", "0", "-1", "1e-31", "2e30"] {
         std::fs::write(&saved, format!("[{}]", entry("m", odd))).unwrap();
-        let told = failure(&out, std::slice::from_ref(&saved));
+        let error = failure(&out, std::slice::from_ref(&saved));
         let expected = "x.json: entry 0, chars_per_second: expected a number from 1e-30 to 1e30, found";
-        assert!(told.contains(expected), "{told}");
+        assert!(error.contains(expected), "{error}");
     }
-    // a side of a comparison is named with its key
+    // an error names the side of a comparison by its key
     let comparison = format!("[{{\"a\":{},\"b\":{},\"ratio\":{{}}}}]", entry("m", "1"), entry("m", "1e99"));
     std::fs::write(&saved, comparison).unwrap();
     assert!(failure(&out, std::slice::from_ref(&saved)).contains("entry 0, b.chars_per_second: expected"));
@@ -102,9 +102,9 @@ fn odd_numbers_are_drawn_or_refused_by_name() {
 }
 
 #[test]
-fn a_name_that_steers_terminals_is_shown_harmless() {
+fn control_characters_in_names_are_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let (svg, saved) = (folder.path().join("x.svg"), folder.path().join("x.json"));
+    let [svg, saved] = ["x.svg", "x.json"].map(|name| folder.path().join(name));
     let out = ["plot", "--out", svg.to_str().unwrap()];
     std::fs::write(&saved, format!("[{}]", entry("a\0b\u{1b}[2J\u{1f}\u{9b}\u{fffe}\u{ffff}c", "3"))).unwrap();
     assert!(bench(&out, std::slice::from_ref(&saved)).status.success());
@@ -118,9 +118,9 @@ fn a_name_that_steers_terminals_is_shown_harmless() {
         std::fs::copy(file.path(), model.join(file.file_name())).unwrap();
     }
     let measured = bench(&["decode", "--context", "4", "--steps", "2", "--model"], std::slice::from_ref(&model));
-    let told = String::from_utf8(measured.stdout).unwrap();
-    assert!(told.contains("\nm\u{fffd}[2J\u{fffd}  "), "{told:?}");
+    let output_text = String::from_utf8(measured.stdout).unwrap();
+    assert!(output_text.contains("\nm\u{fffd}[2J\u{fffd}  "), "{output_text:?}");
     std::fs::remove_file(model.join("config.json")).unwrap();
-    let told = failure(&["decode", "--model"], std::slice::from_ref(&model));
-    assert!(told.contains("m\u{fffd}[2J\u{fffd}") && !told.contains('\u{1b}'), "{told:?}");
+    let error = failure(&["decode", "--model"], std::slice::from_ref(&model));
+    assert!(error.contains("m\u{fffd}[2J\u{fffd}") && !error.contains('\u{1b}'), "{error:?}");
 }

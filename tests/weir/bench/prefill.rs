@@ -1,10 +1,10 @@
-//! Prefill and resuming.
+//! `bench prefill` and `bench resume`.
 
 use super::{equal, failure, json, keys, number};
 use crate::support::{converted, fixture};
 
 #[test]
-fn prefill_tells_speed_beside_the_machines_peak() {
+fn prefill_reports_speed_and_peak() {
     let args = ["prefill", "--json", "--symbols", "50,70", "--chunk", "32", "--runs", "3", "--threads", "2", "--model"];
     let entries = json(&args, &[converted("whitespaces")]);
     let symbols: Vec<_> = entries.iter().map(|entry| number(entry, "symbols")).collect();
@@ -20,14 +20,14 @@ fn prefill_tells_speed_beside_the_machines_peak() {
 }
 
 #[test]
-fn prefill_in_int8_stands_beside_no_peak_of_floats() {
+fn prefill_in_int8_reports_no_float_peak() {
     let args = ["prefill", "--json", "--dtype", "int8", "--symbols", "50", "--runs", "1", "--model"];
     let entries = json(&args, &[converted("whitespaces")]);
     assert!(number(&entries[0], "gflops") > 0.0 && entries[0]["peak_gflops"].is_null());
 }
 
 #[test]
-fn resume_tells_both_ways_and_their_ratio() {
+fn resume_reports_cold_and_resumed_times_and_their_ratio() {
     for case in ["whitespaces", "vanilla", "gumbel"] {
         let args = ["resume", "--json", "--context", "40,70", "--runs", "3", "--threads", "1", "--model"];
         let entries = json(&args, &[converted(case)]);
@@ -41,16 +41,17 @@ fn resume_tells_both_ways_and_their_ratio() {
             assert_eq!(keys(&entry["ratio"]), ["median", "p10", "p90"]);
             assert!(number(entry, "runs") == 3.0);
             let cached = number(entry, "cached_chars");
-            // what comes behind may by chance begin alike
+            // the text after the cached part may begin with the same symbols by chance
             assert!(0.0 < cached && cached < number(entry, "context") + number(entry, "more"), "{case}: {cached}");
         }
     }
-    let one = json(&["resume", "--json", "--context", "70", "--runs", "1", "--model"], &[converted("whitespaces")]);
-    let ratio = number(&one[0], "cold_ns_p50") / number(&one[0], "resumed_ns_p50");
-    assert!(equal(number(&one[0]["ratio"], "median"), ratio), "cold in units of resumed");
+    let single_run =
+        json(&["resume", "--json", "--context", "70", "--runs", "1", "--model"], &[converted("whitespaces")]);
+    let ratio = number(&single_run[0], "cold_ns_p50") / number(&single_run[0], "resumed_ns_p50");
+    assert!(equal(number(&single_run[0]["ratio"], "median"), ratio), "cold divided by resumed");
     let limit = fixture("whitespaces").card().max_symbols - 1;
-    let told = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
-    assert!(told.contains("--context and --more together") && told.contains(&limit.to_string()), "{told}");
-    let told = failure(&["resume", "--context", "31", "--model"], &[converted("whitespaces")]);
-    assert!(told.contains("--context: 31 is out of bounds: 32 or more"), "{told}");
+    let error = failure(&["resume", "--context", "40,999999", "--model"], &[converted("whitespaces")]);
+    assert!(error.contains("--context and --more together") && error.contains(&limit.to_string()), "{error}");
+    let error = failure(&["resume", "--context", "31", "--model"], &[converted("whitespaces")]);
+    assert!(error.contains("--context: 31 is out of bounds: 32 or more"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Training checkpoints: zip archives with a pickle in them, as they are and made to harm.
+//! Training checkpoints: zip archives with a pickle, valid and malicious.
 
 use super::{convert, golden, message, read};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use weir::family::convert::pickle::Pickle;
 use zip::{CompressionMethod, ZipArchive, ZipWriter, write::SimpleFileOptions};
 
-/// Name and bytes of every file in the archive of a training checkpoint.
+/// Returns name and bytes of each file in the archive of a training checkpoint.
 fn entries() -> Vec<(String, Vec<u8>)> {
     let file = fs::read(golden("dynamic-pooling-pt/plain/checkpoint_last.pt")).unwrap();
     let mut archive = ZipArchive::new(Cursor::new(file)).unwrap();
@@ -44,14 +44,14 @@ fn message_of(archive: &[u8]) -> String {
     message(&dir.path().join("x.pt"))
 }
 
-/// The message after a change to the archive's files.
+/// Returns the error message after a change to the archive's files.
 fn changed(change: impl FnOnce(&mut Vec<(String, Vec<u8>)>)) -> String {
     let mut entries = entries();
     change(&mut entries);
     message_of(&archive(&entries, CompressionMethod::Stored))
 }
 
-/// Replaces the first place of some bytes in the pickle.
+/// Replaces the first occurrence of `from` in the pickle, and returns the error message.
 fn patched(from: &[u8], to: &[u8]) -> String {
     changed(|entries| {
         let (_, pickle) = entries.iter_mut().find(|(name, _)| name.ends_with("data.pkl")).unwrap();
@@ -61,7 +61,7 @@ fn patched(from: &[u8], to: &[u8]) -> String {
 }
 
 #[test]
-fn archives_made_to_harm_are_refused() {
+fn malicious_archives_are_refused() {
     let place =
         |entries: &[(String, Vec<u8>)], end: &str| entries.iter().position(|(name, _)| name.ends_with(end)).unwrap();
     let cases = [
@@ -106,12 +106,12 @@ fn archives_made_to_harm_are_refused() {
         ),
     ];
     for (found, expected) in cases {
-        assert!(found.contains(expected), "{found}\nshould say: {expected}");
+        assert!(found.contains(expected), "{found}\nshould contain: {expected}");
     }
 }
 
 #[test]
-fn pickles_made_to_harm_are_refused() {
+fn malicious_pickles_are_refused() {
     const NAMESPACE: &[u8] = b"cargparse\nNamespace\n";
     const PREDICTOR: &str = "boundary_predictor.boundary_predictor.2.bias";
     let unknown = "data.pkl byte 17: expected a name that training checkpoints need, found";
@@ -139,14 +139,14 @@ fn pickles_made_to_harm_are_refused() {
         (patched(b"model_state", b"model_stats"), "model_state: expected a dict of tensors, found nothing".into()),
     ];
     for (found, expected) in cases {
-        assert!(found.contains(&expected), "{found}\nshould say: {expected}");
+        assert!(found.contains(&expected), "{found}\nshould contain: {expected}");
     }
 }
 
 #[test]
 fn a_transposed_view_is_put_in_order() {
     // r_w_bias (4, 8) with strides (1, 4): column after column
-    let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
     let mut entries = entries();
     let (_, pickle) = entries.iter_mut().find(|(name, _)| name.ends_with("data.pkl")).unwrap();
     let at = pickle.windows(5).position(|window| window == b"K\x08K\x01\x86").unwrap();
@@ -156,7 +156,7 @@ fn a_transposed_view_is_put_in_order() {
     let straight = TempDir::new().unwrap();
     convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
     let bias = |dir: &Path| read(dir).1.take("position.content_bias").unwrap();
-    let (turned, straight) = (bias(dest.path()), bias(straight.path()));
+    let [turned, straight] = [&dest, &straight].map(|folder| bias(folder.path()));
     for (at, number) in turned.iter().enumerate() {
         assert_eq!(*number, straight[at % 8 * 4 + at / 8]);
     }
@@ -171,7 +171,7 @@ fn other_precisions_are_read() {
     let straight = TempDir::new().unwrap();
     convert(&golden("dynamic-pooling-pt/plain"), straight.path()).unwrap();
     for (class, narrow) in [("HalfStorage", half), ("BFloat16Storage", brain), ("DoubleStorage", double)] {
-        let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
         let mut entries = entries();
         for (name, bytes) in &mut entries {
             if name.ends_with("data.pkl") {
@@ -183,7 +183,8 @@ fn other_precisions_are_read() {
         }
         fs::write(dir.path().join("x.pt"), archive(&entries, CompressionMethod::Stored)).unwrap();
         convert(&dir.path().join("x.pt"), dest.path()).unwrap();
-        let (mut narrowed, mut whole) = (read(dest.path()).1, read(straight.path()).1);
+        let mut narrowed = read(dest.path()).1;
+        let mut whole = read(straight.path()).1;
         for name in ["head.weight", "null_group", "middle.1.attention.qkv.weight"] {
             let expected: Vec<_> = whole.take(name).unwrap().into_iter().map(|x| narrow(x).1).collect();
             assert_eq!(narrowed.take(name).unwrap(), expected, "{class}");
@@ -220,7 +221,7 @@ proptest! {
         }
         let mut entries = entries();
         entries.iter_mut().filter(|(name, _)| name.ends_with("data.pkl")).for_each(|(_, bytes)| *bytes = pickle.clone());
-        let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
         let file = dir.path().join("x.pt");
         fs::write(&file, archive(&entries, CompressionMethod::Stored)).unwrap();
         let _ = convert(&file, dest.path());
@@ -233,7 +234,7 @@ proptest! {
             let at = at.index(file.len());
             file[at] = byte;
         }
-        let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let [dir, dest] = [(); 2].map(|()| TempDir::new().unwrap());
         fs::write(dir.path().join("x.pt"), file).unwrap();
         let _ = convert(&dir.path().join("x.pt"), dest.path());
     }

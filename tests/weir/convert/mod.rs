@@ -1,4 +1,4 @@
-//! Conversion of official checkpoints: the fixtures as they are, and files made to harm.
+//! Conversion of official checkpoints: the fixtures, and malicious files.
 
 mod archives;
 mod torchscale;
@@ -47,7 +47,8 @@ fn message(from: &Path) -> String {
 #[test]
 fn every_fixture_is_converted_number_by_number() {
     for case in CASES {
-        let (source, dest) = (golden("dynamic-pooling").join(case), TempDir::new().unwrap());
+        let source = golden("dynamic-pooling").join(case);
+        let dest = TempDir::new().unwrap();
         convert(&source, dest.path()).unwrap();
         let (config, weights) = read(dest.path());
         assert_eq!((config.family.as_str(), config.training_length), ("hourglass", 2048));
@@ -76,7 +77,7 @@ fn every_fixture_is_converted_number_by_number() {
 }
 
 #[test]
-fn what_is_written_is_a_safetensors_file_to_others() {
+fn the_safetensors_crate_reads_what_is_written() {
     let dest = TempDir::new().unwrap();
     convert(&golden("dynamic-pooling/unigram"), dest.path()).unwrap();
     let bytes = fs::read(dest.path().join("model.safetensors")).unwrap();
@@ -92,7 +93,7 @@ fn what_is_written_is_a_safetensors_file_to_others() {
 }
 
 #[test]
-fn training_checkpoints_are_the_same_as_the_fixture() {
+fn training_checkpoints_convert_like_the_fixture() {
     let dest = TempDir::new().unwrap();
     let made = |from: &Path, name: &str| {
         let dest = dest.path().join(name);
@@ -106,8 +107,9 @@ fn training_checkpoints_are_the_same_as_the_fixture() {
 }
 
 #[test]
-fn a_folder_that_holds_something_is_left_alone() {
-    let (dest, source) = (TempDir::new().unwrap(), golden("dynamic-pooling/vanilla"));
+fn a_folder_with_files_is_not_overwritten() {
+    let dest = TempDir::new().unwrap();
+    let source = golden("dynamic-pooling/vanilla");
     let forced = || convert::convert(Source::DynamicPooling, &source, dest.path(), true);
     let names = || {
         let mut names: Vec<_> = fs::read_dir(dest.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -130,7 +132,7 @@ fn a_folder_that_holds_something_is_left_alone() {
 }
 
 #[test]
-fn a_source_is_not_its_own_destination() {
+fn the_source_is_refused_as_destination() {
     let folder = TempDir::new().unwrap();
     let source = folder.path().join("official");
     fs::create_dir(&source).unwrap();
@@ -146,15 +148,16 @@ fn a_source_is_not_its_own_destination() {
         ways.push(link);
     }
     for dest in ways {
-        let told = convert::convert(Source::DynamicPooling, &source, &dest, true).unwrap_err().to_string();
-        assert!(told.contains("the source itself"), "{told}");
+        let error = convert::convert(Source::DynamicPooling, &source, &dest, true).unwrap_err().to_string();
+        assert!(error.contains("the source itself"), "{error}");
     }
     assert_eq!(fs::read(source.join("model.safetensors")).unwrap(), before);
 }
 
-/// The fixture's arguments after a change.
+/// Copies a fixture and changes its arguments.
 fn with_arguments(case: &str, change: impl FnOnce(&mut serde_json::Value)) -> TempDir {
-    let (source, dir) = (golden("dynamic-pooling").join(case), TempDir::new().unwrap());
+    let source = golden("dynamic-pooling").join(case);
+    let dir = TempDir::new().unwrap();
     fs::copy(source.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
     let mut arguments = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
     change(&mut arguments);
@@ -163,7 +166,7 @@ fn with_arguments(case: &str, change: impl FnOnce(&mut serde_json::Value)) -> Te
 }
 
 #[test]
-fn arguments_that_cannot_be_are_named() {
+fn invalid_arguments_are_named() {
     let set = |case: &str, key: &str, value: serde_json::Value| {
         message(with_arguments(case, |arguments| arguments[key] = value).path())
     };
@@ -199,7 +202,7 @@ fn arguments_that_cannot_be_are_named() {
         ),
     ];
     for (found, expected) in cases {
-        assert!(found.contains(expected), "{found}\nshould say: {expected}");
+        assert!(found.contains(expected), "{found}\nshould contain: {expected}");
     }
 }
 
@@ -211,5 +214,3 @@ fn other_vocabularies_keep_their_text_as_it_is() {
     let vocabulary = Config::read(dest.path()).unwrap().vocabulary(dest.path()).unwrap();
     assert_eq!((vocabulary.normaliser().name(), vocabulary.id_of('é')), ("none", Some(3)));
 }
-
-// ── training checkpoints made to harm ──────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-//! torchscale's checkpoints: both places of the scale buffers, fairseq's prefix, and what is refused.
+//! torchscale's checkpoints: both locations of the scale buffers, fairseq's prefix, and refused files.
 
 use super::{golden, read};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -12,9 +12,10 @@ use weir::{
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-/// A fixture, changed.
+/// Copies a fixture and changes its config and tensors.
 fn changed(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
-    let (source, dir) = (golden("torchscale").join(case), TempDir::new().unwrap());
+    let source = golden("torchscale").join(case);
+    let dir = TempDir::new().unwrap();
     let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
     let bytes = fs::read(source.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -45,7 +46,7 @@ fn written(dest: &TempDir) -> (Vec<u8>, String) {
 }
 
 #[test]
-fn numbers_come_to_their_places() {
+fn tensors_are_copied_to_their_names() {
     let dest = converted(&changed("xpos_full", |_, _| {})).unwrap();
     let (config, weights) = read(dest.path());
     assert_eq!((config.family.as_str(), config.training_length), ("decoder", 32));
@@ -70,7 +71,7 @@ fn numbers_come_to_their_places() {
 }
 
 #[test]
-fn prefixes_and_buffers_may_be_anywhere() {
+fn prefixes_and_buffer_locations_are_optional() {
     let plain = written(&converted(&changed("xpos_full", |_, _| {})).unwrap());
     let prefixed = changed("xpos_full", |_, tensors| {
         *tensors =
@@ -89,7 +90,7 @@ fn prefixes_and_buffers_may_be_anywhere() {
 }
 
 #[test]
-fn a_learned_table_begins_behind_the_padding() {
+fn a_learned_table_starts_after_the_padding() {
     let learned = changed("xpos_short", |config, tensors| {
         (config["position"], config["max_positions"]) = (json!("learned"), json!(3));
         config["train_length"] = json!(3);
@@ -104,7 +105,7 @@ fn a_learned_table_begins_behind_the_padding() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
+fn unsupported_checkpoints_are_refused() {
     type Change = fn(&mut Value, &mut Tensors);
     let cases: [(&str, &str, Change); 16] = [
         ("xpos_full", "layers.0.self_attn.xpos.scale: expected 1 at index 0", |config, _| {
@@ -149,8 +150,8 @@ fn what_cannot_be_kept_is_refused() {
     assert!(converted(&dir).unwrap_err().to_string().contains("found neither"));
 }
 
-/// A fixture with the arguments under the code's own names.
-fn in_own_names(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
+/// Copies a fixture with the arguments under fairseq's names.
+fn with_fairseq_names(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
     changed(case, |config, tensors| {
         let given = config.take();
         *config = json!({
@@ -167,7 +168,7 @@ fn in_own_names(case: &str, change: impl Fn(&mut Value, &mut Tensors)) -> TempDi
 }
 
 #[test]
-fn the_codes_own_names_say_the_same() {
+fn fairseq_names_give_the_same_checkpoint() {
     for case in [
         "xpos_bca",
         "xpos_full_base16",
@@ -178,10 +179,10 @@ fn the_codes_own_names_say_the_same() {
         "bucket_full",
     ] {
         let plain = written(&converted(&changed(case, |_, _| {})).unwrap());
-        assert_eq!(written(&converted(&in_own_names(case, |_, _| {})).unwrap()), plain, "{case}");
+        assert_eq!(written(&converted(&with_fairseq_names(case, |_, _| {})).unwrap()), plain, "{case}");
     }
-    // what fairseq does not say the tensors do
-    let learned = in_own_names("xpos_short", |config, tensors| {
+    // fairseq does not record this; the tensors show it
+    let learned = with_fairseq_names("xpos_short", |config, tensors| {
         (config["xpos_rel_pos"], config["no_token_positional_embeddings"]) = (false.into(), Value::Null);
         config["tokens_per_sample"] = 7.into();
         tensors.remove("self_attn_xpos.scale");
@@ -193,15 +194,16 @@ fn the_codes_own_names_say_the_same() {
 }
 
 #[test]
-fn a_training_checkpoint_is_the_same_as_its_parts() {
-    let (dest, file) = (TempDir::new().unwrap(), golden("torchscale-pt/rope_bca/checkpoint_last.pt"));
+fn a_training_checkpoint_equals_its_exported_parts() {
+    let dest = TempDir::new().unwrap();
+    let file = golden("torchscale-pt/rope_bca/checkpoint_last.pt");
     for from in [&*file, file.parent().unwrap()] {
         convert::convert(Source::Torchscale, from, dest.path(), true).unwrap();
         assert_eq!(written(&dest), written(&converted(&changed("rope_bca", |_, _| {})).unwrap()));
     }
     let other = golden("dynamic-pooling-pt/plain/checkpoint_last.pt");
-    let told = convert::convert(Source::Torchscale, &other, &dest.path().join("to"), false).unwrap_err().to_string();
-    assert!(told.contains("model: expected a dict of tensors, found nothing"), "{told}");
+    let error = convert::convert(Source::Torchscale, &other, &dest.path().join("to"), false).unwrap_err().to_string();
+    assert!(error.contains("model: expected a dict of tensors, found nothing"), "{error}");
 }
 
 #[test]
@@ -220,7 +222,7 @@ fn other_architectures_are_refused() {
         ("decoder_layers", json!("two"), "decoder_layers: expected usize, found string"),
     ];
     for (key, value, expected) in cases {
-        let told = converted(&in_own_names("xpos_full", |config, _| config[key] = value.clone())).unwrap_err();
-        assert!(told.to_string().contains(expected), "{told}");
+        let error = converted(&with_fairseq_names("xpos_full", |config, _| config[key] = value.clone())).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }

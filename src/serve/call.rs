@@ -65,11 +65,11 @@ impl Call {
 
 /// The other end of a connection.
 #[derive(Debug, Clone)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     /// The client's address.
-    pub(super) address: Option<SocketAddr>,
+    pub(crate) address: Option<SocketAddr>,
     /// The name in the client's certificate, if the server asks for one.
-    pub(super) certificate: Option<Arc<str>>,
+    pub(crate) certificate: Option<Arc<str>>,
 }
 
 /// The client of a call. Kinds never collide: an API key may be named like an address.

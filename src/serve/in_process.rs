@@ -1,5 +1,6 @@
-//! Calls of our own services made within the process, through all their layers, on behalf of whoever speaks another protocol:
-//! keys, limits, deadlines, metrics and traces are those of every call, and there is no second way to an engine.
+//! Calls of the gRPC services within the process, on behalf of clients of other protocols.
+//!
+//! Such a call passes the whole middleware stack, so keys, limits, deadlines, metrics and traces apply to it as to any other call.
 
 use crate::serve::{
     call::{Call, Peer, REQUEST_ID, request_id},
@@ -15,28 +16,28 @@ use tonic::{
 };
 use tower::util::{BoxCloneSyncService, MapErr};
 
-/// The gRPC services with their layers. Their failures are statuses: a boxed error would be of no one lifetime.
+/// The gRPC services behind their middleware. Errors are statuses, as clients of tonic need an error type that they can name.
 pub(super) type Services = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
 
-/// These services as clients within the process see them.
-pub(super) fn services(layered: Next) -> Services {
-    Services::new(MapErr::new(layered, Status::from_error))
+/// Makes the services callable by clients within the process.
+pub(super) fn services(stack: Next) -> Services {
+    Services::new(MapErr::new(stack, Status::from_error))
 }
 
-/// Headers that a call inherits: the key, and what ties it to its trace.
+/// Headers that a call inherits: the API key, and the trace context.
 const INHERITED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
 
-/// Whoever sent a request.
+/// The properties of a client's request that calls on its behalf inherit.
 #[derive(Clone)]
-pub(super) struct Caller {
-    id: Arc<str>,
+pub(super) struct ClientContext {
+    request_id: Arc<str>,
     headers: HeaderMap,
     peer: Option<Peer>,
-    /// When the answer is worth nothing any more.
+    /// When the client stops waiting.
     deadline: Option<Instant>,
 }
 
-impl<S: Sync> FromRequestParts<S> for Caller {
+impl<S: Sync> FromRequestParts<S> for ClientContext {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
@@ -45,44 +46,44 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
-impl Caller {
-    fn new(id: Arc<str>, given: &HeaderMap, peer: Option<Peer>, deadline: Option<Instant>) -> Self {
+impl ClientContext {
+    fn new(request_id: Arc<str>, all: &HeaderMap, peer: Option<Peer>, deadline: Option<Instant>) -> Self {
         let mut headers = HeaderMap::new();
         for name in INHERITED {
-            for value in given.get_all(name) {
+            for value in all.get_all(name) {
                 headers.append(name, value.clone());
             }
         }
-        Self { id, headers, peer, deadline }
+        Self { request_id, headers, peer, deadline }
     }
 
-    /// The one whose call of another gRPC service this is.
-    pub(super) fn of<T>(request: &tonic::Request<T>) -> Self {
+    /// Returns the context of a call of another gRPC service.
+    pub(super) fn from_grpc<T>(request: &tonic::Request<T>) -> Self {
         let call = Call::of(request);
         let headers = request.metadata().clone().into_headers();
         Self::new(call.id, &headers, request.extensions().get().cloned(), call.deadline)
     }
 
-    /// The request's name.
-    pub(super) fn id(&self) -> &str {
-        &self.id
+    /// Returns the request's id.
+    pub(super) fn request_id(&self) -> &str {
+        &self.request_id
     }
 
-    /// The same, of the request of that number among those that they sent together.
+    /// Returns the context of request number `number` of a stream of requests.
     pub(super) fn numbered(&self, number: u64) -> Self {
-        Self { id: format!("{}/{number}", self.id).into(), ..self.clone() }
+        Self { request_id: format!("{}/{number}", self.request_id).into(), ..self.clone() }
     }
 
-    /// The same by that time, if it is sooner.
+    /// Shortens the deadline to `deadline` if that is sooner.
     pub(super) fn until(self, deadline: Option<Instant>) -> Self {
         let deadline = [self.deadline, deadline].into_iter().flatten().min();
         Self { deadline, ..self }
     }
 
-    /// A call on their behalf.
+    /// Builds a call on the client's behalf.
     pub(super) fn call<T>(&self, message: T) -> tonic::Request<T> {
         let mut headers = self.headers.clone();
-        if let Ok(value) = HeaderValue::from_str(&self.id) {
+        if let Ok(value) = HeaderValue::from_str(&self.request_id) {
             headers.insert(REQUEST_ID, value);
         }
         let mut call = tonic::Request::new(message);
@@ -96,9 +97,9 @@ impl Caller {
         call
     }
 
-    /// An answer with the request's name.
-    pub(super) fn named(&self, mut response: Response) -> Response {
-        if let Ok(value) = HeaderValue::from_str(&self.id) {
+    /// Adds the request's id to a response.
+    pub(super) fn with_request_id(&self, mut response: Response) -> Response {
+        if let Ok(value) = HeaderValue::from_str(&self.request_id) {
             response.headers_mut().insert(REQUEST_ID, value);
         }
         response

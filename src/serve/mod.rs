@@ -18,15 +18,15 @@ mod status;
 mod traces;
 mod transport;
 
-pub use admin::{Admin, Loader};
+pub use admin::{AdminConfig, ModelLoader};
 pub use call::REQUEST_ID;
 pub use registry::{
-    engines::{Engines, Fresh, Lease},
+    engines::{Engines, LaunchedEngine, Lease},
     health::Monitor,
 };
 pub use status::{DOMAIN, status};
 pub use traces::Traces;
-pub use transport::admin_port::watch_over;
+pub use transport::admin_port::serve_admin_port;
 
 use crate::{
     config::Wire,
@@ -47,7 +47,7 @@ use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
-use transport::connections::{self, Speech};
+use transport::connections::{self, Protocol};
 use weir_proto::v1::{
     admin_server::AdminServer, generation_server::GenerationServer, latency_server::LatencyServer,
     models_server::ModelsServer, summarization_server::SummarizationServer,
@@ -68,14 +68,14 @@ const SERVICES: [&str; 5] = [
     <LatencyServer<LatencyService> as NamedService>::NAME,
 ];
 /// The service that loads and unloads models.
-const ADMIN: &str = <AdminServer<admin::Orders> as NamedService>::NAME;
+const ADMIN: &str = <AdminServer<admin::AdminService> as NamedService>::NAME;
 
 /// The parts of a server.
 pub struct ServerParts {
     /// Watches the engines that are served.
     pub monitor: Monitor,
     /// Settings of the service that loads and unloads models, if it is to run.
-    pub admin: Option<Admin>,
+    pub admin: Option<AdminConfig>,
     /// The exporter of spans, if calls are traced.
     pub traces: Option<Traces>,
     /// The listener of the OpenAI API, if it is to run.
@@ -104,8 +104,8 @@ pub async fn run(
     let gate = Gate::open();
     let services: Vec<_> = SERVICES.into_iter().chain(admin.is_some().then_some(ADMIN)).collect();
     let (health, health_service) = tonic_health::server::health_reporter();
-    monitor.serve();
-    monitor.tell(&health, &services).await;
+    monitor.set_serving();
+    monitor.publish(&health, &services).await;
     let generation = GenerationService::new(engines.clone(), gate.clone(), wire.late_headers);
     let summarization = SummarizationService::new(engines.clone(), gate.clone(), wire.late_headers);
     let models = ModelsService::new(engines.clone(), wire.clone());
@@ -126,7 +126,7 @@ pub async fn run(
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
     let calls = stack(routes.add_service(oip::served(own, monitor.clone(), &wire)).prepare());
-    let incoming = connections::incoming(listener, &wire, ending.clone(), Speech::Http2);
+    let incoming = connections::incoming(listener, &wire, ending.clone(), Protocol::Http2);
     let mut closed = closing.clone();
     let grpc = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {
         // An error means that the sender is gone, and the server with it.
@@ -134,14 +134,14 @@ pub async fn run(
     });
     let openai = async {
         if let Some(listener) = http {
-            let incoming = connections::incoming(listener, &wire, ending, Speech::Http1);
+            let incoming = connections::incoming(listener, &wire, ending, Protocol::Http1);
             openai::serve(incoming, in_process::services(calls), monitor.clone(), &wire, closing).await;
         }
     };
     let shutdown = async {
         tokio::select! {
             () = shutdown => {}
-            () = monitor.report(&health, &services) => {}
+            () = monitor.publish_changes(&health, &services) => {}
         }
         Shutdown { health: &health, services: &services, monitor: &monitor, gate: &gate, draining, close }
             .drain(wire.drain)
@@ -187,10 +187,10 @@ impl Shutdown<'_> {
         let began = Instant::now();
         tracing::info!(?limit, "draining");
         // Before anything is rejected, so that load balancers look elsewhere.
-        self.monitor.drain();
-        self.monitor.tell(self.health, self.services).await;
+        self.monitor.set_draining();
+        self.monitor.publish(self.health, self.services).await;
         let engines = self.monitor.engines();
-        engines.all().iter().chain(&engines.leaving()).for_each(|engine| engine.drain());
+        engines.all().iter().chain(&engines.draining()).for_each(|engine| engine.drain());
         self.draining.send_replace(true);
         if !self.gate.close(limit).await {
             tracing::warn!("the limit for draining has passed: ending what still runs");

@@ -1,6 +1,6 @@
 //! Loads checkpoints for the server, at start-up and while it runs.
 
-use crate::{decode::contract::Model, error::Result, family::load, serve::Loader};
+use crate::{decode::contract::Model, error::Result, family::load, serve::ModelLoader};
 use std::{path::Path, sync::Arc};
 
 /// Loads checkpoints with the same settings.
@@ -13,8 +13,8 @@ impl Checkpoints {
     }
 }
 
-impl Loader for Checkpoints {
-    fn needs(&self, folder: &Path) -> Result<usize> {
+impl ModelLoader for Checkpoints {
+    fn memory_needed(&self, folder: &Path) -> Result<usize> {
         load::needs(folder, &self.0)
     }
 

@@ -17,7 +17,7 @@ use super::{network::runtime, output};
 use crate::{
     config::{AdminToken, Checks, ServeConfig},
     error::{Error, Result, printable},
-    serve::{Admin, Engines, Loader as _, Monitor, ServerParts, Traces, run as serve, watch_over},
+    serve::{AdminConfig, Engines, ModelLoader as _, Monitor, ServerParts, Traces, run as serve, serve_admin_port},
 };
 use loader::Checkpoints;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -117,7 +117,7 @@ async fn listen(settings: ServeConfig) -> Result<()> {
     if let Some(address) = settings.operations.admin_listen {
         let listener = bind("--admin-listen", address).await?;
         settings.log.print(format_args!("admin port on {}", listener.local_addr().unwrap_or(address)));
-        tokio::spawn(watch_over(listener, monitor.clone()));
+        tokio::spawn(serve_admin_port(listener, monitor.clone()));
     }
     // One thread pool for all models: two models that step at the same time share it instead of competing for cores.
     let checkpoints = Arc::new(Checkpoints::new(settings.model.clone().with_threads()));
@@ -175,12 +175,12 @@ fn load_all(settings: &ServeConfig, checkpoints: &Checkpoints, engines: &Engines
     Ok(())
 }
 
-fn admin(settings: &ServeConfig, checkpoints: &Arc<Checkpoints>, token: AdminToken) -> Admin {
-    Admin {
+fn admin(settings: &ServeConfig, checkpoints: &Arc<Checkpoints>, token: AdminToken) -> AdminConfig {
+    AdminConfig {
         token,
         loader: Arc::clone(checkpoints) as _,
-        folder: settings.operations.models.clone(),
-        most: settings.operations.max_models,
+        models_folder: settings.operations.models.clone(),
+        max_generations: settings.operations.max_models,
         limits: settings.engine,
     }
 }

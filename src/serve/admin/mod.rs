@@ -1,9 +1,9 @@
-//! The service `Admin`: models are loaded and unloaded while the server runs, by whoever has the token.
+//! The `Admin` service: operators with the token load and unload models while the server runs.
 
-mod place;
+mod load_checks;
 mod service;
 
-pub(super) use service::{Orders, guarded};
+pub(super) use service::{AdminService, guarded};
 
 use crate::{config::AdminToken, decode::contract::Model, engine::Limits, error::Result};
 use std::{
@@ -11,33 +11,32 @@ use std::{
     sync::Arc,
 };
 
-/// Makes models of checkpoints: this room knows none of their families.
-pub trait Loader: Send + Sync {
-    /// Bytes of memory that loading this checkpoint and serving it may take at most.
+/// Loads checkpoints, so that the server does not depend on the model families.
+pub trait ModelLoader: Send + Sync {
+    /// Returns the maximum bytes of memory for loading and serving this checkpoint.
     ///
     /// # Errors
-    /// It is no checkpoint.
-    fn needs(&self, folder: &Path) -> Result<usize>;
+    /// The folder holds no valid checkpoint.
+    fn memory_needed(&self, folder: &Path) -> Result<usize>;
 
     /// Loads a checkpoint under a name. Blocks.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The checkpoint is invalid.
     fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>>;
 }
 
-/// What the service needs to be there.
+/// Settings of the `Admin` service.
 #[derive(Clone)]
-pub struct Admin {
-    /// What every call must have.
+pub struct AdminConfig {
+    /// The token that every call must carry.
     pub token: AdminToken,
     /// Loads the checkpoints.
-    pub loader: Arc<dyn Loader>,
-    /// The only folder that checkpoints are loaded from, beside those that a model was loaded from before; none if there
-    /// is none.
-    pub folder: Option<PathBuf>,
-    /// The most generations in memory, those that drain included.
-    pub most: usize,
-    /// Each engine's limits.
+    pub loader: Arc<dyn ModelLoader>,
+    /// The folder that new checkpoints are loaded from. Without it, only models in service can be loaded again.
+    pub models_folder: Option<PathBuf>,
+    /// Maximum generations in memory, draining ones included.
+    pub max_generations: usize,
+    /// Limits of each engine.
     pub limits: Limits,
 }

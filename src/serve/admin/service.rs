@@ -1,6 +1,6 @@
-//! The calls.
+//! Methods of the `Admin` service, and the check of its token.
 
-use super::{Admin, place};
+use super::{AdminConfig, load_checks};
 use crate::{
     config::AdminToken,
     engine::Phase,
@@ -30,64 +30,64 @@ use weir_proto::v1::{
     model_generation::State,
 };
 
-/// Lets only calls through that have the token. It stands before the service, so that nothing else of a call is looked at.
+/// Rejects calls without the token. It runs before the service, so that no other part of such a call is read.
 #[derive(Clone)]
-pub(in crate::serve) struct Guard(AdminToken);
+pub(crate) struct TokenGuard(AdminToken);
 
-/// The service.
+/// The service behind the token check.
 #[derive(Clone)]
-pub(in crate::serve) struct Orders {
+pub(crate) struct AdminService {
     engines: Engines,
     gate: Gate,
-    admin: Arc<Admin>,
-    /// One model is loaded at a time.
-    turn: Arc<Semaphore>,
+    config: Arc<AdminConfig>,
+    /// Lets one model load at a time.
+    load_permits: Arc<Semaphore>,
 }
 
-/// One order to load, and what it holds until it is done.
-struct Order {
-    orders: Orders,
+/// A request to load a model, with the permits that it holds until it is done.
+struct LoadTask {
+    service: AdminService,
     request: v1::LoadModelRequest,
-    _turn: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     _pass: Pass,
 }
 
-/// The service behind its guard, for messages of so many bytes.
-pub(in crate::serve) fn guarded(
-    admin: Admin,
+/// Builds the service behind its token check, for messages of at most `message_bytes` bytes.
+pub(crate) fn guarded(
+    config: AdminConfig,
     engines: Engines,
     gate: Gate,
     message_bytes: usize,
-) -> InterceptedService<AdminServer<Orders>, Guard> {
-    let guard = Guard(admin.token.clone());
-    let orders = Orders { engines, gate, admin: Arc::new(admin), turn: Arc::new(Semaphore::new(1)) };
-    InterceptedService::new(compressing!(AdminServer::new(orders), message_bytes), guard)
+) -> InterceptedService<AdminServer<AdminService>, TokenGuard> {
+    let guard = TokenGuard(config.token.clone());
+    let service = AdminService { engines, gate, config: Arc::new(config), load_permits: Arc::new(Semaphore::new(1)) };
+    InterceptedService::new(compressing!(AdminServer::new(service), message_bytes), guard)
 }
 
-impl Interceptor for Guard {
+impl Interceptor for TokenGuard {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
         let call = Call::of(&request);
-        let given = request.metadata().get("authorization").map(|value| value.as_bytes());
-        let refusal = match given.and_then(|value| bearer(value)) {
+        let header = request.metadata().get("authorization").map(|value| value.as_bytes());
+        let error = match header.and_then(|value| bearer(value)) {
             None => {
                 Error::Unauthenticated { why: "send the header `authorization: Bearer TOKEN` with the admin token" }
             }
             Some(token) if self.0.matches(token) => return Ok(request),
             Some(_) => Error::PermissionDenied { what: "the admin token" },
         };
-        tracing::warn!(id = &*call.id, error = %refusal, "a call to the admin service was refused");
-        Err(status(&refusal, &call.id))
+        tracing::warn!(id = &*call.id, %error, "a call to the admin service was rejected");
+        Err(status(&error, &call.id))
     }
 }
 
-impl Orders {
+impl AdminService {
     async fn load(&self, request: v1::LoadModelRequest) -> Result<v1::LoadModelResponse> {
         let pass = self.gate.enter()?;
-        let turn = Arc::clone(&self.turn).acquire_owned().await;
-        let turn = turn.map_err(|_| Error::Internal("nobody's turn will come".into()))?;
-        let order = Order { orders: self.clone(), request, _turn: turn, _pass: pass };
-        let loaded = tokio::task::spawn_blocking(move || order.carry_out()).await;
-        loaded.unwrap_or_else(|_| Err(Error::Internal("a panic while loading a model; the log tells where".into())))
+        let permit = Arc::clone(&self.load_permits).acquire_owned().await;
+        let permit = permit.map_err(|_| Error::Internal("the semaphore of model loading is closed".into()))?;
+        let task = LoadTask { service: self.clone(), request, _permit: permit, _pass: pass };
+        let loaded = tokio::task::spawn_blocking(move || task.run()).await;
+        loaded.unwrap_or_else(|_| Err(Error::Internal("loading the model panicked; the log has the location".into())))
     }
 
     fn unload(&self, request: &v1::UnloadModelRequest) -> Result<v1::UnloadModelResponse> {
@@ -98,53 +98,54 @@ impl Orders {
     fn list(&self) -> v1::ListGenerationsResponse {
         let serving = self.engines.all();
         let serving = serving.iter().map(|engine| match engine.phase() {
-            Phase::Broken => described(engine, State::Broken),
-            _ => described(engine, State::Serving),
+            Phase::Broken => generation_message(engine, State::Broken),
+            _ => generation_message(engine, State::Serving),
         });
-        let leaving = self.engines.leaving();
-        let leaving = leaving.iter().map(|engine| described(engine, State::Draining));
-        v1::ListGenerationsResponse { generations: serving.chain(leaving).collect() }
+        let draining = self.engines.draining();
+        let draining = draining.iter().map(|engine| generation_message(engine, State::Draining));
+        v1::ListGenerationsResponse { generations: serving.chain(draining).collect() }
     }
 }
 
-impl Order {
-    /// Loads the model and lets it serve; if anything goes wrong before it does, nothing has changed. Blocks.
-    fn carry_out(self) -> Result<v1::LoadModelResponse> {
-        let Admin { loader, most, limits, .. } = &*self.orders.admin;
-        let engines = &self.orders.engines;
-        let (folder, name) = self.place()?;
-        if engines.all().len() + engines.leaving().len() >= *most {
-            return Err(Error::TooManyModels { limit: *most });
+impl LoadTask {
+    /// Loads the model and puts it into service. A failure changes nothing. Blocks.
+    fn run(self) -> Result<v1::LoadModelResponse> {
+        let AdminConfig { loader, max_generations, limits, .. } = &*self.service.config;
+        let engines = &self.service.engines;
+        let (folder, name) = self.folder_and_name()?;
+        if engines.all().len() + engines.draining().len() >= *max_generations {
+            return Err(Error::TooManyModels { limit: *max_generations });
         }
-        place::room(loader.needs(&folder)?, engines.promised())?;
+        load_checks::check_memory(loader.memory_needed(&folder)?, engines.reserved_bytes())?;
         tracing::info!(model = name, folder = %folder.display(), "loading");
         let model = loader.load(&folder, &name)?;
-        let fresh = engines.launch(model, *limits, Some(folder))?;
-        let (lease, before) = engines.replace(fresh);
-        tracing::info!(model = name, generation = lease.generation(), "serves");
-        Ok(v1::LoadModelResponse { generation: Some(described(&lease, State::Serving)), draining: before })
+        let launched = engines.launch(model, *limits, Some(folder))?;
+        let (lease, before) = engines.replace(launched);
+        tracing::info!(model = name, generation = lease.generation(), "in service");
+        Ok(v1::LoadModelResponse { generation: Some(generation_message(&lease, State::Serving)), draining: before })
     }
 
-    /// From where to load, and under which name.
-    fn place(&self) -> Result<(PathBuf, String)> {
+    /// Returns the folder to load from, and the name to serve under.
+    fn folder_and_name(&self) -> Result<(PathBuf, String)> {
         let v1::LoadModelRequest { path, name } = &self.request;
         let folder = match path {
-            Some(path) => place::folder(self.orders.admin.folder.as_deref(), path)?,
+            Some(path) => load_checks::resolve_folder(self.service.config.models_folder.as_deref(), path)?,
             None => {
-                let engine = self.orders.engines.find("name", name.as_deref())?;
-                let bound = "given: that model was not loaded from a folder".into();
-                let nowhere = || Error::BadOption { field: "path", found: "absent".into(), bound };
-                let folder = engine.folder().map(Path::to_path_buf).ok_or_else(nowhere)?;
+                let engine = self.service.engines.find("name", name.as_deref())?;
+                let bound = "a path, as that model was not loaded from a folder".into();
+                let missing = || Error::BadOption { field: "path", found: "absent".into(), bound };
+                let folder = engine.folder().map(Path::to_path_buf).ok_or_else(missing)?;
                 return Ok((folder, engine.card().name.clone()));
             }
         };
-        let name = place::name(name.as_deref(), &folder)?;
+        let name = load_checks::model_name(name.as_deref(), &folder)?;
         Ok((folder, name))
     }
 }
 
-fn described(engine: &Lease, state: State) -> v1::ModelGeneration {
-    let (card, load) = (engine.card(), engine.load());
+fn generation_message(engine: &Lease, state: State) -> v1::ModelGeneration {
+    let card = engine.card();
+    let load = engine.load();
     let count = |count| u32::try_from(count).unwrap_or(u32::MAX);
     v1::ModelGeneration {
         name: card.name.clone(),
@@ -159,14 +160,14 @@ fn described(engine: &Lease, state: State) -> v1::ModelGeneration {
 }
 
 #[tonic::async_trait]
-impl admin_server::Admin for Orders {
+impl admin_server::Admin for AdminService {
     async fn load_model(
         &self,
         request: Request<v1::LoadModelRequest>,
     ) -> Result<Response<v1::LoadModelResponse>, Status> {
         let call = Call::of(&request);
         let loaded = self.load(request.into_inner()).await;
-        loaded.map(Response::new).map_err(|error| refused(&error, &call))
+        loaded.map(Response::new).map_err(|error| rejected(&error, &call))
     }
 
     async fn unload_model(
@@ -174,7 +175,7 @@ impl admin_server::Admin for Orders {
         request: Request<v1::UnloadModelRequest>,
     ) -> Result<Response<v1::UnloadModelResponse>, Status> {
         let call = Call::of(&request);
-        self.unload(request.get_ref()).map(Response::new).map_err(|error| refused(&error, &call))
+        self.unload(request.get_ref()).map(Response::new).map_err(|error| rejected(&error, &call))
     }
 
     async fn list_generations(
@@ -190,12 +191,12 @@ impl admin_server::Admin for Orders {
     ) -> Result<Response<v1::ResetReportResponse>, Status> {
         let call = Call::of(&request);
         let models = self.engines.reset_reports(request.get_ref().model.as_deref());
-        let models = models.map_err(|error| refused(&error, &call))?;
+        let models = models.map_err(|error| rejected(&error, &call))?;
         Ok(Response::new(v1::ResetReportResponse { models }))
     }
 }
 
-fn refused(error: &Error, call: &Call) -> Status {
-    tracing::warn!(%error, "not done");
+fn rejected(error: &Error, call: &Call) -> Status {
+    tracing::warn!(%error, "an admin request failed");
     status(error, &call.id)
 }

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     serve::{
         call::{Call, STREAM_INFER, SUMMARIZE},
-        registry::drain::draining,
+        registry::drain::draining_error,
         status::status,
     },
 };
@@ -255,7 +255,7 @@ impl HttpBody for LimitedBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
             let error = if self.started != Some(true) && self.drained.as_mut().poll(cx).is_ready() {
-                draining()
+                draining_error()
             } else if self.is_stream && self.reserved.is_empty() {
                 // Any time may pass between two requests of a stream.
                 return Poll::Pending;

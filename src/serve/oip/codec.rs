@@ -60,7 +60,7 @@ impl Codec for Lenient {
 
 /// The service: as it was generated, but for the reading of streams.
 #[derive(Clone)]
-pub(in super::super) struct Served {
+pub(crate) struct Served {
     methods: GrpcInferenceServiceServer<Inference>,
     inference: Inference,
     message_bytes: usize,

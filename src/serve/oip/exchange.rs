@@ -10,7 +10,7 @@ use super::{
 use crate::{
     error::Error,
     serve::{
-        in_process::{Caller, Services},
+        in_process::{ClientContext, Services},
         middleware::{
             body_limits::StreamMemory,
             tonic_errors::{undecodable, unreadable},
@@ -29,7 +29,7 @@ use weir_proto::inference::ModelStreamInferResponse;
 /// One call of `ModelStreamInfer`.
 pub(super) struct Exchange {
     services: Services,
-    caller: Caller,
+    caller: ClientContext,
     /// None once there will be no more.
     incoming: Option<Streaming<Heard>>,
     /// To be told of each request that has been read.
@@ -48,7 +48,7 @@ impl Exchange {
     /// Of requests by that caller, so many at a time.
     pub(super) fn new(
         services: Services,
-        caller: Caller,
+        caller: ClientContext,
         request: tonic::Request<Streaming<Heard>>,
         most: usize,
     ) -> Self {
@@ -66,7 +66,7 @@ impl Exchange {
                 Poll::Ready(Some(Ok(heard))) => self.begin(heard),
                 Poll::Ready(Some(Err(said))) => {
                     // headers are on their way: here the library's words are not translated by others
-                    let worded = |error| fail::renamed(&status(&error, self.caller.id()));
+                    let worded = |error| fail::renamed(&status(&error, self.caller.request_id()));
                     self.failure = Some(unreadable(&said).map_or(said, worded));
                     self.incoming = None;
                 }
@@ -81,7 +81,7 @@ impl Exchange {
         }
         self.count += 1;
         let caller = self.caller.numbered(self.count);
-        let refuse = |id: &str, error: &Error| Talk::refused(id, &fail::renamed(&status(error, caller.id())));
+        let refuse = |id: &str, error: &Error| Talk::refused(id, &fail::renamed(&status(error, caller.request_id())));
         let talk = match heard {
             Err(said) => refuse("", &undecodable(&said)),
             Ok(request) => {

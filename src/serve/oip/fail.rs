@@ -1,7 +1,7 @@
 //! Failures of calls made within, by the names that this protocol has for their fields.
 
 use super::tensors::TEXT_INPUT;
-use crate::serve::openai::request::named;
+use crate::serve::openai::request::api_field_name;
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -15,7 +15,7 @@ pub(super) fn renamed(status: &Status) -> Status {
     let mut details = status.get_error_details();
     let violation = details.bad_request().and_then(|bad| bad.field_violations.first()).cloned();
     let Some(violation) = violation else { return recalled(status) };
-    let name = if violation.field == "prompt" { TEXT_INPUT } else { named(&violation.field) };
+    let name = if violation.field == "prompt" { TEXT_INPUT } else { api_field_name(&violation.field) };
     let said = |text: &str| {
         text.strip_prefix(&violation.field).map_or_else(|| text.to_owned(), |rest| format!("{name}{rest}"))
     };

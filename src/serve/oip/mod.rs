@@ -19,7 +19,7 @@ use crate::{
     error::Error,
     serve::{
         call::Call,
-        in_process::{Caller, Services},
+        in_process::{ClientContext, Services},
         registry::health::Monitor,
         status::status,
     },
@@ -51,11 +51,11 @@ pub(super) fn served(services: Services, monitor: Monitor, wire: &Wire) -> Serve
 impl Inference {
     /// A stream of requests, and its answers.
     fn exchange(&self, request: Request<Streaming<Heard>>) -> Response<Exchange> {
-        let caller = Caller::of(&request);
+        let caller = ClientContext::from_grpc(&request);
         Response::new(Exchange::new(self.services.clone(), caller, request, self.most))
     }
 
-    async fn inferred(&self, caller: &Caller, inquiry: Inquiry) -> Result<oip::ModelInferResponse, Status> {
+    async fn inferred(&self, caller: &ClientContext, inquiry: Inquiry) -> Result<oip::ModelInferResponse, Status> {
         let mut reply = Reply::new(inquiry.wanted.clone());
         let mut answer = talk::begin(self.services.clone(), caller, inquiry).await?;
         while let Some(message) = answer.message().await? {
@@ -147,7 +147,7 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<oip::ModelInferRequest>,
     ) -> Result<Response<oip::ModelInferResponse>, Status> {
-        let (caller, refuse) = (Caller::of(&request), refused(&request));
+        let (caller, refuse) = (ClientContext::from_grpc(&request), refused(&request));
         let inquiry = Inquiry::read(request.into_inner()).map_err(&refuse)?;
         if inquiry.wanted.stream {
             return Err(refuse(wrong("stream", "true".into(), "false; ModelStreamInfer tells text as it is made")));

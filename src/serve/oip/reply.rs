@@ -4,7 +4,7 @@ use super::{
     request::{VERSION, Wanted},
     tensors::{OUTPUTS, Value, put},
 };
-use crate::serve::{openai::request::ended, status::code_name};
+use crate::serve::{openai::request::finish_reason, status::code_name};
 use serde_json::{Map, json};
 use tonic::Status;
 use tonic_types::StatusExt;
@@ -90,7 +90,7 @@ impl Reply {
     pub(super) fn message(&mut self) -> ModelInferResponse {
         let last = self.is_complete() && !self.wanted.empty_final;
         let mut message = self.head(last);
-        let reason = self.finished.as_ref().map_or(NO_REASON, |finished| ended(finished.reason()));
+        let reason = self.finished.as_ref().map_or(NO_REASON, |finished| finish_reason(finished.reason()));
         let text = std::mem::take(&mut self.text);
         let characters = serde_json::Value::from(std::mem::take(&mut self.characters)).to_string();
         let made = self.made - self.told;

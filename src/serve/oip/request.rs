@@ -3,7 +3,7 @@
 use super::tensors::{EXCLUDE_INPUT, Inputs, OUTPUTS, RETURN, SAMPLING_PARAMETERS, STREAM, TEXT_INPUT, unknown, wrong};
 use crate::{
     error::{Error, Result, clip},
-    serve::openai::request::{CompletionRequest, no},
+    serve::openai::request::{CompletionRequest, wrong_type},
 };
 use serde_json::{Map, Value};
 use std::{
@@ -93,7 +93,7 @@ impl Inquiry {
             return Err(wrong("id", format!("{} bytes", request.id.len()), &format!("at most {ID_BYTES}")));
         }
         let mut inputs = Inputs::take(&mut request)?;
-        let text = inputs.text(TEXT_INPUT).ok_or_else(|| no("inputs", &format!("one named {TEXT_INPUT}")))?;
+        let text = inputs.text(TEXT_INPUT).ok_or_else(|| wrong_type("inputs", &format!("one named {TEXT_INPUT}")))?;
         let stream = inputs.flag(STREAM).unwrap_or(false);
         let wanted = Wanted {
             outputs: outputs(&request, &inputs)?,
@@ -112,8 +112,8 @@ impl Inquiry {
         fields.insert("model".into(), request.model_name.into());
         fields.insert("prompt".into(), text.into());
         fields.insert("echo".into(), echo.into());
-        let asked = CompletionRequest::of(fields, SAMPLING_PARAMETERS)?;
-        let [mut generate] = <[_; 1]>::try_from(asked.requests()?)
+        let asked = CompletionRequest::from_fields(fields, SAMPLING_PARAMETERS)?;
+        let [mut generate] = <[_; 1]>::try_from(asked.generate_requests()?)
             .map_err(|all| wrong("n", all.len().to_string(), "1: one answer for each request"))?;
         if !told_priority {
             generate.priority = priority;
@@ -185,7 +185,7 @@ fn flag(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Res
     match parameters.get(name).map(|one| &one.parameter_choice) {
         None => Ok(None),
         Some(Some(ParameterChoice::BoolParam(flag))) => Ok(Some(*flag)),
-        Some(_) => Err(no(name, "a bool_param")),
+        Some(_) => Err(wrong_type(name, "a bool_param")),
     }
 }
 
@@ -196,7 +196,7 @@ fn count(parameters: &HashMap<String, InferParameter>, name: &'static str) -> Re
         Some(Some(ParameterChoice::Int64Param(count))) => {
             u64::try_from(*count).map(Some).map_err(|_| wrong(name, count.to_string(), "0 or more"))
         }
-        Some(_) => Err(no(name, "an int64_param or uint64_param")),
+        Some(_) => Err(wrong_type(name, "an int64_param or uint64_param")),
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     reply::{Reply, failed},
     request::{Inquiry, Wanted},
 };
-use crate::serve::in_process::{Caller, Services};
+use crate::serve::in_process::{ClientContext, Services};
 use std::{
     collections::VecDeque,
     pin::Pin,
@@ -38,7 +38,7 @@ enum Stage {
 /// Makes the call.
 pub(super) async fn begin(
     services: Services,
-    caller: &Caller,
+    caller: &ClientContext,
     inquiry: Inquiry,
 ) -> Result<Streaming<GenerateResponse>, Status> {
     let mut client = GenerationClient::new(services).max_decoding_message_size(usize::MAX);
@@ -48,7 +48,7 @@ pub(super) async fn begin(
 
 impl Talk {
     /// Of a request that is well formed.
-    pub(super) fn new(services: Services, caller: Caller, inquiry: Inquiry) -> Self {
+    pub(super) fn new(services: Services, caller: ClientContext, inquiry: Inquiry) -> Self {
         let (id, reply) = (inquiry.wanted.id.clone(), Reply::new(inquiry.wanted.clone()));
         let call = Box::pin(async move { begin(services, &caller, inquiry).await });
         Self { id, stage: Stage::Beginning(call), reply, ready: VecDeque::new() }

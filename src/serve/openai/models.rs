@@ -1,7 +1,7 @@
-//! `/v1/models`: what is served, in OpenAI's form.
+//! `/v1/models`: the models in service, in OpenAI's form.
 
-use super::{Door, refusal::Refusal};
-use crate::serve::in_process::Caller;
+use super::{error::ApiError, state::ApiState};
+use crate::serve::in_process::ClientContext;
 use axum::{
     Json,
     extract::{Path, State},
@@ -10,38 +10,39 @@ use axum::{
 use serde_json::{Value, json};
 use weir_proto::v1::{self, GetModelRequest, ListModelsRequest, models_client::ModelsClient};
 
-/// All of them.
-pub(super) async fn list(State(door): State<Door>, caller: Caller) -> Response {
-    let listed = ModelsClient::new(door.services.clone()).list_models(caller.call(ListModelsRequest {})).await;
-    let answer = listed.map(|models| {
-        let data: Vec<_> = models.into_inner().models.into_iter().map(|model| described(model, door.since)).collect();
+/// Lists all models.
+pub(super) async fn list(State(state): State<ApiState>, client: ClientContext) -> Response {
+    let listed = ModelsClient::new(state.services.clone()).list_models(client.call(ListModelsRequest {})).await;
+    let response = listed.map(|models| {
+        let data: Vec<_> =
+            models.into_inner().models.into_iter().map(|model| model_json(model, state.started_at)).collect();
         Json(json!({ "object": "list", "data": data }))
     });
-    caller.named(answer.map_err(Refusal::from).into_response())
+    client.with_request_id(response.map_err(ApiError::from).into_response())
 }
 
-/// One of them.
-pub(super) async fn get(State(door): State<Door>, Path(name): Path<String>, caller: Caller) -> Response {
-    let call = caller.call(GetModelRequest { name: Some(name) });
-    let found = ModelsClient::new(door.services.clone()).get_model(call).await;
-    let answer = found.map(|model| Json(described(model.into_inner(), door.since)));
-    caller.named(answer.map_err(Refusal::from).into_response())
+/// Returns one model.
+pub(super) async fn get(State(state): State<ApiState>, Path(name): Path<String>, client: ClientContext) -> Response {
+    let call = client.call(GetModelRequest { name: Some(name) });
+    let found = ModelsClient::new(state.services.clone()).get_model(call).await;
+    let response = found.map(|model| Json(model_json(model.into_inner(), state.started_at)));
+    client.with_request_id(response.map_err(ApiError::from).into_response())
 }
 
-/// A token is a symbol here, and it is said which.
-fn described(model: v1::Model, since: u64) -> Value {
+/// Converts a model to JSON. This API calls symbols tokens; `token` names their kind.
+fn model_json(model: v1::Model, created: u64) -> Value {
     let token = match &model.vocabulary {
-        Some(own) if own.bytes => "byte",
-        Some(own) if own.pieces => "piece",
+        Some(vocabulary) if vocabulary.bytes => "byte",
+        Some(vocabulary) if vocabulary.pieces => "piece",
         _ => "character",
     };
-    let reads = model.documents.as_ref().map(|documents| documents.max_tokens);
+    let document_tokens = model.documents.as_ref().map(|documents| documents.max_tokens);
     json!({
         "id": model.name,
         "object": "model",
-        "created": since,
+        "created": created,
         "owned_by": "weir",
-        "max_model_len": reads.or(model.limits.map(|limits| limits.max_symbols)),
+        "max_model_len": document_tokens.or(model.limits.map(|limits| limits.max_symbols)),
         "token": token,
         "family": model.family,
         "shape": model.shape,

@@ -1,4 +1,4 @@
-//! The playground: one page that needs nothing but this server, and may ask nobody else.
+//! The playground: one HTML page that loads nothing from other servers, which its content policy also forbids.
 
 use axum::{
     http::header,
@@ -23,17 +23,17 @@ const PAGE: &str = concat!(
     "</script>\n</body>\n</html>\n",
 );
 
-/// What the page may do: run its own script, have its own style, and call this server.
+/// The page's content security policy: its own script and style, and requests to this server.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "default-src 'none'; script-src {}; style-src {}; connect-src 'self'; base-uri 'none'; form-action 'none'; \
          frame-ancestors 'none'",
-        allowed("script"),
-        allowed("style"),
+        hash_of("script"),
+        hash_of("style"),
     )
 });
 
-/// The page.
+/// Returns the page.
 pub(super) async fn page() -> Response {
     let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
@@ -44,11 +44,11 @@ pub(super) async fn page() -> Response {
     (headers, Html(PAGE)).into_response()
 }
 
-/// The one element of this name, by its hash.
-fn allowed(element: &str) -> String {
-    let inside =
+/// Returns the policy source of the page's only element of this name: the hash of its content.
+fn hash_of(element: &str) -> String {
+    let content =
         PAGE.split_once(&format!("<{element}>")).and_then(|(_, rest)| rest.split_once(&format!("</{element}>")));
-    inside.map_or_else(|| "'none'".into(), |(text, _)| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text))))
+    content.map_or_else(|| "'none'".into(), |(text, _)| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text))))
 }
 
 #[cfg(test)]
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_is_complete_in_itself() {
+    fn the_page_loads_nothing_else() {
         for element in ["script", "style"] {
             assert_eq!(PAGE.matches(&format!("<{element}")).count(), 1, "{element}");
-            assert!(allowed(element).starts_with("'sha256-"), "{element}");
+            assert!(hash_of(element).starts_with("'sha256-"), "{element}");
         }
-        // what a browser would fetch, or the policy forbid
-        for outside in [" src=", " href=", "url(", "@import", " style=", " onclick="] {
-            assert!(!PAGE.contains(outside), "{outside}");
+        // A browser would fetch these, or the policy forbids them.
+        for reference in [" src=", " href=", "url(", "@import", " style=", " onclick="] {
+            assert!(!PAGE.contains(reference), "{reference}");
         }
         assert!(PAGE.replace("http://www.w3.org/2000/svg", "").find("http").is_none());
     }

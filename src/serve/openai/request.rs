@@ -1,7 +1,7 @@
-//! What other servers' clients ask for, as requests of `Generate`.
+//! Completion requests of OpenAI's API, converted to requests of `Generate`.
 //!
-//! The names are OpenAI's; those that it does not have are vLLM's, and `boundaries` and `max_segments` ours. Unknown names and
-//! nulls are passed over, as clients for other servers expect; what cannot be had is refused, unless it is asked to do nothing.
+//! Field names are OpenAI's, else vLLM's; `boundaries`, `boundary_mode` and `max_segments` are ours. Unknown fields and nulls are
+//! ignored, as clients of other servers expect. An unsupported option is rejected, unless its value has no effect.
 
 use super::seed::Seed;
 use crate::error::{Error, Result, clip};
@@ -9,15 +9,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use weir_proto::v1;
 
-/// Answers that one request may ask for: prompts times `n`.
-const MOST_CHOICES: usize = 64;
-/// Characters that are generated unless the request tells, as OpenAI has it.
-const MAX_TOKENS: u32 = 16;
-/// Bytes of a value that a message repeats.
+/// Maximum choices of one request: prompts times `n`.
+const MAX_CHOICES: usize = 64;
+/// Default of `max_tokens`, as in OpenAI's API.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Maximum bytes of a value that an error message repeats.
 const VALUE_BYTES: usize = 64;
 
-/// Fields by these names, of those that our own API has under others.
-const NAMES: [(&str, &str); 15] = [
+/// Fields of the gRPC API, and their names in this one if they differ.
+const FIELD_NAMES: [(&str, &str); 15] = [
     ("chunk.text", "document"),
     ("sampling.temperature", "temperature"),
     ("sampling.top_k", "top_k"),
@@ -34,10 +34,10 @@ const NAMES: [(&str, &str); 15] = [
     ("details.logprobs", "logprobs"),
     ("details.echo", "echo"),
 ];
-/// Stop strings are numbered.
+/// Prefix of the stop strings' names, which end in an index.
 const STOP: &str = "stopping.stop";
-/// What the library calls a number, where it says what it expected, and what that is.
-const KINDS: [(&str, &str); 6] = [
+/// Rust types in messages of serde, and the words for clients. A test pins the messages of serde 1.0 and serde_json 1.0.
+const NUMBER_TYPES: [(&str, &str); 6] = [
     ("expected u32", "expected a whole number from 0 to 4294967295"),
     ("expected i32", "expected a whole number from -2147483648 to 2147483647"),
     ("expected i64", "expected a whole number"),
@@ -45,32 +45,32 @@ const KINDS: [(&str, &str); 6] = [
     ("expected f32", "expected a number"),
     ("expected f64", "expected a number"),
 ];
-/// What is said first of a field that comes again.
-const TWICE: &str = "duplicate field `";
-/// What stands before the options of a summary.
+/// Start of serde's message about a repeated field, before its name.
+const DUPLICATE: &str = "duplicate field `";
+/// Prefix of the names of a summary's options in the gRPC API.
 const OPTIONS: &str = "options.";
 
-/// What a field of `Generate` is called here.
-pub(in crate::serve) fn named(field: &str) -> &str {
+/// Returns the name in this API of a field of the gRPC API.
+pub(crate) fn api_field_name(field: &str) -> &str {
     if field.starts_with(STOP) {
         return "stop";
     }
     let field = field.strip_prefix(OPTIONS).unwrap_or(field);
-    NAMES.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| theirs)
+    FIELD_NAMES.iter().find(|(grpc, _)| *grpc == field).map_or(field, |(_, name)| name)
 }
 
-/// Why a generation ended, in the two words there are for it.
-pub(in crate::serve) fn ended(reason: v1::FinishReason) -> &'static str {
+/// Returns OpenAI's word for the reason why a generation ended: `stop` or `length`.
+pub(crate) fn finish_reason(reason: v1::FinishReason) -> &'static str {
     match reason {
         v1::FinishReason::Stop | v1::FinishReason::EndOfText => "stop",
         _ => "length",
     }
 }
 
-/// The fields of a body.
+/// The fields of a completion request.
 #[derive(Deserialize, Default)]
 #[serde(expecting = "an object")]
-pub(in crate::serve) struct CompletionRequest {
+pub(crate) struct CompletionRequest {
     model: Option<String>,
     #[serde(default)]
     prompt: Value,
@@ -102,113 +102,111 @@ pub(in crate::serve) struct CompletionRequest {
     max_segments: Option<u32>,
 }
 
-/// What a stream tells beside its text.
+/// Options of a stream.
 #[derive(Deserialize, Default, Clone, Copy)]
 #[serde(expecting = "an object")]
-pub(in crate::serve) struct StreamOptions {
-    #[serde(default, deserialize_with = "or_null")]
-    pub(in crate::serve) include_usage: bool,
-    #[serde(default, deserialize_with = "or_null")]
-    pub(in crate::serve) continuous_usage_stats: bool,
+pub(crate) struct StreamOptions {
+    #[serde(default, deserialize_with = "null_as_false")]
+    pub(crate) include_usage: bool,
+    #[serde(default, deserialize_with = "null_as_false")]
+    pub(crate) continuous_usage_stats: bool,
 }
 
-fn or_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
+fn null_as_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 impl CompletionRequest {
-    /// Of JSON, which messages call `whole`.
+    /// Parses JSON. Errors call it `input`.
     ///
     /// # Errors
-    /// What is wrong with it, and with which field.
-    pub(in crate::serve) fn parse(bytes: &[u8], whole: &str) -> Result<Self> {
-        read(bytes, whole)
+    /// [`Error::Unreadable`] with the malformed field.
+    pub(crate) fn parse(bytes: &[u8], input: &str) -> Result<Self> {
+        parse_json(bytes, input)
     }
 
-    /// The same of fields that have been read.
+    /// Converts parsed fields. Errors call them `input`.
     ///
     /// # Errors
-    /// What is wrong with one of them.
-    pub(in crate::serve) fn of(fields: Map<String, Value>, whole: &str) -> Result<Self> {
-        serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| unreadable(whole, &error))
+    /// [`Error::Unreadable`] with the malformed field.
+    pub(crate) fn from_fields(fields: Map<String, Value>, input: &str) -> Result<Self> {
+        serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| unreadable(input, &error))
     }
 
-    /// Whether the answer is to come as it is made.
-    pub(in crate::serve) fn streams(&self) -> bool {
+    /// Returns true if the response is a stream.
+    pub(crate) fn wants_stream(&self) -> bool {
         self.stream.unwrap_or_default()
     }
 
-    /// What a stream tells beside its text.
-    pub(in crate::serve) fn stream_options(&self) -> StreamOptions {
+    /// Returns the options of the stream.
+    pub(crate) fn stream_options(&self) -> StreamOptions {
         self.stream_options.unwrap_or_default()
     }
 
-    /// Whether it is told where segments end.
-    pub(in crate::serve) fn tells_boundaries(&self) -> bool {
+    /// Returns true if the response marks where segments end.
+    pub(crate) fn wants_boundaries(&self) -> bool {
         self.boundaries.unwrap_or_default()
     }
 
-    /// Whether characters are told one by one.
-    pub(in crate::serve) fn tells_characters(&self) -> bool {
-        self.logprobs.is_some() || self.tells_boundaries()
+    /// Returns true if the response lists characters.
+    pub(crate) fn wants_characters(&self) -> bool {
+        self.logprobs.is_some() || self.wants_boundaries()
     }
 
-    /// How many answers each prompt is to have.
-    pub(in crate::serve) fn answers(&self) -> usize {
+    /// Returns the number of choices for each prompt.
+    pub(crate) fn choices_per_prompt(&self) -> usize {
         self.n.unwrap_or(1)
     }
 
-    /// One request for each answer, in their order: the first prompt's, then the next one's.
+    /// Returns one request of `Generate` for each choice: those of the first prompt, then those of the next.
     ///
     /// # Errors
-    /// What cannot be had. The rest is checked where it is done.
-    pub(in crate::serve) fn requests(&self) -> Result<Vec<v1::GenerateRequest>> {
-        self.refuse_what_is_not_there()?;
+    /// An option is unsupported. `Generate` checks the others.
+    pub(crate) fn generate_requests(&self) -> Result<Vec<v1::GenerateRequest>> {
+        self.reject_unsupported()?;
         let prompts = texts("prompt", &self.prompt)?;
         let prompts = if prompts.is_empty() { vec![String::new()] } else { prompts };
-        let n = self.answers();
-        if n == 0 || n.saturating_mul(prompts.len()) > MOST_CHOICES {
+        let n = self.choices_per_prompt();
+        if n == 0 || n.saturating_mul(prompts.len()) > MAX_CHOICES {
             let found = format!("{n} for {} prompts", prompts.len());
-            return Err(wrong("n", found, &format!("1 to {MOST_CHOICES} answers in all")));
+            return Err(bad_option("n", found, &format!("1 to {MAX_CHOICES} choices in total")));
         }
-        if let Some(best) = self.best_of.filter(|best| *best != n) {
-            return Err(wrong("best_of", best.to_string(), "n, if given"));
+        if let Some(best_of) = self.best_of.filter(|best_of| *best_of != n) {
+            return Err(bad_option("best_of", best_of.to_string(), "equal to n"));
         }
         let mut requests = Vec::with_capacity(n * prompts.len());
         for prompt in prompts {
             for index in 0..n {
-                requests.push(self.request(prompt.clone(), index)?);
+                requests.push(self.generate_request(prompt.clone(), index)?);
             }
         }
         Ok(requests)
     }
 
-    fn refuse_what_is_not_there(&self) -> Result<()> {
+    fn reject_unsupported(&self) -> Result<()> {
         let not_zero = |value: Option<f32>| value.filter(|value| *value != 0.0).map(|value| value.to_string());
-        let there = [
+        for (field, found, neutral) in [
             ("presence_penalty", not_zero(self.presence_penalty), "0"),
             ("frequency_penalty", not_zero(self.frequency_penalty), "0"),
-            ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "none"),
-        ];
-        let asked = there.into_iter().find_map(|(field, asked, nothing)| Some((field, asked?, nothing)));
-        asked.map_or(Ok(()), |(field, asked, nothing)| {
-            Err(wrong(field, asked, &format!("{nothing}, as nothing else is supported")))
-        })
+            ("suffix", self.suffix.as_deref().filter(|suffix| !suffix.is_empty()).map(quoted), "\"\""),
+        ] {
+            if let Some(found) = found {
+                return Err(bad_option(field, found, &format!("only {neutral} is supported")));
+            }
+        }
+        Ok(())
     }
 
-    fn request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest> {
-        // a seed names all answers: each has one of its own
+    fn generate_request(&self, prompt: String, index: usize) -> Result<v1::GenerateRequest> {
+        // Each choice draws from a seed of its own.
         let seed = self.seed.map(|Seed(seed)| seed.wrapping_add(index as u64));
-        // −1 is vLLM's way to keep all
+        // vLLM's −1 keeps all symbols, as our 0 does.
         let top_k = match self.top_k {
             None => None,
             Some(-1) => Some(0),
-            Some(k) => {
-                let refuse = |_| wrong("top_k", k.to_string(), "-1, 0 or more");
-                Some(u32::try_from(k).map_err(refuse)?)
-            }
+            Some(k) => Some(u32::try_from(k).map_err(|_| bad_option("top_k", k.to_string(), "-1 or more"))?),
         };
-        // characters told one by one are counted as they come, whether their log-probabilities are wanted or not
+        // Only characters with log-probabilities arrive with their number, which running counts need.
         let counted = self.stream_options().continuous_usage_stats;
         Ok(v1::GenerateRequest {
             model: self.model.clone(),
@@ -220,10 +218,10 @@ impl CompletionRequest {
                 min_p: self.min_p,
                 repetition_penalty: self.repetition_penalty,
                 seed,
-                logit_bias: self.biases()?,
+                logit_bias: self.logit_biases()?,
             }),
             stopping: Some(v1::Stopping {
-                max_chars: Some(self.max_tokens.unwrap_or(MAX_TOKENS)),
+                max_chars: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
                 min_chars: self.min_tokens,
                 max_segments: self.max_segments,
                 stop: texts("stop", &self.stop)?,
@@ -242,58 +240,59 @@ impl CompletionRequest {
         })
     }
 
-    /// Biases by id.
-    fn biases(&self) -> Result<Vec<v1::LogitBias>> {
-        let refuse = |key: &str| wrong("logit_bias", quoted(key), "the id of a symbol, and a number");
-        let given = self.logit_bias.iter().flatten();
-        given
+    /// Returns the biases by symbol id.
+    fn logit_biases(&self) -> Result<Vec<v1::LogitBias>> {
+        let error = |key: &str| bad_option("logit_bias", quoted(key), "a symbol id with a number as its value");
+        let biases = self.logit_bias.iter().flatten();
+        biases
             .map(|(key, value)| {
-                let (id, bias) = (key.parse().map_err(|_| refuse(key))?, value.as_f64().ok_or_else(|| refuse(key))?);
+                let id = key.parse().map_err(|_| error(key))?;
+                let bias = value.as_f64().ok_or_else(|| error(key))?;
                 Ok(v1::LogitBias { symbol: Some(v1::logit_bias::Symbol::Id(id)), bias: bias as f32 })
             })
             .collect()
     }
 }
 
-/// Fields of JSON, which messages call `whole`.
+/// Parses a JSON object. Errors call it `input`.
 ///
 /// # Errors
-/// What is wrong with it, and with which field.
-pub(in crate::serve) fn read<T: serde::de::DeserializeOwned>(bytes: &[u8], whole: &str) -> Result<T> {
-    // a list would be taken as fields in their order
+/// [`Error::Unreadable`] with the malformed field.
+pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8], input: &str) -> Result<T> {
+    // serde would accept a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
-        let why = format!("{whole}: expected an object of JSON, not a list");
+        let why = format!("{input}: expected a JSON object, not a list");
         return Err(Error::Unreadable { field: None, why });
     }
-    let mut from = serde_json::Deserializer::from_slice(bytes);
-    let read = serde_path_to_error::deserialize(&mut from).map_err(|error| unreadable(whole, &error))?;
-    from.end().map_err(|error| Error::Unreadable { field: None, why: format!("{whole}: {error}") })?;
-    Ok(read)
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| unreadable(input, &error))?;
+    deserializer.end().map_err(|error| Error::Unreadable { field: None, why: format!("{input}: {error}") })?;
+    Ok(parsed)
 }
 
-fn unreadable<E: std::fmt::Display>(whole: &str, error: &serde_path_to_error::Error<E>) -> Error {
-    let (path, mut said) = (error.path().to_string(), error.inner().to_string());
-    // types of numbers by what they hold
-    for (kind, name) in KINDS {
-        said = said.replacen(kind, name, 1);
+fn unreadable<E: std::fmt::Display>(input: &str, error: &serde_path_to_error::Error<E>) -> Error {
+    let path = error.path().to_string();
+    let mut message = error.inner().to_string();
+    for (rust_type, words) in NUMBER_TYPES {
+        message = message.replacen(rust_type, words, 1);
     }
-    // what is no JSON at all has no fields
+    // Malformed JSON has no field.
     let path = Some(path).filter(|path| path.starts_with(|first: char| first.is_ascii_alphabetic()));
     let why = match &path {
-        Some(path) => format!("{whole}: {path}: {said}"),
-        None => format!("{whole}: {said}"),
+        Some(path) => format!("{input}: {path}: {message}"),
+        None => format!("{input}: {message}"),
     };
-    // the path ends before a name that comes again
-    let again = || Some(said.strip_prefix(TWICE)?.split_once('`')?.0.to_owned());
-    Error::Unreadable { field: path.or_else(again), why }
+    // The path does not include the name of a repeated field.
+    let repeated = || Some(message.strip_prefix(DUPLICATE)?.split_once('`')?.0.to_owned());
+    Error::Unreadable { field: path.or_else(repeated), why }
 }
 
-fn wrong(field: &'static str, found: String, bound: &str) -> Error {
+fn bad_option(field: &'static str, found: String, bound: &str) -> Error {
     Error::BadOption { field, found, bound: bound.into() }
 }
 
-/// A field that is no such thing as it must be.
-pub(in crate::serve) fn no(field: &str, expected: &str) -> Error {
+/// Builds the error of a field with a value of the wrong type.
+pub(crate) fn wrong_type(field: &str, expected: &str) -> Error {
     Error::Unreadable { field: Some(field.into()), why: format!("{field}: expected {expected}") }
 }
 
@@ -301,18 +300,18 @@ fn quoted(text: &str) -> String {
     format!("{:?}", clip(text, VALUE_BYTES))
 }
 
-/// Nothing, a text, or a list of texts.
+/// Converts null, a string, or a list of strings.
 fn texts(field: &'static str, value: &Value) -> Result<Vec<String>> {
     let expected = match field {
-        "prompt" => "a text or a list of texts, as symbols' ids are not taken",
-        _ => "a text or a list of texts",
+        "prompt" => "a string or a list of strings, as token ids are not supported",
+        _ => "a string or a list of strings",
     };
-    let refuse = || no(field, expected);
+    let error = || wrong_type(field, expected);
     match value {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => Ok(vec![text.clone()]),
-        Value::Array(all) => all.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(refuse)).collect(),
-        _ => Err(refuse()),
+        Value::Array(all) => all.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(error)).collect(),
+        _ => Err(error()),
     }
 }
 
@@ -321,7 +320,7 @@ mod tests {
     use super::*;
 
     fn requests(body: &str) -> Result<Vec<v1::GenerateRequest>> {
-        CompletionRequest::parse(body.as_bytes(), "the body")?.requests()
+        CompletionRequest::parse(body.as_bytes(), "the body")?.generate_requests()
     }
 
     fn field(error: &Error) -> Option<&str> {
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_and_unknown_names_are_passed_over() {
+    fn nulls_and_unknown_fields_are_ignored() {
         let body = r#"{"model": null, "prompt": "a", "max_tokens": null, "logit_bias": null, "stop": null, "n": null,
             "user": "me", "stream_options": {"include_usage": null, "x": 1}, "presence_penalty": 0, "suffix": null}"#;
         let [request] = &requests(body).unwrap()[..] else { panic!() };
@@ -341,16 +340,17 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_is_a_request() {
+    fn every_choice_is_a_request() {
         let all = requests(r#"{"prompt": ["a", "b"], "n": 2, "seed": -1, "stop": ["x", "y"], "top_k": -1}"#).unwrap();
-        let seen: Vec<_> = all.iter().map(|one| (one.prompt.as_str(), one.sampling.as_ref().unwrap().seed)).collect();
-        assert_eq!(seen, [("a", Some(u64::MAX)), ("a", Some(0)), ("b", Some(u64::MAX)), ("b", Some(0))]);
+        let prompts_and_seeds: Vec<_> =
+            all.iter().map(|request| (request.prompt.as_str(), request.sampling.as_ref().unwrap().seed)).collect();
+        assert_eq!(prompts_and_seeds, [("a", Some(u64::MAX)), ("a", Some(0)), ("b", Some(u64::MAX)), ("b", Some(0))]);
         assert_eq!(all[0].sampling.as_ref().unwrap().top_k, Some(0));
         assert_eq!(all[0].stopping.as_ref().unwrap().stop, ["x", "y"]);
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_field() {
         for (body, field) in [
             (r#"{"prompt": [1, 2]}"#, Some("prompt")),
             (r#"{"prompt": 3}"#, Some("prompt")),
@@ -370,10 +370,10 @@ mod tests {
             ("[]", None),
             (r#"{"prompt": "a"} and"#, None),
         ] {
-            let refusal = requests(body).err().unwrap_or_else(|| panic!("{body} is taken"));
-            assert_eq!(self::field(&refusal), field, "{body}");
-            assert!(!["struct", "u32", "f32"].iter().any(|word| refusal.to_string().contains(word)), "{refusal}");
-            assert!(field.is_none_or(|field| refusal.to_string().contains(field)), "{refusal}");
+            let error = requests(body).err().unwrap_or_else(|| panic!("{body} is accepted"));
+            assert_eq!(self::field(&error), field, "{body}");
+            assert!(!["struct", "u32", "f32"].iter().any(|word| error.to_string().contains(word)), "{error}");
+            assert!(field.is_none_or(|field| error.to_string().contains(field)), "{error}");
         }
     }
 }

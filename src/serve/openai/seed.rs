@@ -3,19 +3,19 @@
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 
-/// A number of 64 bits, with a sign or without, or the text that answers tell it in: many readers of JSON round such numbers.
+/// A signed or unsigned 64-bit number, or its text. Responses report seeds as text because many JSON parsers round such numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::serve) struct Seed(pub(in crate::serve) u64);
+pub(crate) struct Seed(pub(crate) u64);
 
 impl<'de> Deserialize<'de> for Seed {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Reader)
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SeedVisitor)
     }
 }
 
-struct Reader;
+struct SeedVisitor;
 
-impl de::Visitor<'_> for Reader {
+impl de::Visitor<'_> for SeedVisitor {
     type Value = Seed;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,8 +31,8 @@ impl de::Visitor<'_> for Reader {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Seed, E> {
-        let signed = || text.parse().map(i64::cast_unsigned);
-        text.parse().or_else(|_| signed()).map(Seed).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+        let signed = |_| text.parse().map(i64::cast_unsigned);
+        text.parse().or_else(signed).map(Seed).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
     }
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_can_be_asked_for() {
+    fn a_reported_seed_can_be_requested() {
         let read = |text: &str| serde_json::from_str::<Seed>(text);
         let cases = [("0", 0), ("17657090610222322651", 17_657_090_610_222_322_651), ("-1", u64::MAX)];
         for (text, seed) in cases {
@@ -49,8 +49,8 @@ mod tests {
             assert_eq!(read(&format!("\"{text}\"")).unwrap(), Seed(seed));
         }
         for wrong in ["1.5", "\"x\"", "18446744073709551616", "true", "[]"] {
-            let told = read(wrong).unwrap_err().to_string();
-            assert!(told.contains("2^64 - 1"), "{wrong}: {told}");
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("2^64 - 1"), "{wrong}: {error}");
         }
     }
 }

@@ -1,22 +1,23 @@
-//! `/v1/summaries`: one call of `Summarize`, gathered or streamed as events of the server. No other server has such a path: names
-//! are those of our own API.
+//! `/v1/summaries`: one call of `Summarize`, collected or streamed. OpenAI has no such path, so field names are those of the gRPC API.
 
-use super::{Door, refusal::Refusal, request, seed::Seed};
-use crate::{error::Error, serve::in_process::Caller};
+use super::{
+    error::ApiError,
+    request::parse_json,
+    seed::Seed,
+    sse::{self, EventSource},
+    state::ApiState,
+};
+use crate::{error::Error, serve::in_process::ClientContext};
 use axum::{
     Json,
-    body::{Body, Bytes},
     extract::{Request, State},
-    http::header,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::{
-    collections::VecDeque,
-    convert::Infallible,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
@@ -25,10 +26,10 @@ use weir_proto::v1::{
     summarize_response::Event,
 };
 
-/// Bytes of a document that one message within the process has.
-const PIECE: usize = 64 << 10;
+/// Maximum bytes of a document in one message within the process.
+const CHUNK_BYTES: usize = 64 << 10;
 
-/// The fields of a body.
+/// The fields of a summary request.
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields, expecting = "an object")]
 struct SummaryRequest {
@@ -54,8 +55,8 @@ struct SummaryRequest {
 }
 
 impl SummaryRequest {
-    /// The messages of the call.
-    fn parts(self) -> Vec<SummarizeRequest> {
+    /// Converts the request to the messages of the call: options, then the document in chunks.
+    fn into_messages(self) -> Vec<SummarizeRequest> {
         let sampling = v1::Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -73,7 +74,7 @@ impl SummaryRequest {
             max_tokens: self.max_tokens,
             no_repeat_ngram: self.no_repeat_ngram,
             hypotheses: self.hypotheses,
-            // drawn only if something is said of it
+            // The summary is sampled only if the request has a sampling option; otherwise it is searched.
             sampling: (sampling != v1::Sampling::default()).then_some(sampling),
             cut: self.cut,
             document_id: self.document_id,
@@ -82,75 +83,69 @@ impl SummaryRequest {
         };
         let chunk = |text: &str| Part::Chunk(v1::DocumentChunk { text: text.to_owned() });
         let document = self.document.unwrap_or_default();
-        let parts = std::iter::once(Part::Options(options)).chain(pieces(&document).map(chunk));
+        let parts = std::iter::once(Part::Options(options)).chain(chunks(&document).map(chunk));
         parts.map(|part| SummarizeRequest { part: Some(part) }).collect()
     }
 }
 
-/// A text in pieces that end where a code point does.
-fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+/// Splits a text into chunks that end at a character boundary.
+fn chunks(mut text: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
-        let mut end = text.len().min(PIECE);
+        let mut end = text.len().min(CHUNK_BYTES);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let (piece, rest) = text.split_at(end);
+        let (chunk, rest) = text.split_at(end);
         text = rest;
-        (!piece.is_empty()).then_some(piece)
+        (!chunk.is_empty()).then_some(chunk)
     })
 }
 
-/// Takes a request.
-pub(super) async fn summarize(State(door): State<Door>, caller: Caller, request: Request) -> Response {
-    match answered(door, &caller, request).await {
-        Ok(response) => caller.named(response),
-        Err(refusal) => caller.named(refusal.into_response()),
-    }
+/// Handles a request.
+pub(super) async fn summarize(State(state): State<ApiState>, client: ClientContext, request: Request) -> Response {
+    client.with_request_id(handle(state, &client, request).await.into_response())
 }
 
-async fn answered(door: Door, caller: &Caller, request: Request) -> Result<Response, Refusal> {
-    let body = door.read(request).await?;
-    let asked: SummaryRequest = request::read(&body, "the body")?;
+async fn handle(state: ApiState, client: &ClientContext, request: Request) -> Result<Response, ApiError> {
+    let body = state.read_body(request).await?;
+    let request: SummaryRequest = parse_json(&body, "the body")?;
     drop(body);
-    if asked.document.is_some() && asked.document_id.is_some() {
+    if request.document.is_some() && request.document_id.is_some() {
         return Err(Error::Exclusive { first: "document", second: "document_id" }.into());
     }
-    let streams = asked.stream.unwrap_or(false);
-    let mut client = SummarizationClient::new(door.services.clone()).max_decoding_message_size(usize::MAX);
-    let parts = tokio_stream::iter(asked.parts());
-    let answer = client.summarize(caller.call(parts)).await?.into_inner();
-    if !streams {
-        return Ok(Json(gathered(answer).await?).into_response());
-    }
-    let events = Body::from_stream(Events { answer, waiting: VecDeque::new(), over: false });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-    Ok((headers, events).into_response())
+    let wants_stream = request.stream.unwrap_or(false);
+    let mut service = SummarizationClient::new(state.services.clone()).max_decoding_message_size(usize::MAX);
+    let messages = tokio_stream::iter(request.into_messages());
+    let response = service.summarize(client.call(messages)).await?.into_inner();
+    if wants_stream { Ok(sse::response(response)) } else { Ok(Json(collect(response).await?).into_response()) }
 }
 
-/// All of it, once it is complete.
-async fn gathered(mut answer: Streaming<SummarizeResponse>) -> Result<Value, Refusal> {
-    let (mut whole, mut text, mut selected) = (Map::new(), String::new(), Vec::new());
-    while let Some(message) = answer.message().await? {
+/// Returns the summary in one message, once it is complete.
+async fn collect(mut response: Streaming<SummarizeResponse>) -> Result<Value, ApiError> {
+    let mut summary = Map::new();
+    let mut text = String::new();
+    let mut selected = Vec::new();
+    while let Some(message) = response.message().await? {
         match message.event {
             Some(Event::Started(started)) => {
-                whole.insert("object".into(), "summary".into());
-                whole.insert("model".into(), started.model.into());
+                summary.insert("object".into(), "summary".into());
+                summary.insert("model".into(), started.model.into());
             }
             Some(Event::Piece(piece)) => text.push_str(&piece.text),
-            Some(Event::Selected(kept)) => selected.push(self::selected(&kept)),
+            Some(Event::Selected(kept)) => selected.push(selected_json(&kept)),
             Some(Event::Finished(finished)) => {
-                whole.insert("text".into(), std::mem::take(&mut text).into());
-                whole.insert("selected".into(), std::mem::take(&mut selected).into());
-                whole.extend(self::finished(&finished));
+                summary.insert("text".into(), std::mem::take(&mut text).into());
+                summary.insert("selected".into(), std::mem::take(&mut selected).into());
+                summary.extend(finished_fields(&finished));
             }
             Some(Event::Progress(_)) | None => {}
         }
     }
-    Ok(whole.into())
+    Ok(summary.into())
 }
 
-/// What one message tells, under its name.
-fn told(event: &Event) -> Value {
+/// Converts an event to JSON under its name.
+fn event_json(event: &Event) -> Value {
     match event {
         Event::Started(v1::SummaryStarted { request_id, model, cached_tokens }) => {
             json!({ "started": { "request_id": request_id, "model": model, "cached_tokens": cached_tokens } })
@@ -164,30 +159,30 @@ fn told(event: &Event) -> Value {
             "blocks_total": blocks_total,
         } })
         }
-        Event::Selected(kept) => json!({ "selected": selected(kept) }),
+        Event::Selected(kept) => json!({ "selected": selected_json(kept) }),
         Event::Piece(v1::SummaryPiece { text }) => json!({ "piece": { "text": text } }),
-        Event::Finished(end) => json!({ "finished": finished(end) }),
+        Event::Finished(end) => json!({ "finished": finished_fields(end) }),
     }
 }
 
-fn selected(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value {
+fn selected_json(v1::Selected { layer, spans, tokens }: &v1::Selected) -> Value {
     let span = |v1::Span { byte_start, byte_end, score }: &v1::Span| json!({ "byte_start": byte_start, "byte_end": byte_end, "score": score });
     json!({ "layer": layer, "tokens": tokens, "spans": spans.iter().map(span).collect::<Vec<_>>() })
 }
 
-fn finished(finished: &v1::SummaryFinished) -> Map<String, Value> {
+fn finished_fields(finished: &v1::SummaryFinished) -> Map<String, Value> {
     let reason = match finished.reason() {
         v1::SummaryFinishReason::EndOfText => "end_of_text",
         _ => "max_tokens",
     };
     let usage = finished.usage.unwrap_or_default();
     let timing = finished.timing.clone().unwrap_or_default();
-    let hypothesis = |one: &v1::Hypothesis| json!({ "text": one.text, "ids": one.ids, "score": one.score, "logprobs": one.logprobs });
-    let layer = |one: &v1::EncoderLayer| json!({ "length": one.length, "ns": one.ns });
-    let mut told = Map::new();
-    told.insert("reason".into(), reason.into());
-    told.insert("document_id".into(), finished.document_id.clone().into());
-    told.insert("hypotheses".into(), finished.hypotheses.iter().map(hypothesis).collect());
+    let hypothesis = |v1::Hypothesis { text, ids, score, logprobs }: &v1::Hypothesis| json!({ "text": text, "ids": ids, "score": score, "logprobs": logprobs });
+    let layer = |layer: &v1::EncoderLayer| json!({ "length": layer.length, "ns": layer.ns });
+    let mut fields = Map::new();
+    fields.insert("reason".into(), reason.into());
+    fields.insert("document_id".into(), finished.document_id.clone().into());
+    fields.insert("hypotheses".into(), finished.hypotheses.iter().map(hypothesis).collect());
     let counts = json!({
         "document_tokens": usage.document_tokens,
         "cached_tokens": usage.cached_tokens,
@@ -197,7 +192,7 @@ fn finished(finished: &v1::SummaryFinished) -> Map<String, Value> {
         "cross_attention_bytes": usage.cross_attention_bytes,
         "unpooled_cross_attention_bytes": usage.unpooled_cross_attention_bytes,
     });
-    told.insert("usage".into(), counts);
+    fields.insert("usage".into(), counts);
     let times = json!({
         "queue_ns": timing.queue_ns,
         "upload_ns": timing.upload_ns,
@@ -211,47 +206,19 @@ fn finished(finished: &v1::SummaryFinished) -> Map<String, Value> {
         "decode_ns_per_token": timing.decode_ns_per_token,
         "total_ns": timing.total_ns,
     });
-    told.insert("timing".into(), times);
-    told
+    fields.insert("timing".into(), times);
+    fields
 }
 
-/// An answer as events of the server, each a line of JSON.
-struct Events {
-    answer: Streaming<SummarizeResponse>,
-    waiting: VecDeque<Bytes>,
-    over: bool,
-}
+impl EventSource for Streaming<SummarizeResponse> {
+    type Message = SummarizeResponse;
 
-impl Events {
-    fn say(&mut self, what: &dyn std::fmt::Display) {
-        self.waiting.push_back(format!("data: {what}\n\n").into());
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SummarizeResponse, Status>>> {
+        Pin::new(self).poll_next(cx)
     }
 
-    fn take(&mut self, message: Option<Result<SummarizeResponse, Status>>) {
-        match message {
-            Some(Ok(message)) => return message.event.iter().for_each(|event| self.say(&told(event))),
-            Some(Err(status)) => self.say(&Refusal::from(status).body()),
-            None => {}
-        }
-        self.say(&"[DONE]");
-        self.over = true;
-    }
-}
-
-impl Stream for Events {
-    type Item = Result<Bytes, Infallible>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            if let Some(line) = self.waiting.pop_front() {
-                return Poll::Ready(Some(Ok(line)));
-            }
-            if self.over {
-                return Poll::Ready(None);
-            }
-            let message = ready!(Pin::new(&mut self.answer).poll_next(cx));
-            self.take(message);
-        }
+    fn event(&mut self, message: SummarizeResponse) -> Option<Value> {
+        message.event.as_ref().map(event_json)
     }
 }
 
@@ -260,26 +227,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_cut_between_code_points() {
-        let text = format!("a{}", "é".repeat(PIECE));
-        let parts: Vec<_> = pieces(&text).collect();
-        assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= PIECE));
+    fn documents_are_split_at_character_boundaries() {
+        let text = format!("a{}", "é".repeat(CHUNK_BYTES));
+        let parts: Vec<_> = chunks(&text).collect();
+        assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= CHUNK_BYTES));
         assert_eq!(parts.concat(), text);
-        assert_eq!(pieces("").count(), 0);
+        assert_eq!(chunks("").count(), 0);
     }
 
     #[test]
-    fn nothing_is_drawn_unless_it_is_asked_for() {
+    fn summaries_are_sampled_only_on_request() {
         let options = |body: &str| {
-            let mut parts = request::read::<SummaryRequest>(body.as_bytes(), "the body").unwrap().parts();
-            assert_eq!(parts.len(), 2);
-            match parts.swap_remove(0).part {
+            let mut messages = parse_json::<SummaryRequest>(body.as_bytes(), "the body").unwrap().into_messages();
+            assert_eq!(messages.len(), 2);
+            match messages.swap_remove(0).part {
                 Some(Part::Options(options)) => options,
                 other => panic!("{other:?}"),
             }
         };
         assert_eq!(options(r#"{"document": "a", "beam_size": 3}"#).sampling, None);
         assert!(options(r#"{"document": "a", "seed": 3}"#).sampling.is_some());
-        assert!(request::read::<SummaryRequest>(br#"{"document": "a", "beam": 3}"#, "the body").is_err());
+        assert!(parse_json::<SummaryRequest>(br#"{"document": "a", "beam": 3}"#, "the body").is_err());
     }
 }

@@ -1,72 +1,70 @@
-//! How the server comes to an end: first it takes no new requests, then, after a while, it ends those that still run.
+//! The server's shutdown: it first rejects new requests, and after a time limit ends those that still run.
 //!
-//! Every request holds a [`Pass`]. Passes are at once what tells requests that they must end and what is counted to see
-//! whether any still runs.
+//! Every request holds a [`Pass`]. A pass notifies its request of the end, and the number of passes shows whether any request runs.
 
 use crate::error::{Error, Result};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
-/// When clients should try again elsewhere; a client that names several servers goes on to the next one by itself.
-const RETRY: Duration = Duration::from_secs(1);
+/// Delay after which clients should retry elsewhere. A client with several servers tries the next one by itself.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How far the end has come.
+/// A stage of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
-    /// Requests are taken.
+enum DrainStage {
+    /// Requests are accepted.
     Open,
-    /// Requests that run go on; new ones are refused.
+    /// Running requests continue; new ones are rejected.
     Draining,
-    /// Requests that run are ended.
+    /// Running requests are ended.
     Ending,
 }
 
-/// Where requests come in. Clones are the same gate.
+/// Admits requests until the shutdown. Clones share the state.
 #[derive(Debug, Clone)]
-pub(in crate::serve) struct Gate(Arc<watch::Sender<Phase>>);
+pub(crate) struct Gate(Arc<watch::Sender<DrainStage>>);
 
-/// A request's permission to run; held until its answer is complete or dropped.
+/// A request's permission to run, held until its response is complete or dropped.
 #[derive(Debug)]
-pub(in crate::serve) struct Pass(watch::Receiver<Phase>);
+pub(crate) struct Pass(watch::Receiver<DrainStage>);
 
 impl Gate {
-    /// An open gate.
-    pub(in crate::serve) fn open() -> Self {
-        Self(Arc::new(watch::Sender::new(Phase::Open)))
+    /// Returns an open gate.
+    pub(crate) fn open() -> Self {
+        Self(Arc::new(watch::Sender::new(DrainStage::Open)))
     }
 
-    /// Lets a request in.
+    /// Admits a request.
     ///
     /// # Errors
     /// [`Error::Draining`] once the server is shutting down.
-    pub(in crate::serve) fn enter(&self) -> Result<Pass> {
-        // Counted first and looked up then: a request that comes while the gate closes is either seen or refused.
+    pub(crate) fn enter(&self) -> Result<Pass> {
+        // The pass is counted before the check: a request that arrives during `close` is either waited for or rejected.
         let pass = Pass(self.0.subscribe());
-        if *pass.0.borrow() == Phase::Open { Ok(pass) } else { Err(draining()) }
+        if *pass.0.borrow() == DrainStage::Open { Ok(pass) } else { Err(draining_error()) }
     }
 
-    /// Lets no new requests in; gives those inside so long to finish, then ends them. Returns whether all finished by
-    /// themselves.
-    pub(in crate::serve) async fn close(&self, limit: Duration) -> bool {
-        self.0.send_replace(Phase::Draining);
+    /// Rejects new requests, waits up to `limit` for running ones, then ends them. Returns true if all finished by themselves.
+    pub(crate) async fn close(&self, limit: Duration) -> bool {
+        self.0.send_replace(DrainStage::Draining);
         let finished = tokio::time::timeout(limit, self.0.closed()).await.is_ok();
-        self.0.send_replace(Phase::Ending);
+        self.0.send_replace(DrainStage::Ending);
         finished
     }
 }
 
 impl Pass {
-    /// Waits until the request must end; returns what to answer.
-    pub(in crate::serve) async fn ended(&mut self) -> Error {
-        // The gate is gone together with the server.
-        let _ = self.0.wait_for(|phase| *phase == Phase::Ending).await;
-        draining()
+    /// Waits until the request must end. Returns the error to send.
+    pub(crate) async fn ended(&mut self) -> Error {
+        // An error means that the gate is gone, and the server with it.
+        let _ = self.0.wait_for(|phase| *phase == DrainStage::Ending).await;
+        draining_error()
     }
 }
 
-/// What is answered to whoever comes now.
-pub(in crate::serve) fn draining() -> Error {
-    Error::Draining { retry: RETRY }
+/// Returns the error for requests that arrive during the shutdown.
+pub(crate) fn draining_error() -> Error {
+    Error::Draining { retry: RETRY_DELAY }
 }
 
 #[cfg(test)]
@@ -74,7 +72,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nobody_inside_means_no_wait() {
+    async fn an_idle_gate_closes_at_once() {
         let gate = Gate::open();
         drop(gate.enter().unwrap());
         assert!(gate.close(Duration::from_secs(60)).await);
@@ -82,7 +80,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_inside_may_finish() {
+    async fn running_requests_may_finish() {
         let gate = Gate::open();
         let pass = gate.enter().unwrap();
         let closing = tokio::spawn({
@@ -98,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_that_do_not_are_told() {
+    async fn requests_that_do_not_finish_are_ended() {
         let gate = Gate::open();
         let mut pass = gate.enter().unwrap();
         assert!(!gate.close(Duration::ZERO).await);

@@ -1,8 +1,8 @@
-//! The models that are served, by name, each in generations: a model that is loaded again is served by its new generation
-//! from then on, while requests that run keep the old one, which is dropped with the last of them.
+//! The engines that serve models, by name and generation. Loading a model again starts a new generation for new requests. Running
+//! requests keep the old generation, which is dropped after the last of them.
 //!
-//! Whoever uses an engine holds a [`Lease`]. Leases are given out, and generations exchanged, under one lock: no request
-//! finds a generation that is being dropped, and the last to let go of one never waits for its worker.
+//! Users of an engine hold a [`Lease`]. One lock guards both leasing and replacing, so no request finds a generation that is being
+//! dropped. Dropping the last lease never waits for the worker.
 
 use super::warmup;
 use crate::{
@@ -19,72 +19,72 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Bytes of an unknown name that an error repeats.
+/// Maximum bytes of an unknown name that an error repeats.
 const NAME_BYTES: usize = 128;
 
-/// The running engines, by the names of their models. Clones share them.
+/// The running engines by model name. Clones share them.
 #[derive(Clone, Default)]
-pub struct Engines(Arc<Shared>);
+pub struct Engines(Arc<EnginesState>);
 
 #[derive(Default)]
-struct Shared {
+struct EnginesState {
     metrics: Arc<Metrics>,
-    table: RwLock<Table>,
-    /// For those who wait for another table: how many there have been.
+    table: RwLock<EngineTable>,
+    /// Counts the changes of the table, and wakes those who wait for one.
     changes: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Table {
+struct EngineTable {
     serving: BTreeMap<String, Arc<Generation>>,
-    /// Those that serve their last requests.
-    leaving: Vec<Arc<Generation>>,
-    /// The names of those that take their first steps.
+    /// Generations that only finish their running requests.
+    draining: Vec<Arc<Generation>>,
+    /// Names of models that are being launched.
     launching: Vec<String>,
-    /// The number of the latest.
-    latest: u64,
+    /// Number of the latest generation.
+    last_number: u64,
 }
 
-/// One loading of a model.
+/// An engine in service, from one loading of a model.
 struct Generation {
     number: u64,
     engine: Handle,
     meter: Arc<Meter>,
     folder: Option<PathBuf>,
-    /// Closed once nobody holds a lease.
+    /// Closed while no lease exists.
     leases: watch::Sender<()>,
 }
 
-/// An engine that is ready to serve, and does not yet.
-pub struct Fresh {
+/// A warmed-up engine that is not in service yet.
+pub struct LaunchedEngine {
     engine: Handle,
     meter: Arc<Meter>,
     folder: Option<PathBuf>,
-    /// Its name's series stay while it is there.
-    launching: Option<Launching>,
+    /// Keeps the metrics of its name.
+    launching: Option<LaunchGuard>,
 }
 
-/// The name of a model that is to be served; its series are dropped with it, unless the model is served by then.
-struct Launching {
+/// Lists a model as being launched. Dropping the guard drops the metrics of its name, unless the model is in service by then.
+struct LaunchGuard {
     engines: Engines,
     name: String,
 }
 
-impl Drop for Launching {
+impl Drop for LaunchGuard {
     fn drop(&mut self) {
         let mut table = self.engines.write();
-        if let Some(at) = table.launching.iter().position(|name| *name == self.name) {
-            table.launching.swap_remove(at);
+        if let Some(index) = table.launching.iter().position(|name| *name == self.name) {
+            table.launching.swap_remove(index);
         }
         drop(table);
-        self.engines.forget_unless_known(&self.name);
+        self.engines.drop_unused_metrics(&self.name);
     }
 }
 
-/// An engine in use: its generation stays while this is held.
+/// An engine in use. Its generation stays in memory while a lease exists.
 #[derive(Clone)]
 pub struct Lease {
-    // In this order: whoever sees that nobody holds a lease finds the generation free.
+    // Dropped in this order: once `leases` is closed, no lease refers to the generation.
     generation: Arc<Generation>,
     _held: watch::Receiver<()>,
 }
@@ -98,31 +98,31 @@ impl Deref for Lease {
 }
 
 impl Lease {
-    /// The number of the generation, from 1 in the order of loading.
+    /// Returns the number of the generation, counted from 1 in the order of loading.
     pub fn generation(&self) -> u64 {
         self.generation.number
     }
 
-    /// What measures it.
-    pub(in crate::serve) fn meter(&self) -> &Meter {
+    /// Returns the engine's meter.
+    pub(crate) fn meter(&self) -> &Meter {
         &self.generation.meter
     }
 
-    /// The folder that it was loaded from, if it was from one.
+    /// Returns the folder that the model was loaded from, if any.
     pub fn folder(&self) -> Option<&Path> {
         self.generation.folder.as_deref()
     }
 
-    fn of(generation: &Arc<Generation>) -> Self {
+    fn new(generation: &Arc<Generation>) -> Self {
         Self { generation: Arc::clone(generation), _held: generation.leases.subscribe() }
     }
 }
 
 impl Engines {
-    /// These engines, each under the name of its model, as they are: neither warmed up nor measured.
+    /// Serves these engines without warm-up, calibration or metrics of their steps.
     ///
     /// # Errors
-    /// Two of one name, or none at all.
+    /// Two models have the same name, or `handles` is empty.
     pub fn new(handles: Vec<Handle>) -> Result<Self> {
         let engines = Self::default();
         if handles.is_empty() {
@@ -130,75 +130,75 @@ impl Engines {
         }
         for engine in handles {
             let meter = engines.metrics().meter(&engine.card().name);
-            engines.add(Fresh { engine, meter, folder: None, launching: None })?;
+            engines.add(LaunchedEngine { engine, meter, folder: None, launching: None })?;
         }
         Ok(engines)
     }
 
-    /// Starts an engine that is measured, and runs its first steps, which are not. Blocks meanwhile.
+    /// Starts an engine, warms it up, and calibrates it. Blocks meanwhile. Metrics count from after the warm-up.
     ///
     /// # Errors
-    /// The operating system refuses a thread; a step fails.
-    pub fn launch(&self, model: Arc<dyn Model>, limits: Limits, folder: Option<PathBuf>) -> Result<Fresh> {
-        let launching = Launching { engines: self.clone(), name: model.card().name.clone() };
+    /// The operating system refuses a thread, or a step fails.
+    pub fn launch(&self, model: Arc<dyn Model>, limits: Limits, folder: Option<PathBuf>) -> Result<LaunchedEngine> {
+        let launching = LaunchGuard { engines: self.clone(), name: model.card().name.clone() };
         self.write().launching.push(launching.name.clone());
         let meter = self.metrics().meter(&launching.name);
         let engine = Handle::start_with(model, limits, Arc::clone(&meter) as _)?;
         warmup::run(&engine).map_err(|error| match error {
             Error::NeverFits { needed, limit, .. } | Error::OutOfPages { needed, limit } => {
                 let name = &launching.name;
-                let has =
-                    format!("{needed} bytes of key-value memory for its first prompt, --kv-memory leaves {limit}");
-                Error::Setting(format!("the model {name:?} needs {has}"))
+                Error::Setting(format!(
+                    "the model {name:?} needs {needed} bytes of key-value memory for its first prompt, --kv-memory leaves {limit}"
+                ))
             }
             other => other,
         })?;
         self.calibrate(&engine);
         meter.begin(&engine);
-        Ok(Fresh { engine, meter, folder, launching: Some(launching) })
+        Ok(LaunchedEngine { engine, meter, folder, launching: Some(launching) })
     }
 
-    /// Serves a model under a new name; returns its generation's number.
+    /// Puts an engine into service under a new name. Returns its generation's number.
     ///
     /// # Errors
-    /// There is a model of that name.
-    pub fn add(&self, fresh: Fresh) -> Result<u64> {
-        let name = fresh.engine.card().name.clone();
+    /// A model of that name is in service.
+    pub fn add(&self, launched: LaunchedEngine) -> Result<u64> {
+        let name = launched.engine.card().name.clone();
         if self.read().serving.contains_key(&name) {
             return Err(Error::Setting(format!("two models are named {name:?}: rename one of their folders")));
         }
-        Ok(self.install(fresh).0.generation())
+        Ok(self.install(launched).0.generation())
     }
 
-    /// Serves a model, from now on instead of the one of its name if there is one, which leaves: its number is returned too.
-    pub(in crate::serve) fn replace(&self, fresh: Fresh) -> (Lease, Option<u64>) {
-        let (lease, before) = self.install(fresh);
+    /// Puts an engine into service, in place of the generation with its name. Returns that generation's number too: it drains.
+    pub(crate) fn replace(&self, launched: LaunchedEngine) -> (Lease, Option<u64>) {
+        let (lease, before) = self.install(launched);
         let number = before.as_ref().map(|before| before.number);
         if let Some(before) = before {
-            self.see_off(before);
+            self.drain(before);
         }
         (lease, number)
     }
 
-    /// Serves a model no more: it leaves. Returns its generation's number.
+    /// Takes a model out of service: its generation drains. Returns its number.
     ///
     /// # Errors
     /// [`Error::UnknownModel`].
-    pub(in crate::serve) fn remove(&self, name: &str) -> Result<u64> {
+    pub(crate) fn remove(&self, name: &str) -> Result<u64> {
         let mut table = self.write();
         let Some(generation) = table.serving.remove(name) else {
             drop(table);
             return Err(self.unknown(name));
         };
-        table.leaving.push(Arc::clone(&generation));
+        table.draining.push(Arc::clone(&generation));
         drop(table);
         let number = generation.number;
-        self.see_off(generation);
-        self.tell_change();
+        self.drain(generation);
+        self.notify_change();
         Ok(number)
     }
 
-    /// The engine of that name; the only one there is if no name is given.
+    /// Returns the engine of that name, or the only engine if no name is given.
     ///
     /// # Errors
     /// [`Error::UnknownModel`]; [`Error::BadOption`] if no name is given and there are several.
@@ -207,93 +207,94 @@ impl Engines {
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             let mut all = table.serving.values();
             return match (all.next(), all.next()) {
-                (Some(only), None) => Ok(Lease::of(only)),
+                (Some(only), None) => Ok(Lease::new(only)),
                 _ => {
                     let bound = format!("one of {}", names(&table).join(", "));
                     Err(Error::BadOption { field, found: "\"\"".into(), bound })
                 }
             };
         };
-        let found = table.serving.get(name).map(Lease::of);
+        let lease = table.serving.get(name).map(Lease::new);
         drop(table);
-        found.ok_or_else(|| self.unknown(name))
+        lease.ok_or_else(|| self.unknown(name))
     }
 
-    /// All engines that serve, sorted by name.
+    /// Returns all engines in service, sorted by name.
     pub fn all(&self) -> Vec<Lease> {
-        self.read().serving.values().map(Lease::of).collect()
+        self.read().serving.values().map(Lease::new).collect()
     }
 
-    /// The engines that serve their last requests, in the order in which they left.
-    pub(in crate::serve) fn leaving(&self) -> Vec<Lease> {
-        self.read().leaving.iter().map(Lease::of).collect()
+    /// Returns the engines that drain, in the order in which they left service.
+    pub(crate) fn draining(&self) -> Vec<Lease> {
+        self.read().draining.iter().map(Lease::new).collect()
     }
 
-    /// The names of the models, sorted.
+    /// Returns the names of the models in service, sorted.
     pub fn names(&self) -> Vec<String> {
         names(&self.read())
     }
 
-    /// The names of the models whose workers have broken, sorted.
-    pub(in crate::serve) fn names_of_broken(&self) -> Vec<String> {
+    /// Returns the names of the models whose workers are broken, sorted.
+    pub(crate) fn broken_names(&self) -> Vec<String> {
         let all = self.all();
         let broken = all.iter().filter(|engine| engine.phase() == Phase::Broken);
         broken.map(|engine| engine.card().name.clone()).collect()
     }
 
-    /// What measures the engines.
+    /// Returns the metrics of all engines.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
     }
 
-    /// All metrics, as text.
-    pub(in crate::serve) fn measured(&self) -> Result<String> {
+    /// Renders all metrics as OpenMetrics text.
+    pub(crate) fn render_metrics(&self) -> Result<String> {
         let mut leases = self.all();
-        leases.extend(self.leaving());
-        let of = |lease: &Lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease));
-        let engines: Vec<_> = leases.iter().map(of).collect();
+        leases.extend(self.draining());
+        let metered = |lease: &Lease| (Arc::clone(&lease.generation.meter), Handle::clone(lease));
+        let engines: Vec<_> = leases.iter().map(metered).collect();
         self.metrics().render(&engines).map_err(|error| Error::Internal(format!("metrics: {error}")))
     }
 
-    /// Bytes that the engines in memory may still take for keys and values.
-    pub(in crate::serve) fn promised(&self) -> usize {
-        let leases = self.all().into_iter().chain(self.leaving());
+    /// Returns the bytes by which the key-value caches of all engines may still grow.
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        let leases = self.all().into_iter().chain(self.draining());
         leases.map(|engine| engine.memory()).map(|memory| memory.limit.saturating_sub(memory.in_use)).sum()
     }
 
-    /// Tells of every change of what is served.
-    pub(in crate::serve) fn changes(&self) -> watch::Receiver<u64> {
+    /// Returns a receiver that is notified when engines enter or leave service.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }
 
-    fn install(&self, fresh: Fresh) -> (Lease, Option<Arc<Generation>>) {
-        let Fresh { engine, meter, folder, launching } = fresh;
+    fn install(&self, launched: LaunchedEngine) -> (Lease, Option<Arc<Generation>>) {
+        let LaunchedEngine { engine, meter, folder, launching } = launched;
         let name = engine.card().name.clone();
         let mut table = self.write();
-        table.latest += 1;
-        let number = table.latest;
+        table.last_number += 1;
+        let number = table.last_number;
         let generation = Arc::new(Generation { number, engine, meter, folder, leases: watch::Sender::new(()) });
-        let lease = Lease::of(&generation);
+        let lease = Lease::new(&generation);
         let before = table.serving.insert(name, generation);
-        table.leaving.extend(before.clone());
+        table.draining.extend(before.clone());
         drop(table);
         drop(launching);
-        self.tell_change();
+        self.notify_change();
         (lease, before)
     }
 
-    /// Waits for a generation's last request, then drops it. It is in the list of those that leave.
-    fn see_off(&self, generation: Arc<Generation>) {
+    /// Waits for the last lease of a generation in `draining`, then drops it.
+    fn drain(&self, generation: Arc<Generation>) {
         let engines = self.clone();
-        let (name, number) = (generation.engine.card().name.clone(), generation.number);
-        tracing::info!(model = name, generation = number, "takes no new requests");
+        let name = generation.engine.card().name.clone();
+        let number = generation.number;
+        tracing::info!(model = name, generation = number, "draining");
         tokio::spawn(async move {
             loop {
                 generation.leases.closed().await;
                 let mut table = engines.write();
-                // Somebody may have looked at the list since.
+                // A call of `draining` may have taken a lease since.
                 if generation.leases.is_closed() {
-                    table.leaving.retain(|other| other.number != number);
+                    table.draining.retain(|other| other.number != number);
                     break;
                 }
             }
@@ -303,19 +304,19 @@ impl Engines {
                 drop(generation);
             });
             let failed = dropped.await.is_err();
-            engines.forget_unless_known(&name);
+            engines.drop_unused_metrics(&name);
             tracing::info!(model = name, generation = number, failed, "unloaded");
-            engines.tell_change();
+            engines.notify_change();
         });
     }
 
-    /// Drops the series of a model that is neither served, leaving, nor about to be served.
-    fn forget_unless_known(&self, name: &str) {
-        // Within the lock, so that no generation of that name is installed meanwhile.
+    /// Drops the metrics of a model that is neither launching, in service, nor draining.
+    fn drop_unused_metrics(&self, name: &str) {
+        // The lock keeps a generation of that name from being installed meanwhile.
         let table = self.write();
-        let is_there = |generation: &Arc<Generation>| generation.engine.card().name == name;
-        let comes = table.launching.iter().any(|launching| launching == name);
-        if !(comes || table.serving.contains_key(name) || table.leaving.iter().any(is_there)) {
+        let is_named = |generation: &Arc<Generation>| generation.engine.card().name == name;
+        let is_launching = table.launching.iter().any(|launching| launching == name);
+        if !(is_launching || table.serving.contains_key(name) || table.draining.iter().any(is_named)) {
             self.metrics().remove_model(name);
         }
     }
@@ -324,19 +325,19 @@ impl Engines {
         Error::UnknownModel { name: clip(name, NAME_BYTES), known: self.names() }
     }
 
-    fn tell_change(&self) {
+    fn notify_change(&self) {
         self.0.changes.send_modify(|changes| *changes += 1);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, EngineTable> {
         self.0.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, EngineTable> {
         self.0.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn names(table: &Table) -> Vec<String> {
+fn names(table: &EngineTable) -> Vec<String> {
     table.serving.keys().cloned().collect()
 }

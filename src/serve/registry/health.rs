@@ -1,91 +1,94 @@
-//! Whether the server lives, and whether it is ready: one answer for gRPC's health service and for the admin port.
+//! Liveness and readiness of the server, for gRPC's health service and for the admin port alike.
 //!
-//! It lives as long as no worker has been at one round of its loop for too long. It is ready from the moment when every
-//! model has run its first steps until it shuts down, as long as there is a model and no model's worker has broken.
+//! The server is alive while no worker has spent too long in one round of its loop. It is ready from the end of all warm-ups until the
+//! shutdown, while at least one model is loaded and no worker is broken.
 
 use super::engines::Engines;
 use std::{pin::Pin, sync::Arc, task::Poll, time::Duration};
 use tokio::sync::watch;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-/// How often the workers are looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval at which the monitor checks the workers.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks after the engines. Clones share what they know.
+/// Watches the engines. Clones share the state.
 #[derive(Clone)]
-pub struct Monitor(Arc<Shared>);
+pub struct Monitor(Arc<MonitorState>);
 
-struct Shared {
+struct MonitorState {
     engines: Engines,
-    /// How long a round may last.
+    /// Maximum duration of one round of a worker's loop.
     hang: Duration,
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<ServerStage>,
 }
 
-/// How far the server has come.
+/// A stage of the server's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ServerStage {
     Starting,
     Serving,
     Draining,
 }
 
-/// What the health service tells: of `""`, the server as a whole, and of each service.
+/// The states that the health service reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Told {
-    whole: bool,
-    services: bool,
+struct HealthState {
+    /// Reported for `""`, the server as a whole.
+    alive: bool,
+    /// Reported for each service.
+    ready: bool,
 }
 
 impl Monitor {
-    /// Of these engines, which hang if a round of their loops lasts longer than `hang`.
+    /// Watches these engines. An engine hangs if a round of its worker's loop lasts longer than `hang`.
     pub fn new(engines: Engines, hang: Duration) -> Self {
-        Self(Arc::new(Shared { engines, hang, stage: watch::Sender::new(Stage::Starting) }))
+        Self(Arc::new(MonitorState { engines, hang, stage: watch::Sender::new(ServerStage::Starting) }))
     }
 
-    /// The engines.
-    pub(in crate::serve) fn engines(&self) -> &Engines {
+    /// Returns the engines.
+    pub(crate) fn engines(&self) -> &Engines {
         &self.0.engines
     }
 
-    /// Every model has been loaded.
-    pub(in crate::serve) fn serve(&self) {
-        self.0.stage.send_replace(Stage::Serving);
+    /// Records that every model has been loaded.
+    pub(crate) fn set_serving(&self) {
+        self.0.stage.send_replace(ServerStage::Serving);
     }
 
-    /// The server is shutting down.
-    pub(in crate::serve) fn drain(&self) {
-        self.0.stage.send_replace(Stage::Draining);
+    /// Records that the server is shutting down.
+    pub(crate) fn set_draining(&self) {
+        self.0.stage.send_replace(ServerStage::Draining);
     }
 
-    /// Whether it lives.
+    /// Checks that no worker hangs.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason, as text, if one does.
     pub fn alive(&self) -> Result<(), String> {
         let engines = &self.0.engines;
-        for engine in engines.all().into_iter().chain(engines.leaving()) {
+        for engine in engines.all().into_iter().chain(engines.draining()) {
             if let Some(busy) = engine.busy_for().filter(|busy| *busy > self.0.hang) {
-                let (name, hang) = (&engine.card().name, self.0.hang);
+                let name = &engine.card().name;
+                let limit = self.0.hang;
                 return Err(format!(
-                    "the worker of {name:?} has been at one step for {busy:.1?}, the limit is {hang:?}"
+                    "the worker of {name:?} has been in one step for {busy:.1?}, the limit is {limit:?}"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Whether requests should come.
+    /// Checks that the server can take requests.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason, as text, if it cannot.
     pub fn ready(&self) -> Result<(), String> {
         match *self.0.stage.borrow() {
-            Stage::Starting => return Err("models are being loaded".into()),
-            Stage::Draining => return Err("the server is shutting down".into()),
-            Stage::Serving => {}
+            ServerStage::Starting => return Err("models are being loaded".into()),
+            ServerStage::Draining => return Err("the server is shutting down".into()),
+            ServerStage::Serving => {}
         }
-        let broken = self.0.engines.names_of_broken();
+        let broken = self.0.engines.broken_names();
         if !broken.is_empty() {
             return Err(format!("the workers of these models have broken: {}", broken.join(", ")));
         }
@@ -95,57 +98,57 @@ impl Monitor {
         self.alive()
     }
 
-    /// Keeps the health service in step; never returns.
-    pub(in crate::serve) async fn report(&self, health: &HealthReporter, services: &[&str]) {
+    /// Publishes every change to the health service; never returns.
+    pub(crate) async fn publish_changes(&self, health: &HealthReporter, services: &[&str]) {
         let mut changes = self.0.engines.changes();
         let mut before = None;
         loop {
             changes.mark_unchanged();
-            let now = self.told();
+            let now = self.state();
             if before != Some(now) {
                 self.log(before, now);
-                self.tell(health, services).await;
+                self.publish(health, services).await;
                 before = Some(now);
             }
             tokio::select! {
                 _ = changes.changed() => {}
-                () = self.broken(now) => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = self.wait_for_broken_worker(now) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
 
-    /// Tells the health service how things are now. It is told to look elsewhere first of all when the server shuts down.
-    pub(in crate::serve) async fn tell(&self, health: &HealthReporter, services: &[&str]) {
-        let told = self.told();
+    /// Publishes the current state to the health service.
+    pub(crate) async fn publish(&self, health: &HealthReporter, services: &[&str]) {
+        let state = self.state();
         let status = |serving| if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-        health.set_service_status("", status(told.whole)).await;
+        health.set_service_status("", status(state.alive)).await;
         for service in services {
-            health.set_service_status(service, status(told.services)).await;
+            health.set_service_status(service, status(state.ready)).await;
         }
     }
 
-    fn told(&self) -> Told {
-        let draining = *self.0.stage.borrow() == Stage::Draining;
-        Told { whole: !draining && self.alive().is_ok(), services: self.ready().is_ok() }
+    fn state(&self) -> HealthState {
+        let draining = *self.0.stage.borrow() == ServerStage::Draining;
+        HealthState { alive: !draining && self.alive().is_ok(), ready: self.ready().is_ok() }
     }
 
-    fn log(&self, before: Option<Told>, now: Told) {
+    fn log(&self, before: Option<HealthState>, now: HealthState) {
         match (before, self.alive().and_then(|()| self.ready())) {
-            (_, Err(why)) => tracing::error!(live = now.whole, ready = now.services, why, "health"),
+            (_, Err(why)) => tracing::error!(live = now.alive, ready = now.ready, why, "health"),
             (Some(_), Ok(())) => tracing::info!("ready again"),
             (None, Ok(())) => {}
         }
     }
 
-    /// Waits until a worker has broken; for ever if that is what is told already.
-    async fn broken(&self, now: Told) {
-        if !now.services {
+    /// Waits until a worker breaks. Never returns if the server is not ready anyway.
+    async fn wait_for_broken_worker(&self, now: HealthState) {
+        if !now.ready {
             return std::future::pending().await;
         }
         let engines = self.0.engines.all();
         let mut waits: Vec<Pin<Box<_>>> = engines.iter().map(|engine| Box::pin(engine.wait_until_broken())).collect();
-        // It holds no engine while it waits.
+        // The waits hold no lease, which would keep an unloaded engine in memory.
         drop(engines);
         std::future::poll_fn(|cx| match waits.iter_mut().any(|wait| wait.as_mut().poll(cx).is_ready()) {
             true => Poll::Ready(()),

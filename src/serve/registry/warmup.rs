@@ -1,5 +1,4 @@
-//! An engine's first steps, before anyone depends on them: caches, tables and pages are touched once, and a model that
-//! cannot step is found out before it serves.
+//! An engine's first steps, before it serves: they touch caches, tables and pages once, and reveal a model that cannot step.
 
 use crate::{
     decode::{
@@ -12,18 +11,18 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Whose requests these are: what they leave in a cache is nobody else's.
+/// Tenant of the warm-up: no client shares its cache entries.
 const TENANT: &str = "weir:warm-up";
-/// Characters generated.
+/// Number of characters to generate.
 const CHARS: usize = 16;
-/// How many different symbols the prompt has; which ones does not matter.
+/// Number of different symbols in the prompt. Their choice does not matter.
 const SYMBOLS: usize = 4;
 
-/// Runs a prompt of one full chunk and a few characters through the engine. Blocks until they are done.
+/// Runs a prompt of one full chunk and a few characters through the engine. Blocks until the request ends.
 ///
 /// # Errors
-/// What the engine answers.
-pub(in crate::serve) fn run(engine: &Handle) -> Result<()> {
+/// The error that the engine reports.
+pub(crate) fn run(engine: &Handle) -> Result<()> {
     match engine.document_limits() {
         None => finish(text(engine)?),
         Some(limits) => finish(document(engine, limits)?),
@@ -53,14 +52,14 @@ fn text(engine: &Handle) -> Result<Events> {
     engine.submit(Job::Generate(job), terms())
 }
 
-/// A document of two blocks at most, and a few tokens about it.
+/// Summarizes a document of at most two blocks into a few tokens.
 fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
     let marks = limits.marks;
     let symbols = engine.card().vocabulary.text_ids().filter(|id| ![marks.start, marks.pad, marks.end].contains(id));
     let symbols: Vec<u32> = symbols.take(SYMBOLS).collect();
     let length = limits.tokens.min(limits.block.saturating_mul(2)).saturating_sub(1).max(1);
     let ids: Vec<u32> = symbols.iter().copied().cycle().take(length).chain([marks.end]).collect();
-    let (upload, arriving) = engine.upload();
+    let (upload, document) = engine.upload();
     let tokens = CHARS.min(limits.targets.saturating_sub(1)).max(1);
     let request = Summarize {
         beam: Some(1),
@@ -69,7 +68,7 @@ fn document(engine: &Handle, limits: &DocumentLimits) -> Result<Events> {
         no_repeat_ngram: Some(0),
         ..Summarize::default()
     };
-    let events = engine.summarize(&request, DocumentSource::Uploading(arriving), terms())?;
+    let events = engine.summarize(&request, DocumentSource::Uploading(document), terms())?;
     upload.push(&ids, &vec![(0, 0); ids.len()]);
     upload.close(false);
     Ok(events)
@@ -85,7 +84,7 @@ fn finish(mut events: Events) -> Result<()> {
             Some(Ok(Event::Finished { .. } | Event::Document(DocumentEvent::Summarized(_)))) => return Ok(()),
             Some(Ok(_)) => {}
             Some(Err(error)) => return Err(error),
-            None => return Err(Error::Internal("the engine dropped its first job without a word".into())),
+            None => return Err(Error::Internal("the engine dropped the warm-up request without an event".into())),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The admin port: metrics, health and version over plain HTTP, for those who look after the server. It takes no orders.
+//! The admin port: metrics, health and version over plain HTTP, for operators. It is read-only.
 
 use crate::serve::registry::health::Monitor;
 use axum::{
@@ -16,59 +16,59 @@ use hyper_util::{
 use std::{sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::Semaphore};
 
-/// Connections at once; more wait in the system's queue.
-const CONNECTIONS: usize = 256;
-/// How long a request's headers may take to come.
-const HEADERS: Duration = Duration::from_secs(2);
-/// How long a connection may last: it is for one request, and its answer.
-const LONGEST: Duration = Duration::from_secs(10);
-/// How long to wait after a connection could not be taken: there may be no file descriptors left for now.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum concurrent connections; more wait in the operating system's queue.
+const MAX_CONNECTIONS: usize = 256;
+/// Maximum time for a request's headers to arrive.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum lifetime of a connection, which carries one request and its response.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay after a connection was not accepted: the process may be out of file descriptors.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Answers on this listener; never returns.
-pub async fn watch_over(listener: TcpListener, monitor: Monitor) {
+/// Serves the admin port on this listener; never returns.
+pub async fn serve_admin_port(listener: TcpListener, monitor: Monitor) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/health/live", get(|State(monitor): State<Monitor>| async move { health(monitor.alive()) }))
         .route("/health/ready", get(|State(monitor): State<Monitor>| async move { health(monitor.ready()) }))
         .route("/version", get(version))
         .with_state(monitor);
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let Ok(place) = Arc::clone(&connections).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "the admin port cannot take a connection");
-                tokio::time::sleep(PAUSE).await;
+                tracing::warn!(%error, "the admin port cannot accept a connection");
+                tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             }
         };
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
             let mut server = http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(HEADERS).keep_alive(false);
+            server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
             let served = server.serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(LONGEST, served).await {
+            match tokio::time::timeout(CONNECTION_TIMEOUT, served).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "a connection to the admin port broke"),
-                Err(_) => tracing::debug!("a client of the admin port did not read"),
+                Err(_) => tracing::debug!("a connection to the admin port timed out"),
             }
-            drop(place);
+            drop(permit);
         });
     }
 }
 
 async fn metrics(State(monitor): State<Monitor>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    match monitor.engines().measured() {
+    match monitor.engines().render_metrics() {
         Ok(text) if accept.contains("application/openmetrics-text") => {
             ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
         }
-        Ok(text) => ([(header::CONTENT_TYPE, PROMETHEUS)], classic(&text)).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, PROMETHEUS)], prometheus_text(&text)).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
@@ -76,7 +76,7 @@ async fn metrics(State(monitor): State<Monitor>, headers: HeaderMap) -> Response
 fn health(state: Result<(), String>) -> Response {
     match state {
         Ok(()) => "ok\n".into_response(),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
 
@@ -85,14 +85,14 @@ async fn version() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], format!("{version}\n")).into_response()
 }
 
-/// The older text format of Prometheus, for those who do not ask for OpenMetrics: there a counter's name ends with `_total`
-/// and an info's with `_info` in its description too, and the end is not marked.
-fn classic(text: &str) -> String {
+/// Converts OpenMetrics to Prometheus' older text format, for clients that do not accept OpenMetrics. There the description of a
+/// counter names it with `_total` and that of an info with `_info`, and the text has no end mark.
+fn prometheus_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
-        let described = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '));
-        match (described, lines.peek().and_then(|next| next.strip_prefix("# TYPE "))) {
+        let help = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '));
+        match (help, lines.peek().and_then(|next| next.strip_prefix("# TYPE "))) {
             (Some((name, help)), Some(kind)) => {
                 let (ending, kind) = match kind.rsplit(' ').next() {
                     Some("counter") => ("_total", "counter"),
@@ -117,11 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_older_format_names_counters_in_full() {
+    fn prometheus_text_names_counters_in_full() {
         let open = "# HELP a A.\n# TYPE a counter\na_total{m=\"x\"} 1\n# HELP b B.\n# TYPE b gauge\nb 2\n\
                     # HELP c C.\n# TYPE c info\nc_info{v=\"1\"} 1\n# EOF\n";
         let old = "# HELP a_total A.\n# TYPE a_total counter\na_total{m=\"x\"} 1\n# HELP b B.\n# TYPE b gauge\nb 2\n\
                    # HELP c_info C.\n# TYPE c_info gauge\nc_info{v=\"1\"} 1\n";
-        assert_eq!(classic(open), old);
+        assert_eq!(prometheus_text(open), old);
     }
 }

@@ -1,13 +1,16 @@
-//! Connections, from the listener to the server: counted, encrypted, and let through once they have said the first words
-//! of HTTP/2, where that is what is spoken.
+//! Connections from the listener to the server: limited in number, encrypted, and checked for HTTP/2's preface.
 //!
-//! A server of HTTP/2 itself waits for those words without a limit. Here a connection has so long for them, TLS included, and is
-//! closed otherwise: one that says nothing, or something else, costs a place for seconds only.
+//! An HTTP/2 server waits for the preface without a limit. Here a new connection has [`Wire::handshake`] for TLS and the preface
+//! together, and is closed otherwise, so that a silent client occupies a permit for seconds only.
 
-use super::{settings_ack::OneAck, tls_identity::certificate_name};
+use super::{
+    adapted::{Adapted, StreamAdapter},
+    settings_ack::DuplicateAckFilter,
+    tls_identity::certificate_name,
+};
 use crate::{config::Wire, serve::call::Peer};
 use std::{
-    io::{Error, ErrorKind, IoSlice, Result},
+    io::{Error, ErrorKind, Result},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -23,86 +26,82 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::transport::server::{Connected, TcpIncoming};
 
-/// What every HTTP/2 connection begins with (RFC 9113, section 3.4).
-const FIRST_WORDS: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Connections that may wait for the server to take them.
-const READY: usize = 16;
-/// How long to wait when the operating system has no file descriptor left.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The first bytes of every HTTP/2 connection (RFC 9113, section 3.4).
+const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Maximum connections that wait for the server to take them.
+const MAX_READY: usize = 16;
+/// Delay before the next attempt when the operating system has no file descriptor left.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What is spoken on a connection.
+/// The protocol of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::serve) enum Speech {
-    /// gRPC's.
+pub(crate) enum Protocol {
+    /// The protocol of gRPC.
     Http2,
-    /// Whose server has a limit of its own for the first words.
+    /// Needs no preface check: hyper limits the time for a request's head.
     Http1,
 }
 
-/// The connections of a listener, as soon as each is through. Ends when it is dropped, and closes the listener. Where headers
-/// are late, for a proxy's sake, the listener is closed as soon as the server begins to end: the proxy then goes elsewhere with
-/// what is new, before a word is said.
-pub(in crate::serve) fn incoming(
+/// Returns the connections of a listener, each after its handshake. Dropping the stream closes the listener.
+///
+/// A server behind a proxy ([`Wire::late_headers`]) closes the listener as soon as `draining` is set, so that the proxy sends new
+/// requests elsewhere.
+pub(crate) fn incoming(
     listener: TcpListener,
     wire: &Wire,
-    ending: watch::Receiver<bool>,
-    speech: Speech,
+    mut draining: watch::Receiver<bool>,
+    protocol: Protocol,
 ) -> ReceiverStream<Result<Connection>> {
-    // Characters are small and wanted at once: none waits for company in the kernel.
+    // Clients wait for each character, so the kernel must not collect small packets.
     let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(wire.tcp_keepalive);
-    let protocol: &[u8] = if speech == Speech::Http2 { b"h2" } else { b"http/1.1" };
-    let tls = wire.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(protocol)));
-    let door = Door { tls, handshake: wire.handshake, proxy: wire.late_headers, speech };
-    let (ready, through) = mpsc::channel(READY);
-    let late = wire.late_headers;
-    let closes = async move {
-        let mut ending = ending;
-        if !late || ending.wait_for(|ending| *ending).await.is_err() {
+    let alpn: &[u8] = if protocol == Protocol::Http2 { b"h2" } else { b"http/1.1" };
+    let tls = wire.access.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config(alpn)));
+    let behind_proxy = wire.late_headers;
+    let handshaker = Handshaker { tls, limit: wire.handshake, behind_proxy, protocol };
+    let (ready, incoming) = mpsc::channel(MAX_READY);
+    let close = async move {
+        if !behind_proxy || draining.wait_for(|draining| *draining).await.is_err() {
             std::future::pending().await
         }
     };
-    let most = wire.connections;
+    let max_connections = wire.connections;
     tokio::spawn(async move {
         tokio::select! {
-            () = accept(listener, door, most, ready.clone()) => {}
-            () = closes => ready.closed().await,
+            () = accept(listener, handshaker, max_connections, ready.clone()) => {}
+            () = close => ready.closed().await,
         }
     });
-    ReceiverStream::new(through)
+    ReceiverStream::new(incoming)
 }
 
-/// What a new connection goes through.
-#[derive(Clone)]
-struct Door {
-    tls: Option<TlsAcceptor>,
-    handshake: Duration,
-    /// Whether a proxy comes through it.
-    proxy: bool,
-    speech: Speech,
-}
-
-async fn accept(mut listener: TcpIncoming, door: Door, most: usize, ready: mpsc::Sender<Result<Connection>>) {
-    let places = Arc::new(Semaphore::new(most));
-    let mut full = false;
-    // Those that are still at the door end with this function.
-    let mut greeted = JoinSet::new();
+async fn accept(
+    mut listener: TcpIncoming,
+    handshaker: Handshaker,
+    max_connections: usize,
+    ready: mpsc::Sender<Result<Connection>>,
+) {
+    let permits = Arc::new(Semaphore::new(max_connections));
+    let mut was_full = false;
+    // Aborts unfinished handshakes when this function ends.
+    let mut handshakes = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.next() => accepted,
-            Some(_) = greeted.join_next() => continue,
+            Some(_) = handshakes.join_next() => continue,
             () = ready.closed() => return,
         };
         match accepted {
             Some(Ok(stream)) => {
-                let place = Arc::clone(&places).try_acquire_owned();
-                if place.is_err() && !full {
-                    tracing::warn!(most, "refusing connections: as many as there may be are open");
+                let permit = Arc::clone(&permits).try_acquire_owned();
+                if permit.is_err() && !was_full {
+                    tracing::warn!(limit = max_connections, "rejecting connections: the limit is reached");
                 }
-                full = place.is_err();
-                let Ok(place) = place else { continue };
-                let (door, ready) = (door.clone(), ready.clone());
-                greeted.spawn(async move {
-                    if let Some(connection) = door.through(stream, place).await {
+                was_full = permit.is_err();
+                let Ok(permit) = permit else { continue };
+                let handshake = handshaker.clone().run(stream, permit);
+                let ready = ready.clone();
+                handshakes.spawn(async move {
+                    if let Some(connection) = handshake.await {
                         // An error means that the server is gone.
                         let _ = ready.send(Ok(connection)).await;
                     }
@@ -110,114 +109,99 @@ async fn accept(mut listener: TcpIncoming, door: Door, most: usize, ready: mpsc:
             }
             Some(Err(error)) => {
                 tracing::warn!(%error, "a connection was not accepted");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
             None => return,
         }
     }
 }
 
-impl Door {
-    async fn through(self, stream: TcpStream, place: OwnedSemaphorePermit) -> Option<Connection> {
+/// Prepares new connections for the server.
+#[derive(Clone)]
+struct Handshaker {
+    tls: Option<TlsAcceptor>,
+    /// Maximum time for TLS and the preface together.
+    limit: Duration,
+    behind_proxy: bool,
+    protocol: Protocol,
+}
+
+impl Handshaker {
+    async fn run(self, stream: TcpStream, permit: OwnedSemaphorePermit) -> Option<Connection> {
         let address = stream.peer_addr().ok();
-        match tokio::time::timeout(self.handshake, self.greeted(stream)).await {
+        match tokio::time::timeout(self.limit, self.prepare(stream)).await {
             Ok(Ok((stream, certificate))) => {
-                let peer = Peer { address, certificate };
-                // first words that nobody read are none to tell
-                let told = if self.speech == Speech::Http2 { 0 } else { FIRST_WORDS.len() };
-                Some(Connection { stream, told, peer, _place: place })
+                let preface: &[u8] = if self.protocol == Protocol::Http2 { &PREFACE } else { &[] };
+                let adapter = PrefaceReplay { preface, peer: Peer { address, certificate }, _permit: permit };
+                Some(Adapted { stream, adapter })
             }
             Ok(Err(error)) => {
-                tracing::debug!(?address, %error, "closed at the door");
+                tracing::debug!(?address, %error, "handshake failed");
                 None
             }
             Err(_) => {
-                tracing::debug!(?address, limit = ?self.handshake, "closed at the door: too slow");
+                tracing::debug!(?address, limit = ?self.limit, "handshake timed out");
                 None
             }
         }
     }
 
-    /// Encrypts, and waits for the first words.
-    async fn greeted(&self, stream: TcpStream) -> Result<(Box<dyn Duplex>, Option<Arc<str>>)> {
+    /// Encrypts the connection and reads the preface. Returns it with the name in the client's certificate.
+    async fn prepare(&self, stream: TcpStream) -> Result<(Box<dyn Duplex>, Option<Arc<str>>)> {
         let mut certificate = None;
         let mut stream: Box<dyn Duplex> = match &self.tls {
             None => Box::new(stream),
             Some(tls) => {
                 let stream = tls.accept(stream).await?;
-                let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-                certificate = shown.map(certificate_name);
+                let presented = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                certificate = presented.map(certificate_name);
                 Box::new(stream)
             }
         };
-        if self.speech == Speech::Http1 {
+        if self.protocol == Protocol::Http1 {
             return Ok((stream, certificate));
         }
-        let mut words = FIRST_WORDS;
-        stream.read_exact(&mut words).await?;
-        if words != FIRST_WORDS {
-            return Err(Error::new(ErrorKind::InvalidData, "it does not speak HTTP/2"));
+        let mut received = PREFACE;
+        stream.read_exact(&mut received).await?;
+        if received != PREFACE {
+            return Err(Error::new(ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
-        Ok((if self.proxy { Box::new(OneAck::new(stream)) } else { stream }, certificate))
+        Ok((if self.behind_proxy { Box::new(DuplicateAckFilter::wrap(stream)) } else { stream }, certificate))
     }
 }
 
 /// Both directions of a connection.
-trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connection whose first words may have been read, and are told again to the server. It holds its place until it is dropped.
-pub(in crate::serve) struct Connection {
-    stream: Box<dyn Duplex>,
-    /// How many of the first words' bytes the server has got.
-    told: usize,
+/// A connection after its handshake.
+pub(crate) type Connection = Adapted<Box<dyn Duplex>, PrefaceReplay>;
+
+/// Passes the preface, which the handshake has read, to the server.
+pub(crate) struct PrefaceReplay {
+    /// Bytes that the server has not read yet.
+    preface: &'static [u8],
     peer: Peer,
-    _place: OwnedSemaphorePermit,
+    /// Counts the connection until it is dropped.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
-        self.peer.clone()
+        self.adapter.peer.clone()
     }
 }
 
-impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<Result<()>> {
-        let (_, left) = FIRST_WORDS.split_at(self.told);
-        if left.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, into);
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for PrefaceReplay {
+    fn poll_read(&mut self, stream: &mut S, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if self.preface.is_empty() {
+            return Pin::new(stream).poll_read(cx, into);
         }
-        let (now, _) = left.split_at(left.len().min(into.remaining()));
+        let (now, later) = self.preface.split_at(self.preface.len().min(into.remaining()));
         into.put_slice(now);
-        self.told += now.len();
+        self.preface = later;
         Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

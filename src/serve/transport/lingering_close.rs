@@ -1,7 +1,10 @@
-//! A connection that is closed gently: a client that is refused before it has sent its request in whole goes on to send it, and what
-//! it sends to a closed connection would be answered by a reset, which takes the refusal away before it is read. So the end of the
-//! answer is told first, and what still comes is thrown away for a while, as other servers do it.
+//! A connection that reads on after its last response.
+//!
+//! A client that is rejected before it has sent its whole request goes on sending. A closed connection would answer with a reset, which
+//! removes the response before the client reads it. The server therefore ends the response first, and discards what still arrives for
+//! a while, as other servers do.
 
+use super::adapted::{Adapted, StreamAdapter};
 use axum::{
     Error,
     body::{Body, Bytes, HttpBody},
@@ -10,7 +13,7 @@ use axum::{
 use http_body::{Frame, SizeHint};
 use std::{
     future::Future,
-    io::{self, IoSlice},
+    io,
     pin::Pin,
     sync::{
         Arc,
@@ -24,33 +27,33 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How long what still comes is thrown away at most.
-const TIME: Duration = Duration::from_secs(5);
-/// How many bytes of it.
-const BYTES: usize = 64 << 20;
-/// How many at a time.
-const PART: usize = 8 << 10;
+/// Maximum time during which the server discards bytes.
+const LINGER_TIME: Duration = Duration::from_secs(5);
+/// Maximum bytes that it discards.
+const LINGER_BYTES: usize = 64 << 20;
+/// Maximum bytes discarded at a time.
+const CHUNK: usize = 8 << 10;
 
-/// Whether the last request of a connection has not been read to its end.
+/// True while the body of a connection's last request has not been read to its end. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(in crate::serve) struct Unread(Arc<AtomicBool>);
+pub(crate) struct UnreadBody(Arc<AtomicBool>);
 
-impl Unread {
-    /// The same request, whose end is seen.
-    pub(in crate::serve) fn watch(&self, request: Request) -> Request {
+impl UnreadBody {
+    /// Returns the request with a body that records when its end is read.
+    pub(crate) fn watch(&self, request: Request) -> Request {
         self.0.store(!request.body().is_end_stream(), Relaxed);
         let unread = self.clone();
-        request.map(|body| Body::new(Watched { body, unread }))
+        request.map(|body| Body::new(WatchedBody { body, unread }))
     }
 }
 
-/// A request's body.
-struct Watched {
+/// A request's body that records when its end is read.
+struct WatchedBody {
     body: Body,
-    unread: Unread,
+    unread: UnreadBody,
 }
 
-impl HttpBody for Watched {
+impl HttpBody for WatchedBody {
     type Data = Bytes;
     type Error = Error;
 
@@ -71,70 +74,41 @@ impl HttpBody for Watched {
     }
 }
 
-/// A connection that reads on for a while after its last word, if its last request was not read to its end.
-pub(in crate::serve) struct Lingering<T> {
-    inner: T,
-    unread: Unread,
-    /// How long it reads on at most.
-    time: Duration,
-    /// When it has read on for so long, once it does.
-    late: Option<Pin<Box<Sleep>>>,
-    /// Bytes that may still be thrown away.
-    left: usize,
+/// Discards what arrives after the shutdown, if the last request was not read to its end.
+pub(crate) struct LingeringClose {
+    unread: UnreadBody,
+    /// Maximum time to linger.
+    limit: Duration,
+    /// Expires after `limit`; set once the connection lingers.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes that may still be discarded.
+    bytes_left: usize,
 }
 
-impl<T> Lingering<T> {
-    /// Of a connection, by what is known of its last request.
-    pub(in crate::serve) fn new(inner: T, unread: Unread) -> Self {
-        Self { inner, unread, time: TIME, late: None, left: BYTES }
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Lingering<T> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, into)
+impl LingeringClose {
+    /// Closes `stream` gently; `unread` belongs to its last request.
+    pub(crate) fn wrap<S>(stream: S, unread: UnreadBody) -> Adapted<S, Self> {
+        Adapted { stream, adapter: Self { unread, limit: LINGER_TIME, timer: None, bytes_left: LINGER_BYTES } }
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if this.late.is_none() {
-            ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
-            if !this.unread.0.load(Relaxed) {
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamAdapter<S> for LingeringClose {
+    fn poll_shutdown(&mut self, stream: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.timer.is_none() {
+            ready!(Pin::new(&mut *stream).poll_shutdown(cx))?;
+            if !self.unread.0.load(Relaxed) {
                 return Poll::Ready(Ok(()));
             }
         }
-        let time = this.time;
-        let late = this.late.get_or_insert_with(|| Box::pin(sleep(time)));
-        while late.as_mut().poll(cx).is_pending() {
-            let mut part = [0; PART];
-            let mut part = ReadBuf::new(&mut part);
-            let read = ready!(Pin::new(&mut this.inner).poll_read(cx, &mut part));
-            let bytes = part.filled().len();
-            this.left = this.left.saturating_sub(bytes);
-            // a client that has closed or reset its side waits for nothing
-            if read.is_err() || bytes == 0 || this.left == 0 {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.limit)));
+        while timer.as_mut().poll(cx).is_pending() {
+            let mut chunk = [0; CHUNK];
+            let mut chunk = ReadBuf::new(&mut chunk);
+            let read = ready!(Pin::new(&mut *stream).poll_read(cx, &mut chunk));
+            let bytes = chunk.filled().len();
+            self.bytes_left = self.bytes_left.saturating_sub(bytes);
+            // A client that has closed or reset its side does not wait for the server.
+            if read.is_err() || bytes == 0 || self.bytes_left == 0 {
                 break;
             }
         }
@@ -152,50 +126,50 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(2);
 
-    fn unread(unread: bool) -> Unread {
-        Unread(Arc::new(AtomicBool::new(unread)))
+    fn unread(unread: bool) -> UnreadBody {
+        UnreadBody(Arc::new(AtomicBool::new(unread)))
     }
 
     #[tokio::test]
-    async fn what_still_comes_is_read_after_the_answer() {
-        let (ours, mut theirs) = tokio::io::duplex(8);
-        let mut ours = Lingering::new(ours, unread(true));
+    async fn late_bytes_are_read_after_the_response() {
+        let (server, mut client) = tokio::io::duplex(8);
+        let mut server = LingeringClose::wrap(server, unread(true));
         let closes = tokio::spawn(async move {
-            ours.write_all(b"no").await.unwrap();
-            ours.shutdown().await.unwrap();
+            server.write_all(b"no").await.unwrap();
+            server.shutdown().await.unwrap();
         });
-        let mut told = Vec::new();
-        theirs.read_to_end(&mut told).await.unwrap();
-        assert_eq!(told, b"no");
-        // far more than fits between them: somebody reads it
-        timeout(SOON, theirs.write_all(&[7; 4096])).await.expect("nobody reads").unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"no");
+        // Far more than the pipe holds, so the server must read.
+        timeout(SOON, client.write_all(&[7; 4096])).await.expect("the server does not read").unwrap();
         assert!(!closes.is_finished());
-        drop(theirs);
-        timeout(SOON, closes).await.expect("it ends with its client").unwrap();
+        drop(client);
+        timeout(SOON, closes).await.expect("did not end when the client left").unwrap();
     }
 
     #[tokio::test]
-    async fn a_request_that_was_read_is_not_waited_for() {
-        let (ours, _theirs) = tokio::io::duplex(8);
-        let mut ours = Lingering::new(ours, unread(false));
-        timeout(SOON, ours.shutdown()).await.expect("at once").unwrap();
+    async fn a_request_read_to_its_end_closes_at_once() {
+        let (server, _client) = tokio::io::duplex(8);
+        let mut server = LingeringClose::wrap(server, unread(false));
+        timeout(SOON, server.shutdown()).await.expect("lingered").unwrap();
     }
 
     #[tokio::test]
-    async fn it_has_an_end() {
-        let (ours, _theirs) = tokio::io::duplex(8);
-        let time = Duration::from_millis(50);
-        let mut silent = Lingering { time, ..Lingering::new(ours, unread(true)) };
-        timeout(SOON, silent.shutdown()).await.expect("by time").unwrap();
-        let mut endless = Lingering::new(tokio::io::join(tokio::io::repeat(7), tokio::io::sink()), unread(true));
-        timeout(TIME, endless.shutdown()).await.expect("by bytes").unwrap();
-        assert_eq!(endless.left, 0);
+    async fn lingering_is_limited_in_time_and_bytes() {
+        let (server, _client) = tokio::io::duplex(8);
+        let mut silent = LingeringClose::wrap(server, unread(true));
+        silent.adapter.limit = Duration::from_millis(50);
+        timeout(SOON, silent.shutdown()).await.expect("no time limit").unwrap();
+        let mut endless = LingeringClose::wrap(tokio::io::join(tokio::io::repeat(7), tokio::io::sink()), unread(true));
+        timeout(LINGER_TIME, endless.shutdown()).await.expect("no byte limit").unwrap();
+        assert_eq!(endless.adapter.bytes_left, 0);
     }
 
     #[tokio::test]
-    async fn a_body_is_read_once_its_end_is_seen() {
+    async fn a_body_counts_as_read_at_its_end() {
         use tokio_stream::StreamExt;
-        let unread = Unread::default();
+        let unread = UnreadBody::default();
         let request = unread.watch(Request::new(Body::from("some")));
         assert!(unread.0.load(Relaxed));
         let mut parts = request.into_body().into_data_stream();

@@ -1,8 +1,8 @@
 //! Connections below HTTP: accepted, identified, and closed.
 
+mod adapted;
 pub(super) mod admin_port;
 pub(super) mod connections;
 pub(super) mod lingering_close;
 mod settings_ack;
 mod tls_identity;
-pub(super) mod write_timeout;

@@ -20,7 +20,7 @@ use weir::{
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
-    serve::{Admin, Engines, Loader, Monitor, ServerParts},
+    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts},
 };
 use weir_proto::v1::{
     self, ListGenerationsRequest, LoadModelRequest, LoadModelResponse, ModelGeneration, UnloadModelRequest,
@@ -34,8 +34,8 @@ const STEP: Duration = Duration::from_millis(2);
 #[derive(Default)]
 struct Fakes(Mutex<Vec<Arc<Fake>>>);
 
-impl Loader for Fakes {
-    fn needs(&self, folder: &Path) -> Result<usize> {
+impl ModelLoader for Fakes {
+    fn memory_needed(&self, folder: &Path) -> Result<usize> {
         Ok(if content(folder) == "huge" { usize::MAX } else { 1 })
     }
 
@@ -84,8 +84,8 @@ impl Exchange {
         };
         assert_eq!(tokio::task::spawn_blocking(load).await.unwrap(), 1);
         let token = AdminToken::new(TOKEN).unwrap();
-        let (loader, folder) = (Arc::clone(&fakes) as Arc<dyn Loader>, Some(models.path().to_path_buf()));
-        let admin = Admin { token, loader, folder, most, limits };
+        let (loader, folder) = (Arc::clone(&fakes) as Arc<dyn ModelLoader>, Some(models.path().to_path_buf()));
+        let admin = AdminConfig { token, loader, models_folder: folder, max_generations: most, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
         let running =
             Running::offering(ServerParts { monitor, admin: Some(admin), traces: None, http: None }, Wire::default())

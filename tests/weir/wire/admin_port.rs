@@ -16,7 +16,7 @@ use weir::{
     config::Wire,
     decode::contract::Model,
     engine::Limits,
-    serve::{Engines, Monitor, ServerParts, watch_over},
+    serve::{Engines, Monitor, ServerParts, serve_admin_port},
 };
 use weir_proto::v1::generation_client::GenerationClient;
 
@@ -37,7 +37,7 @@ impl Watched {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap();
         let monitor = Monitor::new(engines.clone(), hang);
-        tokio::spawn(watch_over(listener, monitor.clone()));
+        tokio::spawn(serve_admin_port(listener, monitor.clone()));
         assert_eq!(get(port, "/health/live", "").await.0, 200);
         let (status, why) = get(port, "/health/ready", "").await;
         assert_eq!((status, why.as_str()), (503, "models are being loaded\n"));

@@ -85,6 +85,10 @@ impl Drop for Both {
 pub(super) struct Reply(pub(super) u16, pub(super) String, String);
 
 impl Reply {
+    pub(super) fn body(&self) -> &str {
+        &self.2
+    }
+
     pub(super) fn json(&self) -> Value {
         serde_json::from_str(&self.2).unwrap_or_else(|_| panic!("{} {}", self.0, self.2))
     }

@@ -44,12 +44,19 @@ async fn what_is_wrong_is_named() {
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     // a head has the bounds that it has over gRPC
     let long = "y".repeat(20_000);
-    let refused = exchange(server.port, "POST", "/v1/completions", &[&format!("x-a: {long}")], "{}").await;
-    assert_eq!(refused.refused(), (431, invalid.into(), String::new()));
-    let refused = exchange(server.port, "POST", "/v1/completions", &["no field"], "{}").await;
-    assert_eq!(refused.refused(), (400, invalid.into(), String::new()));
-    let refused = exchange(server.port, "GET", &format!("/{long}{long}{long}{long}"), &[], "").await;
-    assert_eq!(refused.refused().0, 431, "a path is of the head");
+    let too_many_fields: Vec<_> = (0..101).map(|index| format!("x-{index}: a")).collect();
+    let too_many_fields: Vec<_> = too_many_fields.iter().map(String::as_str).collect();
+    let long_path = format!("/{long}{long}{long}{long}");
+    // hyper 1.12.0 answers these itself: a status without a body
+    for (method, path, headers, body, status) in [
+        ("POST", "/v1/completions", &[&*format!("x-a: {long}")][..], "{}", 431),
+        ("POST", "/v1/completions", &too_many_fields, "{}", 431),
+        ("POST", "/v1/completions", &["no field"], "{}", 400),
+        ("GET", &*long_path, &[], "", 431),
+    ] {
+        let rejected = exchange(server.port, method, path, headers, body).await;
+        assert_eq!((rejected.0, rejected.body()), (status, ""), "{method} with {} headers", headers.len());
+    }
     let refused = exchange(server.port, "POST", "/v1/completions", &["content-encoding: gzip"], "{}").await;
     assert_eq!(refused.refused(), (415, invalid.into(), String::new()));
     // and before most of it has: who reads when all is sent reads the same
@@ -62,7 +69,7 @@ async fn what_is_wrong_is_named() {
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("the body: not whole"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("the body is incomplete or malformed"), "{answer}");
     for (method, path, status) in
         [("GET", "/v1/completions", 405), ("GET", "/v1/nothing", 404), ("POST", "/health", 405)]
     {
@@ -80,7 +87,10 @@ async fn a_body_that_does_not_come_in_whole_is_given_up() {
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("did not come in whole in time"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 408 ") && answer.contains("the body did not arrive completely within 200ms"),
+        "{answer}"
+    );
     // its room is free again, and others are served
     assert_eq!(server.post(&json!({ "prompt": "a" })).await.0, 200);
     server.at_rest().await;

@@ -12,7 +12,7 @@ use weir::{
     decode::contract::Model,
     engine::Limits,
     error::{Error, Result},
-    serve::{Admin, Engines, Loader, Monitor, ServerParts},
+    serve::{AdminConfig, Engines, ModelLoader, Monitor, ServerParts},
 };
 use weir_proto::v1::{
     GenerateRequest, GetReportRequest, ModelReport, ReportWindow, ResetReportRequest, admin_client::AdminClient,
@@ -24,8 +24,8 @@ const TOKEN: &str = "a-token-for-the-tests";
 /// Loads nothing.
 struct Nothing;
 
-impl Loader for Nothing {
-    fn needs(&self, _: &Path) -> Result<usize> {
+impl ModelLoader for Nothing {
+    fn memory_needed(&self, _: &Path) -> Result<usize> {
         Ok(0)
     }
 
@@ -47,7 +47,7 @@ impl Served {
             launch(&engines, model).await;
         }
         let (token, loader) = (AdminToken::new(TOKEN).unwrap(), Arc::new(Nothing));
-        let admin = Admin { token, loader, folder: None, most: 8, limits: Limits::default() };
+        let admin = AdminConfig { token, loader, models_folder: None, max_generations: 8, limits: Limits::default() };
         let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
         let offer = ServerParts { monitor, admin: Some(admin), traces: None, http: None };
         Self { engines, running: Running::offering(offer, Wire::default()).await }

@@ -1,33 +1,31 @@
-//! What a completion says: events of `Generate` as OpenAI's JSON.
+//! Completions in OpenAI's JSON, from events of `Generate`.
 
-use super::request::ended;
+use super::{request::finish_reason, state::unix_seconds};
 use serde_json::{Map, Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
 use weir_proto::v1;
 
-/// What all messages of one completion have in common.
+/// The fields that all messages of one completion share.
 #[derive(Clone)]
-pub(super) struct Head {
+pub(super) struct CompletionHead {
     id: String,
     created: u64,
     model: String,
 }
 
-impl Head {
-    /// Of a call by its name.
-    pub(super) fn new(call: &str) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { id: format!("cmpl-{call}"), created, model: String::new() }
+impl CompletionHead {
+    /// Starts a completion; its id is made from the request's.
+    pub(super) fn new(request_id: &str) -> Self {
+        Self { id: format!("cmpl-{request_id}"), created: unix_seconds(), model: String::new() }
     }
 
-    /// The model that answers.
-    pub(super) fn answered_by(&mut self, model: &str) {
+    /// Sets the model's name, once.
+    pub(super) fn set_model(&mut self, model: &str) {
         if self.model.is_empty() {
             model.clone_into(&mut self.model);
         }
     }
 
-    /// A message with these choices.
+    /// Builds a message with these choices.
     pub(super) fn message(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let mut message = json!({
             "id": self.id,
@@ -43,29 +41,29 @@ impl Head {
     }
 }
 
-/// One answer, as far as it has come.
+/// One choice of a completion, as far as it has been generated.
 #[derive(Default)]
 pub(super) struct Choice {
     index: usize,
     text: String,
-    characters: Option<Characters>,
-    /// Characters of text told so far: where the next one stands.
-    told: usize,
-    usage: Counts,
+    characters: Option<CharacterLists>,
+    /// Offset of the next character in the choice's text.
+    offset: usize,
+    counts: TokenCounts,
     finished: Option<v1::Finished>,
 }
 
-/// Symbols, which this API calls tokens.
+/// Numbers of symbols, which this API calls tokens.
 #[derive(Default, Clone, Copy)]
-pub(super) struct Counts {
+pub(super) struct TokenCounts {
     prompt: u64,
     cached: u64,
     generated: u64,
 }
 
-impl Counts {
-    /// Of several answers together.
-    pub(super) fn and(self, other: Self) -> Self {
+impl TokenCounts {
+    /// Adds the counts of another choice.
+    pub(super) fn add(self, other: Self) -> Self {
         Self {
             prompt: self.prompt + other.prompt,
             cached: self.cached + other.cached,
@@ -73,12 +71,12 @@ impl Counts {
         }
     }
 
-    /// Of one more answer to a prompt that has been counted.
+    /// Leaves out the prompt, which another choice has counted.
     pub(super) fn without_prompt(self) -> Self {
         Self { prompt: 0, cached: 0, ..self }
     }
 
-    /// OpenAI's form.
+    /// Returns the counts in OpenAI's form.
     pub(super) fn usage(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
@@ -89,9 +87,9 @@ impl Counts {
     }
 }
 
-/// Characters one by one, each field a list.
+/// Properties of characters, one list for each.
 #[derive(Default)]
-struct Characters {
+struct CharacterLists {
     tokens: Vec<Value>,
     token_logprobs: Vec<Value>,
     top_logprobs: Vec<Value>,
@@ -101,57 +99,59 @@ struct Characters {
 }
 
 impl Choice {
-    /// Nothing yet of the answer at this index.
-    pub(super) fn new(index: usize, tells_characters: bool) -> Self {
-        Self { index, characters: tells_characters.then(Characters::default), ..Self::default() }
+    /// Starts the choice at this index.
+    pub(super) fn new(index: usize, with_characters: bool) -> Self {
+        Self { index, characters: with_characters.then(CharacterLists::default), ..Self::default() }
     }
 
-    /// The request got its place.
+    /// Records that the engine has started the request.
     pub(super) fn start(&mut self, started: &v1::Started) {
-        self.usage.prompt = started.prompt_chars;
-        self.usage.cached = started.cached_chars;
+        self.counts.prompt = started.prompt_chars;
+        self.counts.cached = started.cached_chars;
     }
 
-    /// More text.
+    /// Adds text.
     pub(super) fn push(&mut self, piece: v1::Piece) {
         self.text.push_str(&piece.text);
         if !piece.prompt {
-            // as far as they are told one by one; the end tells how many there were in any case
-            self.usage.generated += piece.characters.len() as u64;
+            // Pieces without character details are counted at the end.
+            self.counts.generated += piece.characters.len() as u64;
         }
         if let Some(characters) = &mut self.characters {
             for character in piece.characters {
                 let length = character.text.chars().count();
-                characters.push(character, self.told);
-                self.told += length;
+                characters.push(character, self.offset);
+                self.offset += length;
             }
         }
     }
 
-    /// Its end.
+    /// Records the end.
     pub(super) fn finish(&mut self, finished: v1::Finished) {
         if let Some(usage) = &finished.usage {
-            self.usage.generated = usage.generated_chars;
+            self.counts.generated = usage.generated_chars;
         }
         self.finished = Some(finished);
     }
 
-    /// Whether there is something to tell.
-    pub(super) fn has_news(&self) -> bool {
-        self.finished.is_some() || !self.text.is_empty() || self.characters.as_ref().is_some_and(Characters::has_some)
+    /// Returns true if there is output to send.
+    pub(super) fn has_output(&self) -> bool {
+        self.finished.is_some()
+            || !self.text.is_empty()
+            || self.characters.as_ref().is_some_and(CharacterLists::has_some)
     }
 
-    /// What was counted so far.
-    pub(super) fn counts(&self) -> Counts {
-        self.usage
+    /// Returns the counts so far.
+    pub(super) fn counts(&self) -> TokenCounts {
+        self.counts
     }
 
-    /// What has come since the last time, in OpenAI's form.
-    pub(super) fn take(&mut self) -> Value {
+    /// Takes the output since the last call, in OpenAI's form.
+    pub(super) fn take_output(&mut self) -> Value {
         let text = std::mem::take(&mut self.text);
-        let characters = self.characters.as_mut().map(|characters| std::mem::take(characters).told());
+        let characters = self.characters.as_mut().map(|characters| std::mem::take(characters).json());
         let finished = self.finished.take();
-        let reason = finished.as_ref().map(|finished| ended(finished.reason()));
+        let reason = finished.as_ref().map(|finished| finish_reason(finished.reason()));
         let stop = finished.as_ref().and_then(|finished| finished.matched_stop.clone());
         let mut choice = json!({
             "index": self.index,
@@ -161,21 +161,21 @@ impl Choice {
             "stop_reason": stop,
         });
         if let (Some(finished), Some(choice)) = (finished, choice.as_object_mut()) {
-            choice.insert("weir".into(), measured(&finished));
+            choice.insert("weir".into(), measurements(&finished));
         }
         choice
     }
 }
 
-impl Characters {
+impl CharacterLists {
     fn has_some(&self) -> bool {
         !self.tokens.is_empty()
     }
 
     fn push(&mut self, character: v1::Character, offset: usize) {
         self.token_logprobs.push(character.logprob.into());
-        let mut top: Map<_, _> = character.top.into_iter().map(|one| (one.text, one.logprob.into())).collect();
-        // the one taken is told among them in any case, as OpenAI has it
+        let mut top: Map<_, _> = character.top.into_iter().map(|other| (other.text, other.logprob.into())).collect();
+        // The sampled character is always in the list, as in OpenAI's API.
         if let Some(logprob) = character.logprob {
             top.entry(character.text.clone()).or_insert_with(|| logprob.into());
         }
@@ -186,7 +186,7 @@ impl Characters {
         self.tokens.push(character.text.into());
     }
 
-    fn told(self) -> Value {
+    fn json(self) -> Value {
         json!({
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
@@ -198,9 +198,10 @@ impl Characters {
     }
 }
 
-/// What this server tells beside OpenAI's fields: segments and times.
-fn measured(finished: &v1::Finished) -> Value {
-    let (usage, timing) = (finished.usage.unwrap_or_default(), finished.timing.unwrap_or_default());
+/// Returns the fields that OpenAI's API does not have: segments and times.
+fn measurements(finished: &v1::Finished) -> Value {
+    let usage = finished.usage.unwrap_or_default();
+    let timing = finished.timing.unwrap_or_default();
     json!({
         "seed": finished.seed.to_string(),
         "prompt_segments": usage.prompt_segments,
@@ -229,38 +230,41 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_told_bit_by_bit() {
+    fn a_choice_is_sent_in_parts() {
         let mut choice = Choice::new(1, true);
-        assert!(!choice.has_news());
+        assert!(!choice.has_output());
         choice.start(&v1::Started { prompt_chars: 7, cached_chars: 4, ..Default::default() });
         let characters = vec![character("a", -1.0), character(" ", -2.0)];
         choice.push(v1::Piece { text: "a ".into(), characters, prompt: false });
-        let told = choice.take();
-        assert_eq!((&told["text"], &told["index"], &told["finish_reason"]), (&json!("a "), &json!(1), &Value::Null));
-        assert_eq!(told["logprobs"]["tokens"], json!(["a", " "]));
-        assert_eq!(told["logprobs"]["text_offset"], json!([0, 1]));
-        assert_eq!(told["logprobs"]["boundaries"], json!([false, true]));
-        assert_eq!(told["logprobs"]["top_logprobs"][0], json!({ "x": -0.5, "a": -1.0 }));
-        assert!(!choice.has_news());
+        let output = choice.take_output();
+        assert_eq!(
+            (&output["text"], &output["index"], &output["finish_reason"]),
+            (&json!("a "), &json!(1), &Value::Null)
+        );
+        assert_eq!(output["logprobs"]["tokens"], json!(["a", " "]));
+        assert_eq!(output["logprobs"]["text_offset"], json!([0, 1]));
+        assert_eq!(output["logprobs"]["boundaries"], json!([false, true]));
+        assert_eq!(output["logprobs"]["top_logprobs"][0], json!({ "x": -0.5, "a": -1.0 }));
+        assert!(!choice.has_output());
         choice.push(v1::Piece { text: "b".into(), characters: vec![character("b", -1.0)], prompt: false });
         let usage = Some(v1::Usage { generated_chars: 3, ..Default::default() });
         let reason = v1::FinishReason::Stop.into();
         choice.finish(v1::Finished { reason, matched_stop: Some(".".into()), seed: 9, usage, timing: None });
-        let told = choice.take();
-        assert_eq!((&told["finish_reason"], &told["stop_reason"]), (&json!("stop"), &json!(".")));
-        assert_eq!((&told["logprobs"]["text_offset"], &told["weir"]["seed"]), (&json!([2]), &json!("9")));
-        let usage = choice.counts().and(choice.counts()).usage();
+        let output = choice.take_output();
+        assert_eq!((&output["finish_reason"], &output["stop_reason"]), (&json!("stop"), &json!(".")));
+        assert_eq!((&output["logprobs"]["text_offset"], &output["weir"]["seed"]), (&json!([2]), &json!("9")));
+        let usage = choice.counts().add(choice.counts()).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["total_tokens"]), (&json!(14), &json!(20)));
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
-        let usage = choice.counts().and(choice.counts().without_prompt()).usage();
+        let usage = choice.counts().add(choice.counts().without_prompt()).usage();
         assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(7), &json!(6)));
     }
 
     #[test]
-    fn what_was_not_asked_for_is_null() {
+    fn logprobs_are_null_unless_requested() {
         let mut choice = Choice::new(0, false);
         choice.push(v1::Piece { text: "a".into(), ..Default::default() });
-        assert_eq!(choice.take()["logprobs"], Value::Null);
-        assert!(Head::new("r").message(Vec::new(), None).get("usage").is_none());
+        assert_eq!(choice.take_output()["logprobs"], Value::Null);
+        assert!(CompletionHead::new("r").message(Vec::new(), None).get("usage").is_none());
     }
 }

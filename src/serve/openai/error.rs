@@ -1,0 +1,206 @@
+//! Errors of the HTTP API: an HTTP status, and a body in OpenAI's form.
+
+use super::request::api_field_name;
+use crate::{error::Error, serve::status::status};
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+/// The gRPC methods behind the paths of this API.
+const PATHS: [(&str, &str); 2] = [("Generate", "/v1/completions"), ("Summarize", "/v1/summaries")];
+
+/// The error response to a request.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    message: String,
+    /// The request's field, by its name in this API.
+    param: Option<String>,
+    /// The name of the violated rule, if known.
+    code: Option<String>,
+    /// Seconds after which the client should retry.
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    /// Creates an error of a rule that only HTTP has.
+    pub(super) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: Some(code.into()), retry_after: None }
+    }
+
+    /// Asks the client to retry after this many seconds.
+    pub(super) fn retry_after(self, seconds: u64) -> Self {
+        Self { retry_after: Some(seconds), ..self }
+    }
+
+    #[cfg(test)]
+    pub(super) fn status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
+    #[cfg(test)]
+    pub(super) fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    /// Returns the body in OpenAI's form.
+    pub(super) fn body(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({ "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code } })
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        status(&error, "").into()
+    }
+}
+
+impl From<Status> for ApiError {
+    fn from(status: Status) -> Self {
+        let details = status.get_error_details();
+        let violation = details.bad_request().and_then(|bad| bad.field_violations.first());
+        let mut message = status.message().to_owned();
+        let mut param = None;
+        if let Some(violation) = violation {
+            let name = api_field_name(&violation.field);
+            // Messages begin with the field's gRPC name.
+            if let Some(rest) = message.strip_prefix(&violation.field) {
+                message = format!("{name}{rest}");
+            }
+            param = Some(name.to_owned());
+        }
+        if let Some(info) = details.error_info() {
+            match (info.reason.as_str(), info.metadata.get("call").map(String::as_str)) {
+                ("UNKNOWN_MODEL", _) => param = Some("model".to_owned()),
+                ("UNKNOWN_DOCUMENT", _) => param = Some("document_id".to_owned()),
+                ("WRONG_KIND_OF_MODEL", Some(call)) => {
+                    let path = PATHS.iter().find(|(method, _)| *method == call).map(|(_, path)| *path);
+                    let name = path.unwrap_or(api_field_name(call));
+                    if let Some(rest) = message.strip_prefix(call) {
+                        message = format!("{name}{rest}");
+                    }
+                    // `call` is a method that the model does not support, or an option.
+                    param = Some(if path.is_some() { "model" } else { name }.to_owned());
+                }
+                _ => {}
+            }
+        }
+        let code = details.error_info().map(|info| info.reason.to_ascii_lowercase());
+        let wait = details.retry_info().and_then(|retry| retry.retry_delay);
+        // Whole seconds, rounded up.
+        let retry_after = wait.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+        Self { status: http_status(status.code()), message, param, code, retry_after }
+    }
+}
+
+/// Maps a gRPC code to an HTTP status, as gRPC gateways do.
+fn http_status(code: Code) -> StatusCode {
+    match code {
+        Code::Ok => StatusCode::OK,
+        Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
+        Code::OutOfRange => StatusCode::PAYLOAD_TOO_LARGE,
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        let mut set = |name, value: &str| {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                response.headers_mut().insert(name, value);
+            }
+        };
+        if let Some(seconds) = self.retry_after {
+            set(header::RETRY_AFTER, &seconds.to_string());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            set(header::WWW_AUTHENTICATE, "Bearer");
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn api_error(error: &Error) -> ApiError {
+        status(error, "r").into()
+    }
+
+    #[test]
+    fn fields_have_the_names_of_this_api() {
+        let error = Error::BadOption { field: "stopping.max_chars", found: "0".into(), bound: "1 to 9".into() };
+        let found = api_error(&error);
+        assert_eq!((found.status(), found.param()), (400, Some("max_tokens")));
+        assert_eq!(found.message, "max_tokens: 0 is out of bounds: 1 to 9");
+        assert_eq!(found.body()["error"]["code"], "bad_option");
+        let error = Error::UnknownSymbol { field: "stopping.stop[1]", found: "'é'".into(), offset: 0 };
+        assert_eq!(api_error(&error).param(), Some("stop"));
+    }
+
+    #[test]
+    fn retry_after_is_set_in_whole_seconds() {
+        let error = Error::QueueFull { what: "requests", limit: 1, retry: Duration::from_millis(1200) };
+        let response = api_error(&error).into_response();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
+            (429, &"2".parse().unwrap())
+        );
+        let response = api_error(&Error::Draining { retry: Duration::from_secs(1) }).into_response();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[header::RETRY_AFTER]),
+            (503, &"1".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn a_wrong_model_is_reported_as_its_field() {
+        let wrong_kind = |call| Error::WrongKind { call, model: "m".into(), wanted: "w", found: "f".into() };
+        for (error, param, start) in [
+            (Error::UnknownModel { name: "x".into(), known: vec![] }, "model", "unknown model"),
+            (wrong_kind("Generate"), "model", "/v1/completions needs a model that w"),
+            (wrong_kind("stopping.max_segments"), "max_segments", "max_segments needs a model that w"),
+        ] {
+            let found = api_error(&error);
+            assert_eq!(found.param(), Some(param), "{error}");
+            assert!(found.message.starts_with(start), "{}", found.message);
+        }
+    }
+
+    #[test]
+    fn every_error_has_its_status_and_type() {
+        let statuses = [
+            (Error::UnknownModel { name: "x".into(), known: vec![] }, 404, "not_found_error"),
+            (Error::Unauthenticated { why: "no" }, 401, "authentication_error"),
+            (Error::Deadline { stage: "in the queue" }, 504, "server_error"),
+            (Error::Internal("x".into()), 500, "server_error"),
+        ];
+        for (error, status, kind) in statuses {
+            let found = api_error(&error);
+            assert_eq!((found.status(), &found.body()["error"]["type"]), (status, &kind.into()), "{error}");
+        }
+    }
+}

@@ -1,8 +1,8 @@
-//! How long a text may be, and how well a model does there: limits by position scheme and window, `score --lengths`,
-//! `inspect --resolution`, and configurations whose parts cannot work together.
+//! Maximum lengths by position scheme and window, quality at those lengths (`score --lengths`), `inspect --resolution`, and
+//! configurations whose parts are incompatible.
 
 use super::{
-    cli::{json as told_by, weir},
+    cli::{json as run_json, weir},
     lex, naive_decoder,
     support::{Dice, settings},
 };
@@ -27,15 +27,16 @@ fn model(case: &str) -> String {
 }
 
 #[test]
-fn bits_by_length_are_those_of_windows() {
-    let (model, ids) = (model("xpos_bca"), ids(301));
-    let told = told_by(&["score", "--json", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]);
-    let entries = told["lengths"].as_array().unwrap();
+fn bits_by_length_equal_those_of_windows() {
+    let model = model("xpos_bca");
+    let ids = ids(301);
+    let scored = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--lengths", "16,32,100,300"]);
+    let entries = scored["lengths"].as_array().unwrap();
     assert_eq!(entries.len(), 4);
     for entry in entries {
         let length = entry["length"].as_u64().unwrap();
         let windows = format!("{length},{length}");
-        let windowed = told_by(&["score", "--json", "--model", &model, "--ids", &ids, "--windowed", &windows]);
+        let windowed = run_json(&["score", "--json", "--model", &model, "--ids", &ids, "--windowed", &windows]);
         assert_eq!(entry["bits_per_char"], windowed["bits_per_char"], "{length}");
         // each length scores the same symbols
         assert_eq!((&entry["scored"], &entry["pieces"]), (&300.into(), &windowed["windows"]));
@@ -51,54 +52,55 @@ fn bits_by_length_are_those_of_windows() {
 }
 
 #[test]
-fn lengths_have_bounds() {
-    let refused = |case: &str, lengths: &str, more: &[&str]| {
-        let (model, ids) = (model(case), ids(1_300));
+fn lengths_out_of_range_are_rejected() {
+    let rejection = |case: &str, lengths: &str, more: &[&str]| {
+        let model = model(case);
+        let ids = ids(1_300);
         let args = [&["score", "--model", &model, "--ids", &ids, "--lengths", lengths], more].concat();
         weir(&[], &args).unwrap_err()
     };
-    assert!(refused("xpos_bca", "1300", &[]).contains("at most 1299"));
+    assert!(rejection("xpos_bca", "1300", &[]).contains("at most 1299"));
     // xPos without a window, B = 16: its scale leaves f32's range
-    assert!(refused("xpos_full_base16", "1200", &[]).contains("at most 1115, the maximum symbols of one sequence"));
-    assert!(refused("xpos_bca", "0", &[]).contains("--lengths"));
-    assert!(refused("xpos_bca", "16", &["--windowed", "16,16"]).contains("cannot be used with"));
+    assert!(rejection("xpos_full_base16", "1200", &[]).contains("at most 1115, the maximum symbols of one sequence"));
+    assert!(rejection("xpos_bca", "0", &[]).contains("--lengths"));
+    assert!(rejection("xpos_bca", "16", &["--windowed", "16,16"]).contains("cannot be used with"));
 }
 
 #[test]
-fn a_model_says_how_much_it_can_hold() {
-    let most = |case: &str, max_symbols: Option<usize>| {
+fn the_maximum_length_follows_from_scheme_and_window() {
+    let max_symbols = |case: &str, max_symbols: Option<usize>| {
         let settings = Settings { max_symbols, ..settings() };
         load(&lex::converted(case), &settings).map(|model| model.card().max_symbols)
     };
-    // no bound of its own: four training windows, but at least 8,192
-    assert_eq!(most("rope_full", None).unwrap(), 8192);
-    assert_eq!(most("rope_full", Some(100_000)).unwrap(), 100_000);
-    assert_eq!(most("xpos_full", None).unwrap(), 8192);
-    assert_eq!(most("xpos_full", Some(35_694)).unwrap(), 35_694);
-    assert_eq!(most("xpos_full_base16", None).unwrap(), 1115);
-    // a window bounds what is kept
-    assert_eq!(most("xpos_bca", None).unwrap(), 1 << 24);
-    assert_eq!(most("xpos_bca", Some(50)).unwrap(), 50);
-    for (case, asked, expected) in
+    // the scheme has no limit: four training windows, but at least 8,192
+    assert_eq!(max_symbols("rope_full", None).unwrap(), 8192);
+    assert_eq!(max_symbols("rope_full", Some(100_000)).unwrap(), 100_000);
+    assert_eq!(max_symbols("xpos_full", None).unwrap(), 8192);
+    assert_eq!(max_symbols("xpos_full", Some(35_694)).unwrap(), 35_694);
+    assert_eq!(max_symbols("xpos_full_base16", None).unwrap(), 1115);
+    // a window limits the kept keys
+    assert_eq!(max_symbols("xpos_bca", None).unwrap(), 1 << 24);
+    assert_eq!(max_symbols("xpos_bca", Some(50)).unwrap(), 50);
+    for (case, requested, expected) in
         [("xpos_full", 35_695, "at most 35694: without a window"), ("xpos_full_base16", 2000, "1115")]
     {
-        let message = most(case, Some(asked)).unwrap_err().to_string();
+        let message = max_symbols(case, Some(requested)).unwrap_err().to_string();
         assert!(message.contains("--max-symbols") && message.contains(expected), "{message}");
     }
     let learned = naive_decoder::shapes().into_iter().find(|(name, _)| name == "gpt-2").unwrap().1;
     assert_eq!(learned.card().max_symbols, 1000);
     let long = weir(&[], &["score", "--model", &model("xpos_full_base16"), "--ids", &ids(1116)]).unwrap_err();
-    let told = "1116 characters is more than the limit of 1115: without a window, xpos's scale of keys further off leaves f32's range";
-    assert!(long.contains(told), "{long}");
-    // what was asked for is no bound of the model's
+    let expected = "1116 characters is more than the limit of 1115: without a window, xpos's scale of keys further off leaves f32's range";
+    assert!(long.contains(expected), "{long}");
+    // a requested limit is not explained by the model
     let short = weir(&[], &["score", "--model", &model("rope_full"), "--max-symbols", "9", "--ids", &ids(10)]);
-    let told = short.unwrap_err();
-    assert!(told.contains("10 characters is more than the limit of 9") && !told.contains("limit of 9:"), "{told}");
+    let short = short.unwrap_err();
+    assert!(short.contains("10 characters is more than the limit of 9") && !short.contains("limit of 9:"), "{short}");
 }
 
-/// To the last symbol that xPos without a window takes, scores are numbers.
+/// Logits stay finite up to the last symbol that xPos without a window accepts.
 #[test]
-fn the_longest_text_still_has_numbers() {
+fn the_longest_text_has_finite_logits() {
     for dtype in Dtype::ALL {
         let model = lex::model("xpos_full_base16", dtype);
         let text = Dice::new(2).text(1115, 56);
@@ -108,28 +110,31 @@ fn the_longest_text_still_has_numbers() {
 }
 
 #[test]
-fn resolution_is_told() {
+fn inspect_reports_the_resolution() {
     let text = ids(100);
-    let told = told_by(&["inspect", &model("xpos_bca"), "--json", "--resolution-ids", &text]);
-    let found = &told["resolution"];
-    // blocks of 16: a query sees itself and 31 before it at most
-    assert_eq!((found["distances"].as_u64(), found["layers"].as_array().unwrap().len()), (Some(32), 2));
+    let inspected = run_json(&["inspect", &model("xpos_bca"), "--json", "--resolution-ids", &text]);
+    let resolution = &inspected["resolution"];
+    // blocks of 16: a query sees itself and at most 31 symbols before it
+    assert_eq!((resolution["distances"].as_u64(), resolution["layers"].as_array().unwrap().len()), (Some(32), 2));
     let printed = weir(&[], &["inspect", &model("xpos_bca"), "--resolution-ids", &text]).unwrap();
-    assert!(printed.contains(&format!("resolution       {:.4} over 32", found["all"].as_f64().unwrap())), "{printed}");
+    assert!(
+        printed.contains(&format!("resolution       {:.4} over 32", resolution["all"].as_f64().unwrap())),
+        "{printed}"
+    );
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("text");
     fs::write(&file, "a be é").unwrap();
     let shape = naive_decoder::folder("xpos, full").to_str().unwrap();
-    let by_file = told_by(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
-    assert_eq!(by_file["resolution"], told_by(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
+    let by_file = run_json(&["inspect", shape, "--json", "--resolution", file.to_str().unwrap()]);
+    assert_eq!(by_file["resolution"], run_json(&["inspect", shape, "--json", "--resolution", "a be é"])["resolution"]);
     assert_eq!(by_file["resolution"]["distances"], 6);
     let pooled = super::support::converted("whitespaces");
-    let refused = weir(&[], &["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
-    assert!(refused.contains("attention resolution needs a model that is of the family decoder"), "{refused}");
+    let error = weir(&[], &["inspect", pooled.to_str().unwrap(), "--resolution", "a b"]).unwrap_err();
+    assert!(error.contains("attention resolution needs a model that is of the family decoder"), "{error}");
     assert!(weir(&[], &["inspect", shape, "--resolution", "xyz"]).unwrap_err().contains("'x'"));
 }
 
-/// What a checkpoint's architecture is refused for.
+/// Returns the error for a changed architecture.
 fn refusal(change: &dyn Fn(&mut Value)) -> String {
     let mut config: Value =
         serde_json::from_slice(&fs::read(naive_decoder::folder("xpos, blocks of 32").join("config.json")).unwrap())
@@ -144,7 +149,7 @@ fn refusal(change: &dyn Fn(&mut Value)) -> String {
 }
 
 #[test]
-fn parts_that_cannot_work_together_are_refused_with_the_rule() {
+fn incompatible_parts_are_rejected_with_the_rule() {
     let set = |key: &'static str, value: Value| move |a: &mut Value| a[key] = value.clone();
     let position = |value: Value| set("position", value);
     let window = |value: Value| set("window", value);
@@ -171,12 +176,18 @@ fn parts_that_cannot_work_together_are_refused_with_the_rule() {
         (&set("sub_norms", 1.into()), "architecture.sub_norms"),
     ];
     for (change, expected) in cases {
-        let told = refusal(change);
-        assert!(told.contains(expected), "{told}");
+        let message = refusal(change);
+        assert!(message.contains(expected), "{message}");
     }
-    let odd = |a: &mut Value| (a["dim"], a["position"]) = (21.into(), "sinusoidal".into());
+    let odd = |a: &mut Value| {
+        a["dim"] = 21.into();
+        a["position"] = "sinusoidal".into();
+    };
     assert!(refusal(&odd).contains("architecture.dim: an even number"));
-    let huge =
-        |a: &mut Value| (a["dim"], a["layers"], a["feed_forward"]) = ((1 << 20).into(), 1024.into(), (1 << 20).into());
+    let huge = |a: &mut Value| {
+        a["dim"] = (1 << 20).into();
+        a["layers"] = 1024.into();
+        a["feed_forward"] = (1 << 20).into();
+    };
     assert!(refusal(&huge).contains("architecture.dim: at most"));
 }

@@ -1,4 +1,4 @@
-//! The official code's numbers, case by case: logits, boundaries, and every stage between.
+//! Golden data of the official code for each fixture: logits, boundaries, and the output of every stage.
 
 use super::support::{Alone, CASES, converted, difference, fixture, fixture_in, full, golden, settings};
 use safetensors::{Dtype, SafeTensors};
@@ -29,16 +29,16 @@ const LOGITS: f32 = 2e-5;
 const LOGITS_LONG: f32 = 1e-4;
 const STAGES: f32 = 5e-5;
 
-/// A case's golden tensors.
+/// The golden tensors of a fixture.
 pub(super) struct Golden(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Golden {
     fn read(case: &str) -> Self {
-        Self::of(&golden(case))
+        Self::open(&golden(case))
     }
 
-    /// Those of a fixture's folder.
-    pub(super) fn of(folder: &Path) -> Self {
+    /// Reads the golden tensors of a fixture's folder.
+    pub(super) fn open(folder: &Path) -> Self {
         let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let numbers = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
@@ -64,7 +64,7 @@ impl Golden {
         &self.0.get(name).unwrap_or_else(|| panic!("no golden {name}")).1
     }
 
-    /// The part of a tensor at the first index.
+    /// Returns the part of a tensor at `index` of its first dimension.
     pub(super) fn row(&self, name: &str, index: usize) -> &[f32] {
         let (shape, data) = &self.0[name];
         let size = data.len() / shape[0];
@@ -89,9 +89,10 @@ fn bits(marks: &[SymbolBoundary]) -> Vec<f32> {
 }
 
 #[test]
-fn logits_and_boundaries() {
+fn logits_and_boundaries_equal_the_golden_data() {
     for case in CASES {
-        let (golden, model) = (Golden::read(case), fixture(case));
+        let golden = Golden::read(case);
+        let model = fixture(case);
         for row in 0..golden.rows() {
             let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
             let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
@@ -113,10 +114,11 @@ fn logits_and_boundaries() {
 }
 
 #[test]
-fn the_portable_kernels_agree_as_well() {
+fn the_portable_kernels_agree_with_the_golden_data() {
     for case in CASES {
         let portable = Settings { isa: Isa::portable(), ..settings() };
-        let (golden, model) = (Golden::read(case), load(&converted(case), &portable).unwrap());
+        let golden = Golden::read(case);
+        let model = load(&converted(case), &portable).unwrap();
         for row in 0..golden.rows() {
             let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
             let (logits, _) = full(&*model, &ids, &BoundaryOptions::default());
@@ -124,19 +126,23 @@ fn the_portable_kernels_agree_as_well() {
             assert!(off <= LOGITS, "{case} row {row}: {off}");
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let stepped: Vec<f32> = ids.iter().flat_map(|&id| alone.feed(&[id]).0).collect();
-            assert_eq!(stepped, logits, "{case} row {row}: the portable kernels keep one order of summation, too");
+            assert_eq!(stepped, logits, "{case} row {row}: single steps differ from one pass");
         }
     }
 }
 
-/// Numbers that are stored in fewer bits give others. The largest logit here is about 3; the bounds are twice what was seen.
+/// Weights in fewer bits change the logits slightly. The largest logit is about 3; the limits are twice the measured
+/// differences.
 #[test]
 fn fewer_bits_stay_near() {
-    for (dtype, most, mean) in [(weir::kernels::Dtype::Bf16, 0.05, 0.008), (weir::kernels::Dtype::Int8, 0.2, 0.03)] {
-        let (mut worst, mut sum, mut count) = (0f32, 0f64, 0);
-        // cases whose boundaries no number decides
+    for (dtype, max, mean) in [(weir::kernels::Dtype::Bf16, 0.05, 0.008), (weir::kernels::Dtype::Int8, 0.2, 0.03)] {
+        let mut worst = 0f32;
+        let mut sum = 0f64;
+        let mut count = 0;
+        // fixtures whose boundaries do not depend on weights
         for case in ["whitespaces", "fixed_sf2", "fixed_sf3", "vanilla"] {
-            let (golden, model) = (Golden::read(case), fixture_in(case, dtype));
+            let golden = Golden::read(case);
+            let model = fixture_in(case, dtype);
             for row in 0..golden.rows() {
                 let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
                 let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
@@ -151,24 +157,26 @@ fn fewer_bits_stay_near() {
             }
         }
         let average = sum / f64::from(count);
-        assert!(worst <= most && average <= mean, "{dtype:?}: {worst}, on the average {average}");
+        assert!(worst <= max && average <= mean, "{dtype:?}: at most {worst}, {average} on average");
         assert!(worst > LOGITS, "{dtype:?}: nothing was stored in fewer bits");
     }
 }
 
 #[test]
-fn every_stage_between() {
+fn every_stage_equals_the_golden_data() {
     for case in CASES {
-        let (golden, model) = (Golden::read(case), fixture(case));
+        let golden = Golden::read(case);
+        let model = fixture(case);
         for row in 0..2 {
             let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
             let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
-            Work::from_scratch(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
-                record.lock().unwrap().push((stage, place.index, numbers.to_vec()));
-            }));
-            // in two chunks, so that segments and symbols that straddle a cut are seen as well
+            Work::from_scratch(&mut alone.scratch).unwrap().watcher =
+                Some(Box::new(move |stage, position, numbers| {
+                    record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
+                }));
+            // in two chunks, so that some segments straddle both
             alone.feed(&ids[..41]);
             alone.feed(&ids[41..]);
             let check = |stage: Stage, name: &str, skip: usize| {
@@ -199,9 +207,10 @@ fn every_stage_between() {
 }
 
 #[test]
-fn edge_prompts() {
+fn edge_prompts_equal_the_golden_data() {
     for case in CASES {
-        let (golden, model) = (Golden::read(case), fixture(case));
+        let golden = Golden::read(case);
+        let model = fixture(case);
         for edge in 0..5 {
             let ids = golden.ids(&format!("edge{edge}.ids"));
             let (logits, marks) = full(&*model, &ids, &BoundaryOptions::default());
@@ -215,9 +224,10 @@ fn edge_prompts() {
 }
 
 #[test]
-fn two_thousand_symbols() {
+fn two_thousand_symbols_equal_the_golden_data() {
     for case in CASES {
-        let (golden, model) = (Golden::read(case), fixture(case));
+        let golden = Golden::read(case);
+        let model = fixture(case);
         let symbols = model.card().vocabulary.len();
         let (logits, marks) = full(&*model, &golden.ids("long.ids"), &BoundaryOptions::default());
         if golden.has("long.boundaries") {
@@ -231,15 +241,17 @@ fn two_thousand_symbols() {
     }
 }
 
-/// Beyond two blocks of distances and many pages: what was computed in one piece, now symbol by symbol and in chunks that
-/// straddle the blocks' ends.
+/// A text longer than two blocks of distances and many pages has the same logits symbol by symbol, in chunks that straddle
+/// the blocks, and with any number of threads.
 #[test]
-fn a_long_text_in_steps_and_chunks() {
+fn a_long_text_is_equal_in_steps_and_chunks() {
     const SYMBOLS: usize = 1_150;
     let cases = ["vanilla", "fixed_sf2", "whitespaces"];
     for (case, dtype) in cases.into_iter().flat_map(|case| weir::kernels::Dtype::ALL.map(|dtype| (case, dtype))) {
-        let (golden, model) = (Golden::read(case), fixture_in(case, dtype));
-        let (ids, options) = (&golden.ids("long.ids")[..SYMBOLS], BoundaryOptions::default());
+        let golden = Golden::read(case);
+        let model = fixture_in(case, dtype);
+        let ids = &golden.ids("long.ids")[..SYMBOLS];
+        let options = BoundaryOptions::default();
         let whole = full(&*model, ids, &options);
         for threads in [1, 3] {
             let other = load(&converted(case), &Settings { dtype, threads, ..settings() }).unwrap();
@@ -247,7 +259,8 @@ fn a_long_text_in_steps_and_chunks() {
         }
         for chunk in [1, 37, 500] {
             let mut alone = Alone::new(&*model, options.clone());
-            let (mut logits, mut marks) = (Vec::new(), Vec::new());
+            let mut logits = Vec::new();
+            let mut marks = Vec::new();
             for part in ids.chunks(chunk) {
                 let step = alone.feed(part);
                 logits.extend(step.0);
@@ -259,8 +272,9 @@ fn a_long_text_in_steps_and_chunks() {
 }
 
 #[test]
-fn sampled_boundaries_with_the_official_noise() {
-    let (golden, model) = (Golden::read("gumbel"), fixture("gumbel"));
+fn sampled_boundaries_with_the_official_noise_equal_the_golden_data() {
+    let golden = Golden::read("gumbel");
+    let model = fixture("gumbel");
     for row in 0..golden.rows() {
         let ids: Vec<u32> = golden.row("ids", row).iter().map(|&id| id as u32).collect();
         let noise = Noise::Given(golden.row("sampled.u", row).into());
@@ -273,13 +287,15 @@ fn sampled_boundaries_with_the_official_noise() {
 }
 
 #[test]
-fn windowed_evaluation() {
+fn windowed_evaluation_equals_the_official_figures() {
     for case in CASES {
         let model = fixture(case);
         let eval: serde_json::Value =
             serde_json::from_slice(&fs::read(golden(case).join("eval.json")).unwrap()).unwrap();
         let number = |key: &str| eval[key].as_u64().unwrap() as usize;
-        let (rows, stride, length) = (number("bsz"), number("eval_tgt_len"), number("eval_total_len"));
+        let rows = number("bsz");
+        let stride = number("eval_tgt_len");
+        let length = number("eval_total_len");
         let text: Vec<char> = eval["text"].as_str().unwrap().chars().collect();
         let per_row = text.len() / rows;
         let encode = |row: usize| {
@@ -288,14 +304,16 @@ fn windowed_evaluation() {
         };
         let texts: Vec<Vec<u32>> = (0..rows).map(encode).collect();
         let expected = eval["windows"].as_array().unwrap();
-        let (mut nats, mut scored) = (0.0, 0);
+        let mut nats = 0.0;
+        let mut scored = 0;
         for (window, expected) in windows(per_row, Windows { length, stride }).zip(expected) {
             assert_eq!(window.start as u64, expected["context_start"].as_u64().unwrap());
-            let (mut window_nats, mut window_scored) = (0.0, 0);
+            let mut window_nats = 0.0;
+            let mut window_scored = 0;
             for text in &texts {
-                let one = score_window(&*model, text, window, &BoundaryOptions::default()).unwrap();
-                window_nats += one.nats;
-                window_scored += one.scored;
+                let score = score_window(&*model, text, window, &BoundaryOptions::default()).unwrap();
+                window_nats += score.nats;
+                window_scored += score.scored;
             }
             let off = window_nats / window_scored as f64 - expected["loss_nats"].as_f64().unwrap();
             assert!(off.abs() < 1e-5, "{case} window {}: {off}", window.start);

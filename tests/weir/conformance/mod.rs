@@ -1,6 +1,6 @@
-//! What every model must keep, whatever its family: run on each configuration in the table.
+//! Conformance suite: properties of every model of every family, checked on each entry of [`configurations`].
 //!
-//! To put a new configuration under the suite, add a line to [`configurations`]; a family without one fails.
+//! A new configuration is one more line in that table. A family without a configuration fails.
 
 mod replay_starts;
 
@@ -18,10 +18,10 @@ use weir::{
     nn::window::ROLLBACK,
 };
 
-/// Symbols of a test text: several pages of keys, and a last page that is not full.
+/// Length of a test text in symbols: several pages of keys and a partly filled last page.
 const SYMBOLS: usize = 150;
 
-/// A model under test, and how its boundaries are decided.
+/// A model under test with its boundary options.
 struct Configuration {
     name: String,
     model: Arc<dyn Model>,
@@ -46,11 +46,11 @@ fn configurations() -> Vec<Configuration> {
     let latent = latent.chain(odd);
     let decoders = official.chain(fewer_bits).chain(naive_decoder::shapes());
     let mut all = Vec::new();
-    let readers = super::pyramidion::single_document::shapes();
-    for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders).chain(readers) {
+    let encoder_decoders = super::pyramidion::single_document::shapes();
+    for (name, model) in fixtures.chain(shapes).chain(latent).chain(decoders).chain(encoder_decoders) {
         for &mode in &model.card().boundary_modes.clone() {
             if mode == BoundaryMode::Predictor {
-                // given text is cut as in the other mode
+                // prompts are segmented as in the other mode
                 continue;
             }
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(7), offset: 0 };
@@ -61,6 +61,7 @@ fn configurations() -> Vec<Configuration> {
     all
 }
 
+/// Runs a test on each configuration and checks that no memory leaks.
 fn on_each(test: impl Fn(&Configuration, &mut Dice)) {
     let rounds = if storms() { 10 } else { 1 };
     for round in 0..rounds {
@@ -94,10 +95,12 @@ fn every_family_is_under_the_suite() {
 fn full_incremental_and_chunked_agree() {
     on_each(|configuration, dice| {
         let text = configuration.text(dice);
-        let whole = full(&*configuration.model, &text, &configuration.boundaries);
+        let complete = full(&*configuration.model, &text, &configuration.boundaries);
         for round in 0..4 {
             let mut alone = configuration.alone();
-            let (mut logits, mut marks, mut at) = (Vec::new(), Vec::new(), 0);
+            let mut logits = Vec::new();
+            let mut marks = Vec::new();
+            let mut at = 0;
             while at < text.len() {
                 let size = if round == 0 { 1 } else { (1 + dice.below(60)).min(text.len() - at) };
                 let step = alone.feed(&text[at..at + size]);
@@ -105,15 +108,15 @@ fn full_incremental_and_chunked_agree() {
                 marks.extend(step.1);
                 at += size;
             }
-            let off = difference(&logits, &whole.0);
+            let off = difference(&logits, &complete.0);
             assert!(off <= BATCH_TOLERANCE, "{}: {off}", configuration.name);
-            assert_eq!(marks, whole.1, "{}", configuration.name);
+            assert_eq!(marks, complete.1, "{}", configuration.name);
         }
     });
 }
 
 #[test]
-fn a_row_in_company_has_the_numbers_it_has_alone() {
+fn a_row_in_a_batch_has_the_logits_it_has_alone() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
         let texts: Vec<Vec<u32>> = (0..7).map(|_| configuration.text(dice)).collect();
@@ -121,13 +124,13 @@ fn a_row_in_company_has_the_numbers_it_has_alone() {
         let mut scratch = model.scratch();
         let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
         let mut rows: Vec<SequenceRow> = texts.iter().map(|_| begin()).collect();
-        let mut found: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
-        // a ragged batch: any rows, in any order, each with as many symbols as it likes
-        while found.iter().zip(&texts).any(|(found, text)| found.1.len() < text.len()) {
+        let mut batched: Vec<(Vec<f32>, Vec<_>)> = vec![Default::default(); texts.len()];
+        // a ragged batch: any rows in any order, each with any number of symbols
+        while batched.iter().zip(&texts).any(|(batched, text)| batched.1.len() < text.len()) {
             let mut which = Vec::new();
             for _ in 0..1 + dice.below(texts.len()) {
                 let row = dice.below(texts.len());
-                let at = found[row].1.len();
+                let at = batched[row].1.len();
                 if !which.contains(&row) && at < texts[row].len() {
                     let size = if dice.below(3) > 0 { 1 } else { 1 + dice.below(20) };
                     rows[row].set(&texts[row][at..(at + size).min(texts[row].len())], Want::All);
@@ -139,20 +142,20 @@ fn a_row_in_company_has_the_numbers_it_has_alone() {
             }
             advance(model, &mut rows, &which, &mut scratch).unwrap();
             for row in which {
-                found[row].0.extend_from_slice(&rows[row].logits);
-                found[row].1.extend_from_slice(&rows[row].decisions);
+                batched[row].0.extend_from_slice(&rows[row].logits);
+                batched[row].1.extend_from_slice(&rows[row].decisions);
             }
         }
-        for (found, alone) in found.iter().zip(&alone) {
-            let off = difference(&found.0, &alone.0);
+        for (batched, alone) in batched.iter().zip(&alone) {
+            let off = difference(&batched.0, &alone.0);
             assert!(off <= BATCH_TOLERANCE, "{}: {off}", configuration.name);
-            assert_eq!(found.1, alone.1, "{}", configuration.name);
+            assert_eq!(batched.1, alone.1, "{}", configuration.name);
         }
     });
 }
 
 #[test]
-fn segment_and_finish_steps_may_come_late() {
+fn segment_and_finish_steps_may_be_delayed() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
         let texts: Vec<Vec<u32>> = (0..4).map(|_| configuration.text(dice)).collect();
@@ -160,11 +163,14 @@ fn segment_and_finish_steps_may_come_late() {
         let mut scratch = model.scratch();
         let begin = || SequenceRow::new(model.begin(configuration.boundaries.clone()).unwrap());
         let mut rows: Vec<SequenceRow> = texts.iter().map(|_| begin()).collect();
-        let (mut found, mut fed) = (vec![Vec::new(); rows.len()], vec![0; rows.len()]);
-        while found.iter().zip(&alone).any(|(found, alone)| found.len() < alone.0.len()) {
-            // each kind of step for some of the rows, whatever they are ready for
+        let mut delayed = vec![Vec::new(); rows.len()];
+        let mut fed = vec![0; rows.len()];
+        while delayed.iter().zip(&alone).any(|(delayed, alone)| delayed.len() < alone.0.len()) {
+            // each kind of step for some rows, whatever their status
             let mut some = || (0..texts.len()).filter(|_| dice.below(3) > 0).collect::<Vec<_>>();
-            let (feedable, closing, finishing) = (some(), some(), some());
+            let feedable = some();
+            let closing = some();
+            let finishing = some();
             let ready = |row: &usize| rows[*row].status == StepStatus::Ready && fed[*row] < SYMBOLS;
             let feedable: Vec<_> = feedable.into_iter().filter(ready).collect();
             for &row in &feedable {
@@ -187,25 +193,26 @@ fn segment_and_finish_steps_may_come_late() {
                 let taken = before == StepStatus::Unfinished && finishing.contains(&row);
                 assert_eq!(rows[row].status, if taken { StepStatus::Ready } else { before });
                 if taken {
-                    found[row].extend_from_slice(&rows[row].logits);
+                    delayed[row].extend_from_slice(&rows[row].logits);
                 }
             }
         }
-        for (found, alone) in found.iter().zip(&alone) {
-            assert!(difference(found, &alone.0) <= BATCH_TOLERANCE, "{}", configuration.name);
+        for (delayed, alone) in delayed.iter().zip(&alone) {
+            assert!(difference(delayed, &alone.0) <= BATCH_TOLERANCE, "{}", configuration.name);
         }
     });
 }
 
 #[test]
-fn what_is_in_flight_belongs_to_one_row() {
+fn a_fork_excludes_symbols_in_flight() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
         let text = configuration.text(dice);
-        let whole = full(model, &text, &configuration.boundaries).0;
+        let complete = full(model, &text, &configuration.boundaries).0;
         let symbols = model.card().vocabulary.len();
         for _ in 0..4 {
-            let (cut, more) = (dice.below(100), 1 + dice.below(40));
+            let cut = dice.below(100);
+            let more = 1 + dice.below(40);
             let mut main = configuration.alone();
             if cut > 0 {
                 main.feed(&text[..cut]);
@@ -213,13 +220,22 @@ fn what_is_in_flight_belongs_to_one_row() {
             main.rows[0].set(&text[cut..cut + more], Want::All);
             model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
             let mut steps = 0;
-            // once before its segment step, once before its finish step
+            // once before the segment step, once before the finish step
             while main.rows[0].status != StepStatus::Ready {
                 assert!(main.rows[0].state.rollback(cut).is_err(), "{}: rolled back in flight", configuration.name);
                 let mut fork = Alone::from(model, SequenceRow::new(main.rows[0].state.fork()));
-                assert_eq!(fork.rows[0].state.len(), cut, "{}: a fork is as its row was before", configuration.name);
+                assert_eq!(
+                    fork.rows[0].state.len(),
+                    cut,
+                    "{}: the fork includes symbols in flight",
+                    configuration.name
+                );
                 let got: Vec<f32> = text[cut..].iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
-                assert!(difference(&got, &whole[cut * symbols..]) <= BATCH_TOLERANCE, "{}: fork", configuration.name);
+                assert!(
+                    difference(&got, &complete[cut * symbols..]) <= BATCH_TOLERANCE,
+                    "{}: fork",
+                    configuration.name
+                );
                 if steps == 0 {
                     model.segment_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
                 } else {
@@ -229,7 +245,7 @@ fn what_is_in_flight_belongs_to_one_row() {
             }
             let got = &main.rows[0].logits;
             assert!(
-                difference(got, &whole[cut * symbols..(cut + more) * symbols]) <= BATCH_TOLERANCE,
+                difference(got, &complete[cut * symbols..(cut + more) * symbols]) <= BATCH_TOLERANCE,
                 "{}",
                 configuration.name
             );
@@ -242,15 +258,15 @@ fn later_symbols_do_not_leak() {
     on_each(|configuration, dice| {
         let text = configuration.text(dice);
         let symbols = configuration.model.card().vocabulary.len();
-        let whole = full(&*configuration.model, &text, &configuration.boundaries);
+        let complete = full(&*configuration.model, &text, &configuration.boundaries);
         for _ in 0..4 {
             let cut = 1 + dice.below(SYMBOLS - 1);
             let mut other = text.clone();
             other[cut..].iter_mut().for_each(|symbol| *symbol = dice.below(symbols) as u32);
             let changed = full(&*configuration.model, &other, &configuration.boundaries);
-            let off = difference(&changed.0[..cut * symbols], &whole.0[..cut * symbols]);
+            let off = difference(&changed.0[..cut * symbols], &complete.0[..cut * symbols]);
             assert!(off <= BATCH_TOLERANCE, "{} at {cut}: {off}", configuration.name);
-            assert_eq!(changed.1[..cut], whole.1[..cut]);
+            assert_eq!(changed.1[..cut], complete.1[..cut]);
         }
     });
 }
@@ -264,17 +280,18 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
         let mut history: Vec<u32> = Vec::new();
         let mut furthest = 0;
         for _ in 0..12 {
-            // back to anywhere that is not forgotten, then on with something else, in one piece or symbol by symbol
-            let (len, earliest) = (history.len(), main.rows[0].state.earliest());
+            // roll back to any position that is still held, then feed other text in one chunk or symbol by symbol
+            let len = history.len();
+            let earliest = main.rows[0].state.earliest();
             furthest = furthest.max(len);
             assert!(earliest == 0 || earliest + ROLLBACK <= furthest, "{}: {earliest} of {len}", configuration.name);
             let back = match dice.below(len + 1) {
                 back if back >= earliest => back,
-                // to the start it goes from anywhere
+                // a rollback to the start is always possible
                 0 => 0,
-                forgotten => {
-                    let refused = main.rows[0].state.rollback(forgotten).is_err();
-                    assert!(refused, "{}: back to {forgotten}, before {earliest}", configuration.name);
+                dropped => {
+                    let is_rejected = main.rows[0].state.rollback(dropped).is_err();
+                    assert!(is_rejected, "{}: back to {dropped}, before {earliest}", configuration.name);
                     earliest
                 }
             };
@@ -291,15 +308,15 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
                 let (logits, marks): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
                 (logits.concat(), marks.concat())
             };
-            // the fork sees other symbols first: neither may disturb the other
+            // the fork is fed other symbols first, which must not change the main row
             fork.feed(&text[60..60 + dice.below(30) + 1]);
             fork.rows[0].state.rollback(back).unwrap();
-            let of_fork: Vec<f32> = more.iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
+            let fork_logits: Vec<f32> = more.iter().flat_map(|&symbol| fork.feed(&[symbol]).0).collect();
             history.extend_from_slice(more);
             let fresh = full(model, &history, &configuration.boundaries);
             let tail = fresh.0.len() - got.0.len();
             assert!(difference(&got.0, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}", configuration.name);
-            assert!(difference(&of_fork, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}: fork", configuration.name);
+            assert!(difference(&fork_logits, &fresh.0[tail..]) <= BATCH_TOLERANCE, "{}: fork", configuration.name);
             assert_eq!(got.1, fresh.1[back..], "{}", configuration.name);
             let closed = fresh.1.iter().filter(|mark| mark.boundary).count();
             assert_eq!(main.rows[0].state.segments(), if model.card().pooled { closed } else { 0 });
@@ -307,41 +324,41 @@ fn forks_and_rollbacks_equal_a_fresh_run() {
     });
 }
 
-/// How many symbols two texts begin with alike.
-fn common(one: &[u32], other: &[u32]) -> usize {
-    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+/// Returns the length of the common prefix of two texts.
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[test]
-fn what_the_cache_gives_equals_a_cold_run() {
+fn a_cached_state_equals_a_cold_run() {
     on_each(|configuration, dice| {
         let model = &*configuration.model;
         let key = Key::of(&"somebody".into(), &configuration.boundaries, model.card()).unwrap();
         let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
         let symbols = model.card().vocabulary.len();
         let mut texts = vec![configuration.text(dice)];
-        // with the shortest length that each can be rolled back to
+        // each text with the shortest length to which its state can be rolled back
         let mut kept: Vec<(Vec<u32>, usize)> = Vec::new();
         for round in 0..10 {
-            // something known up to somewhere, then something else
+            // a prefix of a known text, then other symbols
             let mut text = texts[dice.below(texts.len())].clone();
             if round > 0 {
-                let (cut, more) = (dice.below(text.len()), 1 + dice.below(60));
+                let cut = dice.below(text.len());
+                let more = 1 + dice.below(60);
                 let other = dice.text(more, symbols);
                 text.splice(cut.., other);
             }
             let fresh = full(model, &text, &configuration.boundaries);
-            let found = cache.find(&key, &text[..text.len() - 1]).unwrap();
-            let (mut alone, from) = match found {
+            let (mut alone, from) = match cache.find(&key, &text[..text.len() - 1]).unwrap() {
                 Some(Hit { state, len }) => (Alone::from(model, SequenceRow::new(state)), len),
                 None => (configuration.alone(), 0),
             };
             assert_eq!(alone.rows[0].state.len(), from);
-            // all that is shared with a text of before, up to the end of a segment
+            // the expected length: the longest prefix shared with an earlier text, up to the end of a segment
             let ends = |&at: &usize| at == 0 || !model.card().pooled || fresh.1[at - 1].boundary;
             let serves = |(known, earliest): &(Vec<u32>, usize)| {
-                let shared = common(known, &text[..text.len() - 1]);
-                // not what its windows have left behind
+                let shared = common_prefix(known, &text[..text.len() - 1]);
+                // without the positions that its windows have dropped
                 (0..=shared).rev().find(ends).filter(|at| at >= earliest).unwrap_or(0)
             };
             assert_eq!(from, kept.iter().map(serves).max().unwrap_or(0), "{}", configuration.name);
@@ -357,19 +374,19 @@ fn what_the_cache_gives_equals_a_cold_run() {
             texts.push(text);
         }
         let held = cache.usage().page_bytes;
-        assert_eq!(held, model.memory().in_use, "{}: each page is counted, and once", configuration.name);
-        assert_eq!(cache.evictable_bytes(), held, "{}: nobody else has a page", configuration.name);
+        assert_eq!(held, model.memory().in_use, "{}: pages are not counted exactly once", configuration.name);
+        assert_eq!(cache.evictable_bytes(), held, "{}: a page is used outside the cache", configuration.name);
         assert_eq!(std::iter::from_fn(|| cache.evict()).sum::<usize>(), held, "{}", configuration.name);
     });
 }
 
 #[test]
-fn an_open_segment_can_be_kept_and_taken_up_again() {
+fn a_fork_with_an_open_segment_continues() {
     on_each(|configuration, dice| {
         let text = configuration.text(dice);
         let model = &*configuration.model;
         let (_, marks) = full(model, &text, &configuration.boundaries);
-        // a place with a segment open: the symbol before it closed none
+        // a position in an open segment: the symbol before it closed none
         let Some(cut) = (20..SYMBOLS - 20).find(|&t| !marks[t - 1].boundary) else { return };
         let mut first = configuration.alone();
         first.feed(&text[..cut]);
@@ -396,9 +413,9 @@ fn sizes_add_up() {
         assert!(alone_bytes <= model.bytes_for(SYMBOLS), "{}: {alone_bytes}", configuration.name);
         assert!(alone_bytes <= alone.rows[0].state.bytes(), "{}", configuration.name);
         let forks: Vec<_> = (0..5).map(|_| alone.rows[0].state.fork()).collect();
-        assert_eq!(model.memory().in_use, alone_bytes, "{}: a fork copies nothing", configuration.name);
+        assert_eq!(model.memory().in_use, alone_bytes, "{}: a fork copied pages", configuration.name);
         drop(alone);
-        assert_eq!(model.memory().in_use, alone_bytes, "{}: forks keep what they share", configuration.name);
+        assert_eq!(model.memory().in_use, alone_bytes, "{}: forks lost shared pages", configuration.name);
         drop(forks);
         assert_eq!(model.memory().in_use, 0);
         assert!((1..200).all(|n| model.bytes_for(n) <= model.bytes_for(n + 1)));
@@ -406,7 +423,7 @@ fn sizes_add_up() {
 }
 
 #[test]
-fn broken_use_is_an_error_and_nothing_else() {
+fn misuse_is_an_error() {
     on_each(|configuration, _| {
         let model = &*configuration.model;
         let symbols = model.card().vocabulary.len() as u32;
@@ -418,7 +435,7 @@ fn broken_use_is_an_error_and_nothing_else() {
         row.set(&[symbols], Want::Last);
         assert!(step(row).is_err(), "a symbol outside the vocabulary");
         let mut row = begin();
-        // pages of zeros that nobody writes
+        // zeros cost no physical memory
         row.feed = vec![0; model.card().max_symbols + 1];
         row.want = Want::Nothing;
         assert!(step(row).is_err(), "too many symbols");

@@ -1,6 +1,6 @@
-//! Configurations, companions, and whatever bytes chance makes of them.
+//! Malicious configurations, invalid companions, and random bytes.
 
-use super::{all_say, assembled, configured, entries, good, message, open, weights_file};
+use super::{assembled, check_messages, configured, entries, message, open, valid, weights_file};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::{fs, path::Path};
@@ -15,12 +15,12 @@ use weir::{
 };
 
 #[test]
-fn configurations_made_to_harm() {
+fn malicious_configurations_are_rejected() {
     let architecture = |key: &str, value: Value| {
         let key = key.to_owned();
         configured(move |config| config["architecture"][&key] = value)
     };
-    all_say(&[
+    check_messages(&[
         (architecture("heads", 0.into()), "architecture.heads: expected 1 to"),
         (architecture("layers", json!({"pre": 1_000_000_000_000_u64})), "architecture.layers.pre: expected 1 to"),
         (architecture("layers", json!({"pre": 1e12})), "architecture.layers.pre: expected usize, found floating point"),
@@ -70,50 +70,51 @@ fn configurations_made_to_harm() {
             config["architecture"].as_object_mut().unwrap().extend(huge.as_object().unwrap().clone());
         })
     };
-    all_say(&[(pooled(1 << 20, 1024), "numbers in all tensors"), (pooled(4, 1024), "found")]);
+    check_messages(&[(pooled(1 << 20, 1024), "numbers in all tensors"), (pooled(4, 1024), "found")]);
 }
 
 #[test]
-fn a_configuration_too_long_or_too_deep() {
-    let dir = good();
+fn a_configuration_too_long_or_too_deep_is_rejected() {
+    let dir = valid();
     let file = dir.path().join("config.json");
     fs::write(&file, vec![b' '; (16 << 20) + 1]).unwrap();
-    all_say(&[(message(dir.path()), "the file: expected at most 16777216 bytes")]);
+    check_messages(&[(message(dir.path()), "the file: expected at most 16777216 bytes")]);
     fs::write(&file, "{\"architecture\":".repeat(1000)).unwrap();
-    all_say(&[(message(dir.path()), "config.json")]);
+    check_messages(&[(message(dir.path()), "config.json")]);
     fs::write(&file, b"\xff\xfe").unwrap();
-    all_say(&[(message(dir.path()), "config.json")]);
+    check_messages(&[(message(dir.path()), "config.json")]);
 }
 
 #[test]
-fn a_training_length_makes_no_tables_of_its_size() {
-    let dir = good();
+fn a_training_length_allocates_no_tables_of_its_size() {
+    let dir = valid();
     let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
     config["training_length"] = json!(1 << 30);
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let most = |max_symbols| {
+    let max_symbols = |max_symbols| {
         let settings = Settings { threads: 1, max_symbols, ..Settings::default() };
         load(dir.path(), &settings).unwrap().card().max_symbols
     };
-    assert_eq!(most(None), 1 << 24);
-    assert_eq!(most(Some(usize::MAX)), 1 << 24);
-    assert_eq!(most(Some(100)), 100);
+    assert_eq!(max_symbols(None), 1 << 24);
+    assert_eq!(max_symbols(Some(usize::MAX)), 1 << 24);
+    assert_eq!(max_symbols(Some(100)), 100);
 }
 
 #[test]
-fn no_window_of_training_is_longer_than_what_was_learned() {
-    let told = configured(|config| {
+fn a_training_length_beyond_the_learned_positions_is_rejected() {
+    let message = configured(|config| {
         config["architecture"]["position"] = json!({"learned": {"positions": 3}});
         config["training_length"] = 4.into();
     });
     let expected =
         "training_length: expected at most 3 (position.learned.positions): no more positions were learned, found 4";
-    all_say(&[(told, expected)]);
+    check_messages(&[(message, expected)]);
 }
 
 #[test]
 fn every_segment_has_a_position() {
-    let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let dir = TempDir::new().unwrap();
+    let dest = TempDir::new().unwrap();
     let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
     config["training_length"] = json!(2);
     config["architecture"].as_object_mut().unwrap().extend([
@@ -126,7 +127,7 @@ fn every_segment_has_a_position() {
     fs::write(&file, config.to_string()).unwrap();
     init(&file, &dest.path().join("model"), 0, false).unwrap();
     let model = load(&dest.path().join("model"), &Settings { threads: 1, ..Settings::default() }).unwrap();
-    // the null group has the first one
+    // the null group has the first position
     assert_eq!(model.card().max_symbols, 8);
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default()).unwrap())];
     rows[0].set(&[0; 8], Want::Last);
@@ -135,30 +136,32 @@ fn every_segment_has_a_position() {
     config["architecture"]["position"]["learned"]["positions"] = json!(1);
     config["training_length"] = json!(1);
     fs::write(&file, config.to_string()).unwrap();
-    let told = init(&file, &dest.path().join("none"), 0, false).unwrap_err().to_string();
-    all_say(&[(
-        told,
+    let message = init(&file, &dest.path().join("none"), 0, false).unwrap_err().to_string();
+    check_messages(&[(
+        message,
         "architecture.position: expected room for 2 positions: the null group's and a symbol's, found 1",
     )]);
 }
 
 #[test]
-fn a_companion_needs_a_shape_of_its_own() {
-    let (dir, dest) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+fn an_invalid_companion_is_rejected() {
+    let dir = TempDir::new().unwrap();
+    let dest = TempDir::new().unwrap();
     let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
     config["architecture"].as_object_mut().unwrap().extend([
         ("layers".to_owned(), json!({"pre": 1, "middle": 1, "post": 1})),
         ("pooling".to_owned(), json!("mean")),
         ("boundaries".to_owned(), json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"})),
     ]);
-    let (file, companion) = (dir.path().join("shape.json"), dir.path().join("companion.json"));
+    let file = dir.path().join("shape.json");
+    let companion = dir.path().join("companion.json");
     fs::write(&file, config.to_string()).unwrap();
-    let refused = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
-    all_say(&[(refused(), "companion.json: No such file")]);
+    let rejection = || init(&file, dest.path(), 0, false).unwrap_err().to_string();
+    check_messages(&[(rejection(), "companion.json: No such file")]);
     fs::write(&companion, config.to_string()).unwrap();
-    all_say(&[(refused(), "expected a companion without companions")]);
+    check_messages(&[(rejection(), "expected a companion without companions")]);
     fs::write(&companion, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
-    all_say(&[(refused(), "vocabulary: expected the symbols of the model it accompanies")]);
+    check_messages(&[(rejection(), "vocabulary: expected the symbols of the model it accompanies")]);
     assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);
     fs::write(&companion, entries::SMALL_CONFIG).unwrap();
     init(&file, dest.path(), 0, false).unwrap();
@@ -166,16 +169,18 @@ fn a_companion_needs_a_shape_of_its_own() {
 }
 
 #[test]
-fn random_weights_are_the_same_again() {
-    let (dir, dest) = (good(), TempDir::new().unwrap());
-    let make = |name: &str, seed| init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap();
-    assert_eq!(make("a", 1), make("b", 1));
-    assert_ne!(make("c", 2).sha256, make("d", 3).sha256);
+fn random_weights_depend_only_on_the_seed() {
+    let dir = valid();
+    let dest = TempDir::new().unwrap();
+    let create =
+        |name: &str, seed| init(&dir.path().join("config.json"), &dest.path().join(name), seed, false).unwrap();
+    assert_eq!(create("a", 1), create("b", 1));
+    assert_ne!(create("c", 2).sha256, create("d", 3).sha256);
     open(&dest.path().join("a")).unwrap();
 }
 
 #[test]
-fn shipped_shapes_are_what_their_names_say() {
+fn shipped_shapes_have_the_parameters_in_their_names() {
     for (name, parameters) in [("hourglass-41m", 41_010_715), ("vanilla-41m", 41_009_179)] {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/shapes/{name}.json"));
         let blueprint = blueprint(&Config::read_file(&file).unwrap(), &file).unwrap();
@@ -185,7 +190,7 @@ fn shipped_shapes_are_what_their_names_say() {
             .filter(|spec| spec.trained)
             .map(|spec| spec.shape.iter().product::<usize>())
             .sum();
-        // the official count, less the twelve biases of distances, which have no influence and are dropped
+        // the official count without the twelve distance biases, which have no effect and are dropped
         assert_eq!(ours, parameters - 12 * 512, "{name}");
     }
 }
@@ -195,11 +200,12 @@ proptest! {
 
     #[test]
     fn changed_bytes_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5)) {
-        let dir = good();
+        let dir = valid();
         let mut bytes = fs::read(weights_file(&dir)).unwrap();
         let mut config = entries::SMALL_CONFIG.as_bytes().to_vec();
         for (at, byte) in changes {
-            let (here, there) = (at.index(bytes.len()), at.index(config.len()));
+            let here = at.index(bytes.len());
+            let there = at.index(config.len());
             bytes[here] = byte;
             config[there] = byte;
         }

@@ -1,4 +1,4 @@
-//! Checkpoints made to harm: every one must be refused with file, key, expected and found, before memory is taken for it.
+//! Malicious and damaged checkpoints. Each is rejected with file, key, expected and found value before memory is allocated.
 
 use serde_json::{Value, json};
 use std::{
@@ -18,8 +18,8 @@ mod configurations;
 #[path = "../../../fuzz/entries.rs"]
 mod entries;
 
-/// A small checkpoint that is as it must be.
-fn good() -> TempDir {
+/// Writes a small valid checkpoint.
+fn valid() -> TempDir {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("config.json");
     let config = Config::parse(entries::SMALL_CONFIG.as_bytes(), &file).unwrap();
@@ -45,7 +45,7 @@ fn message(dir: &Path) -> String {
     assert_eq!(
         load(dir, &settings).err().map(|error| error.to_string()),
         Some(error.to_string()),
-        "loading says the same"
+        "loading reports another error"
     );
     error.to_string()
 }
@@ -54,7 +54,7 @@ fn weights_file(dir: &TempDir) -> PathBuf {
     dir.path().join("model.safetensors")
 }
 
-/// Header and numbers of a weight file.
+/// Returns the header and the numbers of a weight file.
 fn parts(file: &Path) -> (Value, Vec<u8>) {
     let bytes = fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -65,55 +65,55 @@ fn assembled(header: &str, numbers: &[u8]) -> Vec<u8> {
     [(header.len() as u64).to_le_bytes().as_slice(), header.as_bytes(), numbers].concat()
 }
 
-/// What is said of the weights after a change to their header and numbers.
+/// Returns the error after a change to the header and the numbers.
 fn changed(change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> String {
-    let dir = good();
+    let dir = valid();
     let (mut header, mut numbers) = parts(&weights_file(&dir));
     change(&mut header, &mut numbers);
     fs::write(weights_file(&dir), assembled(&header.to_string(), &numbers)).unwrap();
     message(dir.path())
 }
 
-/// What is said of other bytes as the weights.
+/// Returns the error for other bytes in the weight file.
 fn replaced(bytes: &[u8]) -> String {
-    let dir = good();
+    let dir = valid();
     fs::write(weights_file(&dir), bytes).unwrap();
     message(dir.path())
 }
 
-/// What is said after a change to `config.json`.
+/// Returns the error after a change to `config.json`.
 fn configured(change: impl FnOnce(&mut Value)) -> String {
-    let dir = good();
+    let dir = valid();
     let mut config: Value = serde_json::from_str(entries::SMALL_CONFIG).unwrap();
     change(&mut config);
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     message(dir.path())
 }
 
-fn all_say(cases: &[(String, &str)]) {
-    for (found, expected) in cases {
-        assert!(found.contains(expected), "{found}\nshould say: {expected}");
-        assert!(found.len() < 2000, "{found}");
+fn check_messages(cases: &[(String, &str)]) {
+    for (message, expected) in cases {
+        assert!(message.contains(expected), "{message}\nshould contain: {expected}");
+        assert!(message.len() < 2000, "{message}");
     }
 }
 
 #[test]
-fn the_good_one_is_good() {
-    open(good().path()).unwrap();
-    load(good().path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
+fn a_valid_checkpoint_loads() {
+    open(valid().path()).unwrap();
+    load(valid().path(), &Settings { threads: 1, ..Settings::default() }).unwrap();
 }
 
 #[test]
-fn tensors_that_are_not_as_asked_for() {
+fn unexpected_tensors_are_rejected() {
     let head = "/head.weight";
-    all_say(&[
+    check_messages(&[
         (
             changed(|header, _| drop(header.as_object_mut().unwrap().remove("head.weight"))),
             "data_offsets: expected a start at",
         ),
         (
             changed(|header, numbers| {
-                // the last one, so that no gap remains
+                // the last tensor, so that no gap remains
                 let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
                 let last = header.as_object_mut().unwrap().remove(names.last().unwrap()).unwrap();
                 numbers.truncate(last["data_offsets"][0].as_u64().unwrap() as usize);
@@ -162,13 +162,13 @@ fn tensors_that_are_not_as_asked_for() {
 }
 
 #[test]
-fn files_that_are_not_whole() {
-    let bytes = fs::read(weights_file(&good())).unwrap();
+fn damaged_files_are_rejected() {
+    let bytes = fs::read(weights_file(&valid())).unwrap();
     let overlap = changed(|header, _| {
         let place = header["embedding.weight"]["data_offsets"].clone();
         header["head.weight"]["data_offsets"] = place;
     });
-    all_say(&[
+    check_messages(&[
         (replaced(&[]), "the file: expected at least 8 bytes, found 0 bytes"),
         (replaced(&bytes[..bytes.len() - 1]), "(truncated)"),
         (replaced(&[&bytes[..], &[0]].concat()), "(trailing bytes)"),
@@ -189,16 +189,17 @@ fn files_that_are_not_whole() {
             "embedding.weight",
         ),
     ]);
-    let dir = good();
+    let dir = valid();
     let (header, numbers) = parts(&weights_file(&dir));
     let twice = header.to_string().replacen('{', &format!("{{\"head.bias\": {},", header["head.bias"]), 1);
     fs::write(weights_file(&dir), assembled(&twice, &numbers)).unwrap();
-    all_say(&[(message(dir.path()), "head.bias: expected one value, found two")]);
+    check_messages(&[(message(dir.path()), "head.bias: expected one value, found two")]);
 }
 
 #[test]
-fn a_file_cut_anywhere_is_an_error() {
-    let (dir, bytes) = (good(), fs::read(weights_file(&good())).unwrap());
+fn a_file_truncated_anywhere_is_an_error() {
+    let dir = valid();
+    let bytes = fs::read(weights_file(&valid())).unwrap();
     for length in 0..bytes.len() {
         fs::write(weights_file(&dir), &bytes[..length]).unwrap();
         assert!(open(dir.path()).is_err(), "{length}");
@@ -206,8 +207,8 @@ fn a_file_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn half_precision_is_widened() {
-    let dir = good();
+fn half_precision_is_converted_to_f32() {
+    let dir = valid();
     let (mut header, mut numbers) = parts(&weights_file(&dir));
     let start = header["head.bias"]["data_offsets"][0].as_u64().unwrap() as usize;
     assert_eq!(start + 8, numbers.len());
@@ -222,15 +223,16 @@ fn half_precision_is_widened() {
     }
 }
 
-/// A checkpoint in two shards; `change` may spoil the index.
+/// Writes a checkpoint in two shards. `change` may damage the index.
 fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {
-    let dir = good();
+    let dir = valid();
     let (header, numbers) = parts(&weights_file(&dir));
     let mut map = serde_json::Map::new();
     let names: Vec<_> = header.as_object().unwrap().keys().cloned().collect();
     for (index, names) in names.chunks(names.len().div_ceil(2)).enumerate() {
         let file = format!("model-{:05}-of-00002.safetensors", index + 1);
-        let (mut shard, mut bytes) = (serde_json::Map::new(), Vec::new());
+        let mut shard = serde_json::Map::new();
+        let mut bytes = Vec::new();
         for name in names {
             let place = |end: usize| header[name]["data_offsets"][end].as_u64().unwrap() as usize;
             let from = bytes.len();
@@ -249,10 +251,11 @@ fn sharded(change: impl FnOnce(&mut Value, &Path)) -> TempDir {
 }
 
 #[test]
-fn shards_are_read_as_one() {
-    let (dir, specs) = (sharded(|_, _| {}), entries::small().unwrap().tensors());
+fn shards_equal_a_single_file() {
+    let dir = sharded(|_, _| {});
+    let specs = entries::small().unwrap().tensors();
     let (mut shards, sha256) = read_weights(dir.path(), &specs).unwrap();
-    let (mut single, _) = read_weights(good().path(), &specs).unwrap();
+    let (mut single, _) = read_weights(valid().path(), &specs).unwrap();
     for spec in &specs {
         assert_eq!(shards.take(&spec.name).unwrap(), single.take(&spec.name).unwrap());
     }
@@ -260,17 +263,17 @@ fn shards_are_read_as_one() {
 }
 
 #[test]
-fn indices_made_to_harm() {
+fn malicious_indices_are_rejected() {
     const FIRST: &str = "model-00001-of-00002.safetensors";
     const SECOND: &str = "model-00002-of-00002.safetensors";
-    let elsewhere = good();
+    let elsewhere = valid();
     let outside = weights_file(&elsewhere);
     let named = |file: &str| {
         let file = file.to_owned();
         message(sharded(move |index, _| index["weight_map"]["head.bias"] = file.into()).path())
     };
     let plain = "expected the plain name of a .safetensors file in this folder";
-    all_say(&[
+    check_messages(&[
         (named("../model.safetensors"), plain),
         (named(outside.to_str().unwrap()), plain),
         (named("sub/model.safetensors"), plain),
@@ -307,9 +310,9 @@ fn indices_made_to_harm() {
         (message(sharded(|index, _| index["other"] = 7.into()).path()), "other: expected"),
         (message(sharded(|_, dir| fs::write(dir.join("model.safetensors"), b"").unwrap()).path()), "found both"),
     ]);
-    let dir = good();
+    let dir = valid();
     fs::remove_file(weights_file(&dir)).unwrap();
-    all_say(&[(message(dir.path()), "found neither")]);
+    check_messages(&[(message(dir.path()), "found neither")]);
     fs::create_dir(weights_file(&dir)).unwrap();
-    all_say(&[(message(dir.path()), "the file: expected a regular file, found a folder")]);
+    check_messages(&[(message(dir.path()), "the file: expected a regular file, found a folder")]);
 }

@@ -1,4 +1,4 @@
-//! Sources and configurations that are wrong, each named by its key.
+//! Invalid sources and configurations. Each error names the key.
 
 use super::super::support::*;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// What converting a fixture says once its configuration was changed.
+/// Converts a fixture with a changed configuration. Returns the error message, or "converted".
 fn converted(case: &str, change: impl Fn(&mut Value)) -> String {
     let root = TempDir::new().unwrap();
     let from = root.path().join("from");
@@ -19,12 +19,12 @@ fn converted(case: &str, change: impl Fn(&mut Value)) -> String {
     let mut config = read(&lslm_golden(case).join("config.json"));
     change(&mut config);
     fs::write(from.join("config.json"), config.to_string()).unwrap();
-    let told = convert::convert(convert::Source::Lslm, &from, &root.path().join("to"), false);
-    told.map_or_else(|error| error.to_string(), |_| "converted".into())
+    let result = convert::convert(convert::Source::Lslm, &from, &root.path().join("to"), false);
+    result.map_or_else(|error| error.to_string(), |_| "converted".into())
 }
 
 #[test]
-fn sources_that_are_something_else_are_refused_by_key() {
+fn invalid_sources_are_rejected_by_key() {
     let cases: &[(&str, &dyn Fn(&mut Value), &str)] = &[
         ("dp", &|c| c["model_type"] = json!("t5"), "model_type: expected \"lslm\", found \"t5\""),
         ("dp", &|c| c["feed_forward_proj"] = json!("gated-gelu"), "feed_forward_proj: expected \"relu\""),
@@ -61,7 +61,7 @@ fn sources_that_are_something_else_are_refused_by_key() {
         ("dp", &|c| c["n_hops"] = json!(3), "config.json: n_hops: expected one of model_type, token_encoder"),
         ("dp", &|c| c["dropout_rate"] = json!(0.1), "converted"),
         ("dp", &|c| c["golden_info"] = json!(null), "converted"),
-        // defaults of keys that may be absent: stock T5's, and the paper's
+        // absent keys have the defaults of stock T5 and of the paper
         (
             "dp",
             &|c| {
@@ -74,24 +74,23 @@ fn sources_that_are_something_else_are_refused_by_key() {
         ("dp", &|c| drop(c["decoder"].as_object_mut().unwrap().remove("d_kv")), "converted"),
     ];
     for (index, (case, change, expected)) in cases.iter().enumerate() {
-        let told = converted(case, change);
-        assert!(told.contains(expected), "{index}: {told}, not {expected}");
+        let message = converted(case, change);
+        assert!(message.contains(expected), "{index}: {message}, not {expected}");
     }
 }
 
 #[test]
-fn configurations_are_checked_by_key() {
+fn invalid_configurations_are_rejected_by_key() {
     let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/lslm-41m.json");
-    let told = |change: &dyn Fn(&mut Value)| {
+    let outcome = |change: &dyn Fn(&mut Value)| {
         let mut config = read(&shape);
         change(&mut config);
         let file = Path::new("config.json");
         let read = Config::parse(config.to_string().as_bytes(), file).and_then(|config| blueprint(&config, file));
         read.map_or_else(|error| error.to_string(), |blueprint| blueprint.shape())
     };
-    let right = told(&|_| {});
     assert_eq!(
-        right,
+        outcome(&|_| {}),
         "token encoder 2 × 512, context encoder 8 × 512, segment decoder 2 × 512, mean pooling, learned boundaries"
     );
     let cases: &[(&dyn Fn(&mut Value), &str)] = &[
@@ -119,7 +118,7 @@ fn configurations_are_checked_by_key() {
         (&|c| c["family"] = json!("hourglass"), "architecture"),
     ];
     for (change, expected) in cases {
-        let told = told(change);
-        assert!(told.contains(expected), "{told}, not {expected}");
+        let message = outcome(change);
+        assert!(message.contains(expected), "{message}, not {expected}");
     }
 }

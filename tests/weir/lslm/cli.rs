@@ -1,4 +1,4 @@
-//! `weir score`, `generate`, `init` and `inspect` of latent segment models, as programs call them.
+//! The commands `weir score`, `generate`, `init` and `inspect` on latent segment models.
 
 use super::{super::support::*, *};
 use safetensors::SafeTensors;
@@ -22,11 +22,11 @@ fn list(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The figures that the fixtures give, in every way to cut a text into steps.
+/// The bits per character equal the golden ones for every step size.
 #[test]
-fn the_three_figures_are_the_golden_ones() {
+fn scores_equal_the_golden_data() {
     for case in LSLM_CASES {
-        let golden = Golden::of(&lslm_golden(case));
+        let golden = Golden::open(&lslm_golden(case));
         let config: Value = serde_json::from_slice(&fs::read(lslm_golden(case).join("config.json")).unwrap()).unwrap();
         let expected = &config["golden_info"]["score"];
         let ids = list(&golden.ids("ids")[1..]);
@@ -35,16 +35,16 @@ fn the_three_figures_are_the_golden_ones() {
             let file = out.path().join(mode);
             let file = file.to_str().unwrap();
             let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--mode", mode, "--chunk", "17"];
-            let told = weir(&[&args[..], &["--logits", file]].concat()).unwrap();
+            let output = weir(&[&args[..], &["--logits", file]].concat()).unwrap();
             for name in ["bpc_paper", "bpc_joint", "bpc_renormalised", "bits_per_char_no_eos"] {
-                let off = told[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
+                let off = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
                 assert!(off.abs() < 1e-4, "{case} {mode} {name}: {off}");
             }
-            assert_eq!(told["bits_per_char"], told["bpc_joint"], "what the model's own driver costs");
-            assert_eq!(told["augmented_symbols"], expected["T"]);
-            let cuts: Vec<f64> = told["boundaries"].as_array().unwrap().iter().map(|z| z.as_f64().unwrap()).collect();
+            assert_eq!(output["bits_per_char"], output["bpc_joint"], "the default mode counts the joint bits");
+            assert_eq!(output["augmented_symbols"], expected["T"]);
+            let cuts: Vec<f64> = output["boundaries"].as_array().unwrap().iter().map(|z| z.as_f64().unwrap()).collect();
             assert_eq!(cuts, golden.get("z").iter().map(|&z| f64::from(z)).collect::<Vec<_>>(), "{case} {mode}");
-            assert_eq!(told["logprobs"].as_array().unwrap().len() as u64, told["symbols"].as_u64().unwrap());
+            assert_eq!(output["logprobs"].as_array().unwrap().len() as u64, output["symbols"].as_u64().unwrap());
             let bytes = fs::read(file).unwrap();
             let tensors = SafeTensors::deserialize(&bytes).unwrap();
             assert_eq!(tensors.tensor("logits").unwrap().shape()[0], cuts.len());
@@ -53,49 +53,51 @@ fn the_three_figures_are_the_golden_ones() {
             }
         }
         let args = ["score", "--json", "--model", &folder(case), "--ids", &ids, "--boundary-mode", "predictor"];
-        let told = weir(&args).unwrap();
-        assert_eq!(told["bits_per_char"], told["bpc_renormalised"]);
+        let output = weir(&args).unwrap();
+        assert_eq!(output["bits_per_char"], output["bpc_renormalised"]);
     }
 }
 
 #[test]
-fn generated_events_are_the_golden_ones() {
+fn generated_events_equal_the_golden_data() {
     for (case, prompt) in [("hops0", "eos"), ("byte_vocab", "open"), ("dp", "empty")] {
-        let golden = Golden::of(&lslm_golden(case));
+        let golden = Golden::open(&lslm_golden(case));
         let name = |part: &str| format!("gen.{prompt}.nxt.{part}");
-        let (given, text) = (golden.ids(&name("prompt_ids")), golden.ids(&name("text_ids")));
-        let (ids, count) = (list(&given[1..]), text.len().to_string());
+        let prompt_ids = golden.ids(&name("prompt_ids"));
+        let text = golden.ids(&name("text_ids"));
+        let ids = list(&prompt_ids[1..]);
+        let count = text.len().to_string();
         let mut args = vec!["generate", "--json", "--temperature", "0", "--max-chars", &count];
         let folder = folder(case);
         args.extend(["--model", &folder]);
-        args.extend(if given.len() > 1 { ["--ids", &ids] } else { ["--prompt", ""] });
-        let told = weir(&args).unwrap();
+        args.extend(if prompt_ids.len() > 1 { ["--ids", &ids] } else { ["--prompt", ""] });
+        let output = weir(&args).unwrap();
         let numbers = |key: &str| -> Vec<u32> {
-            told[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+            output[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
         };
         assert_eq!((numbers("events"), numbers("ids")), (golden.ids(&name("events")), text), "{case} {prompt}");
-        assert!(told["usage"]["nxt_steps"].as_u64().unwrap() > 0 || prompt == "eos", "{told}");
-        assert!(told["timing"]["middle_steps"].as_u64().is_some());
-        assert!(!told["text"].as_str().unwrap().contains('<'), "marks are no text");
+        assert!(output["usage"]["nxt_steps"].as_u64().unwrap() > 0 || prompt == "eos", "{output}");
+        assert!(output["timing"]["middle_steps"].as_u64().is_some());
+        assert!(!output["text"].as_str().unwrap().contains('<'), "special symbols are not part of the text");
     }
 }
 
 #[test]
-fn marks_in_a_text_are_refused_by_name() {
-    let refused = |args: &[&str]| weir(&[args, &["--model", &folder("dp")]].concat()).unwrap_err();
-    let told = refused(&["score", "--ids", "8,3,9"]);
-    assert!(told.contains("--ids: <nxt>, which is not a character, at character 1"), "{told}");
-    let told = refused(&["generate", "--ids", "8,1"]);
-    assert!(told.contains("prompt: <eos>, which is not a character, at character 1"), "{told}");
-    let told = refused(&["score", "--text", "the", "--boundary-mode", "sampled"]);
-    assert!(told.contains("one of nxt, predictor"), "{told}");
-    // a character that the vocabulary lacks is the unknown one
-    let told = weir(&["score", "--json", "--text", "the ☃", "--model", &folder("dp")]).unwrap();
-    assert_eq!(told["symbols"], 5);
+fn special_symbols_in_a_text_are_rejected_by_name() {
+    let rejection = |args: &[&str]| weir(&[args, &["--model", &folder("dp")]].concat()).unwrap_err();
+    let message = rejection(&["score", "--ids", "8,3,9"]);
+    assert!(message.contains("--ids: <nxt>, which is not a character, at character 1"), "{message}");
+    let message = rejection(&["generate", "--ids", "8,1"]);
+    assert!(message.contains("prompt: <eos>, which is not a character, at character 1"), "{message}");
+    let message = rejection(&["score", "--text", "the", "--boundary-mode", "sampled"]);
+    assert!(message.contains("one of nxt, predictor"), "{message}");
+    // a character outside the vocabulary becomes the unknown symbol
+    let output = weir(&["score", "--json", "--text", "the ☃", "--model", &folder("dp")]).unwrap();
+    assert_eq!(output["symbols"], 5);
 }
 
 #[test]
-fn a_shape_is_made_inspected_and_written_with() {
+fn a_model_is_initialized_inspected_and_used() {
     let root = TempDir::new().unwrap();
     let shape = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/lslm-41m.json");
     let mut config: Value = serde_json::from_slice(&fs::read(shape).unwrap()).unwrap();
@@ -105,16 +107,18 @@ fn a_shape_is_made_inspected_and_written_with() {
         }
     }
     config["architecture"]["boundaries"]["hidden"] = 17.into();
-    let (file, to) = (root.path().join("small.json"), root.path().join("small"));
+    let file = root.path().join("small.json");
+    let to = root.path().join("small");
     fs::write(&file, config.to_string()).unwrap();
-    let (file, to) = (file.to_str().unwrap(), to.to_str().unwrap());
+    let file = file.to_str().unwrap();
+    let to = to.to_str().unwrap();
     assert!(Command::new(env!("CARGO_BIN_EXE_weir")).args(["init", "--config", file, to]).status().unwrap().success());
-    let told = weir(&["inspect", to, "--json"]).unwrap();
-    assert_eq!((&told["family"], &told["boundaries"]), (&"lslm".into(), &"learned".into()));
-    // text in bytes: whole code points, or what stands for a part of one
+    let output = weir(&["inspect", to, "--json"]).unwrap();
+    assert_eq!((&output["family"], &output["boundaries"]), (&"lslm".into(), &"learned".into()));
+    // byte-level text: complete code points, or replacement characters
     let args = ["generate", "--json", "--model", to, "--prompt", "日本語", "--max-chars", "40", "--seed", "3"];
-    let told = weir(&args).unwrap();
-    assert_eq!(told["usage"]["prompt_chars"], 9);
-    let told = weir(&["segment", "--json", "--model", to, "--text", "日本語 the river"]).unwrap();
-    assert!(told["closed"].as_u64().unwrap() > 0, "{told}");
+    let output = weir(&args).unwrap();
+    assert_eq!(output["usage"]["prompt_chars"], 9);
+    let output = weir(&["segment", "--json", "--model", to, "--text", "日本語 the river"]).unwrap();
+    assert!(output["closed"].as_u64().unwrap() > 0, "{output}");
 }

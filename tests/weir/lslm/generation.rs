@@ -1,4 +1,4 @@
-//! Generated text: the fixtures' greedy continuations by both drivers, what is told and counted, and how texts end.
+//! Generated text: greedy continuations in both boundary modes, emitted details, counts, and ends of text.
 
 use super::{super::support::*, *};
 use weir::{
@@ -30,18 +30,18 @@ fn greedy(prompt: &[u32], max_chars: usize, mode: BoundaryMode) -> Generate {
 
 fn run(engine: &Handle, job: Generate) -> (Vec<EmittedSymbol>, FinishReason, Usage) {
     let mut events = engine.submit(Job::Generate(job), None).unwrap();
-    let mut told = Vec::new();
+    let mut emitted = Vec::new();
     loop {
         match events.blocking_recv().unwrap().unwrap() {
             Event::Started { .. } | Event::Document(_) => {}
-            Event::Characters(characters) => told.extend(characters),
-            Event::Finished { reason, usage, .. } => return (told, reason, usage),
+            Event::Characters(characters) => emitted.extend(characters),
+            Event::Finished { reason, usage, .. } => return (emitted, reason, usage),
         }
     }
 }
 
 #[test]
-fn greedy_texts_are_the_golden_ones() {
+fn greedy_texts_equal_the_golden_data() {
     for case in Case::all() {
         let engine = Handle::start(case.model.clone(), Limits { rows: 2, ..Limits::default() }).unwrap();
         let specials = case.specials();
@@ -51,27 +51,27 @@ fn greedy_texts_are_the_golden_ones() {
                 if !case.golden.has(&format!("{name}.events")) {
                     continue;
                 }
-                let given = &case.golden.ids(&format!("{name}.prompt_ids"))[1..];
+                let prompt_ids = &case.golden.ids(&format!("{name}.prompt_ids"))[1..];
                 let text = case.golden.ids(&format!("{name}.text_ids"));
                 let ends = text.last() == Some(&specials.end);
-                let (told, reason, usage) = run(&engine, greedy(given, text.len() + usize::from(ends), mode));
+                let (emitted, reason, usage) = run(&engine, greedy(prompt_ids, text.len() + usize::from(ends), mode));
                 let at = format!("{} {name}", case.name);
                 assert_eq!(reason, if ends { FinishReason::EndOfText } else { FinishReason::MaxChars }, "{at}");
-                let (echo, answer) = told.split_at(given.len());
+                let (echo, answer) = emitted.split_at(prompt_ids.len());
                 assert_eq!(answer.iter().map(|character| character.symbol).collect::<Vec<_>>(), text, "{at}");
                 let cuts: Vec<f32> = std::iter::once(1.0)
                     .chain(
                         echo.iter()
                             .chain(answer)
                             .filter_map(|character| character.decision)
-                            .map(|mark| f32::from(u8::from(mark.boundary))),
+                            .map(|decision| f32::from(u8::from(decision.boundary))),
                     )
                     .collect();
                 assert_eq!(cuts, case.golden.get(&format!("{name}.z")), "{at}");
                 let events = case.golden.ids(&format!("{name}.events"));
                 let nxt = events.iter().filter(|&&event| event == specials.segment_end).count();
                 assert_eq!((usage.nxt_steps, usage.generated_chars), (nxt, text.len() - usize::from(ends)), "{at}");
-                let closed = cuts[1 + given.len()..].iter().filter(|&&cut| cut == 1.0).count();
+                let closed = cuts[1 + prompt_ids.len()..].iter().filter(|&&cut| cut == 1.0).count();
                 assert_eq!(usage.generated_segments, closed, "{at}");
             }
         }
@@ -81,16 +81,16 @@ fn greedy_texts_are_the_golden_ones() {
 }
 
 #[test]
-fn the_first_logits_are_the_golden_ones() {
+fn the_first_logits_equal_the_golden_data() {
     for case in Case::all() {
         let golden = case.golden.row("gen.empty.nxt.first_logits", 0);
         assert!(difference(case.first_logits(), golden) <= LOGITS, "{}", case.name);
     }
 }
 
-/// Marks are chosen, and bans hold, whatever is drawn.
+/// At any seed, sampling never emits a special symbol or an empty segment.
 #[test]
-fn sampled_texts_have_symbols_only_and_no_empty_segment() {
+fn sampled_texts_have_only_text_symbols_and_no_empty_segment() {
     for case in Case::all() {
         let engine = Handle::start(case.model.clone(), Limits::default()).unwrap();
         let specials = case.specials();
@@ -99,51 +99,51 @@ fn sampled_texts_have_symbols_only_and_no_empty_segment() {
                 let mut job = greedy(&[], 80, mode);
                 job.sampling = Sampling { temperature: 3.0, seed, ..Sampling::default() };
                 job.stopping.ignore_end = seed % 2 == 0;
-                let (told, reason, usage) = run(&engine, job.clone());
+                let (emitted, reason, usage) = run(&engine, job.clone());
                 let ended = reason == FinishReason::EndOfText;
                 assert!(!(ended && job.stopping.ignore_end), "{}", case.name);
-                let symbols = &told[..told.len() - usize::from(ended)];
+                let symbols = &emitted[..emitted.len() - usize::from(ended)];
                 assert!(symbols.iter().all(|character| !specials.contains(character.symbol)), "{}", case.name);
                 assert_eq!(symbols.len(), usage.generated_chars);
                 assert!(usage.nxt_steps <= usage.generated_chars, "{}: a segment has a symbol", case.name);
                 assert_eq!(usage.nxt_steps, if mode == BoundaryMode::Nxt { usage.generated_segments } else { 0 });
-                // what is drawn is a function of seed and draw alone
+                // a draw depends only on the seed and its position
                 let again = run(&engine, job);
-                assert_eq!((told, reason, usage.generated_chars), (again.0, again.1, again.2.generated_chars));
+                assert_eq!((emitted, reason, usage.generated_chars), (again.0, again.1, again.2.generated_chars));
             }
         }
     }
 }
 
 #[test]
-fn a_minimum_keeps_the_text_open_and_segments_can_be_counted() {
-    let case = Case::of("hops0");
+fn min_chars_and_max_segments_control_the_end() {
+    let case = Case::load("hops0");
     let engine = Handle::start(case.model.clone(), Limits::default()).unwrap();
-    let given = case.golden.ids("gen.eos.nxt.prompt_ids");
-    let mut job = greedy(&given[1..], 40, BoundaryMode::Nxt);
+    let prompt_ids = case.golden.ids("gen.eos.nxt.prompt_ids");
+    let mut job = greedy(&prompt_ids[1..], 40, BoundaryMode::Nxt);
     assert_eq!(run(&engine, job.clone()).1, FinishReason::EndOfText);
     job.stopping.min_chars = 30;
     let (_, _, usage) = run(&engine, job.clone());
     assert!(usage.generated_chars >= 30, "{usage:?}");
     job.stopping = Stopping { max_segments: Some(3), ignore_end: true, min_chars: 0, ..job.stopping };
-    let (told, reason, usage) = run(&engine, job);
+    let (emitted, reason, usage) = run(&engine, job);
     assert_eq!((reason, usage.generated_segments), (FinishReason::MaxSegments, 3));
-    assert!(told.last().unwrap().decision.unwrap().boundary, "the text ends where the segment does");
+    assert!(emitted.last().unwrap().decision.unwrap().boundary, "the text ends at a segment's end");
 }
 
-/// Log-probabilities of a generated text are those that scoring it gives, and so are the marks'.
+/// Generating and scoring a text report the same log-probabilities and boundary decisions.
 #[test]
-fn what_is_told_while_writing_is_what_scoring_tells() {
+fn generating_and_scoring_report_the_same_details() {
     for case in Case::all() {
         let mut job = greedy(&[], 40, BoundaryMode::Predictor);
         job.details = Details { logprobs: true, boundaries: true, ..Details::default() };
-        let mut told = Vec::new();
-        let tell = &mut |characters: Vec<EmittedSymbol>| {
-            told.extend(characters);
+        let mut generated = Vec::new();
+        let emit = &mut |characters: Vec<EmittedSymbol>| {
+            generated.extend(characters);
             Ok(())
         };
-        Session::generate(job, case.model.card()).unwrap().run(&*case.model, 64, tell).unwrap();
-        let text: Vec<u32> = told.iter().map(|character| character.symbol).collect();
+        Session::generate(job, case.model.card()).unwrap().run(&*case.model, 64, emit).unwrap();
+        let text: Vec<u32> = generated.iter().map(|character| character.symbol).collect();
         let text = text.strip_suffix(&[case.specials().end]).unwrap_or(&text);
         let score = weir::decode::options::Score {
             symbols: text.to_vec(),
@@ -153,15 +153,21 @@ fn what_is_told_while_writing_is_what_scoring_tells() {
             windows: None,
         };
         let mut scored = Vec::new();
-        let tell = &mut |characters: Vec<EmittedSymbol>| {
+        let emit = &mut |characters: Vec<EmittedSymbol>| {
             scored.extend(characters);
             Ok(())
         };
-        Session::score(score, case.model.card()).unwrap().run(&*case.model, 7, tell).unwrap();
-        for (told, scored) in told.iter().zip(&scored) {
-            assert_eq!((told.symbol, told.logprob), (scored.symbol, scored.logprob), "{}", case.name);
-            let (told, scored) = (told.decision.unwrap(), scored.decision.unwrap());
-            assert_eq!((told.boundary, told.probability), (scored.boundary, scored.probability), "{}", case.name);
+        Session::score(score, case.model.card()).unwrap().run(&*case.model, 7, emit).unwrap();
+        for (generated, scored) in generated.iter().zip(&scored) {
+            assert_eq!((generated.symbol, generated.logprob), (scored.symbol, scored.logprob), "{}", case.name);
+            let generated = generated.decision.unwrap();
+            let scored = scored.decision.unwrap();
+            assert_eq!(
+                (generated.boundary, generated.probability),
+                (scored.boundary, scored.probability),
+                "{}",
+                case.name
+            );
             assert_eq!(scored.end_logprob.is_some(), scored.boundary, "{}", case.name);
         }
         assert!(scored[0].logprob.is_some(), "{}: the first symbol has a probability", case.name);

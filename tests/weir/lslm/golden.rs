@@ -1,4 +1,4 @@
-//! Every tensor of the fixtures' golden data that is not of generation.
+//! All golden tensors of the fixtures, except those of generation.
 
 use super::{super::support::*, *};
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ use weir::{
     kernels::Isa,
 };
 
-/// Compares all steps of a text with golden ones, `count` of them at least.
+/// Compares all steps of a text with the golden ones.
 fn compare(case: &Case, steps: &[Step<'_>], name: &str, targets: &[f32]) {
     let at = |index: usize| format!("{}: {name}, step {index}", case.name);
     for (index, step) in steps.iter().enumerate() {
@@ -35,26 +35,27 @@ fn compare(case: &Case, steps: &[Step<'_>], name: &str, targets: &[f32]) {
     }
 }
 
-/// ln p of the mark that ends segments, for golden logits.
+/// Returns ln p of the symbol that ends segments, computed from golden logits.
 fn nxt_logprobs(case: &Case, name: &str, count: usize) -> Vec<f32> {
     let nxt = case.specials().segment_end;
     (0..count).map(|index| log_probability(case.golden.row(name, index), nxt).unwrap() as f32).collect()
 }
 
-/// The boundaries, the start's included.
+/// Returns the boundaries as numbers, including the one of the start symbol.
 fn cuts(marks: &[SymbolBoundary]) -> Vec<f32> {
     std::iter::once(1.0).chain(marks.iter().map(|mark| f32::from(u8::from(mark.boundary)))).collect()
 }
 
-/// A golden text without its marks.
+/// Returns a golden text without its special symbols.
 fn text(case: &Case, name: &str) -> Vec<u32> {
-    let (ids, specials) = (case.golden.ids(name), case.specials());
+    let ids = case.golden.ids(name);
+    let specials = case.specials();
     assert_eq!(ids[0], specials.start);
     ids.into_iter().skip(1).filter(|&id| id != specials.end).collect()
 }
 
 #[test]
-fn logits_boundaries_and_marks() {
+fn logits_boundaries_and_end_logprobs() {
     for case in Case::all() {
         let text = text(&case, "ids");
         let (logits, marks) = full(&*case.model, &text, &BoundaryOptions::default());
@@ -74,7 +75,7 @@ fn logits_boundaries_and_marks() {
 }
 
 #[test]
-fn the_portable_kernels_agree_and_steps_equal_the_whole() {
+fn the_portable_kernels_agree_and_single_steps_equal_one_pass() {
     for case in Case::all() {
         let portable = Settings { isa: Isa::portable(), ..settings() };
         let case = Case { model: load(&lslm_converted(case.name), &portable).unwrap(), ..case };
@@ -94,16 +95,16 @@ fn every_stage_between() {
         let seen: Arc<Mutex<Vec<(Stage, usize, Vec<f32>)>>> = Arc::default();
         let mut alone = Alone::new(&*case.model, BoundaryOptions::default());
         let record = seen.clone();
-        Work::from_scratch(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, place, numbers| {
-            record.lock().unwrap().push((stage, place.index, numbers.to_vec()));
+        Work::from_scratch(&mut alone.scratch).unwrap().watcher = Some(Box::new(move |stage, position, numbers| {
+            record.lock().unwrap().push((stage, position.index, numbers.to_vec()));
         }));
-        // in pieces, so that segments that straddle a cut are seen as well
+        // in chunks, so that some segments straddle two chunks
         text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
         let check = |stage: Stage, name: &str| {
             let mut got: Vec<_> = seen.lock().unwrap().iter().filter(|entry| entry.0 == stage).cloned().collect();
             got.sort_by_key(|entry| entry.1);
             let flat: Vec<f32> = got.iter().flat_map(|entry| entry.2.clone()).collect();
-            // position 0 is the start's, which is computed when the model is loaded
+            // position 0 is the start symbol, which is computed when the model is loaded
             let width = flat.len() / got.len();
             let off = difference(&flat, &case.golden.get(name)[width..]);
             assert!(off <= STAGES, "{} {name}: {off}", case.name);
@@ -143,7 +144,7 @@ fn longer_than_the_largest_distance() {
     }
 }
 
-/// Traces that are given: every symbol a segment, and all of them one that stays open.
+/// Boundaries from a trace: one segment per symbol, and one segment that stays open.
 #[test]
 fn given_boundaries() {
     for case in Case::all() {
@@ -160,7 +161,8 @@ fn given_boundaries() {
     }
 }
 
-/// Numbers stored in fewer bits give others: near ones, where the boundaries are given. The bounds are twice what was seen.
+/// Weights in fewer bits change the logits slightly when the boundaries are fixed. The limits are twice the measured
+/// differences.
 #[test]
 fn fewer_bits_stay_near() {
     for (dtype, most) in [(Dtype::Bf16, 0.36), (Dtype::Int8, 1.6)] {

@@ -1,5 +1,5 @@
-//! The paper's baseline, a decoder whose texts begin with a mark: the fixture's numbers, Hugging Face's ways to keep the same
-//! weights, and what is refused.
+//! The paper's baseline, a decoder whose texts begin with a start symbol: golden data, the layouts in which Hugging Face
+//! stores its weights, and rejected sources.
 
 use super::{super::support::*, cli::weir, *};
 use safetensors::{Dtype as Stored, SafeTensors, tensor::TensorView};
@@ -36,82 +36,89 @@ fn logits_in(file: &Path) -> Vec<f32> {
 }
 
 #[test]
-fn logits_and_figures_are_the_golden_ones() {
-    let golden = Golden::of(&lslm_golden("gpt2"));
+fn logits_and_scores_equal_the_golden_data() {
+    let golden = Golden::open(&lslm_golden("gpt2"));
     let config: Value = serde_json::from_slice(&fs::read(lslm_golden("gpt2").join("config.json")).unwrap()).unwrap();
     let expected = &config["golden_info"]["score"];
-    let (ids, out) = (list(&golden.ids("ids")[1..]), TempDir::new().unwrap());
+    let ids = list(&golden.ids("ids")[1..]);
+    let out = TempDir::new().unwrap();
     for mode in ["full", "incremental", "chunked"] {
         let file = out.path().join(mode);
         let args = ["score", "--json", "--model", converted(), "--ids", &ids, "--mode", mode, "--chunk", "17"];
-        let told = weir(&[&args[..], &["--logits", file.to_str().unwrap()]].concat()).unwrap();
+        let output = weir(&[&args[..], &["--logits", file.to_str().unwrap()]].concat()).unwrap();
         for name in ["bpc_paper", "bits_per_char_no_eos", "bits_text", "bits_eos"] {
-            let off = told[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
+            let off = output[name].as_f64().unwrap() - expected[name].as_f64().unwrap();
             assert!(off.abs() < if name.starts_with("bits_t") { 1e-2 } else { 1e-4 }, "{mode} {name}: {off}");
         }
-        assert!(told["bpc_renormalised"].as_f64() < told["bpc_paper"].as_f64());
-        assert_eq!((&told["bits_per_char"], &told["augmented_symbols"]), (&told["bpc_renormalised"], &expected["T"]));
-        assert!(told.get("bpc_joint").is_none() && told["shortening_factor"].is_null(), "no segments: {told}");
+        assert!(output["bpc_renormalised"].as_f64() < output["bpc_paper"].as_f64());
+        assert_eq!(
+            (&output["bits_per_char"], &output["augmented_symbols"]),
+            (&output["bpc_renormalised"], &expected["T"])
+        );
+        assert!(output.get("bpc_joint").is_none() && output["shortening_factor"].is_null(), "no segments: {output}");
         let off = difference(&logits_in(&file), golden.get("logits"));
         assert!(off <= LOGITS, "{mode}: {off}");
         if mode != "full" {
             assert!(fs::read(&file).unwrap() == fs::read(out.path().join("full")).unwrap(), "{mode}: to the bit");
         }
         let logprobs: Vec<f32> =
-            told["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
+            output["logprobs"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
         assert!(difference(&logprobs, golden.get("target_logprobs")) <= LOGITS);
     }
 }
 
-/// As many symbols as there are positions, but for the mark's.
+/// The learned positions limit a text to 255 symbols, as the start symbol takes the first.
 #[test]
-fn the_longest_text_and_one_more() {
-    let golden = Golden::of(&lslm_golden("gpt2"));
-    let (ids, out) = (golden.ids("long.ids"), TempDir::new().unwrap());
+fn the_longest_text_is_accepted_and_one_more_symbol_rejected() {
+    let golden = Golden::open(&lslm_golden("gpt2"));
+    let ids = golden.ids("long.ids");
+    let out = TempDir::new().unwrap();
     let file = out.path().join("logits");
     let text = list(&ids[1..]);
     let args = ["score", "--json", "--model", converted(), "--ids", &text, "--logits", file.to_str().unwrap()];
-    let told = weir(&args).unwrap();
+    let output = weir(&args).unwrap();
     let logits = logits_in(&file);
     let last = golden.get("long.logits");
     assert!(difference(&logits[logits.len() - last.len()..], last) <= LOGITS);
-    assert_eq!(told["symbols"], 255);
-    // the end is scored without being fed
+    assert_eq!(output["symbols"], 255);
+    // the end symbol is scored but not fed
     let ended = format!("{text},1");
     assert!(weir(&["score", "--json", "--model", converted(), "--ids", &ended]).is_ok());
     for command in ["score", "generate"] {
         let long = format!("{text},9");
-        let refused = weir(&[command, "--model", converted(), "--ids", &long]).unwrap_err();
-        assert!(refused.contains("256 characters is more than the limit of 255"), "{refused}");
+        let message = weir(&[command, "--model", converted(), "--ids", &long]).unwrap_err();
+        assert!(message.contains("256 characters is more than the limit of 255"), "{message}");
     }
-    let refused = weir(&["score", "--model", converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
-    assert!(refused.contains("at most 255: no more positions were learned"), "{refused}");
+    let message = weir(&["score", "--model", converted(), "--ids", "9", "--max-symbols", "256"]).unwrap_err();
+    assert!(message.contains("at most 255: no more positions were learned"), "{message}");
     let prompt = list(&ids[1..251]);
     let args = ["generate", "--json", "--model", converted(), "--max-chars", "100", "--ids", &prompt];
-    let told = weir(&args).unwrap();
-    assert_eq!((&told["reason"], &told["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
+    let output = weir(&args).unwrap();
+    assert_eq!((&output["reason"], &output["usage"]["generated_chars"]), (&"max_context".into(), &5.into()));
 }
 
 #[test]
-fn generated_text_is_the_golden_one() {
-    let golden = Golden::of(&lslm_golden("gpt2"));
-    let (given, events) = (golden.ids("gen.open.prompt_ids"), golden.ids("gen.open.events"));
+fn generated_text_equals_the_golden_data() {
+    let golden = Golden::open(&lslm_golden("gpt2"));
+    let prompt_ids = golden.ids("gen.open.prompt_ids");
+    let events = golden.ids("gen.open.events");
     let args = ["generate", "--json", "--temperature", "0", "--max-chars", "60", "--model", converted()];
-    let told = weir(&[&args[..], &["--ids", &list(&given[1..])]].concat()).unwrap();
-    assert_eq!(told["ids"], json!(events));
-    assert_eq!(told["usage"]["nxt_steps"], 0);
-    // from the start's mark alone
-    let told = weir(&[&args[..], &["--prompt", ""]].concat()).unwrap();
-    let ids = told["ids"].as_array().unwrap();
-    assert_eq!((ids.len(), &told["usage"]["prompt_chars"]), (60, &0.into()));
-    assert!(ids.iter().all(|id| id.as_u64().unwrap() > 4), "no marks: {told}");
+    let output = weir(&[&args[..], &["--ids", &list(&prompt_ids[1..])]].concat()).unwrap();
+    assert_eq!(output["ids"], json!(events));
+    assert_eq!(output["usage"]["nxt_steps"], 0);
+    // from the start symbol only
+    let output = weir(&[&args[..], &["--prompt", ""]].concat()).unwrap();
+    let ids = output["ids"].as_array().unwrap();
+    assert_eq!((ids.len(), &output["usage"]["prompt_chars"]), (60, &0.into()));
+    assert!(ids.iter().all(|id| id.as_u64().unwrap() > 4), "no special symbols: {output}");
     let first = weir(&["score", "--json", "--model", converted(), "--ids", &ids[0].to_string()]).unwrap();
     assert_eq!(first["logprobs"].as_array().unwrap().len(), 1, "the first symbol has a probability");
 }
 
-/// The fixture, changed.
+/// Returns a changed copy of the fixture.
 fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
-    let (source, dir) = (lslm_golden("gpt2"), TempDir::new().unwrap());
+    let source = lslm_golden("gpt2");
+    let dir = TempDir::new().unwrap();
     let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
     let bytes = fs::read(source.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -129,8 +136,8 @@ fn changed(change: impl Fn(&mut Value, &mut Tensors)) -> TempDir {
     dir
 }
 
-/// Both files of what it becomes.
-fn written(source: Source, from: &TempDir) -> Result<(Vec<u8>, Value), String> {
+/// Converts a folder. Returns the weights and the configuration.
+fn convert_files(source: Source, from: &TempDir) -> Result<(Vec<u8>, Value), String> {
     let dest = TempDir::new().unwrap();
     convert::convert(source, from.path(), dest.path(), false).map_err(|error| error.to_string())?;
     let read = |name: &str| fs::read(dest.path().join(name)).unwrap();
@@ -138,10 +145,10 @@ fn written(source: Source, from: &TempDir) -> Result<(Vec<u8>, Value), String> {
 }
 
 #[test]
-fn hugging_face_keeps_it_in_several_ways() {
-    let plain = written(Source::Lslm, &changed(|_, _| {})).unwrap();
-    assert_eq!(written(Source::Gpt2, &changed(|_, _| {})).unwrap(), plain);
-    // without the prefix, with the mask's buffers and the head that is the embedding
+fn all_hugging_face_layouts_convert_to_the_same_model() {
+    let plain = convert_files(Source::Lslm, &changed(|_, _| {})).unwrap();
+    assert_eq!(convert_files(Source::Gpt2, &changed(|_, _| {})).unwrap(), plain);
+    // without the prefix, with the mask's buffers, and with the tied head as a tensor
     let bare = changed(|_, tensors| {
         let short = |name: String| name.strip_prefix("transformer.").unwrap().to_owned();
         *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (short(name), tensor)).collect();
@@ -151,8 +158,8 @@ fn hugging_face_keeps_it_in_several_ways() {
         }
         tensors.insert("lm_head.weight".into(), tensors["wte.weight"].clone());
     });
-    assert_eq!(written(Source::Gpt2, &bare).unwrap(), plain);
-    // a head of its own, and a vocabulary that nobody tells
+    assert_eq!(convert_files(Source::Gpt2, &bare).unwrap(), plain);
+    // an untied head, and no vocabulary in the configuration
     let untied = changed(|config, tensors| {
         config["tie_word_embeddings"] = false.into();
         config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("vocab_t") && key != "vocab");
@@ -160,12 +167,12 @@ fn hugging_face_keeps_it_in_several_ways() {
         tensors.get_mut("lm_head.weight").unwrap().0[0] = 28;
         tensors.get_mut("lm_head.weight").unwrap().1.truncate(28 * 32 * 4);
     });
-    let (_, config) = written(Source::Gpt2, &untied).unwrap();
+    let (_, config) = convert_files(Source::Gpt2, &untied).unwrap();
     assert_eq!((&config["architecture"]["tied"], config["vocabulary"].get("specials")), (&false.into(), None));
 }
 
 #[test]
-fn what_is_no_gpt2_is_refused() {
+fn sources_that_are_not_gpt2_are_rejected() {
     type Change = fn(&mut Value, &mut Tensors);
     let cases: [(&str, Change); 9] = [
         ("n_head: expected a divisor of n_embd, 32, found 5", |config, _| config["n_head"] = 5.into()),
@@ -183,7 +190,8 @@ fn what_is_no_gpt2_is_refused() {
             |config, tensors| {
                 config["n_positions"] = 1.into();
                 let table = tensors.get_mut("transformer.wpe.weight").unwrap();
-                (table.0[0], table.1) = (1, table.1[..128].to_vec());
+                table.0[0] = 1;
+                table.1.truncate(128);
             },
         ),
         ("transformer.h.1.ln_2.bias: expected a tensor, found none", |_, tensors| {
@@ -196,7 +204,7 @@ fn what_is_no_gpt2_is_refused() {
         }),
     ];
     for (expected, change) in cases {
-        let told = written(Source::Lslm, &changed(change)).unwrap_err();
-        assert!(told.contains(expected), "{told}");
+        let message = convert_files(Source::Lslm, &changed(change)).unwrap_err();
+        assert!(message.contains(expected), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! Latent segment models against their golden data, generated text, replayed traces, and the command line.
+//! Latent segment models: golden data, generated text, replayed traces, and the command line.
 
 mod checkpoints;
 mod cli;
@@ -20,7 +20,7 @@ use weir::{
 const STAGES: f32 = 1e-4;
 const LOGITS: f32 = 3e-4;
 
-/// A case: its golden data and its model.
+/// A fixture with its golden data and its model.
 struct Case {
     name: &'static str,
     golden: Golden,
@@ -28,12 +28,12 @@ struct Case {
 }
 
 impl Case {
-    fn of(name: &'static str) -> Self {
-        Self { name, golden: Golden::of(&lslm_golden(name)), model: lslm_in(name, Dtype::F32) }
+    fn load(name: &'static str) -> Self {
+        Self { name, golden: Golden::open(&lslm_golden(name)), model: lslm_in(name, Dtype::F32) }
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        LSLM_CASES.into_iter().map(Self::of)
+        LSLM_CASES.into_iter().map(Self::load)
     }
 
     fn specials(&self) -> SpecialSymbols {
@@ -44,14 +44,13 @@ impl Case {
         self.model.card().first_logits.as_ref().unwrap()
     }
 
-    /// What the golden data calls steps, in their order, made of a text's logits and marks: logits, or ln p of the mark that ends a
-    /// segment.
+    /// Returns a text's steps in the order of the golden data.
     fn steps<'a>(&'a self, logits: &'a [f32], marks: &[SymbolBoundary]) -> Vec<Step<'a>> {
         let symbols = self.model.card().vocabulary.len();
         let mut steps = vec![Step::Logits(self.first_logits())];
         for (logits, mark) in logits.chunks(symbols).zip(marks) {
             if mark.boundary {
-                steps.push(Step::Ends(mark.end_logprob.expect("all logits were wanted")));
+                steps.push(Step::Ends(mark.end_logprob.expect("all logits were requested")));
             }
             steps.push(Step::Logits(logits));
         }
@@ -59,10 +58,10 @@ impl Case {
     }
 }
 
-/// A step of the decoder.
+/// A step of the segment decoder.
 enum Step<'a> {
-    /// Before a symbol, or the end.
+    /// Logits for the next symbol.
     Logits(&'a [f32]),
-    /// Before the end of a segment.
+    /// ln p of the symbol that ends a segment.
     Ends(f32),
 }

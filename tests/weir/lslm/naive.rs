@@ -1,6 +1,6 @@
-//! A naive twin of the latent segment model in f64, written from the paper's formulas with plain loops over whole texts, and shapes
-//! that the fixtures lack: marks scattered among the symbols, bytes behind marks, heads whose widths add up to no other, a tied
-//! head beside two embeddings, other buckets, thresholds and epsilons.
+//! A naive implementation of the latent segment model in f64, written from the paper's formulas with plain loops over whole
+//! texts. It runs on shapes that the fixtures lack: special symbols among the text symbols, byte vocabularies with specials
+//! after the bytes, unusual head widths, a tied head with two embeddings, other buckets, thresholds and epsilons.
 
 use super::super::support::*;
 use safetensors::SafeTensors;
@@ -52,7 +52,7 @@ fn letters() -> Value {
     })
 }
 
-/// Shapes with their checkpoints: random weights.
+/// Returns the shapes and their checkpoints with random weights.
 pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
     static ALL: LazyLock<(TempDir, Vec<(&str, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
@@ -62,7 +62,7 @@ pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
         });
         let mut both = stack(2, 20, 3, 5);
         both["bidirectional_buckets"] = json!(true);
-        let made = [
+        let configs = [
             (
                 "scattered",
                 config(
@@ -95,9 +95,10 @@ pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
             ),
         ];
         let write = |(name, config): (&'static str, Value)| {
-            let (file, to) = (root.path().join(format!("{name}.json")), root.path().join(name));
+            let file = root.path().join(format!("{name}.json"));
+            let to = root.path().join(name);
             fs::write(&file, config.to_string()).unwrap();
-            // of random predictors some always say the same
+            // some random predictors always decide the same
             let mixed = |seed: &u64| {
                 init::init(&file, &to, *seed, true).unwrap();
                 let model = load(&to, &settings()).unwrap();
@@ -110,19 +111,19 @@ pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
             assert!((1..100).any(|seed| mixed(&seed)), "{name}");
             (name, to)
         };
-        let made = made.into_iter().map(write).collect();
-        (root, made)
+        let folders = configs.into_iter().map(write).collect();
+        (root, folders)
     });
     &ALL.1
 }
 
-/// A text of its symbols.
+/// Returns a random text of the model's symbols.
 fn text(model: &dyn Model, seed: u64) -> Vec<u32> {
     of_text(model, &Dice::new(seed).text(60, model.card().vocabulary.len()))
 }
 
-/// A checkpoint's tensors and configuration.
-struct Twin {
+/// A naive implementation: the tensors and the configuration of a checkpoint.
+struct Naive {
     tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
     config: Value,
 }
@@ -135,7 +136,7 @@ fn dot(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
 
-impl Twin {
+impl Naive {
     fn read(folder: &Path) -> Self {
         let bytes = fs::read(folder.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -148,12 +149,12 @@ impl Twin {
         Self { tensors: tensors.collect(), config }
     }
 
-    fn of(&self, key: &str) -> &Value {
+    fn option(&self, key: &str) -> &Value {
         self.config["architecture"].pointer(key).unwrap()
     }
 
     fn size(&self, key: &str) -> usize {
-        self.of(key).as_u64().unwrap() as usize
+        self.option(key).as_u64().unwrap() as usize
     }
 
     fn apply(&self, name: &str, x: &[f64]) -> Row {
@@ -163,7 +164,7 @@ impl Twin {
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Row {
-        let scale = 1.0 / (dot(x, x) / x.len() as f64 + self.of("/norm_eps").as_f64().unwrap()).sqrt();
+        let scale = 1.0 / (dot(x, x) / x.len() as f64 + self.option("/norm_eps").as_f64().unwrap()).sqrt();
         x.iter().zip(&self.tensors[&format!("{name}.weight")].1).map(|(x, g)| x * scale * g).collect()
     }
 
@@ -173,12 +174,13 @@ impl Twin {
         table[symbol as usize * shape[1]..][..shape[1]].to_vec()
     }
 
-    /// b[head][bucket(distance)], by the definition: the largest bucket that begins at or before the distance.
+    /// Returns b[head][bucket(distance)]. By definition this is the last bucket that starts at or before the distance.
     fn bias(&self, stack: &str, head: usize, distance: usize) -> f64 {
         let (shape, table) = &self.tensors[&format!("{stack}.distance_bias.weight")];
-        let both = self.of(&format!("/{stack}/bidirectional_buckets")).as_bool().unwrap();
+        let both = self.option(&format!("/{stack}/bidirectional_buckets")).as_bool().unwrap();
         let used = if both { shape[0] / 2 } else { shape[0] };
-        let (exact, furthest) = (used / 2, self.size(&format!("/{stack}/max_distance")) as f64);
+        let exact = used / 2;
+        let furthest = self.size(&format!("/{stack}/max_distance")) as f64;
         let begins = |bucket: usize| match bucket < exact {
             true => bucket as f64,
             false => exact as f64 * (furthest / exact as f64).powf((bucket - exact) as f64 / (used - exact) as f64),
@@ -187,27 +189,30 @@ impl Twin {
         table[bucket * shape[1] + head]
     }
 
-    /// Values of `keys`' heads, weighted by the softmax of their products with a query.
+    /// Returns the values of each head, weighted by the softmax of the products of query and keys.
     fn attend(&self, heads: usize, query: &[f64], pairs: &[(Row, Row)], bias: &dyn Fn(usize, usize) -> f64) -> Row {
         let width = query.len() / heads;
         let mut mixed = Row::new();
         for head in 0..heads {
-            let of = |row: &[f64]| row[head * width..][..width].to_vec();
-            let scores: Row =
-                pairs.iter().enumerate().map(|(at, (key, _))| dot(&of(query), &of(key)) + bias(head, at)).collect();
+            let part = |row: &[f64]| row[head * width..][..width].to_vec();
+            let scores: Row = pairs
+                .iter()
+                .enumerate()
+                .map(|(index, (key, _))| dot(&part(query), &part(key)) + bias(head, index))
+                .collect();
             let top = scores.iter().copied().fold(f64::MIN, f64::max);
             let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
             let mut out = vec![0.0; width];
             for (score, (_, value)) in scores.iter().zip(pairs) {
                 let share = (score - top).exp() / total;
-                add(&mut out, &of(value).iter().map(|value| value * share).collect::<Row>());
+                add(&mut out, &part(value).iter().map(|value| value * share).collect::<Row>());
             }
             mixed.extend(out);
         }
         mixed
     }
 
-    /// A stack over all its rows; a decoder's see this memory.
+    /// Runs a stack over all its rows. The rows of a decoder attend to `memory`.
     fn run(&self, stack: &str, mut rows: Vec<Row>, memory: &[Row]) -> Vec<Row> {
         let heads = self.size(&format!("/{stack}/heads"));
         for layer in 0..self.size(&format!("/{stack}/layers")) {
@@ -241,7 +246,8 @@ impl Twin {
     }
 
     fn logits(&self, x: &[f64]) -> Row {
-        let (tied, scale) = (self.of("/tied_head").as_bool().unwrap(), 1.0 / (x.len() as f64).sqrt());
+        let tied = self.option("/tied_head").as_bool().unwrap();
+        let scale = 1.0 / (x.len() as f64).sqrt();
         let mut logits = match tied {
             true => self.apply("decoder.embedding", &x.iter().map(|x| x * scale).collect::<Row>()),
             false => self.apply("head", x),
@@ -250,23 +256,25 @@ impl Twin {
         logits
     }
 
-    /// Of a text with its start's mark: where segments end, and each row of the decoder's logits.
-    fn forward(&self, text: &[u32], given: Option<&[bool]>) -> (Vec<bool>, Vec<Vec<Row>>) {
-        let mark = |name: &str| self.config["vocabulary"]["specials"][name].as_u64().unwrap() as u32;
-        let all = [&[mark("start")][..], text].concat();
+    /// Returns the segment ends of a text and the logits of each row of the decoder.
+    fn forward(&self, text: &[u32], forced_ends: Option<&[bool]>) -> (Vec<bool>, Vec<Vec<Row>>) {
+        let special = |name: &str| self.config["vocabulary"]["specials"][name].as_u64().unwrap() as u32;
+        let all = [&[special("start")][..], text].concat();
         let hidden = self.run("token", all.iter().map(|&symbol| self.embedding("token", symbol)).collect(), &[]);
-        let threshold = self.of("/boundaries/threshold").as_f64().unwrap();
-        let said = |h: &Row| {
+        let threshold = self.option("/boundaries/threshold").as_f64().unwrap();
+        let closes = |h: &Row| {
             let inner: Row = self.apply("boundary.hidden", h).iter().map(|x| x.max(0.0)).collect();
             1.0 / (1.0 + (-self.apply("boundary.output", &inner).iter().sum::<f64>()).exp()) >= threshold
         };
-        let mut ends: Vec<bool> = hidden.iter().map(said).collect();
+        let mut ends: Vec<bool> = hidden.iter().map(closes).collect();
         ends[0] = true;
-        if let Some(given) = given {
-            ends[1..].copy_from_slice(given);
+        if let Some(forced_ends) = forced_ends {
+            ends[1..].copy_from_slice(forced_ends);
         }
-        let hops = self.of("/pooling").get("hops").and_then(Value::as_u64);
-        let (mut pooled, mut texts, mut open) = (Vec::new(), Vec::new(), Vec::new());
+        let hops = self.option("/pooling").get("hops").and_then(Value::as_u64);
+        let mut pooled = Vec::new();
+        let mut texts = Vec::new();
+        let mut open = Vec::new();
         for (t, &ends) in ends.iter().enumerate() {
             open.push(t);
             if ends {
@@ -282,7 +290,7 @@ impl Twin {
         texts.push(open);
         let context = self.run("context", pooled, &[]);
         let row = |(k, symbols): (usize, &Vec<usize>)| {
-            let inputs = std::iter::once(mark("segment_start")).chain(symbols.iter().map(|&t| all[t]));
+            let inputs = std::iter::once(special("segment_start")).chain(symbols.iter().map(|&t| all[t]));
             let inputs = inputs.map(|symbol| self.embedding("decoder", symbol)).collect();
             self.run("decoder", inputs, &context[..k]).iter().map(|x| self.logits(x)).collect()
         };
@@ -298,31 +306,35 @@ fn near(got: &[f32], want: &[f64], at: &str) {
 }
 
 #[test]
-fn shapes_that_the_fixtures_lack() {
+fn shapes_without_fixtures_equal_the_naive_implementation() {
     for (name, folder) in shapes() {
-        let (twin, model) = (Twin::read(folder), load(folder, &settings()).unwrap());
-        let (vocabulary, nxt) = (&model.card().vocabulary, model.card().vocabulary.specials().unwrap().segment_end);
+        let naive = Naive::read(folder);
+        let model = load(folder, &settings()).unwrap();
+        let vocabulary = &model.card().vocabulary;
+        let nxt = model.card().vocabulary.specials().unwrap().segment_end;
         for seed in 1..4 {
             let mut dice = Dice::new(seed);
             let text = text(&*model, seed);
-            // once as the predictor cuts, once by a trace
-            let given: Vec<bool> = (0..text.len()).map(|_| dice.below(4) == 0).collect();
-            for given in [None, Some(&given[..])] {
-                let (ends, rows) = twin.forward(&text, given);
-                let item = |t: usize| given.map_or(text[t], |given| trace::item(text[t], given[t]));
+            // once with the predictor's boundaries, once with those of a trace
+            let random_ends: Vec<bool> = (0..text.len()).map(|_| dice.below(4) == 0).collect();
+            for forced_ends in [None, Some(&random_ends[..])] {
+                let (ends, rows) = naive.forward(&text, forced_ends);
+                let item = |t: usize| forced_ends.map_or(text[t], |ends| trace::item(text[t], ends[t]));
                 let items: Vec<u32> = (0..text.len()).map(item).collect();
                 let (logits, marks) = full(&*model, &items, &BoundaryOptions::default());
                 assert_eq!(marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>(), ends, "{name} {seed}");
-                assert!(given.is_some() || (ends.contains(&true) && ends.contains(&false)), "{name}: {ends:?}");
+                assert!(forced_ends.is_some() || (ends.contains(&true) && ends.contains(&false)), "{name}: {ends:?}");
                 near(model.card().first_logits.as_ref().unwrap(), &rows[0][0], name);
-                let (mut row, mut position) = (0, 0);
+                let mut row = 0;
+                let mut position = 0;
                 for (t, got) in logits.chunks(vocabulary.len()).enumerate() {
                     position += 1;
                     if ends[t] {
                         let last: Vec<f32> = rows[row][position].iter().map(|&x| x as f32).collect();
                         let want = log_probability(&last, nxt).unwrap();
                         near(&[marks[t].end_logprob.unwrap()], &[want], name);
-                        (row, position) = (row + 1, 0);
+                        row += 1;
+                        position = 0;
                     }
                     near(got, &rows[row][position], &format!("{name} {seed} after {t}"));
                 }

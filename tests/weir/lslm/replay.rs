@@ -1,4 +1,4 @@
-//! Generated text again: as a trace, which gives the same state to the bit; and as a prompt, which the predictor cuts anew.
+//! Replay of generated text: a trace gives the same state bit for bit, and a prompt is segmented again by the predictor.
 
 use super::{super::support::*, *};
 use weir::{
@@ -14,7 +14,7 @@ use weir::{
 const MODE: BoundaryOptions =
     BoundaryOptions { mode: Some(BoundaryMode::Nxt), noise: weir::decode::contract::Noise::Seeded(0), offset: 0 };
 
-/// A generation by marks, stepped alone; the session and the row at its end. `each` sees the row after each step.
+/// Generates in the mode `nxt` and calls `each` after every step. Returns the final session and row.
 fn write(
     case: &Case,
     prompt: &[u32],
@@ -50,7 +50,7 @@ fn write(
     }
 }
 
-/// The logits after one more symbol.
+/// Returns the logits after one more symbol.
 fn next(case: &Case, row: SequenceRow, symbol: u32) -> Vec<f32> {
     Alone::from(&*case.model, row).feed(&[symbol]).0
 }
@@ -59,7 +59,7 @@ fn prompt(case: &Case) -> Vec<u32> {
     case.golden.ids("gen.open.nxt.prompt_ids")[1..].to_vec()
 }
 
-/// Replays a trace in pieces of a size.
+/// Replays a trace in chunks of `size` items.
 fn replay(case: &Case, items: &[u32], size: usize) -> SequenceRow {
     let mut rows = [SequenceRow::new(case.model.begin(MODE).unwrap())];
     for piece in items.chunks(size.max(1)) {
@@ -71,7 +71,7 @@ fn replay(case: &Case, items: &[u32], size: usize) -> SequenceRow {
 }
 
 #[test]
-fn a_trace_gives_the_state_again() {
+fn a_trace_reproduces_the_state() {
     for case in Case::all() {
         let any = prompt(&case)[0];
         for seed in 0..4 {
@@ -79,7 +79,8 @@ fn a_trace_gives_the_state_again() {
             let (session, row) = write(&case, &prompt, seed, &mut |_, _| {});
             let items = session.text().after(0).unwrap().to_vec();
             assert_eq!(items.len(), row.state.len());
-            let (segments, expected) = (row.state.segments(), next(&case, row, any));
+            let segments = row.state.segments();
+            let expected = next(&case, row, any);
             for size in [1, 7, items.len()] {
                 let again = replay(&case, &items, size);
                 assert_eq!(again.state.segments(), segments, "{}", case.name);
@@ -91,8 +92,9 @@ fn a_trace_gives_the_state_again() {
 }
 
 #[test]
-fn the_predictor_cuts_generated_text_anew() {
-    let (mut differ, mut shared) = (0, 0);
+fn the_predictor_segments_generated_text_again() {
+    let mut differ = 0;
+    let mut shared = 0;
     for case in Case::all() {
         for seed in 0..6 {
             let mut cache = SegmentCache::new(Capacity::of_bytes(1 << 30));
@@ -121,44 +123,45 @@ fn the_predictor_cuts_generated_text_anew() {
             assert!(got.0 == cold[from * symbols..] && got.1 == marks[from..], "{} {seed} from {from}", case.name);
         }
     }
-    // the test would say nothing if marks and predictor always agreed
+    // the test needs texts on which the modes differ
     assert!(differ > 5 && shared > 5, "{differ} {shared}");
 }
 
-/// As far as a trace has the predictor's boundaries it is known to agree, and no further, wherever it parts.
+/// A state agrees with the predictor up to the end of the last segment before the first different boundary.
 #[test]
-fn agreement_ends_with_the_first_segment_that_is_cut_otherwise() {
+fn agreement_ends_at_the_first_different_boundary() {
     for case in Case::all() {
         let text = &case.golden.ids("long.ids")[1..120];
         let (_, marks) = full(&*case.model, text, &MODE);
         let ends: Vec<usize> = (0..text.len()).filter(|&at| marks[at].boundary).collect();
-        for parting in (0..text.len()).step_by(7) {
-            let cut = |at: usize| marks[at].boundary != (at == parting);
+        for difference in (0..text.len()).step_by(7) {
+            let cut = |at: usize| marks[at].boundary != (at == difference);
             let items: Vec<u32> = (0..text.len()).map(|at| trace::item(text[at], cut(at))).collect();
-            let before = ends.iter().filter(|&&end| end < parting).max().map_or(0, |end| end + 1);
+            let before = ends.iter().filter(|&&end| end < difference).max().map_or(0, |end| end + 1);
             for size in [1, 10, items.len()] {
                 let row = replay(&case, &items, size);
-                assert_eq!(row.state.agreed(), before, "{} parts at {parting}, by {size}", case.name);
+                assert_eq!(row.state.agreed(), before, "{} differs at {difference}, by {size}", case.name);
             }
-            // rolled back behind the parting, and on as the predictor says, all agrees
+            // after a rollback to the difference, text with the predictor's boundaries agrees to its end
             let mut alone = Alone::from(&*case.model, replay(&case, &items, 50));
-            alone.rows[0].state.rollback(parting).unwrap();
-            alone.feed(&text[parting..]);
-            let whole = ends.last().map_or(0, |end| end + 1);
-            assert_eq!(alone.rows[0].state.agreed(), whole, "{} after {parting}", case.name);
+            alone.rows[0].state.rollback(difference).unwrap();
+            alone.feed(&text[difference..]);
+            let agreed = ends.last().map_or(0, |end| end + 1);
+            assert_eq!(alone.rows[0].state.agreed(), agreed, "{} after {difference}", case.name);
         }
     }
 }
 
 #[test]
-fn a_row_in_flight_is_forked_as_it_was() {
+fn a_fork_of_a_row_in_flight_has_its_previous_state() {
     for case in Case::all() {
         let any = prompt(&case)[0];
-        // an open segment whose symbols were fed with their boundaries
+        // an open segment, fed with its boundaries
         let mut items: Vec<u32> = prompt(&case);
         items.extend([any, any, any].map(|symbol| trace::item(symbol, false)));
         let mut rows = [replay(&case, &items, 100)];
-        let (model, mut scratch) = (&*case.model, case.model.scratch());
+        let model = &*case.model;
+        let mut scratch = model.scratch();
         let before = next(&case, SequenceRow::new(rows[0].state.fork()), any);
         rows[0].set(&[trace::END], Want::Last);
         model.symbol_step(&mut rows, &[0], &mut scratch).unwrap();
@@ -169,14 +172,14 @@ fn a_row_in_flight_is_forked_as_it_was() {
         assert!(next(&case, SequenceRow::new(rows[0].state.fork()), any) == before, "{}", case.name);
         model.finish_step(&mut rows, &[0], &mut scratch).unwrap();
         let after = rows[0].logits.clone();
-        // the mark may come with the symbol
+        // the end of the segment may also be part of the symbol's item
         if let Some(last) = items.last_mut() {
             *last = trace::item(any, true);
         }
         let (last, rest) = items.split_last().unwrap();
         let mut again = Alone::from(model, replay(&case, rest, 100));
         assert!(again.feed(&[*last]).0 == after, "{}", case.name);
-        // back behind the mark, the segment is open again
+        // a rollback to before the end opens the segment again
         rows[0].state.rollback(items.len() - 1).unwrap();
         let [row] = rows;
         let open = next(&case, SequenceRow::new(row.state.fork()), trace::item(any, false));
@@ -185,7 +188,7 @@ fn a_row_in_flight_is_forked_as_it_was() {
 }
 
 #[test]
-fn marks_out_of_place_are_errors_and_nothing_else() {
+fn misplaced_trace_items_are_errors() {
     for case in Case::all() {
         let model = &*case.model;
         let step = |items: &[u32], feed: &[u32]| {
@@ -194,9 +197,9 @@ fn marks_out_of_place_are_errors_and_nothing_else() {
             advance(model, &mut rows, &[0], &mut model.scratch()).map(|()| rows[0].logits.clone())
         };
         let any = prompt(&case)[0];
-        assert!(step(&[], &[trace::END]).is_err(), "no segment is without a symbol");
+        assert!(step(&[], &[trace::END]).is_err(), "a segment is empty");
         assert!(step(&[trace::item(any, true)], &[trace::END]).is_err());
-        assert!(step(&[any], &[trace::BEGIN]).is_err(), "a text begins once");
+        assert!(step(&[any], &[trace::BEGIN]).is_err(), "a text begins twice");
         assert!(step(&[], &[any, trace::END]).is_err() && step(&[], &[trace::BEGIN, any]).is_err());
         assert!(step(&[], &[trace::BEGIN]).unwrap() == case.first_logits());
         let mut rows = [replay(&case, &[any], 1)];

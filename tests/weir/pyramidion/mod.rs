@@ -71,7 +71,7 @@ struct Case {
 impl Case {
     fn of(name: &'static str) -> Self {
         let config = std::fs::read(pyramidion_golden(name).join("config.json")).unwrap();
-        let golden = Golden::of(&pyramidion_golden(name));
+        let golden = Golden::open(&pyramidion_golden(name));
         let model = pyramidion_in(name, weir::kernels::Dtype::F32);
         Self { name, golden, model, config: serde_json::from_slice(&config).unwrap() }
     }

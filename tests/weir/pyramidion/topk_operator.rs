@@ -17,7 +17,7 @@ const TOLERANCE: f32 = 1e-5;
 #[test]
 fn every_case_of_the_published_operator() {
     let (folder, pool) = (pyramidion_golden("topk_operator"), PagePool::new(1 << 20));
-    let golden = Golden::of(&folder);
+    let golden = Golden::open(&folder);
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
     let (mut refused, mut compared) = (0, 0);

@@ -36,7 +36,7 @@ fn greedy(prompt: String, max_chars: usize, mode: &str) -> v1::GenerateRequest {
 #[tokio::test]
 async fn both_drivers_write_the_golden_texts() {
     for case in LSLM_CASES {
-        let golden = Golden::of(&lslm_golden(case));
+        let golden = Golden::open(&lslm_golden(case));
         let (model, running) = served(case).await;
         let mut client = GenerationClient::new(running.channel.clone());
         let vocabulary = &model.card().vocabulary;

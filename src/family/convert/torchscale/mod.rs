@@ -109,7 +109,7 @@ fn convert(
         let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
         if numbers(name) != numbers(&map.embedding) {
             let expected = format!("the numbers of {}, to which it is tied", map.embedding);
-            return Err(Error::checkpoint(weights_file, name.as_str(), expected, "others"));
+            return Err(Error::checkpoint(weights_file, name.as_str(), expected, "other numbers"));
         }
     }
     let mut weights = Weights::default();

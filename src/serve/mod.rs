@@ -64,7 +64,7 @@ const SERVICES: [&str; 5] = [
     <GenerationServer<GenerationService> as NamedService>::NAME,
     <SummarizationServer<SummarizationService> as NamedService>::NAME,
     <ModelsServer<ModelsService> as NamedService>::NAME,
-    <oip::Served as NamedService>::NAME,
+    <oip::InferenceServer as NamedService>::NAME,
     <LatencyServer<LatencyService> as NamedService>::NAME,
 ];
 /// The service that loads and unloads models.
@@ -125,7 +125,7 @@ pub async fn run(
     let stack = |routes: Routes| middleware::stack(routes, &wire, engines.metrics(), traces.clone(), ending.clone());
     // A call of the Open Inference Protocol passes the whole stack again, as a call of our own services.
     let own = in_process::services(stack(routes.clone().prepare()));
-    let calls = stack(routes.add_service(oip::served(own, monitor.clone(), &wire)).prepare());
+    let calls = stack(routes.add_service(oip::server(own, monitor.clone(), &wire)).prepare());
     let incoming = connections::incoming(listener, &wire, ending.clone(), Protocol::Http2);
     let mut closed = closing.clone();
     let grpc = builder(&wire).serve_with_incoming_shutdown(calls.clone(), incoming, async move {

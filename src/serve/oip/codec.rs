@@ -1,40 +1,33 @@
-//! How requests of a stream are read: one that is not protobuf is an item like others, so that it ends itself and not the stream.
+//! The codec of `ModelStreamInfer`. A request that is not valid protobuf becomes an item like others, so that it fails alone and not
+//! with the whole stream.
 
-use super::Inference;
-use crate::serve::{call::STREAM_INFER, middleware::compression::compressing};
 use prost::{Message, bytes::Buf};
-use std::task::{Context, Poll};
 use tonic::{
     Status,
-    body::Body,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-    codegen::{BoxFuture, Service, http},
-    server::{Grpc, NamedService},
 };
-use weir_proto::inference::{
-    ModelInferRequest, ModelStreamInferResponse, grpc_inference_service_server::GrpcInferenceServiceServer,
-};
+use weir_proto::inference::{ModelInferRequest, ModelStreamInferResponse};
 
-/// A request of a stream, or why it is none.
-pub(super) type Heard = Result<ModelInferRequest, String>;
+/// A request of a stream, or prost's reason why it cannot be decoded.
+pub(super) type DecodedRequest = Result<ModelInferRequest, String>;
 
-/// Reads what may be a request.
+/// Decodes requests, valid or not.
 #[derive(Debug, Clone, Copy, Default)]
-struct Lenient;
+pub(super) struct LenientCodec;
 
-impl Decoder for Lenient {
-    type Item = Heard;
+impl Decoder for LenientCodec {
+    type Item = DecodedRequest;
     type Error = Status;
 
-    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<Heard>, Status> {
-        let heard = ModelInferRequest::decode(&mut *bytes).map_err(|error| error.to_string());
-        // what was not read of one must not be taken for the beginning of the next
+    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<DecodedRequest>, Status> {
+        let request = ModelInferRequest::decode(&mut *bytes).map_err(|error| error.to_string());
+        // The rest of an invalid request must not become the start of the next one.
         bytes.advance(bytes.remaining());
-        Ok(Some(heard))
+        Ok(Some(request))
     }
 }
 
-impl Encoder for Lenient {
+impl Encoder for LenientCodec {
     type Item = ModelStreamInferResponse;
     type Error = Status;
 
@@ -43,9 +36,9 @@ impl Encoder for Lenient {
     }
 }
 
-impl Codec for Lenient {
+impl Codec for LenientCodec {
     type Encode = ModelStreamInferResponse;
-    type Decode = Heard;
+    type Decode = DecodedRequest;
     type Encoder = Self;
     type Decoder = Self;
 
@@ -55,49 +48,5 @@ impl Codec for Lenient {
 
     fn decoder(&mut self) -> Self {
         Self
-    }
-}
-
-/// The service: as it was generated, but for the reading of streams.
-#[derive(Clone)]
-pub(crate) struct Served {
-    methods: GrpcInferenceServiceServer<Inference>,
-    inference: Inference,
-    message_bytes: usize,
-}
-
-impl Served {
-    pub(super) fn new(inference: Inference, message_bytes: usize) -> Self {
-        let methods = compressing!(GrpcInferenceServiceServer::new(inference.clone()), message_bytes);
-        Self { methods, inference, message_bytes }
-    }
-}
-
-impl NamedService for Served {
-    const NAME: &'static str = GrpcInferenceServiceServer::<Inference>::NAME;
-}
-
-impl Service<http::Request<Body>> for Served {
-    type Response = http::Response<Body>;
-    type Error = std::convert::Infallible;
-    type Future = BoxFuture<Self::Response, Self::Error>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if request.uri().path() != STREAM_INFER {
-            return Service::call(&mut self.methods, request);
-        }
-        let (inference, most) = (self.inference.clone(), self.message_bytes);
-        Box::pin(async move {
-            let mut grpc = compressing!(Grpc::new(Lenient), most);
-            let exchange = tower::service_fn(move |request| {
-                let answer = inference.exchange(request);
-                async move { Ok::<_, Status>(answer) }
-            });
-            Ok(grpc.streaming(exchange, request).await)
-        })
     }
 }

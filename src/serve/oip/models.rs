@@ -1,8 +1,8 @@
-//! What is told of the server and of its models.
+//! Metadata, configuration, statistics and readiness of the server and its models.
 
 use super::{
     request::{DEFAULT_LEVEL, PRIORITY_LEVELS, VERSION, check_version},
-    tensors::{INPUTS, Kind, OUTPUTS, TEXT_INPUT},
+    tensors::{ElementType, INPUTS, OUTPUTS, TEXT_INPUT},
 };
 use crate::{
     engine::Phase,
@@ -19,14 +19,14 @@ use weir_proto::inference::{
     model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
 };
 
-/// What models run on.
+/// The platform and backend of all models.
 const PLATFORM: &str = "weir";
-/// What this server can beyond the protocol's core, as Triton names it.
+/// Extensions of the protocol that this server supports, by Triton's names.
 const EXTENSIONS: [&str; 4] = ["model_configuration", "parameters", "schedule_policy", "statistics"];
-/// Why a model of documents is none of those that are asked here.
-const DOCUMENTS: &str = "it summarizes documents, which weir.v1.Summarization takes";
+/// Why a model of documents takes no requests of this protocol.
+const DOCUMENTS: &str = "it summarizes documents: use weir.v1.Summarization";
 
-/// The server.
+/// Returns the server's metadata.
 pub(super) fn server() -> ServerMetadataResponse {
     ServerMetadataResponse {
         name: PLATFORM.into(),
@@ -35,20 +35,20 @@ pub(super) fn server() -> ServerMetadataResponse {
     }
 }
 
-/// A model by its name and version.
+/// Returns a model by its name and version.
 ///
 /// # Errors
-/// There is none.
+/// The name or version is unknown.
 pub(super) fn find(engines: &Engines, name: &str, version: &str) -> Result<Lease> {
     check_version(version)?;
     engines.find("name", Some(name))
 }
 
-/// A model that continues text, for that call.
+/// Returns a model that continues text, for the method `call`.
 ///
 /// # Errors
-/// There is none of that name, or it is of another kind.
-pub(super) fn generating(engines: &Engines, call: &'static str, (name, version): (&str, &str)) -> Result<Lease> {
+/// The name or version is unknown, or the model summarizes documents.
+pub(super) fn find_generating(engines: &Engines, call: &'static str, name: &str, version: &str) -> Result<Lease> {
     let engine = find(engines, name, version)?;
     if engine.document_limits().is_some() {
         let model = engine.card().name.clone();
@@ -58,17 +58,17 @@ pub(super) fn generating(engines: &Engines, call: &'static str, (name, version):
     Ok(engine)
 }
 
-/// Why a model takes no requests, if it does not.
-pub(super) fn unready(engine: &Lease) -> Option<&'static str> {
+/// Returns why a model takes no requests, or `None` if it does.
+pub(super) fn unready_reason(engine: &Lease) -> Option<&'static str> {
     if engine.document_limits().is_some() {
         return Some(DOCUMENTS);
     }
-    (engine.phase() == Phase::Broken).then_some("its worker has broken")
+    (engine.phase() == Phase::Broken).then_some("its worker is broken")
 }
 
-/// Its tensors.
+/// Returns a model's tensors.
 pub(super) fn metadata(engine: &Lease) -> ModelMetadataResponse {
-    let tensor = |&(name, kind): &(&str, Kind)| TensorMetadata {
+    let tensor = |&(name, kind): &(&str, ElementType)| TensorMetadata {
         name: name.into(),
         datatype: kind.name().into(),
         shape: vec![1],
@@ -82,18 +82,18 @@ pub(super) fn metadata(engine: &Lease) -> ModelMetadataResponse {
     }
 }
 
-/// Its tensors and manners.
+/// Returns a model's configuration.
 pub(super) fn config(engine: &Lease) -> ModelConfig {
-    let (card, limits) = (engine.card(), engine.limits());
-    let input = |&(name, kind): &(&str, Kind)| ModelInput {
+    let card = engine.card();
+    let input = |&(name, kind): &(&str, ElementType)| ModelInput {
         name: name.into(),
-        data_type: kind.configured().into(),
+        data_type: kind.config_type().into(),
         dims: vec![1],
         optional: name != TEXT_INPUT,
     };
-    let output = |&(name, kind): &(&str, Kind)| ModelOutput {
+    let output = |&(name, kind): &(&str, ElementType)| ModelOutput {
         name: name.into(),
-        data_type: kind.configured().into(),
+        data_type: kind.config_type().into(),
         dims: vec![1],
     };
     let parameters = [
@@ -116,7 +116,7 @@ pub(super) fn config(engine: &Lease) -> ModelConfig {
             default_priority_level: DEFAULT_LEVEL,
             default_queue_policy: Some(ModelQueuePolicy {
                 allow_timeout_override: true,
-                max_queue_size: u32::try_from(limits.queue).unwrap_or(u32::MAX),
+                max_queue_size: u32::try_from(engine.limits().queue).unwrap_or(u32::MAX),
                 ..Default::default()
             }),
         }),
@@ -125,13 +125,13 @@ pub(super) fn config(engine: &Lease) -> ModelConfig {
     }
 }
 
-/// What became of the requests to one model, or to all.
+/// Returns the request statistics of one model, or of all if `name` is empty.
 ///
 /// # Errors
-/// There is none of that name.
+/// The name or version is unknown.
 pub(super) fn statistics(engines: &Engines, name: &str, version: &str) -> Result<Vec<ModelStatistics>> {
-    let asked = if name.is_empty() { engines.all() } else { vec![find(engines, name, version)?] };
-    let told = |engine: &Lease| {
+    let selected = if name.is_empty() { engines.all() } else { vec![find(engines, name, version)?] };
+    let statistics = |engine: &Lease| {
         let name = engine.card().name.clone();
         let RequestTotals { success, fail, queue, prefill, decode, steps, last } =
             engines.metrics().request_totals(&name);
@@ -152,17 +152,17 @@ pub(super) fn statistics(engines: &Engines, name: &str, version: &str) -> Result
             }),
         }
     };
-    Ok(asked.iter().map(told).collect())
+    Ok(selected.iter().map(statistics).collect())
 }
 
-/// The models that are there.
+/// Lists the models in service.
 pub(super) fn index(monitor: &Monitor, only_ready: bool) -> Vec<ModelIndex> {
-    let server = monitor.ready().err();
-    let told = monitor.engines().all().into_iter().map(|engine| {
-        let reason = unready(&engine).map(str::to_owned).or_else(|| server.clone());
+    let server_reason = monitor.ready().err();
+    let models = monitor.engines().all().into_iter().map(|engine| {
+        let reason = unready_reason(&engine).map(str::to_owned).or_else(|| server_reason.clone());
         let state = if reason.is_none() { "READY" } else { "UNAVAILABLE" };
-        let (name, version) = (engine.card().name.clone(), VERSION.into());
-        ModelIndex { name, version, state: state.into(), reason: reason.unwrap_or_default() }
+        let name = engine.card().name.clone();
+        ModelIndex { name, version: VERSION.into(), state: state.into(), reason: reason.unwrap_or_default() }
     });
-    told.filter(|one| !only_ready || one.reason.is_empty()).collect()
+    models.filter(|model| !only_ready || model.reason.is_empty()).collect()
 }

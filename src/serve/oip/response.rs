@@ -1,0 +1,206 @@
+//! Responses: events of `Generate` as output tensors.
+
+use super::{
+    request::{OutputOptions, VERSION},
+    tensors::{OUTPUTS, OutputValue, push_output},
+};
+use crate::serve::{openai::request::finish_reason, status::code_name};
+use serde_json::{Map, json};
+use tonic::Status;
+use tonic_types::StatusExt;
+use weir_proto::{
+    inference::{InferParameter, ModelInferResponse, ModelStreamInferResponse, infer_parameter::ParameterChoice},
+    v1::{self, generate_response::Event},
+};
+
+/// Parameter of every message: true on the last message of its request.
+const FINAL: &str = "triton_final_response";
+/// The finish reason before the end, as clients of Triton's text models expect it.
+const NO_REASON: &str = "None";
+
+/// Collects the events of one request, and builds messages from them.
+pub(super) struct ResponseBuilder {
+    model: String,
+    options: OutputOptions,
+    text: String,
+    /// Log-probabilities of the characters in the next message, by symbol id.
+    logprobs: Vec<serde_json::Value>,
+    cumulative_logprob: f64,
+    prompt_chars: u64,
+    /// Characters generated so far.
+    generated: u64,
+    /// Characters reported in earlier messages.
+    reported: u64,
+    finished: Option<v1::Finished>,
+}
+
+impl ResponseBuilder {
+    /// Starts a response.
+    pub(super) fn new(options: OutputOptions) -> Self {
+        Self {
+            model: String::new(),
+            options,
+            text: String::new(),
+            logprobs: Vec::new(),
+            cumulative_logprob: 0.0,
+            prompt_chars: 0,
+            generated: 0,
+            reported: 0,
+            finished: None,
+        }
+    }
+
+    /// Adds the next event.
+    pub(super) fn push(&mut self, event: Event) {
+        match event {
+            Event::Started(started) => {
+                self.model = started.model;
+                self.prompt_chars = started.prompt_chars;
+            }
+            Event::Piece(piece) => {
+                self.text.push_str(&piece.text);
+                if !piece.prompt {
+                    self.generated += piece.characters.len() as u64;
+                    piece.characters.into_iter().for_each(|character| self.push_character(character));
+                }
+            }
+            Event::Finished(finished) => {
+                self.generated = finished.usage.map_or(self.generated, |usage| usage.generated_chars);
+                self.finished = Some(finished);
+            }
+        }
+    }
+
+    fn push_character(&mut self, character: v1::Character) {
+        self.cumulative_logprob += f64::from(character.logprob.unwrap_or_default());
+        if !self.options.has("logprobs") {
+            return;
+        }
+        let mut alternatives = Map::new();
+        let sampled = json!({ "logprob": character.logprob, "rank": null, "decoded_token": character.text });
+        alternatives.insert(character.id.to_string(), sampled);
+        for (rank, other) in (1..).zip(character.top) {
+            let ranked = json!({ "logprob": other.logprob, "rank": rank, "decoded_token": other.text });
+            alternatives.insert(other.id.to_string(), ranked);
+        }
+        self.logprobs.push(alternatives.into());
+    }
+
+    /// Returns true after the last event.
+    pub(super) fn is_complete(&self) -> bool {
+        self.finished.is_some()
+    }
+
+    /// Returns true if a message is due.
+    pub(super) fn has_output(&self) -> bool {
+        self.is_complete() || self.options.stream && !self.text.is_empty()
+    }
+
+    /// Takes the output since the last message. It also marks the end, unless the client wants a separate message for that.
+    pub(super) fn take_message(&mut self) -> ModelInferResponse {
+        let last = self.is_complete() && !self.options.empty_final;
+        let mut message = self.empty_message(last);
+        let reason = self.finished.as_ref().map_or(NO_REASON, |finished| finish_reason(finished.reason()));
+        let text = std::mem::take(&mut self.text);
+        let logprobs = serde_json::Value::from(std::mem::take(&mut self.logprobs)).to_string();
+        let new_chars = self.generated - self.reported;
+        self.reported = self.generated;
+        for ((name, _), wanted) in OUTPUTS.iter().zip(self.options.outputs) {
+            let value = match *name {
+                _ if !wanted => continue,
+                "text_output" => OutputValue::Text(&text),
+                "finish_reason" => OutputValue::Text(reason),
+                "cumulative_logprob" => OutputValue::Number(self.cumulative_logprob),
+                "logprobs" => OutputValue::Text(&logprobs),
+                "num_input_tokens" => OutputValue::Count(self.prompt_chars),
+                _ => OutputValue::Count(new_chars),
+            };
+            push_output(&mut message, name, value);
+        }
+        message
+    }
+
+    /// Returns the message that only marks the end, if the client wants one.
+    pub(super) fn end_message(&self) -> Option<ModelInferResponse> {
+        self.options.empty_final.then(|| self.empty_message(true))
+    }
+
+    fn empty_message(&self, last: bool) -> ModelInferResponse {
+        let model_name = self.model.clone();
+        let id = self.options.id.clone();
+        let parameters = [parameter(FINAL, ParameterChoice::BoolParam(last))].into();
+        ModelInferResponse { model_name, model_version: VERSION.into(), id, parameters, ..Default::default() }
+    }
+}
+
+/// Builds the last message of a failed request in a stream. Triton only sends the text. Our parameters add the code, the violated
+/// rule, and the delay before a retry.
+pub(super) fn failure_message(id: &str, status: &Status) -> ModelStreamInferResponse {
+    let details = status.get_error_details();
+    let text = ParameterChoice::StringParam;
+    let mut parameters = vec![
+        parameter(FINAL, ParameterChoice::BoolParam(true)),
+        parameter("code", text(code_name(status.code()).into())),
+    ];
+    if let Some(info) = details.error_info() {
+        parameters.push(parameter("reason", text(info.reason.clone())));
+    }
+    if let Some(delay) = details.retry_info().and_then(|retry| retry.retry_delay) {
+        parameters.push(parameter("retry_after_seconds", ParameterChoice::DoubleParam(delay.as_secs_f64())));
+    }
+    // Clients take an empty text for success.
+    let error_message = Some(status.message()).filter(|message| !message.is_empty()).unwrap_or("failed").to_owned();
+    let parameters = parameters.into_iter().collect();
+    let infer_response = Some(ModelInferResponse { id: id.into(), parameters, ..Default::default() });
+    ModelStreamInferResponse { error_message, infer_response }
+}
+
+fn parameter(name: &str, choice: ParameterChoice) -> (String, InferParameter) {
+    (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(text: &str, logprob: f32) -> Event {
+        let top = vec![v1::Alternative { text: "x".into(), logprob: -0.5, id: 3 }];
+        let character = v1::Character { text: text.into(), logprob: Some(logprob), top, id: 9, ..Default::default() };
+        Event::Piece(v1::Piece { text: text.into(), characters: vec![character], prompt: false })
+    }
+
+    fn output<'a>(message: &'a ModelInferResponse, name: &str) -> &'a [u8] {
+        let index = message.outputs.iter().position(|output| output.name == name).unwrap();
+        &message.raw_output_contents[index]
+    }
+
+    #[test]
+    fn a_response_is_sent_in_parts() {
+        let options = OutputOptions { id: "7".into(), stream: true, empty_final: true, outputs: [true; 6] };
+        let mut response = ResponseBuilder::new(options);
+        assert!(!response.has_output());
+        response.push(Event::Started(v1::Started { model: "m".into(), prompt_chars: 4, ..Default::default() }));
+        response.push(piece("a", -1.0));
+        assert!(response.has_output());
+        let first = response.take_message();
+        assert_eq!((first.id.as_str(), first.model_name.as_str(), first.outputs.len()), ("7", "m", 6));
+        assert_eq!(output(&first, "text_output"), b"\x01\0\0\0a");
+        assert_eq!(output(&first, "finish_reason"), b"\x04\0\0\0None");
+        assert_eq!(output(&first, "num_input_tokens"), 4_u32.to_le_bytes());
+        assert_eq!(output(&first, "num_output_tokens"), 1_u32.to_le_bytes());
+        let logprobs: serde_json::Value = serde_json::from_slice(&output(&first, "logprobs")[4..]).unwrap();
+        assert_eq!(logprobs[0]["9"]["logprob"], json!(-1.0));
+        assert_eq!(logprobs[0]["3"], json!({ "logprob": -0.5, "rank": 1, "decoded_token": "x" }));
+        response.push(piece("b", -2.0));
+        let usage = Some(v1::Usage { generated_chars: 2, ..Default::default() });
+        let reason = v1::FinishReason::Stop.into();
+        response.push(Event::Finished(v1::Finished { reason, usage, ..Default::default() }));
+        let last = response.take_message();
+        assert_eq!(output(&last, "cumulative_logprob"), (-3.0_f32).to_le_bytes());
+        assert_eq!(output(&last, "finish_reason"), b"\x04\0\0\0stop");
+        let is_final = |message: &ModelInferResponse| message.parameters[FINAL].parameter_choice.clone();
+        assert_eq!(is_final(&last), Some(ParameterChoice::BoolParam(false)));
+        let end = response.end_message().unwrap();
+        assert_eq!((is_final(&end), end.outputs.len()), (Some(ParameterChoice::BoolParam(true)), 0));
+    }
+}

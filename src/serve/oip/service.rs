@@ -1,0 +1,145 @@
+//! The methods of the protocol.
+
+use super::{
+    codec::DecodedRequest, field_names, infer_stream::InferStream, models, request::InferRequest,
+    response::ResponseBuilder, streamed_request::start_call, tensors::bad_option,
+};
+use crate::{
+    error::Error,
+    serve::{
+        call::Call,
+        in_process::{ClientContext, Services},
+        registry::health::Monitor,
+        status::status,
+    },
+};
+use tonic::{Request, Response, Status, Streaming};
+use weir_proto::inference::{self as oip, grpc_inference_service_server::GrpcInferenceService};
+
+/// The service, which calls our own services.
+#[derive(Clone)]
+pub(super) struct InferenceService {
+    pub(super) services: Services,
+    pub(super) monitor: Monitor,
+    /// Maximum concurrent requests of one stream.
+    pub(super) max_concurrent: usize,
+}
+
+impl InferenceService {
+    /// Handles a stream of requests.
+    pub(super) fn stream(&self, request: Request<Streaming<DecodedRequest>>) -> Response<InferStream> {
+        let client = ClientContext::from_grpc(&request);
+        Response::new(InferStream::new(self.services.clone(), client, request, self.max_concurrent))
+    }
+
+    async fn infer(&self, client: &ClientContext, request: InferRequest) -> Result<oip::ModelInferResponse, Status> {
+        let mut response = ResponseBuilder::new(request.output.clone());
+        let mut stream = start_call(self.services.clone(), client, request).await?;
+        while let Some(message) = stream.message().await? {
+            message.event.into_iter().for_each(|event| response.push(event));
+        }
+        Ok(response.take_message())
+    }
+}
+
+/// Returns a function that converts errors of this call to statuses.
+fn status_of<T>(request: &Request<T>) -> impl Fn(Error) -> Status + use<T> {
+    let call = Call::of(request);
+    move |error| field_names::for_client(&status(&error, &call.id))
+}
+
+#[tonic::async_trait]
+impl GrpcInferenceService for InferenceService {
+    type ModelStreamInferStream = tokio_stream::Empty<Result<oip::ModelStreamInferResponse, Status>>;
+
+    async fn server_live(
+        &self,
+        _: Request<oip::ServerLiveRequest>,
+    ) -> Result<Response<oip::ServerLiveResponse>, Status> {
+        Ok(Response::new(oip::ServerLiveResponse { live: self.monitor.alive().is_ok() }))
+    }
+
+    async fn server_ready(
+        &self,
+        _: Request<oip::ServerReadyRequest>,
+    ) -> Result<Response<oip::ServerReadyResponse>, Status> {
+        Ok(Response::new(oip::ServerReadyResponse { ready: self.monitor.ready().is_ok() }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<oip::ServerMetadataRequest>,
+    ) -> Result<Response<oip::ServerMetadataResponse>, Status> {
+        Ok(Response::new(models::server()))
+    }
+
+    async fn model_ready(
+        &self,
+        request: Request<oip::ModelReadyRequest>,
+    ) -> Result<Response<oip::ModelReadyResponse>, Status> {
+        let oip::ModelReadyRequest { name, version } = request.get_ref();
+        let ready = models::find(self.monitor.engines(), name, version)
+            .is_ok_and(|engine| models::unready_reason(&engine).is_none());
+        Ok(Response::new(oip::ModelReadyResponse { ready: ready && self.monitor.ready().is_ok() }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<oip::ModelMetadataRequest>,
+    ) -> Result<Response<oip::ModelMetadataResponse>, Status> {
+        let oip::ModelMetadataRequest { name, version } = request.get_ref();
+        let engine = models::find_generating(self.monitor.engines(), "ModelMetadata", name, version);
+        engine.map(|engine| Response::new(models::metadata(&engine))).map_err(status_of(&request))
+    }
+
+    async fn model_config(
+        &self,
+        request: Request<oip::ModelConfigRequest>,
+    ) -> Result<Response<oip::ModelConfigResponse>, Status> {
+        let oip::ModelConfigRequest { name, version } = request.get_ref();
+        let engine = models::find_generating(self.monitor.engines(), "ModelConfig", name, version);
+        let config = engine.map(|engine| Some(models::config(&engine))).map_err(status_of(&request))?;
+        Ok(Response::new(oip::ModelConfigResponse { config }))
+    }
+
+    async fn model_statistics(
+        &self,
+        request: Request<oip::ModelStatisticsRequest>,
+    ) -> Result<Response<oip::ModelStatisticsResponse>, Status> {
+        let oip::ModelStatisticsRequest { name, version } = request.get_ref();
+        let statistics = models::statistics(self.monitor.engines(), name, version);
+        let model_stats = statistics.map_err(status_of(&request))?;
+        Ok(Response::new(oip::ModelStatisticsResponse { model_stats }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<oip::RepositoryIndexRequest>,
+    ) -> Result<Response<oip::RepositoryIndexResponse>, Status> {
+        let models = models::index(&self.monitor, request.get_ref().ready);
+        Ok(Response::new(oip::RepositoryIndexResponse { models }))
+    }
+
+    async fn model_infer(
+        &self,
+        request: Request<oip::ModelInferRequest>,
+    ) -> Result<Response<oip::ModelInferResponse>, Status> {
+        let client = ClientContext::from_grpc(&request);
+        let status = status_of(&request);
+        let InferRequest { generate, output, deadline } = InferRequest::parse(request.into_inner()).map_err(&status)?;
+        if output.stream {
+            return Err(status(bad_option("stream", "true".into(), "false; use ModelStreamInfer for streams")));
+        }
+        let request = InferRequest { generate, output: output.in_one_message(), deadline };
+        let response = self.infer(&client, request).await;
+        response.map(Response::new).map_err(|status| field_names::for_client(&status))
+    }
+
+    /// Never called: [`InferenceServer`](super::InferenceServer) handles this method with its own codec.
+    async fn model_stream_infer(
+        &self,
+        _: Request<Streaming<oip::ModelInferRequest>>,
+    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+        Err(Status::unimplemented("ModelStreamInfer is handled by its own codec"))
+    }
+}

@@ -1,0 +1,118 @@
+//! One request of a stream, from the call to its last message.
+
+use super::{
+    field_names,
+    request::{InferRequest, OutputOptions},
+    response::{ResponseBuilder, failure_message},
+};
+use crate::serve::in_process::{ClientContext, Services};
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+use tokio_stream::Stream;
+use tonic::{Status, Streaming};
+use weir_proto::{
+    inference::ModelStreamInferResponse,
+    v1::{GenerateResponse, generation_client::GenerationClient},
+};
+
+/// A call without a response yet.
+type PendingCall = Pin<Box<dyn Future<Output = Result<Streaming<GenerateResponse>, Status>> + Send>>;
+
+/// One request and its response.
+pub(super) struct StreamedRequest {
+    id: String,
+    stage: CallStage,
+    response: ResponseBuilder,
+    ready: VecDeque<ModelStreamInferResponse>,
+}
+
+enum CallStage {
+    Pending(PendingCall),
+    Running(Streaming<GenerateResponse>),
+    Ended,
+}
+
+/// Calls `Generate` on behalf of the client.
+pub(super) async fn start_call(
+    services: Services,
+    client: &ClientContext,
+    request: InferRequest,
+) -> Result<Streaming<GenerateResponse>, Status> {
+    let mut service = GenerationClient::new(services).max_decoding_message_size(usize::MAX);
+    let client = client.clone().until(request.deadline);
+    service.generate(client.call(request.generate)).await.map(tonic::Response::into_inner)
+}
+
+impl StreamedRequest {
+    /// Starts a valid request.
+    pub(super) fn new(services: Services, client: ClientContext, request: InferRequest) -> Self {
+        let id = request.output.id.clone();
+        let response = ResponseBuilder::new(request.output.clone());
+        let call = Box::pin(async move { start_call(services, &client, request).await });
+        Self { id, stage: CallStage::Pending(call), response, ready: VecDeque::new() }
+    }
+
+    /// Answers an invalid request.
+    pub(super) fn rejected(id: &str, status: &Status) -> Self {
+        let response = ResponseBuilder::new(OutputOptions::default());
+        Self { id: id.to_owned(), stage: CallStage::Ended, response, ready: [failure_message(id, status)].into() }
+    }
+
+    /// Handles the next message of the call, or its end.
+    fn receive(&mut self, message: Option<Result<GenerateResponse, Status>>) {
+        match message {
+            Some(Ok(message)) => {
+                message.event.into_iter().for_each(|event| self.response.push(event));
+                if self.response.has_output() {
+                    self.send();
+                }
+            }
+            Some(Err(status)) => self.fail(&status),
+            None if self.response.is_complete() => {}
+            None => self.fail(&Status::internal("the response ended early")),
+        }
+    }
+
+    fn send(&mut self) {
+        let message = self.response.take_message();
+        let end = self.response.is_complete().then(|| self.response.end_message()).flatten();
+        let messages = [Some(message), end].into_iter().flatten();
+        let messages =
+            messages.map(|message| ModelStreamInferResponse { infer_response: Some(message), ..Default::default() });
+        self.ready.extend(messages);
+        if self.response.is_complete() {
+            self.stage = CallStage::Ended;
+        }
+    }
+
+    fn fail(&mut self, status: &Status) {
+        self.ready.push_back(failure_message(&self.id, &field_names::for_client(status)));
+        self.stage = CallStage::Ended;
+    }
+}
+
+impl Stream for StreamedRequest {
+    type Item = ModelStreamInferResponse;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Poll::Ready(Some(message));
+            }
+            match &mut self.stage {
+                CallStage::Ended => return Poll::Ready(None),
+                CallStage::Pending(call) => match ready!(call.as_mut().poll(cx)) {
+                    Ok(stream) => self.stage = CallStage::Running(stream),
+                    Err(status) => self.fail(&status),
+                },
+                CallStage::Running(stream) => {
+                    let message = ready!(Pin::new(stream).poll_next(cx));
+                    self.receive(message);
+                }
+            }
+        }
+    }
+}

@@ -14,8 +14,8 @@ const headers = () => {
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 };
 
-/** Asks for a stream of events, and gives each to `take` while they come. */
-async function events(path, body, signal, take) {
+/** Requests a stream of events, and calls `handle` with each. */
+async function events(path, body, signal, handle) {
   const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify({ ...body, stream: true }), signal });
   if (!response.ok) throw new Error((await response.json()).error.message);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -29,12 +29,12 @@ async function events(path, body, signal, take) {
       if (data === "[DONE]") continue;
       const message = JSON.parse(data);
       if (message.error) throw new Error(message.error.message);
-      take(message);
+      handle(message);
     }
   }
 }
 
-/** A form whose work runs once at a time, tells how it goes, and can be stopped. */
+/** A form whose work runs at most once at a time, shows its status, and can be stopped. */
 class Task {
   constructor(form, go, stop, status, work) {
     Object.assign(this, { form: at(form), go: at(go), button: at(stop), status: at(status) });
@@ -49,15 +49,15 @@ class Task {
     if (this.stopping) this.stopping.abort();
   }
 
-  say(text) {
+  showStatus(text) {
     this.status.textContent = text;
   }
 
   async run(work) {
-    // the keyboard asks whether the button may be pressed or not
+    // The keyboard shortcut also works while the button is disabled.
     if (this.stopping) return;
     this.go.disabled = true;
-    this.say("");
+    this.showStatus("");
     this.button.disabled = false;
     this.status.classList.remove("error");
     this.stopping = new AbortController();
@@ -66,7 +66,7 @@ class Task {
     } catch (error) {
       const stopped = error.name === "AbortError";
       this.status.classList.toggle("error", !stopped);
-      this.say(stopped ? "Stopped." : error.message);
+      this.showStatus(stopped ? "Stopped." : error.message);
     } finally {
       this.stopping = null;
       this.go.disabled = false;
@@ -75,7 +75,7 @@ class Task {
   }
 }
 
-/** Names and values, as a list. */
+/** Builds the entries of a list of names and values. */
 const figures = (pairs) =>
   pairs.map(([name, value]) => {
     const pair = make("div");

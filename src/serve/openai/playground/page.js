@@ -13,7 +13,7 @@ for (const id of TABS) {
   at(id).addEventListener("click", () => open_tab(id));
   at(id).addEventListener("keydown", (event) => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-    const other = TABS.find((one) => one !== id);
+    const other = TABS.find((tab) => tab !== id);
     open_tab(other);
     at(other).focus();
   });
@@ -21,16 +21,17 @@ for (const id of TABS) {
 
 async function models() {
   const response = await fetch("/v1/models", { headers: headers() });
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error.message);
+  const list = await response.json();
+  if (!response.ok) throw new Error(list.error.message);
   const option = (value, text) => Object.assign(make("option", "", text), { value });
-  const options = (of) => of.map((model) => Object.assign(option(model.id, model.id), { title: model.shape }));
-  const [writers, readers] = [answer.data.filter((model) => !model.documents), answer.data.filter((model) => model.documents)];
-  at("model-a").replaceChildren(...options(writers));
-  at("model-b").replaceChildren(option("", "nothing"), ...options(writers));
-  at("summary-model").replaceChildren(...options(readers));
-  at("no-readers").hidden = readers.length > 0;
-  if (!writers.length && readers.length) open_tab("tab-summarize");
+  const options = (models) => models.map((model) => Object.assign(option(model.id, model.id), { title: model.shape }));
+  const generators = list.data.filter((model) => !model.documents);
+  const summarizers = list.data.filter((model) => model.documents);
+  at("model-a").replaceChildren(...options(generators));
+  at("model-b").replaceChildren(option("", "no model"), ...options(generators));
+  at("summary-model").replaceChildren(...options(summarizers));
+  at("no-readers").hidden = summarizers.length > 0;
+  if (!generators.length && summarizers.length) open_tab("tab-summarize");
 }
 
 const chosen = () => (at("generating").hidden ? summary : generation);

@@ -1,9 +1,9 @@
-/** A document, and what the model's poolings have kept of it. */
-class Reading {
+/** A document, and the parts of it that each pooling layer has kept. */
+class DocumentView {
   constructor(text) {
     this.bytes = new TextEncoder().encode(text);
     this.layers = [];
-    at("layers").replaceChildren(make("legend", "", "kept by the pooling behind"));
+    at("layers").replaceChildren(make("legend", "", "kept by the pooling after"));
     this.render();
   }
 
@@ -18,7 +18,7 @@ class Reading {
     this.render(depth);
   }
 
-  /** Shows what that many poolings have kept, the deeper the stronger. */
+  /** Marks what the first `shown` pooling layers have kept; deeper layers are marked more strongly. */
   render(shown = 0) {
     const kept = this.layers.slice(0, shown);
     const edges = new Set([0, this.bytes.length]);
@@ -49,46 +49,46 @@ async function summarize(signal) {
   if (!at("summary-model").value) await models();
   if (!at("summary-model").value) throw new Error(at("no-readers").textContent);
   const text = at("document").value;
-  const reading = new Reading(text);
+  const view = new DocumentView(text);
   const body = { model: at("summary-model").value, document: text, cut: at("cut").checked };
   for (const [id, name] of Object.entries(SUMMARY_OPTIONS)) if (at(id).value) body[name] = Number(at(id).value);
   at("summary").textContent = "";
   at("summary-figures").replaceChildren();
   at("progress").removeAttribute("value");
   at("results").hidden = false;
-  summary.say("The document is being sent …");
+  summary.showStatus("Sending the document …");
   await events("/v1/summaries", body, signal, ({ progress, selected, piece, finished }) => {
     if (progress) {
       if (progress.blocks_total) at("progress").value = progress.blocks_encoded / progress.blocks_total;
       const layer = progress.layer === null ? progress.stage : `layer ${progress.layer}`;
-      summary.say(`${progress.tokens_read} tokens read, ${progress.blocks_encoded} blocks encoded; next: ${layer}`);
+      summary.showStatus(`${progress.tokens_read} tokens read, ${progress.blocks_encoded} blocks encoded; next: ${layer}`);
     }
-    if (selected) reading.select(selected);
+    if (selected) view.select(selected);
     if (piece) {
       at("progress").value = 1;
-      summary.say("The model writes …");
+      summary.showStatus("Writing the summary …");
       at("summary").append(piece.text);
     }
-    if (finished) tell(finished);
+    if (finished) showFigures(finished);
   }).finally(() => {
-    // a bar without a value would go on moving
+    // A bar without a value is animated for ever.
     if (!at("progress").hasAttribute("value")) at("progress").value = 0;
   });
-  summary.say("Done.");
+  summary.showStatus("Done.");
 }
 
-function tell({ reason, usage, timing }) {
+function showFigures({ reason, usage, timing }) {
   at("progress").value = 1;
   const seconds = (nanoseconds) => `${shown(nanoseconds / 1e9)} s`;
   at("summary-figures").replaceChildren(...figures([
-    ["tokens of the document", `${usage.document_tokens}${usage.cut ? ", cut" : ""}`],
-    ["tokens written, end mark and all", String(usage.summary_tokens)],
-    ["ended by", reason],
-    ["vectors attended to", String(usage.vectors)],
-    ["their memory, of that without pooling", `${shown((100 * usage.cross_attention_bytes) / usage.unpooled_cross_attention_bytes, 1)} %`],
-    ["encoded after", seconds(timing.upload_ns + timing.encode_rest_ns)],
-    ["first token after", seconds(timing.time_to_first_token_ns)],
-    ["in all", seconds(timing.total_ns)],
+    ["document tokens", `${usage.document_tokens}${usage.cut ? ", truncated" : ""}`],
+    ["summary tokens, with the end symbol", String(usage.summary_tokens)],
+    ["finish reason", reason],
+    ["vectors in cross-attention", String(usage.vectors)],
+    ["memory, relative to no pooling", `${shown((100 * usage.cross_attention_bytes) / usage.unpooled_cross_attention_bytes, 1)} %`],
+    ["time to encode", seconds(timing.upload_ns + timing.encode_rest_ns)],
+    ["time to first token", seconds(timing.time_to_first_token_ns)],
+    ["total time", seconds(timing.total_ns)],
   ]));
 }
 

@@ -77,7 +77,7 @@ struct StreamResult {
 /// Reads one stream to its end.
 async fn read_stream(mut client: GenerationClient<Channel>, request: Request) -> Result<StreamResult> {
     let refused =
-        |status: tonic::Status| Error::Setting(format!("the server said {}: {}", status.code(), status.message()));
+        |status: tonic::Status| Error::Setting(format!("the server answered {}: {}", status.code(), status.message()));
     let Request { prompt, seed, chars } = request;
     let sampling = Some(v1::Sampling { seed: Some(seed), ..Default::default() });
     let stopping = Some(v1::Stopping { max_chars: Some(chars), ..Default::default() });

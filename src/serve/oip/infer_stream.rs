@@ -4,7 +4,7 @@
 use super::{
     codec::DecodedRequest,
     field_names,
-    request::{InferRequest, request_name},
+    request::{InferRequest, shortened_id},
     streamed_request::StreamedRequest,
 };
 use crate::{
@@ -87,7 +87,7 @@ impl InferStream {
         let running = match request {
             Err(reason) => reject("", &undecodable(&reason)),
             Ok(request) => {
-                let id = request_name(&request);
+                let id = shortened_id(&request);
                 match InferRequest::parse(request) {
                     Ok(request) => StreamedRequest::new(self.services.clone(), client.clone(), request),
                     Err(error) => reject(&id, &error),

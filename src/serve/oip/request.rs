@@ -69,7 +69,7 @@ impl OutputOptions {
 }
 
 /// Returns the request's id, shortened as responses repeat it.
-pub(super) fn request_name(request: &ModelInferRequest) -> String {
+pub(super) fn shortened_id(request: &ModelInferRequest) -> String {
     clip(&request.id, ID_BYTES)
 }
 
@@ -232,9 +232,13 @@ mod tests {
 
     fn bytes(name: &str, text: &str) -> model_infer_request::InferInputTensor {
         let contents = InferTensorContents { bytes_contents: vec![text.into()], ..Default::default() };
-        let (name, datatype) = (name.into(), "BYTES".into());
-        let contents = Some(contents);
-        model_infer_request::InferInputTensor { name, datatype, shape: vec![1], contents, ..Default::default() }
+        model_infer_request::InferInputTensor {
+            name: name.into(),
+            datatype: "BYTES".into(),
+            shape: vec![1],
+            contents: Some(contents),
+            ..Default::default()
+        }
     }
 
     fn parse_with(parameters: &[(&str, ParameterChoice)], sampling: Option<&str>) -> Result<InferRequest> {

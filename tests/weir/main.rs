@@ -1,8 +1,8 @@
-//! One binary of integration tests; each module is one concern.
+//! Integration tests, in one binary. Each module tests one concern.
 
-#![allow(clippy::disallowed_methods, reason = "tests give threads time to do what they must not do")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says by it what it counts on")]
-#![allow(clippy::type_complexity, reason = "a test's own closures and tables are read once, where they stand")]
+#![allow(clippy::disallowed_methods, reason = "tests sleep to show that threads stay idle")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
+#![allow(clippy::type_complexity, reason = "the types of a test's tables and closures are used once")]
 
 mod arrows;
 mod bench;

@@ -1,9 +1,10 @@
-//! A naive twin of the decoder in f64, written from the papers with plain loops, and the shapes that the official fixtures
-//! lack: every position scheme with every window, GPT-2's, windows of whole pages and of none, odd widths.
+//! A naive implementation of the decoder in f64, written from the papers with plain loops. It runs on shapes that the
+//! official fixtures lack: every position scheme with every window, GPT-2, windows with and without page alignment, and odd
+//! widths.
 
 use super::{
-    naive_hourglass::{sees, turned, write},
-    support::{Dice, full, of_text, settings},
+    naive_hourglass::{rotated, sees, write},
+    support::{Dice, full, settings, text_symbols},
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -64,19 +65,19 @@ fn list() -> Vec<(String, Value)> {
     all.push(("gpt-2".into(), config(&learned, &json!("full"), &gpt2)));
     let scaled = [("scale_embedding", json!(true)), ("activation", json!("relu"))];
     all.push(("scaled".into(), config(&json!("rotary"), &json!({"sliding": {"keys": 3}}), &scaled)));
-    // texts that begin with a mark, which takes the first position and is left behind like any other
+    // texts that begin with a start symbol, which takes the first position and leaves the window like any other
     for (position_name, position) in &positions {
         for (window_name, window) in &windows {
             let mut marked = config(position, window, &[]);
-            marked["vocabulary"] = MARKED.clone();
+            marked["vocabulary"] = WITH_SPECIALS.clone();
             all.push((format!("marked {position_name}, {window_name}"), marked));
         }
     }
     all
 }
 
-/// The same symbols, with marks between them.
-static MARKED: LazyLock<Value> = LazyLock::new(|| {
+/// The same symbols with special symbols between them.
+static WITH_SPECIALS: LazyLock<Value> = LazyLock::new(|| {
     json!({
         "symbols": [" ", "a", "<BoS>", "b", "<bos>", "é", "語", "<eos>", "e", "<nxt>", "\n", "<oov>"],
         "specials": {"start": 2, "end": 7, "segment_start": 4, "segment_end": 9, "unknown": 11},
@@ -86,37 +87,39 @@ static MARKED: LazyLock<Value> = LazyLock::new(|| {
 fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
-        let make = |(seed, (name, config)): (usize, (String, Value))| {
-            let folder = write(root.path(), &format!("decoder-{seed}"), &config, seed as u64 + 21);
-            (name, folder)
-        };
-        let folders = list().into_iter().enumerate().map(make).collect();
+        let folders = list()
+            .into_iter()
+            .enumerate()
+            .map(|(seed, (name, config))| {
+                (name, write(root.path(), &format!("decoder-{seed}"), &config, seed as u64 + 21))
+            })
+            .collect();
         (root, folders)
     });
     &SHAPES.1
 }
 
-/// The shapes, loaded.
+/// Loads all shapes.
 pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
 }
 
-/// A shape's folder.
+/// Returns the folder of a shape.
 pub(super) fn folder(name: &str) -> &'static Path {
     &folders().iter().find(|(own, _)| own == name).unwrap().1
 }
 
 type Matrix = Vec<Vec<f64>>;
 
-/// A checkpoint's tensors and its architecture.
-struct Twin {
+/// A naive implementation: the tensors and the architecture of a checkpoint.
+struct Naive {
     tensors: HashMap<String, Vec<f64>>,
     architecture: Value,
-    /// What each text begins with.
+    /// Symbol at the start of each text.
     start: Option<u32>,
 }
 
-impl Twin {
+impl Naive {
     fn read(folder: &Path) -> Self {
         let bytes = fs::read(folder.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -138,15 +141,17 @@ impl Twin {
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (weight, bias) = (self.get(&format!("{name}.weight")), self.tensors.get(&format!("{name}.bias")));
-        let one = |o: usize| {
+        let weight = self.get(&format!("{name}.weight"));
+        let bias = self.tensors.get(&format!("{name}.bias"));
+        let output = |o: usize| {
             (0..x.len()).map(|k| weight[o * x.len() + k] * x[k]).sum::<f64>() + bias.map_or(0.0, |bias| bias[o])
         };
-        (0..weight.len() / x.len()).map(one).collect()
+        (0..weight.len() / x.len()).map(output).collect()
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        let weight = self.get(&format!("{name}.weight"));
+        let bias = self.get(&format!("{name}.bias"));
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
         (0..x.len()).map(|i| (x[i] - mean) / (variance + 1e-5).sqrt() * weight[i] + bias[i]).collect()
@@ -161,8 +166,9 @@ impl Twin {
             }
             _ => {
                 // erf by Simpson's rule
-                let (limit, steps) = (x / 2f64.sqrt(), 200);
-                let (h, f) = (limit / f64::from(steps), |t: f64| (-t * t).exp());
+                let steps = 200;
+                let h = x / 2f64.sqrt() / f64::from(steps);
+                let f = |t: f64| (-t * t).exp();
                 let weight = |i: i32| if i == 0 || i == steps { 1.0 } else { 2.0 + 2.0 * f64::from(i % 2) };
                 let sum: f64 = (0..=steps).map(|i| weight(i) * f(f64::from(i) * h)).sum();
                 0.5 * x * (1.0 + sum * h / 3.0 * 2.0 / std::f64::consts::PI.sqrt())
@@ -178,7 +184,7 @@ impl Twin {
         }
     }
 
-    /// What is added to the embedding.
+    /// Returns the absolute position encoding, which is added to the embedding.
     fn absolute(&self, n: usize) -> Vec<f64> {
         let dim = self.size("dim");
         match self.position().0 {
@@ -192,13 +198,14 @@ impl Twin {
         }
     }
 
-    /// One head's score of a query at i with a key at j, before the softmax.
-    fn score(&self, prefix: &str, (head, i, j): (usize, usize, usize), q: &[f64], k: &[f64]) -> f64 {
-        let (h, distance, (scheme, options)) = (q.len(), i - j, self.position());
+    /// Returns one head's score of a query and a key before the softmax.
+    fn score(&self, prefix: &str, head: usize, distance: usize, q: &[f64], k: &[f64]) -> f64 {
+        let h = q.len();
+        let (scheme, options) = self.position();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let scale = 1.0 / (h as f64).sqrt();
         match scheme {
-            "rotary" | "xpos" => turned(q, k, distance, options["scale_base"].as_f64()) * scale,
+            "rotary" | "xpos" => rotated(q, k, distance, options["scale_base"].as_f64()) * scale,
             "transformer-xl" => {
                 let angles: Vec<f64> =
                     self.get("position.inverse_frequency").iter().map(|f| distance as f64 * f).collect();
@@ -209,10 +216,10 @@ impl Twin {
                 };
                 (dot(&biased("content"), k) + dot(&biased("distance"), far)) * scale
             }
-            // of three heads: two of their own, the first of four
+            // slopes of three heads: two for two heads, then the first for four
             "alibi" => dot(q, k) * scale - [1.0 / 16.0, 1.0 / 256.0, 0.25][head] * distance as f64,
             "buckets" => {
-                // six: 0, 1, 2, then thirds of the logarithm from 3 to 50
+                // six buckets: 0, 1, 2, then thirds of the logarithm from 3 to 50
                 let third = (distance as f64 / 3.0).ln() / (50f64 / 3.0).ln() * 3.0;
                 let bucket = if distance < 3 { distance } else { (3 + third as usize).min(5) };
                 dot(q, k) * scale + self.get("position.bias")[bucket * self.size("heads") + head]
@@ -221,15 +228,17 @@ impl Twin {
         }
     }
 
-    /// Queries, keys and values.
+    /// Returns queries, keys and values.
     fn projected(&self, prefix: &str, x: &Matrix) -> Matrix {
         let normed = x.iter().map(|x| self.norm(&format!("{prefix}.attention.norm"), x));
         normed.map(|x| self.linear(&format!("{prefix}.attention.qkv"), &x)).collect()
     }
 
-    /// s[n] of a layer (LeX, eq. 13): the mean score at each distance, over heads and queries.
+    /// Returns s[n] of a layer (LeX, eq. 13): the mean score at each distance, over heads and queries.
     fn mean_scores(&self, prefix: &str, x: &Matrix) -> Vec<f64> {
-        let (heads, h, qkv) = (self.size("heads"), self.size("head_dim"), self.projected(prefix, x));
+        let heads = self.size("heads");
+        let h = self.size("head_dim");
+        let qkv = self.projected(prefix, x);
         let window = &self.architecture["window"];
         let mean = |distance: usize| {
             let pairs = (distance..x.len()).filter(|&i| sees(window, i, i - distance));
@@ -237,7 +246,7 @@ impl Twin {
                 .flat_map(|i| (0..heads).map(move |head| (head, i)))
                 .map(|(head, i)| {
                     let at = |row: usize, part: usize| &qkv[row][(part * heads + head) * h..][..h];
-                    self.score(prefix, (head, i, i - distance), at(i, 0), at(i - distance, 1))
+                    self.score(prefix, head, distance, at(i, 0), at(i - distance, 1))
                 })
                 .collect();
             (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64)
@@ -246,15 +255,17 @@ impl Twin {
     }
 
     fn layer(&self, prefix: &str, x: &Matrix) -> Matrix {
-        let (heads, h) = (self.size("heads"), self.size("head_dim"));
-        let (inner, subs) = (heads * h, self.architecture["sub_norms"] == true);
+        let heads = self.size("heads");
+        let h = self.size("head_dim");
+        let inner = heads * h;
+        let subs = self.architecture["sub_norms"] == true;
         let qkv = self.projected(prefix, x);
-        let one = |i: usize| {
+        let output = |i: usize| {
             let mut mixed = vec![0.0; inner];
             for head in 0..heads {
                 let at = |row: usize, part: usize| &qkv[row][part * inner + head * h..][..h];
                 let visible: Vec<usize> = (0..=i).filter(|&j| sees(&self.architecture["window"], i, j)).collect();
-                let weight = |&j: &usize| self.score(prefix, (head, i, j), at(i, 0), at(j, 1)).exp();
+                let weight = |&j: &usize| self.score(prefix, head, i - j, at(i, 0), at(j, 1)).exp();
                 let weights: Vec<f64> = visible.iter().map(weight).collect();
                 let total: f64 = weights.iter().sum();
                 for n in 0..h {
@@ -275,20 +286,21 @@ impl Twin {
             let change = self.linear(&format!("{prefix}.feed_forward.down"), &wide);
             y.iter().zip(change).map(|(y, c)| y + c).collect()
         };
-        (0..x.len()).map(one).collect()
+        (0..x.len()).map(output).collect()
     }
 
     fn embedded(&self, symbols: &[u32]) -> Matrix {
-        let (dim, embedding) = (self.size("dim"), self.get("embedding.weight"));
+        let dim = self.size("dim");
+        let embedding = self.get("embedding.weight");
         let scale = if self.architecture["scale_embedding"] == true { (dim as f64).sqrt() } else { 1.0 };
-        let embed = |(n, &s): (usize, &u32)| {
-            let row = &embedding[s as usize * dim..][..dim];
+        let embed = |n: usize, symbol: u32| {
+            let row = &embedding[symbol as usize * dim..][..dim];
             row.iter().zip(self.absolute(n)).map(|(x, add)| x * scale + add).collect()
         };
-        symbols.iter().enumerate().map(embed).collect()
+        symbols.iter().enumerate().map(|(n, &symbol)| embed(n, symbol)).collect()
     }
 
-    /// The logits after each symbol; before them those after the mark that the text begins with, if there is one.
+    /// Returns the logits after each symbol, preceded by those after the start symbol if the vocabulary has one.
     fn forward(&self, symbols: &[u32]) -> Matrix {
         let symbols: Vec<u32> = self.start.into_iter().chain(symbols.iter().copied()).collect();
         let mut x = self.embedded(&symbols);
@@ -301,13 +313,13 @@ impl Twin {
 }
 
 #[test]
-fn every_scheme_with_every_window() {
+fn every_scheme_with_every_window_equals_the_naive_implementation() {
     for ((name, folder), (_, model)) in folders().iter().zip(shapes()) {
-        let twin = Twin::read(folder);
+        let naive = Naive::read(folder);
         let text = Dice::new(5).text(100, SYMBOLS.len());
-        let text = of_text(&*model, &text);
-        let mut want = twin.forward(&text);
-        assert_eq!(model.card().first_logits.is_some(), twin.start.is_some(), "{name}");
+        let text = text_symbols(&*model, &text);
+        let mut want = naive.forward(&text);
+        assert_eq!(model.card().first_logits.is_some(), naive.start.is_some(), "{name}");
         if let Some(first) = &model.card().first_logits {
             let want = want.remove(0);
             assert!(first.iter().zip(&want).all(|(got, want)| (f64::from(*got) - want).abs() < 2e-5), "{name}: first");
@@ -321,44 +333,46 @@ fn every_scheme_with_every_window() {
     }
 }
 
-/// Each scheme and each window shows in the logits: none of them is another in disguise.
+/// Each scheme and each window changes the logits.
 #[test]
-fn schemes_and_windows_differ() {
+fn schemes_and_windows_give_different_logits() {
     let text = Dice::new(5).text(100, SYMBOLS.len());
     for (name, folder) in folders() {
-        let twin = Twin::read(folder);
-        let logits = twin.forward(&text);
+        let naive = Naive::read(folder);
+        let logits = naive.forward(&text);
         let changed = |key: &str, value: Value| {
-            let mut other = Twin::read(folder);
+            let mut other = Naive::read(folder);
             other.architecture[key] = value;
             let others = other.forward(&text);
             logits.iter().flatten().zip(others.iter().flatten()).any(|(a, b)| (a - b).abs() > 1e-3)
         };
-        assert_eq!(changed("window", json!("full")), twin.architecture["window"] != "full", "{name}");
-        assert_eq!(changed("position", json!("none")), twin.architecture["position"] != "none", "{name}");
+        assert_eq!(changed("window", json!("full")), naive.architecture["window"] != "full", "{name}");
+        assert_eq!(changed("position", json!("none")), naive.architecture["position"] != "none", "{name}");
     }
 }
 
 #[test]
-fn attention_resolution_is_that_of_the_definition() {
+fn attention_resolution_equals_the_definition() {
     let text = Dice::new(6).text(90, SYMBOLS.len());
     let unmarked = |name: &str| !name.starts_with("marked");
     for ((name, folder), (_, model)) in folders().iter().zip(shapes()).filter(|((name, _), _)| unmarked(name)) {
-        let (twin, found) = (Twin::read(folder), measure(&*model, &text).unwrap());
-        let (mut x, mut layers) = (twin.embedded(&text), Vec::new());
-        for index in 0..twin.size("layers") {
-            layers.push(twin.mean_scores(&format!("layers.{index}"), &x));
-            x = twin.layer(&format!("layers.{index}"), &x);
+        let naive = Naive::read(folder);
+        let measured = measure(&*model, &text).unwrap();
+        let mut x = naive.embedded(&text);
+        let mut layers = Vec::new();
+        for index in 0..naive.size("layers") {
+            layers.push(naive.mean_scores(&format!("layers.{index}"), &x));
+            x = naive.layer(&format!("layers.{index}"), &x);
         }
         let resolution = |s: &[f64]| {
             let e: Vec<f64> = s.iter().map(|s| s.exp()).collect();
             (0..e.len() - 1).map(|n| e[n] * (e[n] - e[n + 1])).sum::<f64>() / e.iter().sum::<f64>().powi(2)
         };
-        for (found, scores) in found.layers.iter().zip(&layers) {
-            assert!((found - resolution(scores)).abs() < 1e-5, "{name}: {found} {}", resolution(scores));
+        for (measured, scores) in measured.layers.iter().zip(&layers) {
+            assert!((measured - resolution(scores)).abs() < 1e-5, "{name}: {measured} {}", resolution(scores));
         }
         let mean: Vec<f64> = (0..layers[0].len()).map(|n| (layers[0][n] + layers[1][n]) / 2.0).collect();
-        assert!((found.all - resolution(&mean)).abs() < 1e-5, "{name}");
-        assert_eq!((found.layers.len(), found.distances), (2, mean.len()), "{name}");
+        assert!((measured.all - resolution(&mean)).abs() < 1e-5, "{name}");
+        assert_eq!((measured.layers.len(), measured.distances), (2, mean.len()), "{name}");
     }
 }

@@ -1,6 +1,6 @@
-//! A naive twin of the hourglass in f64, written from the SPEC with plain loops, and shapes the official fixtures lack:
-//! d_head ≠ d_model / n_heads, a vocabulary with a newline and letters beyond ASCII whose space is not id 0, ReLU, last-token
-//! pooling, boundaries at a companion's entropy spikes.
+//! A naive implementation of the hourglass in f64, written from the SPEC with plain loops. It runs on shapes that the
+//! official fixtures lack: d_head ≠ d_model / n_heads, a vocabulary with a newline and non-ASCII letters whose space is not
+//! id 0, ReLU, last-token pooling, and boundaries at a companion's entropy spikes.
 
 use super::support::{Alone, Dice, full, settings};
 use safetensors::SafeTensors;
@@ -17,10 +17,10 @@ use weir::{
     family::{init, load::load},
 };
 
-/// A vocabulary whose space stands at id 3.
+/// Vocabulary whose space has id 3.
 const SYMBOLS: [&str; 9] = ["e", "\n", "é", " ", "ł", "ש", "語", "a", "😀"];
 
-/// The same with the test texts' separator, symbol 0, as the boundary: so that texts with many zeros close segments.
+/// Returns a configuration with these layers and boundaries.
 fn config(layers: Value, boundaries: Value, extra: &[(&str, Value)]) -> Value {
     let pooled = boundaries["kind"] != "none";
     let mut architecture = json!({
@@ -39,13 +39,14 @@ fn config(layers: Value, boundaries: Value, extra: &[(&str, Value)]) -> Value {
     })
 }
 
-fn three() -> Value {
+fn three_stacks() -> Value {
     json!({"pre": 2, "middle": 2, "post": 1})
 }
 
 /// Writes a checkpoint with random weights, large enough that every part shows in the logits.
 pub(super) fn write(root: &Path, name: &str, config: &Value, seed: u64) -> PathBuf {
-    let (file, to) = (root.join(format!("{name}.json")), root.join(name));
+    let file = root.join(format!("{name}.json"));
+    let to = root.join(name);
     fs::write(&file, config.to_string()).unwrap();
     init::init(&file, &to, seed, false).unwrap();
     randomise(&to.join("model.safetensors"), seed);
@@ -63,14 +64,14 @@ fn randomise(path: &Path, seed: u64) {
             |view: &safetensors::tensor::TensorView<'_>| view.data().as_ptr() as usize - bytes.as_ptr() as usize;
         file.tensors().iter().map(|(name, view)| (name.clone(), start(view), view.data().len())).collect()
     };
-    views.sort(); // the reader lists tensors in no order; the weights are to be the same in every run
+    views.sort(); // the reader's order varies, and the weights must be the same in every run
     for (name, at, len) in views {
         assert!(at >= header);
         if ["position.inverse_frequency", "position.frequency", "position.slopes"].contains(&&*name) {
             continue;
         }
         let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-        // a predictor whose opinion differs from symbol to symbol
+        // larger weights, so that the predictor's output varies between symbols
         let width = if name.starts_with("boundary.") { 300.0 } else { 3000.0 };
         for number in bytes[at..at + len].chunks_exact_mut(4) {
             let value = centre + (dice.below(2001) as f32 - 1000.0) / width;
@@ -80,7 +81,7 @@ fn randomise(path: &Path, seed: u64) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Shapes of our own: name and folder.
+/// Returns name and folder of each shape.
 fn folders() -> &'static [(String, PathBuf)] {
     static SHAPES: LazyLock<(TempDir, Vec<(String, PathBuf)>)> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
@@ -91,23 +92,26 @@ fn folders() -> &'static [(String, PathBuf)] {
         let blocks = |length: usize| ("window", json!({"blockwise": {"length": length}}));
         let middle = |window: Value| ("middle_window", window);
         let list = [
-            ("odd-shape", config(three(), whitespace.clone(), &[])),
-            ("relu", config(three(), json!({"kind": "fixed", "every": 5}), &[("activation", json!("relu"))])),
-            ("last", config(three(), whitespace.clone(), std::slice::from_ref(&last))),
-            ("learned", config(three(), learned.clone(), &[])),
-            ("every-symbol", config(three(), json!({"kind": "fixed", "every": 1}), &[])),
+            ("odd-shape", config(three_stacks(), whitespace.clone(), &[])),
+            ("relu", config(three_stacks(), json!({"kind": "fixed", "every": 5}), &[("activation", json!("relu"))])),
+            ("last", config(three_stacks(), whitespace.clone(), std::slice::from_ref(&last))),
+            ("learned", config(three_stacks(), learned.clone(), &[])),
+            ("every-symbol", config(three_stacks(), json!({"kind": "fixed", "every": 1}), &[])),
             ("plain", config(json!({"pre": 3}), json!({"kind": "none"}), &[])),
-            ("windows", config(three(), whitespace.clone(), &[blocks(22), middle(json!({"sliding": {"keys": 6}}))])),
-            ("xpos-windows", config(three(), whitespace.clone(), &[xpos(), blocks(64), middle(blocks(8).1)])),
-            ("xpos-last", config(three(), whitespace, &[xpos(), blocks(32), middle(blocks(64).1), last])),
+            (
+                "windows",
+                config(three_stacks(), whitespace.clone(), &[blocks(22), middle(json!({"sliding": {"keys": 6}}))]),
+            ),
+            ("xpos-windows", config(three_stacks(), whitespace.clone(), &[xpos(), blocks(64), middle(blocks(8).1)])),
+            ("xpos-last", config(three_stacks(), whitespace, &[xpos(), blocks(32), middle(blocks(64).1), last])),
             ("plain-windows", config(json!({"pre": 3}), json!({"kind": "none"}), &[xpos(), blocks(64)])),
         ];
         let mut folders: Vec<_> = Vec::new();
         for (seed, (name, config)) in list.into_iter().enumerate() {
             folders.push((name.to_string(), write(root.path(), name, &config, seed as u64 + 1)));
         }
-        // weights whose predictor closes now and then
-        let windows = config(three(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
+        // a seed whose predictor closes some segments
+        let windows = config(three_stacks(), learned, &[xpos(), blocks(22), middle(json!({"sliding": {"keys": 5}}))]);
         folders.push(("learned-windows".to_string(), write(root.path(), "learned-windows", &windows, 4)));
         let flat = config(json!({"pre": 2}), json!({"kind": "none"}), &[("dim", json!(16))]);
         folders.push(("spikes".to_string(), spikes(root.path(), &flat)));
@@ -116,34 +120,34 @@ fn folders() -> &'static [(String, PathBuf)] {
     &SHAPES.1
 }
 
-/// A model whose boundaries are a companion's entropy spikes.
+/// Writes a model whose boundaries are the entropy spikes of a companion.
 fn spikes(root: &Path, companion: &Value) -> PathBuf {
     fs::write(root.join("companion.json"), companion.to_string()).unwrap();
     let kind = json!({"kind": "entropy-spikes", "window": 2, "companion": "companion"});
-    let to = write(root, "spikes", &config(three(), kind, &[]), 11);
+    let to = write(root, "spikes", &config(three_stacks(), kind, &[]), 11);
     randomise(&to.join("companion/model.safetensors"), 12);
     to
 }
 
-/// The shapes, loaded.
+/// Loads all shapes.
 pub(super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     folders().iter().map(|(name, folder)| (name.clone(), load(folder, &settings()).unwrap())).collect()
 }
 
-/// A shape's folder.
+/// Returns the folder of a shape.
 pub(super) fn folder(name: &str) -> &'static Path {
     &folders().iter().find(|(own, _)| own == name).unwrap().1
 }
 
 type Matrix = Vec<Vec<f64>>;
 
-/// The twin: a checkpoint's tensors and its architecture.
-pub(super) struct Twin {
+/// A naive implementation: the tensors and the architecture of a checkpoint.
+pub(super) struct Naive {
     tensors: HashMap<String, (Vec<usize>, Vec<f64>)>,
     architecture: Value,
 }
 
-impl Twin {
+impl Naive {
     pub(super) fn read(folder: &Path) -> Self {
         let bytes = fs::read(folder.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -167,13 +171,14 @@ impl Twin {
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = self.get(&format!("{name}.weight"));
         let bias = self.tensors.get(&format!("{name}.bias")).map(|(_, bias)| bias);
-        let one =
+        let output =
             |o: usize| (0..x.len()).map(|k| weight[o * x.len() + k] * x[k]).sum::<f64>() + bias.map_or(0.0, |b| b[o]);
-        (0..weight.len() / x.len()).map(one).collect()
+        (0..weight.len() / x.len()).map(output).collect()
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        let weight = self.get(&format!("{name}.weight"));
+        let bias = self.get(&format!("{name}.bias"));
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
         (0..x.len()).map(|i| (x[i] - mean) / (variance + 1e-5).sqrt() * weight[i] + bias[i]).collect()
@@ -183,8 +188,9 @@ impl Twin {
         if self.architecture["activation"] == "relu" {
             return x.max(0.0);
         }
-        // erf by Simpson's rule: slow, and nobody else's formula
-        let (limit, steps) = (x / 2f64.sqrt(), 200);
+        // erf by Simpson's rule: slow, but independent of the kernels
+        let limit = x / 2f64.sqrt();
+        let steps = 200;
         let h = limit / f64::from(steps);
         let f = |i: i32| (-(f64::from(i) * h).powi(2)).exp();
         let sum: f64 =
@@ -197,19 +203,20 @@ impl Twin {
         angles.iter().map(|a| a.sin()).chain(angles.iter().map(|a| a.cos())).collect()
     }
 
-    /// One head's score of a query at i with a key at j, before the softmax; `distances` are those of Transformer-XL.
-    fn score(&self, (head, i, j): (usize, usize, usize), q: &[f64], k: &[f64], distances: &Matrix) -> f64 {
+    /// Returns one head's score of a query and a key before the softmax. `distances` is for Transformer-XL only.
+    fn score(&self, head: usize, distance: usize, q: &[f64], k: &[f64], distances: &Matrix) -> f64 {
         let h = q.len();
         if let Some(base) = self.architecture.pointer("/position/xpos/scale_base") {
-            return turned(q, k, i - j, base.as_f64()) / (h as f64).sqrt();
+            return rotated(q, k, distance, base.as_f64()) / (h as f64).sqrt();
         }
         let [u, v] = ["content", "distance"].map(|name| &self.get(&format!("position.{name}_bias"))[head * h..]);
-        let far = &distances[i - j][head * h..];
+        let far = &distances[distance][head * h..];
         (0..h).map(|n| (q[n] + u[n]) * k[n] + (q[n] + v[n]) * far[n]).sum::<f64>() / (h as f64).sqrt()
     }
 
     fn layer(&self, prefix: &str, x: &Matrix) -> Matrix {
-        let (heads, h) = (self.size("heads"), self.size("head_dim"));
+        let heads = self.size("heads");
+        let h = self.size("head_dim");
         let inner = heads * h;
         let qkv: Matrix = x.iter().map(|x| self.linear(&format!("{prefix}.attention.qkv"), x)).collect();
         let distances: Matrix = match self.architecture["position"] == "transformer-xl" {
@@ -226,7 +233,7 @@ impl Twin {
                 for a in 0..heads {
                     let at = |row: usize, part: usize| &qkv[row][part * inner + a * h..][..h];
                     let keys: Vec<usize> = (0..=i).filter(|&j| sees(window, i, j)).collect();
-                    let score = |&j: &usize| self.score((a, i, j), at(i, 0), at(j, 1), &distances).exp();
+                    let score = |&j: &usize| self.score(a, i - j, at(i, 0), at(j, 1), &distances).exp();
                     let scores: Vec<f64> = keys.iter().map(score).collect();
                     let total: f64 = scores.iter().sum();
                     for n in 0..h {
@@ -253,19 +260,22 @@ impl Twin {
         x
     }
 
-    /// Logits, given how boundaries follow from the symbols and the pre stack's outputs.
+    /// Returns logits and boundaries. `boundaries` decides from a position and the pre stack's output there.
     pub(super) fn forward(&self, symbols: &[u32], boundaries: &dyn Fn(usize, &[f64]) -> bool) -> (Matrix, Vec<bool>) {
         let dim = self.size("dim");
         let embedding = self.get("embedding.weight");
         let x = symbols.iter().map(|&s| embedding[s as usize * dim..][..dim].to_vec()).collect();
         let hidden = self.stack("pre", x);
         let closes: Vec<bool> = (0..symbols.len()).map(|t| boundaries(t, &hidden[t])).collect();
-        let out =
-            if self.architecture["layers"].get("middle").is_some() { self.upper(&hidden, &closes) } else { hidden };
+        let out = if self.architecture["layers"].get("middle").is_some() {
+            self.middle_and_post(&hidden, &closes)
+        } else {
+            hidden
+        };
         (out.iter().map(|x| self.linear("head", x)).collect(), closes)
     }
 
-    fn upper(&self, hidden: &Matrix, closes: &[bool]) -> Matrix {
+    fn middle_and_post(&self, hidden: &Matrix, closes: &[bool]) -> Matrix {
         let mut short = vec![self.get("null_group").to_vec()];
         let mut open: Matrix = Vec::new();
         for (hidden, closes) in hidden.iter().zip(closes) {
@@ -292,22 +302,22 @@ impl Twin {
         (0..segment[0].len()).map(|i| segment.iter().map(|x| x[i]).sum::<f64>() / segment.len() as f64).collect()
     }
 
-    /// A learned predictor's p.
+    /// Returns p of a learned predictor.
     pub(super) fn probability(&self, hidden: &[f64]) -> f64 {
         let wide = self.linear("boundary.hidden", hidden).into_iter().map(|x| self.activate(x)).collect::<Vec<_>>();
         1.0 / (1.0 + (-self.linear("boundary.output", &wide)[0]).exp())
     }
 }
 
-/// Whether a window shows the key at j to the query at i: by the papers' definitions.
+/// Returns true if the query at i sees the key at j, by the papers' definitions of windows.
 pub(super) fn sees(window: &Value, i: usize, j: usize) -> bool {
     let number = |pointer: &str| window.pointer(pointer).and_then(Value::as_u64).map(|n| n as usize);
     let blocks = number("/blockwise/length").is_none_or(|length| j / (length / 2) + 1 >= i / (length / 2));
     j <= i && blocks && number("/sliding/keys").is_none_or(|keys| i - j < keys)
 }
 
-/// Σ Re(q_m · conj(k_m) · e^(i·n·θ_m)) · ζ_m^(n/B) at distance n; without B no scales.
-pub(super) fn turned(q: &[f64], k: &[f64], distance: usize, base: Option<f64>) -> f64 {
+/// Returns Σ Re(q_m · conj(k_m) · e^(i·n·θ_m)) · ζ_m^(n/B) at distance n. Without B there are no scales.
+pub(super) fn rotated(q: &[f64], k: &[f64], distance: usize, base: Option<f64>) -> f64 {
     let h = q.len() as f64;
     let pair = |m: usize| {
         let theta = 10_000f64.powf(-(m as f64) / (h / 2.0)) * distance as f64;
@@ -319,18 +329,19 @@ pub(super) fn turned(q: &[f64], k: &[f64], distance: usize, base: Option<f64>) -
     (0..q.len() / 2).map(pair).sum()
 }
 
-/// The entropy of softmax(x).
+/// Returns the entropy of softmax(x).
 pub(super) fn entropy(x: &[f64]) -> f64 {
     let total: f64 = x.iter().map(|x| x.exp()).sum();
     -x.iter().map(|x| (x.exp() / total) * (x.exp() / total).ln()).sum::<f64>()
 }
 
-fn agree(name: &str, twin: &Twin, boundaries: &dyn Fn(&[u32], usize, &[f64]) -> bool) {
+/// Compares a shape's logits and boundaries with the naive implementation.
+fn check(name: &str, naive: &Naive, boundaries: &dyn Fn(&[u32], usize, &[f64]) -> bool) {
     let (_, model) = shapes().into_iter().find(|(own, _)| own == name).unwrap();
     for seed in 1..4 {
         let mut text = Dice::new(seed).text(70, SYMBOLS.len());
         text.iter_mut().step_by(6).for_each(|symbol| *symbol = 3); // spaces
-        let (want, closes) = twin.forward(&text, &|t, hidden| boundaries(&text, t, hidden));
+        let (want, closes) = naive.forward(&text, &|t, hidden| boundaries(&text, t, hidden));
         let (got, marks) = full(&*model, &text, &BoundaryOptions::default());
         assert_eq!(marks.iter().map(|mark| mark.boundary).collect::<Vec<_>>(), closes, "{name}");
         if !name.starts_with("plain") {
@@ -345,36 +356,36 @@ fn agree(name: &str, twin: &Twin, boundaries: &dyn Fn(&[u32], usize, &[f64]) -> 
 }
 
 #[test]
-fn shapes_that_the_fixtures_lack() {
-    let twin = |name| Twin::read(folder(name));
-    agree("odd-shape", &twin("odd-shape"), &|text, t, _| text[t] == 3);
-    agree("last", &twin("last"), &|text, t, _| text[t] == 3);
-    agree("relu", &twin("relu"), &|_, t, _| t % 5 == 0);
-    agree("every-symbol", &twin("every-symbol"), &|_, _, _| true);
-    agree("plain", &twin("plain"), &|_, _, _| false);
-    agree("plain-windows", &twin("plain-windows"), &|_, _, _| false);
+fn shapes_without_fixtures_equal_the_naive_implementation() {
+    let naive = |name| Naive::read(folder(name));
+    check("odd-shape", &naive("odd-shape"), &|text, t, _| text[t] == 3);
+    check("last", &naive("last"), &|text, t, _| text[t] == 3);
+    check("relu", &naive("relu"), &|_, t, _| t % 5 == 0);
+    check("every-symbol", &naive("every-symbol"), &|_, _, _| true);
+    check("plain", &naive("plain"), &|_, _, _| false);
+    check("plain-windows", &naive("plain-windows"), &|_, _, _| false);
     for windows in ["windows", "xpos-windows", "xpos-last"] {
-        agree(windows, &twin(windows), &|text, t, _| text[t] == 3);
+        check(windows, &naive(windows), &|text, t, _| text[t] == 3);
     }
     for name in ["learned", "learned-windows"] {
-        let learned = twin(name);
-        agree(name, &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
+        let learned = naive(name);
+        check(name, &learned, &|_, _, hidden| learned.probability(hidden) > 0.4);
     }
 }
 
 #[test]
-fn entropy_spikes_of_a_companion() {
-    let companion = Twin::read(&folder("spikes").join("companion"));
-    agree("spikes", &Twin::read(folder("spikes")), &|text, t, _| {
+fn entropy_spikes_of_a_companion_are_boundaries() {
+    let companion = Naive::read(&folder("spikes").join("companion"));
+    check("spikes", &Naive::read(folder("spikes")), &|text, t, _| {
         let (logits, _) = companion.forward(&text[..=t], &|_, _| false);
         let entropies: Vec<f64> = logits.iter().map(|logits| entropy(logits)).collect();
         entropies[t.saturating_sub(2)..t].iter().all(|&before| entropies[t] > before)
     });
 }
 
-/// A companion trained on shorter windows than its model still goes as far: every prefill feeds both.
+/// A companion with a shorter training length accepts texts as long as its model's, because a prefill feeds both.
 #[test]
-fn a_companion_goes_as_far_as_its_model() {
+fn a_companion_accepts_the_lengths_of_its_model() {
     let root = TempDir::new().unwrap();
     let folder = spikes(root.path(), &config(json!({"pre": 1}), json!({"kind": "none"}), &[]));
     let file = folder.join("config.json");
@@ -384,7 +395,7 @@ fn a_companion_goes_as_far_as_its_model() {
     let model = load(&folder, &settings()).unwrap();
     assert_eq!(model.card().max_symbols, 10_000);
     let mut alone = Alone::new(&*model, BoundaryOptions::default());
-    // the companion alone would end at 8,192
+    // the limit of the companion alone is 8,192
     for chunk in Dice::new(5).text(8_200, SYMBOLS.len()).chunks(512) {
         alone.rows[0].set(chunk, Want::Nothing);
         advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
@@ -392,13 +403,13 @@ fn a_companion_goes_as_far_as_its_model() {
     assert_eq!(alone.rows[0].state.len(), 8_200);
 }
 
-/// Where a companion has fixed boundaries itself, they count from the start of the stream that its model's text is cut from.
+/// Fixed boundaries of a companion count from the start of the whole stream.
 #[test]
-fn a_companion_keeps_the_streams_phase() {
+fn a_companion_keeps_the_phase_of_the_stream() {
     let root = TempDir::new().unwrap();
-    let folder = spikes(root.path(), &config(three(), json!({"kind": "fixed", "every": 5}), &[]));
-    let (model, companion) =
-        (load(&folder, &settings()).unwrap(), load(&folder.join("companion"), &settings()).unwrap());
+    let folder = spikes(root.path(), &config(three_stacks(), json!({"kind": "fixed", "every": 5}), &[]));
+    let model = load(&folder, &settings()).unwrap();
+    let companion = load(&folder.join("companion"), &settings()).unwrap();
     let text = Dice::new(3).text(70, SYMBOLS.len());
     let closes = |offset| {
         let (_, marks) = full(&*model, &text, &BoundaryOptions { offset, ..Default::default() });
@@ -413,7 +424,7 @@ fn a_companion_keeps_the_streams_phase() {
 }
 
 #[test]
-fn text_of_an_odd_vocabulary_goes_in_and_out() {
+fn text_of_an_unusual_vocabulary_round_trips() {
     let (_, model) = shapes().into_iter().find(|(name, _)| name == "odd-shape").unwrap();
     let vocabulary = &model.card().vocabulary;
     let text = "語 é\nł😀 שa";

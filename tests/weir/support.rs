@@ -1,4 +1,4 @@
-//! Checkpoints for tests: the official fixtures, converted once a run, and small models of our own.
+//! Helpers for tests: the official fixtures, converted once per run, sequences without an engine, and random choices.
 
 use std::{
     collections::HashMap,
@@ -19,20 +19,20 @@ use weir::{
 pub(super) const CASES: [&str; 8] =
     ["vanilla", "fixed_sf2", "fixed_sf3", "fixed_sf4", "whitespaces", "unigram", "entropy", "gumbel"];
 
-/// How far a row's logits may be from its own alone: nothing. The kernels keep one order of summation per row.
+/// Maximum difference of a row's logits in a batch and alone. It is zero: kernels keep one order of summation per row.
 pub(super) const BATCH_TOLERANCE: f32 = 0.0;
 
-/// Whether the long storms are asked for: `WEIR_STORMS=1`.
+/// Returns true if the environment requests the long storms: `WEIR_STORMS=1`.
 pub(super) fn storms() -> bool {
     std::env::var_os("WEIR_STORMS").is_some_and(|value| value == "1")
 }
 
-/// Where the golden data of a case is.
+/// Returns the folder of a fixture's golden data.
 pub(super) fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/dynamic-pooling").join(case)
 }
 
-/// A fixture, converted; the folder lives as long as the test run.
+/// Returns the folder of a converted fixture. It lives as long as the test run.
 pub(super) fn converted(case: &str) -> PathBuf {
     converted_from(convert::Source::DynamicPooling, &golden(case), case)
 }
@@ -41,35 +41,34 @@ fn converted_from(source: convert::Source, from: &Path, name: &str) -> PathBuf {
     static ROOT: LazyLock<(TempDir, Mutex<HashMap<String, PathBuf>>)> =
         LazyLock::new(|| (TempDir::new().unwrap(), Mutex::default()));
     let (root, done) = &*ROOT;
-    let mut done = done.lock().unwrap();
-    let make = || {
+    let convert = || {
         let to = root.path().join(name);
         convert::convert(source, from, &to, false).unwrap();
         to
     };
-    done.entry(name.to_string()).or_insert_with(make).clone()
+    done.lock().unwrap().entry(name.to_string()).or_insert_with(convert).clone()
 }
 
 /// Fixture cases of the latent segment models.
 pub(super) const LSLM_CASES: [&str; 7] =
     ["dp", "hops0", "hops1", "hops3", "small_encoder", "both_small_first_layer", "byte_vocab"];
 
-/// Where the golden data of such a case is.
+/// Returns the folder of such a fixture's golden data.
 pub(super) fn lslm_golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lslm").join(case)
 }
 
-/// Such a fixture, converted.
+/// Returns the folder of such a converted fixture.
 pub(super) fn lslm_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Lslm, &lslm_golden(case), &format!("lslm-{case}"))
 }
 
-/// Such a fixture's model, its numbers stored in a type.
+/// Loads such a fixture's model with its weights in `dtype`.
 pub(super) fn lslm_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&lslm_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
-/// Fixture cases of the encoder-decoders that pool their document.
+/// Fixture cases of the encoder-decoders with a pooled document.
 pub(super) const PYRAMIDION_CASES: [&str; 11] = [
     "vanilla_full",
     "vanilla_padded",
@@ -84,43 +83,43 @@ pub(super) const PYRAMIDION_CASES: [&str; 11] = [
     "deep",
 ];
 
-/// Where the golden data of such a case is.
+/// Returns the folder of such a fixture's golden data.
 pub(super) fn pyramidion_golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pyramidion").join(case)
 }
 
-/// Such a fixture, converted.
+/// Returns the folder of such a converted fixture.
 pub(super) fn pyramidion_converted(case: &str) -> PathBuf {
     converted_from(convert::Source::Pyramidions, &pyramidion_golden(case), &format!("pyramidion-{case}"))
 }
 
-/// Such a fixture's model, its numbers stored in a type.
+/// Loads such a fixture's model with its weights in `dtype`.
 pub(super) fn pyramidion_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&pyramidion_converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
-/// The same numbers as symbols of a model's text: its marks are left out.
-pub(super) fn of_text(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
+/// Maps numbers to text symbols of a model. Special symbols are left out.
+pub(super) fn text_symbols(model: &dyn Model, numbers: &[u32]) -> Vec<u32> {
     let ids: Vec<u32> = model.card().vocabulary.text_ids().collect();
     numbers.iter().map(|&number| ids[number as usize % ids.len()]).collect()
 }
 
-/// Settings for small models.
+/// Returns settings for small models.
 pub(super) fn settings() -> Settings {
     Settings { threads: 2, memory_bytes: 1 << 30, ..Settings::default() }
 }
 
-/// A fixture's model.
+/// Loads a fixture's model.
 pub(super) fn fixture(case: &str) -> Arc<dyn Model> {
     load(&converted(case), &settings()).unwrap()
 }
 
-/// The same, its numbers stored in another type.
+/// Loads a fixture's model with its weights in `dtype`.
 pub(super) fn fixture_in(case: &str, dtype: Dtype) -> Arc<dyn Model> {
     load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
-/// One sequence with its scratch.
+/// A single sequence with its scratch.
 pub(super) struct Alone<'a> {
     pub(super) model: &'a dyn Model,
     pub(super) rows: Vec<SequenceRow>,
@@ -136,7 +135,7 @@ impl<'a> Alone<'a> {
         Self { model, rows: vec![row], scratch: model.scratch() }
     }
 
-    /// Feeds symbols in one step: logits (symbols, V) and marks.
+    /// Feeds symbols in one step. Returns logits `(symbols, V)` and boundary decisions.
     pub(super) fn feed(&mut self, symbols: &[u32]) -> (Vec<f32>, Vec<SymbolBoundary>) {
         self.rows[0].set(symbols, Want::All);
         advance(self.model, &mut self.rows, &[0], &mut self.scratch).unwrap();
@@ -144,7 +143,7 @@ impl<'a> Alone<'a> {
     }
 }
 
-/// All logits and marks of a text in one forward pass.
+/// Returns all logits and boundary decisions of a text from one forward pass.
 pub(super) fn full(
     model: &dyn Model,
     symbols: &[u32],
@@ -153,7 +152,7 @@ pub(super) fn full(
     Alone::new(model, boundaries.clone()).feed(symbols)
 }
 
-/// The largest difference; lengths must agree, and nothing may be NaN.
+/// Returns the maximum absolute difference, or infinity if it is NaN. Panics if the lengths differ.
 pub(super) fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
@@ -162,7 +161,7 @@ pub(super) fn difference(a: &[f32], b: &[f32]) -> f32 {
         .fold(0.0, |worst: f32, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
 }
 
-/// A small generator of test choices.
+/// Pseudo-random generator for test data.
 pub(super) struct Dice(u64);
 
 impl Dice {
@@ -177,7 +176,7 @@ impl Dice {
         (self.0 >> 11) as usize % limit
     }
 
-    /// Symbols with a space (id 0) about every fifth.
+    /// Returns random symbols. About one in five is a space (id 0).
     pub(super) fn text(&mut self, symbols: usize, vocabulary: usize) -> Vec<u32> {
         (0..symbols).map(|_| if self.below(5) == 0 { 0 } else { self.below(vocabulary) as u32 }).collect()
     }

@@ -1,7 +1,7 @@
 //! The segment cache in the engine: a hit changes only the time of an answer.
 
 use super::{jobs::*, resume::models, toy_model::*};
-use crate::support::{fixture, of_text, settings};
+use crate::support::{fixture, settings, text_symbols};
 use std::{
     path::Path,
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -61,7 +61,7 @@ fn a_cache_hit_equals_a_cold_run_on_every_kind_of_model() {
         let longer = [&shared[..], &text(2, 30)[..]].concat();
         let other = [&shared[..90], &text(3, 30)[..]].concat();
         for (prompt, least) in [(&shared, 0), (&shared, 80), (&longer, 80), (&other, 60), (&longer, 110)] {
-            let request = request(&of_text(&*model, prompt), 20, &boundaries);
+            let request = request(&text_symbols(&*model, prompt), 20, &boundaries);
             let (expected, none) = ask(&cold, &request);
             let (output, cached) = ask(&warm, &request);
             assert_eq!(output, expected, "{name}");

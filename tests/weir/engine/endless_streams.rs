@@ -4,7 +4,7 @@
 use super::{caching::ask, jobs::*};
 use crate::{
     naive_decoder, naive_hourglass,
-    support::{Dice, of_text},
+    support::{Dice, text_symbols},
 };
 use std::sync::Arc;
 use weir::{
@@ -37,13 +37,13 @@ fn models() -> Vec<(String, Arc<dyn Model>)> {
 
 fn request(model: &dyn Model, seed: u64, chars: usize) -> Generate {
     let numbers: Vec<u32> = (0..70).map(|i| if i % 6 == 5 { 3 } else { i % 7 }).collect();
-    let mut request = generate(&of_text(model, &numbers), chars);
+    let mut request = generate(&text_symbols(model, &numbers), chars);
     request.sampling.seed = seed;
     request.sampling.temperature = 1.0;
     request.sampling.repetition_penalty = 1.2;
     // an end symbol does not stop the text
     request.stopping.ignore_end = true;
-    request.stopping.stop = vec![of_text(model, &[1; 40])];
+    request.stopping.stop = vec![text_symbols(model, &[1; 40])];
     request
 }
 
@@ -193,7 +193,7 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
         let first = request(&*model, 5, 600);
         let answer: Vec<u32> = ask(&cold, &first).0.characters.iter().map(|character| character.symbol).collect();
         let with_prompt = |parts: [&[u32]; 2]| Generate { prompt: parts.concat(), ..first.clone() };
-        let more = of_text(&*model, &[1, 2, 3, 0, 4]);
+        let more = text_symbols(&*model, &[1, 2, 3, 0, 4]);
         let repeat = with_prompt([&first.prompt, &[]]);
         let branch = with_prompt([&first.prompt, &more]);
         let chat = with_prompt([&first.prompt, &answer]);
@@ -221,7 +221,7 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
         for round in 0..16 {
             let numbers: Vec<u32> =
                 (0..40).map(|i| if i % 6 == 5 { 3 } else { (i * (round + 2) + round) % 7 }).collect();
-            let other = Generate { prompt: of_text(&*model, &numbers), ..request(&*model, round.into(), 300) };
+            let other = Generate { prompt: text_symbols(&*model, &numbers), ..request(&*model, round.into(), 300) };
             for (request, least) in [(&other, 0), (&repeat, if round == 0 { 0 } else { 60 })] {
                 let (output, cached) = ask(&tight, request);
                 assert_eq!(output, ask(&cold, request).0, "{name}");

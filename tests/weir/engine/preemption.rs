@@ -5,7 +5,7 @@ use super::{
     resume::{checkpoint, models},
     toy_model::*,
 };
-use crate::support::{of_text, settings};
+use crate::support::{settings, text_symbols};
 use std::sync::Arc;
 use weir::{
     decode::{
@@ -128,7 +128,7 @@ fn preemption_does_not_change_outputs_of_real_models() {
             let engine = Handle::start(model.clone(), limits).unwrap();
             let request = |seed| {
                 let long = long(seed, 20, 140);
-                Generate { boundaries: boundaries.clone(), prompt: of_text(&*free, &long.prompt), ..long }
+                Generate { boundaries: boundaries.clone(), prompt: text_symbols(&*free, &long.prompt), ..long }
             };
             let jobs: Vec<_> = (0..4).map(|seed| engine.submit(Job::Generate(request(seed)), None).unwrap()).collect();
             for (seed, events) in jobs.into_iter().enumerate() {

@@ -5,7 +5,7 @@ use super::{
     jobs::{self, JobOutput},
     toy_model::Toy,
 };
-use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, of_text, settings};
+use crate::support::{converted, fixture, fixture_in, lslm_converted, lslm_in, settings, text_symbols};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -285,8 +285,8 @@ pub(super) fn models() -> Vec<(String, Arc<dyn Model>, BoundaryOptions)> {
 fn losses_and_starts_keep_the_output_on_every_kind_of_model() {
     for (name, model, boundaries) in models() {
         let prompt: Vec<u32> = (0..17).map(|i| if i % 5 == 4 { 0 } else { 1 + i % 7 }).collect();
-        let mut request = request(of_text(&*model, &prompt), boundaries);
-        request.stopping.stop = vec![of_text(&*model, &[2, 3, 4])];
+        let mut request = request(text_symbols(&*model, &prompt), boundaries);
+        request.stopping.stop = vec![text_symbols(&*model, &[2, 3, 4])];
         for (details, session) in sessions(&request, &*model) {
             check_losses(&format!("{name}, {details}"), &session, &*model, false);
             check_starts(&format!("{name}, {details}"), &session, &*model);

@@ -1,4 +1,4 @@
-//! Inside the layers: what the golden data holds of them, in pieces that straddle blocks.
+//! Outputs of each layer against the golden data, fed in chunks that straddle blocks.
 
 use super::{CASES, Golden, LOGITS, model};
 use crate::support::{Alone, difference};
@@ -9,21 +9,22 @@ use std::{
 use weir::{decode::contract::BoundaryOptions, family::decoder::work::Work, kernels, nn::attention::layer::HookPoint};
 
 #[test]
-fn every_layer_is_the_official_one() {
+fn every_layer_equals_the_golden_data() {
     let mut compared = 0;
     for case in CASES {
-        let (golden, model) = (Golden::read(case), model(case, kernels::Dtype::F32));
+        let golden = Golden::read(case);
+        let model = model(case, kernels::Dtype::F32);
         for (row, text) in golden.texts().iter().enumerate() {
             let seen: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let record = seen.clone();
-            Work::from_scratch(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, places, numbers| {
+            Work::from_scratch(&mut alone.scratch).unwrap().watch(Box::new(move |stage, layer, positions, numbers| {
                 let name = match stage {
                     HookPoint::Heads => "attn_concat",
                     HookPoint::Attention => "self_attn_out",
                     HookPoint::Layer => "out",
                 };
-                assert!(numbers.len().is_multiple_of(places.len()));
+                assert!(numbers.len().is_multiple_of(positions.len()));
                 record.lock().unwrap().entry(format!("layer.{layer}.{name}")).or_default().extend(numbers);
             }));
             text.chunks(41).for_each(|piece| drop(alone.feed(piece)));
@@ -35,6 +36,6 @@ fn every_layer_is_the_official_one() {
             }
         }
     }
-    // two of each case but one, and of two texts both layers' outputs
+    // two tensors in each of 15 cases, and the outputs of both layers for two texts
     assert_eq!(compared, 15 * 2 + 2 + 2 * 2);
 }

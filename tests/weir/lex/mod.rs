@@ -1,5 +1,5 @@
-//! The numbers of torchscale and of LeX's fork, case by case: logits in one pass, symbol by symbol and in chunks, greedy
-//! text, the operator alone, and what a window leaves out.
+//! Golden data of torchscale and of LeX's fork: logits in one pass, symbol by symbol and in chunks, greedy text, the xPos
+//! operator alone, and receptive fields of windows.
 
 mod layers;
 
@@ -26,7 +26,7 @@ use weir::{
     nn::position::rotary::Rotary,
 };
 
-/// Cases with a whole model.
+/// Fixture cases with a complete model.
 pub(super) const CASES: [&str; 16] = [
     "alibi_bca",
     "alibi_full",
@@ -53,7 +53,7 @@ pub(super) fn source(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/torchscale").join(case)
 }
 
-/// A case, converted; the folder lives as long as the test run.
+/// Returns the folder of a converted case. It lives as long as the test run.
 pub(super) fn converted(case: &str) -> PathBuf {
     static ROOT: LazyLock<TempDir> = LazyLock::new(|| {
         let root = TempDir::new().unwrap();
@@ -69,7 +69,7 @@ pub(super) fn model(case: &str, dtype: kernels::Dtype) -> Arc<dyn Model> {
     load(&converted(case), &Settings { dtype, ..settings() }).unwrap()
 }
 
-/// A case's golden tensors: shape and numbers.
+/// Golden tensors of a case: shape and numbers.
 struct Golden(BTreeMap<String, (Vec<usize>, Vec<f64>)>);
 
 impl Golden {
@@ -92,14 +92,14 @@ impl Golden {
         &self.0[name].1
     }
 
-    /// The numbers at the first index, as f32.
+    /// Returns the part of a tensor at `index` of its first dimension, as f32.
     fn row(&self, name: &str, index: usize) -> Vec<f32> {
         let (shape, numbers) = &self.0[name];
         let size = numbers.len() / shape[0];
         numbers[index * size..(index + 1) * size].iter().map(|&x| x as f32).collect()
     }
 
-    /// Its texts.
+    /// Returns the texts of the case.
     fn texts(&self) -> Vec<Vec<u32>> {
         let count = self.0["tokens"].0[0];
         (0..count).map(|row| self.row("tokens", row).iter().map(|&id| id as u32).collect()).collect()
@@ -107,7 +107,7 @@ impl Golden {
 }
 
 #[test]
-fn logits_in_every_mode() {
+fn logits_in_every_mode_equal_the_golden_data() {
     for case in CASES {
         let golden = Golden::read(case);
         for isa in Isa::all() {
@@ -121,7 +121,7 @@ fn logits_in_every_mode() {
                 for chunk in [1, 7, 37] {
                     let mut alone = Alone::new(&*model, BoundaryOptions::default());
                     let parts: Vec<f32> = text.chunks(chunk).flat_map(|part| alone.feed(part).0).collect();
-                    assert!(parts == logits, "{case} in chunks of {chunk}: other bits");
+                    assert!(parts == logits, "{case} in chunks of {chunk}: bits differ");
                 }
             }
         }
@@ -129,10 +129,11 @@ fn logits_in_every_mode() {
 }
 
 #[test]
-fn greedy_text() {
-    let mut met = 0;
+fn greedy_text_equals_the_golden_data() {
+    let mut cases = 0;
     for case in CASES.into_iter().filter(|case| Golden::read(case).0.contains_key("greedy.tokens")) {
-        let (golden, model) = (Golden::read(case), model(case, kernels::Dtype::F32));
+        let golden = Golden::read(case);
+        let model = model(case, kernels::Dtype::F32);
         let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
         let prompt = config["greedy_prompt_len"].as_u64().unwrap() as usize;
         let want: Vec<u32> = golden.row("greedy.tokens", 0).iter().map(|&id| id as u32).collect();
@@ -145,22 +146,25 @@ fn greedy_text() {
             assert_eq!(best as u32, symbol, "{case}");
             logits = alone.feed(&[symbol]).0;
         }
-        met += 1;
+        cases += 1;
     }
-    assert_eq!(met, 14);
+    assert_eq!(cases, 14);
 }
 
-/// A symbol reaches as far as the official code lets it, and no further: `checks` of each case.
+/// A symbol changes exactly the positions that it changes in the official code (`checks` of each case).
 #[test]
-fn receptive_fields_are_the_official_ones() {
+fn receptive_fields_equal_the_official_ones() {
     for case in CASES {
-        let (golden, model) = (Golden::read(case), model(case, kernels::Dtype::F32));
+        let golden = Golden::read(case);
+        let model = model(case, kernels::Dtype::F32);
         let config: Value = serde_json::from_slice(&fs::read(source(case).join("config.json")).unwrap()).unwrap();
-        let (text, symbols) = (&golden.texts()[0], model.card().vocabulary.len());
+        let text = &golden.texts()[0];
+        let symbols = model.card().vocabulary.len();
         let before = full(&*model, text, &BoundaryOptions::default()).0;
         for (name, expected) in config["checks"].as_object().unwrap() {
             let Some(at) = name.strip_prefix("perturb_").and_then(|rest| rest.split('_').next()) else { continue };
-            let (at, mut other) = (at.parse::<usize>().unwrap(), text.clone());
+            let at: usize = at.parse().unwrap();
+            let mut other = text.clone();
             other[at] = (other[at] + 1) % symbols as u32;
             let after = full(&*model, &other, &BoundaryOptions::default()).0;
             let differs = |t: &usize| before[t * symbols..][..symbols] != after[t * symbols..][..symbols];
@@ -171,33 +175,41 @@ fn receptive_fields_are_the_official_ones() {
     }
 }
 
-/// The operator alone, at lengths where absolute scales would span seventeen orders of magnitude: turned by blocks, every
-/// score of a key and a later query is the official one.
+/// The xPos operator alone, at lengths where absolute scales span seventeen orders of magnitude. Rotated in blocks, every
+/// score of a key and a later query equals the official one.
 #[test]
-fn the_operator_alone() {
+fn the_operator_equals_the_official_one_at_great_lengths() {
     let golden = Golden::read("xpos_operator");
     let config: Value =
         serde_json::from_slice(&fs::read(source("xpos_operator").join("config.json")).unwrap()).unwrap();
     for case in config["cases"].as_array().unwrap() {
         let number = |key: &str| case[key].as_u64().unwrap() as usize;
-        let (id, dim, length, base) = (number("id"), number("head_dim"), number("key_len"), number("scale_base"));
+        let id = number("id");
+        let dim = number("head_dim");
+        let length = number("key_len");
+        let base = number("scale_base");
         let rotary = Rotary::new(dim, Some(base as f64), None, length);
         let block = rotary.block();
         let rows = |name: &str| golden.get(&format!("{id}.{name}")).iter().map(|&n| n as usize).collect::<Vec<_>>();
-        let (q_rows, k_rows) = (rows("q_rows"), rows("k_rows"));
+        let q_rows = rows("q_rows");
+        let k_rows = rows("k_rows");
         // the official angles are rounded to f32, which at n leaves n · 6e-8 of a turn
         let tolerance = 1e-5 + 2.0 * length as f64 * 6e-8;
         let mut compared = 0;
         for head in 0..2 {
             let vectors = |name: &str| golden.row(&format!("{id}.{name}"), head);
-            let (q, k, scores) = (vectors("q"), vectors("k"), vectors("scores"));
+            let q = vectors("q");
+            let k = vectors("k");
+            let scores = vectors("scores");
             for (i, &q_at) in q_rows.iter().enumerate() {
                 for (j, &k_at) in k_rows.iter().enumerate().filter(|&(_, &k_at)| k_at <= q_at) {
-                    let (mut query, mut key) = (q[i * dim..][..dim].to_vec(), k[j * dim..][..dim].to_vec());
+                    let mut query = q[i * dim..][..dim].to_vec();
+                    let mut key = k[j * dim..][..dim].to_vec();
                     rotary.rotate_query(q_at - k_at / block * block, std::iter::once(&mut query[..]));
                     rotary.rotate_key(k_at % block, std::iter::once(&mut key[..]));
                     let products = || query.iter().zip(&key).map(|(a, b)| f64::from(*a) * f64::from(*b));
-                    let (got, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                    let got = products().sum::<f64>();
+                    let size = products().map(f64::abs).sum::<f64>();
                     let want = f64::from(scores[i * k_rows.len() + j]);
                     assert!((got - want).abs() <= tolerance * size, "{id}, {q_at} − {k_at}: {got} {want} of {size}");
                     compared += 1;
@@ -208,35 +220,37 @@ fn the_operator_alone() {
     }
 }
 
-/// What a sequence holds does not grow with its length, nor does a rollback across a block's edge lose anything.
+/// The memory of a sequence does not grow with its length, and a rollback may cross the edge of a block.
 #[test]
-fn a_long_stream_holds_no_more_than_a_window() {
+fn a_long_stream_holds_only_its_windows() {
     for case in ["xpos_bca", "rope_bca", "alibi_bca", "xpos_sliding"] {
         for dtype in kernels::Dtype::ALL {
             let model = model(case, dtype);
             let symbols = model.card().vocabulary.len() as u32;
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
-            let (mut most, bound) = (0, model.bytes_for(1 << 20));
+            let mut peak = 0;
+            let limit = model.bytes_for(1 << 20);
             for at in 0..3000_u32 {
                 let chunk: Vec<u32> =
                     (0..if at % 500 == 0 { 700 } else { 1 }).map(|i| (at * 7 + i) % symbols).collect();
                 alone.rows[0].set(&chunk, Want::Last);
                 advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
-                assert!(model.memory().in_use <= bound, "{case}");
+                assert!(model.memory().in_use <= limit, "{case}");
                 if at % 500 > 100 {
-                    most = most.max(model.memory().in_use);
+                    peak = peak.max(model.memory().in_use);
                 }
             }
-            // 32 keys of the window, 32 for rollbacks, in whole pages
-            assert!(most <= 3 * model.bytes_for(1), "{case}: {most} bytes");
+            // 32 keys of the window and 32 for rollbacks, rounded up to pages
+            assert!(peak <= 3 * model.bytes_for(1), "{case}: {peak} bytes");
             let state = &mut alone.rows[0].state;
-            let (len, earliest) = (state.len(), state.earliest());
+            let len = state.len();
+            let earliest = state.earliest();
             assert!(earliest + 32 <= len && state.rollback(earliest - 1).is_err() && state.rollback(earliest).is_ok());
         }
     }
 }
 
-/// Models whose windows move on, decoders and hourglasses.
+/// Returns decoders and hourglasses with moving windows.
 fn endless() -> Vec<(String, Arc<dyn Model>)> {
     let cases = ["xpos_bca", "alibi_bca", "xpos_sliding"];
     let official = cases.into_iter().map(|case| (case.to_string(), model(case, kernels::Dtype::F32)));
@@ -246,16 +260,17 @@ fn endless() -> Vec<(String, Arc<dyn Model>)> {
     all
 }
 
-/// A chunk longer than what a stack takes at a time: the same bits, and no more memory than is foretold.
+/// A chunk that a stack must split gives the same bits, and uses at most the predicted memory.
 #[test]
-fn long_chunks_pass_in_pieces() {
+fn long_chunks_are_split() {
     for (name, model) in endless() {
         let symbols = model.card().vocabulary.len();
         let text = Dice::new(3).text(1_300, symbols);
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
         let steps: Vec<_> = text.iter().map(|&symbol| alone.feed(&[symbol])).collect();
         let (logits, marks): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
-        let (logits, marks) = (logits.concat(), marks.concat());
+        let logits = logits.concat();
+        let marks = marks.concat();
         for chunk in [1_300, 700, 45] {
             let mut alone = Alone::new(&*model, BoundaryOptions::default());
             let mut at = 0;
@@ -270,47 +285,47 @@ fn long_chunks_pass_in_pieces() {
             }
             assert!(model.memory().in_use <= model.bytes_for(text.len()), "{name}");
         }
-        assert!(model.bytes_for(1 << 20) == model.bytes_for(1 << 21), "{name}: no end");
+        assert!(model.bytes_for(1 << 20) == model.bytes_for(1 << 21), "{name}: the limit grows with the length");
     }
 }
 
-/// What is in flight belongs to one row; where a chunk was so long that nothing from before it is left, its fork has seen
-/// nothing.
+/// A fork excludes symbols in flight. If their chunk has displaced all earlier keys, the fork is empty.
 #[test]
-fn a_fork_in_flight_is_whole_or_new() {
+fn a_fork_in_flight_is_complete_or_empty() {
     for (name, model) in endless() {
         let symbols = model.card().vocabulary.len();
         let text = Dice::new(4).text(1_000, symbols);
         let whole = full(&*model, &text, &BoundaryOptions::default()).0;
-        for (before, more, left) in [(100, 30, 100), (100, 900, 0)] {
+        for (before, more, fork_len) in [(100, 30, 100), (100, 900, 0)] {
             let mut main = Alone::new(&*model, BoundaryOptions::default());
             main.feed(&text[..before]);
             main.rows[0].set(&text[before..before + more], Want::All);
             model.symbol_step(&mut main.rows, &[0], &mut main.scratch).unwrap();
             let fork = main.rows[0].state.fork();
-            assert_eq!(fork.len(), left, "{name}");
+            assert_eq!(fork.len(), fork_len, "{name}");
             let mut fork = Alone::from(&*model, SequenceRow::new(fork));
-            let got = fork.feed(&text[left..left + 200]).0;
-            assert!(got == whole[left * symbols..(left + 200) * symbols], "{name}");
+            let got = fork.feed(&text[fork_len..fork_len + 200]).0;
+            assert!(got == whole[fork_len * symbols..(fork_len + 200) * symbols], "{name}");
         }
     }
 }
 
-/// Symbol by symbol for a long time: pages and lists stay as they are.
+/// Memory and lists do not grow during a long generation, symbol by symbol.
 #[test]
-fn a_long_generation_holds_what_it_held() {
+fn a_long_generation_uses_constant_memory() {
     let symbols = if storms() { 200_000 } else { 12_000 };
     for (name, model) in endless() {
         let vocabulary = model.card().vocabulary.len();
         let mut alone = Alone::new(&*model, BoundaryOptions::default());
-        let (mut dice, mut own) = (Dice::new(9), Vec::new());
-        let most = model.bytes_for(2 * 64 + 32 + 32);
+        let mut dice = Dice::new(9);
+        let mut own = Vec::new();
+        let limit = model.bytes_for(2 * 64 + 32 + 32);
         for at in 0..symbols {
-            // a symbol of each kind, a boundary about every fifth
+            // random symbols, about one in five a boundary
             let symbol = if dice.below(5) == 0 { 3 } else { dice.below(vocabulary) as u32 };
             alone.rows[0].set(&[symbol], Want::Last);
             advance(&*model, &mut alone.rows, &[0], &mut alone.scratch).unwrap();
-            assert!(model.memory().in_use <= most, "{name} at {at}: {} of {most}", model.memory().in_use);
+            assert!(model.memory().in_use <= limit, "{name} at {at}: {} of {limit}", model.memory().in_use);
             if at % (symbols / 4) == symbols / 4 - 1 {
                 own.push(alone.rows[0].state.own_bytes());
             }
@@ -319,10 +334,10 @@ fn a_long_generation_holds_what_it_held() {
     }
 }
 
-/// Logits depend on the last symbols alone, wherever in a stream they stand: whole blocks less at the front change nothing
-/// behind the receptive field.
+/// Logits depend only on the last symbols, at any position of a stream. Removing whole blocks at the start changes nothing
+/// beyond the receptive field.
 #[test]
-fn a_stream_forgets_its_beginning() {
+fn logits_depend_only_on_the_receptive_field() {
     let model = model("xpos_bca", kernels::Dtype::F32);
     let text = &Golden::read("xpos_bca").texts()[0];
     let symbols = model.card().vocabulary.len();

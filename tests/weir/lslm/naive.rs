@@ -119,7 +119,7 @@ pub(in super::super) fn shapes() -> &'static [(&'static str, PathBuf)] {
 
 /// Returns a random text of the model's symbols.
 fn text(model: &dyn Model, seed: u64) -> Vec<u32> {
-    of_text(model, &Dice::new(seed).text(60, model.card().vocabulary.len()))
+    text_symbols(model, &Dice::new(seed).text(60, model.card().vocabulary.len()))
 }
 
 /// A naive implementation: the tensors and the configuration of a checkpoint.

@@ -1,4 +1,4 @@
-//! Official checkpoints of training, their vocabularies, and configurations that cannot be.
+//! Conversion of official training checkpoints and their vocabularies, and invalid configurations.
 
 use super::super::support::*;
 use serde_json::{Value, json};
@@ -10,22 +10,23 @@ use weir::family::{
     load::{blueprint, load},
 };
 
-/// What a source was converted to: architecture, weights.
-fn made(from: &Path, dest: &Path) -> (Value, Vec<u8>) {
+/// Converts a source. Returns its architecture and its weights.
+fn converted(from: &Path, dest: &Path) -> (Value, Vec<u8>) {
     convert(Source::Pyramidions, from, dest, false).unwrap();
     let config = Config::read(dest).unwrap();
     (serde_json::from_str(config.architecture()).unwrap(), fs::read(dest.join("model.safetensors")).unwrap())
 }
 
 #[test]
-fn a_checkpoint_of_training_is_the_folder_with_its_tensors() {
-    let (dir, source) = (TempDir::new().unwrap(), pyramidion_golden("../pyramidion-pt"));
+fn a_training_checkpoint_converts_as_the_folder_with_its_tensors() {
+    let dir = TempDir::new().unwrap();
+    let source = pyramidion_golden("../pyramidion-pt");
     let at = |name: &str| dir.path().join(name);
-    let folder = made(&pyramidion_golden("transpooler"), &at("folder"));
-    // arguments of the command line, in a file with the usual name; settings in a tree, in the only file there is
-    assert_eq!(made(&source.join("arguments"), &at("arguments")), folder);
-    assert_eq!(made(&source.join("settings"), &at("settings")), folder);
-    assert_eq!(made(&source.join("settings/last.pt"), &at("file")), folder);
+    let folder = converted(&pyramidion_golden("transpooler"), &at("folder"));
+    // command-line arguments in a file of the usual name, and nested settings in the only file
+    assert_eq!(converted(&source.join("arguments"), &at("arguments")), folder);
+    assert_eq!(converted(&source.join("settings"), &at("settings")), folder);
+    assert_eq!(converted(&source.join("settings/last.pt"), &at("file")), folder);
     // the fixture's settings with the most hypotheses
     let config = Config::read(&at("folder")).unwrap();
     let generation = config.generation.unwrap();
@@ -33,7 +34,7 @@ fn a_checkpoint_of_training_is_the_folder_with_its_tensors() {
     assert!(config.subwords().is_none());
     let model = load(&at("folder"), &settings()).unwrap();
     assert!(model.card().vocabulary.encode("document", "text", 9).unwrap_err().to_string().contains("ids"));
-    // characters from the dictionary beside the file
+    // characters from the dictionary next to the file
     let vocabulary = load(&at("arguments"), &settings()).unwrap().card().vocabulary.clone();
     let ids = vocabulary.encode("document", "ta e?", 9).unwrap();
     assert_eq!(ids, [6, 7, 4, 5, 3]);
@@ -53,7 +54,7 @@ fn changed(case: &str, change: impl Fn(&mut Value)) -> String {
 }
 
 #[test]
-fn arguments_that_cannot_be_are_named() {
+fn invalid_arguments_are_named() {
     let set = |key: &'static str, value: Value| changed("pyramidion", move |config| config[key] = value.clone());
     for (message, expected) in [
         (
@@ -90,9 +91,10 @@ fn arguments_that_cannot_be_are_named() {
     }
 }
 
-/// What is said of the published deep model's configuration, changed.
-fn said(change: impl Fn(&mut Value)) -> String {
-    let (shape, file) = ("models/shapes/pyramidion-124m.json", Path::new("config.json"));
+/// Returns the error for a changed configuration of the published deep model.
+fn error_for(change: impl Fn(&mut Value)) -> String {
+    let shape = "models/shapes/pyramidion-124m.json";
+    let file = Path::new("config.json");
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(shape)).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     change(&mut config);
@@ -100,67 +102,70 @@ fn said(change: impl Fn(&mut Value)) -> String {
     config.and_then(|config| blueprint(&config, file)).map(drop).unwrap_err().to_string()
 }
 
-fn all_say(cases: &[(String, &str)]) {
+fn check_messages(cases: &[(String, &str)]) {
     for (message, expected) in cases {
         assert!(message.contains(expected), "{message}\n  {expected}");
     }
 }
 
 #[test]
-fn architectures_that_cannot_be_are_named() {
-    let of = |key: &str, value: Value| said(|config| config["architecture"][key] = value.clone());
+fn invalid_architectures_are_named() {
+    let with = |key: &str, value: Value| error_for(|config| config["architecture"][key] = value.clone());
     let pooling = |kind: &str, lengths: Value| json!({"kind": kind, "lengths": lengths});
     let scorer =
         |scorer: Value| json!({"kind": "hard-top-k", "lengths": {"2": 2048}, "sort_back": true, "scorer": scorer});
-    all_say(&[
-        (of("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
-        (of("dim", 7.into()), "architecture.dim: expected an even number"),
-        (of("source_length", 0.into()), "architecture.source_length: expected 1 to"),
-        (of("target_length", 1.into()), "architecture.target_length: expected 2 to"),
-        (of("block", 0.into()), "architecture.block: expected 1 to"),
-        (of("block", 500.into()), "architecture.block: expected a divisor of 512"),
-        (of("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
-        (of("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
+    check_messages(&[
+        (with("heads", 7.into()), "architecture.heads: expected a divisor of dim, 768, found 7"),
+        (with("dim", 7.into()), "architecture.dim: expected an even number"),
+        (with("source_length", 0.into()), "architecture.source_length: expected 1 to"),
+        (with("target_length", 1.into()), "architecture.target_length: expected 2 to"),
+        (with("block", 0.into()), "architecture.block: expected 1 to"),
+        (with("block", 500.into()), "architecture.block: expected a divisor of 512"),
+        (with("layer_norm_eps", 2.into()), "architecture.layer_norm_eps: expected above 0, below 1"),
+        (with("feed_forward", u64::MAX.into()), "architecture.feed_forward: expected 1 to"),
         (
-            of("pooling", pooling("mean", json!({"2": 3000}))),
+            with("pooling", pooling("mean", json!({"2": 3000}))),
             "architecture.pooling.lengths.2: expected a divisor of 8192, found 3000",
         ),
-        (of("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
-        (of("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
+        (with("pooling", pooling("max", json!({}))), "architecture.pooling.lengths: expected at least one layer"),
+        (with("pooling", pooling("sieve", json!({"2": 2048}))), "sieve"),
         (
-            of("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
+            with("pooling", scorer(json!({"embedding": {"dimension": 768}}))),
             "scorer.embedding.dimension: expected 0 to 767",
         ),
-        (of("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
-        (of("pooling", scorer("psychic".into())), "psychic"),
+        (with("pooling", scorer(json!({"index": {"every": 0}}))), "scorer.index.every: expected at least 1"),
+        (with("pooling", scorer("psychic".into())), "psychic"),
     ]);
 }
 
 #[test]
-fn vocabularies_and_settings_that_cannot_be_are_named() {
-    all_say(&[
-        (said(|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
-        (said(|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
+fn invalid_vocabularies_and_settings_are_named() {
+    check_messages(&[
+        (error_for(|config| config["vocabulary"] = json!({"bytes": true})), "vocabulary: expected `size`"),
+        (error_for(|config| config["vocabulary"] = json!({"size": 4})), "vocabulary.size: expected more than 4"),
         (
-            said(|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
+            error_for(|config| config["vocabulary"] = json!({"tokenizer": "tokenizer.json"})),
             "vocabulary: expected `size` beside it",
         ),
         (
-            said(|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
+            error_for(|config| config["vocabulary"]["tokenizer"] = "../x.json".into()),
             "vocabulary.tokenizer: expected \"tokenizer.json\"",
         ),
-        (said(|config| config["generation"]["max_tokens"] = 1024.into()), "generation.max_tokens: expected 1 to 1023"),
         (
-            said(|config| config["generation"]["min_tokens"] = 967.into()),
+            error_for(|config| config["generation"]["max_tokens"] = 1024.into()),
+            "generation.max_tokens: expected 1 to 1023",
+        ),
+        (
+            error_for(|config| config["generation"]["min_tokens"] = 967.into()),
             "generation.min_tokens: expected at most max_tokens, 966",
         ),
-        (said(|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
-        (said(|config| config["generation"]["width"] = 0.into()), "generation.width"),
+        (error_for(|config| config["generation"]["beam"] = 0.into()), "generation.beam: expected 1 to 64"),
+        (error_for(|config| config["generation"]["width"] = 0.into()), "generation.width"),
     ]);
 }
 
 #[test]
-fn what_only_this_family_has_is_refused_in_others() {
+fn options_of_this_family_are_rejected_in_others() {
     let file = Path::new("config.json");
     let hourglass =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/shapes/vanilla-41m.json")).unwrap();

@@ -1,4 +1,4 @@
-//! Every state, every pooling, all logits and the greedy text of the fixtures.
+//! States, poolings, logits and greedy text of the fixtures.
 
 use super::{super::support::*, *};
 use std::{collections::BTreeMap, sync::Mutex};
@@ -10,12 +10,12 @@ use weir::{
     kernels::Isa,
 };
 
-/// What the encoder showed of one document: the vectors of each stage in order, and what stands for padding.
-type Shown = Arc<Mutex<BTreeMap<String, Vec<f32>>>>;
+/// Outputs of the encoder for one document: the vectors of each stage in order, and those of padding.
+type Recorded = Arc<Mutex<BTreeMap<String, Vec<f32>>>>;
 
-fn watch(scratch: &mut Scratch) -> Shown {
-    let shown = Shown::default();
-    let record = shown.clone();
+fn watch(scratch: &mut Scratch) -> Recorded {
+    let recorded = Recorded::default();
+    let record = recorded.clone();
     Work::from_scratch(scratch).unwrap().hook = Some(Box::new(move |seen, first, x| {
         let mut all = record.lock().unwrap();
         let name = match seen {
@@ -30,22 +30,23 @@ fn watch(scratch: &mut Scratch) -> Shown {
         assert!(first == 0 || !entry.is_empty());
         entry.extend_from_slice(x);
     }));
-    shown
+    recorded
 }
 
-/// A golden state from what was shown: what is left of it is alike, or zero where it was dropped.
-fn check_state(case: &Case, item: usize, layer: usize, shown: &BTreeMap<String, Vec<f32>>) {
+/// Compares a recorded state with a golden one. Positions beyond it hold the padding vector, or zeros if dropped.
+fn check_state(case: &Case, item: usize, layer: usize, recorded: &BTreeMap<String, Vec<f32>>) {
     let name = format!("encoder.state.{layer}");
-    let (want, shape) = (case.golden.row(&name, item), case.golden.shape(&name));
+    let want = case.golden.row(&name, item);
+    let shape = case.golden.shape(&name);
     let dim = shape[2];
-    let pooled = shown.get(&format!("pooled {layer}"));
-    let mut got = pooled.or(shown.get(&layer.to_string())).unwrap().clone();
+    let pooled = recorded.get(&format!("pooled {layer}"));
+    let mut got = pooled.or(recorded.get(&layer.to_string())).unwrap().clone();
     if pooled.is_none() && got.len() < want.len() {
-        let fill = match shown.get(&format!("padding {layer}")) {
+        let fill = match recorded.get(&format!("padding {layer}")) {
             Some(padding) => padding.clone(),
-            // where all attend to all, the last vector is what is alike
+            // with full attention, all padding equals the last vector
             None if case.name.starts_with("vanilla") => got[got.len() - dim..].to_vec(),
-            // fairseq's pooler fills up what whole blocks left over
+            // fairseq's pooler fills the remainder of the last block
             None => vec![0.0; dim],
         };
         while got.len() < want.len() {
@@ -56,7 +57,7 @@ fn check_state(case: &Case, item: usize, layer: usize, shown: &BTreeMap<String, 
     if case.name == "tail_dropped" && pooled.is_none() {
         let block = case.config["chunk_size"].as_u64().unwrap() as usize;
         let whole = shape[1] / block * block * dim;
-        // the first state is shown before anything is dropped, and what is dropped is not looked at
+        // the first state is recorded before anything is dropped, so only complete blocks are compared
         let off = difference(&got[..whole], &want[..whole]);
         assert!(off <= STATES, "{} {item} {name}: {off}", case.name);
         return;
@@ -69,15 +70,15 @@ fn check(case: &Case) {
     let layers = case.config["encoder_layers"].as_u64().unwrap() as usize;
     for item in 0..case.count() {
         let mut scratch = case.model.scratch();
-        let shown = watch(&mut scratch);
+        let recorded = watch(&mut scratch);
         let source = case.source(item);
-        // one that has read no other document yet: what pads it is seen as well
+        // a new model, whose padding is not cached yet and is recorded too
         let model = load(&pyramidion_converted(case.name), &settings()).unwrap();
-        let document = read(&*model, &source, &mut scratch);
+        let document = encode(&*model, &source, &mut scratch);
         for layer in 0..=layers {
-            check_state(case, item, layer, &shown.lock().unwrap());
+            check_state(case, item, layer, &recorded.lock().unwrap());
         }
-        let poolings = reader(&*model).limits().poolings.clone();
+        let poolings = encoder(&*model).limits().poolings.clone();
         assert_eq!(document.choices().len(), poolings.len(), "{}", case.name);
         for (choice, pooling) in document.choices().iter().zip(poolings) {
             let at = |name: &str| format!("pool.{}.{name}", pooling.layer);
@@ -85,14 +86,14 @@ fn check(case: &Case) {
             let scores: Vec<f32> = choice.kept.iter().map(|kept| kept.score).collect();
             let off = difference(&scores, case.golden.row(&at("scores_out"), item));
             assert!(off <= STATES, "{} {item} {}: {off}", case.name, at("scores_out"));
-            let pooled = shown.lock().unwrap()[&format!("pooled {}", pooling.layer + 1)].clone();
+            let pooled = recorded.lock().unwrap()[&format!("pooled {}", pooling.layer + 1)].clone();
             let off = difference(&pooled, case.golden.row(&at("output"), item));
             assert!(off <= STATES, "{} {item} {}: {off}", case.name, at("output"));
         }
         let out = case.golden.row("encoder.out", item);
         let shape = case.golden.shape("encoder.out");
         assert_eq!(document.vectors(), shape[1], "{}", case.name);
-        let got = &shown.lock().unwrap()["out"];
+        let got = &recorded.lock().unwrap()["out"];
         let same = got.len().min(out.len());
         assert!(difference(&got[..same], &out[..same]) <= STATES || case.name == "vanilla_padded", "{}", case.name);
         Work::from_scratch(&mut scratch).unwrap().hook = None;
@@ -102,7 +103,7 @@ fn check(case: &Case) {
         assert!(off <= LOGITS, "{} {item} logits: {off}", case.name);
         let settings = &case.config["generation"]["greedy"];
         let lengths = ["min_len", "max_len_b"].map(|key| settings[key].as_u64().unwrap() as usize);
-        let written = greedy(&*model, &*document, (lengths[0], lengths[1]), &mut scratch);
+        let written = greedy(&*model, &*document, lengths[0], lengths[1], &mut scratch);
         let want: Vec<u32> = case.ids("greedy.tokens", item).into_iter().take(written.len()).collect();
         assert_eq!(written, want, "{} {item}", case.name);
         assert_eq!(case.golden.row("greedy.lengths", item)[0] as usize, written.len());
@@ -110,7 +111,7 @@ fn check(case: &Case) {
 }
 
 #[test]
-fn states_poolings_logits_and_greedy_text() {
+fn states_poolings_logits_and_greedy_text_equal_the_golden_data() {
     for case in Case::all() {
         check(&case);
     }
@@ -123,7 +124,7 @@ fn the_portable_kernels_agree() {
         let model = load(&pyramidion_converted(case.name), &portable).unwrap();
         let mut scratch = model.scratch();
         for item in 0..case.count() {
-            let document = read(&*model, &case.source(item), &mut scratch);
+            let document = encode(&*model, &case.source(item), &mut scratch);
             let logits = forced(&*model, &*document, &case.ids("prev_output_tokens", item), &mut scratch);
             let off = difference(&logits, case.golden.row("decoder.logits", item));
             assert!(off <= LOGITS, "{} {item}: {off}", case.name);

@@ -1,4 +1,4 @@
-//! Encoder-decoders that pool their document: golden data, documents in pieces, rows in company, the operator by itself.
+//! Encoder-decoders with a pooled document: golden data, chunked documents, batched rows, and the top-k operator alone.
 
 mod conversion;
 mod documents;
@@ -20,38 +20,39 @@ use weir::decode::{
 const STATES: f32 = 1e-4;
 const LOGITS: f32 = 5e-5;
 
-fn reader(model: &dyn Model) -> &dyn DocumentEncoder {
-    model.document_encoder().expect("a model that reads documents")
+fn encoder(model: &dyn Model) -> &dyn DocumentEncoder {
+    model.document_encoder().expect("a model with a document encoder")
 }
 
-/// A document, pushed and worked on as a whole.
-fn read(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
-    let mut encoding = reader(model).open();
+/// Encodes a document in one call.
+fn encode(model: &dyn Model, tokens: &[u32], scratch: &mut Scratch) -> Arc<dyn Document> {
+    let mut encoding = encoder(model).open();
     encoding.push(tokens).unwrap();
     encoding.close().unwrap();
-    reader(model).advance(&mut *encoding, usize::MAX, scratch).unwrap();
-    encoding.document().expect("all of it can run")
+    encoder(model).advance(&mut *encoding, usize::MAX, scratch).unwrap();
+    encoding.document().expect("the document is complete")
 }
 
-/// The logits after each symbol of a row that is fed at once: (symbols, V).
+/// Returns the logits after each symbol of a row that is fed in one chunk: `(symbols, V)`.
 fn forced(model: &dyn Model, document: &dyn Document, symbols: &[u32], scratch: &mut Scratch) -> Vec<f32> {
-    let mut rows = [SequenceRow::new(reader(model).begin(document).unwrap())];
+    let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
     rows[0].set(symbols, Want::All);
     advance(model, &mut rows, &[0], scratch).unwrap();
     rows[0].logits.clone()
 }
 
-/// What fairseq writes with one hypothesis: `min` symbols before the end mark at least, `max` at most. The end mark included.
-fn greedy(model: &dyn Model, document: &dyn Document, (min, max): (usize, usize), scratch: &mut Scratch) -> Vec<u32> {
-    let marks = reader(model).limits().marks;
-    let mut rows = [SequenceRow::new(reader(model).begin(document).unwrap())];
-    let (mut written, mut next) = (Vec::new(), marks.start);
-    while written.last() != Some(&marks.end) {
+/// Returns fairseq's greedy output: `min` to `max` symbols, then the end symbol.
+fn greedy(model: &dyn Model, document: &dyn Document, min: usize, max: usize, scratch: &mut Scratch) -> Vec<u32> {
+    let specials = encoder(model).limits().marks;
+    let mut rows = [SequenceRow::new(encoder(model).begin(document).unwrap())];
+    let mut written = Vec::new();
+    let mut next = specials.start;
+    while written.last() != Some(&specials.end) {
         rows[0].set(&[next], Want::Last);
         advance(model, &mut rows, &[0], scratch).unwrap();
         let allowed = |id: u32| match id {
-            id if id == marks.end => written.len() >= min,
-            id => id != marks.pad && written.len() < max,
+            id if id == specials.end => written.len() >= min,
+            id => id != specials.pad && written.len() < max,
         };
         let logits = rows[0].logits.iter().zip(0..).filter(|(_, id)| allowed(*id));
         next = logits.max_by(|a, b| a.0.total_cmp(b.0)).unwrap().1;
@@ -60,7 +61,7 @@ fn greedy(model: &dyn Model, document: &dyn Document, (min, max): (usize, usize)
     written
 }
 
-/// A fixture with its model.
+/// A fixture with its golden data and its model.
 struct Case {
     name: &'static str,
     golden: Golden,
@@ -69,7 +70,7 @@ struct Case {
 }
 
 impl Case {
-    fn of(name: &'static str) -> Self {
+    fn load(name: &'static str) -> Self {
         let config = std::fs::read(pyramidion_golden(name).join("config.json")).unwrap();
         let golden = Golden::open(&pyramidion_golden(name));
         let model = pyramidion_in(name, weir::kernels::Dtype::F32);
@@ -77,14 +78,14 @@ impl Case {
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        PYRAMIDION_CASES.into_iter().chain(["left_padded_batch"]).map(Self::of)
+        PYRAMIDION_CASES.into_iter().chain(["left_padded_batch"]).map(Self::load)
     }
 
     fn count(&self) -> usize {
         self.golden.shape("src_tokens")[0]
     }
 
-    /// A document's tokens, without padding on the right.
+    /// Returns the tokens of a document without padding on the right.
     fn source(&self, item: usize) -> Vec<u32> {
         let mut tokens = self.ids("src_tokens", item);
         let end = tokens.iter().rposition(|&token| token != 1).unwrap() + 1;

@@ -1,10 +1,10 @@
-//! The naive twin of attention across a whole document that is no softmax over all: in f64, all pairs looked at.
+//! Naive implementations of efficient and LSH attention across a whole document, in f64 over all pairs.
 
 use serde_json::Value;
 
 type Vector = Vec<f64>;
 
-/// One head's queries, keys and values, for each place; `rotations` (rounds, width, buckets / 2).
+/// Returns one head's attention output for each position. `rotations` has the shape `(rounds, width, buckets / 2)`.
 pub(super) fn head(
     attention: &Value,
     queries: &[Vector],
@@ -24,11 +24,12 @@ fn softmax(scores: &[f64]) -> Vector {
     scores.iter().map(|score| (score - top).exp() / total).collect()
 }
 
-/// One head's softmax within blocks of `size`.
+/// Returns one head's softmax attention within blocks of `size` positions.
 pub(super) fn blocks(size: usize, queries: &[Vector], keys: &[Vector], values: &[Vector]) -> Vec<Vector> {
-    let one = |(at, query): (usize, &Vector)| -> Vector {
-        let from = at / size * size;
-        let (keys, values) = (keys.iter().skip(from).take(size), values.iter().skip(from).take(size));
+    let output = |position: usize, query: &Vector| -> Vector {
+        let start = position / size * size;
+        let keys = keys.iter().skip(start).take(size);
+        let values = values.iter().skip(start).take(size);
         let dot = |key: &Vector| key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>() / (query.len() as f64).sqrt();
         let weights = softmax(&keys.map(dot).collect::<Vector>());
         let mut out = vec![0.0; query.len()];
@@ -37,7 +38,7 @@ pub(super) fn blocks(size: usize, queries: &[Vector], keys: &[Vector], values: &
         }
         out
     };
-    queries.iter().enumerate().map(one).collect()
+    queries.iter().enumerate().map(|(position, query)| output(position, query)).collect()
 }
 
 /// ρ_q(Q) (ρ_k(K)ᵀ V)
@@ -48,23 +49,25 @@ fn efficient(queries: &[Vector], keys: &[Vector], values: &[Vector]) -> Vec<Vect
     let context =
         |from: usize, to: usize| -> f64 { columns[from].iter().zip(values).map(|(w, value)| w * value[to]).sum() };
     let context: Vec<Vector> = (0..width).map(|from| (0..width).map(|to| context(from, to)).collect()).collect();
-    let one = |query: &Vector| -> Vector {
+    let output = |query: &Vector| -> Vector {
         let weights = softmax(query);
         (0..width).map(|to| weights.iter().zip(&context).map(|(w, row)| w * row[to]).sum()).collect()
     };
-    queries.iter().map(one).collect()
+    queries.iter().map(output).collect()
 }
 
 fn hashed(lsh: &Value, vectors: &[Vector], values: &[Vector], rotations: &[f64]) -> Vec<Vector> {
     let number = |key: &str| lsh[key].as_u64().unwrap() as usize;
-    let (chunk, half, width) = (number("chunk"), number("buckets") / 2, vectors[0].len());
+    let chunk = number("chunk");
+    let half = number("buckets") / 2;
+    let width = vectors[0].len();
     let dot = |a: &Vector, b: &Vector| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
     let unit = |x: &Vector| -> Vector {
         let scale = 1.0 / ((dot(x, x) / width as f64 + 1e-6).sqrt() * (width as f64).sqrt());
         x.iter().map(|x| x * scale).collect()
     };
     let keys: Vec<Vector> = vectors.iter().map(unit).collect();
-    let mut met: Vec<Vec<usize>> = vec![Vec::new(); vectors.len()];
+    let mut attended: Vec<Vec<usize>> = vec![Vec::new(); vectors.len()];
     for rotation in rotations.chunks(width * half) {
         let bucket = |x: &Vector| -> usize {
             let turned = |at: usize| -> f64 { (0..width).map(|from| x[from] * rotation[from * half + at]).sum() };
@@ -76,18 +79,20 @@ fn hashed(lsh: &Value, vectors: &[Vector], values: &[Vector], rotations: &[f64])
         let chunks: Vec<Vec<usize>> =
             order.chunks(chunk).map(|part| part.iter().map(|entry| entry.1).collect()).collect();
         for (at, own) in chunks.iter().enumerate() {
-            for &place in own {
+            for &position in own {
                 if chunks.len() > 1 {
-                    met[place].extend(&chunks[(at + chunks.len() - 1) % chunks.len()]);
+                    attended[position].extend(&chunks[(at + chunks.len() - 1) % chunks.len()]);
                 }
-                met[place].extend(own);
+                attended[position].extend(own);
             }
         }
     }
-    let one = |(place, met): (usize, &Vec<usize>)| -> Vector {
-        let score = |&key: &usize| if key == place { -1e5 } else { dot(&vectors[place], &keys[key]) };
-        let weights = softmax(&met.iter().map(score).collect::<Vector>());
-        (0..width).map(|at| met.iter().zip(&weights).map(|(&key, weight)| weight * values[key][at]).sum()).collect()
+    let output = |position: usize, attended: &Vec<usize>| -> Vector {
+        let score = |&key: &usize| if key == position { -1e5 } else { dot(&vectors[position], &keys[key]) };
+        let weights = softmax(&attended.iter().map(score).collect::<Vector>());
+        (0..width)
+            .map(|at| attended.iter().zip(&weights).map(|(&key, weight)| weight * values[key][at]).sum())
+            .collect()
     };
-    met.iter().enumerate().map(one).collect()
+    attended.iter().enumerate().map(|(position, attended)| output(position, attended)).collect()
 }

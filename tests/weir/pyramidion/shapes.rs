@@ -1,4 +1,4 @@
-//! Small models of odd shapes with random weights: widths that divide no vector, blocks that divide no page.
+//! Small models with random weights and odd shapes: widths unaligned with vectors, blocks unaligned with pages.
 
 use super::super::support::*;
 use std::{fs, path::PathBuf, sync::Arc};
@@ -12,7 +12,7 @@ use weir::{
     kernels::Dtype,
 };
 
-/// A shape, and the folder of its weights.
+/// A shape with the folder of its weights.
 pub(super) struct Shape {
     pub(super) name: &'static str,
     pub(super) config: serde_json::Value,
@@ -36,7 +36,7 @@ const FUNNEL: &str = r#"{"kind": "funnel", "lengths": {"0": 4, "1": 8}}"#;
 
 const NONE: &str = r#"{"kind": "none"}"#;
 
-/// Kinds of attention that are none of [`SHAPES`]', where `block` is for one local head: name, attention, block, pooling, norms first.
+/// Shapes with other attention than softmax: name, attention, block of a local head, pooling, pre-norm.
 const FAR: [(&str, &str, &str, &str, bool); 5] = [
     ("efficient", r#"{"efficient": {"local_heads": 1}}"#, "40", NONE, false),
     ("efficient alone", r#"{"efficient": {"local_heads": 0}}"#, "null", HALVING, true),
@@ -45,7 +45,7 @@ const FAR: [(&str, &str, &str, &str, bool); 5] = [
     ("pooled lsh", r#"{"lsh": {"local_heads": 1, "chunk": 64, "hashes": 2, "buckets": 4}}"#, "33", HALVING, false),
 ];
 
-/// Name, block, pooling, norms first, decoder positions, padded.
+/// Shapes with softmax attention: name, block, pooling, pre-norm, decoder positions, padded.
 const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
     ("pyramidion", "40", HALVING, false, false, true),
     ("transpooler", "64", UNSORTED, true, true, true),
@@ -66,19 +66,19 @@ const SHAPES: [(&str, &str, &str, bool, bool, bool); 17] = [
     ("unpadded vanilla", "null", r#"{"kind": "none"}"#, true, true, false),
 ];
 
-/// The longest document.
+/// Maximum length of a document.
 pub(super) const SOURCE: usize = 1280;
-/// Symbols.
+/// Size of the vocabulary.
 pub(super) const SYMBOLS: usize = 37;
 
 impl Shape {
-    /// For documents of up to [`SOURCE`] tokens.
+    /// Returns all shapes for documents of up to [`SOURCE`] tokens.
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        Self::of_length(SOURCE)
+        Self::with_length(SOURCE)
     }
 
-    /// For documents of up to so many.
-    pub(super) fn of_length(source: usize) -> impl Iterator<Item = Self> {
+    /// Returns all shapes for documents of up to `source` tokens.
+    pub(super) fn with_length(source: usize) -> impl Iterator<Item = Self> {
         let softmax = SHAPES.into_iter().map(|(name, block, pooling, pre_norm, positions, padded)| {
             (name, r#""softmax""#, block, pooling, pre_norm, (positions, padded))
         });
@@ -111,7 +111,7 @@ impl Shape {
         })
     }
 
-    /// Makes weights of scorers and queries so large that scores are told apart: random ones are all alike.
+    /// Scales the weights of scorers and queries, because random ones give almost equal scores.
     fn spread_scores(&self) {
         let file = self.folder().join("model.safetensors");
         let mut bytes = fs::read(&file).unwrap();
@@ -139,7 +139,7 @@ impl Shape {
     }
 }
 
-/// Tokens that are no marks.
+/// Returns random tokens without special ids.
 pub(super) fn tokens(dice: &mut Dice, count: usize) -> Vec<u32> {
     (0..count).map(|_| 4 + dice.below(SYMBOLS - 4) as u32).collect()
 }

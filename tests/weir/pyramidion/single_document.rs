@@ -1,8 +1,8 @@
-//! An encoder-decoder bound to one document: a model whose rows begin from nothing, for the suite that every family passes.
+//! An encoder-decoder with one fixed document, so that the conformance suite can begin rows without one.
 
 use super::{
     super::support::*,
-    read, reader,
+    encode, encoder,
     shapes::{Shape, tokens},
 };
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use weir::{
     kernels::Dtype,
 };
 
-/// Each row reads the document anew, so that its pages are the rows' alone.
-struct Bound {
+/// Model with a fixed document. Each row encodes it again, so that the row alone owns its pages.
+struct SingleDocument {
     model: Arc<dyn Model>,
     document: Vec<u32>,
     bytes: usize,
 }
 
-impl Model for Bound {
+impl Model for SingleDocument {
     fn card(&self) -> &Card {
         self.model.card()
     }
 
     fn begin(&self, _: BoundaryOptions) -> Result<Box<dyn State>> {
-        reader(&*self.model).begin(&*read(&*self.model, &self.document, &mut self.model.scratch()))
+        encoder(&*self.model).begin(&*encode(&*self.model, &self.document, &mut self.model.scratch()))
     }
 
     fn scratch(&self) -> Scratch {
@@ -64,14 +64,18 @@ impl Model for Bound {
     }
 }
 
-/// Shapes with norms behind and in front of sub-layers, with positions and without, in each type of numbers.
+/// Returns shapes with post-norm and pre-norm, with and without decoder positions, in each dtype.
 pub(in super::super) fn shapes() -> Vec<(String, Arc<dyn Model>)> {
     let mut all: Vec<(String, Arc<dyn Model>)> = Vec::new();
-    for shape in Shape::of_length(160).filter(|shape| ["pyramidion", "transpooler"].contains(&shape.name)) {
+    for shape in Shape::with_length(160).filter(|shape| ["pyramidion", "transpooler"].contains(&shape.name)) {
         for dtype in Dtype::ALL {
-            let (model, document) = (shape.model(dtype), tokens(&mut Dice::new(4), 90));
-            let bytes = read(&*model, &document, &mut model.scratch()).bytes();
-            all.push((format!("{}, {}", shape.name, dtype.name()), Arc::new(Bound { model, document, bytes })));
+            let model = shape.model(dtype);
+            let document = tokens(&mut Dice::new(4), 90);
+            let bytes = encode(&*model, &document, &mut model.scratch()).bytes();
+            all.push((
+                format!("{}, {}", shape.name, dtype.name()),
+                Arc::new(SingleDocument { model, document, bytes }),
+            ));
         }
     }
     all

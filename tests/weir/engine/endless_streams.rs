@@ -189,7 +189,8 @@ fn a_prompt_stays_cached_next_to_its_continuation() {
             let limits = Limits { cache_bytes, chunk: 48, events: 4096, ..Limits::default() };
             Handle::start(model.clone(), limits).unwrap()
         };
-        let (cold, warm) = (start(0), start(64 << 20));
+        let cold = start(0);
+        let warm = start(64 << 20);
         let first = request(&*model, 5, 600);
         let answer: Vec<u32> = ask(&cold, &first).0.characters.iter().map(|character| character.symbol).collect();
         let with_prompt = |parts: [&[u32]; 2]| Generate { prompt: parts.concat(), ..first.clone() };

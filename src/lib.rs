@@ -1,38 +1,52 @@
 //! weir: an inference server for character- and byte-level language models that pool their own input.
 //!
-//! A boundary predictor cuts the stream into segments while it is being generated; the deep middle of the network runs once
-//! a segment instead of once a character.
+//! A boundary predictor splits the stream into segments while text is generated. The deep middle of the network runs once per
+//! segment instead of once per character.
 //!
 //! # The path of a request
 //!
-//! `serve/grpc/generation` (with `serve/grpc/convert`: text to symbols, fields to options) → `engine/handle` →
-//! `engine/worker` (the loop and its scheduler) → `engine/batch` (one step of all rows) → `decode/session` (what a row is fed, what comes of it) →
-//! `family/<one>/step`. Back through the sender inside the request: `engine/request/event_sender` → `serve/grpc/response_stream` → `serve/grpc/generate_stream`.
-//! Everything else stands beside that path.
+//! A `Generate` call passes 18 files, value types and helpers not counted. On the way in:
+//!
+//! 1. `serve/transport/connections`: accepts the connection.
+//! 2. `serve/middleware/mod`: request id, metrics, tracing, authentication, body limits, deadline.
+//! 3. `serve/grpc/generation`: handles the call.
+//! 4. `serve/registry/engines`: finds the model's engine.
+//! 5. `serve/grpc/convert`: turns text into symbols and fields into options.
+//! 6. `engine/handle`: submits the request.
+//! 7. `engine/shared`: checks and queues it.
+//! 8. `engine/worker`: the loop of the thread that owns the model.
+//! 9. `engine/scheduler/mod`: selects the rows of the next step.
+//! 10. `engine/batch/mod`: runs one step of all rows.
+//! 11. `decode/session`: the state of one request: prompt, sampling, stop conditions.
+//! 12. `family/hourglass/model`: computes logits and boundaries.
+//!
+//! On the way back: `engine/batch/outcome`, `engine/request/mod`, `engine/request/event_sender`, `serve/grpc/response_stream`,
+//! `serve/grpc/generate_stream`, `serve/grpc/pieces`.
 //!
 //! # Rooms, in reading order
 //!
-//! | room | what | may use |
-//! |---|---|---|
-//! | [`error`] | the closed list of what can go wrong | – |
-//! | [`text`] | symbols ↔ text | – |
-//! | [`kernels`] | packed matrices, attention over pages, the thread pool; the only unsafe code | – |
-//! | [`nn`] | parts of models | kernels |
-//! | [`decode`] | the contract between models and engine; one sequence's life | text |
-//! | [`family`] | whole models, checkpoints, converters | decode, nn, kernels, text |
-//! | [`engine`] | many sequences on one device | decode |
-//! | [`metrics`] | every metric, declared once | decode, engine |
-//! | [`report`] | timings: what was measured, beside what the machine can do | decode, kernels, text |
-//! | [`serve`] | the wire | config, engine, decode, metrics, text |
-//! | [`config`] | what was asked for | engine, family |
-//! | [`cli`] | one file a subcommand | all of the above but kernels and nn |
+//! Every room may use [`error`]. `tests/weir/arrows` compares this table with its own, and fails on any other dependency between
+//! rooms, and on a ring of files inside a room.
 //!
-//! `tests/weir/arrows.rs` fails on a use against the grain.
+//! | room | contents | may use |
+//! |---|---|---|
+//! | [`error`] | the closed list of error codes | – |
+//! | [`text`] | vocabularies, normalisers, tokenizers | – |
+//! | [`kernels`] | matrix products, attention over pages, the thread pool; the only unsafe code | – |
+//! | [`nn`] | parts of models: attention, position schemes, boundaries, pooling | kernels |
+//! | [`decode`] | the contract between models and engine; the state of one sequence | kernels, text |
+//! | [`family`] | whole models, checkpoints, converters | decode, kernels, nn, text |
+//! | [`engine`] | scheduler, batches and caches: many sequences on one model | decode |
+//! | [`metrics`] | every metric, declared once | decode, engine |
+//! | [`report`] | benchmarks, and the limits of the machine | decode, kernels, text |
+//! | [`serve`] | gRPC and HTTP services | config, decode, engine, metrics, text |
+//! | [`config`] | validated settings | engine, family |
+//! | [`cli`] | one file per subcommand | config, decode, engine, family, kernels, report, serve, text |
 //!
 //! # What holds everywhere
 //!
-//! A row's numbers depend neither on the rows beside it nor on how its symbols were cut into steps, bit for bit: see
-//! [`kernels`]. A closed segment is never computed again. Everything that grows has a limit.
+//! The numbers of a row depend neither on the other rows of the batch nor on how its symbols were split into steps, bit for bit:
+//! see [`kernels`]. A closed segment is never computed again. Everything that grows has a limit.
 
 pub mod cli;
 pub mod config;

@@ -1,0 +1,226 @@
+//! Dependencies between the rooms of `src` and inside them, read off the sources' paths.
+//!
+//! A room may use only the rooms that `MAY_USE` lists. Inside a room, and inside each of its folders, the files and folders
+//! must not use each other in a ring. The module [`paths`] reads the sources.
+
+mod paths;
+
+use paths::{Module, Sources, code_of};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+/// Each room, and the rooms that it may use. Every room may use `error`.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("cli", &["config", "serve", "engine", "decode", "family", "kernels", "report", "text"]),
+    ("config", &["engine", "family"]),
+    ("serve", &["config", "engine", "decode", "metrics", "text"]),
+    ("metrics", &["decode", "engine"]),
+    ("engine", &["decode"]),
+    ("report", &["decode", "kernels", "text"]),
+    ("family", &["decode", "nn", "text", "kernels"]),
+    ("decode", &["kernels", "text"]),
+    ("nn", &["kernels"]),
+    ("kernels", &[]),
+    ("text", &[]),
+    ("error", &[]),
+];
+
+/// Crates, and the rooms that may name them.
+const CRATES: &[(&str, &[&str])] = &[
+    ("axum", &["serve"]),
+    ("base64", &["serve"]),
+    ("http_body", &["serve"]),
+    ("hdrhistogram", &["metrics"]),
+    ("hyper", &["serve"]),
+    ("hyper_util", &["serve"]),
+    ("opentelemetry", &["serve"]),
+    ("opentelemetry_otlp", &["serve"]),
+    ("opentelemetry_sdk", &["serve"]),
+    ("prometheus_client", &["metrics"]),
+    ("tonic", &["serve"]),
+    ("tonic_health", &["serve"]),
+    ("tonic_reflection", &["serve"]),
+    ("tonic_types", &["serve"]),
+    ("tower", &["serve"]),
+    ("tower_http", &["serve"]),
+    ("tokio_io_timeout", &["serve"]),
+    ("lru", &["engine"]),
+    ("uuid", &["engine", "serve"]),
+    ("weir_proto", &["serve"]),
+    // Reads official checkpoints, and messages that may be absent.
+    ("prost", &["family", "serve"]),
+    ("tokio_stream", &["serve"]),
+    // The engine's channels and wakers, and the command line's runtime and signals.
+    ("tokio", &["serve", "engine", "cli"]),
+    ("clap", &["cli", "main"]),
+    ("indicatif", &["cli"]),
+    ("tracing_subscriber", &["cli"]),
+    ("safetensors", &["cli"]),
+    ("zip", &["family"]),
+    // Hashes of checkpoints, API keys, certificates and the beginnings of texts.
+    ("sha2", &["family", "config", "serve", "decode"]),
+    ("subtle", &["config"]),
+    ("toml", &["config"]),
+    ("tokio_rustls", &["config", "serve"]),
+    ("webpki", &["serve"]),
+    ("rand_chacha", &["decode", "family"]),
+    ("unicode_normalization", &["text"]),
+    ("tokenizers", &["text"]),
+    ("thiserror", &["error", "family", "text"]),
+    ("plotters", &["report"]),
+    ("sysinfo", &["report", "serve"]),
+    ("memmap2", &["kernels"]),
+];
+
+fn sources() -> Sources {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let sources = Sources::read(&root);
+    assert!(sources.modules.len() > 30, "only {} files in {}", sources.modules.len(), root.display());
+    sources
+}
+
+/// Rooms that a module uses.
+fn used_rooms(sources: &Sources, module: &Module) -> BTreeSet<String> {
+    sources.uses(module).into_iter().filter_map(|target| target.first().cloned()).collect()
+}
+
+#[test]
+fn rooms_depend_on_each_other_one_way() {
+    let sources = sources();
+    let mut wrong = Vec::new();
+    for module in sources.rooms() {
+        let room = module.room();
+        let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == room) else {
+            wrong.push(format!("{}: the room {room:?} is not in MAY_USE", module.file));
+            continue;
+        };
+        for target in used_rooms(&sources, module) {
+            if target != room && target != "error" && !allowed.contains(&target.as_str()) {
+                wrong.push(format!("{}: {room} must not use {target}", module.file));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A dependency that is allowed but unused would let the next one in unseen.
+#[test]
+fn every_allowed_dependency_is_used() {
+    let sources = sources();
+    for (room, allowed) in MAY_USE {
+        let modules = sources.rooms().filter(|module| module.room() == *room);
+        let used: BTreeSet<String> = modules.flat_map(|module| used_rooms(&sources, module)).collect();
+        for target in *allowed {
+            assert!(used.contains(*target), "{room} does not use {target}");
+        }
+    }
+}
+
+/// `src/lib.rs` shows the same table to readers: a row per room, with the rooms that it uses.
+#[test]
+fn the_map_in_lib_rs_is_this_table() {
+    let lib = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    let mut shown = BTreeMap::new();
+    for line in lib.lines().filter(|line| line.starts_with("//! | [`")) {
+        let cells: Vec<&str> =
+            line.trim_start_matches("//! |").trim_end_matches('|').split('|').map(str::trim).collect();
+        let [room, _, uses] = cells[..] else { panic!("a row of the map has three cells: {line}") };
+        let uses: BTreeSet<&str> = uses.split(", ").filter(|room| *room != "–").collect();
+        shown.insert(room.trim_matches(['[', ']', '`']), uses);
+    }
+    let table: BTreeMap<&str, BTreeSet<&str>> =
+        MAY_USE.iter().map(|(room, uses)| (*room, uses.iter().copied().collect())).collect();
+    assert_eq!(shown, table);
+}
+
+/// In each folder, the files and subfolders (and the folder's own `mod.rs`) form no ring.
+#[test]
+fn no_ring_inside_a_room() {
+    let sources = sources();
+    let mut rings = Vec::new();
+    for folder in sources.folders() {
+        let arrows = sources.arrows_inside(&folder);
+        if let Some(ring) = ring(&arrows) {
+            let steps: Vec<String> = ring
+                .windows(2)
+                .map(|step| format!("{} → {} ({})", step[0], step[1], arrows[&step[0]][&step[1]]))
+                .collect();
+            rings.push(format!("src/{}: {}", folder.join("/"), steps.join(", ")));
+        }
+    }
+    assert!(rings.is_empty(), "{}", rings.join("\n"));
+}
+
+/// A path through the graph that ends where it began, if one exists. `arrows[from][to]` is an example of a use.
+fn ring(arrows: &BTreeMap<String, BTreeMap<String, String>>) -> Option<Vec<String>> {
+    fn visit(
+        unit: &str,
+        arrows: &BTreeMap<String, BTreeMap<String, String>>,
+        path: &mut Vec<String>,
+        finished: &mut BTreeSet<String>,
+    ) -> Option<Vec<String>> {
+        if let Some(start) = path.iter().position(|seen| seen == unit) {
+            let mut ring = path[start..].to_vec();
+            ring.push(unit.to_string());
+            return Some(ring);
+        }
+        if finished.contains(unit) {
+            return None;
+        }
+        path.push(unit.to_string());
+        let targets = arrows.get(unit).into_iter().flat_map(BTreeMap::keys);
+        let found = targets.into_iter().find_map(|target| visit(target, arrows, path, finished));
+        path.pop();
+        finished.insert(unit.to_string());
+        found
+    }
+    let mut finished = BTreeSet::new();
+    arrows.keys().find_map(|unit| visit(unit, arrows, &mut Vec::new(), &mut finished))
+}
+
+/// Whether a line names a crate, and not another crate whose name begins or ends with it.
+fn names_crate(line: &str, krate: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    let path = format!("{krate}::");
+    line.match_indices(&path).any(|(start, _)| !line[..start].ends_with(part))
+        || line.strip_prefix(&format!("use {krate}")).is_some_and(|after| !after.starts_with(part))
+}
+
+#[test]
+fn crates_stay_in_their_rooms() {
+    let mut wrong = Vec::new();
+    for module in sources().modules.values() {
+        let code = code_of(&module.text);
+        for (name, allowed) in CRATES {
+            let named = code.lines().map(str::trim_start).any(|line| names_crate(line, name));
+            if named && !allowed.contains(&module.room()) {
+                wrong.push(format!("{}: {} must not name {name}", module.file, module.room()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn only_the_kernels_are_unsafe() {
+    for module in sources().modules.values() {
+        let has = code_of(&module.text).contains("unsafe ");
+        assert!(!has || module.room() == "kernels", "{} has unsafe code", module.file);
+    }
+}
+
+#[test]
+fn a_ring_is_found() {
+    let arrows = |pairs: &[(&str, &str)]| {
+        let mut arrows: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+        for (from, to) in pairs {
+            arrows.entry(from.to_string()).or_default().insert(to.to_string(), String::new());
+        }
+        arrows
+    };
+    assert_eq!(ring(&arrows(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
+    assert_eq!(ring(&arrows(&[("a", "b"), ("b", "c"), ("c", "b")])).unwrap(), ["b", "c", "b"]);
+}

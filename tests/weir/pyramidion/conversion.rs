@@ -84,7 +84,7 @@ fn invalid_arguments_are_named() {
         ),
         (
             changed("no_block", |config| config["enc_layers_and_token_width"] = "{0: 64}".into()),
-            "enc_layers_and_token_width: expected a length that shrinks",
+            "enc_layers_and_token_width: expected a decreasing length, since full attention",
         ),
     ] {
         assert!(message.contains(expected), "{message}\n  {expected}");

@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-/// fairseq's.
+/// fairseq's value.
 const LAYER_NORM_EPS: f64 = 1e-5;
 
-/// Those arguments that shape the model, under fairseq's names or short ones. The others (dropout, schedules, paths …) make no
-/// difference to what it computes.
+/// Official arguments that affect the model's computation, under fairseq's names or short ones. Others (dropout, schedules,
+/// paths …) are ignored.
 #[derive(Debug, Deserialize)]
 pub(super) struct Arguments {
     #[serde(alias = "encoder_embed_dim")]
@@ -150,7 +150,7 @@ impl Arguments {
     fn reduction(&self, file: &Path) -> Result<(Option<usize>, Json)> {
         let wrong = |key: &str, expected: &str, found: String| Err(Error::checkpoint(file, key, expected, found));
         match self.encoder_pooling.as_str() {
-            // no blocks either, whatever else is said
+            // Without pooling there are no blocks, whatever the other arguments are.
             "lambda" => return Ok((None, json!({ "kind": "none" }))),
             "topk" => {}
             found => return wrong("encoder_pooling", "topk or lambda", format!("{found:?}")),
@@ -166,7 +166,8 @@ impl Arguments {
             let found = self.enc_layers_and_token_width.to_string();
             return wrong("enc_layers_and_token_width", "lengths after layers, like {0: 2048, 1: 512}", found);
         };
-        let (mut lengths, mut current) = (serde_json::Map::new(), self.max_source_positions);
+        let mut lengths = serde_json::Map::new();
+        let mut current = self.max_source_positions;
         for (layer, kept) in plan {
             if kept != current {
                 lengths.insert(layer.to_string(), kept.into());
@@ -177,7 +178,8 @@ impl Arguments {
             return match block {
                 Some(_) => Ok((block, json!({ "kind": "none" }))),
                 None => {
-                    let expected = "a length that shrinks, where there are no blocks: full attention that sees padding is not to be had without pooling";
+                    let expected =
+                        "a decreasing length, since full attention over padding is not supported without pooling";
                     wrong("enc_layers_and_token_width", expected, self.enc_layers_and_token_width.to_string())
                 }
             };

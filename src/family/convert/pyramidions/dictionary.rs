@@ -1,8 +1,8 @@
-//! The vocabulary beside an official checkpoint, as a tokenizer: fairseq's dictionary, `dict.txt`, and the SentencePiece model.
+//! Converts the vocabulary of an official checkpoint to a tokenizer: fairseq's dictionary, `dict.txt`, and a SentencePiece model.
 //!
-//! Ids are the dictionary's: four marks, then its lines. Without one they are SentencePiece's, whose own three marks make way
-//! for the four. A dictionary of single characters needs no model: it is what fairseq makes of `--bpe characters`, where a space
-//! is written `▁`.
+//! Ids are those of the dictionary: four special symbols, then its lines. Without a dictionary they are those of SentencePiece,
+//! with the four special symbols in place of its own three. A dictionary of single characters needs no SentencePiece model:
+//! fairseq writes one for `--bpe characters`, with a space as `▁`.
 
 use super::sentencepiece::{self, Kind, SentencePiece};
 use crate::{
@@ -20,20 +20,21 @@ use std::{
 
 const DICTIONARY_FILE: &str = "dict.txt";
 const MAX_BYTES: u64 = 64 << 20;
-/// fairseq's marks, whose ids come first.
+/// fairseq's special symbols, which have the first ids.
 const MARKS: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
 const UNKNOWN: usize = 3;
-/// What stands for a space.
+/// Represents a space.
 const SPACE: &str = "\u{2581}";
-/// How much less likely a piece is that only the dictionary knows than the rarest that the model knows.
-const UNHEARD: f32 = 1e6;
+/// Score of a piece that only the dictionary contains, below that of the model's rarest piece.
+const MISSING_PENALTY: f32 = 1e6;
 
-/// The tokenizer of `size` ids that the files in `dir` describe, if there are any.
+/// Reads the tokenizer of `size` ids from the files in `dir`, if any.
 ///
 /// # Errors
-/// Files that are not what their names say, or of another model.
+/// A file has another format than its name says, or belongs to another model.
 pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenizer>>> {
-    let (dictionary, model) = (dir.join(DICTIONARY_FILE), model_file(dir)?);
+    let dictionary = dir.join(DICTIONARY_FILE);
+    let model = model_file(dir)?;
     let lines = match dictionary.exists() {
         true => Some(lines(&read_limited(&dictionary, MAX_BYTES)?, &dictionary)?),
         false => None,
@@ -45,14 +46,14 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
             pieces(&lines, &model, &file)?
         }
         (Some(lines), None) if lines.iter().all(|line| is_character(line)) => characters(&lines),
-        // pieces, and nobody to say how text is cut into them
+        // A dictionary of pieces does not define how text is split into them.
         _ => return Ok(None),
     };
     let named = if dictionary.exists() { dictionary } else { dir.to_path_buf() };
     let subwords = SubwordTokenizer::parse(json.to_string().as_bytes()).map_err(|error| error.in_file(&named))?;
     if subwords.len() > size {
         let expected = format!(
-            "at most {} pieces: the model has {size} ids, {} of them marks",
+            "at most {} pieces, since the model has {size} ids and {} of them are special symbols",
             size - MARKS.len().min(size),
             MARKS.len()
         );
@@ -61,7 +62,7 @@ pub(super) fn read(dir: &Path, size: usize) -> Result<Option<Arc<SubwordTokenize
     Ok(Some(Arc::new(subwords)))
 }
 
-/// The SentencePiece model in a folder.
+/// Finds the SentencePiece model in a folder.
 fn model_file(dir: &Path) -> Result<Option<std::path::PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
@@ -76,7 +77,7 @@ fn model_file(dir: &Path) -> Result<Option<std::path::PathBuf>> {
     }
 }
 
-/// The symbols of a dictionary: lines of a symbol, a space and a count.
+/// Parses a dictionary: lines of a symbol, a space and a count.
 fn lines(bytes: &[u8], file: &Path) -> Result<Vec<String>> {
     let wrong = |key: String, expected: &str, found: String| Error::checkpoint(file, key, expected, found);
     let text = std::str::from_utf8(bytes).map_err(|error| wrong("the file".into(), "UTF-8", error.to_string()))?;
@@ -150,7 +151,9 @@ fn pieces(lines: &[String], model: &SentencePiece, file: &Path) -> Result<Json> 
 fn unigram(lines: &[String], known: &HashMap<&str, f32>) -> Json {
     let rarest = known.values().copied().fold(0.0, f32::min);
     let mut vocab: Vec<Json> = MARKS.iter().map(|mark| json!([mark, 0.0])).collect();
-    vocab.extend(lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - UNHEARD)])));
+    vocab.extend(
+        lines.iter().map(|line| json!([line, known.get(line.as_str()).copied().unwrap_or(rarest - MISSING_PENALTY)])),
+    );
     json!({ "type": "Unigram", "unk_id": UNKNOWN, "vocab": vocab, "byte_fallback": false })
 }
 

@@ -1,10 +1,10 @@
-//! Checkpoints of the official code of Trainable Representation Pooling (github.com/applicaai/pyramidions, commit fa9dddc, a fork
-//! of fairseq).
+//! Reads checkpoints of the official code of Trainable Representation Pooling (github.com/applicaai/pyramidions, commit fa9dddc,
+//! a fork of fairseq).
 //!
-//! A source is the `.pt` that training writes, a folder that holds it as `checkpoint_best.pt`, `checkpoint_last.pt` or its only
-//! `.pt`, or a folder with the arguments in `config.json` and the official tensors in `model.safetensors`. Beside either there
-//! may be the dictionary, `dict.txt`, and the SentencePiece model, a `.model`. Tensors keep their names; copies of the embedding,
-//! marks of versions and scorers of layers without pooling are looked at and left out.
+//! A source is a training checkpoint (`.pt`), a folder with `checkpoint_best.pt`, `checkpoint_last.pt` or a single `.pt`, or a
+//! folder with the arguments in `config.json` and the official tensors in `model.safetensors`. The folder may also contain the
+//! dictionary, `dict.txt`, and a SentencePiece model, `*.model`. Tensors keep their names. Copies of the embedding, version
+//! numbers and scorers of layers without pooling are checked and dropped.
 
 mod arguments;
 mod dictionary;
@@ -37,22 +37,22 @@ use std::{
 };
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// What training calls its checkpoints, the one to prefer first.
+/// Names of training checkpoints, in order of preference.
 const TRAINING_FILES: [&str; 2] = ["checkpoint_best.pt", "checkpoint_last.pt"];
 const EMBEDDING: &str = "encoder.embed_tokens.weight";
-/// Stored once more each.
+/// Copies of the embedding.
 const COPIES: [&str; 2] = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"];
-/// Of one number each, which says nothing.
-const MARKS: [&str; 4] =
+/// Tensors of one number without meaning.
+const IGNORED: [&str; 4] =
     ["encoder.version", "decoder.version", "encoder.embed_positions._float_tensor", DECODER_POSITIONS];
-/// There if the decoder's input has positions.
+/// Present if the decoder adds position embeddings.
 const DECODER_POSITIONS: &str = "decoder.embed_positions._float_tensor";
 
 /// Reads an official checkpoint.
 ///
 /// # Errors
-/// Arguments that are missing or out of bounds, tensors that are missing, superfluous or of another shape, copies of the
-/// embedding that are none, a vocabulary that is not the model's.
+/// An argument is missing or out of range; a tensor is missing, unknown or has another shape; a copy of the embedding differs;
+/// or the vocabulary does not match the model.
 pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     if !from.is_dir() {
         return read_training_file(from, from.parent().unwrap_or(Path::new(".")), progress);
@@ -72,7 +72,7 @@ pub fn read(from: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted
     }
 }
 
-/// The checkpoint of training in a folder.
+/// Finds the training checkpoint in a folder.
 fn training_file(dir: &Path) -> Result<Option<PathBuf>> {
     if let Some(name) = TRAINING_FILES.iter().find(|name| dir.join(name).exists()) {
         return Ok(Some(dir.join(name)));
@@ -89,7 +89,7 @@ fn training_file(dir: &Path) -> Result<Option<PathBuf>> {
         count => Err(Error::checkpoint(
             dir,
             "the folder",
-            "one .pt, or one with a name that training gives",
+            "one .pt file, checkpoint_best.pt or checkpoint_last.pt",
             count.to_string(),
         )),
     }
@@ -100,24 +100,22 @@ fn read_folder(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Convert
     let arguments: Arguments = parse(&read_limited(&file, MAX_CONFIG_BYTES)?, &file, "")?;
     let names: BTreeSet<_> = shapes_in(dir)?.into_keys().collect();
     let positions = names.contains(DECODER_POSITIONS);
-    convert((&arguments, positions), (&file, dir), &names, &mut |specs| {
-        Ok(read_weights_with_progress(dir, specs, progress)?.0)
-    })
+    let source = Source { arguments: &arguments, positions, file: &file, dir };
+    source.convert(&names, &mut |specs| Ok(read_weights_with_progress(dir, specs, progress)?.0))
 }
 
-fn read_training_file(file: &Path, beside: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+fn read_training_file(file: &Path, dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let mut torch = TorchFile::open(file)?;
     let tensors = Tensors::find(&torch, "model", file)?;
     let arguments = training_arguments(&torch, &tensors, file)?;
     let names = tensors.all.keys().cloned().collect();
     let positions = tensors.all.contains_key(DECODER_POSITIONS);
-    convert((&arguments, positions), (file, beside), &names, &mut |specs| {
-        tensors.read(&mut torch, specs.to_vec(), progress)
-    })
+    let source = Source { arguments: &arguments, positions, file, dir };
+    source.convert(&names, &mut |specs| tensors.read(&mut torch, specs.to_vec(), progress))
 }
 
-/// The arguments in a checkpoint of training: those of the command line, or those of the model in a tree of settings; and the
-/// vocabulary's size, which only the embedding knows.
+/// Reads the arguments in a training checkpoint: those of the command line, or those of the model in a tree of settings. The size
+/// of the vocabulary is that of the embedding.
 fn training_arguments(torch: &TorchFile, tensors: &Tensors, file: &Path) -> Result<Arguments> {
     let pickle = &torch.pickle;
     let mut all = Map::new();
@@ -137,40 +135,54 @@ fn training_arguments(torch: &TorchFile, tensors: &Tensors, file: &Path) -> Resu
     parse(Json::Object(all).to_string().as_bytes(), file, "args")
 }
 
-/// The rest is the same for both kinds: `file` names the arguments in messages, `dir` is where the vocabulary is.
-fn convert(
-    (arguments, positions): (&Arguments, bool),
-    (file, dir): (&Path, &Path),
-    names: &BTreeSet<String>,
-    read: &mut dyn FnMut(&[TensorSpec]) -> Result<Weights>,
-) -> Result<Converted> {
-    let subwords = dictionary::read(dir, arguments.vocab_size)?;
-    let config = arguments.config(file, subwords, positions)?;
-    let specs = blueprint(&config, file).map_err(in_official_terms)?.tensors();
-    let embedding = specs.iter().find(|spec| spec.name == EMBEDDING).map(|spec| spec.shape.clone()).unwrap_or_default();
-    let own: BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-    let extra = names.iter().filter(|name| !own.contains(name.as_str())).filter_map(|name| {
-        let shape = match name.as_str() {
-            name if COPIES.contains(&name) => embedding.clone(),
-            name if MARKS.contains(&name) => vec![1],
-            // one that no pooling asks
-            name if name.starts_with("encoder.pooler.scorer.") && name.ends_with(".bias") => vec![1],
-            name if name.starts_with("encoder.pooler.scorer.") => vec![1, *embedding.last()?],
-            _ => return None,
-        };
-        Some(TensorSpec { name: name.clone(), shape, init: Init::Normal(0.0, 0.0), trained: false })
-    });
-    let all: Vec<TensorSpec> = specs.iter().cloned().chain(extra).collect();
-    let mut official = read(&all)?;
-    let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
-    if let Some(copy) = COPIES.iter().find(|copy| numbers(copy).is_some() && numbers(copy) != numbers(EMBEDDING)) {
-        let expected = format!("the numbers of {EMBEDDING}: the official models share all embeddings");
-        return Err(Error::checkpoint(file, *copy, expected, "others"));
+/// The parts of an official checkpoint that both kinds of source have.
+struct Source<'a> {
+    arguments: &'a Arguments,
+    /// True if the decoder adds position embeddings.
+    positions: bool,
+    /// File of the arguments, for error messages.
+    file: &'a Path,
+    /// Folder of the vocabulary.
+    dir: &'a Path,
+}
+
+impl Source<'_> {
+    /// Converts the checkpoint, whose tensors are `names`. `read` reads tensors of the given specs.
+    fn convert(
+        self,
+        names: &BTreeSet<String>,
+        read: &mut dyn FnMut(&[TensorSpec]) -> Result<Weights>,
+    ) -> Result<Converted> {
+        let Self { arguments, positions, file, dir } = self;
+        let subwords = dictionary::read(dir, arguments.vocab_size)?;
+        let config = arguments.config(file, subwords, positions)?;
+        let specs = blueprint(&config, file).map_err(in_official_terms)?.tensors();
+        let embedding =
+            specs.iter().find(|spec| spec.name == EMBEDDING).map(|spec| spec.shape.clone()).unwrap_or_default();
+        let own: BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        let extra = names.iter().filter(|name| !own.contains(name.as_str())).filter_map(|name| {
+            let shape = match name.as_str() {
+                name if COPIES.contains(&name) => embedding.clone(),
+                name if IGNORED.contains(&name) => vec![1],
+                // The scorer of a layer without pooling.
+                name if name.starts_with("encoder.pooler.scorer.") && name.ends_with(".bias") => vec![1],
+                name if name.starts_with("encoder.pooler.scorer.") => vec![1, *embedding.last()?],
+                _ => return None,
+            };
+            Some(TensorSpec { name: name.clone(), shape, init: Init::Normal(0.0, 0.0), trained: false })
+        });
+        let all: Vec<TensorSpec> = specs.iter().cloned().chain(extra).collect();
+        let mut official = read(&all)?;
+        let numbers = |name: &str| official.get(name).map(|tensor| &tensor.numbers);
+        if let Some(copy) = COPIES.iter().find(|copy| numbers(copy).is_some() && numbers(copy) != numbers(EMBEDDING)) {
+            let expected = format!("the numbers of {EMBEDDING}, since official models share all embeddings");
+            return Err(Error::checkpoint(file, *copy, expected, "other numbers"));
+        }
+        let mut weights = Weights::default();
+        for TensorSpec { name, shape, .. } in specs {
+            let numbers = official.take(&name)?;
+            weights.insert(name, Tensor { dtype: crate::family::checkpoint::Dtype::F32, shape, numbers });
+        }
+        Ok(Converted { config, weights })
     }
-    let mut weights = Weights::default();
-    for TensorSpec { name, shape, .. } in specs {
-        let numbers = official.take(&name)?;
-        weights.insert(name, Tensor { dtype: crate::family::checkpoint::Dtype::F32, shape, numbers });
-    }
-    Ok(Converted { config, weights })
 }

@@ -1,4 +1,4 @@
-//! SentencePiece models: the few fields of their protocol buffer that say how text is cut.
+//! Reads SentencePiece models: the fields of their protocol buffer that define how text is split into pieces.
 
 use crate::error::{Error, Result};
 use prost::Message;
@@ -47,47 +47,48 @@ struct Model {
     normalizer: Option<Normalizer>,
 }
 
-/// The field's default.
+/// Default of `model_type`.
 const UNIGRAM: i32 = 1;
 const BPE: i32 = 2;
-/// A piece of text; others are marks, the unknown one's, and bytes.
+/// Kind of a text piece. Other kinds are special pieces, the unknown piece, and bytes.
 const NORMAL: i32 = 1;
-/// The mark of what there is no piece for.
+/// Kind of the unknown piece.
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
-/// Marks that every model has, at ids of its own.
-const MARKS: [&str; 3] = ["<s>", "</s>", "<pad>"];
+/// Special pieces that every model has, at ids of its own.
+const SPECIAL_PIECES: [&str; 3] = ["<s>", "</s>", "<pad>"];
 const USER_DEFINED: i32 = 4;
 
-/// How text is cut into pieces.
+/// Algorithm that splits text into pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// So that the sum of their scores is the largest.
+    /// Maximizes the sum of the scores.
     Unigram,
-    /// By merging neighbours from characters on, whichever make the piece with the largest score.
+    /// Starts from characters and merges the neighbours whose piece has the largest score.
     Bpe,
 }
 
-/// A model.
+/// A SentencePiece model.
 pub(super) struct SentencePiece {
     pub(super) kind: Kind,
-    /// Pieces of text with their scores, in order of the model's ids.
+    /// Text pieces with their scores, in order of the model's ids.
     pub(super) pieces: Vec<(String, f32)>,
-    /// Pieces in order of the model's ids, but for the usual marks: some are no text.
+    /// All pieces except the usual special ones, in order of the model's ids.
     pub(super) all: Vec<String>,
-    /// What the text's characters are replaced by, in SentencePiece's own form; none for nothing.
+    /// Character replacements of the normaliser, in SentencePiece's own format.
     pub(super) charsmap: Option<Vec<u8>>,
 }
 
 /// Reads a model.
 ///
 /// # Errors
-/// What is no such model, or of another kind.
+/// The file is not a SentencePiece model, or its kind or settings are not supported.
 pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     let wrong = |expected: &str, found: String| Error::checkpoint(file, "the file", expected, found);
     let model = Model::decode(bytes).map_err(|error| wrong("a SentencePiece model", error.to_string()))?;
-    let (trainer, normalizer) = (model.trainer.unwrap_or_default(), model.normalizer.unwrap_or_default());
-    // what cuts text in ways that tokenizer.json has no words for, or not at spaces
+    let trainer = model.trainer.unwrap_or_default();
+    let normalizer = model.normalizer.unwrap_or_default();
+    // tokenizer.json cannot express other values of these settings.
     let settings = [
         ("trainer_spec.treat_whitespace_as_suffix", trainer.treat_whitespace_as_suffix, false),
         ("trainer_spec.split_by_whitespace", trainer.split_by_whitespace, true),
@@ -107,13 +108,13 @@ pub(super) fn read(bytes: &[u8], file: &Path) -> Result<SentencePiece> {
     };
     let own = model.pieces.iter().find(|piece| piece.kind == Some(USER_DEFINED));
     if let (Kind::Bpe, Some(piece)) = (kind, own) {
-        let found = format!("{:?}, which is", piece.piece.as_deref().unwrap_or_default());
-        return Err(wrong("no pieces of a BPE model that are defined by its user", found));
+        let found = format!("the user-defined piece {:?}", piece.piece.as_deref().unwrap_or_default());
+        return Err(wrong("a BPE model without user-defined pieces", found));
     }
     let is_text = |piece: &Piece| [NORMAL, USER_DEFINED].contains(&piece.kind.unwrap_or(NORMAL));
     let usual = |piece: &Piece| match piece.kind.unwrap_or(NORMAL) {
         UNKNOWN => true,
-        CONTROL => piece.piece.as_deref().is_some_and(|piece| MARKS.contains(&piece)),
+        CONTROL => piece.piece.as_deref().is_some_and(|piece| SPECIAL_PIECES.contains(&piece)),
         _ => false,
     };
     let others = model.pieces.iter().filter(|piece| !usual(piece));
@@ -137,9 +138,8 @@ pub(super) fn written(pieces: &[(&str, f32, i32)], model_type: i32) -> Vec<u8> {
         score: Some(score),
         kind: Some(kind),
     };
-    let (pieces, normalizer) = (pieces.iter().map(piece).collect(), None);
-    Model { pieces, trainer: Some(Trainer { model_type: Some(model_type), ..Trainer::default() }), normalizer }
-        .encode_to_vec()
+    let trainer = Trainer { model_type: Some(model_type), ..Trainer::default() };
+    Model { pieces: pieces.iter().map(piece).collect(), trainer: Some(trainer), normalizer: None }.encode_to_vec()
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_that_cut_text_otherwise_are_named() {
+    fn unsupported_settings_are_named_in_the_error() {
         let trainers = [
             ("treat_whitespace_as_suffix", Trainer { treat_whitespace_as_suffix: Some(true), ..Trainer::default() }),
             ("split_by_whitespace", Trainer { split_by_whitespace: Some(false), ..Trainer::default() }),
@@ -162,14 +162,14 @@ mod tests {
         let all = trainers.into_iter().map(|(key, trainer)| (key, model(Some(trainer), None)));
         let all = all.chain(normalizers.into_iter().map(|(key, normalizer)| (key, model(None, Some(normalizer)))));
         for (key, bytes) in all {
-            let Err(error) = read(&bytes, Path::new("spm.model")) else { panic!("{key} was taken") };
+            let Err(error) = read(&bytes, Path::new("spm.model")) else { panic!("{key} was accepted") };
             assert!(error.to_string().contains(key), "{error}");
         }
         assert!(read(&model(None, None), Path::new("spm.model")).is_ok());
     }
 
     #[test]
-    fn pieces_that_are_no_text_keep_their_ids() {
+    fn special_pieces_keep_their_ids() {
         let pieces =
             [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<mask>", 0.0, 3), ("a", -1.0, 1), ("b", -2.0, 5)];
         let model = read(&written(&pieces, 1), Path::new("spm.model")).unwrap();

@@ -34,8 +34,8 @@ pub trait DocumentEncoder: Send + Sync {
     /// Multiply-adds of encoding `tokens` tokens: matrix products and attention.
     fn multiply_adds(&self, tokens: usize) -> usize;
 
-    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding [waits](Stage::Waiting) or is
-    /// [done](Stage::Done).
+    /// Runs at most `blocks` blocks that are ready and returns how many ran: 0 if the encoding [waits](EncodingStage::Waiting) or is
+    /// [done](EncodingStage::Done).
     ///
     /// # Errors
     /// [`Error::OutOfPages`] if the key-value pool is exhausted; [`Error::Internal`] if the encoding is another model's. The

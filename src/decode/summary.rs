@@ -59,7 +59,7 @@ impl Summarize {
     /// Checks all options against their limits, the model's limits and the `rows` that may run at once; fills in defaults.
     ///
     /// # Errors
-    /// [`Error::BadOption`], with the field's name.
+    /// [`Error::BadOption`](crate::error::Error::BadOption), with the field's name.
     pub fn plan(&self, card: &Card, limits: &DocumentLimits, rows: usize) -> Result<ValidSummarize> {
         let defaults = limits.generation;
         // the start mark is one of the targets

@@ -141,8 +141,6 @@ async fn read(address: SocketAddr, args: &Args) -> Result<Reads> {
 }
 
 /// Process of the server, killed on drop.
-
-/// The server's process: killed when it is dropped.
 struct StubProcess {
     child: Child,
     address: SocketAddr,

@@ -58,9 +58,7 @@ impl ConnectOptions {
         Error::Remote { server, reason: format!("{hint} ({reason})") }
     }
 
-    /// Returns host and port, and whether the connection uses TLS.
-
-    /// Host and port, and whether it is spoken to with TLS.
+    /// Returns host and port, and true if the connection uses TLS.
     fn host(&self) -> (String, bool) {
         let (scheme, rest) = self.address.split_once("://").unwrap_or(("http", &self.address));
         let encrypted = scheme == "https";

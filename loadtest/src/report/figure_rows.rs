@@ -24,8 +24,6 @@ pub(super) struct FigureRow {
 }
 
 /// Columns after the count.
-
-/// The columns, after the count.
 pub(super) const COLUMNS: [&str; 8] = ["mean", "min", "p50", "p90", "p95", "p99", "p99.9", "max"];
 
 impl FigureRow {

@@ -68,7 +68,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Offset of the current instruction.
-    pub(super) fn offset(&self) -> usize {
+    pub(super) fn instruction_start(&self) -> usize {
         self.start
     }
 

@@ -42,7 +42,7 @@ impl Pickle {
         let mut machine = Machine::new(bytes);
         match machine.run() {
             Ok(()) => Ok(machine.finish()),
-            Err((expected, found)) => Err(PickleError { offset: machine.offset(), expected, found }),
+            Err((expected, found)) => Err(PickleError { offset: machine.instruction_start(), expected, found }),
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! A head's store: keys and values, (capacity, head_dim) each; for each round the order, (capacity), which lists the vectors'
 //! indices; for each round the ranks, (capacity), which hold each vector's place in the order, and its bucket until
-//! [`finish`](Hashing::finish). Indices are below 2²⁴, so floats hold them exactly.
+//! `finish`. Indices are below 2²⁴, so floats hold them exactly.
 
 use crate::kernels::{
     Isa,

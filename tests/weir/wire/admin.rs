@@ -1,4 +1,4 @@
-//! Models loaded and unloaded while the server runs.
+//! Loading and unloading models while the server runs.
 
 use super::{
     Running, details, eventually,
@@ -30,7 +30,7 @@ use weir_proto::v1::{
 const TOKEN: &str = "a-token-for-the-tests";
 const STEP: Duration = Duration::from_millis(2);
 
-/// Makes models without arithmetic of folders: what is in the folder's file says what becomes of it.
+/// Loads fake models. The content of the folder's file selects success or the kind of failure.
 #[derive(Default)]
 struct Fakes(Mutex<Vec<Arc<Fake>>>);
 
@@ -42,7 +42,7 @@ impl ModelLoader for Fakes {
     fn load(&self, folder: &Path, name: &str) -> Result<Arc<dyn Model>> {
         match content(folder).as_str() {
             "broken" => Err(Error::checkpoint(folder, "config.json", "a model", "a broken one")),
-            "panics" => panic!("told to panic"),
+            "panics" => panic!("requested panic"),
             _ => {
                 let mut all = self.0.lock().unwrap();
                 let model = Fake::salted(name, Kind::Pooled, 1 + all.len() as u64);
@@ -57,7 +57,7 @@ fn content(folder: &Path) -> String {
     fs::read_to_string(folder.join("config.json")).unwrap()
 }
 
-/// A server whose models can be exchanged.
+/// A server with an admin service.
 struct Exchange {
     fakes: Arc<Fakes>,
     models: TempDir,
@@ -65,27 +65,32 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// With one model named `first`, of a folder of that name.
+    /// Starts a server with one model named `first`, from the folder of that name.
     async fn new() -> Self {
         Self::with_at_most(8).await
     }
 
     async fn with_at_most(most: usize) -> Self {
-        let (fakes, models, engines) = (Arc::new(Fakes::default()), TempDir::new().unwrap(), Engines::default());
+        let fakes = Arc::new(Fakes::default());
+        let models = TempDir::new().unwrap();
+        let engines = Engines::default();
         for (folder, content) in [("first", "fine"), ("second", "fine"), ("broken", "broken"), ("huge", "huge")] {
             make(models.path(), folder, content);
         }
         make(models.path(), "panics", "panics");
         let limits = Limits { rows: 64, ..Limits::default() };
-        let (folder, into, loader) = (models.path().join("first"), engines.clone(), Arc::clone(&fakes));
+        let folder = models.path().join("first");
+        let into = engines.clone();
+        let loader = Arc::clone(&fakes);
         let load = move || {
             let model = loader.load(&folder, "first").unwrap();
             into.add(into.launch(model, limits, Some(folder)).unwrap()).unwrap()
         };
         assert_eq!(tokio::task::spawn_blocking(load).await.unwrap(), 1);
         let token = AdminToken::new(TOKEN).unwrap();
-        let (loader, folder) = (Arc::clone(&fakes) as Arc<dyn ModelLoader>, Some(models.path().to_path_buf()));
-        let admin = AdminConfig { token, loader, models_folder: folder, max_generations: most, limits };
+        let loader = Arc::clone(&fakes) as Arc<dyn ModelLoader>;
+        let models_folder = Some(models.path().to_path_buf());
+        let admin = AdminConfig { token, loader, models_folder, max_generations: most, limits };
         let monitor = Monitor::new(engines, Duration::from_secs(60));
         let running =
             Running::offering(ServerParts { monitor, admin: Some(admin), traces: None, http: None }, Wire::default())
@@ -103,25 +108,29 @@ impl Exchange {
 
     async fn load(&self, path: Option<&str>, name: Option<&str>) -> Result<LoadModelResponse, Status> {
         let request = LoadModelRequest { path: path.map(Into::into), name: name.map(Into::into) };
-        self.admin().load_model(shown(request, TOKEN)).await.map(tonic::Response::into_inner)
+        self.admin().load_model(with_token(request, TOKEN)).await.map(tonic::Response::into_inner)
     }
 
     async fn unload(&self, name: &str) -> Result<u64, Status> {
-        let answer = self.admin().unload_model(shown(UnloadModelRequest { name: name.into() }, TOKEN)).await;
+        let answer = self.admin().unload_model(with_token(UnloadModelRequest { name: name.into() }, TOKEN)).await;
         answer.map(|answer| answer.into_inner().generation)
     }
 
     async fn list(&self) -> Vec<ModelGeneration> {
-        let answer = self.admin().list_generations(shown(ListGenerationsRequest {}, TOKEN)).await;
+        let answer = self.admin().list_generations(with_token(ListGenerationsRequest {}, TOKEN)).await;
         answer.unwrap().into_inner().generations
     }
 
-    /// Every generation's name, number and state.
+    /// Returns name, number and state of each generation.
     async fn states(&self) -> Vec<(String, u64, State)> {
-        self.list().await.into_iter().map(|one| (one.name.clone(), one.number, one.state())).collect()
+        self.list()
+            .await
+            .into_iter()
+            .map(|generation| (generation.name.clone(), generation.number, generation.state()))
+            .collect()
     }
 
-    /// Waits until nothing drains any more.
+    /// Waits until no generation drains.
     async fn drained(&self) {
         for _ in 0..10_000 {
             if self.states().await.iter().all(|(_, _, state)| *state == State::Serving) {
@@ -160,8 +169,8 @@ fn of(model: &str, request: v1::GenerateRequest) -> v1::GenerateRequest {
     v1::GenerateRequest { model: Some(model.into()), ..request }
 }
 
-/// A call that shows a token.
-fn shown<T>(message: T, token: &str) -> Request<T> {
+/// Returns a request with an admin token.
+fn with_token<T>(message: T, token: &str) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
     request
@@ -206,12 +215,12 @@ async fn an_unloaded_model_serves_its_last_request() {
     assert_eq!(read(stream).await.unwrap().finished.usage.unwrap().generated_chars, 200);
     server.drained().await;
     assert_eq!(server.states().await, [("first".into(), 1, State::Serving)]);
-    // Ours, and the one of those that made it: the engine is gone, and its worker with it.
+    // The test and the loader hold the remaining references: the engine and its worker are gone.
     eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_goes_does_not_keep_what_was_unloaded() {
+async fn a_cancelled_request_does_not_keep_an_unloaded_model() {
     let server = Exchange::new().await;
     let fake = server.fake(0);
     fake.slow(STEP);
@@ -224,24 +233,24 @@ async fn a_client_that_goes_does_not_keep_what_was_unloaded() {
     eventually("the engine is dropped", || Arc::strong_count(&fake) == 2).await;
 }
 
-/// The old generation is gone before the new one serves: what is measured goes on.
+/// The old generation is dropped before the new one serves; its metrics series continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_comes_again_while_it_leaves_is_measured() {
+async fn a_reloaded_model_keeps_its_metrics() {
     let engines = Engines::default();
     let launch = |fake: &Arc<Fake>| {
-        let (into, model) = (engines.clone(), Arc::clone(fake) as Arc<dyn Model>);
+        let into = engines.clone();
+        let model = Arc::clone(fake) as Arc<dyn Model>;
         tokio::task::spawn_blocking(move || into.launch(model, Limits::default(), None).unwrap())
     };
     let is_measured = || engines.metrics().render(&[]).unwrap().contains("weir:num_requests_running{model_name=\"m\"}");
-    let (old, new) = (Fake::new("m", Kind::Pooled), Fake::new("m", Kind::Pooled));
-    let first = launch(&old).await.unwrap();
-    let second = launch(&new).await.unwrap();
+    let first = launch(&Fake::new("m", Kind::Pooled)).await.unwrap();
+    let second = launch(&Fake::new("m", Kind::Pooled)).await.unwrap();
     drop(first);
     assert!(is_measured(), "it is about to serve");
     engines.add(second).unwrap();
     assert!(is_measured());
     drop(launch(&Fake::new("elsewhere", Kind::Pooled)).await.unwrap());
-    assert!(!engines.metrics().render(&[]).unwrap().contains("elsewhere"), "it never came to serve");
+    assert!(!engines.metrics().render(&[]).unwrap().contains("elsewhere"), "it never served");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,7 +258,7 @@ async fn reloads_under_load_lose_nothing() {
     const CLIENTS: u64 = 8;
     const RELOADS: u64 = 5;
     let server = Exchange::new().await;
-    // What each generation makes of each seed.
+    // texts of all generations, per seed
     let mut made: Vec<BTreeSet<String>> = vec![BTreeSet::new(); CLIENTS as usize];
     let clients: Vec<_> = (0..CLIENTS)
         .map(|seed| {
@@ -278,7 +287,7 @@ async fn reloads_under_load_lose_nothing() {
     for (seed, (stop, task)) in clients.into_iter().enumerate() {
         let _ = stop.send(());
         for text in task.await.unwrap() {
-            assert!(made[seed].contains(&text), "of no generation: {text:?}");
+            assert!(made[seed].contains(&text), "text of no generation: {text:?}");
             seen += 1;
         }
     }
@@ -292,17 +301,17 @@ async fn reloads_under_load_lose_nothing() {
 }
 
 #[tokio::test]
-async fn only_the_token_gives_orders() {
+async fn admin_calls_need_the_token() {
     let server = Exchange::new().await;
     let request = || LoadModelRequest { path: Some("second".into()), name: None };
     let status = server.admin().load_model(request()).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "UNAUTHENTICATED"));
     for token in ["another-token-for-tests", "", &TOKEN[..TOKEN.len() - 1], &format!("{TOKEN}x")] {
-        let status = server.admin().load_model(shown(request(), token)).await.unwrap_err();
+        let status = server.admin().load_model(with_token(request(), token)).await.unwrap_err();
         assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "PERMISSION_DENIED"));
-        let status = server.admin().unload_model(shown(UnloadModelRequest { name: "first".into() }, token)).await;
+        let status = server.admin().unload_model(with_token(UnloadModelRequest { name: "first".into() }, token)).await;
         assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
-        let status = server.admin().list_generations(shown(ListGenerationsRequest {}, token)).await;
+        let status = server.admin().list_generations(with_token(ListGenerationsRequest {}, token)).await;
         assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
     }
     let mut basic = Request::new(request());
@@ -312,15 +321,15 @@ async fn only_the_token_gives_orders() {
 }
 
 #[tokio::test]
-async fn without_a_token_there_is_no_such_service() {
+async fn without_a_token_there_is_no_admin_service() {
     let server = super::Server::new().await;
     let mut admin = AdminClient::new(server.channel.clone());
-    let status = admin.list_generations(shown(ListGenerationsRequest {}, TOKEN)).await.unwrap_err();
+    let status = admin.list_generations(with_token(ListGenerationsRequest {}, TOKEN)).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
 }
 
 #[tokio::test]
-async fn what_cannot_be_loaded_changes_nothing() {
+async fn a_failed_load_changes_nothing() {
     let server = Exchange::with_at_most(2).await;
     let before = server.text("first", 1).await.unwrap();
     let refused = [

@@ -20,7 +20,7 @@ use weir::{
 };
 use weir_proto::v1::generation_client::GenerationClient;
 
-/// A server with an admin port, and one measured model of that kind named `fake`.
+/// A server with an admin port and one model named `fake`.
 pub(super) struct Watched {
     pub(super) fake: Arc<Fake>,
     pub(super) engines: Engines,
@@ -30,8 +30,10 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) async fn new(hang: Duration) -> Self {
-        let (fake, engines) = (Fake::new("fake", Kind::Pooled), Engines::default());
-        let (model, into) = (Arc::clone(&fake) as Arc<dyn Model>, engines.clone());
+        let fake = Fake::new("fake", Kind::Pooled);
+        let engines = Engines::default();
+        let model = Arc::clone(&fake) as Arc<dyn Model>;
+        let into = engines.clone();
         let limits = Limits { cache_bytes: 1 << 20, ..Limits::default() };
         let load = move || into.add(into.launch(model, limits, None).unwrap()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -51,7 +53,7 @@ impl Watched {
         get(self.port, path, "").await
     }
 
-    /// The value of a series, by its name and labels as they are written.
+    /// Returns the value of a series, given its name and labels as printed.
     async fn value(&self, series: &str) -> f64 {
         self.find(series).await.unwrap_or_else(|| panic!("no {series}"))
     }
@@ -61,7 +63,7 @@ impl Watched {
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// Waits until a series has that value: what a request leaves is counted after its client has heard of its end.
+    /// Waits until a series has `value`: some metrics are updated after the client receives the end.
     pub(super) async fn until(&self, series: &str, value: f64) {
         for _ in 0..1000 {
             if self.find(series).await == Some(value) {
@@ -102,7 +104,7 @@ impl Drop for Watched {
     }
 }
 
-/// A plain HTTP request: status and body.
+/// Sends an HTTP request, and returns status and body.
 async fn get(port: SocketAddr, path: &str, headers: &str) -> (u16, String) {
     let (head, body) =
         exchange(port, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n")).await;
@@ -119,14 +121,15 @@ async fn exchange(port: SocketAddr, request: &str) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_served_is_counted_and_the_warm_up_is_not() {
+async fn requests_are_counted_and_the_warm_up_is_not() {
     let server = Watched::new(Duration::from_secs(60)).await;
-    assert!(server.fake.steps() > 0, "it was warmed up");
+    assert!(server.fake.steps() > 0, "the model was not warmed up");
     for counter in ["prompt_tokens_total", "generation_tokens_total", "rows_per_step_count"] {
         assert_eq!(server.of_model(counter).await, 0.0, "{counter}");
     }
-    // Segments that ended before the last character, and at any; the prompt ends none, so that no cache knows it.
-    let (mut within, mut all) = (0, 0);
+    // Boundaries before the last character, and all. The prompt closes no segment, so it is not cached.
+    let mut within = 0;
+    let mut all = 0;
     for seed in 0..3 {
         let mut request = super::seeded("abcd", seed);
         request.stopping = long("", 40).stopping;
@@ -169,17 +172,17 @@ async fn what_was_served_is_counted_and_the_warm_up_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_cache_spares_is_counted() {
+async fn cached_characters_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
     for _ in 0..2 {
         read(server.generation().generate(long("ab cd ee", 3)).await.unwrap().into_inner()).await.unwrap();
     }
     let hits = server.value("weir:segment_cache_lookups_total{model_name=\"fake\",result=\"hit\"}").await;
     assert_eq!(hits, 1.0);
-    // the last character of a prompt has to be fed in any case
+    // the last character of a prompt is always fed
     server.until("weir:prefix_cache_queries_total{model_name=\"fake\"}", 14.0).await;
     let spared = server.of_model("prefix_cache_hits_total").await;
-    assert!(spared > 0.0, "nothing was spared");
+    assert!(spared > 0.0, "nothing was cached");
     assert_eq!(server.of_model("prompt_tokens_total").await, 16.0 - spared);
     assert!(server.of_model("segment_cache_hit_bytes_total").await > 0.0);
     assert!(server.of_model("segment_cache_entries").await > 0.0);
@@ -188,14 +191,14 @@ async fn what_the_cache_spares_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_runs_is_told_and_what_is_cancelled() {
+async fn running_and_cancelled_requests_are_counted() {
     let server = Watched::new(Duration::from_secs(60)).await;
     server.fake.slow(Duration::from_millis(2));
     let stream = server.generation().generate(long("a", 1900)).await.unwrap();
-    eventually("it runs", || server.engines.all()[0].load().running == 1).await;
+    eventually("the request runs", || server.engines.all()[0].load().running == 1).await;
     assert_eq!(server.of_model("num_requests_running").await, 1.0);
     drop(stream);
-    eventually("it is over", || server.engines.all()[0].load().running == 0).await;
+    eventually("the request has ended", || server.engines.all()[0].load().running == 0).await;
     assert_eq!(server.of_model("num_requests_running").await, 0.0);
     server.until("weir:request_failure_total{model_name=\"fake\",code=\"CANCELLED\"}", 1.0).await;
     let labels = "service=\"weir.v1.Generation\",method=\"Generate\",code=\"CANCELLED\"";
@@ -222,7 +225,7 @@ async fn a_worker_that_hangs_is_not_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_drains_lives_and_is_not_ready() {
+async fn a_draining_server_is_alive_and_not_ready() {
     let mut server = Watched::new(Duration::from_secs(60)).await;
     server.fake.hold();
     let _stream = server.generation().generate(long("a", 5)).await.unwrap();
@@ -234,7 +237,7 @@ async fn a_server_that_drains_lives_and_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_port_speaks_both_formats_and_nothing_else() {
+async fn the_port_serves_both_metric_formats_only() {
     let server = Watched::new(Duration::from_secs(60)).await;
     let (_, version) = server.get("/version").await;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&version).unwrap()["version"], env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,4 @@
-//! Calls that go well.
+//! Successful calls of each method.
 
 use super::{
     Server,
@@ -24,7 +24,8 @@ async fn the_same_seed_gives_the_same_text() {
     assert_eq!((first.started.prompt_chars, first.started.cached_chars), (4, 0));
     assert_eq!(first.text().chars().count(), 256);
     assert_eq!(first.finished.reason(), FinishReason::MaxChars);
-    let (usage, timing) = (first.finished.usage.unwrap(), first.finished.timing.unwrap());
+    let usage = first.finished.usage.unwrap();
+    let timing = first.finished.timing.unwrap();
     let spaces = first.text().chars().filter(|c| *c == ' ').count() as u64;
     assert_eq!((usage.prompt_chars, usage.generated_chars, usage.prompt_segments), (4, 256, 1));
     assert_eq!(usage.generated_segments, spaces);
@@ -35,7 +36,7 @@ async fn the_same_seed_gives_the_same_text() {
 }
 
 #[tokio::test]
-async fn requests_are_named() {
+async fn requests_have_ids() {
     let server = Server::new().await;
     let mut request = tonic::Request::new(prompt("a"));
     request.metadata_mut().insert(REQUEST_ID, "mine-7".parse().unwrap());
@@ -47,19 +48,19 @@ async fn requests_are_named() {
 }
 
 #[tokio::test]
-async fn details_are_told_when_asked_for() {
+async fn requested_details_are_sent() {
     let server = Server::new().await;
     let details = v1::Details { echo: Some(true), logprobs: Some(true), top_logprobs: Some(3), boundaries: Some(true) };
     let answer = server.answer(v1::GenerateRequest { details: Some(details), ..seeded("b ca", 5) }).await.unwrap();
     let echoed: String = answer.pieces.iter().filter(|piece| piece.prompt).map(|piece| piece.text.as_str()).collect();
     assert_eq!(echoed, "b ca");
     let characters: Vec<_> = answer.pieces.iter().flat_map(|piece| &piece.characters).collect();
-    let told: String = characters.iter().map(|character| character.text.as_str()).collect();
-    assert_eq!(told, format!("b ca{}", answer.text()));
+    let text: String = characters.iter().map(|character| character.text.as_str()).collect();
+    assert_eq!(text, format!("b ca{}", answer.text()));
     assert_eq!((characters[0].logprob, characters[0].top.len()), (None, 0));
     for character in &characters {
         assert_eq!(character.text, SYMBOLS[character.id as usize]);
-        // The last one's too: what is generated is fed to its end.
+        // the last character has a boundary too: all generated text is fed
         let boundary = character.boundary.unwrap();
         assert_eq!(boundary, character.text == " ");
         assert_eq!(character.boundary_probability, Some(if boundary { 0.75 } else { 0.25 }));
@@ -69,12 +70,12 @@ async fn details_are_told_when_asked_for() {
         assert_eq!(character.top.len(), 3);
         assert!(character.top.is_sorted_by(|a, b| a.logprob >= b.logprob));
     }
-    // The options change nothing about the text.
+    // the options do not change the text
     assert_eq!(answer.text(), server.answer(seeded("b ca", 5)).await.unwrap().text());
 }
 
 #[tokio::test]
-async fn pieces_are_cut_as_asked() {
+async fn pieces_follow_the_streaming_options() {
     let server = Server::new().await;
     let plain = server.answer(seeded("a", 3)).await.unwrap().text();
     let cut = |stream| v1::GenerateRequest { stream: Some(stream), ..seeded("a", 3) };
@@ -86,12 +87,12 @@ async fn pieces_are_cut_as_asked() {
     let answer = server.answer(cut(v1::Streaming { per_segment: Some(true), ..Default::default() })).await.unwrap();
     let (_, others) = answer.pieces.split_last().unwrap();
     assert!(!others.is_empty() && others.iter().all(|piece| piece.text.find(' ') == Some(piece.text.len() - 1)));
-    assert!(answer.pieces.iter().all(|piece| piece.characters.is_empty()), "boundaries were not asked for");
+    assert!(answer.pieces.iter().all(|piece| piece.characters.is_empty()), "boundaries were not requested");
     assert_eq!(answer.text(), plain);
 }
 
 #[tokio::test]
-async fn stop_strings_end_it() {
+async fn stop_strings_end_the_text() {
     let server = Server::new().await;
     let plain = server.answer(seeded("a", 3)).await.unwrap().text();
     let stop: String = plain.chars().skip(20).take(4).collect();
@@ -108,7 +109,7 @@ async fn stop_strings_end_it() {
 }
 
 #[tokio::test]
-async fn other_ends_are_told() {
+async fn other_finish_reasons_are_reported() {
     let server = Server::new().await;
     let stopping = v1::Stopping { max_segments: Some(2), ..Default::default() };
     let answer = server.answer(v1::GenerateRequest { stopping: Some(stopping), ..seeded("a", 3) }).await.unwrap();
@@ -141,7 +142,8 @@ async fn a_text_is_scored() {
     let text = "ab ca é".repeat(200);
     let request = v1::ScoreRequest { text: text.clone(), top_logprobs: Some(2), ..Default::default() };
     let mut stream = server.generation().score(request).await.unwrap().into_inner();
-    let (mut characters, mut summary) = (Vec::new(), None);
+    let mut characters = Vec::new();
+    let mut summary = None;
     while let Some(message) = stream.next().await {
         assert!(summary.is_none(), "the summary is last");
         match message.unwrap().event.unwrap() {
@@ -226,7 +228,7 @@ async fn models_are_described() {
     assert_eq!((limits.message_bytes, limits.stop_strings, limits.top_logprobs), (4 << 20, 16, 20));
     let bytes = models[2].vocabulary.as_ref().unwrap();
     assert_eq!((bytes.size, bytes.symbols.len(), bytes.bytes), (256, 0, true));
-    // Each answers under its own name.
+    // each model answers under its own name
     for name in ["a", "b"] {
         let request = v1::GenerateRequest { model: Some(name.into()), ..prompt("a") };
         assert_eq!(server.answer(request).await.unwrap().started.model, name);

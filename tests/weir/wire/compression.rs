@@ -1,4 +1,4 @@
-//! Clients that compress what they send: it says the same, is held to the same limits, and only they get compressed answers.
+//! Compressed requests: same answers and limits as plain requests, and compressed responses only for clients that compress.
 
 use super::{Server, fake_model::Kind, prompt, raw_http2::connect, read, reason};
 use prost::Message;
@@ -18,7 +18,7 @@ use weir_proto::{
     v1::{self, generation_client::GenerationClient},
 };
 
-/// A client that compresses in this way, and reads either.
+/// Returns a client that compresses with `way` and accepts both encodings.
 fn compressing(server: &Server, way: CompressionEncoding) -> GenerationClient<Channel> {
     let client = GenerationClient::new(server.channel.clone()).send_compressed(way);
     client.accept_compressed(Deflate).accept_compressed(Gzip)
@@ -33,30 +33,30 @@ fn way(answer: &MetadataMap) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn it_says_the_same() {
+async fn compressed_requests_get_the_same_answers() {
     let server = Server::new().await;
-    let asked = super::long("ab c", 40);
-    let plain = server.answer(asked.clone()).await.unwrap();
+    let request = super::long("ab c", 40);
+    let plain = server.answer(request.clone()).await.unwrap();
     let segments = server.generation().segment(text("ab cab")).await.unwrap();
     assert_eq!(way(segments.metadata()), None);
     for (sent, name) in [(Gzip, "gzip"), (Deflate, "deflate")] {
-        let stream = compressing(&server, sent).generate(asked.clone()).await.unwrap();
-        assert_eq!(way(stream.metadata()), None, "characters wait for no checksum");
+        let stream = compressing(&server, sent).generate(request.clone()).await.unwrap();
+        assert_eq!(way(stream.metadata()), None, "streams are not compressed");
         assert_eq!(read(stream.into_inner()).await.unwrap().text(), plain.text());
-        let told = compressing(&server, sent).segment(text("ab cab")).await.unwrap();
-        assert_eq!(way(told.metadata()), Some(name), "as it was sent");
-        assert_eq!(told.get_ref().segments, segments.get_ref().segments);
-        // who could not read a compressed answer gets none
-        let mut deaf = GenerationClient::new(server.channel.clone()).send_compressed(sent);
-        assert_eq!(way(deaf.segment(text("ab")).await.unwrap().metadata()), None);
+        let answer = compressing(&server, sent).segment(text("ab cab")).await.unwrap();
+        assert_eq!(way(answer.metadata()), Some(name), "the encoding of the request");
+        assert_eq!(answer.get_ref().segments, segments.get_ref().segments);
+        // a client that does not accept compression gets a plain answer
+        let mut plain_reader = GenerationClient::new(server.channel.clone()).send_compressed(sent);
+        assert_eq!(way(plain_reader.segment(text("ab")).await.unwrap().metadata()), None);
     }
-    // one that only says that it could read them has not asked for any
+    // a client that accepts compression but sends plain requests gets plain answers
     let mut reads = server.generation().accept_compressed(Gzip);
     assert_eq!(way(reads.segment(text("ab")).await.unwrap().metadata()), None);
 }
 
 #[tokio::test]
-async fn every_service_reads_it() {
+async fn every_service_accepts_compression() {
     let server = Server::new().await;
     let mut health = HealthClient::new(server.channel.clone()).send_compressed(Gzip);
     health.check(HealthCheckRequest::default()).await.unwrap();
@@ -65,16 +65,16 @@ async fn every_service_reads_it() {
 }
 
 #[tokio::test]
-async fn it_has_the_limits_of_what_it_becomes() {
+async fn limits_apply_to_the_decompressed_size() {
     let wire = Wire { message_bytes: 64 << 10, ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     for sent in [Gzip, Deflate] {
         let mut client = compressing(&server, sent);
         let refused =
             async |bytes: usize| client.clone().generate(prompt(&"a".repeat(bytes))).await.map(drop).unwrap_err();
-        // within the limit it is read, and found too long for the model
+        // within the limit the message is read, and is too long for the model
         assert_eq!(refused(60 << 10).await.code(), Code::InvalidArgument);
-        // a few kilobytes on the wire
+        // these are a few kilobytes on the wire
         for bytes in [64 << 10, 3 << 20] {
             let status = refused(bytes).await;
             assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "OVERSIZED"), "{status:?}");
@@ -88,10 +88,11 @@ async fn it_has_the_limits_of_what_it_becomes() {
 const GENERATE: &str = "/weir.v1.Generation/Generate";
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// A call whose request begins so and does not end.
+/// Starts a call that sends `begun` and stays open.
 async fn unfinished(
     server: &Server,
-    (path, encoding): (&str, &str),
+    path: &str,
+    encoding: &str,
     begun: &[u8],
 ) -> (h2::SendStream<tonic::codegen::Bytes>, impl Future<Output = Option<Status>>) {
     let sender = connect(server.running.address, 1 << 16).await;
@@ -107,9 +108,10 @@ async fn unfinished(
     (sending, answer)
 }
 
-/// A message behind its head, in zlib's form: one block that is stored as it is.
+/// Returns a gRPC message in zlib format: one stored block.
 fn deflated(message: &[u8]) -> Vec<u8> {
-    let (mut a, mut b) = (1u32, 0u32);
+    let mut a = 1_u32;
+    let mut b = 0_u32;
     for byte in message {
         a = (a + u32::from(*byte)) % 65521;
         b = (b + a) % 65521;
@@ -120,45 +122,46 @@ fn deflated(message: &[u8]) -> Vec<u8> {
     [&[1][..], &(whole.len() as u32).to_be_bytes(), &whole].concat()
 }
 
-/// A kilobyte that may have become a megabyte takes the room of one, as long as its call is not over, read or not.
+/// A compressed message reserves memory for its maximum decompressed size until its call ends.
 #[tokio::test]
-async fn what_it_may_become_takes_room() {
+async fn the_maximum_decompressed_size_is_reserved() {
     let wire = Wire { message_bytes: 64 << 10, request_memory: 256 << 10, ..Wire::default() };
     let message = prompt(&"a".repeat(1000)).encode_to_vec();
-    let (whole, plain) = (deflated(&message), [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat());
+    let whole = deflated(&message);
+    let plain = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
     let begun = &whole[..whole.len() - 1];
     let cases = [
-        ((GENERATE, "deflate"), &whole[..], true),
-        ((STREAM, "deflate"), &whole[..], true),
-        // nothing comes of what is not there yet
-        ((GENERATE, "deflate"), begun, false),
-        ((GENERATE, "identity"), &plain[..], false),
-        ((STREAM, "deflate"), &plain[..], false),
+        (GENERATE, "deflate", &whole[..], true),
+        (STREAM, "deflate", &whole[..], true),
+        // an incomplete message is not decompressed
+        (GENERATE, "deflate", begun, false),
+        (GENERATE, "identity", &plain[..], false),
+        (STREAM, "deflate", &plain[..], false),
     ];
-    for (call, sent, full) in cases {
+    for (path, encoding, sent, full) in cases {
         let server = Server::with(Limits::default(), wire.clone(), &[("fake", Kind::Pooled)]).await;
         let mut held = Vec::new();
         for _ in 0..3 {
-            let (sending, answer) = unfinished(&server, call, sent).await;
-            assert!(answer.await.is_none(), "it is waited for");
+            let (sending, answer) = unfinished(&server, path, encoding, sent).await;
+            assert!(answer.await.is_none(), "the call stays open");
             held.push(sending);
         }
         let last = async || {
-            let (sending, answer) = unfinished(&server, (GENERATE, "deflate"), &whole).await;
+            let (sending, answer) = unfinished(&server, GENERATE, "deflate", &whole).await;
             (sending, answer.await.map(|status| (status.code(), reason(&status))))
         };
-        let (_sending, told) = last().await;
-        assert_eq!(told, full.then(|| (Code::ResourceExhausted, "QUEUE_FULL".to_owned())), "{call:?}");
-        // there is room again once they are gone
+        let (_sending, status) = last().await;
+        assert_eq!(status, full.then(|| (Code::ResourceExhausted, "QUEUE_FULL".to_owned())), "{path} {encoding}");
+        // closing the calls releases their memory
         drop(held);
         let again = async { while let (_sending, Some(_)) = last().await {} };
-        timeout(Duration::from_secs(20), again).await.expect("the room is given back");
+        timeout(Duration::from_secs(20), again).await.expect("the memory is released");
     }
 }
 
-/// What ends a stream whose answers have begun is told in the same words as what refuses a call.
+/// An error in the middle of a stream has the same status as a refused call.
 #[tokio::test]
-async fn a_stream_ends_with_the_same_words() {
+async fn a_stream_fails_with_the_same_status() {
     let wire = Wire { message_bytes: 64 << 10, ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let mut client = GrpcInferenceServiceClient::new(server.channel.clone()).send_compressed(Gzip);
@@ -169,16 +172,16 @@ async fn a_stream_ends_with_the_same_words() {
 }
 
 #[tokio::test]
-async fn what_is_not_compressed_as_it_says_is_told() {
+async fn wrong_encodings_are_reported() {
     let server = Server::new().await;
     let begun = [&[1][..], &4_u32.to_be_bytes(), b"what"].concat();
     for encoding in ["gzip", "deflate"] {
-        let (_sending, answer) = unfinished(&server, (GENERATE, encoding), &begun).await;
+        let (_sending, answer) = unfinished(&server, GENERATE, encoding, &begun).await;
         let status = answer.await.expect("an answer");
         assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "UNREADABLE"), "{status:?}");
         assert!(status.message().starts_with("Error decompressing: "), "{status:?}");
     }
-    let (_sending, answer) = unfinished(&server, (GENERATE, "zstd"), &begun).await;
+    let (_sending, answer) = unfinished(&server, GENERATE, "zstd", &begun).await;
     let status = answer.await.expect("an answer");
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("`zstd`"), "{status:?}");

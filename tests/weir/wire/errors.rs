@@ -1,4 +1,4 @@
-//! Requests that are refused: the code, the field, and what a program needs to do better.
+//! Refused requests: code, field and error details.
 
 use super::{
     Server, details,
@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use weir::{config::Wire, engine::Limits};
 use weir_proto::v1::{self, GenerateRequest, logit_bias::Symbol};
 
-/// The field that a status is about, and that the message and the details agree.
+/// Returns the field of a refusal. Checks that message and details agree.
 fn field(status: &Status) -> String {
     let details = details(status);
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
@@ -49,7 +49,7 @@ fn text(text: &str) -> Option<Symbol> {
     Some(Symbol::Text(text.into()))
 }
 
-/// Every option past its bounds, and the field that the refusal names.
+/// Returns requests with one option out of bounds, and the field that the refusal names.
 fn past_the_bounds() -> Vec<(&'static str, GenerateRequest)> {
     let mut all = vec![
         ("prompt", prompt("")),
@@ -93,7 +93,7 @@ fn past_the_bounds() -> Vec<(&'static str, GenerateRequest)> {
     all
 }
 
-/// Every option at its bounds.
+/// Returns requests with each option at its bounds.
 fn at_the_bounds() -> Vec<GenerateRequest> {
     let mut all = vec![
         GenerateRequest { boundary_mode: Some(String::new()), ..stopping(|_| {}) },
@@ -120,7 +120,7 @@ fn at_the_bounds() -> Vec<GenerateRequest> {
 }
 
 #[tokio::test]
-async fn an_option_past_its_bounds_is_named() {
+async fn an_option_out_of_bounds_is_named() {
     let server = Server::new().await;
     for (name, request) in past_the_bounds() {
         let status = server.generate(request.clone()).await.map(drop).expect_err(name);
@@ -130,7 +130,7 @@ async fn an_option_past_its_bounds_is_named() {
 }
 
 #[tokio::test]
-async fn an_option_at_its_bounds_is_taken() {
+async fn an_option_at_its_bounds_is_accepted() {
     let server = Server::new().await;
     for request in at_the_bounds() {
         server.answer(request.clone()).await.unwrap_or_else(|status| panic!("{request:?}: {status:?}"));
@@ -153,7 +153,7 @@ async fn an_unknown_symbol_has_an_offset() {
 }
 
 #[tokio::test]
-async fn lengths_are_told() {
+async fn length_errors_name_length_and_limit() {
     let server = Server::new().await;
     let request = v1::ScoreRequest { text: "a".repeat(MAX_SYMBOLS + 3), ..Default::default() };
     let status = server.generation().score(request).await.map(drop).unwrap_err();
@@ -171,14 +171,14 @@ async fn lengths_are_told() {
 }
 
 #[tokio::test]
-async fn models_go_by_name() {
+async fn models_are_selected_by_name() {
     let kinds = [("one", Kind::Pooled), ("two", Kind::Vanilla)];
     let server = Server::with(Limits::default(), Wire::default(), &kinds).await;
     let named = |name: &str| GenerateRequest { model: Some(name.into()), ..prompt("a") };
     let status = server.generate(named("three")).await.map(drop).unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_MODEL"));
     assert_eq!(details(&status).error_info().unwrap().metadata["known"], "one, two");
-    // A name of a million letters is not sent back in whole: the headers would burst.
+    // A name of a million letters is shortened in the answer, since headers are limited.
     let status = server.generate(named(&"x".repeat(1 << 20))).await.map(drop).unwrap_err();
     assert_eq!(status.code(), Code::NotFound);
     assert!(status.message().contains("one, two"));
@@ -191,7 +191,7 @@ async fn models_go_by_name() {
 }
 
 #[tokio::test]
-async fn what_only_pooled_models_can_do() {
+async fn pooled_options_need_a_pooled_model() {
     let server = Server::with(Limits::default(), Wire::default(), &[("flat", Kind::Vanilla)]).await;
     let stream = Some(v1::Streaming { per_segment: Some(true), ..Default::default() });
     let requests = [GenerateRequest { stream, ..prompt("a") }, stopping(|s| s.max_segments = Some(3))];
@@ -206,7 +206,7 @@ async fn what_only_pooled_models_can_do() {
 }
 
 #[tokio::test]
-async fn options_that_exclude_each_other() {
+async fn exclusive_options_are_refused() {
     let server = Server::new().await;
     let stream = Some(v1::Streaming { coalesce_chars: Some(1), per_segment: Some(true) });
     let status = server.generate(GenerateRequest { stream, ..prompt("a") }).await.map(drop).unwrap_err();
@@ -219,7 +219,7 @@ async fn options_that_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn a_message_over_the_limit_is_refused_unread() {
+async fn an_oversized_message_is_refused() {
     let server =
         Server::with(Limits::default(), Wire { message_bytes: 4096, ..Wire::default() }, &[("m", Kind::Pooled)]).await;
     let status = server.generate(prompt(&"a".repeat(5000))).await.map(drop).unwrap_err();
@@ -228,7 +228,7 @@ async fn a_message_over_the_limit_is_refused_unread() {
 }
 
 #[tokio::test]
-async fn a_timeout_that_is_none_is_refused() {
+async fn an_invalid_timeout_is_refused() {
     let server = Server::new().await;
     for wrong in ["1", "1x", "123456789S", "-1S"] {
         let mut request = tonic::Request::new(prompt("a"));

@@ -1,4 +1,4 @@
-//! Priorities, prompts that wait, and readers that do not read, over the wire.
+//! Priorities, the limit of queued prompts, and clients that do not read.
 
 use super::*;
 use tonic::Code;
@@ -10,7 +10,8 @@ fn of_priority(priority: i32) -> GenerateRequest {
 #[tokio::test]
 async fn a_priority_outside_its_bounds_is_refused_by_every_call() {
     let server = Server::new().await;
-    let (text, priority) = (String::from("a b"), Some(8));
+    let text = String::from("a b");
+    let priority = Some(8);
     let score = v1::ScoreRequest { text: text.clone(), priority, ..Default::default() };
     let segment = v1::SegmentRequest { text, priority, ..Default::default() };
     let refused = [
@@ -34,7 +35,7 @@ async fn a_priority_outside_its_bounds_is_refused_by_every_call() {
 }
 
 #[tokio::test]
-async fn prompts_that_wait_are_bounded_and_the_client_told_when_to_return() {
+async fn queued_prompts_are_limited_and_refusals_have_a_retry_delay() {
     let limits = Limits { rows: 1, queued_symbols: 20, ..Limits::default() };
     let server = Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await;
     server.model.hold();
@@ -42,13 +43,13 @@ async fn prompts_that_wait_are_bounded_and_the_client_told_when_to_return() {
     eventually("it runs", || server.engine.load().running == 1).await;
     let second = server.generate(prompt("a b c d e")).await.unwrap();
     let status = server.generate(prompt("a b c d e f")).await.map(drop);
-    // a letter that is not in the vocabulary is found first
+    // an unknown symbol is reported before the full queue
     assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
     let status = server.generate(prompt("a b c d e a b c d e")).await.map(drop).unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
-    let told = details(&status);
-    assert_eq!(told.error_info().unwrap().metadata["what"], "prompt characters");
-    assert!(told.retry_info().unwrap().retry_delay.is_some());
+    let details = details(&status);
+    assert_eq!(details.error_info().unwrap().metadata["what"], "prompt characters");
+    assert!(details.retry_info().unwrap().retry_delay.is_some());
     server.model.release();
     read(first).await.unwrap();
     read(second).await.unwrap();
@@ -56,17 +57,17 @@ async fn prompts_that_wait_are_bounded_and_the_client_told_when_to_return() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_cut_and_disturbs_nobody() {
+async fn a_client_that_does_not_read_is_cut_off() {
     let stall = Duration::from_millis(300);
     let limits = Limits { rows: 1, events: 4, stall, ..Limits::default() };
     let server = Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await;
-    // a client that lets the server send a kilobyte ahead
+    // a client with a window of one kilobyte
     let address = format!("http://{}", server.running.address);
     let narrow = Channel::from_shared(address).unwrap().initial_stream_window_size(1024).connect().await.unwrap();
     let mut request = long("a", 1900);
     request.details = Some(v1::Details { top_logprobs: Some(7), ..Default::default() });
     let mut slow = GenerationClient::new(narrow).generate(request).await.unwrap().into_inner();
-    // the only row makes way for these
+    // the only row is preempted for these
     for _ in 0..3 {
         server.answer(long("b", 50)).await.unwrap();
     }

@@ -1,5 +1,4 @@
-//! A model without arithmetic: logits from a hash of all symbols so far. It can be held still, slowed down, and panics on
-//! demand.
+//! A fake model: its logits are a hash of all previous symbols. It can be held, slowed down, and panics on demand.
 
 use std::{
     sync::{
@@ -20,11 +19,11 @@ use weir::{
     text::{TextNormaliser, Vocabulary},
 };
 
-/// The symbols. A segment ends with the first.
+/// Symbols of the vocabulary. The first ends a segment.
 pub(super) const SYMBOLS: [&str; 8] = [" ", "a", "b", "c", "d", "e", "é", "!"];
-/// Feeding this panics; it is never generated.
+/// Feeding this symbol panics; it is never generated.
 const PANIC: u32 = 7;
-/// The most symbols of a sequence.
+/// Maximum symbols of a sequence.
 pub(super) const MAX_SYMBOLS: usize = 2000;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,9 +38,9 @@ pub(super) struct Fake {
     bytes: Arc<AtomicUsize>,
     pace: (Mutex<Pace>, Condvar),
     steps: AtomicUsize,
-    /// What tells the texts of one from those of another.
+    /// Seed of the hash: models with different salts generate different texts.
     salt: u64,
-    /// Whether the worker is to break with the next job that ends.
+    /// True if the worker breaks at the end of the next job.
     fragile: Arc<AtomicBool>,
 }
 
@@ -57,7 +56,7 @@ impl Fake {
         Self::salted(name, kind, 1)
     }
 
-    /// One whose texts are others than those of one with another salt.
+    /// Creates a model whose texts depend on `salt`.
     pub(super) fn salted(name: &str, kind: Kind, salt: u64) -> Arc<Self> {
         let vocabulary = match kind {
             Kind::Bytes => Vocabulary::byte_level(TextNormaliser::None),
@@ -86,27 +85,27 @@ impl Fake {
         Arc::new(Self { card, bytes: Arc::default(), pace, steps: AtomicUsize::new(0), salt, fragile: Arc::default() })
     }
 
-    /// Symbol steps that were begun.
+    /// Returns the number of started symbol steps.
     pub(super) fn steps(&self) -> usize {
         self.steps.load(SeqCst)
     }
 
-    /// Lets no step begin.
+    /// Blocks new steps.
     pub(super) fn hold(&self) {
         self.set(Pace::Held);
     }
 
-    /// Lets steps begin at will.
+    /// Ends `hold` and `slow`.
     pub(super) fn release(&self) {
         self.set(Pace::Free);
     }
 
-    /// Makes each step take so long.
+    /// Makes each step take at least `step`.
     pub(super) fn slow(&self, step: Duration) {
         self.set(Pace::Slow(step));
     }
 
-    /// Breaks the worker with the next job that ends: its state panics when it is dropped, which nobody catches.
+    /// Breaks the worker at the end of the next job: its state panics on drop, outside of the worker's panic handling.
     pub(super) fn break_soon(&self) {
         self.fragile.store(true, SeqCst);
     }
@@ -126,7 +125,7 @@ impl Fake {
 }
 
 struct FakeState {
-    /// The hash of the symbols up to each position, and the segments closed by then.
+    /// Hash of the symbols up to each position, and the number of segments closed there.
     past: Vec<(u64, usize)>,
     salt: u64,
     boundaries: BoundaryOptions,
@@ -158,7 +157,7 @@ impl FakeState {
 impl Drop for FakeState {
     fn drop(&mut self) {
         self.bytes.fetch_sub(self.past.len(), SeqCst);
-        assert!(!self.fragile.swap(false, SeqCst), "told to break");
+        assert!(!self.fragile.swap(false, SeqCst), "requested break");
     }
 }
 
@@ -173,9 +172,14 @@ impl State for FakeState {
 
     fn fork(&self) -> Box<dyn State> {
         self.bytes.fetch_add(self.past.len(), SeqCst);
-        let (past, bytes) = (self.past.clone(), Arc::clone(&self.bytes));
-        let (fragile, salt) = (Arc::clone(&self.fragile), self.salt);
-        Box::new(Self { past, salt, boundaries: self.boundaries.clone(), space: self.space, bytes, fragile })
+        Box::new(Self {
+            past: self.past.clone(),
+            salt: self.salt,
+            boundaries: self.boundaries.clone(),
+            space: self.space,
+            bytes: Arc::clone(&self.bytes),
+            fragile: Arc::clone(&self.fragile),
+        })
     }
 
     fn rollback(&mut self, len: usize) -> Result<()> {
@@ -204,7 +208,7 @@ impl State for FakeState {
         self.past.len()
     }
 
-    /// One, of its own: a fork copies.
+    /// Reports one page that no other state shares, since a fork copies.
     fn pages(&self, each: &mut dyn FnMut(PageUse)) {
         each(PageUse { id: self.past.as_ptr().addr(), bytes: self.bytes(), references: 1 });
     }
@@ -224,7 +228,8 @@ impl Model for Fake {
             (true, Some(space)) => space,
             _ => u32::MAX,
         };
-        let (bytes, fragile) = (Arc::clone(&self.bytes), Arc::clone(&self.fragile));
+        let bytes = Arc::clone(&self.bytes);
+        let fragile = Arc::clone(&self.fragile);
         Ok(Box::new(FakeState { past: Vec::new(), salt: self.salt, boundaries, space, bytes, fragile }))
     }
 
@@ -242,7 +247,7 @@ impl Model for Fake {
             logits.clear();
             decisions.clear();
             for (at, &symbol) in feed.iter().enumerate() {
-                assert!(symbol != PANIC, "told to panic");
+                assert!(symbol != PANIC, "requested panic");
                 decisions.push(state.push(symbol)?);
                 if *want == Want::All || (*want == Want::Last && at + 1 == feed.len()) {
                     logits.extend(state.logits(size));

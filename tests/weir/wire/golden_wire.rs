@@ -1,4 +1,4 @@
-//! Official checkpoints behind the wire: what is told is what the model computes in one forward pass.
+//! Official checkpoints over gRPC: the answers equal those of one forward pass.
 
 use super::{Running, read};
 use crate::support::{CASES, fixture, full, golden};
@@ -11,9 +11,9 @@ use weir::{
 };
 use weir_proto::v1::{self, generation_client::GenerationClient, score_response::Event};
 
-/// How far a log-probability may be from one computed here in f64, in steps between neighbouring f32.
+/// Maximum distance of a log-probability from the f64 reference, in steps between adjacent f32.
 const ULPS: u32 = 1;
-/// What so many log-probabilities, each rounded to f32, may add up to in bits.
+/// Tolerance in bits of a sum of log-probabilities, each rounded to f32.
 const BITS: f64 = 1e-6;
 
 /// The fixture's first text, shortened.
@@ -42,7 +42,7 @@ async fn scored(running: &Running, request: v1::ScoreRequest) -> (Vec<v1::Charac
     panic!("no summary");
 }
 
-/// All fixtures behind one server.
+/// Starts one server of all fixtures.
 async fn all() -> (Vec<Arc<dyn Model>>, Running) {
     let models: Vec<_> = CASES.iter().map(|case| fixture(case)).collect();
     let start = |model: &Arc<dyn Model>| Handle::start(Arc::clone(model), Limits::default()).unwrap();
@@ -51,7 +51,7 @@ async fn all() -> (Vec<Arc<dyn Model>>, Running) {
 }
 
 #[tokio::test]
-async fn scores_are_those_of_the_forward_pass() {
+async fn scores_equal_the_forward_pass() {
     let (models, running) = all().await;
     for (case, model) in CASES.iter().zip(&models) {
         let text = text(case);
@@ -60,24 +60,24 @@ async fn scores_are_those_of_the_forward_pass() {
         for &mode in &model.card().boundary_modes {
             let boundaries = BoundaryOptions { mode: Some(mode), noise: Noise::Seeded(9), ..Default::default() };
             let (logits, marks) = full(&**model, &symbols, &boundaries);
-            let (name, mode) = (Some((*case).to_owned()), Some(mode.name().to_owned()));
             let request = v1::ScoreRequest {
-                model: name,
+                model: Some((*case).to_owned()),
                 text: text.clone(),
-                boundary_mode: mode,
+                boundary_mode: Some(mode.name().to_owned()),
                 seed: Some(9),
                 ..Default::default()
             };
-            let (told, summary) = scored(&running, request).await;
-            assert_eq!(told.iter().map(|c| c.id).collect::<Vec<_>>(), symbols, "{case}");
+            let (characters, summary) = scored(&running, request).await;
+            assert_eq!(characters.iter().map(|c| c.id).collect::<Vec<_>>(), symbols, "{case}");
             let marked = marks.iter().map(|mark| Some(mark.boundary));
-            assert!(told.iter().map(|c| c.boundary).eq(marked), "{case}");
+            assert!(characters.iter().map(|c| c.boundary).eq(marked), "{case}");
             let mut total = 0.0;
-            for (at, character) in told.iter().enumerate().skip(1) {
-                let expected = log_probability(&logits[(at - 1) * vocabulary.len()..][..vocabulary.len()], symbols[at]);
-                let found = character.logprob.unwrap();
-                let ulps = found.to_bits().abs_diff((expected as f32).to_bits());
-                assert!(ulps <= ULPS, "{case}, {at}: {found}, not {expected}");
+            for (index, character) in characters.iter().enumerate().skip(1) {
+                let expected =
+                    log_probability(&logits[(index - 1) * vocabulary.len()..][..vocabulary.len()], symbols[index]);
+                let actual = character.logprob.unwrap();
+                let ulps = actual.to_bits().abs_diff((expected as f32).to_bits());
+                assert!(ulps <= ULPS, "{case}, {index}: {actual}, not {expected}");
                 total -= expected / LN_2;
             }
             let bits = total / (symbols.len() - 1) as f64;
@@ -88,7 +88,7 @@ async fn scores_are_those_of_the_forward_pass() {
 }
 
 #[tokio::test]
-async fn generated_text_is_that_of_the_forward_pass() {
+async fn generated_text_equals_the_forward_pass() {
     let (models, running) = all().await;
     let mut client = GenerationClient::new(running.channel.clone());
     for (case, model) in CASES.iter().zip(&models) {
@@ -114,7 +114,7 @@ async fn generated_text_is_that_of_the_forward_pass() {
 }
 
 #[tokio::test]
-async fn segments_are_those_of_the_forward_pass() {
+async fn segments_equal_the_forward_pass() {
     let (models, running) = all().await;
     let mut client = GenerationClient::new(running.channel.clone());
     for (case, model) in CASES.iter().zip(&models).filter(|(_, model)| model.card().pooled) {

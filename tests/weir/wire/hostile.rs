@@ -1,5 +1,5 @@
-//! Requests that no client library would send: every field of every message, past its bounds and no text at all. Each gets
-//! its answer, and the server goes on. `Generate`'s options are in `errors`.
+//! Malicious requests: each field of each message out of bounds or not valid UTF-8. Each call gets a status, and the server
+//! continues. Options of `Generate` are in `errors`.
 
 use super::{
     Server, details,
@@ -15,12 +15,12 @@ use tonic::{Code, Status};
 use weir::{config::Wire, engine::Limits};
 use weir_proto::v1;
 
-/// What a refusal must say: the code, the reason, and the field.
+/// Expected code, reason and field of a refusal.
 type Expected = (Code, &'static str, &'static str);
 
 const BAD: Code = Code::InvalidArgument;
 
-fn told(status: &Status) -> (Code, String, String) {
+fn refusal(status: &Status) -> (Code, String, String) {
     let details = details(status);
     let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
     let field = violations.first().map(|violation| violation.field.clone()).unwrap_or_default();
@@ -29,12 +29,13 @@ fn told(status: &Status) -> (Code, String, String) {
     (status.code(), reason(status), field)
 }
 
-fn same(status: &Status, (code, reason, field): Expected, what: &dyn std::fmt::Debug) {
+fn check_refusal(status: &Status, expected: Expected, what: &dyn std::fmt::Debug) {
+    let (code, reason, field) = expected;
     let what = format!("{what:?}").chars().take(200).collect::<String>();
-    assert_eq!(told(status), (code, reason.to_owned(), field.to_owned()), "{what}");
+    assert_eq!(refusal(status), (code, reason.to_owned(), field.to_owned()), "{what}");
 }
 
-/// Texts that a model cannot take, whatever they are for.
+/// Returns texts that a model cannot accept, with the expected refusals.
 fn wrong_texts(field: &'static str) -> Vec<(String, Expected)> {
     vec![
         (String::new(), (BAD, "BAD_OPTION", field)),
@@ -63,24 +64,24 @@ fn wrong_names() -> Vec<(String, Expected)> {
 }
 
 #[tokio::test]
-async fn a_generation_with_wrong_texts() {
+async fn generate_refuses_invalid_texts() {
     let server = Server::new().await;
     for (text, expected) in wrong_texts("prompt") {
         let status = server.generate(prompt(&text)).await.map(drop).unwrap_err();
-        same(&status, expected, &text);
+        check_refusal(&status, expected, &text);
     }
     for (name, expected) in wrong_names() {
         let request = v1::GenerateRequest { model: Some(name.clone()), ..prompt("a") };
-        same(&server.generate(request).await.map(drop).unwrap_err(), expected, &name);
+        check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &name);
     }
     for (mode, expected) in wrong_modes() {
         let request = v1::GenerateRequest { boundary_mode: Some(mode.clone()), ..prompt("a") };
-        same(&server.generate(request).await.map(drop).unwrap_err(), expected, &mode);
+        check_refusal(&server.generate(request).await.map(drop).unwrap_err(), expected, &mode);
     }
     for stop in ["X".to_owned(), "a".repeat(257), "é".repeat(1 << 20), String::new()] {
         let stopping = Some(v1::Stopping { stop: vec![stop.clone()], ..Default::default() });
         let status = server.generate(v1::GenerateRequest { stopping, ..prompt("a") }).await.map(drop).unwrap_err();
-        let (code, _, field) = told(&status);
+        let (code, _, field) = refusal(&status);
         assert_eq!((code, field.as_str()), (BAD, "stopping.stop[0]"), "{} bytes", stop.len());
     }
     server.at_rest().await;
@@ -88,7 +89,7 @@ async fn a_generation_with_wrong_texts() {
 }
 
 #[tokio::test]
-async fn a_score_with_wrong_fields() {
+async fn score_refuses_invalid_fields() {
     let server = Server::new().await;
     let right = || v1::ScoreRequest { text: "ab c".into(), ..Default::default() };
     let mut wrong: Vec<(v1::ScoreRequest, Expected)> = Vec::new();
@@ -102,7 +103,7 @@ async fn a_score_with_wrong_fields() {
         wrong.push((request, (BAD, "BAD_OPTION", "top_logprobs")));
     }
     for (request, expected) in wrong {
-        same(&server.generation().score(request.clone()).await.map(drop).unwrap_err(), expected, &request);
+        check_refusal(&server.generation().score(request.clone()).await.map(drop).unwrap_err(), expected, &request);
     }
     for (top, seed) in [(0, 0), (20, u64::MAX)] {
         let request = v1::ScoreRequest { top_logprobs: Some(top), seed: Some(seed), ..right() };
@@ -113,7 +114,7 @@ async fn a_score_with_wrong_fields() {
 }
 
 #[tokio::test]
-async fn segments_with_wrong_fields() {
+async fn segment_refuses_invalid_fields() {
     let server = Server::new().await;
     let right = || v1::SegmentRequest { text: "ab c".into(), ..Default::default() };
     let mut wrong: Vec<(v1::SegmentRequest, Expected)> = Vec::new();
@@ -123,7 +124,7 @@ async fn segments_with_wrong_fields() {
     let decided = |(mode, what)| (v1::SegmentRequest { boundary_mode: Some(mode), ..right() }, what);
     wrong.extend(wrong_modes().into_iter().map(decided));
     for (request, expected) in wrong {
-        same(&server.generation().segment(request.clone()).await.unwrap_err(), expected, &request);
+        check_refusal(&server.generation().segment(request.clone()).await.unwrap_err(), expected, &request);
     }
     let request = v1::SegmentRequest { seed: Some(u64::MAX), ..right() };
     server.generation().segment(request).await.unwrap();
@@ -131,23 +132,23 @@ async fn segments_with_wrong_fields() {
 }
 
 #[tokio::test]
-async fn models_with_wrong_names() {
+async fn get_model_refuses_invalid_names() {
     let server = Server::new().await;
     for (name, expected) in wrong_names() {
         let status = server.models().get_model(v1::GetModelRequest { name: Some(name.clone()) }).await.unwrap_err();
-        same(&status, expected, &name);
+        check_refusal(&status, expected, &name);
     }
     server.models().get_model(v1::GetModelRequest { name: Some("fake".into()) }).await.unwrap();
 }
 
-/// A field of a message, as bytes: `kind` 0 a number, 2 a length and so many bytes, 5 four bytes.
+/// Returns a Protobuf field. `kind` is the wire type: 0 varint, 2 length-delimited, 5 four bytes.
 fn field(number: u8, kind: u8, bytes: &[u8]) -> Vec<u8> {
     let length = if kind == 2 { vec![u8::try_from(bytes.len()).unwrap()] } else { Vec::new() };
     [&[(number << 3) | kind][..], &length, bytes].concat()
 }
 
-/// What a body is answered with.
-pub(super) async fn answered(address: SocketAddr, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Status {
+/// Sends `body` and returns the status of the call.
+pub(super) async fn status_of_call(address: SocketAddr, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Status {
     let sender = connect(address, 1 << 16).await;
     let call = async {
         let response = called(sender, path, body, headers).await.unwrap();
@@ -169,7 +170,7 @@ const SCORE: &str = "/weir.v1.Generation/Score";
 const SEGMENT: &str = "/weir.v1.Generation/Segment";
 const GET_MODEL: &str = "/weir.v1.Models/GetModel";
 
-/// Every string of every request, by the numbers of the fields that lead to it.
+/// All string fields of all requests: method, path of field numbers, and name.
 const STRINGS: [(&str, &[u8], &str); 12] = [
     (GENERATE, &[1], "model"),
     (GENERATE, &[2], "prompt"),
@@ -185,16 +186,16 @@ const STRINGS: [(&str, &[u8], &str); 12] = [
     (GET_MODEL, &[1], "name"),
 ];
 
-/// The library cannot read such a message at all; what it says is told in our words.
+/// prost cannot decode such a message; the server names the field in its own error.
 #[tokio::test]
-async fn what_is_no_text_is_told_by_its_field() {
+async fn invalid_utf8_is_reported_with_its_field() {
     let server = Server::new().await;
     let bytes: [&[u8]; 5] = [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"];
     for (path, way, name) in STRINGS {
         for bytes in bytes {
             let message = way.iter().rev().fold(bytes.to_vec(), |inner, number| field(*number, 2, &inner));
-            let status = answered(server.running.address, path, http2_frames::message(&message), &[]).await;
-            let (code, reason, field) = told(&status);
+            let status = status_of_call(server.running.address, path, http2_frames::message(&message), &[]).await;
+            let (code, reason, field) = refusal(&status);
             assert_eq!((code, reason.as_str()), (BAD, "UNREADABLE"), "{path} {name} {bytes:?}: {status:?}");
             assert!(field.contains(name) && status.message().contains("UTF-8"), "{path} {field}: {status:?}");
         }
@@ -203,27 +204,27 @@ async fn what_is_no_text_is_told_by_its_field() {
     server.answer(prompt("a")).await.unwrap();
 }
 
-/// A schema that grows a string is told by the list above being incomplete.
+/// Fails if a string field of the schema is missing in `STRINGS`.
 #[test]
-fn no_string_is_left_out() {
+fn all_string_fields_are_listed() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("proto/weir/v1");
     let mut strings = 0;
     for file in ["generation.proto", "models.proto"] {
         let text = std::fs::read_to_string(folder.join(file)).unwrap();
         for message in text.split("\nmessage ").skip(1) {
             let name = message.split_whitespace().next().unwrap();
-            let asked = name.ends_with("Request")
+            let is_request = name.ends_with("Request")
                 || ["Sampling", "LogitBias", "Stopping", "Streaming", "Details"].contains(&name);
             let end = message.find("\n}").unwrap_or(0);
             let fields = message[..end].lines().map(str::trim).filter(|line| !line.starts_with("//"));
-            strings += fields.filter(|line| asked && line.contains("string ")).count();
+            strings += fields.filter(|line| is_request && line.contains("string ")).count();
         }
     }
     assert_eq!(strings, STRINGS.len());
 }
 
 #[tokio::test]
-async fn frames_that_are_no_messages() {
+async fn invalid_frames_are_refused() {
     let wire = Wire { message_bytes: 4096, ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let right = v1::SegmentRequest { text: "ab".into(), ..Default::default() }.encode_to_vec();
@@ -241,57 +242,59 @@ async fn frames_that_are_no_messages() {
         ("text that is longer than the message", http2_frames::message(&[0x12, 0xff, 0xff, 0x03]), &[BAD]),
     ];
     for (what, body, codes) in table {
-        let status = answered(server.running.address, SEGMENT, body, &[]).await;
+        let status = status_of_call(server.running.address, SEGMENT, body, &[]).await;
         assert!(codes.contains(&status.code()), "{what}: {status:?}");
     }
-    // Fields that are not known are those of a newer client.
+    // unknown fields may come from a newer client
     let unknown = [right, field(15, 2, b"new"), field(14, 0, &[1])].concat();
-    assert_eq!(answered(server.running.address, SEGMENT, http2_frames::message(&unknown), &[]).await.code(), Code::Ok);
+    assert_eq!(
+        status_of_call(server.running.address, SEGMENT, http2_frames::message(&unknown), &[]).await.code(),
+        Code::Ok
+    );
     server.at_rest().await;
     server.answer(prompt("a")).await.unwrap();
 }
 
 #[tokio::test]
-async fn calls_to_nowhere() {
+async fn unknown_methods_are_refused() {
     let server = Server::new().await;
     let body = || http2_frames::message(&[]);
     for path in ["/weir.v1.Generation/Nothing", "/weir.v1.Nothing/Generate", "/", "/weir.v1.Generation"] {
-        let status = answered(server.running.address, path, body(), &[]).await;
-        assert_eq!(told(&status), (Code::Unimplemented, "UNKNOWN_METHOD".into(), String::new()), "{path}");
+        let status = status_of_call(server.running.address, path, body(), &[]).await;
+        assert_eq!(refusal(&status), (Code::Unimplemented, "UNKNOWN_METHOD".into(), String::new()), "{path}");
         assert!(status.message().contains(&format!("{path:?}")), "{status:?}");
     }
     let headers = [("grpc-encoding", "nonsense")];
-    assert_eq!(answered(server.running.address, SEGMENT, body(), &headers).await.code(), Code::Unimplemented);
+    assert_eq!(status_of_call(server.running.address, SEGMENT, body(), &headers).await.code(), Code::Unimplemented);
     server.answer(prompt("a")).await.unwrap();
 }
 
-/// As bits, since text has no way to say them: NaNs of either sign and with any payload, infinities, numbers too small to
-/// be normal.
+/// Sends floats as bits: NaNs of both signs with several payloads, infinities and subnormal numbers.
 #[tokio::test]
-async fn floats_of_all_bits() {
+async fn non_finite_floats_are_refused() {
     let server = Server::new().await;
     let nans = [0x7fc0_0000_u32, 0xffc0_0000, 0x7f80_0001, 0xff80_0001, 0x7fff_ffff];
     let infinities = [0x7f80_0000_u32, 0xff80_0000, 0x7f7f_ffff, 0xff7f_ffff];
     let options: [(u8, &str); 4] =
         [(1, "sampling.temperature"), (3, "sampling.top_p"), (4, "sampling.min_p"), (5, "sampling.repetition_penalty")];
-    let asked = |sampling: &[u8]| http2_frames::message(&[field(2, 2, b"a"), field(3, 2, sampling)].concat());
+    let generate_body = |sampling: &[u8]| http2_frames::message(&[field(2, 2, b"a"), field(3, 2, sampling)].concat());
     for bits in nans.into_iter().chain(infinities) {
         for (number, name) in options {
-            let body = asked(&field(number, 5, &bits.to_le_bytes()));
-            same(
-                &answered(server.running.address, GENERATE, body, &[]).await,
+            let body = generate_body(&field(number, 5, &bits.to_le_bytes()));
+            check_refusal(
+                &status_of_call(server.running.address, GENERATE, body, &[]).await,
                 (BAD, "BAD_OPTION", name),
                 &(name, bits),
             );
         }
         let bias = [field(1, 2, b"a"), field(3, 5, &bits.to_le_bytes())].concat();
-        let status = answered(server.running.address, GENERATE, asked(&field(7, 2, &bias)), &[]).await;
-        same(&status, (BAD, "BAD_OPTION", "sampling.logit_bias"), &bits);
+        let status = status_of_call(server.running.address, GENERATE, generate_body(&field(7, 2, &bias)), &[]).await;
+        check_refusal(&status, (BAD, "BAD_OPTION", "sampling.logit_bias"), &bits);
     }
-    // The smallest number, and zero with a sign.
+    // the smallest subnormal number, and negative zero
     for bits in [1_u32, 0x8000_0000] {
-        let body = asked(&field(1, 5, &bits.to_le_bytes()));
-        assert_eq!(answered(server.running.address, GENERATE, body, &[]).await.code(), Code::Ok, "{bits:#x}");
+        let body = generate_body(&field(1, 5, &bits.to_le_bytes()));
+        assert_eq!(status_of_call(server.running.address, GENERATE, body, &[]).await.code(), Code::Ok, "{bits:#x}");
     }
     server.at_rest().await;
 }

@@ -1,4 +1,4 @@
-//! Completions and models over HTTP and JSON, beside what gRPC says of the same.
+//! Completions and models over HTTP and JSON, compared with gRPC.
 
 use super::{
     Answer, eventually,
@@ -25,7 +25,7 @@ use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 
 const KEY: &str = "a-key-that-alice-has";
 
-/// A server of one model over both.
+/// A server of one model with gRPC and HTTP ports.
 pub(super) struct Both {
     pub(super) model: Arc<Fake>,
     pub(super) engine: Handle,
@@ -43,9 +43,10 @@ impl Both {
     pub(super) async fn with(limits: Limits, wire: Wire) -> Self {
         let model = Fake::new("fake", Kind::Pooled);
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
-        let (grpc, http) =
-            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
-        let (address, port) = (grpc.local_addr().unwrap(), http.local_addr().unwrap());
+        let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = grpc.local_addr().unwrap();
+        let port = http.local_addr().unwrap();
         let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
         let (stop, stopped) = oneshot::channel();
         let shutdown = async {
@@ -66,7 +67,7 @@ impl Both {
     }
 
     pub(super) async fn at_rest(&self) {
-        eventually("everything is given back", || {
+        eventually("all resources are released", || {
             let load = self.engine.load();
             (load.queued, load.running, load.bytes) == (0, 0, 0)
         })
@@ -81,7 +82,7 @@ impl Drop for Both {
     }
 }
 
-/// What came back: status, head and body.
+/// Status, head and body of a response.
 pub(super) struct Reply(pub(super) u16, pub(super) String, String);
 
 impl Reply {
@@ -93,7 +94,7 @@ impl Reply {
         serde_json::from_str(&self.2).unwrap_or_else(|_| panic!("{} {}", self.0, self.2))
     }
 
-    /// The events of a stream, but for the last, which must be the end.
+    /// Returns the events of a stream except the last, which must be `[DONE]`.
     pub(super) fn events(&self) -> Vec<Value> {
         assert_eq!(self.0, 200, "{}", self.2);
         assert!(self.1.contains("text/event-stream"), "{}", self.1);
@@ -103,7 +104,7 @@ impl Reply {
         events.iter().map(|line| serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap()).collect()
     }
 
-    /// The status, and the error's kind and field.
+    /// Returns the status and the error's type and field.
     pub(super) fn refused(&self) -> (u16, String, String) {
         let error = self.json()["error"].clone();
         assert!(!error["message"].as_str().unwrap().is_empty());
@@ -111,25 +112,37 @@ impl Reply {
     }
 }
 
-pub(super) async fn connected(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
-    asked(TcpStream::connect(port).await.unwrap(), method, path, headers, body).await
+pub(super) async fn connect_and_send(
+    port: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: &str,
+) -> TcpStream {
+    send_request(TcpStream::connect(port).await.unwrap(), method, path, headers, body).await
 }
 
 /// Sends a request on a connection.
-pub(super) async fn asked(mut stream: TcpStream, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
+pub(super) async fn send_request(
+    mut stream: TcpStream,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: &str,
+) -> TcpStream {
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // one that is refused by its head is still read
+    // the body is sent even if the server refuses the head
     stream.write_all(body.as_bytes()).await.unwrap();
     stream
 }
 
 pub(super) async fn exchange(port: SocketAddr, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
-    let mut stream = connected(port, method, path, headers, body).await;
+    let mut stream = connect_and_send(port, method, path, headers, body).await;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();
     let answer = String::from_utf8(bytes).unwrap();
@@ -157,35 +170,35 @@ fn text(choice: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_completion_is_what_grpc_says() {
+async fn a_completion_equals_the_grpc_answer() {
     let server = Both::new().await;
-    let told = server.grpc(long("ab c", 40)).await;
+    let expected = server.grpc(long("ab c", 40)).await;
     let reply = server.post(&json!({ "prompt": "ab c", "max_tokens": 40, "seed": 1, "model": "fake" })).await;
     assert_eq!(reply.0, 200);
     let answer = reply.json();
     let choice = &answer["choices"][0];
-    assert_eq!(text(choice), told.text());
+    assert_eq!(text(choice), expected.text());
     assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("length"), &Value::Null));
     assert_eq!((&answer["object"], &answer["model"]), (&json!("text_completion"), &json!("fake")));
     let usage = &answer["usage"];
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(4), &json!(40)));
-    assert_eq!(choice["weir"]["shortening_factor"], json!(told.finished.usage.unwrap().shortening_factor));
+    assert_eq!(choice["weir"]["shortening_factor"], json!(expected.finished.usage.unwrap().shortening_factor));
     let name = answer["id"].as_str().unwrap().strip_prefix("cmpl-").unwrap().to_owned();
     assert!(reply.1.contains(&format!("x-request-id: {name}")), "{}", reply.1);
-    // sixteen unless told, as OpenAI has it
+    // the default is 16, as in OpenAI's API
     assert_eq!(server.post(&json!({ "prompt": "ab c" })).await.json()["usage"]["completion_tokens"], 16);
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_text_bit_by_bit() {
+async fn a_stream_gives_the_same_text() {
     let server = Both::new().await;
     // more than one message holds
     let body = json!({ "prompt": "ab c", "max_tokens": 1000, "seed": 1, "stream": true });
     let events = server.post(&body).await.events();
     assert!(events.len() > 2, "it came at once");
-    let told: String = events.iter().map(|event| text(&event["choices"][0])).collect();
-    assert_eq!(told, server.grpc(long("ab c", 1000)).await.text());
+    let streamed: String = events.iter().map(|event| text(&event["choices"][0])).collect();
+    assert_eq!(streamed, server.grpc(long("ab c", 1000)).await.text());
 
     let whole = server.grpc(long("ab c", 60)).await.text();
     let ask = |more: Value| {
@@ -207,30 +220,31 @@ async fn a_stream_is_the_same_text_bit_by_bit() {
 
     let options = json!({ "include_usage": true, "continuous_usage_stats": true });
     let events = server.post(&ask(json!({ "stream_options": options }))).await.events();
-    let (mut told, mut counted) = (0, Vec::new());
+    let mut characters = 0;
+    let mut counted = Vec::new();
     for event in &events[..events.len() - 1] {
-        told += text(&event["choices"][0]).chars().count();
-        assert_eq!(event["usage"]["completion_tokens"], told);
-        assert_eq!(event["choices"][0]["logprobs"], Value::Null, "they were not asked for");
-        counted.push(told);
+        characters += text(&event["choices"][0]).chars().count();
+        assert_eq!(event["usage"]["completion_tokens"], characters);
+        assert_eq!(event["choices"][0]["logprobs"], Value::Null, "logprobs were not requested");
+        counted.push(characters);
     }
-    assert!(counted.is_sorted() && told == 60);
+    assert!(counted.is_sorted() && characters == 60);
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn characters_are_told_when_asked_for() {
+async fn requested_character_details_are_sent() {
     let server = Both::new().await;
     let body = json!({ "prompt": "ab c", "max_tokens": 9, "seed": 1, "logprobs": 2, "echo": true, "boundaries": true });
     let choice = server.post(&body).await.json()["choices"][0].clone();
-    let told = &choice["logprobs"];
-    let list = |name: &str| told[name].as_array().unwrap().clone();
+    let list = |name: &str| choice["logprobs"][name].as_array().unwrap().clone();
     assert_eq!(list("tokens").len(), 13);
     assert_eq!(list("tokens").iter().map(|token| token.as_str().unwrap()).collect::<String>(), text(&choice));
     assert_eq!(list("text_offset"), (0..13).map(Value::from).collect::<Vec<_>>());
     assert!(list("token_logprobs")[0].is_null() && list("token_logprobs")[1].is_number());
-    // the two likeliest, and the one taken, if it is none of them
-    let (top, taken) = (list("top_logprobs")[5].clone(), list("tokens")[5].clone());
+    // the two likeliest tokens, and the sampled one if it is not among them
+    let top = list("top_logprobs")[5].clone();
+    let taken = list("tokens")[5].clone();
     assert!((2..=3).contains(&top.as_object().unwrap().len()));
     assert_eq!(top[taken.as_str().unwrap()], list("token_logprobs")[5]);
     assert_eq!(list("boundaries")[..3], [json!(false), json!(false), json!(true)]);
@@ -243,7 +257,7 @@ async fn characters_are_told_when_asked_for() {
 }
 
 #[tokio::test]
-async fn several_answers_are_those_of_several_requests() {
+async fn several_choices_equal_separate_requests() {
     let server = Both::new().await;
     let body = json!({ "prompt": ["ab", "c d"], "n": 2, "seed": 5, "max_tokens": 16 });
     let answer = server.post(&body).await.json();
@@ -275,18 +289,18 @@ async fn a_prompt_alone_is_scored() {
     let choice = &answer["choices"][0];
     assert_eq!((text(choice), &choice["finish_reason"]), ("ab c", &json!("length")));
     assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(4), &json!(0)));
-    // as beside an answer
+    // the same logprobs as with generated text
     let longer = server.post(&body(3)).await.json()["choices"][0]["logprobs"]["token_logprobs"].clone();
-    let told = choice["logprobs"]["token_logprobs"].as_array().unwrap();
-    assert_eq!((told.len(), &told[..]), (4, &longer.as_array().unwrap()[..4]));
-    // and nothing at all is an answer, too
+    let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert_eq!((logprobs.len(), &logprobs[..]), (4, &longer.as_array().unwrap()[..4]));
+    // an empty answer is valid
     let nothing = server.post(&json!({ "prompt": "ab c", "max_tokens": 0 })).await.json();
     assert_eq!(text(&nothing["choices"][0]), "");
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn stops_end_it() {
+async fn stop_strings_end_the_text() {
     let server = Both::new().await;
     let whole = server.grpc(long("ab c", 60)).await.text();
     let stop = &whole[20..23];
@@ -297,7 +311,7 @@ async fn stops_end_it() {
 }
 
 #[tokio::test]
-async fn keys_are_those_of_grpc() {
+async fn http_uses_the_same_keys_as_grpc() {
     let keys = Keys::parse(&format!("alice:{KEY}")).unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
     let server = Both::with(Limits::default(), Wire { access, ..Wire::default() }).await;
@@ -317,7 +331,7 @@ async fn keys_are_those_of_grpc() {
             }
         }
     }
-    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 200, "balancers have no key");
+    assert_eq!(exchange(server.port, "GET", "/health", &[], "").await.0, 200, "load balancers have no key");
 }
 
 #[tokio::test]
@@ -340,12 +354,12 @@ async fn streams_finish_while_the_server_drains() {
     let whole = server.grpc(long("a", 30)).await.text();
     server.model.hold();
     let body = json!({ "prompt": "a", "max_tokens": 30, "seed": 1 }).to_string();
-    let mut running = connected(server.port, "POST", "/v1/completions", &[], &body).await;
-    eventually("it runs", || server.engine.load().running == 1).await;
+    let mut running = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+    eventually("the request runs", || server.engine.load().running == 1).await;
     let _ = server.stop.take().unwrap().send(());
     let refused = loop {
         let reply = exchange(server.port, "POST", "/v1/completions", &[], &body);
-        // one that came before the end had begun is let in, and waits
+        // a request before the drain is admitted and waits
         if let Ok(reply) = tokio::time::timeout(Duration::from_millis(200), reply).await {
             break reply;
         }

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for clients that no library would let be: frames, and headers without compression (RFC 9113, RFC 7541).
+//! HTTP/2 frames and uncompressed headers for misbehaving clients (RFC 9113, RFC 7541).
 
 use std::net::SocketAddr;
 use tokio::{
@@ -14,20 +14,20 @@ pub(super) const END_STREAM: u8 = 1;
 const SETTINGS: u8 = 4;
 const END_HEADERS: u8 = 4;
 
-/// One frame.
+/// Returns one frame.
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// What a connection begins with, and no wishes.
+/// Returns the connection preface with empty settings.
 pub(super) fn beginning() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// The headers of a call to a method.
+/// Returns the headers of a gRPC call.
 pub(super) fn call(stream: u32, path: &str) -> Vec<u8> {
-    // `:method POST` and `:scheme http` by their numbers in the static table, everything else in letters.
+    // `:method POST` and `:scheme http` are indices of the static table; other headers are literals.
     let mut block = vec![0x83, 0x86];
     for (name, value) in
         [(":path", path), (":authority", "weir"), ("content-type", "application/grpc"), ("te", "trailers")]
@@ -41,36 +41,36 @@ pub(super) fn call(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block)
 }
 
-/// A message as gRPC sends it.
+/// Returns a message with its gRPC prefix.
 pub(super) fn message(bytes: &[u8]) -> Vec<u8> {
     [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
 }
 
-/// A connection that has sent this.
+/// Connects and sends `bytes`.
 pub(super) async fn sent(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // The other side may have closed it already, which reading tells.
+    // The server may have closed the connection already; a later read shows it.
     let _ = stream.write_all(bytes).await;
     stream
 }
 
-/// Reads what comes until the other side closes; nothing is answered, not even pings.
+/// Reads until the server closes the connection. Answers nothing, not even pings.
 pub(super) async fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is an end too.
+    // a reset also ends the connection
     let _ = stream.read_to_end(&mut bytes).await;
     bytes
 }
 
-/// The frames that begin with these bytes: kind, stream and payload.
+/// Splits `bytes` into complete frames: kind, stream and payload.
 pub(super) fn frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
-    let mut found = Vec::new();
+    let mut frames = Vec::new();
     while let Some((head, rest)) = bytes.split_at_checked(9) {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
         let stream = u32::from_be_bytes(head[5..].try_into().unwrap());
         let Some((payload, rest)) = rest.split_at_checked(length) else { break };
-        found.push((head[3], stream, payload.to_vec()));
+        frames.push((head[3], stream, payload.to_vec()));
         bytes = rest;
     }
-    found
+    frames
 }

@@ -1,8 +1,8 @@
-//! What is refused over HTTP, and how: each with a status and a reason, and nobody else is disturbed.
+//! Refused HTTP requests: status and reason of each, without effect on other clients.
 
 use super::{
     eventually,
-    http::{Both, asked, connected, exchange},
+    http::{Both, connect_and_send, exchange, send_request},
 };
 use serde_json::json;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::{
 use weir::{config::Wire, engine::Limits};
 
 #[tokio::test]
-async fn what_is_wrong_is_named() {
+async fn invalid_requests_are_refused_with_the_field() {
     let server = Both::new().await;
     let invalid = "invalid_request_error";
     for (body, status, kind, field) in [
@@ -30,19 +30,19 @@ async fn what_is_wrong_is_named() {
     ] {
         let refused = server.post(&body).await.refused();
         assert_eq!(refused, (status, kind.into(), field.into()), "{body}");
-        // a stream that cannot begin is refused alike
+        // a stream is refused in the same way
         let mut streamed = body.clone();
         streamed["stream"] = true.into();
         assert_eq!(server.post(&streamed).await.refused(), refused);
     }
-    // refused by its head, before a byte of it has come
+    // refused by its head, before the server reads the body
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    // a head has the bounds that it has over gRPC
+    // heads have the same limits as over gRPC
     let long = "y".repeat(20_000);
     let too_many_fields: Vec<_> = (0..101).map(|index| format!("x-{index}: a")).collect();
     let too_many_fields: Vec<_> = too_many_fields.iter().map(String::as_str).collect();
@@ -59,10 +59,10 @@ async fn what_is_wrong_is_named() {
     }
     let refused = exchange(server.port, "POST", "/v1/completions", &["content-encoding: gzip"], "{}").await;
     assert_eq!(refused.refused(), (415, invalid.into(), String::new()));
-    // and before most of it has: who reads when all is sent reads the same
+    // a client that sends the whole body first gets the same answer
     let refused = exchange(server.port, "POST", "/v1/completions", &[], &"a".repeat(20_000_000)).await;
     assert_eq!(refused.refused(), (413, invalid.into(), String::new()));
-    // neither a length nor chunks
+    // invalid chunked encoding
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head =
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n";
@@ -79,7 +79,7 @@ async fn what_is_wrong_is_named() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_in_whole_is_given_up() {
+async fn an_incomplete_body_times_out() {
     let server = Both::with(Limits::default(), Wire { upload: Duration::from_millis(200), ..Wire::default() }).await;
     let mut stream = TcpStream::connect(server.port).await.unwrap();
     let head =
@@ -91,7 +91,7 @@ async fn a_body_that_does_not_come_in_whole_is_given_up() {
         answer.starts_with("HTTP/1.1 408 ") && answer.contains("the body did not arrive completely within 200ms"),
         "{answer}"
     );
-    // its room is free again, and others are served
+    // its memory is released, and other requests are served
     assert_eq!(server.post(&json!({ "prompt": "a" })).await.0, 200);
     server.at_rest().await;
 }
@@ -100,33 +100,33 @@ async fn a_body_that_does_not_come_in_whole_is_given_up() {
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let limits = Limits { rows: 64, stall: Duration::from_millis(300), ..Limits::default() };
     let server = Both::with(limits, Wire::default()).await;
-    // more than the system keeps for a connection whose client has little room
+    // more than the system buffers for a client with a small receive buffer
     let body = json!({ "prompt": "a", "max_tokens": 1900, "n": 16, "logprobs": 8, "stream": true }).to_string();
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(8192).unwrap();
     let client = socket.connect(server.port).await.unwrap();
-    let mut client = asked(client, "POST", "/v1/completions", &[], &body).await;
-    eventually("it runs", || server.engine.load().running > 0).await;
+    let mut client = send_request(client, "POST", "/v1/completions", &[], &body).await;
+    eventually("the request runs", || server.engine.load().running > 0).await;
     server.at_rest().await;
-    // longer than the connection may wait for its client
+    // longer than the write timeout
     tokio::time::sleep(Duration::from_millis(600)).await;
     let mut bytes = Vec::new();
-    // it may be reset
+    // the connection may be reset
     let _ = client.read_to_end(&mut bytes).await;
     let answer = String::from_utf8_lossy(&bytes);
     assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("[DONE]"), "{} bytes", bytes.len());
 }
 
 #[tokio::test]
-async fn a_full_queue_tells_when_to_come_again() {
+async fn a_full_queue_sends_a_retry_delay() {
     let limits = Limits { rows: 1, queue: 2, ..Limits::default() };
     let server = Both::with(limits, Wire::default()).await;
     server.model.hold();
     let ask = json!({ "prompt": "a", "seed": 1 }).to_string();
     let mut waiting = Vec::new();
     for there in 1..=2 {
-        waiting.push(connected(server.port, "POST", "/v1/completions", &[], &ask).await);
-        eventually("it is there", || {
+        waiting.push(connect_and_send(server.port, "POST", "/v1/completions", &[], &ask).await);
+        eventually("the request is admitted", || {
             let load = server.engine.load();
             load.queued + load.running == there
         })
@@ -142,20 +142,20 @@ async fn a_full_queue_tells_when_to_come_again() {
     assert_eq!(reply.refused().0, 429);
     let wait = reply.1.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
     assert!(wait.parse::<u64>().unwrap() >= 1);
-    // whoever goes away leaves nothing behind
+    // cancelled requests release everything
     drop(waiting);
     server.model.release();
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_frees_its_row() {
+async fn a_cancelled_request_frees_its_row() {
     let server = Both::new().await;
     for stream in [true, false] {
         server.model.hold();
         let body = json!({ "prompt": "a", "max_tokens": 1900, "stream": stream }).to_string();
-        let client = connected(server.port, "POST", "/v1/completions", &[], &body).await;
-        eventually("it runs", || server.engine.load().running == 1).await;
+        let client = connect_and_send(server.port, "POST", "/v1/completions", &[], &body).await;
+        eventually("the request runs", || server.engine.load().running == 1).await;
         drop(client);
         server.model.release();
         server.at_rest().await;

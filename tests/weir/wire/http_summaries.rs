@@ -1,4 +1,4 @@
-//! Summaries over HTTP and JSON, beside what gRPC says of the same.
+//! Summaries over HTTP and JSON, compared with gRPC.
 
 use super::{eventually, http::exchange, plain};
 use crate::document_model::DocumentModel;
@@ -32,9 +32,10 @@ impl Server {
         let model = DocumentModel::new();
         let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
         let engine = Handle::start(Arc::clone(&model) as Arc<dyn Model>, limits).unwrap();
-        let (grpc, http) =
-            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
-        let (address, port) = (grpc.local_addr().unwrap(), http.local_addr().unwrap());
+        let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = grpc.local_addr().unwrap();
+        let port = http.local_addr().unwrap();
         let offer = ServerParts { http: Some(http), ..Engines::new(vec![engine.clone()]).unwrap().into() };
         let task = tokio::spawn(run(grpc, offer, std::future::pending(), Wire::default()));
         Self { model, engine, port, grpc: address, task }
@@ -44,8 +45,8 @@ impl Server {
         exchange(self.port, "POST", "/v1/summaries", &[], &body.to_string()).await
     }
 
-    /// What gRPC says: the text, and what was kept.
-    async fn told(&self) -> (String, Vec<v1::Selected>) {
+    /// Returns the text and the kept spans that gRPC sends.
+    async fn grpc_summary(&self) -> (String, Vec<v1::Selected>) {
         let mut client = SummarizationClient::new(plain(self.grpc).connect().await.unwrap());
         let parts = [
             Part::Options(SummarizeOptions { max_tokens: Some(9), ..Default::default() }),
@@ -53,7 +54,8 @@ impl Server {
         ];
         let parts = parts.map(|part| SummarizeRequest { part: Some(part) });
         let mut answer = client.summarize(tokio_stream::iter(parts)).await.unwrap().into_inner();
-        let (mut text, mut kept) = (String::new(), Vec::new());
+        let mut text = String::new();
+        let mut kept = Vec::new();
         while let Some(message) = answer.message().await.unwrap() {
             match message.event {
                 Some(Event::Piece(piece)) => text.push_str(&piece.text),
@@ -65,7 +67,7 @@ impl Server {
     }
 
     async fn at_rest(&self) {
-        eventually("everything is given back", || {
+        eventually("all resources are released", || {
             let load = self.engine.load();
             (load.queued, load.running, load.bytes) == (0, 0, 0)
         })
@@ -81,31 +83,35 @@ impl Drop for Server {
 }
 
 #[tokio::test]
-async fn a_summary_is_what_grpc_says() {
+async fn a_summary_equals_the_grpc_answer() {
     let server = Server::new().await;
-    let (text, kept) = server.told().await;
+    let (text, kept) = server.grpc_summary().await;
     assert!(!text.is_empty() && !kept.is_empty());
     let answer = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9 })).await.json();
     assert_eq!((&answer["text"], &answer["object"]), (&json!(text), &json!("summary")));
     assert_eq!(answer["hypotheses"][0]["text"], json!(text));
     let selected = answer["selected"].as_array().unwrap();
     assert_eq!(selected.len(), kept.len());
-    for (told, kept) in selected.iter().zip(&kept) {
-        assert_eq!((&told["layer"], &told["tokens"]), (&json!(kept.layer), &json!(kept.tokens)));
-        assert_eq!(told["spans"].as_array().unwrap().len(), kept.spans.len());
-        assert_eq!(told["spans"][0]["byte_end"], kept.spans[0].byte_end);
+    for (actual, kept) in selected.iter().zip(&kept) {
+        assert_eq!((&actual["layer"], &actual["tokens"]), (&json!(kept.layer), &json!(kept.tokens)));
+        assert_eq!(actual["spans"].as_array().unwrap().len(), kept.spans.len());
+        assert_eq!(actual["spans"][0]["byte_end"], kept.spans[0].byte_end);
     }
-    // the same as it is made, and in that order
+    // a stream sends the same in order
     let events = server.post(&json!({ "document": DOCUMENT, "max_tokens": 9, "stream": true })).await.events();
     let names: Vec<&str> =
         events.iter().map(|event| event.as_object().unwrap().keys().next().unwrap().as_str()).collect();
-    // what is kept is told as soon as it is known, and reading goes on
+    // kept spans are sent as soon as they are known, while encoding continues
     let order = [&["started"][..], &["progress", "selected"], &["piece"], &["finished"]];
-    let places: Vec<_> = names.iter().map(|name| order.iter().position(|some| some.contains(name)).unwrap()).collect();
-    assert!(places.is_sorted() && names.first() == Some(&"started") && names.last() == Some(&"finished"), "{names:?}");
+    let positions: Vec<_> =
+        names.iter().map(|name| order.iter().position(|group| group.contains(name)).unwrap()).collect();
+    assert!(
+        positions.is_sorted() && names.first() == Some(&"started") && names.last() == Some(&"finished"),
+        "{names:?}"
+    );
     let pieces: String = events.iter().filter_map(|event| event["piece"]["text"].as_str()).collect();
     assert_eq!(pieces, text);
-    // the same document again, by its name
+    // the same document again, by its id
     let id = answer["document_id"].as_str().unwrap();
     let again = server.post(&json!({ "document_id": id, "max_tokens": 9 })).await.json();
     assert_eq!(
@@ -115,7 +121,7 @@ async fn a_summary_is_what_grpc_says() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_named() {
+async fn invalid_requests_are_refused_with_the_field() {
     let server = Server::new().await;
     let invalid = "invalid_request_error";
     for (body, status, kind, field) in [

@@ -1,4 +1,4 @@
-//! Answers whose headers wait for their first characters.
+//! `--late-headers`: response headers wait for the first characters.
 
 use super::{Server, eventually, fake_model::Kind, long, prompt, read, reason};
 use std::time::Duration;
@@ -29,7 +29,7 @@ async fn headers_come_with_the_first_characters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ends_a_call_before_that_is_its_status() {
+async fn an_early_failure_is_the_status_of_the_call() {
     let wire = Wire { late_headers: true, drain: Duration::ZERO, ..Wire::default() };
     let mut server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let status = server.generate(prompt("ab!")).await.map(drop).unwrap_err();

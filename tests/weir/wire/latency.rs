@@ -1,4 +1,4 @@
-//! Latency reports: what is counted, of which time, and what is estimated beside it.
+//! Latency reports: counts, windows and estimated gains.
 
 use super::{
     Answer, Running, eventually,
@@ -21,7 +21,7 @@ use weir_proto::v1::{
 
 const TOKEN: &str = "a-token-for-the-tests";
 
-/// Loads nothing.
+/// A loader that always fails.
 struct Nothing;
 
 impl ModelLoader for Nothing {
@@ -40,13 +40,14 @@ struct Served {
 }
 
 impl Served {
-    /// With these models, launched as the program does.
+    /// Starts a server of these models, launched as the program does.
     async fn new(models: &[Arc<Fake>]) -> Self {
         let engines = Engines::default();
         for model in models {
             launch(&engines, model).await;
         }
-        let (token, loader) = (AdminToken::new(TOKEN).unwrap(), Arc::new(Nothing));
+        let token = AdminToken::new(TOKEN).unwrap();
+        let loader = Arc::new(Nothing);
         let admin = AdminConfig { token, loader, models_folder: None, max_generations: 8, limits: Limits::default() };
         let monitor = Monitor::new(engines.clone(), Duration::from_secs(60));
         let offer = ServerParts { monitor, admin: Some(admin), traces: None, http: None };
@@ -82,13 +83,14 @@ impl Served {
 }
 
 async fn launch(engines: &Engines, model: &Arc<Fake>) {
-    let (into, model) = (engines.clone(), Arc::clone(model) as Arc<dyn Model>);
+    let into = engines.clone();
+    let model = Arc::clone(model) as Arc<dyn Model>;
     let limits = Limits { cache_bytes: 1 << 16, ..Limits::default() };
     tokio::task::spawn_blocking(move || into.add(into.launch(model, limits, None).unwrap()).unwrap()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_report_adds_up_what_requests_were_told() {
+async fn a_report_sums_the_usage_of_requests() {
     let served = Served::new(&[Fake::new("fake", Kind::Pooled)]).await;
     let mut usages = Vec::new();
     for text in ["ab cd e", "ab cd e", "abc ", "d de ea"] {
@@ -101,26 +103,27 @@ async fn a_report_adds_up_what_requests_were_told() {
     assert_eq!((texts.requests, texts.failed), (4, 0));
     assert_eq!(texts.prompt_chars, usages.iter().map(|usage| usage.prompt_chars).sum::<u64>());
     assert_eq!(texts.cached_chars, usages.iter().map(|usage| usage.cached_chars).sum::<u64>());
-    assert!(texts.cached_chars > 0, "the second text was there");
+    assert!(texts.cached_chars > 0, "the second text was cached");
     assert_eq!(texts.generated_chars, usages.iter().map(|usage| usage.generated_chars).sum::<u64>());
     let all = texts.middle_steps_run + texts.middle_steps_skipped;
     assert_eq!(texts.shortening_factor, Some(all as f64 / texts.middle_steps_run as f64));
-    let (first, plain) = (texts.time_to_first_char.unwrap(), texts.plain_gap.unwrap());
+    let first = texts.time_to_first_char.unwrap();
+    let plain = texts.plain_gap.unwrap();
     let boundary = texts.boundary_gap.unwrap();
     assert_eq!((first.count, texts.total.unwrap().count, texts.queue.unwrap().count), (4, 4, 4));
     assert_eq!(plain.count + boundary.count + 4, texts.generated_chars);
     assert!(boundary.count > 0 && texts.segment.unwrap().count < boundary.count);
-    for told in [&first, &plain, &boundary] {
-        assert_eq!(told.bars.iter().map(|bar| bar.count).sum::<u64>(), told.count);
-        assert!(told.min_ns <= told.p50_ns && told.p50_ns <= told.p99_ns && told.p99_ns <= told.max_ns);
-        assert!(told.bars.windows(2).all(|pair| pair[0].below_ns <= pair[1].from_ns));
+    for histogram in [&first, &plain, &boundary] {
+        assert_eq!(histogram.bars.iter().map(|bar| bar.count).sum::<u64>(), histogram.count);
+        assert!([histogram.min_ns, histogram.p50_ns, histogram.p99_ns, histogram.max_ns].is_sorted());
+        assert!(histogram.bars.windows(2).all(|pair| pair[0].below_ns <= pair[1].from_ns));
     }
     let cache = report.cache.unwrap();
     assert_eq!((cache.hits + cache.misses, cache.found_chars), (4, texts.cached_chars));
 }
 
 #[tokio::test]
-async fn an_estimate_is_that_of_the_requests_and_has_its_table() {
+async fn the_estimate_sums_those_of_the_requests_and_names_its_calibration() {
     let served = Served::new(&[Fake::new("fake", Kind::Pooled), Fake::new("plain", Kind::Vanilla)]).await;
     let mut sums = [0; 4];
     for text in ["ab cd e", "bcd", "a b c"] {
@@ -130,8 +133,8 @@ async fn an_estimate_is_that_of_the_requests_and_has_its_table() {
         assert_eq!(timing.unpooled_estimate_ns, Some(prefill + decode));
         let took = timing.prefill_ns + timing.decode_ns;
         assert_eq!(timing.gain_estimate, Some((prefill + decode) as f64 / took as f64));
-        let told = [timing.prefill_ns, prefill, timing.decode_ns, decode];
-        sums.iter_mut().zip(told).for_each(|(sum, more)| *sum += more);
+        let figures = [timing.prefill_ns, prefill, timing.decode_ns, decode];
+        sums.iter_mut().zip(figures).for_each(|(sum, more)| *sum += more);
     }
     let report = served.report("fake", ReportWindow::SinceLoad).await;
     let gain = report.estimated_gain.unwrap();
@@ -152,7 +155,7 @@ async fn an_estimate_is_that_of_the_requests_and_has_its_table() {
     assert_eq!(calibration.spread, spreads[spreads.len() / 2]);
     let doubted = calibration.spread > 0.2 || calibration.fewest_samples < 5;
     assert_eq!(calibration.doubt.is_some(), doubted, "{calibration:?}");
-    // a model that skips nothing has nothing to estimate, and says so
+    // a model that does not pool has no estimate, and the report gives the reason
     let timing = served.answer("plain", "abc", 10).await.finished.timing.unwrap();
     assert_eq!((timing.unpooled_estimate_ns, timing.gain_estimate), (None, None));
     let plain = served.report("plain", ReportWindow::SinceLoad).await;
@@ -160,7 +163,7 @@ async fn an_estimate_is_that_of_the_requests_and_has_its_table() {
 }
 
 #[tokio::test]
-async fn a_reset_is_for_operators_and_changes_its_window_only() {
+async fn a_reset_needs_the_admin_token_and_changes_one_window() {
     let served = Served::new(&[Fake::new("a", Kind::Pooled), Fake::new("b", Kind::Pooled)]).await;
     for model in ["a", "b"] {
         served.answer(model, "abc ab", 5).await;
@@ -186,7 +189,7 @@ async fn a_reset_is_for_operators_and_changes_its_window_only() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_refused() {
+async fn unknown_models_and_windows_are_refused() {
     let served = Served::new(&[Fake::new("a", Kind::Pooled), Fake::new("b", Kind::Pooled)]).await;
     let all = served.reports(None, None).await.unwrap();
     assert_eq!(all.iter().map(|report| report.model.as_str()).collect::<Vec<_>>(), ["a", "b"]);
@@ -196,9 +199,9 @@ async fn what_is_not_there_is_refused() {
     assert!(window.code() == Code::InvalidArgument && window.message().contains("window"), "{window:?}");
 }
 
-/// Whoever streams is not disturbed: a model that is loaded meanwhile is calibrated once nobody does.
+/// Calibration does not disturb running streams: it waits until no request runs.
 #[tokio::test]
-async fn a_model_that_comes_while_others_work_is_calibrated_when_they_do_not() {
+async fn a_model_loaded_under_load_is_calibrated_later() {
     let busy = Fake::new("busy", Kind::Pooled);
     let served = Served::new(&[Arc::clone(&busy)]).await;
     busy.slow(Duration::from_millis(2));
@@ -211,7 +214,7 @@ async fn a_model_that_comes_while_others_work_is_calibrated_when_they_do_not() {
     assert_eq!(early.unpooled_estimate_ns, None);
     drop(streaming);
     busy.release();
-    eventually("it is calibrated", || {
+    eventually("the model is calibrated", || {
         let engine = served.engines.find("model", Some("late")).unwrap();
         engine.calibration().is_some_and(|calibrated| calibrated.is_ok())
     })

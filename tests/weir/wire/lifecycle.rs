@@ -1,4 +1,4 @@
-//! How requests and the server end: deadlines, clients that go, full queues, panics, shutdown.
+//! Ends of requests and of the server: deadlines, cancellation, full queues, panics, shutdown.
 
 use super::{Server, details, eventually, fake_model::Kind, long, prompt, read, reason};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn loaded(server: &Server, queued: usize, running: usize) -> bool {
 }
 
 #[tokio::test]
-async fn a_full_queue_says_when_to_come_back() {
+async fn a_full_queue_sends_a_retry_delay() {
     let server = with_limits(Limits { rows: 1, queue: 1, ..Limits::default() }).await;
     server.model.hold();
     let running = server.generate(long("a", 5)).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_deadline_passes_in_the_queue() {
 }
 
 #[tokio::test]
-async fn what_was_made_before_the_deadline_is_sent() {
+async fn text_before_the_deadline_is_sent() {
     let server = Server::new().await;
     server.model.slow(STEP);
     let stream = Some(v1::Streaming { coalesce_chars: Some(4096), ..Default::default() });
@@ -76,7 +76,7 @@ async fn what_was_made_before_the_deadline_is_sent() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_frees_its_row() {
+async fn a_cancelled_request_frees_its_row() {
     let server = Server::new().await;
     server.model.slow(STEP);
     let mut stream = server.generate(long("a", 1900)).await.unwrap();
@@ -85,14 +85,14 @@ async fn a_client_that_goes_frees_its_row() {
     }
     assert!(loaded(&server, 0, 1));
     drop(stream);
-    // Far sooner than the 1900 steps that were asked for.
+    // far sooner than the requested 1900 steps
     let begun = Instant::now();
     server.at_rest().await;
     assert!(begun.elapsed() < STEP * 950, "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_wait_frees_its_row() {
+async fn a_cancelled_unary_call_frees_its_row() {
     let server = Server::new().await;
     server.model.slow(Duration::from_millis(50));
     let mut client = server.generation();
@@ -126,17 +126,21 @@ async fn a_broken_worker_is_not_ready() {
     assert_eq!(server.answer(of("fake")).await.unwrap_err().code(), Code::Internal);
     assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     let request = HealthCheckRequest { service: String::new() };
-    assert_eq!(health.check(request).await.unwrap().into_inner().status(), ServingStatus::Serving, "it lives");
+    assert_eq!(
+        health.check(request).await.unwrap().into_inner().status(),
+        ServingStatus::Serving,
+        "the server is alive"
+    );
     assert_eq!(server.engine.phase(), Phase::Broken);
     let status = server.answer(of("fake")).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Internal, "INTERNAL"));
     server.at_rest().await;
-    // The other models go on.
+    // other models continue
     assert_eq!(server.answer(of("other")).await.unwrap().text().chars().count(), 5);
 }
 
 #[tokio::test]
-async fn many_at_once_get_what_they_get_alone() {
+async fn concurrent_requests_get_the_same_texts_as_alone() {
     let server = Server::new().await;
     let request = |seed: u64| super::seeded(["a", "ab c", "é", "dd"][seed as usize % 4], seed);
     let mut alone = Vec::new();
@@ -159,7 +163,8 @@ async fn streams_finish_while_the_server_drains() {
     server.model.slow(STEP);
     let mut health = HealthClient::new(server.channel.clone());
     let watch = |service: &str| {
-        let (mut health, request) = (health.clone(), HealthCheckRequest { service: service.into() });
+        let mut health = health.clone();
+        let request = HealthCheckRequest { service: service.into() };
         async move { health.watch(request).await.unwrap().into_inner() }
     };
     let mut watched = [watch("").await, watch("weir.v1.Generation").await];
@@ -184,7 +189,7 @@ async fn streams_finish_while_the_server_drains() {
     }
     let Some(Event::Finished(finished)) = last else { panic!("cut off: {last:?}") };
     assert_eq!(finished.usage.unwrap().generated_chars, 100);
-    // Watchers do not keep the server.
+    // watchers do not delay the shutdown
     tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
     server.at_rest().await;
 }

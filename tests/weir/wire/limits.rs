@@ -1,4 +1,4 @@
-//! What one client can take: connections, time, headers, calls; and that others do not notice.
+//! Limits of one client: connections, time, headers, calls. Other clients are not affected.
 
 use super::{
     Server, details, eventually,
@@ -25,14 +25,14 @@ fn running(server: &Server, count: usize) -> bool {
     server.engine.load().running == count
 }
 
-/// A whole call by hand.
+/// Returns the frames of a complete call.
 fn by_hand(stream: u32, request: &impl Message) -> Vec<u8> {
     let data = frame(DATA, END_STREAM, stream, &http2_frames::message(&request.encode_to_vec()));
     [http2_frames::call(stream, GENERATE), data].concat()
 }
 
 #[tokio::test]
-async fn limits_are_told() {
+async fn limits_are_reported() {
     let wire = Wire { keepalive_interval: None, pending_resets: 7, header_bytes: 5000, ..Wire::default() };
     let server = within(wire).await;
     let model = server.models().get_model(v1::GetModelRequest::default()).await.unwrap().into_inner();
@@ -43,41 +43,41 @@ async fn limits_are_told() {
 }
 
 #[tokio::test]
-async fn connections_are_counted() {
+async fn connections_are_limited() {
     let server = within(Wire { connections: 2, ..Wire::default() }).await;
     let address = server.running.address;
     let second = plain(address).connect().await.unwrap();
     let mut third = sent(address, &http2_frames::beginning()).await;
-    let said = timeout(SOON, until_closed(&mut third)).await.expect("closed at once");
-    assert!(said.is_empty(), "{said:?}");
-    // Those that are open are served, and one that closes makes room.
+    let received = timeout(SOON, until_closed(&mut third)).await.expect("closed at once");
+    assert!(received.is_empty(), "{received:?}");
+    // Open connections are served, and a closed one frees its permit.
     server.answer(prompt("a")).await.unwrap();
     drop(second);
-    let mut room = false;
+    let mut connected = false;
     for _ in 0..1000 {
         if plain(address).connect().await.is_ok() {
-            room = true;
+            connected = true;
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(room, "no room again");
+    assert!(connected, "the permit was not released");
 }
 
 #[tokio::test]
-async fn a_connection_has_so_long_to_begin() {
-    let papers = Certificates::new();
+async fn handshakes_time_out() {
+    let certificates = Certificates::new();
     for encrypted in [false, true] {
-        let access = if encrypted { papers.access(false) } else { Default::default() };
+        let access = if encrypted { certificates.access(false) } else { Default::default() };
         let wire = Wire { handshake: Duration::from_millis(300), connections: 2, access, ..Wire::default() };
-        let reach = |address| if encrypted { papers.reach(address, None) } else { plain(address) };
+        let reach = |address| if encrypted { certificates.reach(address, None) } else { plain(address) };
         let server = Server::reached_by(Limits::default(), wire, &[("fake", Kind::Pooled)], reach).await;
-        // One place is left, and each of these gives it back. The first of them never say a whole word; the last says
-        // something else, and is not waited for.
+        // One permit is left, and each of these connections returns it. The first two never complete the preface; the last
+        // does not speak HTTP/2 and is closed at once.
         for words in [&b""[..], b"PRI * HTTP/2.0\r\n\r\nSM", b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n"] {
             let mut stream = sent(server.running.address, words).await;
             timeout(SOON, until_closed(&mut stream)).await.expect("closed");
-            // Its place is free once the server is done with it, which may be a moment later.
+            // The server may release the permit a moment later.
             let mut again = reach(server.running.address).connect().await;
             for _ in 0..1000 {
                 if again.is_ok() {
@@ -86,9 +86,9 @@ async fn a_connection_has_so_long_to_begin() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 again = reach(server.running.address).connect().await;
             }
-            again.expect("its place is free again");
+            again.expect("the permit is released");
         }
-        // The one that began well stays.
+        // the valid connection stays open
         server.answer(prompt("a")).await.unwrap();
     }
 }
@@ -109,11 +109,11 @@ async fn headers_have_a_limit() {
     server.at_rest().await;
 }
 
-/// Requests that never come whole take room, of which there is so much for all, whichever connection they are on.
+/// Incomplete requests of all connections share `request_memory`.
 #[tokio::test]
-async fn requests_that_come_in_share_their_room() {
+async fn incomplete_requests_share_the_request_memory() {
     let server = within(Wire { message_bytes: 64 << 10, request_memory: 100 << 10, ..Wire::default() }).await;
-    // Each is longer than the model's sequences, which is told once it has been read.
+    // Each text exceeds the model's limit, which is reported once the message is read.
     let large = || server.generate(prompt(&"a".repeat(60 << 10)));
     assert_eq!(large().await.map(drop).unwrap_err().code(), Code::InvalidArgument);
     let begun = [&[0][..], &(60_u32 << 10).to_be_bytes(), &[b'a'; 8000]].concat();
@@ -132,7 +132,7 @@ async fn requests_that_come_in_share_their_room() {
     }
     assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
     assert!(details(&refused).retry_info().is_some());
-    // What fits beside them is served, and everything is once they are gone.
+    // Requests that fit are served, and all requests once the memory is released.
     server.answer(prompt("a")).await.unwrap();
     drop(unfinished);
     let mut again = refused;
@@ -143,7 +143,7 @@ async fn requests_that_come_in_share_their_room() {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(again.code(), Code::InvalidArgument, "the room was not given back");
+    assert_eq!(again.code(), Code::InvalidArgument, "the memory was not released");
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn calls_of_a_connection_have_a_limit() {
     let _second = server.generate(long("a", 5)).await.unwrap();
     let third = server.generate(long("a", 5));
     tokio::pin!(third);
-    assert!(timeout(Duration::from_millis(200), &mut third).await.is_err(), "it must wait");
+    assert!(timeout(Duration::from_millis(200), &mut third).await.is_err(), "the third call must wait");
     assert_eq!(
         {
             let load = server.engine.load();
@@ -164,12 +164,12 @@ async fn calls_of_a_connection_have_a_limit() {
     );
     drop(first);
     server.model.release();
-    timeout(SOON, third).await.expect("there is room").unwrap();
+    timeout(SOON, third).await.expect("a stream slot is free").unwrap();
 }
 
-/// Opening calls and cancelling them at once is a way to make a server work for nothing (CVE-2023-44487).
+/// Opening and cancelling calls at once is the rapid reset attack (CVE-2023-44487).
 #[tokio::test]
-async fn calls_that_are_cancelled_unseen_end_the_connection() {
+async fn rapid_resets_end_the_connection() {
     let server = within(Wire { pending_resets: 10, ..Wire::default() }).await;
     let cancelled = |count: u32| {
         let mut bytes = http2_frames::beginning();
@@ -180,36 +180,36 @@ async fn calls_that_are_cancelled_unseen_end_the_connection() {
         bytes
     };
     let mut stream = sent(server.running.address, &cancelled(2000)).await;
-    let said = timeout(SOON, until_closed(&mut stream)).await.expect("closed");
-    let away = frames(&said).into_iter().find(|(kind, ..)| *kind == GOAWAY).expect("told to go away");
+    let received = timeout(SOON, until_closed(&mut stream)).await.expect("closed");
+    let away = frames(&received).into_iter().find(|(kind, ..)| *kind == GOAWAY).expect("a GOAWAY frame");
     // ENHANCE_YOUR_CALM
     assert_eq!(away.2[4..8], 11_u32.to_be_bytes());
-    // A few are nothing unusual, and nobody else notices.
+    // A few resets are normal, and other clients are not affected.
     let mut few = sent(server.running.address, &cancelled(5)).await;
-    assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "it stays");
+    assert!(timeout(Duration::from_millis(300), until_closed(&mut few)).await.is_err(), "the connection stays open");
     server.answer(prompt("a")).await.unwrap();
     server.at_rest().await;
 }
 
-/// A client whose machine or network is gone says nothing any more, not even good-bye.
+/// A client whose machine or network fails sends nothing, not even a reset.
 #[tokio::test]
-async fn a_client_that_is_gone_without_a_word_frees_its_row() {
+async fn a_silent_disconnect_frees_its_row() {
     let interval = Some(Duration::from_millis(100));
     let wire = Wire { keepalive_interval: interval, keepalive_timeout: Duration::from_millis(200), ..Wire::default() };
     let server = within(wire).await;
     server.model.slow(Duration::from_millis(2));
     let bytes = [http2_frames::beginning(), by_hand(1, &long("a", 1900))].concat();
     let mut gone = sent(server.running.address, &bytes).await;
-    eventually("it runs", || running(&server, 1)).await;
+    eventually("the request runs", || running(&server, 1)).await;
     timeout(SOON, until_closed(&mut gone)).await.expect("closed");
     server.at_rest().await;
     assert!(server.model.steps() < 1900, "it ran to its end");
-    // A client that answers pings stays, for as long as it likes.
+    // a client that answers pings stays connected
     tokio::time::sleep(Duration::from_millis(500)).await;
     server.answer(prompt("a")).await.unwrap();
 }
 
-/// Both kinds of calls: an answer of many messages, and of one.
+/// Covers streaming and unary calls.
 #[tokio::test]
 async fn a_connection_that_closes_frees_its_rows() {
     let server = within(Wire::default()).await;
@@ -226,9 +226,8 @@ async fn a_connection_that_closes_frees_its_rows() {
     assert!(server.model.steps() < steps + 500, "they ran on");
 }
 
-/// Many that say nothing at all do not keep anybody from being served.
 #[tokio::test]
-async fn silent_connections_stand_in_nobodys_way() {
+async fn idle_connections_do_not_block_others() {
     let server = within(Wire { handshake: Duration::from_secs(60), ..Wire::default() }).await;
     let mut silent = Vec::new();
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Latent segment models behind the wire: both drivers, marks that are no text, bytes that come as whole code points.
+//! Latent segment models over gRPC: both boundary drivers, special symbols, and bytes sent as whole code points.
 
 use super::{Running, read};
 use crate::{
@@ -41,19 +41,19 @@ async fn both_drivers_write_the_golden_texts() {
         let mut client = GenerationClient::new(running.channel.clone());
         let vocabulary = &model.card().vocabulary;
         let specials = vocabulary.specials().unwrap();
-        let mut asked = 0;
+        let mut compared = 0;
         for (prompt, mode) in ["open", "closed", "empty", "eos"].iter().flat_map(|p| [(p, "nxt"), (p, "predictor")]) {
             let name = format!("gen.{prompt}.{mode}");
             if !golden.has(&format!("{name}.events")) {
                 continue;
             }
-            let given = &golden.ids(&format!("{name}.prompt_ids"))[1..];
-            let prompt = vocabulary.decode(given);
-            if vocabulary.encode("prompt", &prompt, usize::MAX).unwrap() != given {
-                // it ends within a code point, which no text can
+            let prompt_ids = &golden.ids(&format!("{name}.prompt_ids"))[1..];
+            let prompt = vocabulary.decode(prompt_ids);
+            if vocabulary.encode("prompt", &prompt, usize::MAX).unwrap() != prompt_ids {
+                // the prompt ends within a code point, which text cannot express
                 continue;
             }
-            asked += 1;
+            compared += 1;
             let text = golden.ids(&format!("{name}.text_ids"));
             let ends = text.last() == Some(&specials.end);
             let request = greedy(prompt, text.len() + usize::from(ends), mode);
@@ -66,24 +66,24 @@ async fn both_drivers_write_the_golden_texts() {
             let nxt = events.iter().filter(|&&event| event == specials.segment_end).count();
             assert_eq!(usage.nxt_steps, nxt as u64, "{case} {name}");
             assert_eq!(usage.generated_chars as usize, text.len() - usize::from(ends));
-            // one piece a segment, whoever ended it
+            // one piece per segment, for both drivers
             let details = Some(v1::Details { boundaries: Some(true), ..Default::default() });
             let stream = Some(v1::Streaming { per_segment: Some(true), ..Default::default() });
             let request = v1::GenerateRequest { stream, details, ..request };
             let answer = read(client.generate(request).await.unwrap().into_inner()).await.unwrap();
             let z = golden.ids(&format!("{name}.z"));
-            let closed = z[1 + given.len()..].iter().filter(|&&z| z == 1).count();
+            let closed = z[1 + prompt_ids.len()..].iter().filter(|&&z| z == 1).count();
             let characters: Vec<_> = answer.pieces.iter().flat_map(|piece| &piece.characters).collect();
             assert_eq!(characters.iter().filter(|c| c.boundary()).count(), closed, "{case} {name}");
             assert!(answer.pieces.len() <= closed + 1, "{case} {name}");
             let marked = characters.iter().filter(|c| c.nxt_logprob.is_some()).count();
             assert_eq!(marked, if mode == "nxt" { closed } else { 0 }, "{case} {name}");
         }
-        assert!(asked >= 4, "{case}");
+        assert!(compared >= 4, "{case}");
     }
 }
 
-/// Chinese and Japanese through bytes, as they are given and as they come.
+/// Chinese and Japanese prompts of a byte-level model.
 #[tokio::test]
 async fn bytes_come_as_whole_code_points() {
     let (model, running) = served("byte_vocab").await;
@@ -103,7 +103,7 @@ async fn bytes_come_as_whole_code_points() {
         assert_eq!((ids.len(), answer.started.prompt_chars as usize), (60, prompt.len()));
         assert_eq!(answer.text(), model.card().vocabulary.decode(&ids), "pieces never split a code point");
     }
-    // given back whole, though segments end within code points
+    // the echo is complete although segments end within code points
     let text = "東京の川が流れる。";
     let request = v1::SegmentRequest { text: text.into(), ..Default::default() };
     let answer = client.segment(request).await.unwrap().into_inner();
@@ -115,7 +115,7 @@ async fn bytes_come_as_whole_code_points() {
 }
 
 #[tokio::test]
-async fn scores_and_cards_tell_of_marks() {
+async fn scores_and_cards_contain_special_symbols() {
     for case in ["dp", "byte_vocab"] {
         let (model, running) = served(case).await;
         let vocabulary = &model.card().vocabulary;
@@ -123,17 +123,18 @@ async fn scores_and_cards_tell_of_marks() {
         let text = "the server reads ";
         let request = v1::ScoreRequest { text: text.into(), ..Default::default() };
         let mut stream = client.score(request).await.unwrap().into_inner();
-        let (mut told, mut summary) = (Vec::new(), None);
+        let mut characters = Vec::new();
+        let mut summary = None;
         while let Some(message) = stream.next().await {
             match message.unwrap().event.unwrap() {
-                Event::Chunk(chunk) => told.extend(chunk.characters),
+                Event::Chunk(chunk) => characters.extend(chunk.characters),
                 Event::Summary(last) => summary = Some(last),
             }
         }
         let symbols = vocabulary.encode("text", text, usize::MAX).unwrap();
         let (_, marks) = full(&*model, &symbols, &BoundaryOptions::default());
-        assert!(told.iter().map(|c| c.nxt_logprob).eq(marks.iter().map(|mark| mark.end_logprob)), "{case}");
-        assert!(told.iter().all(|c| c.logprob.is_some()), "{case}: the first one's too");
+        assert!(characters.iter().map(|c| c.nxt_logprob).eq(marks.iter().map(|mark| mark.end_logprob)), "{case}");
+        assert!(characters.iter().all(|c| c.logprob.is_some()), "{case}: the first character too");
         let summary = summary.unwrap();
         assert_eq!(summary.scored_chars as usize, symbols.len());
         let nats: f64 = marks.iter().filter_map(|mark| mark.end_logprob).map(f64::from).sum();

@@ -1,4 +1,4 @@
-//! The server over the wire: real connections on loopback, real engines, a model without arithmetic.
+//! The server over loopback connections, with real engines and a fake model.
 
 mod admin;
 mod admin_port;
@@ -53,7 +53,7 @@ use weir_proto::v1::{
     models_client::ModelsClient,
 };
 
-/// A server on a free port, and a connection to it.
+/// A server on a free port with a connected client channel. Aborted on drop.
 struct Running {
     address: SocketAddr,
     channel: Channel,
@@ -66,12 +66,12 @@ impl Running {
         Self::reached_by(Engines::new(engines).unwrap(), wire, plain).await
     }
 
-    /// A server of more than engines.
+    /// Starts a server with admin, trace or HTTP parts.
     async fn offering(offer: impl Into<ServerParts>, wire: Wire) -> Self {
         Self::reached_by(offer, wire, plain).await
     }
 
-    /// The same, for connections of another kind.
+    /// Starts a server, and connects to the endpoint that `how` returns.
     async fn reached_by(offer: impl Into<ServerParts>, wire: Wire, how: impl FnOnce(SocketAddr) -> Endpoint) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -95,12 +95,12 @@ impl Drop for Running {
     }
 }
 
-/// A connection without encryption.
+/// Returns an endpoint without TLS.
 fn plain(address: SocketAddr) -> Endpoint {
     Endpoint::from_shared(format!("http://{address}")).unwrap()
 }
 
-/// A server of models without arithmetic; it stops when it is dropped.
+/// A server of fake models. Stops on drop.
 struct Server {
     model: Arc<Fake>,
     engine: Handle,
@@ -109,17 +109,17 @@ struct Server {
 }
 
 impl Server {
-    /// One pooled model behind the usual limits.
+    /// Starts one pooled model with default limits.
     async fn new() -> Self {
         Self::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled)]).await
     }
 
-    /// Models of these names; the fields are about the first.
+    /// Starts the given models. The fields refer to the first.
     async fn with(limits: Limits, wire: Wire, models: &[(&str, Kind)]) -> Self {
         Self::reached_by(limits, wire, models, plain).await
     }
 
-    /// The same, for connections of another kind.
+    /// Starts a server, and connects to the endpoint that `how` returns.
     async fn reached_by(
         limits: Limits,
         wire: Wire,
@@ -129,9 +129,9 @@ impl Server {
         let models: Vec<_> = models.iter().map(|&(name, kind)| Fake::new(name, kind)).collect();
         let start = |model: &Arc<Fake>| Handle::start(Arc::clone(model) as Arc<dyn Model>, limits).unwrap();
         let engines: Vec<_> = models.iter().map(start).collect();
-        let (model, engine) = (Arc::clone(&models[0]), engines[0].clone());
+        let engine = engines[0].clone();
         let running = Running::reached_by(Engines::new(engines).unwrap(), wire, how).await;
-        Self { model, engine, channel: running.channel.clone(), running }
+        Self { model: Arc::clone(&models[0]), engine, channel: running.channel.clone(), running }
     }
 
     fn generation(&self) -> GenerationClient<Channel> {
@@ -146,14 +146,14 @@ impl Server {
         self.generation().generate(request).await.map(tonic::Response::into_inner)
     }
 
-    /// A whole answer.
+    /// Returns the complete answer.
     async fn answer(&self, request: GenerateRequest) -> Result<Answer, Status> {
         read(self.generate(request).await?).await
     }
 
-    /// Nothing waits, runs or occupies memory.
+    /// Waits until nothing is queued, running or in memory.
     async fn at_rest(&self) {
-        eventually("everything is given back", || {
+        eventually("all resources are released", || {
             let load = self.engine.load();
             (load.queued, load.running, load.bytes) == (0, 0, 0)
         })
@@ -163,12 +163,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The worker is joined by whoever drops the last handle; it must not be held by then.
+        // Dropping the last handle joins the worker, which must not be blocked then.
         self.model.release();
     }
 }
 
-/// All that a generation said.
+/// All messages of a generation.
 #[derive(Debug, Default)]
 struct Answer {
     started: v1::Started,
@@ -182,11 +182,11 @@ impl Answer {
     }
 }
 
-/// Reads a stream to its end and checks the order of what it says.
+/// Reads a stream to its end and checks the order of its messages.
 async fn read(mut stream: Streaming<GenerateResponse>) -> Result<Answer, Status> {
     let mut answer = Answer::default();
     let Some(Event::Started(started)) = stream.message().await?.and_then(|message| message.event) else {
-        panic!("the first message tells the start");
+        panic!("the first message is not the start");
     };
     answer.started = started;
     while let Some(message) = stream.next().await {
@@ -200,7 +200,7 @@ async fn read(mut stream: Streaming<GenerateResponse>) -> Result<Answer, Status>
             }
         }
     }
-    panic!("the last message tells the end");
+    panic!("the last message is not the end");
 }
 
 fn prompt(text: &str) -> GenerateRequest {
@@ -211,7 +211,7 @@ fn seeded(text: &str, seed: u64) -> GenerateRequest {
     GenerateRequest { sampling: Some(v1::Sampling { seed: Some(seed), ..Default::default() }), ..prompt(text) }
 }
 
-/// A prompt with a length of answer.
+/// Returns a seeded request for `max_chars` characters.
 fn long(text: &str, max_chars: u32) -> GenerateRequest {
     let stopping = Some(v1::Stopping { max_chars: Some(max_chars), ..Default::default() });
     GenerateRequest { stopping, ..seeded(text, 1) }
@@ -221,12 +221,12 @@ fn details(status: &Status) -> ErrorDetails {
     status.get_error_details()
 }
 
-/// The reason that a status gives to programs.
+/// Returns the machine-readable reason of a status.
 fn reason(status: &Status) -> String {
     details(status).error_info().map(|info| info.reason.clone()).unwrap_or_default()
 }
 
-/// Waits for what must come soon.
+/// Waits up to 20 s until `holds` returns true.
 async fn eventually(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {

@@ -1,4 +1,4 @@
-//! The Open Inference Protocol, beside what our own API says of the same.
+//! The Open Inference Protocol, compared with weir's own API.
 
 use super::{
     Server, eventually,
@@ -34,7 +34,7 @@ fn client(server: &Server) -> Client {
     Client::new(server.channel.clone())
 }
 
-/// A request of these inputs, raw.
+/// Returns a request with raw inputs: name, datatype and bytes.
 fn request(id: &str, inputs: &[(&str, &str, Vec<u8>)]) -> ModelInferRequest {
     let tensor = |(name, datatype, _): &(&str, &str, Vec<u8>)| InferInputTensor {
         name: (*name).into(),
@@ -59,16 +59,16 @@ fn flag(name: &'static str, value: bool) -> (&'static str, &'static str, Vec<u8>
     (name, "BOOL", vec![value.into()])
 }
 
-/// The continuation of a text, as it is made.
+/// Returns a streaming request for `chars` characters.
 fn streamed(id: &str, prompt: &str, chars: u32) -> ModelInferRequest {
     let sampling = format!(r#"{{"max_tokens": {chars}, "seed": 1}}"#);
     request(id, &[text("text_input", prompt), flag("stream", true), text("sampling_parameters", &sampling)])
 }
 
 fn output<'a>(answer: &'a ModelInferResponse, name: &str) -> Option<&'a [u8]> {
-    let at = answer.outputs.iter().position(|output| output.name == name)?;
-    assert_eq!(answer.outputs[at].shape, [1]);
-    Some(&answer.raw_output_contents[at])
+    let index = answer.outputs.iter().position(|output| output.name == name)?;
+    assert_eq!(answer.outputs[index].shape, [1]);
+    Some(&answer.raw_output_contents[index])
 }
 
 fn words(answer: &ModelInferResponse, name: &str) -> String {
@@ -88,60 +88,60 @@ fn is_last(answer: &ModelInferResponse) -> bool {
     }
 }
 
-/// A stream that goes on while its sender is there.
+/// Opens a stream, which stays open until its sender is dropped.
 async fn stream(server: &Server) -> (mpsc::Sender<ModelInferRequest>, Streaming<ModelStreamInferResponse>) {
     let (send, requests) = mpsc::channel(16);
     let answers = client(server).model_stream_infer(ReceiverStream::new(requests)).await.unwrap();
     (send, answers.into_inner())
 }
 
-/// The next message, which must not be a failure.
+/// Returns the next message, which must not be an error.
 async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> ModelInferResponse {
     let message = answers.next().await.unwrap().unwrap();
     assert_eq!(message.error_message, "");
     message.infer_response.unwrap()
 }
 
-/// All messages of one request, alone on its stream.
+/// Sends one request on its own stream and returns all responses.
 async fn all(server: &Server, request: ModelInferRequest) -> Vec<ModelInferResponse> {
     let (send, mut answers) = stream(server).await;
     send.send(request).await.unwrap();
     drop(send);
-    let mut told = Vec::new();
+    let mut responses = Vec::new();
     while let Some(message) = answers.next().await {
         let message = message.unwrap();
         assert_eq!(message.error_message, "");
-        told.push(message.infer_response.unwrap());
+        responses.push(message.infer_response.unwrap());
     }
-    told
+    responses
 }
 
 #[tokio::test]
-async fn a_whole_answer_is_what_our_own_api_says() {
+async fn an_answer_equals_that_of_the_own_api() {
     let server = Server::new().await;
-    let told = server.answer(long("ab c", 40)).await.unwrap();
+    let expected = server.answer(long("ab c", 40)).await.unwrap();
     let sampling = text("sampling_parameters", r#"{"max_tokens": "40", "seed": 1}"#);
-    let asked = request("seven", &[text("text_input", "ab c"), sampling.clone()]);
-    let answer = client(&server).model_infer(asked).await.unwrap().into_inner();
+    let infer_request = request("seven", &[text("text_input", "ab c"), sampling.clone()]);
+    let answer = client(&server).model_infer(infer_request).await.unwrap().into_inner();
     assert_eq!((answer.id.as_str(), answer.model_name.as_str(), answer.model_version.as_str()), ("seven", "fake", "1"));
-    // the text is the only output unless more is asked for, and begins with the prompt unless that is excluded
-    assert_eq!((words(&answer, "text_output"), answer.outputs.len()), (format!("ab c{}", told.text()), 1));
+    // by default the text is the only output, and begins with the prompt
+    assert_eq!((words(&answer, "text_output"), answer.outputs.len()), (format!("ab c{}", expected.text()), 1));
     assert!(is_last(&answer));
     let returns = ["finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens"];
     let mut inputs = vec![text("text_input", "ab c"), flag("exclude_input_in_output", true), sampling];
     let flags = returns.map(|name| format!("return_{name}"));
     inputs.extend(flags.iter().map(|name| (name.as_str(), "BOOL", vec![1])));
     let answer = client(&server).model_infer(request("", &inputs)).await.unwrap().into_inner();
-    assert_eq!((words(&answer, "text_output"), words(&answer, "finish_reason")), (told.text(), "length".into()));
+    assert_eq!((words(&answer, "text_output"), words(&answer, "finish_reason")), (expected.text(), "length".into()));
     assert_eq!((count(&answer, "num_input_tokens"), count(&answer, "num_output_tokens")), (4, 40));
     let logprobs: Vec<HashMap<String, serde_json::Value>> = serde_json::from_str(&words(&answer, "logprobs")).unwrap();
-    let sum: f64 = logprobs.iter().map(|one| one.values().next().unwrap()["logprob"].as_f64().unwrap()).sum();
+    let sum: f64 = logprobs.iter().map(|token| token.values().next().unwrap()["logprob"].as_f64().unwrap()).sum();
     let cumulative = f32::from_le_bytes(output(&answer, "cumulative_logprob").unwrap().try_into().unwrap());
     assert!(logprobs.len() == 40 && (sum - f64::from(cumulative)).abs() < 1e-3, "{sum} {cumulative}");
     let spoken: String =
-        logprobs.iter().map(|one| one.values().next().unwrap()["decoded_token"].as_str().unwrap()).collect();
-    assert_eq!(spoken, told.text());
-    // what is listed is all that comes
+        logprobs.iter().map(|token| token.values().next().unwrap()["decoded_token"].as_str().unwrap()).collect();
+    assert_eq!(spoken, expected.text());
+    // only the listed outputs are sent
     let mut listed = request("", &[text("text_input", "ab c")]);
     listed.outputs = vec![InferRequestedOutputTensor { name: "finish_reason".into(), ..Default::default() }];
     let answer = client(&server).model_infer(listed).await.unwrap().into_inner();
@@ -150,36 +150,40 @@ async fn a_whole_answer_is_what_our_own_api_says() {
 }
 
 #[tokio::test]
-async fn a_stream_tells_text_as_it_is_made() {
+async fn a_stream_sends_text_incrementally() {
     let server = Server::new().await;
     let whole = server.answer(long("ab c", 1000)).await.unwrap().text();
-    let mut asked = streamed("a", "ab c", 1000);
-    asked.outputs = ["text_output", "num_output_tokens", "finish_reason"]
+    let mut infer_request = streamed("a", "ab c", 1000);
+    infer_request.outputs = ["text_output", "num_output_tokens", "finish_reason"]
         .map(|name| InferRequestedOutputTensor { name: name.into(), ..Default::default() })
         .to_vec();
-    let told = all(&server, asked.clone()).await;
-    assert!(told.len() > 2, "it came at once");
-    assert_eq!(told.iter().map(|one| words(one, "text_output")).collect::<String>(), whole);
-    assert_eq!(told.iter().map(|one| count(one, "num_output_tokens")).sum::<u32>(), 1000);
-    let (last, before) = told.split_last().unwrap();
-    assert!(before.iter().all(|one| !is_last(one) && words(one, "finish_reason") == "None" && one.id == "a"));
+    let responses = all(&server, infer_request.clone()).await;
+    assert!(responses.len() > 2, "all text came at once");
+    assert_eq!(responses.iter().map(|response| words(response, "text_output")).collect::<String>(), whole);
+    assert_eq!(responses.iter().map(|response| count(response, "num_output_tokens")).sum::<u32>(), 1000);
+    let (last, before) = responses.split_last().unwrap();
+    assert!(
+        before
+            .iter()
+            .all(|response| { !is_last(response) && words(response, "finish_reason") == "None" && response.id == "a" })
+    );
     assert!(is_last(last) && words(last, "finish_reason") == "length");
-    // the end as a message of its own
+    // the end as a separate message
     let wanted = oip::InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
-    asked.parameters.insert("triton_enable_empty_final_response".into(), wanted);
-    let told = all(&server, asked.clone()).await;
-    let (last, before) = told.split_last().unwrap();
+    infer_request.parameters.insert("triton_enable_empty_final_response".into(), wanted);
+    let responses = all(&server, infer_request.clone()).await;
+    let (last, before) = responses.split_last().unwrap();
     assert!(is_last(last) && last.outputs.is_empty() && last.id == "a");
-    assert!(before.iter().all(|one| !is_last(one)));
-    assert_eq!(before.iter().map(|one| words(one, "text_output")).collect::<String>(), whole);
-    // a whole answer within a stream
-    let told = all(&server, request("b", &[text("text_input", "ab c")])).await;
-    assert!(told.len() == 1 && is_last(&told[0]) && words(&told[0], "text_output").starts_with("ab c"));
+    assert!(before.iter().all(|response| !is_last(response)));
+    assert_eq!(before.iter().map(|response| words(response, "text_output")).collect::<String>(), whole);
+    // a complete answer on a stream
+    let responses = all(&server, request("b", &[text("text_input", "ab c")])).await;
+    assert!(responses.len() == 1 && is_last(&responses[0]) && words(&responses[0], "text_output").starts_with("ab c"));
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn requests_of_one_stream_go_side_by_side() {
+async fn requests_of_one_stream_run_concurrently() {
     let server = Server::new().await;
     let mut whole = HashMap::new();
     for prompt in ["a", "b", "c"] {
@@ -190,17 +194,19 @@ async fn requests_of_one_stream_go_side_by_side() {
     for name in ["a", "b", "c"] {
         send.send(streamed(name, name, 60)).await.unwrap();
     }
-    let (mut told, mut order, mut ended) = (HashMap::<String, String>::new(), Vec::new(), 0);
+    let mut texts = HashMap::<String, String>::new();
+    let mut order = Vec::new();
+    let mut ended = 0;
     while ended < 3 {
         let message = next(&mut answers).await;
-        told.entry(message.id.clone()).or_default().push_str(&words(&message, "text_output"));
+        texts.entry(message.id.clone()).or_default().push_str(&words(&message, "text_output"));
         ended += usize::from(is_last(&message));
         order.push(message.id);
     }
     let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
     assert!(turns > 10, "one after the other: {order:?}");
     for (name, text) in whole {
-        assert_eq!(told[name], text, "{name}");
+        assert_eq!(texts[name], text, "{name}");
     }
     drop(send);
     assert!(answers.next().await.is_none());
@@ -208,7 +214,7 @@ async fn requests_of_one_stream_go_side_by_side() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_within_the_stream() {
+async fn errors_are_sent_within_the_stream() {
     let server = Server::new().await;
     let (send, mut answers) = stream(&server).await;
     let no_such = ModelInferRequest { model_name: "nobody".into(), ..streamed("", "a", 1) };
@@ -234,16 +240,16 @@ async fn what_is_wrong_is_told_within_the_stream() {
         (ModelInferRequest::default(), "INVALID_ARGUMENT", "inputs: expected one named text_input"),
     ];
     let whole = server.answer(long("a", 20)).await.unwrap().text();
-    for (number, (mut bad, code, told)) in cases.into_iter().enumerate() {
+    for (number, (mut bad, code, expected)) in cases.into_iter().enumerate() {
         bad.id = number.to_string();
         send.send(bad).await.unwrap();
         let message = answers.next().await.unwrap().unwrap();
-        assert!(message.error_message.starts_with(told), "{}", message.error_message);
+        assert!(message.error_message.starts_with(expected), "{}", message.error_message);
         let answer = message.infer_response.unwrap();
         assert!(is_last(&answer) && answer.id == number.to_string());
-        let given = ParameterChoice::StringParam(code.into());
-        assert_eq!(answer.parameters["code"].parameter_choice, Some(given), "{told}");
-        // the stream goes on
+        let code = ParameterChoice::StringParam(code.into());
+        assert_eq!(answer.parameters["code"].parameter_choice, Some(code), "{expected}");
+        // the stream continues
         send.send(streamed("good", "a", 20)).await.unwrap();
         let mut text = String::new();
         loop {
@@ -258,11 +264,11 @@ async fn what_is_wrong_is_told_within_the_stream() {
     server.at_rest().await;
 }
 
-/// Sends bytes as they are.
+/// Codec that sends raw bytes.
 #[derive(Clone, Copy, Default)]
-struct Anything;
+struct RawCodec;
 
-impl Encoder for Anything {
+impl Encoder for RawCodec {
     type Item = Vec<u8>;
     type Error = Status;
 
@@ -272,7 +278,7 @@ impl Encoder for Anything {
     }
 }
 
-impl Decoder for Anything {
+impl Decoder for RawCodec {
     type Item = ModelStreamInferResponse;
     type Error = Status;
 
@@ -281,7 +287,7 @@ impl Decoder for Anything {
     }
 }
 
-impl Codec for Anything {
+impl Codec for RawCodec {
     type Encode = Vec<u8>;
     type Decode = ModelStreamInferResponse;
     type Encoder = Self;
@@ -297,7 +303,7 @@ impl Codec for Anything {
 }
 
 #[tokio::test]
-async fn garbage_between_requests_ends_neither_them_nor_the_stream() {
+async fn garbage_between_requests_does_not_end_the_stream() {
     let server = Server::new().await;
     let whole = server.answer(long("a", 400)).await.unwrap().text();
     let mut messages = Vec::new();
@@ -310,15 +316,16 @@ async fn garbage_between_requests_ends_neither_them_nor_the_stream() {
     raw.ready().await.unwrap();
     let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelStreamInfer");
     let requests = Request::new(tokio_stream::iter(messages));
-    let mut answers = raw.streaming(requests, path, Anything).await.unwrap().into_inner();
-    let (mut refused, mut told) = (0, HashMap::<String, String>::new());
+    let mut answers = raw.streaming(requests, path, RawCodec).await.unwrap().into_inner();
+    let mut refused = 0;
+    let mut texts = HashMap::<String, String>::new();
     while let Some(message) = answers.next().await {
         let message = message.unwrap();
         if message.error_message.is_empty() {
             let answer = message.infer_response.unwrap();
-            told.entry(answer.id.clone()).or_default().push_str(&words(&answer, "text_output"));
+            texts.entry(answer.id.clone()).or_default().push_str(&words(&answer, "text_output"));
         } else {
-            // as one that is sent alone is refused
+            // the same error as for a single request
             assert!(
                 message.error_message.starts_with("failed to decode Protobuf message: "),
                 "{}",
@@ -327,13 +334,13 @@ async fn garbage_between_requests_ends_neither_them_nor_the_stream() {
             refused += 1;
         }
     }
-    assert_eq!((refused, told.len()), (6, 3));
-    assert!(told.values().all(|text| *text == whole));
+    assert_eq!((refused, texts.len()), (6, 3));
+    assert!(texts.values().all(|text| *text == whole));
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn one_request_alone_is_refused_by_its_status() {
+async fn a_single_request_fails_with_a_status() {
     let server = Server::new().await;
     let sampling = text("sampling_parameters", r#"{"max_tokens": 999999999}"#);
     let cases = [
@@ -342,8 +349,8 @@ async fn one_request_alone_is_refused_by_its_status() {
         (streamed("", "a", 1), Code::InvalidArgument, "stream"),
         (request(&"i".repeat(300), &[text("text_input", "a")]), Code::InvalidArgument, "id"),
     ];
-    for (asked, code, field) in cases {
-        let status = client(&server).model_infer(asked).await.unwrap_err();
+    for (request, code, field) in cases {
+        let status = client(&server).model_infer(request).await.unwrap_err();
         assert_eq!(status.code(), code, "{status:?}");
         assert_eq!(status.get_error_details().bad_request().unwrap().field_violations[0].field, field);
         assert!(status.message().starts_with(field), "{}", status.message());
@@ -357,14 +364,14 @@ async fn one_request_alone_is_refused_by_its_status() {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_frees_all_rows() {
+async fn a_closed_stream_frees_all_rows() {
     let server = Server::new().await;
     let (send, answers) = stream(&server).await;
     server.model.hold();
     for name in ["a", "b", "c"] {
         send.send(streamed(name, name, 1900)).await.unwrap();
     }
-    eventually("they are there", || {
+    eventually("all requests are admitted", || {
         let load = server.engine.load();
         load.queued + load.running == 3
     })
@@ -375,7 +382,7 @@ async fn whoever_goes_away_frees_all_rows() {
 }
 
 #[tokio::test]
-async fn a_request_of_a_stream_has_its_own_time() {
+async fn a_request_of_a_stream_has_its_own_timeout() {
     let server = Server::new().await;
     server.model.slow(Duration::from_millis(2));
     let (send, mut answers) = stream(&server).await;
@@ -384,7 +391,8 @@ async fn a_request_of_a_stream_has_its_own_time() {
     short.parameters.insert("timeout".into(), timeout);
     send.send(short).await.unwrap();
     send.send(streamed("other", "a", 200)).await.unwrap();
-    let (mut failed, mut ended) = (None, false);
+    let mut failed = None;
+    let mut ended = false;
     while failed.is_none() || !ended {
         let message = answers.next().await.unwrap().unwrap();
         let answer = message.infer_response.unwrap();
@@ -399,7 +407,7 @@ async fn a_request_of_a_stream_has_its_own_time() {
 }
 
 #[tokio::test]
-async fn a_stream_reads_no_more_than_it_may_answer_at_a_time() {
+async fn a_stream_limits_its_concurrent_requests() {
     let wire = Wire { concurrent_streams: 2, ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let (send, mut answers) = stream(&server).await;
@@ -407,7 +415,7 @@ async fn a_stream_reads_no_more_than_it_may_answer_at_a_time() {
     for name in 0..8 {
         send.send(streamed(&name.to_string(), "a", 20)).await.unwrap();
     }
-    eventually("two are there", || {
+    eventually("two requests are admitted", || {
         let load = server.engine.load();
         load.queued + load.running == 2
     })
@@ -424,14 +432,14 @@ async fn a_stream_reads_no_more_than_it_may_answer_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_stream_may_be_silent_and_a_request_may_not_be_slow() {
+async fn an_idle_stream_does_not_time_out() {
     let wire = Wire { upload: Duration::from_millis(200), ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let (send, mut answers) = stream(&server).await;
     for _ in 0..3 {
         send.send(streamed("a", "a", 5)).await.unwrap();
         while !is_last(&next(&mut answers).await) {}
-        // longer than a request may take
+        // longer than the upload timeout
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     drop(send);
@@ -439,32 +447,32 @@ async fn a_stream_may_be_silent_and_a_request_may_not_be_slow() {
 }
 
 #[tokio::test]
-async fn questions_about_server_and_models_are_answered() {
+async fn server_and_model_queries_are_answered() {
     let server =
         Server::with(Limits::default(), Wire::default(), &[("fake", Kind::Pooled), ("other", Kind::Bytes)]).await;
     let mut client = client(&server);
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live);
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
-    let told = client.server_metadata(oip::ServerMetadataRequest {}).await.unwrap().into_inner();
-    assert_eq!((told.name.as_str(), told.version.as_str()), ("weir", env!("CARGO_PKG_VERSION")));
+    let metadata = client.server_metadata(oip::ServerMetadataRequest {}).await.unwrap().into_inner();
+    assert_eq!((metadata.name.as_str(), metadata.version.as_str()), ("weir", env!("CARGO_PKG_VERSION")));
     for (name, version, ready) in [("fake", "", true), ("fake", "1", true), ("fake", "2", false), ("nobody", "", false)]
     {
-        let asked = oip::ModelReadyRequest { name: name.into(), version: version.into() };
-        assert_eq!(client.model_ready(asked).await.unwrap().into_inner().ready, ready, "{name} {version}");
+        let query = oip::ModelReadyRequest { name: name.into(), version: version.into() };
+        assert_eq!(client.model_ready(query).await.unwrap().into_inner().ready, ready, "{name} {version}");
     }
-    let asked = oip::ModelMetadataRequest { name: "fake".into(), ..Default::default() };
-    let told = client.model_metadata(asked).await.unwrap().into_inner();
-    assert_eq!((told.versions, told.platform.as_str()), (vec!["1".to_owned()], "weir"));
-    let first = &told.inputs[0];
+    let query = oip::ModelMetadataRequest { name: "fake".into(), ..Default::default() };
+    let metadata = client.model_metadata(query).await.unwrap().into_inner();
+    assert_eq!((metadata.versions, metadata.platform.as_str()), (vec!["1".to_owned()], "weir"));
+    let first = &metadata.inputs[0];
     assert_eq!((first.name.as_str(), first.datatype.as_str(), &first.shape[..]), ("text_input", "BYTES", &[1][..]));
-    let asked = oip::ModelConfigRequest { name: "other".into(), ..Default::default() };
-    let config = client.model_config(asked).await.unwrap().into_inner().config.unwrap();
+    let query = oip::ModelConfigRequest { name: "other".into(), ..Default::default() };
+    let config = client.model_config(query).await.unwrap().into_inner().config.unwrap();
     assert!(config.model_transaction_policy.unwrap().decoupled);
     assert_eq!((config.parameters["token"].string_value.as_str(), config.max_batch_size), ("byte", 0));
     assert!(config.input.iter().all(|input| input.optional == (input.name != "text_input")));
-    let asked = oip::RepositoryIndexRequest { ready: true, ..Default::default() };
-    let index = client.repository_index(asked).await.unwrap().into_inner().models;
-    let index: Vec<_> = index.iter().map(|one| (one.name.as_str(), one.version.as_str(), one.state.as_str())).collect();
+    let query = oip::RepositoryIndexRequest { ready: true, ..Default::default() };
+    let index = client.repository_index(query).await.unwrap().into_inner().models;
+    let index: Vec<_> = index.iter().map(|model| (&*model.name, &*model.version, &*model.state)).collect();
     assert_eq!(index, [("fake", "1", "READY"), ("other", "1", "READY")]);
     let unknown = oip::ModelConfigRequest { name: "nobody".into(), ..Default::default() };
     assert_eq!(client.model_config(unknown).await.unwrap_err().code(), Code::NotFound);
@@ -472,31 +480,31 @@ async fn questions_about_server_and_models_are_answered() {
     for method in ["RepositoryModelLoad", "SystemSharedMemoryStatus", "TraceSetting", "Nothing"] {
         raw.ready().await.unwrap();
         let path = PathAndQuery::try_from(format!("/inference.GRPCInferenceService/{method}")).unwrap();
-        let status = raw.unary(Request::new(Vec::new()), path, Anything).await.unwrap_err();
+        let status = raw.unary(Request::new(Vec::new()), path, RawCodec).await.unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented, "{method}");
     }
 }
 
 #[tokio::test]
-async fn statistics_count_what_became_of_requests() {
+async fn statistics_count_request_outcomes() {
     let engines = Engines::default();
     let model = Fake::new("fake", Kind::Pooled);
     let own = engines.clone();
-    // it runs its first steps, and waits for them
+    // a launch blocks until the warm-up ends
     let launched = tokio::task::spawn_blocking(move || own.add(own.launch(model, Limits::default(), None).unwrap()));
     launched.await.unwrap().unwrap();
     let running = super::Running::offering(engines, Wire::default()).await;
     let mut client = Client::new(running.channel.clone());
-    let mut asked = async || {
-        let told = client.model_statistics(oip::ModelStatisticsRequest::default()).await.unwrap().into_inner();
-        let [one] = &told.model_stats[..] else { panic!("{told:?}") };
-        one.clone()
+    let mut statistics = async || {
+        let response = client.model_statistics(oip::ModelStatisticsRequest::default()).await.unwrap().into_inner();
+        let [model] = &response.model_stats[..] else { panic!("{response:?}") };
+        model.clone()
     };
-    let before = asked().await;
+    let before = statistics().await;
     assert_eq!((before.inference_count, before.last_inference, before.execution_count), (0, 0, 0));
     let mut generation = weir_proto::v1::generation_client::GenerationClient::new(running.channel.clone());
     super::read(generation.generate(prompt("ab")).await.unwrap().into_inner()).await.unwrap();
-    let after = asked().await;
+    let after = statistics().await;
     let stats = after.inference_stats.unwrap();
     let [success, queue, input, infer] =
         [stats.success, stats.queue, stats.compute_input, stats.compute_infer].map(Option::unwrap);
@@ -506,7 +514,7 @@ async fn statistics_count_what_became_of_requests() {
 }
 
 #[tokio::test]
-async fn keys_and_names_are_those_of_all_calls() {
+async fn keys_and_request_ids_work_as_in_all_calls() {
     let keys = Keys::parse("alice:a-key-that-alice-has").unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
     let wire = Wire { access, ..Wire::default() };
@@ -514,18 +522,18 @@ async fn keys_and_names_are_those_of_all_calls() {
     let mut client = client(&server);
     assert!(client.server_live(oip::ServerLiveRequest {}).await.unwrap().into_inner().live, "probes have no key");
     assert!(client.server_ready(oip::ServerReadyRequest {}).await.unwrap().into_inner().ready);
-    let asked = || request("", &[text("text_input", "a")]);
-    assert_eq!(client.model_infer(asked()).await.unwrap_err().code(), Code::Unauthenticated);
+    let infer_request = || request("", &[text("text_input", "a")]);
+    assert_eq!(client.model_infer(infer_request()).await.unwrap_err().code(), Code::Unauthenticated);
     let index = client.repository_index(oip::RepositoryIndexRequest::default()).await.unwrap_err();
     assert_eq!(index.code(), Code::Unauthenticated);
     let empty = tokio_stream::iter(Vec::<ModelInferRequest>::new());
     assert_eq!(client.model_stream_infer(empty).await.unwrap_err().code(), Code::Unauthenticated);
-    let mut with = Request::new(asked());
+    let mut with = Request::new(infer_request());
     with.metadata_mut().insert("authorization", "Bearer a-key-that-alice-has".parse().unwrap());
     with.metadata_mut().insert("x-request-id", "mine".parse().unwrap());
     let answer = client.model_infer(with).await.unwrap();
     assert_eq!(answer.metadata().get("x-request-id").unwrap(), "mine");
-    let mut with = Request::new(tokio_stream::iter(vec![asked(), asked()]));
+    let mut with = Request::new(tokio_stream::iter(vec![infer_request(), infer_request()]));
     with.metadata_mut().insert("authorization", "Bearer a-key-that-alice-has".parse().unwrap());
     let mut answers = client.model_stream_infer(with).await.unwrap().into_inner();
     for _ in 0..2 {
@@ -535,24 +543,24 @@ async fn keys_and_names_are_those_of_all_calls() {
 }
 
 #[tokio::test]
-async fn an_open_stream_does_not_keep_the_server() {
+async fn an_open_stream_does_not_delay_the_shutdown() {
     let mut server = Server::new().await;
     let whole = server.answer(long("a", 30)).await.unwrap().text();
     let (send, mut answers) = stream(&server).await;
     server.model.hold();
     send.send(streamed("a", "a", 30)).await.unwrap();
-    eventually("it runs", || server.engine.load().running == 1).await;
+    eventually("the request runs", || server.engine.load().running == 1).await;
     server.running.shut_down();
     server.model.release();
-    let mut told = String::new();
+    let mut streamed = String::new();
     loop {
         let message = next(&mut answers).await;
-        told += &words(&message, "text_output");
+        streamed += &words(&message, "text_output");
         if is_last(&message) {
             break;
         }
     }
-    assert_eq!(told, whole);
+    assert_eq!(streamed, whole);
     assert_eq!(answers.next().await.unwrap().unwrap_err().code(), Code::Unavailable);
     tokio::time::timeout(Duration::from_secs(20), &mut server.running.task).await.unwrap().unwrap().unwrap();
     drop(send);

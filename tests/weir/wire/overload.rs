@@ -1,4 +1,4 @@
-//! Far more than there is room for, and clients that go at any moment: afterwards nothing is left of either.
+//! Overload and clients that cancel at random moments. Afterwards all resources are released.
 
 use super::{Server, admin_port::Watched, details, eventually, fake_model::Kind, long, read, reason};
 use crate::support::Dice;
@@ -11,7 +11,7 @@ use weir_proto::v1::{GenerateRequest, generation_client::GenerationClient};
 const ROWS: usize = 4;
 const QUEUE: usize = 16;
 
-/// A request of its own length for each number.
+/// Returns a request whose prompt and length depend on `number`.
 fn request(number: u64) -> GenerateRequest {
     let mut request = super::seeded(["a", "ab c", "é", "dd ab a"][number as usize % 4], number);
     request.stopping = long("", 5 + 7 * (number % 20) as u32).stopping;
@@ -19,7 +19,7 @@ fn request(number: u64) -> GenerateRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_times_the_queue_is_refused_but_what_fits_and_the_server_recovers() {
+async fn the_server_recovers_from_ten_times_the_queue() {
     let limits = Limits { rows: ROWS, queue: QUEUE, ..Limits::default() };
     let server = Server::with(limits, Wire::default(), &[("fake", Kind::Pooled)]).await;
     let mut alone = HashMap::new();
@@ -39,9 +39,9 @@ async fn ten_times_the_queue_is_refused_but_what_fits_and_the_server_recovers() 
         });
     }
     // a single tenant may fill seven eighths of the queue
-    let room = ROWS + QUEUE * 7 / 8;
+    let capacity = ROWS + QUEUE * 7 / 8;
     let mut refused = 0;
-    while refused < 10 * QUEUE - room {
+    while refused < 10 * QUEUE - capacity {
         let (number, answer) = calls.join_next().await.unwrap().unwrap();
         let status = answer.expect_err("nothing can be answered yet");
         assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"), "{number}");
@@ -59,9 +59,10 @@ async fn ten_times_the_queue_is_refused_but_what_fits_and_the_server_recovers() 
     }
 }
 
-/// Reads some messages of an answer, or for some time, and goes.
-async fn goes_soon(mut client: GenerationClient<tonic::transport::Channel>, number: u64, dice: &mut Dice) {
-    let (messages, time) = (dice.below(30), Duration::from_micros(dice.below(4000) as u64));
+/// Reads a random number of messages for a random time, then cancels.
+async fn cancel_soon(mut client: GenerationClient<tonic::transport::Channel>, number: u64, dice: &mut Dice) {
+    let messages = dice.below(30);
+    let time = Duration::from_micros(dice.below(4000) as u64);
     let reading = async {
         let mut stream = client.generate(request(number)).await?.into_inner();
         for _ in 0..messages {
@@ -75,7 +76,7 @@ async fn goes_soon(mut client: GenerationClient<tonic::transport::Channel>, numb
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_that_go_leave_every_gauge_at_zero() {
+async fn a_thousand_cancelled_requests_leave_every_gauge_at_zero() {
     const AT_ONCE: u64 = 20;
     let server = Watched::new(Duration::from_secs(60)).await;
     server.fake.slow(Duration::from_micros(200));
@@ -87,12 +88,12 @@ async fn a_thousand_that_go_leave_every_gauge_at_zero() {
         clients.spawn(async move {
             let mut dice = Dice::new(client + 1);
             for number in 0..1000 / AT_ONCE {
-                goes_soon(generation.clone(), number * AT_ONCE + client, &mut dice).await;
+                cancel_soon(generation.clone(), number * AT_ONCE + client, &mut dice).await;
             }
         });
     }
     clients.join_all().await;
-    eventually("all are gone", || {
+    eventually("all requests have ended", || {
         let load = server.engines.all()[0].load();
         (load.queued, load.running) == (0, 0)
     })

@@ -1,4 +1,4 @@
-//! Clients without a client library: frames, headers and nothing that waits or times out on this side.
+//! Clients on raw HTTP/2, which neither wait nor time out themselves.
 
 use super::{Server, fake_model::Kind, http2_frames, reason};
 use h2::{
@@ -18,7 +18,7 @@ use tonic::{
 use weir::{config::Wire, engine::Limits, serve::REQUEST_ID};
 use weir_proto::v1::{SegmentRequest, SegmentResponse};
 
-/// A connection whose streams may have so many unread bytes.
+/// Connects with an initial stream window of `window` bytes.
 pub(super) async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
     let tcp = TcpStream::connect(address).await.unwrap();
     let (sender, connection) = Builder::new().initial_window_size(window).handshake::<_, Bytes>(tcp).await.unwrap();
@@ -26,7 +26,7 @@ pub(super) async fn connect(address: SocketAddr, window: u32) -> SendRequest<Byt
     sender
 }
 
-/// Calls a method with these headers and this body, whatever it is.
+/// Calls a method with these headers and this body, valid or not.
 pub(super) async fn called(
     sender: SendRequest<Bytes>,
     path: &str,
@@ -43,20 +43,20 @@ pub(super) async fn called(
     }
     let mut sender = sender.ready().await?;
     let (response, mut sending) = sender.send_request(request.body(()).unwrap(), false)?;
-    // A call that is answered unread takes no more of its request.
+    // the server may answer before it reads the whole request
     let _ = sending.send_data(body.into(), true);
     response.await
 }
 
-/// Asks for the segments of a text, with these headers.
+/// Calls `Segment` with these headers.
 async fn segment(sender: SendRequest<Bytes>, text: &str, headers: &[(&str, &str)]) -> Response<RecvStream> {
     let message = SegmentRequest { text: text.into(), ..Default::default() }.encode_to_vec();
     called(sender, "/weir.v1.Generation/Segment", http2_frames::message(&message), headers).await.unwrap()
 }
 
-/// Whichever of the server's timers sees the deadline first, the answer is ours.
+/// The status has weir's details, whichever of the server's timers fires first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_is_answered_by_us() {
+async fn a_missed_deadline_has_error_details() {
     let server = Server::new().await;
     server.model.slow(Duration::from_millis(30));
     let sender = connect(server.running.address, 1 << 16).await;
@@ -64,7 +64,8 @@ async fn a_deadline_is_answered_by_us() {
     for round in 0..40 {
         let mut calls = JoinSet::new();
         for call in 0..12 {
-            let (sender, text) = (sender.clone(), text.clone());
+            let sender = sender.clone();
+            let text = text.clone();
             let timeout = ["0n", "1u", "1m", "2m", "3m", "5m"][call % 6];
             calls.spawn(async move { (timeout, segment(sender, &text, &[("grpc-timeout", timeout)]).await) });
         }
@@ -80,7 +81,7 @@ async fn a_deadline_is_answered_by_us() {
 }
 
 #[tokio::test]
-async fn a_call_with_one_answer_ends_at_its_deadline() {
+async fn a_unary_call_ends_at_its_deadline() {
     let server = Server::new().await;
     server.model.hold();
     let sender = connect(server.running.address, 1 << 16).await;
@@ -89,19 +90,19 @@ async fn a_call_with_one_answer_ends_at_its_deadline() {
     assert_eq!((status.code(), reason(&status).as_str()), (Code::DeadlineExceeded, "DEADLINE"));
     server.model.release();
     server.at_rest().await;
-    // The step that had begun, and none of the seven others.
+    // the running step finishes; the seven others do not start
     assert_eq!(server.model.steps(), 1);
 }
 
-/// The call is over for the server as soon as its answer is with the connection; the client has not read it by then.
+/// The call ends for the server when its answer is buffered; the client has not read it then.
 #[tokio::test]
-async fn an_answer_may_be_read_slowly_while_the_server_ends() {
+async fn an_answer_can_be_read_slowly_during_the_shutdown() {
     let mut server = Server::new().await;
     let sender = connect(server.running.address, 256).await;
     let mut body = segment(sender, &"ab ".repeat(600), &[]).await.into_body();
     server.at_rest().await;
     server.running.shut_down();
-    // Longer than connections without anything to send are kept.
+    // longer than idle connections are kept
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!server.running.task.is_finished(), "cut off");
     let mut answer = Vec::new();
@@ -112,12 +113,12 @@ async fn an_answer_may_be_read_slowly_while_the_server_ends() {
     }
     assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
     assert_eq!(SegmentResponse::decode(&answer[5..]).unwrap().segments.len(), 600);
-    // With nothing left to send the end does not wait for the limit, which is half a minute.
+    // with nothing left to send, the shutdown does not wait for the drain limit of 30 s
     tokio::time::timeout(Duration::from_secs(10), &mut server.running.task).await.unwrap().unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_request_has_so_long_to_come_in() {
+async fn incomplete_requests_time_out() {
     let wire = Wire { upload: Duration::from_millis(300), ..Wire::default() };
     let server = Server::with(Limits::default(), wire, &[("fake", Kind::Pooled)]).await;
     let sender = connect(server.running.address, 1 << 20).await;

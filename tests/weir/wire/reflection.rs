@@ -1,4 +1,4 @@
-//! What a client learns from the server itself: reflection in both versions, and health by the reflected names.
+//! Reflection in both versions, and health of the reflected services.
 
 use super::Server;
 use prost::Message;
@@ -14,14 +14,14 @@ const SERVICES: [&str; 6] = [
     "weir.v1.Summarization",
 ];
 
-/// As much of a file's descriptor as is looked at.
+/// The part of a file descriptor that the test reads.
 #[derive(Message)]
 struct File {
     #[prost(string, tag = "1")]
     name: String,
 }
 
-/// The same questions in each version of the protocol, whose types are alike and not the same.
+/// Generates the same test for each version of the protocol, whose types differ.
 macro_rules! reflects {
     ($test:ident, $version:ident) => {
         #[tokio::test]
@@ -61,17 +61,19 @@ macro_rules! reflects {
                 "error_details.proto",
             ];
             for file in files {
-                let MessageResponse::FileDescriptorResponse(found) = next().await.unwrap() else { panic!("no {file}") };
-                let found = File::decode(&found.file_descriptor_proto[0][..]).unwrap();
-                assert!(found.name.ends_with(file), "{}", found.name);
+                let MessageResponse::FileDescriptorResponse(response) = next().await.unwrap() else {
+                    panic!("no {file}")
+                };
+                let descriptor = File::decode(&response.file_descriptor_proto[0][..]).unwrap();
+                assert!(descriptor.name.ends_with(file), "{}", descriptor.name);
             }
-            assert!(next().await.is_err(), "there is no such symbol");
+            assert!(next().await.is_err(), "the symbol does not exist");
         }
     };
 }
 
-reflects!(version_1, v1);
-reflects!(version_1_alpha, v1alpha);
+reflects!(reflection_v1_lists_services_and_files, v1);
+reflects!(reflection_v1alpha_lists_services_and_files, v1alpha);
 
 #[tokio::test]
 async fn every_service_is_healthy() {

@@ -1,5 +1,5 @@
-//! Shipped models behind the wire: what they answer is what their cards say, which PyTorch has computed from the same
-//! weights (`models/training/card.py`).
+//! Shipped models over gRPC: their answers equal those in their cards, which PyTorch computed from the same weights
+//! (`models/training/card.py`).
 
 use super::Running;
 use crate::support::settings;
@@ -20,31 +20,31 @@ use weir_proto::v1::{
     models_client::ModelsClient, summarization_client::SummarizationClient, summarize_request::Part,
 };
 
-/// How far bits per character may be from the card's.
+/// Tolerance of bits per character, compared with the card.
 const BITS: f64 = 0.002;
-/// What the weights of all shipped models may take together.
+/// Maximum bytes of the weights of all shipped models.
 const BYTES: u64 = 120_000_000;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The folders of shipped models with their cards. A model without a card is not to be shipped.
+/// Returns the folders of shipped models with their cards. Fails if a model has no card.
 fn shipped() -> Vec<(PathBuf, Value)> {
-    let places = ["models", "models/compared"].map(|place| fs::read_dir(root().join(place)).unwrap());
-    let folders = places.into_iter().flatten().map(|entry| entry.unwrap().path());
+    let folders = ["models", "models/compared"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
+    let folders = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
     let models = folders.filter(|folder| folder.join("model.safetensors").exists());
-    let found: Vec<_> = models
+    let cards: Vec<_> = models
         .map(|folder| {
             let card = fs::read_to_string(folder.join("card.json")).expect("a shipped model has a card.json");
             (folder, serde_json::from_str(&card).unwrap())
         })
         .collect();
     let page = fs::read_to_string(root().join("models/README.md")).unwrap();
-    let told = page.lines().filter_map(|line| Some(line.strip_prefix("| [`")?.split_once("`](")?.0));
-    let names = found.iter().map(|(folder, _)| folder.file_name().unwrap().to_str().unwrap());
-    assert_eq!(names.collect::<BTreeSet<_>>(), told.collect(), "models, and those that models/README.md tells of");
-    found
+    let listed = page.lines().filter_map(|line| Some(line.strip_prefix("| [`")?.split_once("`](")?.0));
+    let names = cards.iter().map(|(folder, _)| folder.file_name().unwrap().to_str().unwrap());
+    assert_eq!(names.collect::<BTreeSet<_>>(), listed.collect(), "models, and those that models/README.md lists");
+    cards
 }
 
 async fn served(folder: &Path) -> Running {
@@ -52,12 +52,12 @@ async fn served(folder: &Path) -> Running {
     Running::start(vec![engine], Wire::default()).await
 }
 
-/// A file that a card names.
+/// Reads a file that a card names.
 fn named(entry: &Value, key: &str) -> String {
     fs::read_to_string(root().join(entry[key].as_str().unwrap())).unwrap()
 }
 
-/// Bits per character of a text in the windows that a card tells.
+/// Returns the bits per character of a text, scored in the windows that the card names.
 async fn bits(running: &Running, entry: &Value) -> f64 {
     let number = |key: &str| u32::try_from(entry[key].as_u64().unwrap()).unwrap();
     let windows = Some(v1::Windows { length: number("length"), stride: number("stride") });
@@ -71,7 +71,7 @@ async fn bits(running: &Running, entry: &Value) -> f64 {
     panic!("no summary");
 }
 
-/// The best summary of a document, as the checkpoint says that it is to be written.
+/// Returns the best summary of a document with the checkpoint's default options.
 async fn summary(running: &Running, document: String) -> v1::Hypothesis {
     let parts = [Part::Options(SummarizeOptions::default()), Part::Chunk(DocumentChunk { text: document })];
     let requests = parts.map(|part| SummarizeRequest { part: Some(part) });
@@ -86,37 +86,38 @@ async fn summary(running: &Running, document: String) -> v1::Hypothesis {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shipped_models_answer_as_their_cards_say() {
+async fn shipped_models_answer_as_in_their_cards() {
     for (folder, card) in shipped() {
         let name = card["name"].as_str().unwrap();
         assert!(folder.ends_with(name), "{name} lies in {}", folder.display());
         let running = served(&folder).await;
-        let told = ModelsClient::new(running.channel.clone()).get_model(v1::GetModelRequest::default()).await;
-        let told = told.unwrap().into_inner();
+        let model = ModelsClient::new(running.channel.clone()).get_model(v1::GetModelRequest::default()).await;
+        let model = model.unwrap().into_inner();
         assert_eq!(
             (card["sha256"].as_str(), card["family"].as_str()),
-            (Some(&*told.sha256), Some(&*told.family)),
+            (Some(&*model.sha256), Some(&*model.family)),
             "{name}"
         );
         let entries = card["served"].as_array().unwrap();
         assert!(!entries.is_empty(), "{name}");
         for entry in entries {
             if entry["document"].is_string() {
-                let found = summary(&running, named(entry, "document")).await;
+                let actual = summary(&running, named(entry, "document")).await;
                 let expected: Vec<_> = entry["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
-                let ids: Vec<_> = found.ids.iter().map(|&id| u64::from(id)).collect();
-                assert_eq!((ids, found.text.as_str()), (expected, entry["text"].as_str().unwrap()), "{name}");
+                let ids: Vec<_> = actual.ids.iter().map(|&id| u64::from(id)).collect();
+                assert_eq!((ids, actual.text.as_str()), (expected, entry["text"].as_str().unwrap()), "{name}");
             } else {
-                let (found, expected) = (bits(&running, entry).await, entry["bpc"].as_f64().unwrap());
-                assert!((found - expected).abs() <= BITS, "{name}: {found}, not {expected}, in {entry}");
+                let actual = bits(&running, entry).await;
+                let expected = entry["bpc"].as_f64().unwrap();
+                assert!((actual - expected).abs() <= BITS, "{name}: {actual}, not {expected}, in {entry}");
             }
         }
     }
 }
 
-/// Each card for people tells the weights that lie beside it.
+/// Each model's README names the checksum of its weights.
 #[test]
-fn shipped_weights_are_those_of_the_cards_and_few() {
+fn shipped_weights_match_their_cards_and_are_small() {
     let mut bytes = 0;
     for (folder, card) in shipped() {
         let length = fs::metadata(folder.join("model.safetensors")).unwrap().len();

@@ -1,8 +1,8 @@
-//! `Summarization` over the wire: documents in chunks, highlights, texts, and everything that can be in the way.
+//! `Summarization` over gRPC: documents in chunks, highlights, texts, and failures.
 
 use super::{
     Running, details, eventually,
-    hostile::answered,
+    hostile::status_of_call,
     http2_frames::{self, DATA, RST_STREAM, frame, sent},
     reason,
 };
@@ -50,14 +50,14 @@ impl Server {
         SummarizationClient::new(self.running.channel.clone())
     }
 
-    /// The whole answer to a document in these chunks.
+    /// Sends a document in these chunks and returns the complete answer.
     async fn answer(&self, options: SummarizeOptions, chunks: &[&str]) -> Result<Answer, Status> {
         let parts = parts(options, chunks);
         read(self.client().summarize(tokio_stream::iter(parts)).await?.into_inner()).await
     }
 
     async fn at_rest(&self) {
-        eventually("everything is given back", || {
+        eventually("all resources are released", || {
             let load = self.engine.load();
             let kept = self.engine.document_cache_usage().entries;
             (load.queued, load.running, load.bytes, self.model.alive() - kept) == (0, 0, 0, 0)
@@ -80,8 +80,8 @@ fn options(options: SummarizeOptions) -> SummarizeRequest {
     SummarizeRequest { part: Some(Part::Options(options)) }
 }
 
-fn parts(given: SummarizeOptions, chunks: &[&str]) -> Vec<SummarizeRequest> {
-    [options(given)].into_iter().chain(chunks.iter().map(|text| chunk(text))).collect()
+fn parts(request_options: SummarizeOptions, chunks: &[&str]) -> Vec<SummarizeRequest> {
+    [options(request_options)].into_iter().chain(chunks.iter().map(|text| chunk(text))).collect()
 }
 
 #[derive(Debug, Default)]
@@ -93,11 +93,11 @@ struct Answer {
     finished: v1::SummaryFinished,
 }
 
-/// Reads a stream to its end and checks the order of what it says.
+/// Reads a stream to its end and checks the order of its messages.
 async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<Answer, Status> {
     let mut answer = Answer::default();
     let Some(Event::Started(started)) = stream.message().await?.and_then(|message| message.event) else {
-        panic!("the first message tells the start");
+        panic!("the first message is not the start");
     };
     answer.started = started;
     while let Some(message) = stream.message().await? {
@@ -119,17 +119,18 @@ async fn read(mut stream: Streaming<SummarizeResponse>) -> Result<Answer, Status
             }
         }
     }
-    panic!("the last message tells the end");
+    panic!("the last message is not the end");
 }
 
-/// The best text about a document, by a search alone.
+/// Returns ids and score of the best summary, from a beam search without a server.
 fn best(text: &str, request: &Summarize, model: &DocumentModel) -> (Vec<u32>, f32) {
     let document: Vec<u32> = text.bytes().map(u32::from).chain([MARKS.end]).collect();
     let rules = request.plan(model.card(), model.document_encoder().unwrap().limits(), 32).unwrap().rules;
-    let (mut search, mut rows) = (BeamSearch::new(rules, MARKS, 256), vec![vec![MARKS.start]]);
+    let mut search = BeamSearch::new(rules, MARKS, 256);
+    let mut rows = vec![vec![MARKS.start]];
     loop {
-        let given: Vec<_> = rows.iter().map(|row| logits(&document, row)).collect();
-        match search.advance(given.iter().map(Vec::as_slice)).unwrap() {
+        let row_logits: Vec<_> = rows.iter().map(|row| logits(&document, row)).collect();
+        match search.advance(row_logits.iter().map(Vec::as_slice)).unwrap() {
             SearchStep::Done => return (search.finished()[0].tokens.clone(), search.finished()[0].score),
             SearchStep::Continue(moves) => {
                 let grown = |&RowMove { parent, token }: &RowMove| [rows[parent].as_slice(), &[token]].concat();
@@ -143,7 +144,7 @@ fn best(text: &str, request: &Summarize, model: &DocumentModel) -> (Vec<u32>, f3
 async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
     let server = Server::new().await;
     let text = "A café in Köln, and what it pools: größe! ".repeat(5);
-    // cut between characters, wherever that is
+    // chunks of seven characters
     let signs: Vec<String> = text.chars().collect::<Vec<_>>().chunks(7).map(|signs| signs.iter().collect()).collect();
     let chunks: Vec<&str> = signs.iter().map(String::as_str).collect();
     let answer = server.answer(SummarizeOptions::default(), &chunks).await.unwrap();
@@ -153,7 +154,8 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
     assert_eq!(hypotheses[0].logprobs.len(), ids.len());
     assert_eq!((answer.text, hypotheses[0].text.len()), (hypotheses[0].text.clone(), ids.len() - 1));
     assert!(reason > 0 && document_id.is_some());
-    let (usage, timing) = (usage.unwrap(), timing.unwrap());
+    let usage = usage.unwrap();
+    let timing = timing.unwrap();
     let tokens = text.len() as u64 + 1;
     assert_eq!((usage.document_tokens, usage.cached_tokens, usage.cut), (tokens, 0, false));
     assert_eq!(usage.summary_tokens, ids.len() as u64);
@@ -166,7 +168,7 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
         assert_eq!(progress.stage == "layer", progress.layer.is_some());
         assert!(["waiting", "layer", "memory", "done"].contains(&progress.stage.as_str()));
     }
-    // every second byte is kept: none has a neighbour
+    // every second byte is kept, so no two spans touch
     let [selected] = &answer.selected[..] else { panic!("{:?}", answer.selected) };
     assert_eq!((selected.layer, selected.tokens), (0, tokens.div_ceil(2)));
     assert!(selected.spans.windows(2).all(|pair| pair[0].byte_end <= pair[1].byte_start));
@@ -177,7 +179,7 @@ async fn a_document_in_chunks_is_summarized_with_what_was_selected() {
 }
 
 #[tokio::test]
-async fn another_request_finds_the_document() {
+async fn another_request_reuses_the_document() {
     let limits = Limits { document_bytes: 1 << 20, document_keep: Duration::from_millis(600), ..Limits::default() };
     let server = Server::with(limits, Wire::default()).await;
     let text = "what is known once ".repeat(8);
@@ -191,56 +193,66 @@ async fn another_request_finds_the_document() {
         ..Default::default()
     };
     let second = server.answer(other.clone(), &[]).await.unwrap();
-    assert_eq!(server.model.blocks(), blocks, "it was not encoded again");
+    assert_eq!(server.model.blocks(), blocks, "the document was encoded again");
     let request = Summarize { beam: Some(3), ..Default::default() };
     assert_eq!(second.finished.hypotheses[0].ids, best(&text, &request, &server.model).0);
     assert_eq!((second.finished.hypotheses.len(), second.started.cached_tokens), (3, text.len() as u64 + 1));
     assert_eq!((second.selected, second.finished.document_id), (first.selected, document_id));
-    let refused = async |given: SummarizeOptions, chunks: &[&str]| {
-        let status = server.answer(given, chunks).await.unwrap_err();
+    let refused = async |request_options: SummarizeOptions, chunks: &[&str]| {
+        let status = server.answer(request_options, chunks).await.unwrap_err();
         (status.code(), details(&status).bad_request().unwrap().field_violations[0].field.clone())
     };
     let hard = SummarizeOptions { hard_topk: Some(true), ..other.clone() };
-    assert_eq!(refused(hard, &[]).await, (Code::InvalidArgument, "options.hard_topk".into()), "it was read otherwise");
+    assert_eq!(
+        refused(hard, &[]).await,
+        (Code::InvalidArgument, "options.hard_topk".into()),
+        "the document was encoded with another pooling"
+    );
     assert_eq!(refused(other.clone(), &["more"]).await, (Code::InvalidArgument, "chunk".into()));
     let unknown = SummarizeOptions { document_id: Some("f".repeat(500)), ..Default::default() };
     let status = server.answer(unknown, &[]).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
-    // a caller who has not said yet that this is all is told, too
+    // the error does not wait for the end of the upload
     let unknown = SummarizeOptions { document_id: Some("none".into()), ..Default::default() };
     let (sender, receiver) = mpsc::channel(1);
     sender.send(options(unknown)).await.unwrap();
     let mut client = server.client();
-    let told = tokio::time::timeout(Duration::from_secs(10), client.summarize(ReceiverStream::new(receiver)));
-    assert_eq!(told.await.expect("at once").unwrap_err().code(), Code::NotFound);
+    let call = tokio::time::timeout(Duration::from_secs(10), client.summarize(ReceiverStream::new(receiver)));
+    assert_eq!(call.await.expect("at once").unwrap_err().code(), Code::NotFound);
     drop(sender);
     let hard = SummarizeOptions { hard_topk: Some(true), ..Default::default() };
     let read_hard = server.answer(hard, &[&text]).await.unwrap();
     let again = SummarizeOptions { document_id: read_hard.finished.document_id.clone(), ..Default::default() };
     let again = server.answer(again, &[]).await.unwrap();
-    assert_eq!(again.finished.hypotheses, read_hard.finished.hypotheses, "as the document was read");
+    assert_eq!(again.finished.hypotheses, read_hard.finished.hypotheses, "with the document's pooling");
     assert_ne!(again.finished.hypotheses, first.finished.hypotheses);
-    // it expires
-    eventually("nothing is kept", || server.model.alive() == 0).await;
+    // the document expires
+    eventually("the cache is empty", || server.model.alive() == 0).await;
     let status = server.answer(other, &[]).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "UNKNOWN_DOCUMENT"));
     server.at_rest().await;
 }
 
-/// The whole answer to a caller with this key.
-async fn answer_to(key: &str, server: &Server, given: SummarizeOptions, chunks: &[&str]) -> Result<Answer, Status> {
-    let mut request = Request::new(tokio_stream::iter(parts(given, chunks)));
+/// Sends a document with an API key and returns the complete answer.
+async fn answer_to(
+    key: &str,
+    server: &Server,
+    request_options: SummarizeOptions,
+    chunks: &[&str],
+) -> Result<Answer, Status> {
+    let mut request = Request::new(tokio_stream::iter(parts(request_options, chunks)));
     request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
     read(server.client().summarize(request).await?.into_inner()).await
 }
 
 #[tokio::test]
-async fn a_document_is_its_senders() {
+async fn a_document_belongs_to_its_sender() {
     let keys = Keys::parse("alice:a-key-that-alice-has\nbob:another-key-that-bob-has").unwrap();
     let access = Access { keys: Some(Arc::new(keys)), tls: None };
     let limits = Limits { document_bytes: 1 << 20, ..Limits::default() };
     let server = Server::with(limits, Wire { access, ..Wire::default() }).await;
-    let (alice, bob) = ("a-key-that-alice-has", "another-key-that-bob-has");
+    let alice = "a-key-that-alice-has";
+    let bob = "another-key-that-bob-has";
     let first = answer_to(alice, &server, SummarizeOptions::default(), &["hers alone"]).await.unwrap();
     let again = SummarizeOptions { document_id: first.finished.document_id, ..Default::default() };
     let status = answer_to(bob, &server, again.clone(), &[]).await.unwrap_err();
@@ -251,21 +263,21 @@ async fn a_document_is_its_senders() {
 }
 
 #[tokio::test]
-async fn a_document_that_is_too_long_is_refused_or_cut_and_not_held() {
+async fn a_document_that_is_too_long_is_refused_or_cut() {
     let server = Server::new().await;
     let long = "0123456789".repeat(1 << 16);
-    // a hundred megabytes, as far as they are taken
+    // a hundred megabytes, of which the server reads only the beginning
     for cut in [false, true] {
         let (sender, receiver) = mpsc::channel(1);
-        let given = SummarizeOptions { cut: Some(cut), ..Default::default() };
+        let request_options = SummarizeOptions { cut: Some(cut), ..Default::default() };
         let mut client = server.client();
         let sent = tokio::spawn({
             let long = long.clone();
             async move {
-                let _ = sender.send(options(given)).await;
-                for at in 0..160 {
+                let _ = sender.send(options(request_options)).await;
+                for chunks in 0..160 {
                     if sender.send(chunk(&long)).await.is_err() {
-                        return at;
+                        return chunks;
                     }
                 }
                 160
@@ -275,7 +287,7 @@ async fn a_document_that_is_too_long_is_refused_or_cut_and_not_held() {
             Ok(stream) => read(stream.into_inner()).await,
             Err(status) => Err(status),
         };
-        assert!(sent.await.unwrap() < 100, "nobody reads on");
+        assert!(sent.await.unwrap() < 100, "the server reads on");
         if cut {
             let answer = answer.unwrap();
             let usage = answer.finished.usage.unwrap();
@@ -290,13 +302,13 @@ async fn a_document_that_is_too_long_is_refused_or_cut_and_not_held() {
         }
         server.at_rest().await;
     }
-    // just what fits
+    // the longest document that fits
     let fits = server.answer(SummarizeOptions::default(), &[&long[..TOKENS - 1]]).await.unwrap();
     assert!(!fits.finished.usage.unwrap().cut);
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_with_its_field() {
+async fn invalid_requests_are_refused_with_the_field() {
     let server = Server::new().await;
     let refused = async |parts: Vec<SummarizeRequest>| {
         let status = match server.client().summarize(tokio_stream::iter(parts)).await {
@@ -326,14 +338,14 @@ async fn what_is_wrong_is_told_with_its_field() {
     let bytes = http2_frames::message(b"\x12\x03\x0a\x01\xff");
     let first = http2_frames::message(&options(plain()).encode_to_vec());
     for body in [bytes.clone(), [first, bytes].concat()] {
-        let status = answered(server.running.address, "/weir.v1.Summarization/Summarize", body, &[]).await;
+        let status = status_of_call(server.running.address, "/weir.v1.Summarization/Summarize", body, &[]).await;
         let field = details(&status).bad_request().unwrap().field_violations[0].field.clone();
         assert_eq!((status.code(), reason(&status).as_str(), field), (bad("").0, "UNREADABLE", "chunk.text".into()));
     }
     let panics = char::from(PANIC as u8).to_string();
     assert_eq!(refused(parts(plain(), &[&panics])).await.0, Code::Internal);
     server.at_rest().await;
-    server.answer(plain(), &["it goes on"]).await.unwrap();
+    server.answer(plain(), &["the server continues"]).await.unwrap();
 }
 
 #[tokio::test]
@@ -359,26 +371,26 @@ async fn wrong_kinds_of_models_are_refused_both_ways() {
 }
 
 #[tokio::test]
-async fn who_goes_or_is_late_frees_everything() {
+async fn cancelled_and_late_requests_release_everything() {
     let server = Server::new().await;
-    // while the document is on its way: reset, and without a word
-    for word in [true, false] {
+    // during the upload: with a reset frame, and without
+    for reset in [true, false] {
         let blocks = server.model.blocks();
         let messages = parts(SummarizeOptions::default(), &[&"a".repeat(50)]);
         let data: Vec<u8> = messages.iter().flat_map(|part| http2_frames::message(&part.encode_to_vec())).collect();
         let call = http2_frames::call(1, "/weir.v1.Summarization/Summarize");
         let bytes = [http2_frames::beginning(), call, frame(DATA, 0, 1, &data)].concat();
         let mut client = sent(server.running.address, &bytes).await;
-        eventually("it is read", || server.model.blocks() >= blocks + 6).await;
+        eventually("the document is read", || server.model.blocks() >= blocks + 6).await;
         assert_eq!(server.engine.load().running, 1);
-        if word {
+        if reset {
             client.write_all(&frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())).await.unwrap();
             server.at_rest().await;
         }
         drop(client);
         server.at_rest().await;
     }
-    // while it is encoded, by its own clock
+    // during encoding, at the deadline
     server.model.slow(Duration::from_millis(60));
     let mut request = Request::new(tokio_stream::iter(parts(SummarizeOptions::default(), &[&"late ".repeat(10)])));
     request.set_timeout(Duration::from_millis(150));
@@ -389,11 +401,11 @@ async fn who_goes_or_is_late_frees_everything() {
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
     server.model.release();
     server.at_rest().await;
-    server.answer(SummarizeOptions::default(), &["it goes on"]).await.unwrap();
+    server.answer(SummarizeOptions::default(), &["the server continues"]).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_queue_is_bounded_and_said_to_be() {
+async fn a_full_queue_refuses_summaries() {
     let limits = Limits { rows: 2, queue: 2, ..Limits::default() };
     let server = Server::with(limits, Wire::default()).await;
     server.model.hold();
@@ -424,9 +436,9 @@ async fn draining_lets_summaries_finish() {
     sender.send(options(SummarizeOptions::default())).await.unwrap();
     sender.send(chunk("the first half, ")).await.unwrap();
     let stream = server.client().summarize(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-    eventually("it is read", || server.model.blocks() >= 2).await;
+    eventually("the document is read", || server.model.blocks() >= 2).await;
     server.running.shut_down();
-    // longer than requests that do not run yet are waited for
+    // longer than the drain waits for queued requests
     tokio::time::sleep(Duration::from_millis(1300)).await;
     sender.send(chunk("and the second")).await.unwrap();
     drop(sender);

@@ -1,4 +1,4 @@
-//! Who may connect and call: encrypted connections, certificates, keys.
+//! TLS, client certificates and API keys.
 
 use super::{Server, details, eventually, fake_model::Kind, long, plain, prompt, read, reason};
 use crate::certificates::{Certificates, tls};
@@ -19,12 +19,12 @@ use weir_proto::v1::{self, generate_response::Event, models_client::ModelsClient
 const MODELS: [(&str, Kind); 1] = [("fake", Kind::Pooled)];
 const ALICE: &str = "a-key-that-alice-has";
 
-async fn behind(access: Access, papers: &Certificates, shown: Option<&Certificates>) -> Server {
+async fn behind(access: Access, certificates: &Certificates, shown: Option<&Certificates>) -> Server {
     let wire = Wire { access, ..Wire::default() };
-    Server::reached_by(Limits::default(), wire, &MODELS, |address| papers.reach(address, shown)).await
+    Server::reached_by(Limits::default(), wire, &MODELS, |address| certificates.reach(address, shown)).await
 }
 
-/// A call on a connection that may not come about at all.
+/// Calls a method on a connection that may fail.
 async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
     let channel = endpoint.connect_timeout(Duration::from_secs(10)).connect_lazy();
     let mut client = ModelsClient::new(channel);
@@ -32,34 +32,35 @@ async fn tried(endpoint: tonic::transport::Endpoint) -> Result<(), Status> {
 }
 
 #[tokio::test]
-async fn connections_may_be_encrypted() {
-    let papers = Certificates::new();
-    let server = behind(papers.access(false), &papers, None).await;
+async fn connections_can_use_tls() {
+    let certificates = Certificates::new();
+    let server = behind(certificates.access(false), &certificates, None).await;
     assert_eq!(server.answer(long("ab", 9)).await.unwrap().text().chars().count(), 9);
     let address = server.running.address;
     tried(plain(address)).await.expect_err("it is not encrypted");
     tried(Certificates::new().reach(address, None))
         .await
         .expect_err("the server's certificate is of another authority");
-    tried(papers.reach(address, None)).await.unwrap();
+    tried(certificates.reach(address, None)).await.unwrap();
     server.at_rest().await;
 }
 
 #[tokio::test]
-async fn clients_may_need_a_certificate() {
-    let (papers, others) = (Certificates::new(), Certificates::new());
-    let server = behind(papers.access(true), &papers, Some(&papers)).await;
+async fn client_certificates_can_be_required() {
+    let certificates = Certificates::new();
+    let others = Certificates::new();
+    let server = behind(certificates.access(true), &certificates, Some(&certificates)).await;
     server.answer(prompt("ab")).await.unwrap();
     let address = server.running.address;
-    tried(papers.reach(address, None)).await.expect_err("no certificate");
-    tried(papers.reach(address, Some(&others))).await.expect_err("a certificate of another authority");
-    tried(papers.reach(address, Some(&papers))).await.unwrap();
+    tried(certificates.reach(address, None)).await.expect_err("no certificate");
+    tried(certificates.reach(address, Some(&others))).await.expect_err("a certificate of another authority");
+    tried(certificates.reach(address, Some(&certificates))).await.unwrap();
 }
 
 #[tokio::test]
 async fn encrypted_streams_finish_while_the_server_drains() {
-    let papers = Certificates::new();
-    let mut server = behind(papers.access(true), &papers, Some(&papers)).await;
+    let certificates = Certificates::new();
+    let mut server = behind(certificates.access(true), &certificates, Some(&certificates)).await;
     server.model.slow(Duration::from_millis(2));
     let mut stream = server.generate(long("a", 100)).await.unwrap();
     stream.next().await.unwrap().unwrap();
@@ -74,26 +75,30 @@ async fn encrypted_streams_finish_while_the_server_drains() {
 }
 
 #[test]
-fn what_is_wrong_with_a_certificate_is_told() {
-    let papers = Certificates::new();
-    let (text, none) = (papers.write("text", "no PEM at all"), papers.path("none"));
-    let torn = papers.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
-    let (cert, key, other, ca) =
-        (papers.path("server.pem"), papers.path("server.key"), papers.path("client.key"), papers.path("ca.pem"));
+fn certificate_errors_are_reported() {
+    let certificates = Certificates::new();
+    let text = certificates.write("text", "no PEM at all");
+    let none = certificates.path("none");
+    let torn = certificates.write("torn", "-----BEGIN CERTIFICATE-----\nAAAA\n");
+    let [cert, key, other, ca] =
+        ["server.pem", "server.key", "client.key", "ca.pem"].map(|name| certificates.path(name));
     let wrong = |cert, key, client_ca| tls(TlsFiles { cert: Some(cert), key: Some(key), client_ca }).unwrap_err();
-    let told = |problem: String, parts: &[&str]| {
+    let check_parts = |problem: String, parts: &[&str]| {
         for part in parts {
             assert!(problem.contains(part), "{part} is not in {problem}");
         }
     };
-    told(wrong(&none, &key, None), &["--tls-cert", "none\"", "No such file"]);
-    told(wrong(&text, &key, None), &["--tls-cert", "text\"", "expected PEM with a certificate, found none"]);
-    told(wrong(&torn, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
-    told(wrong(&cert, &cert, None), &["--tls-key", "server.pem\"", "expected PEM with a private key"]);
-    told(wrong(&cert, &other, None), &["--tls-cert", "does not go with the key of --tls-key"]);
-    told(wrong(&cert, &key, Some(&key)), &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"]);
-    // Everything at once.
-    told(wrong(&none, &text, Some(&torn)), &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"]);
+    check_parts(wrong(&none, &key, None), &["--tls-cert", "none\"", "No such file"]);
+    check_parts(wrong(&text, &key, None), &["--tls-cert", "text\"", "expected PEM with a certificate, found none"]);
+    check_parts(wrong(&torn, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
+    check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem\"", "expected PEM with a private key"]);
+    check_parts(wrong(&cert, &other, None), &["--tls-cert", "does not go with the key of --tls-key"]);
+    check_parts(
+        wrong(&cert, &key, Some(&key)),
+        &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"],
+    );
+    // all errors are reported at once
+    check_parts(wrong(&none, &text, Some(&torn)), &["3 settings", "--tls-cert", "--tls-key", "--tls-client-ca"]);
     assert!(tls(TlsFiles { cert: Some(&cert), key: Some(&key), client_ca: Some(&ca) }).is_ok());
 }
 
@@ -103,7 +108,7 @@ async fn with_keys(limits: Limits) -> Server {
     Server::with(limits, Wire { access, ..Wire::default() }, &MODELS).await
 }
 
-/// A request with these values of the header.
+/// Returns a request with these `authorization` values.
 fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
     let mut request = Request::new(message);
     for value in values {
@@ -113,7 +118,7 @@ fn bearing<T>(message: T, values: &[&str]) -> Request<T> {
 }
 
 #[tokio::test]
-async fn calls_may_need_a_key() {
+async fn api_keys_can_be_required() {
     let server = with_keys(Limits::default()).await;
     let bearer = format!("Bearer {ALICE}");
     let wrong: [&[&str]; 9] = [
@@ -142,11 +147,12 @@ async fn calls_may_need_a_key() {
     }
 }
 
-/// What a key's owner sends is nobody else's, neither his texts nor his place in the queue.
+/// Tenants share neither cached prompts nor their part of the queue.
 #[tokio::test]
-async fn owners_of_keys_are_tenants() {
+async fn each_key_owner_is_a_tenant() {
     let server = with_keys(Limits { rows: 1, queue: 8, cache_bytes: 1 << 20, ..Limits::default() }).await;
-    let (alice, bob) = (format!("Bearer {ALICE}"), "Bearer another-key-that-bob-has");
+    let alice = format!("Bearer {ALICE}");
+    let bob = "Bearer another-key-that-bob-has";
     let ask = async |key: &str, prompt: &str| {
         let stream = server.generation().generate(bearing(long(prompt, 3), &[key])).await?.into_inner();
         read(stream).await
@@ -154,12 +160,13 @@ async fn owners_of_keys_are_tenants() {
     let cached = async |key: &str| ask(key, "ab cd ab e").await.unwrap().started.cached_chars;
     assert_eq!(cached(&alice).await, 0);
     assert!(cached(&alice).await > 0);
-    assert_eq!(cached(bob).await, 0, "it is alice's");
+    assert_eq!(cached(bob).await, 0, "the cached prompt belongs to alice");
     assert!(cached(bob).await > 0);
 
     server.model.hold();
     let call = |key: &str| {
-        let (mut client, request) = (server.generation(), bearing(long("a", 3), &[key]));
+        let mut client = server.generation();
+        let request = bearing(long("a", 3), &[key]);
         async move { client.generate(request).await }
     };
     let mut taken = vec![call(&alice).await.unwrap()];
@@ -177,7 +184,6 @@ async fn owners_of_keys_are_tenants() {
     server.at_rest().await;
 }
 
-/// Whoever may connect may ask whether the server is well, and what it speaks.
 #[tokio::test]
 async fn health_and_reflection_need_no_key() {
     let server = with_keys(Limits::default()).await;

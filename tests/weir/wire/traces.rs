@@ -1,4 +1,4 @@
-//! Spans of calls, as a collector gets them.
+//! Spans of calls, as a collector receives them.
 
 use super::{
     Running,
@@ -27,7 +27,7 @@ use weir::{
 };
 use weir_proto::v1::generation_client::GenerationClient;
 
-/// The trace that the caller is in, and its span.
+/// Trace and span of the caller.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 const PROMPT: &str = "ab c";
@@ -41,7 +41,8 @@ impl TraceService for Collector {
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         for resource in request.into_inner().resource_spans {
-            let service = resource.resource.unwrap().attributes.into_iter().find(|one| one.key == "service.name");
+            let service =
+                resource.resource.unwrap().attributes.into_iter().find(|attribute| attribute.key == "service.name");
             assert_eq!(service.unwrap().value.unwrap().value, Some(Value::StringValue("weir".into())));
             for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                 let _ = self.0.send(span).await;
@@ -51,7 +52,7 @@ impl TraceService for Collector {
     }
 }
 
-/// A server that sends its spans there.
+/// Starts a server that sends its spans to `endpoint`.
 async fn traced(endpoint: &str) -> Running {
     let engine = Handle::start(Fake::new("fake", Kind::Pooled) as Arc<dyn Model>, Limits::default()).unwrap();
     let monitor = Monitor::new(Engines::new(vec![engine]).unwrap(), Duration::from_secs(60));
@@ -60,7 +61,7 @@ async fn traced(endpoint: &str) -> Running {
 }
 
 fn attribute(span: &Span, key: &str) -> Option<Value> {
-    span.attributes.iter().find(|one| one.key == key).and_then(|one| one.value.clone()?.value)
+    span.attributes.iter().find(|attribute| attribute.key == key).and_then(|found| found.value.clone()?.value)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -114,15 +115,15 @@ async fn a_call_and_its_phases_reach_the_collector() {
     }
     let [decode] = named("decode")[..] else { panic!("{all:?}") };
     assert_eq!(decode.end_time_unix_nano, good.start_time_unix_nano + timing.total_ns);
-    let told = format!("{all:?}");
-    assert!(!told.contains(PROMPT) && !told.contains(&answer.text()), "text in a span: {told}");
+    let spans = format!("{all:?}");
+    assert!(!spans.contains(PROMPT) && !spans.contains(&answer.text()), "text in a span: {spans}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_its_collector_the_server_serves_and_ends() {
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", nobody.local_addr().unwrap());
-    drop(nobody);
+async fn a_missing_collector_does_not_affect_the_server() {
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", unused.local_addr().unwrap());
+    drop(unused);
     let mut server = traced(&endpoint).await;
     let mut client = GenerationClient::new(server.channel.clone());
     let answer = read(client.generate(long(PROMPT, 20)).await.unwrap().into_inner()).await.unwrap();

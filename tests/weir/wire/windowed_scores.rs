@@ -1,4 +1,4 @@
-//! Texts scored in windows: far longer than the model's longest sequence, in the memory of one window.
+//! Windowed scores: texts far longer than the model's limit, scored in the memory of one window.
 
 use super::{Running, Server, details, eventually, fake_model::MAX_SYMBOLS};
 use crate::support::{Dice, converted, fixture, settings, storms};
@@ -17,7 +17,7 @@ use weir::{
 };
 use weir_proto::v1::{self, generation_client::GenerationClient, score_response::Event};
 
-/// Characters of one chunk, as the proto file says.
+/// Maximum characters of a chunk, as documented in the proto file.
 const CHUNK: usize = 512;
 
 fn request(text: &str, of: Windows) -> v1::ScoreRequest {
@@ -25,7 +25,7 @@ fn request(text: &str, of: Windows) -> v1::ScoreRequest {
     v1::ScoreRequest { text: text.into(), windows: Some(windows), ..Default::default() }
 }
 
-/// What a score says in sum; `each` sees the characters as they come.
+/// Returns the summary of a score, and calls `each` with the characters of each chunk.
 async fn score(
     channel: Channel,
     request: v1::ScoreRequest,
@@ -47,9 +47,10 @@ async fn score(
     panic!("no summary");
 }
 
-/// The evaluation that the command line runs: its sum, and how many segments it tells of.
+/// Runs the evaluation of the command line, and returns its sum and its number of segments.
 fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &BoundaryOptions) -> (WindowScore, u64) {
-    let (mut sum, mut segments) = (WindowScore::default(), 0);
+    let mut sum = WindowScore::default();
+    let mut segments = 0;
     for window in windows(symbols.len(), of) {
         sum += score_window_with(model, symbols, window, boundaries, &mut |_, _, mark| {
             segments += u64::from(mark.boundary);
@@ -60,8 +61,7 @@ fn evaluated(model: &dyn Model, symbols: &[u32], of: Windows, boundaries: &Bound
     (sum, segments)
 }
 
-fn agree(name: &str, summary: &v1::ScoreSummary, expected: (WindowScore, u64), symbols: usize) {
-    let (sum, segments) = expected;
+fn check_summary(name: &str, summary: &v1::ScoreSummary, sum: WindowScore, segments: u64, symbols: usize) {
     let bits = sum.nats / sum.scored as f64 / LN_2;
     assert_eq!(summary.scored_chars, sum.scored as u64, "{name}");
     // each log-probability is rounded to f32
@@ -78,20 +78,22 @@ async fn two_megabytes_are_scored_in_the_memory_of_a_window() {
         (0..2 << 20).map(|_| [' ', 'a', 'b', 'c', 'd', 'e'][dice.below(6)]).collect()
     };
     let of = Windows { length: 300, stride: 250 };
-    let (mut told, mut most, mut sum) = (String::new(), 0, 0.0);
+    let mut scored_text = String::new();
+    let mut max_bytes = 0;
+    let mut nats = 0.0;
     let summary = score(server.channel.clone(), request(&text, of), |characters| {
-        told.extend(characters.iter().map(|character| character.text.as_str()));
-        sum -= characters.iter().filter_map(|character| character.logprob).map(f64::from).sum::<f64>();
-        most = most.max(server.engine.load().bytes);
+        scored_text.extend(characters.iter().map(|character| character.text.as_str()));
+        nats -= characters.iter().filter_map(|character| character.logprob).map(f64::from).sum::<f64>();
+        max_bytes = max_bytes.max(server.engine.load().bytes);
     })
     .await;
-    assert!(told == text, "the characters are those of the text, in its order");
-    assert!((1..=of.length).contains(&most), "{most} bytes, one a character");
+    assert!(scored_text == text, "the characters are those of the text, in its order");
+    assert!((1..=of.length).contains(&max_bytes), "{max_bytes} bytes, one per character");
     let symbols = server.engine.card().vocabulary.encode("text", &text, usize::MAX).unwrap();
     assert!(symbols.len() > 1000 * MAX_SYMBOLS);
-    let expected = evaluated(&*server.model, &symbols, of, &BoundaryOptions::default());
-    assert!((sum - expected.0.nats).abs() < 1e-6 * sum);
-    agree("fake", &summary, expected, symbols.len());
+    let (sum, segments) = evaluated(&*server.model, &symbols, of, &BoundaryOptions::default());
+    assert!((nats - sum.nats).abs() < 1e-6 * nats);
+    check_summary("fake", &summary, sum, segments, symbols.len());
     server.at_rest().await;
 }
 
@@ -105,7 +107,7 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
         ("gumbel", Windows { length: 50, stride: 49 }),
     ] {
         let roomy = fixture(case);
-        // what the model itself holds, and one window's worth; a companion's pool is as large
+        // the model's own memory and that of one window; a companion's pool is as large
         let memory_bytes = settings().memory_bytes - roomy.memory().limit + roomy.bytes_for(of.length);
         let model = load(&converted(case), &Settings { memory_bytes, ..settings() }).unwrap();
         let engine = Handle::start(Arc::clone(&model), Limits::default()).unwrap();
@@ -123,17 +125,21 @@ async fn windows_of_every_kind_of_model_equal_the_evaluation() {
                 marks.extend(characters.iter().map(|character| character.boundary));
             })
             .await;
-            assert!(marks.pop() == Some(None) && marks.iter().all(Option::is_some), "all but the last one's are told");
+            assert!(
+                marks.pop() == Some(None) && marks.iter().all(Option::is_some),
+                "all boundaries except the last are reported"
+            );
             let name = format!("{case}, {:?}", boundaries.mode.unwrap_or(BoundaryMode::Given));
-            agree(&name, &summary, evaluated(&*roomy, &symbols, of, &boundaries), symbols.len());
+            let (sum, segments) = evaluated(&*roomy, &symbols, of, &boundaries);
+            check_summary(&name, &summary, sum, segments, symbols.len());
         }
-        // what a row held goes after its last word
-        eventually("everything is given back", || model.memory().in_use == 0).await;
+        // the row's memory is released after its last event
+        eventually("all memory is released", || model.memory().in_use == 0).await;
     }
 }
 
 #[tokio::test]
-async fn windows_have_bounds() {
+async fn invalid_windows_are_refused() {
     let server = Server::new().await;
     let most = MAX_SYMBOLS as u32;
     let wrong = [

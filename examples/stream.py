@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Streams characters from a running weir server.
 
-Needs `pip install grpcio grpcio-reflection` and nothing of weir's: the server tells its own schema by reflection.
+Needs `pip install grpcio grpcio-reflection` and no weir package: the server describes its schema by reflection.
 
     weir serve &
     python3 examples/stream.py "the history of the city" --max-chars 200 --temperature 0.7
@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 
 def stream_method(channel, service, name):
-    """A server-streaming method and its request type, as the server describes them."""
+    """Returns a server-streaming method and its request type, from the server's schema."""
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
     method = pool.FindServiceByName(service).FindMethodByName(name)
     request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--model", help="may be left out if the server has exactly one")
     parser.add_argument("--max-chars", type=int)
     parser.add_argument("--temperature", type=float)
-    parser.add_argument("--seed", type=int, help="drawn by the server, and told at the end, if left out")
+    parser.add_argument("--seed", type=int, help="if left out, the server draws a seed and the last line prints it")
     parser.add_argument("--stop", action="append", default=[], help="may be given several times")
     args = parser.parse_args()
 
@@ -58,13 +58,13 @@ def main():
                 if response.HasField("piece"):
                     print(response.piece.text, end="", flush=True)
                 elif response.HasField("finished"):
-                    tell(response.finished)
+                    print_summary(response.finished)
         except grpc.RpcError as error:
             sys.exit(f"{error.code().name}: {error.details()}")
 
 
-def tell(finished):
-    """One line about the answer, on stderr."""
+def print_summary(finished):
+    """Prints one line about the answer on stderr."""
     usage, seconds = finished.usage, finished.timing.decode_ns / 1e9
     reasons = finished.DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number
     reason = reasons[finished.reason].name.removeprefix("FINISH_REASON_").lower()

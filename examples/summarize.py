@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Summarizes a document by a running weir server, a piece at a time, and again from the encoded document.
+"""Streams the summary of a document from a running weir server, then requests another from the encoded document.
 
-Needs `pip install grpcio grpcio-reflection` and nothing of weir's: the server tells its own schema by reflection.
+Needs `pip install grpcio grpcio-reflection` and no weir package: the server describes its schema by reflection.
 
     weir serve --model DIR &
     python3 examples/summarize.py article.txt --beam 4
@@ -20,7 +20,7 @@ SERVICE = "weir.v1.Summarization"
 
 
 def summarize_method(channel):
-    """The method and its request type, as the server describes them."""
+    """Returns the method and its request type, from the server's schema."""
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
     method = pool.FindServiceByName(SERVICE).FindMethodByName("Summarize")
     request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
@@ -33,14 +33,14 @@ def summarize_method(channel):
 
 
 def parts(request_type, options, text, size):
-    """The options, then the document in chunks; none for one that the server has."""
+    """Yields the options, then the document in chunks. An empty `text` yields no chunks."""
     yield request_type(options=options)
     for start in range(0, len(text), size):
         yield request_type(chunk={"text": text[start : start + size]})
 
 
 def show(responses, text):
-    """Tells everything as it comes; returns the end."""
+    """Prints each event as it arrives; returns the last one."""
     encoded = text.encode()
     for response in responses:
         match response.WhichOneof("event"):

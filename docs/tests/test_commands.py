@@ -1,4 +1,7 @@
-"""Every command of every page for people: run as `commands.py` tells, or named there with the reason why it is not."""
+"""Runs every command on every documentation page as `commands.py` lists it.
+
+`commands.py` names each command that is not run, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ import trustme
 from commands import PAGES, TOKEN, Elsewhere, Serves
 
 DOCUMENT = "the river is pooling, the rest is going on and on, and so it is with the stone bridge. "
-# What is said of where a server listens, by the address that pages name.
+# The log line that reports each listener's address, by the address that the pages use.
 LISTENS = {
     "127.0.0.1:50051": r"listening on (\S+)",
     "127.0.0.1:9090": r"admin port on (\S+)",
@@ -33,7 +36,7 @@ FLAGS = {"127.0.0.1:9090": "--admin-listen", "127.0.0.1:8000": "--http-listen"}
 
 
 def installed(name: str) -> str:
-    """What is beside the Python that has this package: this one, or one whose program of that name is found."""
+    """Returns the path of this Python if it has the package `name`, else of the program `name`, else ""."""
     return sys.executable if importlib.util.find_spec(name) else shutil.which(name) or ""
 
 
@@ -42,12 +45,12 @@ def text(page: str) -> str:
 
 
 def blocks(page: str, languages: str) -> List[Tuple[str, str]]:
-    """Its blocks in one of these languages."""
+    """Returns the page's code blocks in these languages, as (language, code)."""
     return re.findall(rf"^```({languages})\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
 
 
 def named(page: str) -> List[Tuple[str, str]]:
-    """The commands of a page, by their names in the table, and as they stand; those of a program are in its description."""
+    """Returns (name in the table, text on the page) of each command; a program lists its commands in its docstring."""
     if page.endswith(".py"):
         description = ast.get_docstring(ast.parse(text(page))) or ""
         return [(command, command) for command in re.findall(r"^    (\S.*)$", description, re.MULTILINE)]
@@ -70,25 +73,25 @@ def test_every_page_is_listed() -> None:
     pages |= {"README.md", "CONTRIBUTING.md", "clients/python/README.md"}
     pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "models").rglob("README.md")}
     pages |= {str(path.relative_to(local.ROOT)) for path in (local.ROOT / "examples").glob("*.py")}
-    # those of the client's README are run by its own tests
+    # the client's own tests run the commands in its README
     assert {page for page in pages if named(page)} == set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_listed(page: str) -> None:
     listed = [step.command for step in PAGES[page] if not (isinstance(step, Serves) and step.granted)]
-    told = [name for name, _ in named(page)]
+    found = [name for name, _ in named(page)]
     if page == "clients/python/README.md":
-        told = [name for name in told if not name.startswith(("import ", "from ", "with "))]
-    assert told[: len(listed)] == listed
-    # how models are trained: all alike
-    assert told[len(listed) :] == [] or page == commands.TRAINING
-    assert all(name.startswith("python -m training.") or "unittest" in name for name in told[len(listed) :])
+        found = [name for name in found if not name.startswith(("import ", "from ", "with "))]
+    assert found[: len(listed)] == listed
+    # the table omits the training commands that follow, which are all alike
+    assert found[len(listed) :] == [] or page == commands.TRAINING
+    assert all(name.startswith("python -m training.") or "unittest" in name for name in found[len(listed) :])
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what pages take for granted: programs, models, documents, a certificate, a token."""
+    """Creates a folder with the files that pages assume: programs, models, documents, a certificate, a token."""
     program = local.weir_program()
     if program is None or not program.with_name("weir-loadtest").is_file():
         pytest.skip("no weir to test with, or no weir-loadtest beside it: set WEIR_BIN, or run `cargo build --workspace`")
@@ -128,7 +131,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Run:
-    """The commands of one page, in their order."""
+    """Runs the commands of one page in order."""
 
     def __init__(self, stage: Path, folder: Path) -> None:
         self.folder = folder
@@ -141,7 +144,7 @@ class Run:
         self._servers: List[local.Program] = []
 
     def serve(self, command: str) -> None:
-        """Starts it on free ports, in place of what served before."""
+        """Stops the previous server and starts this one on free ports."""
         self.stop()
         line = re.sub(r"(?<=\s)[\d.]+:\d+", "127.0.0.1:0", command.removesuffix("&"))
         if "--listen" not in line.split():
@@ -153,7 +156,7 @@ class Run:
                 self._addresses[named] = server.says(pattern)
 
     def run(self, command: str, is_python: bool, beside: str) -> str:
-        """What it prints. Python is the one `beside` what it needs, if it needs something."""
+        """Runs a command and returns its output. A package `beside` selects the Python that has it."""
         for named, ours in self._addresses.items():
             command = command.replace(named, ours)
         python = str(Path(installed(beside)).with_name("python")) if beside else sys.executable
@@ -202,18 +205,18 @@ def test_every_command_is_run(page: str, run: Run) -> None:
         elif step.needs and not installed(step.needs):
             warnings.warn(f"{step.needs} is not installed: not run: {step.command}")
         else:
-            told = run.run(command, is_python, step.needs)
-            assert re.fullmatch(step.printed, told, re.DOTALL), f"{command}\n{told}"
+            output = run.run(command, is_python, step.needs)
+            assert re.fullmatch(step.printed, output, re.DOTALL), f"{command}\n{output}"
             file, written = step.writes
             assert not file or re.fullmatch(written, (run.folder / file).read_text(), re.DOTALL), file
 
 
-# Flags that are not ours.
+# Flags of other programs.
 OTHERS = {"--health-cmd", "--stop-timeout", "--streaming-mode", "--use-server-token-count"}
 
 
 def flags(program: Path, *command: str) -> Set[str]:
-    """Those of a program, and of all of its commands."""
+    """Returns the flags of a program and of all its subcommands."""
     done = subprocess.run(
         [str(program), *command, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=local.SOON
     )
@@ -226,12 +229,12 @@ def flags(program: Path, *command: str) -> Set[str]:
 
 
 def test_flags_within_text() -> None:
-    """What pages say of flags, they say of some that there are."""
+    """Every flag that a page mentions exists."""
     program = local.weir_program()
     if program is None:
         pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
     there = flags(program) | flags(program.with_name("weir-loadtest")) | OTHERS
-    # in folders as well, but none of a tool's own
+    # includes subfolders, but skips pytest's cache
     for page in (path for path in (local.ROOT / "docs").rglob("*.md") if ".pytest_cache" not in path.parts):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for span in re.findall(r"`([^`\n]+)`", prose):

@@ -1,5 +1,7 @@
-"""Triton's and KServe's own clients, as PyPI has them, with a server of ours: `docs/open-inference.md`'s example, whole answers,
-streams of several requests, questions about models, and what is refused."""
+"""Tests a weir server with Triton's and KServe's clients from PyPI.
+
+Covers unary and streamed inference, metadata calls and rejected requests.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def server() -> Iterator[local.Server]:
 
 
 def tensor(kind: Any, name: str, value: Any) -> Any:
-    """An input of one element, as either of Triton's clients sends it."""
+    """Returns an input tensor of one element; `kind` is one of Triton's client modules."""
     flag = isinstance(value, bool)
     given = kind.InferInput(name, [1], "BOOL" if flag else "BYTES")
     given.set_data_from_numpy(numpy.array([value if flag else value.encode()], dtype=bool if flag else numpy.object_))
@@ -46,36 +48,39 @@ def tensor(kind: Any, name: str, value: Any) -> Any:
 
 
 def array(name: str, datatype: str, values: List[Any]) -> Any:
-    """An input of several elements."""
+    """Returns an input tensor of several elements."""
     given = triton.InferInput(name, [len(values)], datatype)
     given.set_data_from_numpy(numpy.array(values, dtype=triton_to_np_dtype(datatype)))
     return given
 
 
 def inputs(kind: Any, prompt: str, stream: bool, **sampling: Any) -> List[Any]:
-    """A request's."""
-    told = json.dumps(sampling)
-    return [tensor(kind, "text_input", prompt), tensor(kind, "stream", stream), tensor(kind, "sampling_parameters", told)]
+    """Returns the input tensors of one request."""
+    return [
+        tensor(kind, "text_input", prompt),
+        tensor(kind, "stream", stream),
+        tensor(kind, "sampling_parameters", json.dumps(sampling)),
+    ]
 
 
-def said(result: Any) -> str:
-    """The text of a message."""
+def text_of(result: Any) -> str:
+    """Returns the text of a response message."""
     text: str = result.as_numpy("text_output")[0].decode()
     return text
 
 
 def is_last(result: Any) -> bool:
-    """Whether a message is its request's last."""
+    """Returns whether a message is the last of its request."""
     last: bool = result.get_response().parameters["triton_final_response"].bool_param
     return last
 
 
-def test_a_whole_answer_is_our_own_clients(server: local.Server) -> None:
+def test_unary_answer_matches_weir_client(server: local.Server) -> None:
     with Client(server.address, timeout=local.SOON) as weir:
-        told = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
+        expected = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
     with triton.InferenceServerClient(server.address) as client:
         result = client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3), request_id="7")
-        assert (said(result), result.get_response().id) == (PROMPT + told.text, "7")
+        assert (text_of(result), result.get_response().id) == (PROMPT + expected.text, "7")
         asked = inputs(triton, PROMPT, False, max_tokens="40", seed="3") + [
             tensor(triton, name, True)
             for name in [
@@ -88,17 +93,17 @@ def test_a_whole_answer_is_our_own_clients(server: local.Server) -> None:
             ]
         ]
         result = client.infer(MODEL, asked)
-    assert said(result) == told.text
+    assert text_of(result) == expected.text
     assert result.as_numpy("finish_reason")[0] == b"length"
     counts = [int(result.as_numpy(f"num_{way}_tokens")[0]) for way in ("input", "output")]
     assert counts == [len(PROMPT), 40]
     logprobs = [next(iter(one.values())) for one in json.loads(result.as_numpy("logprobs")[0])]
-    assert [one["decoded_token"] for one in logprobs] == list(told.text)
+    assert [one["decoded_token"] for one in logprobs] == list(expected.text)
     assert result.as_numpy("cumulative_logprob")[0] == pytest.approx(sum(one["logprob"] for one in logprobs), abs=1e-3)
 
 
-def test_requests_of_one_stream(server: local.Server) -> None:
-    """Triton's way with streams: a callback that fills a queue, requests told apart by their ids."""
+def test_several_requests_on_one_stream(server: local.Server) -> None:
+    """Sends several requests on one stream, as Triton does: a callback fills a queue, and ids identify the requests."""
     answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
     with Client(server.address, timeout=local.SOON) as weir:
         whole = {str(seed): weir.generate(PROMPT, max_chars=60, seed=seed).text for seed in range(4)}
@@ -110,9 +115,9 @@ def test_requests_of_one_stream(server: local.Server) -> None:
             client.async_stream_infer(
                 MODEL, asked, request_id=str(seed), outputs=outputs, enable_empty_final_response=seed % 2 == 1
             )
-        # among them one that is wrong, which ends nothing
+        # an invalid request fails alone and does not end the stream
         client.async_stream_infer(MODEL, [tensor(triton, "image", "x")], request_id="wrong")
-        told: Dict[str, str] = dict.fromkeys(whole, "")
+        texts: Dict[str, str] = dict.fromkeys(whole, "")
         ended, empty, errors = set(), set(), []
         while len(ended) < 4 or not errors:
             result, error = answers.get(timeout=local.SOON)
@@ -122,23 +127,23 @@ def test_requests_of_one_stream(server: local.Server) -> None:
             name = result.get_response().id
             assert name not in ended
             if result.get_response().outputs:
-                told[name] += said(result)
+                texts[name] += text_of(result)
             else:
                 empty.add(name)
             if is_last(result):
                 ended.add(name)
         client.stop_stream()
-    assert told == whole
+    assert texts == whole
     assert empty == {"1", "3"}
     assert len(errors) == 1 and errors[0].message().startswith('inputs: "image" is out of bounds: one of text_input')
 
 
 def test_the_asynchronous_client(server: local.Server) -> None:
-    """As the text example of Triton's vLLM backend does it: sampling parameters as texts, in a tensor and as parameters."""
+    """Follows the example of Triton's vLLM backend: sampling parameters are strings, in a tensor and as parameters."""
     prompts = ["the history of ", "a river ", "in the city "]
 
     async def ask() -> Dict[str, List[str]]:
-        told: Dict[str, List[str]] = {str(number): [] for number in range(len(prompts))}
+        texts: Dict[str, List[str]] = {str(number): [] for number in range(len(prompts))}
         sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "30"}
 
         async def requests() -> AsyncIterator[Dict[str, Any]]:
@@ -154,8 +159,8 @@ def test_the_asynchronous_client(server: local.Server) -> None:
         async with triton_aio.InferenceServerClient(server.address) as client:
             async for result, error in client.stream_infer(requests()):
                 assert error is None
-                told[result.get_response().id].append(said(result))
-        return told
+                texts[result.get_response().id].append(text_of(result))
+        return texts
 
     for parts in asyncio.run(ask()).values():
         assert len("".join(parts)) == 30
@@ -163,26 +168,25 @@ def test_the_asynchronous_client(server: local.Server) -> None:
 
 @pytest.mark.parametrize("way", ["gzip", "deflate"])
 def test_compressed_requests(server: local.Server, way: str) -> None:
-    """A client that compresses is told the same, whole and in a stream."""
+    """The server returns the same text to a compressed request, unary or streamed."""
     asked = inputs(triton, PROMPT, False, max_tokens=20, seed=1)
     answers: "queue.Queue[Tuple[Any, Any]]" = queue.Queue()
     with triton.InferenceServerClient(server.address) as client:
-        told = said(client.infer(MODEL, asked))
-        assert said(client.infer(MODEL, asked, compression_algorithm=way)) == told
+        expected = text_of(client.infer(MODEL, asked))
+        assert text_of(client.infer(MODEL, asked, compression_algorithm=way)) == expected
         client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=way)
         client.async_stream_infer(MODEL, inputs(triton, PROMPT, True, max_tokens=20, seed=1))
         streamed, last = "", False
         while not last:
             result, error = answers.get(timeout=local.SOON)
             assert error is None
-            streamed, last = streamed + said(result), is_last(result)
+            streamed, last = streamed + text_of(result), is_last(result)
         client.stop_stream()
-    assert PROMPT + streamed == told
+    assert PROMPT + streamed == expected
 
 
-def test_channels_as_examples_open_them(server: local.Server) -> None:
-    """Pings, limits and names of channels, headers, shapes of a batch, tensors used again, answers by a callback: one request
-    says the same whichever way it comes."""
+def test_channel_options(server: local.Server) -> None:
+    """The text does not depend on keepalive, channel options, headers, batch shape, reused tensors or callbacks."""
     pings = triton.KeepAliveOptions(2**31 - 1, 20000, False, 2)
     limits = [("grpc.max_send_message_length", 2**20), ("grpc.max_receive_message_length", 2**20)]
     arguments = [*limits, ("grpc.keepalive_time_ms", 2**31 - 1), ("grpc.http2.max_pings_without_data", 2)]
@@ -192,11 +196,11 @@ def test_channels_as_examples_open_them(server: local.Server) -> None:
     outputs, headers = [triton.InferRequestedOutput("text_output")], {"test": "1", "dummy": "2"}
     with triton.InferenceServerClient(server.address, keepalive_options=pings) as client:
         assert client.is_server_live(headers=headers)
-        told = {
-            said(client.infer(MODEL, given, outputs=outputs, headers=headers))
+        texts = {
+            text_of(client.infer(MODEL, given, outputs=outputs, headers=headers))
             for given in (asked, [batch, *asked[1:]], asked)
         }
-        assert len(told) == 1
+        assert len(texts) == 1
     with triton.InferenceServerClient(
         server.address, channel_args=[*arguments, ("grpc.dns_enable_srv_queries", 1)]
     ) as client:
@@ -205,19 +209,19 @@ def test_channels_as_examples_open_them(server: local.Server) -> None:
             client.async_infer(MODEL, asked, lambda result, error: answers.put((result, error)), outputs=outputs)
         for _ in range(4):
             result, error = answers.get(timeout=local.SOON)
-            assert error is None and said(result) in told
-        # who cancels is told so, and nobody else
+            assert error is None and text_of(result) in texts
+        # the server reports the cancellation to the call that was cancelled, and to no other
         endless = inputs(triton, PROMPT, False, max_tokens=8000)
         call = client.async_infer(MODEL, endless, lambda result, error: answers.put((result, error)))
         call.cancel()
         assert "cancelled" in str(answers.get(timeout=local.SOON)[1])
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
             client.infer(MODEL, endless, client_timeout=0.2)
-        assert said(client.infer(MODEL, asked)) in told
+        assert text_of(client.infer(MODEL, asked)) in texts
 
 
-def test_messages_without_the_clients_help(server: local.Server) -> None:
-    """Typed contents instead of bytes, by the stubs that Triton's package has, as its explicit examples do it."""
+def test_raw_stubs(server: local.Server) -> None:
+    """Sends typed contents instead of raw bytes, through the stubs in Triton's package."""
     request = service_pb2.ModelInferRequest(model_name=MODEL, id="my request id")
     given = request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
     given.contents.bytes_contents.append(PROMPT.encode())
@@ -233,11 +237,11 @@ def test_messages_without_the_clients_help(server: local.Server) -> None:
         1,
         1,
     )
-    (told,) = deserialize_bytes_tensor(answer.raw_output_contents[0])
-    assert re.fullmatch(PROMPT + "[a-z ]{16}", told.decode())
+    (text,) = deserialize_bytes_tensor(answer.raw_output_contents[0])
+    assert re.fullmatch(PROMPT + "[a-z ]{16}", text.decode())
 
 
-# In a process of its own: KServe's messages have the names of Triton's, and one process has room for one of them.
+# Runs in a separate process: KServe and Triton register protobuf messages of the same names.
 KSERVE = f"""
 import asyncio, grpc, sys
 from kserve import InferInput, InferRequest, InferenceGRPCClient
@@ -260,7 +264,7 @@ asyncio.run(ask())
 
 
 def test_kserves_client(server: local.Server) -> None:
-    """It sends typed contents, and reads raw ones."""
+    """KServe's client sends typed contents and reads raw ones."""
     if importlib.util.find_spec("kserve") is None:
         pytest.skip("kserve is not installed: it needs Python 3.10")
     done = subprocess.run(
@@ -268,11 +272,11 @@ def test_kserves_client(server: local.Server) -> None:
     )
     assert done.returncode == 0, done.stderr
     with triton.InferenceServerClient(server.address) as client:
-        whole = said(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
+        whole = text_of(client.infer(MODEL, inputs(triton, PROMPT, False, max_tokens=40, seed=3)))
     assert done.stdout == f"7:{whole}\n"
 
 
-def test_questions_about_the_server(server: local.Server) -> None:
+def test_metadata_and_statistics(server: local.Server) -> None:
     with triton.InferenceServerClient(server.address) as client:
         assert client.is_server_live() and client.is_server_ready()
         assert client.is_model_ready(MODEL) and client.is_model_ready(MODEL, "1")
@@ -300,9 +304,9 @@ def test_questions_about_the_server(server: local.Server) -> None:
                 call()
 
 
-def test_what_is_refused(server: local.Server) -> None:
+def test_rejected_requests(server: local.Server) -> None:
     with triton.InferenceServerClient(server.address) as client:
-        for asked, told in [
+        for asked, message in [
             (inputs(triton, PROMPT, False, max_tokens=10**9), "INVALID_ARGUMENT.*max_tokens: 1000000000 is out of bounds"),
             (inputs(triton, PROMPT, True, max_tokens=5), "INVALID_ARGUMENT.*stream: true is out of bounds"),
             (
@@ -319,7 +323,7 @@ def test_what_is_refused(server: local.Server) -> None:
                 'INVALID_ARGUMENT.*inputs: "INPUT0" is out of bounds: one of text_input',
             ),
         ]:
-            with pytest.raises(InferenceServerException, match=told):
+            with pytest.raises(InferenceServerException, match=message):
                 client.infer(MODEL, asked)
         with pytest.raises(InferenceServerException, match='NOT_FOUND.*unknown model "nobody"'):
             client.infer("nobody", inputs(triton, PROMPT, False))

@@ -1,5 +1,7 @@
-"""OpenAI's own client, as PyPI has it, with a server of ours: `docs/http.md`'s example, whole answers and streams, whole and
-asynchronous, what is counted, and what is refused."""
+"""Tests a weir server with OpenAI's client from PyPI.
+
+Covers unary and streamed completions, the asynchronous client, usage and rejected requests.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": T
 
 
 class Server(local.Server):
-    """One that listens for HTTP, too."""
+    """A server that also listens for HTTP."""
 
     def __init__(self, *flags: str, model: Path = local.MODEL) -> None:
         super().__init__("--threads", "1", "--http-listen", "127.0.0.1:0", *flags, model=model)
@@ -43,18 +45,18 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Any]:
-    """OpenAI's client. Unlike its default it asks once: what is refused is to be seen."""
+    """OpenAI's client without retries, so that tests see each rejection."""
     with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=local.SOON) as client:
         yield client
 
 
 def ask(client: Any, prompt: Any = PROMPT, **more: Any) -> Any:
-    """A completion of the shipped model."""
+    """Requests a completion from the shipped model."""
     return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 40, "seed": 3, **more})
 
 
 def run(example: str, server: Server) -> str:
-    """What a program prints that is told the address, and nothing else."""
+    """Runs a program with only the address and a key in its environment; returns its output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
     environment.update(OPENAI_BASE_URL=server.url, OPENAI_API_KEY="none")
     done = subprocess.run(
@@ -64,9 +66,11 @@ def run(example: str, server: Server) -> str:
     return done.stdout
 
 
-def test_a_program_with_another_address(tmp_path: Path) -> None:
-    """As OpenAI's examples of completions go: models by names of theirs, deterministic, streamed, in turn and asynchronously. A
-    checkpoint's name is its folder's, so that only the address is another one."""
+def test_program_with_another_address(tmp_path: Path) -> None:
+    """Runs OpenAI's completion example with only the address changed.
+
+    A checkpoint is named after its folder, so the folder takes the name of OpenAI's model.
+    """
     if local.weir_program() is None:
         pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
     model = tmp_path / "gpt-3.5-turbo-instruct"
@@ -88,21 +92,21 @@ print(whole)
         assert re.fullmatch(r"[a-z ]{5}\n", run(program, server))
 
 
-def test_an_answer_is_our_own_clients(server: Server, client: Any) -> None:
+def test_answer_matches_weir_client(server: Server, client: Any) -> None:
     with Client(server.address, timeout=local.SOON) as weir:
-        told = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
+        expected = weir.generate(PROMPT, max_chars=40, seed=3, logprobs=True)
     answer = ask(client, logprobs=0)
     (choice,) = answer.choices
-    assert (choice.text, choice.finish_reason, answer.model) == (told.text, "length", MODEL)
-    assert "".join(choice.logprobs.tokens) == told.text
-    # a seed is a text; of the same request it is the same, and of another one it is not
+    assert (choice.text, choice.finish_reason, answer.model) == (expected.text, "length", MODEL)
+    assert "".join(choice.logprobs.tokens) == expected.text
+    # the same seed gives the same text; another seed gives another text
     assert choice.text == ask(client).choices[0].text != ask(client, seed=4).choices[0].text
     assert ask(client, temperature=0, seed=1).choices[0].text == ask(client, temperature=0, seed=2).choices[0].text
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (len(PROMPT), 40, len(PROMPT) + 40)
 
 
-def test_a_stream_is_the_same_text(client: Any) -> None:
+def test_stream_matches_unary_text(client: Any) -> None:
     whole = ask(client)
     pieces = list(ask(client, stream=True))
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
@@ -116,7 +120,7 @@ def test_usage_of_streams(client: Any) -> None:
     assert last.choices == [] and last.usage == ask(client).usage.model_copy(
         update={"prompt_tokens_details": last.usage.prompt_tokens_details}
     )
-    # counted with each message: what came before it is in it
+    # each message counts its own characters and all earlier ones
     text = 0
     *pieces, last = ask(client, stream=True, extra_body=COUNTED)
     for piece in pieces:
@@ -125,19 +129,19 @@ def test_usage_of_streams(client: Any) -> None:
     assert last.choices == [] and last.usage.completion_tokens == text == 40
 
 
-def test_characters_and_their_probabilities(client: Any) -> None:
+def test_logprobs(client: Any) -> None:
     (choice,) = ask(client, echo=True, logprobs=2, max_tokens=20).choices
-    told = choice.logprobs
+    logprobs = choice.logprobs
     assert choice.text == PROMPT + ask(client, max_tokens=20).choices[0].text
-    assert "".join(told.tokens) == choice.text and told.text_offset == list(range(len(PROMPT) + 20))
-    # nothing stands before the first one
-    assert told.token_logprobs[0] is None and all(one < 0 for one in told.token_logprobs[1:])
-    for token, logprob, top in list(zip(told.tokens, told.token_logprobs, told.top_logprobs))[1:]:
+    assert "".join(logprobs.tokens) == choice.text and logprobs.text_offset == list(range(len(PROMPT) + 20))
+    # the first character has no context, so it has no log-probability
+    assert logprobs.token_logprobs[0] is None and all(one < 0 for one in logprobs.token_logprobs[1:])
+    for token, logprob, top in list(zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs))[1:]:
         assert len(top) >= 2
         assert top.get(token, logprob) == logprob <= max(top.values())
     (echoed,) = ask(client, echo=True, max_tokens=1, logprobs=0).choices
     assert echoed.text.startswith(PROMPT)
-    # the prompt alone, scored
+    # max_tokens=0 scores the prompt alone
     alone = ask(client, echo=True, max_tokens=0, logprobs=0)
     assert alone.choices[0].text == PROMPT and alone.usage.completion_tokens == 0
     assert alone.choices[0].logprobs.token_logprobs == echoed.logprobs.token_logprobs[: len(PROMPT)]
@@ -152,7 +156,7 @@ def test_stops(client: Any) -> None:
     assert ask(client, extra_body={"ignore_eos": True}).choices[0].finish_reason == "length"
 
 
-def test_several_answers(client: Any) -> None:
+def test_several_prompts_and_n(client: Any) -> None:
     prompts = [PROMPT, "a river "]
     choices = ask(client, prompts, n=2, best_of=2, user="me").choices
     alone = [ask(client, prompt, seed=seed).choices[0].text for prompt in prompts for seed in (3, 4)]
@@ -163,17 +167,17 @@ def test_several_answers(client: Any) -> None:
     assert list(streamed.values()) == alone
 
 
-def test_streams_side_by_side(server: Server, client: Any) -> None:
-    """An asynchronous client's streams come interleaved, one that breaks off and one that is wrong among them."""
+def test_concurrent_streams(server: Server, client: Any) -> None:
+    """Asynchronous streams interleave, while one stream closes early and one request is invalid."""
     alone = [ask(client, seed=seed, max_tokens=200).choices[0].text for seed in range(4)]
 
     async def all_of_them() -> List[str]:
-        told, order = [""] * 4, []
+        texts, order = [""] * 4, []
         async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as others:
 
             async def one(seed: int) -> None:
                 async for piece in await ask(others, seed=seed, max_tokens=200, stream=True):
-                    told[seed] += piece.choices[0].text
+                    texts[seed] += piece.choices[0].text
                     order.append(seed)
 
             async def leaves() -> None:
@@ -186,11 +190,11 @@ def test_streams_side_by_side(server: Server, client: Any) -> None:
                     await ask(others, temperature=-1, stream=True)
 
             await asyncio.gather(*map(one, range(4)), leaves(), wrong())
-        # none was told whole before another began
+        # no stream finished before another began
         assert all(
             order.index(seed) < len(order) - 1 - order[::-1].index(other) for seed in range(4) for other in range(4)
         )
-        return told
+        return texts
 
     assert asyncio.run(all_of_them()) == alone
 
@@ -220,7 +224,7 @@ def test_models(client: Any) -> None:
         ({"extra_body": {"stream_options": {"include_usage": 3}}}, "stream_options.include_usage"),
     ],
 )
-def test_what_is_refused(client: Any, wrong: Dict[str, Any], field: str) -> None:
+def test_rejected_requests(client: Any, wrong: Dict[str, Any], field: str) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
             ask(client, **{"stream": stream, **wrong})
@@ -228,27 +232,29 @@ def test_what_is_refused(client: Any, wrong: Dict[str, Any], field: str) -> None
         assert refused.value.type == "invalid_request_error" and refused.value.code
 
 
-def test_an_unknown_model(client: Any) -> None:
+def test_unknown_model(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match=f'unknown model "nobody"; known: {MODEL}') as refused:
         ask(client, model="nobody")
     assert refused.value.code == "unknown_model"
 
 
-def test_a_body_that_is_too_long(client: Any) -> None:
+def test_body_too_long(client: Any) -> None:
     with pytest.raises(openai.APIStatusError, match="the body: more than 4194304 bytes") as refused:
         ask(client, "a" * (5 << 20))
     assert refused.value.status_code == 413
     assert len(ask(client).choices[0].text) == 40
 
 
-def test_what_nobody_offers(client: Any) -> None:
+def test_unsupported_path(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="nothing at this path"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": PROMPT}])
 
 
-def test_a_full_queue_says_when_to_come_again() -> None:
-    """One runs and one waits: the third is told so, and the client's own way to try again, after as long as it was told,
-    brings it through once there is room."""
+def test_full_queue_sends_retry_after() -> None:
+    """The server rejects a third request while one runs and one waits.
+
+    The client's retries wait for `retry-after` and succeed once the queue has room.
+    """
     if local.weir_program() is None:
         pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
     statuses: List[int] = []
@@ -266,12 +272,12 @@ def test_a_full_queue_says_when_to_come_again() -> None:
             assert 1 <= int(refused.value.response.headers["retry-after"]) <= 3600
             assert (refused.value.status_code, refused.value.code) == (429, "queue_full")
 
-            def heard(response: Any) -> None:
+            def on_response(response: Any) -> None:
                 statuses.append(response.status_code)
                 running.close()
 
             patient = client.with_options(
-                max_retries=5, http_client=openai.DefaultHttpxClient(event_hooks={"response": [heard]})
+                max_retries=5, http_client=openai.DefaultHttpxClient(event_hooks={"response": [on_response]})
             )
             assert ask(patient, max_tokens=1).choices[0].finish_reason == "length"
             waiting.join(local.SOON)
@@ -279,7 +285,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     assert statuses[0] == 429 and statuses[-1] == 200
 
 
-def test_keys(tmp_path: Path) -> None:
+def test_api_keys(tmp_path: Path) -> None:
     if local.weir_program() is None:
         pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
     keys = tmp_path / "keys"

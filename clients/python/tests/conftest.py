@@ -1,4 +1,4 @@
-"""What several tests need. Those that need a server are skipped where there is none to start, and say so."""
+"""Shared fixtures. Tests that need a server are skipped if no weir program is found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weir_client import Client
 
 @pytest.fixture(scope="session")
 def weir_installed() -> None:
-    """Skips where there is no weir."""
+    """Skips the test if no weir program is found."""
     program = local.weir_program()
     if program is None:
         pytest.skip("no weir to test with: set WEIR_BIN, or run `cargo build`")
@@ -20,13 +20,13 @@ def weir_installed() -> None:
 
 @pytest.fixture(scope="session")
 def server(weir_installed: None) -> Iterator[local.Server]:
-    """One server for all tests that want nothing special."""
+    """The server that tests without special flags share."""
     with local.Server() as server:
         yield server
 
 
 @pytest.fixture
 def weir(server: local.Server) -> Iterator[Client]:
-    """A client of it."""
+    """A client of the shared server."""
     with Client(server.address, timeout=local.SOON) as client:
         yield client

@@ -1,4 +1,4 @@
-"""A gRPC server that says what it is told to: failures that a real one cannot be brought to have at will."""
+"""A gRPC server that sends scripted responses, to test failures that a real server does not produce on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weir_client._proto import generation_pb2 as pb
 
 
 class Fail:
-    """A status, with what a server tells of it."""
+    """An error status with the details that a server sends."""
 
     def __init__(self, code: grpc.StatusCode, retry_after: Optional[float] = None, message: str = "scripted") -> None:
         self.code, self.message, self.retry_after = code, message, retry_after
@@ -51,11 +51,11 @@ def finished() -> pb.GenerateResponse:
 
 
 class Scripted:
-    """Each try of a call gets the next list of messages; what each try asked is kept."""
+    """Answers each attempt with the next list of messages; records the headers and deadline of each attempt."""
 
     def __init__(self, *tries: Sequence[Step]) -> None:
         self._tries = list(tries)
-        #: Of each try its headers and the seconds it was given.
+        #: The headers and the remaining seconds of each attempt.
         self.asked: List[Tuple[List[Tuple[str, Any]], Optional[float]]] = []
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         requests: List[Tuple[str, Any]] = [("Generate", pb.GenerateRequest), ("Score", pb.ScoreRequest)]

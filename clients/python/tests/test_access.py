@@ -33,14 +33,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(weir_installed: None, folder: Path) -> Iterator[local.Server]:
-    """A server that asks for everything."""
+    """A server that requires TLS, a client certificate and a key."""
     flags = ["--tls-cert", f"{folder}/server.pem", "--tls-key", f"{folder}/server.key"]
     flags += ["--tls-client-ca", f"{folder}/clients.pem", "--api-keys", f"{folder}/keys"]
     with local.Server(*flags) as server:
         yield server
 
 
-def test_with_all_that_is_asked_for(guarded: local.Server, folder: Path) -> None:
+def test_tls_client_certificate_and_key(guarded: local.Server, folder: Path) -> None:
     port = guarded.address.rsplit(":", 1)[1]
     as_files = Tls(ca=folder / "ca.pem", cert=folder / "client.pem", key=folder / "client.key")
     ca, cert, key = ((folder / name).read_bytes() for name in ("ca.pem", "client.pem", "client.key"))
@@ -68,7 +68,7 @@ def test_with_all_that_is_asked_for(guarded: local.Server, folder: Path) -> None
         ("tls", grpc.StatusCode.UNAVAILABLE),
     ],
 )
-def test_without_one_of_it(guarded: local.Server, folder: Path, leave_out: str, code: grpc.StatusCode) -> None:
+def test_missing_certificate_or_key(guarded: local.Server, folder: Path, leave_out: str, code: grpc.StatusCode) -> None:
     port = guarded.address.rsplit(":", 1)[1]
     files: Any = {"cert": folder / "client.pem", "key": folder / "client.key", "ca": folder / "ca.pem"}
     if leave_out == "certificate":

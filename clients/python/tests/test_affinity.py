@@ -17,7 +17,7 @@ BEGINNING = "the history of the city of "
 
 @pytest.fixture
 def replicas(weir_installed: None) -> Iterator[List[local.Server]]:
-    """Two of them, if there is a proxy to stand before them."""
+    """Two servers; skips the test if the proxy is not installed."""
     if local.haproxy_program() is None:
         assert os.environ.get("WEIR_REQUIRE_PROXIES") != "1", "HAProxy is required, and not installed"
         pytest.skip("HAProxy is not installed")
@@ -30,7 +30,7 @@ def conversations(count: int) -> List[str]:
     return [f"{chr(97 + n)} {BEGINNING}{chr(97 + n)} and what became of it " for n in range(count)]
 
 
-def test_prompts_that_begin_alike_meet_their_cache(replicas: List[local.Server]) -> None:
+def test_prompts_with_a_common_prefix_reach_one_replica(replicas: List[local.Server]) -> None:
     with local.Haproxy(replicas) as proxy, Client(proxy.address, affinity_chars=20, timeout=local.SOON) as client:
         client.wait_until_serving()
         prompts = conversations(12)
@@ -44,7 +44,7 @@ def test_prompts_that_begin_alike_meet_their_cache(replicas: List[local.Server])
         assert min(asked) > 0
 
 
-@pytest.mark.parametrize("how", ["killed", "told to end"])
+@pytest.mark.parametrize("how", ["killed", "terminated"])
 def test_no_request_without_a_character_is_lost(replicas: List[local.Server], how: str) -> None:
     outcomes: List[str] = []
 

@@ -1,4 +1,4 @@
-"""Every call, blocking and not, with a real server."""
+"""Tests every call, blocking and asyncio, with a real server."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_deadline(weir: Client) -> None:
     assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_what_asyncio_gets_is_the_same(server: local.Server, weir: Client) -> None:
+def test_asyncio_gets_the_same_answers(server: local.Server, weir: Client) -> None:
     async def ask() -> None:
         async with AsyncClient(server.address, timeout=local.SOON) as client:
             await client.wait_until_serving()
@@ -188,7 +188,7 @@ def test_closing_an_asynchronous_stream_cancels_it(server: local.Server) -> None
             async with client.stream(PROMPT, max_chars=8000, coalesce_chars=1) as stream:
                 await stream.__anext__()
             assert [piece async for piece in stream] == []
-            # a task that is cancelled takes its call with it
+            # cancelling the task cancels its call
             task = asyncio.create_task(client.generate(PROMPT, max_chars=8000))
             await asyncio.sleep(0.1)
             task.cancel()
@@ -200,7 +200,7 @@ def test_closing_an_asynchronous_stream_cancels_it(server: local.Server) -> None
     asyncio.run(asyncio.wait_for(ask(), local.SOON))
 
 
-def test_a_report_tells_measured_from_estimated(weir: Client, server: local.Server) -> None:
+def test_report_separates_measured_from_estimated(weir: Client, server: local.Server) -> None:
     answer = weir.generate(PROMPT, max_chars=30, seed=5)
     (report,) = weir.report()
     assert report.model == "hourglass-whitespace-english"

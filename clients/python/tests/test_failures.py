@@ -1,4 +1,4 @@
-"""What fails, how that is told, and what is tried again."""
+"""Tests failures: the errors that the client raises, and retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOON = Retry(attempts=4, first_delay=0.01, longest_delay=1.0)
 
 
 def generate(fake: Scripted, kind: str, **options: Any) -> str:
-    """The text that either client gets."""
+    """Returns the text that the blocking or the asyncio client receives."""
     settings: Any = {"retry": options.pop("retry", SOON)}
 
     async def ask() -> str:
@@ -43,7 +43,7 @@ both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
     "failure",
     [[Fail(UNAVAILABLE)], [Fail(UNAVAILABLE, 0.01)], [Fail(EXHAUSTED, 0.01)], [started(), Fail(UNAVAILABLE)]],
 )
-def test_what_has_no_character_yet_is_tried_again(kind: str, failure: List[Any]) -> None:
+def test_retry_before_the_first_character(kind: str, failure: List[Any]) -> None:
     with Scripted(failure, failure, WHOLE) as fake:
         assert generate(fake, kind) == "a text"
         assert len(fake.asked) == 3
@@ -61,7 +61,7 @@ def test_what_has_no_character_yet_is_tried_again(kind: str, failure: List[Any])
         [started(), finished(), Fail(UNAVAILABLE, 0.01)],
     ],
 )
-def test_what_would_fail_again_or_has_begun_is_not(kind: str, failure: List[Any]) -> None:
+def test_no_retry_after_the_first_character_or_for_permanent_errors(kind: str, failure: List[Any]) -> None:
     with Scripted(failure, WHOLE) as fake:
         with pytest.raises(WeirError) as error:
             generate(fake, kind)
@@ -75,7 +75,7 @@ def test_what_would_fail_again_or_has_begun_is_not(kind: str, failure: List[Any]
 
 
 @both
-def test_tries_are_bounded(kind: str) -> None:
+def test_attempts_are_bounded(kind: str) -> None:
     with Scripted(*[[Fail(UNAVAILABLE)]] * 9) as fake:
         with pytest.raises(WeirError):
             generate(fake, kind)
@@ -86,12 +86,12 @@ def test_tries_are_bounded(kind: str) -> None:
 
 
 @both
-def test_the_deadline_holds_for_all_tries_together(kind: str) -> None:
+def test_the_deadline_covers_all_attempts(kind: str) -> None:
     with Scripted(*[[Fail(EXHAUSTED, 0.3)]] * 9) as fake:
         begun = time.monotonic()
         with pytest.raises(WeirError) as error:
             generate(fake, kind, timeout=0.5)
-        # no pause is begun that ends after the deadline
+        # the client starts no pause that would end after the deadline
         assert time.monotonic() - begun < 0.5
         assert error.value.code is EXHAUSTED
         given = [seconds for _, seconds in fake.asked if seconds is not None]
@@ -112,7 +112,7 @@ def test_messages_longer_than_grpcs_default(kind: str) -> None:
         assert generate(fake, kind) == long
 
 
-def test_pauses_keep_to_what_the_server_says() -> None:
+def test_pauses_follow_retry_after() -> None:
     def pauses(retry: Retry, retry_after: Optional[float]) -> List[float]:
         error = WeirError(UNAVAILABLE, "")
         error.retry_after = retry_after
@@ -154,7 +154,7 @@ def test_headers_of_a_call() -> None:
         Client(affinity_chars=0)
 
 
-def test_what_the_server_says_of_a_bad_request(weir: Client) -> None:
+def test_field_violations_of_a_bad_request(weir: Client) -> None:
     with pytest.raises(WeirError) as refused:
         weir.generate("a", top_p=3.0)
     error = refused.value
@@ -165,7 +165,7 @@ def test_what_the_server_says_of_a_bad_request(weir: Client) -> None:
     assert error.request_id is not None and str(error).endswith(f"(request {error.request_id})")
 
 
-def test_a_full_queue_is_tried_again_when_the_server_says(weir_installed: None) -> None:
+def test_full_queue_is_retried_after_the_delay(weir_installed: None) -> None:
     with local.Server("--rows", "1", "--queue", "1", "--threads", "1") as server:
         once = Client(server.address, retry=Retry(attempts=1), timeout=local.SOON)
         patient = Client(server.address, retry=Retry(attempts=1000, longest_delay=60), timeout=local.SOON)
@@ -193,8 +193,8 @@ def _drain(stream: Any) -> None:
         pass
 
 
-def test_a_server_that_comes_late(weir_installed: None) -> None:
-    """Nothing listens at first; the tries meet the server once it does."""
+def test_server_that_starts_late(weir_installed: None) -> None:
+    """The server starts late; a retry reaches it."""
     with local.Server() as first:
         address = first.address
     arrived: List[str] = []

@@ -1,4 +1,4 @@
-"""What is checked in is what protoc makes of the server's `.proto` files, and our classes have their messages' fields."""
+"""Checks that the generated files match the `.proto` files, and that the dataclasses have the fields of their messages."""
 
 from __future__ import annotations
 

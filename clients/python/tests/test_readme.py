@@ -1,4 +1,4 @@
-"""Every example of the README is run as it stands, with the address of a real server instead of the one that it names."""
+"""Runs every example of the README, with the address of a real server in place of the default."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PRINTED = [
 
 
 def run(example: str, folder: Path) -> str:
-    """What an example prints. From a folder that has nothing of ours, so that it is the installed package that it finds."""
+    """Runs an example and returns its output. `folder` is empty, so that Python imports the installed package."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=folder, env=environment, capture_output=True, text=True, timeout=local.SOON

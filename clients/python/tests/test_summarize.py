@@ -1,4 +1,4 @@
-"""Summaries, blocking and not, with a real server: documents of every kind, what is told, what fails."""
+"""Tests blocking and asyncio summaries with a real server: every kind of document, events and failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_documents_of_every_kind_are_the_same(reader: local.Server, tmp_path: Pa
     assert asyncio.run(ask()) == plain.text
 
 
-def test_parts_that_come_one_after_the_other(reader: local.Server) -> None:
+def test_asynchronous_parts(reader: local.Server) -> None:
     async def later() -> AsyncIterator[str]:
         for part in parts():
             await asyncio.sleep(0)
@@ -78,13 +78,13 @@ def test_parts_that_come_one_after_the_other(reader: local.Server) -> None:
         assert asyncio.run(ask()) == weir.summarize(DOCUMENT).text
 
 
-def test_it_is_told_as_it_happens(reader: local.Server) -> None:
+def test_events_arrive_in_order(reader: local.Server) -> None:
     with Client(reader.address, timeout=local.SOON) as weir, weir.summarize_stream(DOCUMENT) as stream:
         assert (stream.started, stream.finished) == (None, None)
         events = list(stream)
         finished = stream.finished
     assert finished is not None and stream.started is not None and stream.started.model == "summarizer"
-    # what is kept is told as soon as it is known, while the document is read on; text comes after both
+    # the server sends each selection while it reads the document; text follows all other events
     writing = [isinstance(one, SummaryPiece) for one in events]
     assert writing == sorted(writing) and any(isinstance(one, Progress) for one in events)
     assert "".join(one.text for one in events if isinstance(one, SummaryPiece)) == finished.hypotheses[0].text
@@ -114,7 +114,7 @@ def test_options_and_a_document_again(reader: local.Server) -> None:
         assert cut.usage.cut and cut.usage.document_tokens == 256
 
 
-def test_what_is_wrong_is_told(reader: local.Server, tmp_path: Path) -> None:
+def test_invalid_documents_and_options(reader: local.Server, tmp_path: Path) -> None:
     def broken() -> Iterator[str]:
         yield "the beginning "
         raise RuntimeError("no more")
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_told(reader: local.Server, tmp_path: Path) -> None:
                 weir.summarize(**given)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="'beam' is no option; there are beam_size"):
             weir.summarize(DOCUMENT, beam=3)  # type: ignore[call-arg]
-        # whatever keeps the document from being read is raised as it is
+        # an error from reading the document reaches the caller unchanged
         with pytest.raises(RuntimeError, match="no more"):
             weir.summarize(broken())
         with pytest.raises(FileNotFoundError):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What sending prompts that begin alike to one replica is worth to the segment caches.
+"""Measures how the segment caches gain when prompts with a common prefix go to one replica.
 
     python tools/affinity.py            # needs HAProxy and a weir, see local.py
 
-Conversations go on in turns behind `deploy/haproxy.cfg`, in front of two replicas on this machine: each prompt is all that was
-said before, and some more. The same ones are held under each way of choosing the replica, with new replicas each time, once
-with caches that hold all conversations and once with caches that hold about half of them. The table tells which part of the
-prompts' characters came from a cache, how many were computed, and the time to the first character as the clients saw it.
+Conversations run in turns through HAProxy with `deploy/haproxy.cfg` and two replicas on this machine. Each prompt is the
+whole conversation so far and a new turn. Each way of choosing the replica gets the same conversations and new replicas, once with
+caches that hold all conversations and once with caches that hold about half of them. The table lists the share of
+prompt characters that came from a cache, how many were computed, and the time to the first character at the clients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BOUND = "    hash-balance-factor 150"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is held."""
+    """The conversations to hold."""
 
     conversations: int
     turns: int
@@ -64,7 +64,7 @@ WAYS = [
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of it."""
+    """The result of one run."""
 
     hits: float
     queries: float

@@ -17,7 +17,7 @@ from typing import List, Optional, Sequence, Type
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "models/hourglass-whitespace-english"
-# How long what must come soon may take.
+# Seconds before a test or tool gives up waiting.
 SOON = 60.0
 
 
@@ -37,7 +37,7 @@ def haproxy_program() -> Optional[str]:
 
 
 class Program:
-    """A process; what it says on stderr is kept."""
+    """A process whose stderr is recorded."""
 
     def __init__(self, command: Sequence[str], folder: Optional[Path] = None) -> None:
         self._process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Program:
                 self._lines.append(line)
 
     def says(self, pattern: str) -> str:
-        """Waits for a line with this in it; its first group."""
+        """Waits for a line that matches `pattern`; returns its first group."""
         deadline = time.monotonic() + SOON
         while time.monotonic() < deadline:
             for line in list(self._lines):
@@ -72,7 +72,7 @@ class Program:
         raise RuntimeError(f"never said {pattern!r}: {''.join(self._lines)}")
 
     def end(self, killed: bool) -> None:
-        """Kills it, or tells it to end; does not wait."""
+        """Sends SIGKILL or SIGTERM to the process; does not wait."""
         (self._process.kill if killed else self._process.terminate)()
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class Server(Program):
         return self
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's series."""
+        """Returns the sum of a metric's series."""
         with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=SOON) as answer:
             text = answer.read().decode()
         values = re.findall(rf"^weir:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
@@ -125,7 +125,7 @@ class Haproxy(Program):
         program = haproxy_program()
         if program is None:
             raise RuntimeError("HAProxy is not installed")
-        # The kernel's pick, which HAProxy cannot tell us; somebody else could take it in between, and then it ends at once.
+        # The kernel picks the port: HAProxy does not report its own. HAProxy exits if another process takes it first.
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = "127.0.0.1:{}".format(probe.getsockname()[1])
         text = (ROOT / "deploy/haproxy.cfg").read_text()

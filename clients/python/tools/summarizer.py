@@ -1,4 +1,4 @@
-"""A small model that summarizes, with random weights and a tokenizer of letters: to try calls with, not to read."""
+"""A small summarization model with random weights and a letter tokenizer, to test calls; its text has no meaning."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _config() -> object:
 
 
 def make(folder: Path) -> Path:
-    """Writes it to a folder; the checkpoint's path."""
+    """Writes the checkpoint to a folder; returns its path."""
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
     (folder / "shape.json").write_text(json.dumps(_config()))
     program = local.weir_program()

@@ -1,4 +1,4 @@
-"""One call, whatever it is: sent, tried again, its answers given out, ended. Blocking here; `_call_aio` is the twin."""
+"""Sends a call, retries it, yields its responses and closes it. Blocking; `_call_aio` is the asyncio version."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Method(Generic[Request, Response]):
 
 
 class Events(Protocol[Taken, Given]):
-    """What the messages of one answer come to."""
+    """Reads the messages of one answer."""
 
     @property
     def complete(self) -> bool:
-        """Whether the last message has come."""
+        """Whether the last message has arrived."""
 
     def take(self, response: Taken) -> Optional[Given]:
-        """What a message gives to the reader; None if nothing."""
+        """Returns the item that a message yields; None if it yields nothing."""
 
 
-#: What reads the messages of one answer.
+#: Reads the messages of one answer.
 Reader = TypeVar("Reader", bound=Events[Any, Any])
 
 
-class Told(Generic[Begin, End]):
-    """How an answer begins and ends, as far as its messages have told."""
+class Frame(Generic[Begin, End]):
+    """Holds the first and the last message of an answer once they arrive."""
 
     def __init__(self) -> None:
         self.started: Optional[Begin] = None
@@ -63,26 +63,26 @@ class Told(Generic[Begin, End]):
 
 
 class Framed(Generic[Begin, End]):
-    """A stream, of either kind, whose answer tells how it begins and ends."""
+    """A blocking or asyncio stream whose answer has a first and a last message."""
 
-    # A `Told[Begin, End]`: the stream's reader, whose type its other base knows.
+    # A `Frame[Begin, End]`: the stream's reader; the stream's other base class declares its type.
     _events: Any
 
     @property
     def started(self) -> Optional[Begin]:
-        """There from the first of what is iterated over."""
+        """The first message; None before the first item arrives."""
         started: Optional[Begin] = self._events.started
         return started
 
     @property
     def finished(self) -> Optional[End]:
-        """There once all of it has come."""
+        """The last message; None until the stream ends."""
         finished: Optional[End] = self._events.finished
         return finished
 
 
 def broken_off() -> WeirError:
-    """An answer without its last message, and without an error."""
+    """Returns the error for an answer that ends without its last message and without an error."""
     return WeirError(grpc.StatusCode.UNKNOWN, "the answer broke off")
 
 
@@ -91,18 +91,18 @@ class Upload(Protocol[Given]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be sent again."""
+        """Whether it can be sent again, for a retry."""
 
     @property
     def failure(self) -> Optional[BaseException]:
-        """What kept it from being sent: not the server's fault, and not the way's."""
+        """The error that reading the document raised, if any; not an error of the server or the connection."""
 
     def begin(self) -> Given:
-        """Its messages, from the first on."""
+        """Returns its messages, starting with the first."""
 
 
 class Caller:
-    """A channel and how to call on it. The calls themselves are classes that build on this one."""
+    """Opens a channel and sends calls on it. Subclasses define the calls."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -114,7 +114,7 @@ class Caller:
         self._methods: Dict[str, Any] = {}
 
     def close(self) -> None:
-        """Ends the connection, and the calls on it."""
+        """Closes the connection and cancels the calls on it."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -128,7 +128,7 @@ class Caller:
     def _unary(
         self, method: Method[Request, Response], request: Request, text: Optional[str], call: CallOptions
     ) -> Response:
-        """One message for one message."""
+        """Sends one message and returns one message."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         metadata = self._settings.metadata(text, call)
         stub = self._stub(method, self._channel.unary_unary)
@@ -146,7 +146,7 @@ class Caller:
         text: Optional[str],
         call: CallOptions,
     ) -> Open[Response]:
-        """Many messages for one. Nothing is sent before the first of them is asked for."""
+        """Sends one message and returns many. The call starts when the caller requests the first one."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.unary_stream)
         return Open(stub, lambda: request, self._settings.metadata(text, call), attempts)
@@ -157,7 +157,7 @@ class Caller:
         upload: Upload[Iterator[Request]],
         call: CallOptions,
     ) -> Open[Response]:
-        """Many messages for many. Nothing is sent before the first of the answer is asked for."""
+        """Sends many messages and returns many. The call starts when the caller requests the first one."""
         retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
@@ -174,7 +174,7 @@ class Caller:
 
 
 class Open(Generic[Response]):
-    """An answer of many messages that may have to be asked for more than once."""
+    """An answer of many messages; a failed call is retried."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Open(Generic[Response]):
         self._closed = False
 
     def next(self, begun: bool) -> Optional[Response]:
-        """The next message, or None at the end. `begun`: whether the reader has got anything; then nothing is repeated."""
+        """Returns the next message, or None at the end. `begun`: the reader has received an item, so no retry follows."""
         while not self._closed:
             try:
                 if self._call is None:
@@ -219,14 +219,14 @@ class Open(Generic[Response]):
             raise
 
     def close(self) -> None:
-        """Cancels the call, if it is not over."""
+        """Cancels the call if it is still running."""
         self._closed = True
         if self._call is not None:
             self._call.cancel()
 
 
 class EventStream(Generic[Response, Item, Reader]):
-    """An iterator over what the messages of an answer give. Closing it, or dropping it, cancels the call."""
+    """Iterates over the items of an answer. Closing or dropping the iterator cancels the call."""
 
     def __init__(self, answer: Open[Response], events: Reader) -> None:
         self._answer = answer
@@ -249,7 +249,7 @@ class EventStream(Generic[Response, Item, Reader]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancels the call; the server gives the request's place to another within a step."""
+        """Cancels the call; the server frees the request's row within one step."""
         self._closed = True
         self._answer.close()
 

@@ -1,4 +1,4 @@
-"""The twin of `_call` for asyncio."""
+"""The asyncio version of `_call`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class AsyncCaller:
-    """A channel and how to call on it, for asyncio."""
+    """Opens a channel and sends calls on it, for asyncio."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = settings.credentials()
-        # Made by the first call, as it belongs to the event loop that runs then; a client may be made before.
+        # Created by the first call: a channel belongs to the event loop, which may start after the client is created.
         self._opened: Optional[grpc.aio.Channel] = None
         self._methods: Dict[str, Any] = {}
 
@@ -39,7 +39,7 @@ class AsyncCaller:
         return self._opened
 
     async def close(self) -> None:
-        """Ends the connection, and the calls on it."""
+        """Closes the connection and cancels the calls on it."""
         if self._opened is not None:
             await self._opened.close()
 
@@ -54,7 +54,7 @@ class AsyncCaller:
     async def _unary(
         self, method: Method[Request, Response], request: Request, text: Optional[str], call: CallOptions
     ) -> Response:
-        """One message for one message."""
+        """Sends one message and returns one message."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         metadata = self._settings.metadata(text, call)
         stub = self._stub(method, self._channel.unary_unary)
@@ -72,7 +72,7 @@ class AsyncCaller:
         text: Optional[str],
         call: CallOptions,
     ) -> AsyncOpen[Response]:
-        """Many messages for one. Nothing is sent before the first of them is asked for."""
+        """Sends one message and returns many. The call starts when the caller requests the first one."""
         attempts = Attempts(self._settings.retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.unary_stream)
         return AsyncOpen(stub, lambda: request, self._settings.metadata(text, call), attempts)
@@ -83,7 +83,7 @@ class AsyncCaller:
         upload: Upload[AsyncIterator[Request]],
         call: CallOptions,
     ) -> AsyncOpen[Response]:
-        """Many messages for many. Nothing is sent before the first of the answer is asked for."""
+        """Sends many messages and returns many. The call starts when the caller requests the first one."""
         retry = self._settings.retry if upload.repeatable else Retry(attempts=1)
         attempts = Attempts(retry, self._settings.call_timeout(call))
         stub = self._stub(method, self._channel.stream_stream)
@@ -100,7 +100,7 @@ class AsyncCaller:
 
 
 class AsyncOpen(Generic[Response]):
-    """An answer of many messages that may have to be asked for more than once."""
+    """An answer of many messages; a failed call is retried."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class AsyncOpen(Generic[Response]):
         self._closed = False
 
     async def next(self, begun: bool) -> Optional[Response]:
-        """The next message, or None at the end. `begun`: whether the reader has got anything; then nothing is repeated."""
+        """Returns the next message, or None at the end. `begun`: the reader has received an item, so no retry follows."""
         while not self._closed:
             try:
                 if self._call is None:
@@ -137,7 +137,7 @@ class AsyncOpen(Generic[Response]):
                     raise self._upload.failure from None
                 await asyncio.sleep(self._pause_after(WeirError.of(error), begun))
             except asyncio.CancelledError:
-                # Closed by another task, or this one is cancelled: the call is over in both cases.
+                # Another task closed the stream, or this task was cancelled: the call is over in both cases.
                 closed_elsewhere = self._closed
                 self.close()
                 if self._upload is not None and self._upload.failure is not None:
@@ -155,14 +155,14 @@ class AsyncOpen(Generic[Response]):
             raise
 
     def close(self) -> None:
-        """Cancels the call, if it is not over."""
+        """Cancels the call if it is still running."""
         self._closed = True
         if self._call is not None:
             self._call.cancel()
 
 
 class AsyncEventStream(Generic[Response, Item, Reader]):
-    """An asynchronous iterator over what the messages of an answer give. Closing it, or dropping it, cancels the call."""
+    """Iterates asynchronously over the items of an answer. Closing or dropping the iterator cancels the call."""
 
     def __init__(self, answer: AsyncOpen[Response], events: Reader) -> None:
         self._answer = answer
@@ -185,7 +185,7 @@ class AsyncEventStream(Generic[Response, Item, Reader]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Cancels the call; the server gives the request's place to another within a step."""
+        """Cancels the call; the server frees the request's row within one step."""
         self._closed = True
         self._answer.close()
 

@@ -1,4 +1,4 @@
-"""Messages of protobuf into dataclasses of the same fields, once for all of them."""
+"""Converts protobuf messages into dataclasses with the same fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def convert(cls: Type[T], message: Message) -> T:
-    """The message as this dataclass. A field that the message leaves out is None if its type allows that."""
+    """Returns the message as this dataclass. An absent field becomes None if its type allows that."""
     values = {}
     for name, optional, make in _plan(cast(Hashable, cls)):
         missing = optional and not message.HasField(name)
@@ -24,7 +24,7 @@ def convert(cls: Type[T], message: Message) -> T:
 
 @functools.lru_cache(maxsize=None)
 def _plan(cls: Hashable) -> Tuple[Tuple[str, bool, Callable[[Any], Any]], ...]:
-    """For each field of the dataclass its name, whether it may be None, and how its value is made."""
+    """Returns for each field of the dataclass: its name, whether it may be None, and its converter."""
     hints = get_type_hints(cast(Any, cls))
     plan = []
     for field in dataclasses.fields(cast(Any, cls)):

@@ -1,4 +1,4 @@
-"""A document on its way to the server, in pieces: of a text, of an iterable of texts, or of a file."""
+"""Uploads a document to the server in pieces, from a text, an iterable of texts, or a file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _read(file: Any) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     while part := file.read(_PIECE):
         yield decoder.decode(part) if isinstance(part, bytes) else part
-    # a code point that the file's end cuts is an error
+    # an incomplete code point at the end of the file is an error
     yield decoder.decode(b"", True)
 
 
 def _parts(document: Document) -> Iterator[str]:
-    """The document's text, no part of it longer than a message should be."""
+    """Yields the document's text in parts that fit into one message."""
     if isinstance(document, str):
         yield from _cut(document)
     elif isinstance(document, os.PathLike):
@@ -52,16 +52,16 @@ def _next(parts: Iterator[str]) -> Optional[str]:
 
 
 class _Sending:
-    """What both ways of sending have in common."""
+    """The common part of the blocking and the asyncio upload."""
 
     def __init__(self, options: pb.SummarizeOptions, document: Any) -> None:
         self._options, self._document = options, document
-        #: What kept it from being sent.
+        #: The error that reading the document raised, if any.
         self.failure: Optional[BaseException] = None
 
     @property
     def repeatable(self) -> bool:
-        """Whether all of it is still there."""
+        """Whether the whole document can be read again."""
         return self._document is None or isinstance(self._document, (str, os.PathLike))
 
     def _first(self) -> pb.SummarizeRequest:
@@ -73,10 +73,10 @@ def _chunk(text: str) -> pb.SummarizeRequest:
 
 
 class Sending(_Sending):
-    """Sends a document while gRPC's thread asks for it."""
+    """Sends a document from gRPC's thread."""
 
     def begin(self) -> Iterator[pb.SummarizeRequest]:
-        """The messages."""
+        """Yields the messages of the upload."""
         yield self._first()
         try:
             if self._document is not None:
@@ -87,10 +87,10 @@ class Sending(_Sending):
 
 
 class AsyncSending(_Sending):
-    """Sends a document from the event loop. Files are read, and iterables asked, in threads of their own."""
+    """Sends a document from the event loop. Separate threads read files and iterables."""
 
     async def begin(self) -> AsyncIterator[pb.SummarizeRequest]:
-        """The messages."""
+        """Yields the messages of the upload."""
         yield self._first()
         try:
             if self._document is not None:

@@ -1,4 +1,4 @@
-"""The one error of this package, with all that the server tells about a failure."""
+"""The only error type of this package, with all details that the server sends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DETAILS = "grpc-status-details-bin"
 
 @dataclass(frozen=True)
 class FieldViolation:
-    """What was wrong with one field of the request."""
+    """An invalid field of the request."""
 
     #: The field's path in the request, such as `sampling.top_p`.
     field: str
-    #: What is wrong with it: the value, and the bound.
+    #: The value found and its bound.
     description: str
 
 
@@ -27,17 +27,17 @@ class WeirError(Exception):
 
     #: gRPC's code.
     code: grpc.StatusCode
-    #: The message for people.
+    #: The human-readable message.
     message: str
-    #: What kind of failure it is, such as `QUEUE_FULL`; None if it does not come from the server itself.
+    #: The kind of failure, such as `QUEUE_FULL`; None if the server did not send the error.
     reason: Optional[str]
-    #: What goes with the reason, by name.
+    #: Metadata of the reason, by name.
     details: Mapping[str, str]
-    #: The request's fields that are to blame.
+    #: The request's invalid fields.
     field_violations: Tuple[FieldViolation, ...]
-    #: Seconds after which the server says that trying again makes sense.
+    #: Seconds to wait before a retry, as sent by the server.
     retry_after: Optional[float]
-    #: Names the call in the server's log.
+    #: Identifies the call in the server's log.
     request_id: Optional[str]
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
@@ -52,7 +52,7 @@ class WeirError(Exception):
 
     @classmethod
     def of(cls, error: grpc.RpcError) -> WeirError:
-        """What gRPC raised, understood."""
+        """Converts an error raised by gRPC."""
         call = cast(Any, error)
         made = cls(call.code(), call.details() or "")
         for key, value in call.trailing_metadata() or ():

@@ -1,4 +1,4 @@
-"""Options given by name, put into the request's fields."""
+"""Writes options given by name into the fields of a request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from google.protobuf.message import Message
 
 
 def text_of(name: str, value: Any) -> str:
-    """The text of a call.
+    """Returns the text of a call.
 
-    Raises TypeError for anything else, None included: an empty text must be meant.
+    Raises TypeError for a value that is not a `str`. None is not an empty text.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected a str, found {type(value).__name__}")
@@ -18,10 +18,10 @@ def text_of(name: str, value: Any) -> str:
 
 
 def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]) -> None:
-    """Sets the request's fields. `places` tells the submessage of each option, "" for the request itself.
+    """Sets the request's fields. `places` names the submessage of each option, "" for the request itself.
 
-    Raises TypeError for a name that is no option, or a value of the wrong kind, and ValueError for a number that the field
-    cannot hold. What the server's bounds are is the server's to say.
+    Raises TypeError for an unknown option or a value of the wrong type, and ValueError for a number that the field
+    cannot hold. The server checks its own limits.
     """
     for name, value in options.items():
         if name not in places:
@@ -39,7 +39,7 @@ def fill(request: Message, options: Mapping[str, Any], places: Mapping[str, str]
 
 
 def fill_biases(request: Any, biases: Optional[Mapping[Union[str, int], float]]) -> None:
-    """Sets `sampling.logit_bias`: of symbols as text, or by their ids."""
+    """Sets `sampling.logit_bias` for symbols given as text or as ids."""
     for symbol, bias in (biases or {}).items():
         entry = request.sampling.logit_bias.add(bias=bias)
         if isinstance(symbol, str):

@@ -1,4 +1,4 @@
-"""When a call that failed is tried again. Knows neither clock-watching loops nor channels: the callers wait."""
+"""Decides when a failed call is retried. The callers wait: this module neither sleeps nor opens channels."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from ._errors import WeirError
 
 @dataclass(frozen=True)
 class Retry:
-    """How often, and how soon, a call is tried again that failed before its first character.
+    """How often and how soon a call is retried that failed before its first character.
 
-    UNAVAILABLE is tried again, and so is RESOURCE_EXHAUSTED if the server says after which time that makes sense: without
-    that, as with an answer that nobody read, it would fail again. Nothing is tried again once characters have come, nor
-    beyond the call's deadline.
+    The client retries UNAVAILABLE. It retries RESOURCE_EXHAUSTED only if the server sends a delay: without a delay, the
+    retry would fail as well. It never retries after the first character or the call's deadline.
     """
 
-    #: Tries in all; 1 for never again.
+    #: Maximum number of attempts; 1 disables retries.
     attempts: int = 4
-    #: Seconds before the second try, doubled for each further one, where the server names no time.
+    #: Seconds before the second attempt, doubled for each later one; used if the server sends no delay.
     first_delay: float = 0.1
-    #: The most seconds to wait for a try. If the server asks for more, the call fails.
+    #: Maximum seconds to wait before an attempt. If the server asks for more, the call fails.
     longest_delay: float = 10.0
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class Retry:
 
 
 class Attempts:
-    """The tries of one call."""
+    """The attempts of one call."""
 
     def __init__(self, retry: Retry, timeout: Optional[float]) -> None:
         self._retry = retry
@@ -44,13 +43,13 @@ class Attempts:
         self._deadline = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> Optional[float]:
-        """Seconds until the call's deadline."""
+        """Returns the seconds until the call's deadline; None without one."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
     def pause_after(self, error: WeirError, begun: bool) -> float:
-        """Seconds to wait before the next try.
+        """Returns the seconds to wait before the next attempt.
 
-        Raises the error if there is to be none.
+        Raises the error if no attempt follows.
         """
         self._made += 1
         delay = None if begun or self._made >= self._retry.attempts else self._delay(error)
@@ -60,15 +59,15 @@ class Attempts:
         return delay
 
     def _delay(self, error: WeirError) -> Optional[float]:
-        """None where another try makes no sense. Drawn, so that those who failed together do not come again together."""
+        """Returns None if a retry cannot succeed. Jitter keeps clients from retrying at the same time."""
         if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             return None
         if error.retry_after is not None:
-            # never before the server's time
+            # never earlier than the server's delay
             longest, drawn = self._retry.longest_delay, error.retry_after * random.uniform(1.0, 1.2)
             return min(drawn, longest) if error.retry_after <= longest else None
         if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return None
-        # an exponent that stays small: attempts may be many
+        # bounds the exponent, since `attempts` has no upper limit
         delay = self._retry.first_delay * 2.0 ** min(self._made - 1, 32)
         return min(delay, self._retry.longest_delay) * random.uniform(0.5, 1.0)

@@ -1,4 +1,4 @@
-"""What several calls tell. Fields are those of the server's `.proto` files, where each is described."""
+"""Types that several calls return. The server's `.proto` files describe each field."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, c
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Framed, Method, Told, broken_off
+from ._call import Caller, EventStream, Frame, Framed, Method, broken_off
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._proto import generation_pb2 as pb
@@ -28,20 +28,20 @@ _PLACES = {
     **dict.fromkeys(["coalesce_chars", "per_segment"], "stream"),
     **dict.fromkeys(["echo", "logprobs", "top_logprobs", "boundaries"], "details"),
 }
-# Who wants the whole text needs no message for each character.
+# `generate` returns the whole text, so it needs no message for each character.
 _WHOLE_TEXT = 256
 
 
 class GenerateOptions(CallOptions, total=False):
-    """What may be said beside the prompt. What is left out, or None, is the server's default."""
+    """Options in addition to the prompt. An option that is absent or None takes the server's default."""
 
     #: May be left out if the server has exactly one.
     model: Optional[str]
-    #: The most characters to generate; 256 by default.
+    #: Maximum number of characters to generate; 256 by default.
     max_chars: Optional[int]
     min_chars: Optional[int]
     max_segments: Optional[int]
-    #: Generation ends when one of these comes out.
+    #: Generation ends when the model generates one of these strings.
     stop: Union[None, str, Sequence[str]]
     include_stop: Optional[bool]
     ignore_eos: Optional[bool]
@@ -51,9 +51,9 @@ class GenerateOptions(CallOptions, total=False):
     top_p: Optional[float]
     min_p: Optional[float]
     repetition_penalty: Optional[float]
-    #: Drawn by the server, and told, if left out.
+    #: If absent, the server draws a seed and returns it.
     seed: Optional[int]
-    #: Added to the logits: of a symbol as text, or by its id.
+    #: Bias added to the logits of a symbol, given as text or as id.
     logit_bias: Optional[Mapping[Union[str, int], float]]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
@@ -61,13 +61,13 @@ class GenerateOptions(CallOptions, total=False):
     priority: Optional[int]
     #: The prompt, normalised, comes first.
     echo: Optional[bool]
-    #: Each character with its log-probability.
+    #: Return the log-probability of each character.
     logprobs: Optional[bool]
     #: Each with this many of the most probable ones at its place.
     top_logprobs: Optional[int]
     #: Each with whether a segment ends there.
     boundaries: Optional[bool]
-    #: Pieces of so many characters at least.
+    #: Minimum number of characters in a piece.
     coalesce_chars: Optional[int]
     #: Pieces of one segment each.
     per_segment: Optional[bool]
@@ -91,9 +91,9 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Started:
-    """The request has its place among the running ones."""
+    """The scheduler has admitted the request to the running batch."""
 
-    #: Names the call in the server's log.
+    #: Identifies the call in the server's log.
     request_id: str
     model: str
     prompt_chars: int
@@ -144,8 +144,8 @@ class Generated:
     timing: Timing
 
 
-class _Events(Told[Started, Finished]):
-    """What the messages of one answer have told."""
+class _Events(Frame[Started, Finished]):
+    """Collects the messages of one answer."""
 
     def take(self, response: pb.GenerateResponse) -> Optional[Piece]:
         event = response.WhichOneof("event")
@@ -186,7 +186,7 @@ class AsyncStream(AsyncEventStream[pb.GenerateResponse, Piece, _Events], Framed[
 
 
 class GenerateCalls(Caller):
-    """The calls of this file."""
+    """The calls of this module."""
 
     def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
         """The whole text, with usage and timing. Raises `WeirError`."""
@@ -199,7 +199,7 @@ class GenerateCalls(Caller):
 
 
 class AsyncGenerateCalls(AsyncCaller):
-    """The calls of this file, for asyncio."""
+    """The calls of this module, for asyncio."""
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
         """The whole text, with usage and timing. Raises `WeirError`."""

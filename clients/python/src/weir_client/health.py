@@ -22,7 +22,7 @@ _PATIENCE = 5.0
 
 
 class HealthCalls(Caller):
-    """The calls of this file."""
+    """The calls of this module."""
 
     def serving(self, service: str = READY, timeout: float = _PATIENCE) -> bool:
         """Whether a service takes requests; "" asks whether the process lives. Raises `WeirError`."""
@@ -44,7 +44,7 @@ class HealthCalls(Caller):
 
 
 class AsyncHealthCalls(AsyncCaller):
-    """The calls of this file, for asyncio."""
+    """The calls of this module, for asyncio."""
 
     async def serving(self, service: str = READY, timeout: float = _PATIENCE) -> bool:
         """Whether a service takes requests; "" asks whether the process lives. Raises `WeirError`."""

@@ -127,7 +127,7 @@ class Model:
 
 
 class ModelCalls(Caller):
-    """The calls of this file."""
+    """The calls of this module."""
 
     def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
         """Every model, by name. Raises `WeirError`."""
@@ -140,7 +140,7 @@ class ModelCalls(Caller):
 
 
 class AsyncModelCalls(AsyncCaller):
-    """The calls of this file, for asyncio."""
+    """The calls of this module, for asyncio."""
 
     async def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
         """Every model, by name. Raises `WeirError`."""

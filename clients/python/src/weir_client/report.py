@@ -194,7 +194,7 @@ class ModelReport:
     window_ns: int
     #: None for a model that summarizes documents.
     texts: Optional[MeasuredTexts]
-    #: None where there is no estimate; `estimate_missing` tells why.
+    #: None if there is no estimate; `estimate_missing` gives the reason.
     estimated_gain: Optional[EstimatedGain]
     estimate_missing: Optional[str]
     cache: Optional[CacheEffect]
@@ -207,7 +207,7 @@ def _request(model: Optional[str], window: ReportWindow) -> pb.GetReportRequest:
 
 
 class ReportCalls(Caller):
-    """The calls of this file."""
+    """The calls of this module."""
 
     def report(
         self,
@@ -221,7 +221,7 @@ class ReportCalls(Caller):
 
 
 class AsyncReportCalls(AsyncCaller):
-    """The calls of this file, for asyncio."""
+    """The calls of this module, for asyncio."""
 
     async def report(
         self,

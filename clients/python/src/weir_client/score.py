@@ -21,7 +21,7 @@ _PLACES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "prio
 
 
 class ScoreOptions(CallOptions, total=False):
-    """What may be said beside the text. What is left out, or None, is the server's default."""
+    """Options in addition to the text. An option that is absent or None takes the server's default."""
 
     #: May be left out if the server has exactly one.
     model: Optional[str]
@@ -68,7 +68,7 @@ class Score:
 
 
 class _Events:
-    """What the messages of one answer have told."""
+    """Collects the messages of one answer."""
 
     def __init__(self) -> None:
         self.summary: Optional[ScoreSummary] = None
@@ -96,7 +96,7 @@ class ScoreStream(EventStream[pb.ScoreResponse, Tuple[Character, ...], _Events])
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
-        """There once all chunks have come."""
+        """The last message; None until all chunks have arrived."""
         return self._events.summary
 
 
@@ -105,12 +105,12 @@ class AsyncScoreStream(AsyncEventStream[pb.ScoreResponse, Tuple[Character, ...],
 
     @property
     def summary(self) -> Optional[ScoreSummary]:
-        """There once all chunks have come."""
+        """The last message; None until all chunks have arrived."""
         return self._events.summary
 
 
 class ScoreCalls(Caller):
-    """The calls of this file."""
+    """The calls of this module."""
 
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
@@ -123,7 +123,7 @@ class ScoreCalls(Caller):
 
 
 class AsyncScoreCalls(AsyncCaller):
-    """The calls of this file, for asyncio."""
+    """The calls of this module, for asyncio."""
 
     async def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
         """Bits per character, and each character's log-probability and boundary. Raises `WeirError`."""

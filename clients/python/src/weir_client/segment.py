@@ -21,7 +21,7 @@ _PLACES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
 
 
 class SegmentOptions(CallOptions, total=False):
-    """What may be said beside the text. What is left out, or None, is the server's default."""
+    """Options in addition to the text. An option that is absent or None takes the server's default."""
 
     #: May be left out if the server has exactly one.
     model: Optional[str]
@@ -63,7 +63,7 @@ class Segmentation:
 
 
 class SegmentCalls(Caller):
-    """The call of this file."""
+    """The call of this module."""
 
     def segment(self, text: str, **options: Unpack[SegmentOptions]) -> Segmentation:
         """Where the model cuts a text into segments. Raises `WeirError`, also for a model that does not pool."""
@@ -71,7 +71,7 @@ class SegmentCalls(Caller):
 
 
 class AsyncSegmentCalls(AsyncCaller):
-    """The call of this file, for asyncio."""
+    """The call of this module, for asyncio."""
 
     async def segment(self, text: str, **options: Unpack[SegmentOptions]) -> Segmentation:
         """Where the model cuts a text into segments. Raises `WeirError`, also for a model that does not pool."""

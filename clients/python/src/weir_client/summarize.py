@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from typing_extensions import Unpack
 
-from ._call import Caller, EventStream, Framed, Method, Told, broken_off
+from ._call import Caller, EventStream, Frame, Framed, Method, broken_off
 from ._call_aio import AsyncCaller, AsyncEventStream
 from ._convert import convert
 from ._document import AsyncDocument, AsyncSending, Document, Sending
@@ -26,7 +26,7 @@ _PLACES = {
 
 
 class SummarizeOptions(CallOptions, total=False):
-    """What may be said beside the document. What is left out, or None, is what the model's checkpoint says."""
+    """Options in addition to the document. An option that is absent or None takes the checkpoint's default."""
 
     #: May be left out if the server has exactly one.
     model: Optional[str]
@@ -35,25 +35,25 @@ class SummarizeOptions(CallOptions, total=False):
     length_penalty: Optional[float]
     min_tokens: Optional[int]
     max_tokens: Optional[int]
-    #: No run of so many tokens is written twice; 0 for no such rule.
+    #: Length of the token n-grams that must not repeat; 0 disables the rule.
     no_repeat_ngram: Optional[int]
-    #: So many texts to tell of, best first; 1 by default.
+    #: Number of hypotheses to return, best first; 1 by default.
     hypotheses: Optional[int]
     #: Summarize the beginning of a document that is longer than the model reads.
     cut: Optional[bool]
-    #: A document that an earlier call has sent, by its `finished.document_id`; none is given then.
+    #: The `finished.document_id` of an earlier call; replaces the document.
     document_id: Optional[str]
     #: -8 to 7; 0 by default.
     priority: Optional[int]
     hard_topk: Optional[bool]
-    #: This one, or any below: tokens are drawn, `beam_size` texts by themselves.
+    #: Setting this option or one of the sampling options below samples `beam_size` independent texts.
     temperature: Optional[float]
     top_k: Optional[int]
     top_p: Optional[float]
     min_p: Optional[float]
     repetition_penalty: Optional[float]
     seed: Optional[int]
-    #: Added to the logits: of a symbol as text, or by its id.
+    #: Bias added to the logits of a symbol, given as text or as id.
     logit_bias: Optional[Mapping[Union[str, int], float]]
 
 
@@ -72,9 +72,9 @@ class SummaryFinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class SummaryStarted:
-    """The request has its place among the running ones."""
+    """The scheduler has admitted the request to the running batch."""
 
-    #: Names the call in the server's log.
+    #: Identifies the call in the server's log.
     request_id: str
     model: str
     #: Tokens of the document that need not be encoded: all or none.
@@ -107,7 +107,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Selected:
-    """What a pooling of the model has kept of the document."""
+    """The spans of the document that a pooling layer kept."""
 
     #: The encoder's layer behind which it stands, from 0.
     layer: int
@@ -130,7 +130,7 @@ class SummaryPiece:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text that the summary might have been."""
+    """An alternative text for the summary."""
 
     text: str
     ids: Tuple[int, ...]
@@ -183,7 +183,7 @@ class SummaryFinished:
     """How a summary ended."""
 
     reason: SummaryFinishReason
-    #: By this the same caller may ask for another summary without sending the document again; None if it is not kept.
+    #: Lets the same caller request another summary without sending the document again; None if the server did not keep it.
     document_id: Optional[str]
     #: Best first.
     hypotheses: Tuple[Hypothesis, ...]
@@ -210,8 +210,8 @@ class Summary:
 SummaryEvent = Union[Progress, Selected, SummaryPiece]
 
 
-class _Events(Told[SummaryStarted, SummaryFinished]):
-    """What the messages of one answer have told."""
+class _Events(Frame[SummaryStarted, SummaryFinished]):
+    """Collects the messages of one answer."""
 
     def take(self, response: pb.SummarizeResponse) -> Optional[SummaryEvent]:
         event = response.WhichOneof("event")
@@ -252,7 +252,7 @@ class AsyncSummaryStream(
 
 
 class SummarizeCalls(Caller):
-    """The calls of this file."""
+    """The calls of this module."""
 
     def summarize(self, document: Optional[Document] = None, **options: Unpack[SummarizeOptions]) -> Summary:
         """The whole summary. The document is sent in pieces: a text, an iterable of texts, a path, or an open file.
@@ -271,7 +271,7 @@ class SummarizeCalls(Caller):
 
 
 class AsyncSummarizeCalls(AsyncCaller):
-    """The calls of this file, for asyncio."""
+    """The calls of this module, for asyncio."""
 
     async def summarize(
         self, document: Optional[AsyncDocument] = None, **options: Unpack[SummarizeOptions]

@@ -1,9 +1,9 @@
-"""Many runs within a time: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
+"""Trains many runs within a time limit: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
 
-One after the other. Each run has a folder RUNS/NAME-seedS. Runs that are complete are passed over, a run that was begun is
-resumed, and when the time is up, or the campaign is killed, the next call goes on where it stopped. A run whose budget is spent is exported to
-RUNS/NAME-seedS/checkpoint and measured; RUNS/NAME-seedS/result.json then holds what a table needs. `--status` only tells how
-far each one is.
+Runs are trained one after the other; each has a folder RUNS/NAME-seedS. A campaign skips complete runs and resumes a run that was
+begun. When the time is up, or the campaign is killed, the next call continues where it stopped. A run whose budget is spent is exported to
+RUNS/NAME-seedS/checkpoint and measured; RUNS/NAME-seedS/result.json then holds what a table needs. `--status` only
+prints the progress of each run.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from .train import device, train
 
 
 def parse_run(text):
-    """(configuration's path, seed or None) of CONFIG[@SEED]."""
+    """Parses CONFIG[@SEED] into (configuration's path, seed or None)."""
     path, _, seed = text.partition("@")
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such configuration")
@@ -35,7 +35,7 @@ def name_of(path, config):
 
 
 def status(folder):
-    """What is known of a run without its data."""
+    """Describes a run's progress without its data."""
     if (folder / "result.json").exists():
         return "complete"
     log = folder / "log.jsonl"
@@ -45,7 +45,7 @@ def status(folder):
 
 
 def short_of(config, folder):
-    """What is wrong with a complete run for this budget, if anything: it was made with a smaller one."""
+    """Returns an error message if a complete run was made with a smaller budget, otherwise None."""
     budget = config["training"]["budget"].get("characters", 0)
     if not (folder / "result.json").exists():
         return None
@@ -54,7 +54,7 @@ def short_of(config, folder):
 
 
 def conduct(run, config, folder, arguments, deadline):
-    """Train, as far as the time goes; export and measure what is complete. Tells whether it is."""
+    """Trains until the deadline, then exports and measures a complete run. Returns whether the run is complete."""
     if not train(run, deadline):
         return False
     facts = export(folder, folder / "checkpoint")
@@ -67,7 +67,7 @@ def conduct(run, config, folder, arguments, deadline):
 
 
 def measured(folder, config, arguments, run):
-    """Language models: bits per character of the whole file, each window scored in its last quarter (arXiv 2211.09761's
+    """Measures a complete run. Language models: bits per character of the whole file, each window scored in its last quarter (arXiv 2211.09761's
     proportion). Summarizers: the validation loss; ROUGE is `training.summarize`'s."""
     model, model_config = checkpoint.load(folder / "checkpoint")
     model.to(device())
@@ -84,13 +84,13 @@ def main(argv=None):
     parser.add_argument("runs", nargs="+", metavar="CONFIG[@SEED]")
     parser.add_argument("--data", required=True, help="folder of the corpora's files")
     parser.add_argument("--out", required=True, help="folder of the runs' folders")
-    parser.add_argument("--seconds", type=float, help="then stop, in the middle of a run if need be")
+    parser.add_argument("--seconds", type=float, help="time limit; may stop in the middle of a run")
     parser.add_argument("--budget", type=float, help="symbols read by each run, instead of the configurations'")
     parser.add_argument("--workers", type=int, default=1, help="threads that share a batch")
     parser.add_argument("--threads", type=int, help="PyTorch's own threads")
     parser.add_argument("--split", choices=("valid", "test"), default="valid", help="what complete runs are measured on")
-    parser.add_argument("--characters", type=int, help="of the split, from its beginning; all of them unless told")
-    parser.add_argument("--status", action="store_true", help="tell how far each run is, and do nothing")
+    parser.add_argument("--characters", type=int, help="characters of the split to read, from its beginning; default: all")
+    parser.add_argument("--status", action="store_true", help="print the progress of each run and exit")
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

@@ -2,12 +2,12 @@
 
 `cards/NAME.json` says what is in no file of the run: which run it is, what the model is for, its limits. The folder gets the
 checkpoint with bf16 matrices, the learning curve, `card.json` with all figures, measured with the weights as exported, and the
-model card, `README.md`, which `--text` writes again from `card.json` alone; `--again` measures the shipped weights again, without the
-run. The model that is served where none is named has its folder
-beside `training` itself, and a card written by hand (no `run` in `cards/NAME.json`): of it only `card.json` is written.
+model card, `README.md`, which `--text` rewrites from `card.json` alone; `--again` measures the shipped weights again, without the
+run. The default model has its folder next to `training` and a card written by hand (no `run` in `cards/NAME.json`): the command
+writes only its `card.json`.
 
-`card.json` also holds what the server must answer (`tests/weir/wire/shipped_models.rs` asks it): of language models the bits per character of
-a short text, of summarizers a summary.
+`card.json` also holds the answers that `tests/weir/wire/shipped_models.rs` expects from the server: for language models the bits per
+character of a short text, for summarizers a summary.
 """
 
 import argparse
@@ -32,13 +32,13 @@ ROWS = 1  # into which a text is cut where it is measured: figures of several ar
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = sorted(path.stem for path in ABOUT.glob("*.json"))
-    parser.add_argument("name", choices=known, metavar="name", help="of a file in training/cards, and of the folder")
+    parser.add_argument("name", choices=known, metavar="name", help="name of a file in training/cards and of the model's folder")
     parser.add_argument("--runs", nargs="+", help="folders of campaigns; the run is looked for in them")
     parser.add_argument("--data", help="folder of the corpora's files")
-    parser.add_argument("--out", type=Path, help="folder of the shipped models' folders, if it is another")
-    parser.add_argument("--characters", type=int, help="of each split, from its beginning; all of them unless told")
+    parser.add_argument("--out", type=Path, help="folder that receives the model's folder, instead of the default")
+    parser.add_argument("--characters", type=int, help="characters of each split to read, from its beginning; default: all")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--again", action="store_true", help="measure the weights in the folder; what the run told stays")
+    parser.add_argument("--again", action="store_true", help="measure the weights in the folder; the run's own facts stay")
     parser.add_argument("--text", action="store_true", help="write README.md again, and nothing else")
     arguments = parser.parse_args(argv)
     if arguments.threads:
@@ -58,7 +58,7 @@ def main(argv=None):
 
 
 def make(about, folder, arguments):
-    """All figures of a model; its folder is written first where it comes from a run."""
+    """Returns all figures of a model; if it comes from a run, its folder is written first."""
     card = {"name": folder.name, "shows": about["shows"]}
     if "run" in about:
         if arguments.again:
@@ -91,7 +91,7 @@ def find(name, folders):
 
 
 def trained(run, folder, texts):
-    """Exports a run; what is to be told of how it was trained."""
+    """Exports a run and returns the facts about its training."""
     facts = {**json.loads((run / "result.json").read_text(encoding="utf-8")), **export(run, folder, "bf16")}
     state = torch.load(run / "state.pt", map_location="cpu")
     recipe = state["config"]["training"]
@@ -105,8 +105,8 @@ def trained(run, folder, texts):
 
 
 def measured(model, config, texts, characters):
-    """Bits per character of windows no longer than trained: scored in their last quarter (arXiv 2211.09761's proportion), where
-    the family has no way of its own, and in all of them. In one row, as `weir score --windowed` tells them."""
+    """Measures bits per character of windows no longer than trained, in one row, as `weir score --windowed` does. All of each
+    window is scored; families without a `measure` method also score the last quarter (arXiv 2211.09761's proportion)."""
     total, rows = config["training_length"], []
     quarter = [] if hasattr(model, "measure") else [("test", total // 4)]
     for split, stride in [*quarter, ("test", total), ("valid", total)]:
@@ -121,14 +121,14 @@ def measured(model, config, texts, characters):
 
 
 def samples(model, config, prompt, characters=200):
-    """Unpicked. Latent segment models do not end them: their end mark stands where training cut its chunks."""
+    """Writes unpicked samples. Latent segment models do not end them: their end mark stands where training cut its chunks."""
     write = lambda choose: generate.continuation(model, config, prompt, characters, choose, ignore_eos=True)  # noqa: E731
     drawn = write(generate.sampler(0.8, 1))
     return {"prompt": prompt, "greedy": write(generate.greedy), "drawn": drawn, "temperature": 0.8, "seed": 1}
 
 
 def summaries(model, config, folder, texts):
-    """ROUGE on the test pairs, the first pair of each source with what was written, and a summary to be served."""
+    """Measures ROUGE on the test pairs; adds the first pair of each source with its summary, and a summary for the server."""
     from tokenizers import Tokenizer
 
     from . import summarize

@@ -1,4 +1,4 @@
-"""The model card as Markdown, from `card.json` and what `cards/` says."""
+"""Writes the model card as Markdown, from `card.json` and the texts in `cards/`."""
 
 LICENCE = (
     "The weights are published under CC BY-SA 4.0, because part of the training text (Wikipedia) is: name weir and Wikipedia's "
@@ -12,7 +12,7 @@ TEACHING = {
 
 
 def markdown(about, card, config, folder):
-    """`folder` holds the tables of sources."""
+    """Returns the model card; `folder` holds the tables of sources."""
     corpus = card["run"]["recipe"]["corpus"]
     parts = [f"# {card['name']}", about["description"], shape(card, config)]
     parts += rouge(card) if "rouge" in card else bits(card)
@@ -94,22 +94,22 @@ def bits(card):
         window = f"{row['stride']} of windows of {row['total']}"
         rows.append((row["split"], f"{row['characters_of_split']:,} ({row['scored']:,} scored)", window, f"**{row['bpc']:.3f}**"))
     first = card["bpc"][0]
-    told = "Measured with the weights as they are here, in f32. Each window is a fresh forward pass, no longer than those trained on."
+    text = "Measured with the weights as they are here, in f32. Each window is a fresh forward pass, no longer than those trained on."
     if "bpc_paper" in first:
-        told += (
+        text += (
             f" With the marks of segments, which cost {first['bpc_joint'] - first['bpc_paper']:.3f} of it; the text alone, as "
             f"the paper counts, {first['bpc_paper']:.3f}. `weir score --windowed {first['total']},{first['stride']}` gives each chunk the "
             f"symbol before it and counts neither marks nor ends: {first['as_scored']:.3f}."
         )
     else:
-        told += " `weir score --windowed L,S` tells the same of the same text, L being the window and S what is scored of it."
+        text += " `weir score --windowed L,S` gives the same figure for the same text: L is the window, S the characters scored in each."
     if not first["boundary_rate"]:
-        told += " On the test text no segment ended."
+        text += " On the test text no segment ended."
     elif first["boundary_rate"] < 1:
-        told += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
-    told += " The test file was read for the weights of complete runs only."
+        text += f" Shortening factor on the test text: {1 / first['boundary_rate']:.2f} characters a segment."
+    text += " The test file was read for the weights of complete runs only."
     head = ("split", "characters, from its beginning", "scored per window", "BPC")
-    return ["## Bits per character", table(head, rows), told]
+    return ["## Bits per character", table(head, rows), text]
 
 
 def rouge(card):
@@ -123,17 +123,17 @@ def rouge(card):
     settings = card["generation"]
     ngram = settings.get("no_repeat_ngram", 0)
     ruled = f", no {ngram} tokens in a row twice" if ngram else ""
-    told = (
+    text = (
         "F × 100 by `rouge_score` with its stemmer. The lead is the document's first words, as many as the median summary of the "
         f"source's training pairs has. Beam of {settings['beam']}, at most {settings['max_tokens']} tokens{ruled}; weights as they are "
-        "here, in f32. The test pairs were read for the weights of complete runs only; what was set after that is told under limits. "
-        "`weir summarize --cut --table` counts without a stemmer, and tells slightly other figures."
+        "here, in f32. The test pairs were read for the weights of complete runs only; the limits below name what was set after that. "
+        "`weir summarize --cut --table` counts without a stemmer and gives slightly different figures."
     )
-    return ["## ROUGE", table(head, rows), told, met(card["rouge"]), table(head[:-1], new)]
+    return ["## ROUGE", table(head, rows), text, met(card["rouge"]), table(head[:-1], new)]
 
 
 def met(rouge):
-    """What training has met of the pairs."""
+    """Describes the overlap of the test pairs with the training text."""
     left = ", ".join(f"{row['left_out']} of `{source}`" for source, row in rouge.items() if row["left_out"])
     out = f"Pairs whose document is a training document, word for word, are left out: {left}. " if left else ""
     return (
@@ -178,7 +178,7 @@ def recipe(card):
         drawn = f", for the first {first} updates boundaries drawn by it, the predictor's last layer zero" if first else ""
         turns = f"{r['interleave']} updates of the model for one of the predictor ({r['posterior_lr']})"
         held = {"each": "each boundary's", "rate": "the mean probability's"}[r["elbo"]["divergence"]]
-        cost = ", what a boundary costs at once told to the predictor" if r["elbo"]["costs"] else ""
+        cost = ", the predictor given a boundary's immediate cost" if r["elbo"]["costs"] else ""
         parts.append(f"{held} prior {r['elbo']['prior']}{drawn}, β {r['elbo']['beta']}{cost}, {turns}")
     if "best_step" in run:
         parts.append(f"the weights are those of update {run['best_step']:,}, of the least validation loss")

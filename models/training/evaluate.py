@@ -1,7 +1,7 @@
 """Bits per character of a checkpoint: `python -m training.evaluate --model FOLDER --data DIR --split valid`.
 
 `--stride` characters are scored per window of up to `--total` characters; both default to the training length. Choose on the
-validation split, report the test split once. The whole file is read, but for the rest that does not fill the rows.
+validation split, report the test split once. The command reads the whole file, except the remainder that does not fill the rows.
 
 For extrapolation (LeX, tables 2 and 5), `--lengths 256,512,1024` measures windows of each length, read side by side without
 overlap, and `--windows full,blockwise:256,sliding:256` with other windows of attention than the checkpoint's own.
@@ -21,7 +21,7 @@ BATCH = 8192  # characters read at once when lengths are compared
 
 
 def parse_window(text):
-    """A checkpoint's form of `full`, `blockwise:LENGTH` or `sliding:KEYS`."""
+    """Returns the checkpoint's form of `full`, `blockwise:LENGTH` or `sliding:KEYS`."""
     kind, _, size = text.partition(":")
     if kind == "full" and not size:
         return "full"
@@ -32,7 +32,7 @@ def parse_window(text):
 
 
 def by_length(model, ids, lengths, windows):
-    """[{window, length, bpc, …}] of a decoder; `windows` are (name, window)."""
+    """Measures a decoder: [{window, length, bpc, …}]. `windows` are (name, window)."""
     results = []
     for name, window in windows:
         model.window = window
@@ -53,9 +53,9 @@ def main():
     parser.add_argument("--stride", type=int, help="characters scored per window")
     parser.add_argument("--total", type=int, help="longest window")
     parser.add_argument("--rows", type=int, default=16, help="rows the text is cut into, run side by side")
-    parser.add_argument("--characters", type=int, help="of the split, from its beginning; all of them unless told")
-    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="a decoder's, to compare")
-    parser.add_argument("--windows", default="", help="with --lengths: the attention's, to compare; the checkpoint's unless told")
+    parser.add_argument("--characters", type=int, help="characters of the split to read, from its beginning; default: all")
+    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="window lengths to compare, decoders only")
+    parser.add_argument("--windows", default="", help="with --lengths: attention windows to compare; default: the checkpoint's")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     if arguments.threads:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 
 def measure(model, ids, stride, total, rows=32, progress=None):
-    """By windows, or as the model's family does it."""
+    """Measures by windows, or with the `measure` method of the model's family."""
     if hasattr(model, "measure"):
         return model.measure(ids, total, progress)
     return bits_per_character(model, ids, stride, total, rows, progress)
@@ -21,7 +21,7 @@ def measure(model, ids, stride, total, rows=32, progress=None):
 
 @torch.no_grad()
 def bits_per_character(model, ids, stride, total, rows=32, progress=None):
-    """`ids` is a 1-D uint8 array. Returns BPC, how many characters were scored and the boundary rate."""
+    """Returns BPC, the number of scored characters and the boundary rate. `ids` is a 1-D uint8 array."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     row_length = len(ids) // rows
@@ -47,8 +47,8 @@ def bits_per_character(model, ids, stride, total, rows=32, progress=None):
 
 @torch.no_grad()
 def as_served(model, ids, stride, total):
-    """Bits per character as the server's Score tells them with windows: one row, the first symbol not scored. Of a model that
-    writes marks, these are not counted."""
+    """Returns bits per character as the server's Score computes them with windows: one row, the first symbol not scored. Marks
+    that a model writes are not counted."""
     if not hasattr(model, "text_nats"):
         return bits_per_character(model, ids, stride, total, rows=1)["bpc"]
     text, nats, last = torch.from_numpy(ids.astype("int64")), 0.0, len(ids) - 1

@@ -1,4 +1,4 @@
-"""Commands tell what is wrong with what they were given in a line, as argparse does of arguments."""
+"""Reports a command's wrong input in one line, as argparse does for arguments."""
 
 import functools
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def plainly(main):
-    """For commands that read and write and do not train: of an error within a training step the whole story is wanted."""
+    """Wraps a command that reads and writes files. Training commands stay unwrapped: their errors need the whole traceback."""
 
     @functools.wraps(main)
     def command(*arguments):

@@ -1,14 +1,14 @@
 """A configuration: `model`, as the checkpoint's config.json will say it, and `training`, the recipe.
 
-Hours may pass between a mistake in it and the moment when something stumbles over it, so it is looked through before the
-first step: what is needed must be there, and what nothing reads is refused.
+A mistake in it may surface only after hours of training. So it is checked before the first step: a missing key and an unknown
+key are errors.
 """
 
 import json
 from pathlib import Path
 
 MODEL = set("architecture family format normaliser training_length vocabulary".split())
-# Keys of a recipe; README.md tells what each means. Needed by all, and by these families; and what may be left out.
+# Keys of a recipe; README.md describes each. Some are required for all families, some for these families, others are optional.
 EVERY = set("adamw budget clip corpus log_every_steps precision save_every_seconds seed warmup_steps".split())
 TEXT, PAIRS = set("batch_characters stages valid_characters".split()), set("batch_pairs valid_pairs".split())
 NEEDED = {"hourglass": TEXT, "decoder": TEXT, "lslm": TEXT | {"elbo", "interleave", "posterior_lr"}, "pyramidion": PAIRS}
@@ -24,7 +24,7 @@ WORDS = {"precision": ("bf16", "f32"), "decay": ("linear", "cosine", "none")}
 
 
 def read(path, minutes=None, characters=None, seed=None):
-    """A configuration with what the command line overrides."""
+    """Reads a configuration and applies the command line's overrides."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The tables and the plot of `models/README.md`: `python -m training.report --runs RUNS … --data DATA`.
+"""Writes the tables and the plot of `models/README.md`: `python -m training.report --runs RUNS … --data DATA`.
 
-Complete runs that are new are measured and kept in `models/results.json` (`training/results.py`); then what stands in README.md
-between `<!-- NAME -->` and `<!-- /NAME -->` is written anew. Without `--runs` nothing is measured. `--speeds FOLDER` takes what
-`weir bench decode --json` printed into FOLDER/CONFIGURATION.json.
+The command measures new complete runs and keeps the figures in `models/results.json` (`training/results.py`). Then it rewrites each
+block of README.md between `<!-- NAME -->` and `<!-- /NAME -->`. Without `--runs` it measures nothing. `--speeds FOLDER` reads the
+output of `weir bench decode --json` from FOLDER/CONFIGURATION.json.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main():
 
 
 def by_method(found):
-    """{method: [result, …]} as `table` takes them."""
+    """Returns {method: [result, …]}, the form that `table` takes."""
     methods = defaultdict(list)
     for name, row in found["comparison"].items():
         if name.startswith("compare-"):
@@ -78,7 +78,7 @@ def blocks(found, shipped, methods):
 
 
 def filled(page, texts):
-    """The page with each block's text; a block that the page lacks is an error."""
+    """Returns the page with each block's text; a block that the page lacks is an error."""
     for name, text in texts.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(page):
@@ -88,7 +88,7 @@ def filled(page, texts):
 
 
 def ship(shipped):
-    """A row a model."""
+    """Returns a table with one row per model."""
     rows, places = [], results.folders()
     for name, card in shipped.items():
         if "rouge" in card:
@@ -104,7 +104,7 @@ def ship(shipped):
 
 
 def order(methods):
-    """The paper's order, pair by pair, over the seeds that both have."""
+    """Compares our order with the paper's, pair by pair, over the seeds that both have."""
     learned = ("whitespace", "unigram", "gumbel", "entropy")
     pairs = [(name, other) for other in ("vanilla", "fixed-2") for name in learned]
     pairs += [*itertools.pairwise(learned), ("whitespace", "gumbel"), ("unigram", "entropy"), ("whitespace", "entropy")]
@@ -119,7 +119,7 @@ def order(methods):
             as_there = sum(a < b for a, b in each)
             verdict = "yes" if as_there == len(each) else f"by {as_there} of {len(each)} seeds" if as_there else "no"
             if len(each) == 1 and abs(each[0][0] - each[0][1]) < CLOSE:
-                verdict = "too close to tell"
+                verdict = "too close to decide"
             here = "; ".join(f"{a:.3f} · {b:.3f}" for a, b in each)
             rows.append((f"{better} below {worse}", f"{PAPER[better]:.3f} · {PAPER[worse]:.3f}", here, verdict))
     return rows_of(("the paper's order", "paper, text8", "here, each seed", "reproduced"), rows) if rows else ""
@@ -135,20 +135,20 @@ def lengths(found):
 
 
 def latent(found, corpus):
-    """Latent segments beside the pair, in chunks of the same length; nothing while no such run is complete."""
+    """Compares latent segments with the pair, in chunks of the same length; empty while no such run is complete."""
     prefix, pair, _ = results.LATENT[corpus]
     rows, mine = [], {name: row for name, row in found.items() if name.startswith(prefix)}
     for name, row in sorted(mine.items()):
         text, marks = row["bits_per_char_no_eos"], row["nxt_bits_per_char"]
-        told = " · ".join(f"{row[key]:.3f}" for key in ("bpc_paper", "bpc_joint", "bpc_renormalised"))
-        rows.append((f"`{name}`", f"{text:.3f}", f"{text + marks:.3f}", told, *size(row)))
+        counts = " · ".join(f"{row[key]:.3f}" for key in ("bpc_paper", "bpc_joint", "bpc_renormalised"))
+        rows.append((f"`{name}`", f"{text:.3f}", f"{text + marks:.3f}", counts, *size(row)))
     if not mine:
         return ""
     for name in (f"{configuration}-seed1" for configuration in pair):
         if "chunks_bpc" in found.get(name, {}):
             rows.append((f"`{name}`", f"{found[name]['chunks_bpc']:.3f}", "no marks", "", *size(found[name])))
-    told = "`bpc_paper` · `bpc_joint` · `bpc_renormalised`"
-    return rows_of(("run", "text", "text and marks of segments", told, "SF", "parameters", "symbols read"), rows)
+    counts = "`bpc_paper` · `bpc_joint` · `bpc_renormalised`"
+    return rows_of(("run", "text", "text and marks of segments", counts, "SF", "parameters", "symbols read"), rows)
 
 
 def size(row):
@@ -156,23 +156,23 @@ def size(row):
 
 
 def latent_bytes(found):
-    """The same by bytes, with a heading and what is to be known of them."""
+    """Returns the table of `latent` for bytes of Chinese, with a heading and the conditions."""
     rows = latent(found, "chinese")
     if not rows:
         return ""
     prefix, _, chunk = results.LATENT["chinese"]
     row = next(row for name, row in found.items() if name.startswith(prefix))
     share = row["symbols_of_split"] / row["characters_of_split"]
-    told = (
+    introduction = (
         f"The same on classical Chinese verse, which has no spaces ([its source](training/README.md#data)), by bytes of UTF-8 in "
         f"chunks of {chunk}. Bits a byte, of the test text's {row['characters_of_split']:,} characters; a character has "
         f"{share:.2f} bytes."
     )
-    return f"### Latent segments, bytes of Chinese\n\n{told}\n\n{rows}"
+    return f"### Latent segments, bytes of Chinese\n\n{introduction}\n\n{rows}"
 
 
 def summaries(shipped):
-    """ROUGE-1 · -2 · -L of the pair beside the lead's; nothing while none is shipped."""
+    """Compares ROUGE-1 · -2 · -L of the pair with the lead's; empty while no summarizer is shipped."""
     pair = {name: card["rouge"] for name, card in shipped.items() if "rouge" in card}
     if not pair:
         return ""
@@ -181,7 +181,7 @@ def summaries(shipped):
     head = ("source", "test pairs", "first words", *(f"`{name}`" for name in pair))
 
     def part(of):
-        """A table of some of the pairs, and in how many sources the models are above the lead."""
+        """Returns a table of the rows that `of` picks, and counts the sources in which the models are above the lead."""
         sources = [source for source, row in first.items() if of(row)]
         models = [{source: of(rouge[source])["model"] for source in sources} for rouge in pair.values()]
         lead = {source: of(first[source])["lead"] for source in sources}
@@ -190,8 +190,8 @@ def summaries(shipped):
             for source in sources
         ]
         above = [sum(model[source]["rougeL"] > lead[source]["rougeL"] for source in sources) for model in models]
-        told = "; ".join(f"`{name}` in {count} of {len(sources)}" for name, count in zip(pair, above))
-        return f"{rows_of(head, rows)}\n\nSources in which ROUGE-L is above the first words': {told}."
+        counts = "; ".join(f"`{name}` in {count} of {len(sources)}" for name, count in zip(pair, above))
+        return f"{rows_of(head, rows)}\n\nSources in which ROUGE-L is above the first words': {counts}."
 
     return f"""{part(lambda row: row)}
 

@@ -1,8 +1,8 @@
-"""Figures of complete runs and of shipped models, kept in `models/results.json`: what is there is not measured again.
+"""Figures of complete runs and of shipped models, kept in `models/results.json`: figures that are there are not measured again.
 
 `comparison`: a run's test figures; a shipped one's are those of its card; bits of `chinese-` runs are of bytes. `lengths`:
 decoders by evaluation length and by attention's window. `unseen`: shipped models on text from elsewhere (`training.unseen`).
-`speed`: what `weir bench decode --json` told.
+`speed`: the output of `weir bench decode --json`.
 """
 
 import json

@@ -4,7 +4,7 @@ Every summary is written to FILE as a JSON line, so that samples can be shown un
 for each source of pairs, beside those of the document's first n words, n being the median of the source's training summaries.
 
 Pairs whose document is a training document are left out. Others may have much of their text in one, with another summary: an
-article's lead, of which training has the rest. So the same is told of those pairs alone that training has met little of.
+article's lead, of which training has the rest. So the command also prints the figures of only those pairs whose text is mostly new.
 """
 
 import argparse

@@ -16,7 +16,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 70, 150, 20, 50
 
 
 def collect(folder):
-    """{configuration: [result, …]} of runs that are measured in bits per character."""
+    """Returns {configuration: [result, …]} of runs that are measured in bits per character."""
     found = defaultdict(list)
     for path in sorted(Path(folder).glob("*/result.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -26,12 +26,12 @@ def collect(folder):
 
 
 def shared(found):
-    """The seeds that all these configurations have."""
+    """Returns the seeds that all these configurations have."""
     return sorted(set.intersection(*({result["seed"] for result in results} for results in found.values())))
 
 
 def mean(results, seeds):
-    """Bits per character over these seeds; over all of its own, where it has none of them."""
+    """Returns mean bits per character over these seeds, or over all results if none has these seeds."""
     values = [result["bpc"] for result in results if result["seed"] in seeds] or [result["bpc"] for result in results]
     return sum(values) / len(values)
 
@@ -41,7 +41,7 @@ def shortening(rate):
 
 
 def summary(results, seeds):
-    """Of one configuration: bpc and boundaries a symbol over these seeds, symbols read, parameters; bpc by other seed."""
+    """Summarizes one configuration: bpc and boundaries a symbol over these seeds, symbols read, parameters; bpc by other seed."""
     counted = [result for result in results if result["seed"] in seeds] or results
     return {
         "bpc": mean(results, seeds),
@@ -54,7 +54,7 @@ def summary(results, seeds):
 
 
 def markdown(found, speed=None):
-    """`speed`: {configuration: what `weir bench decode` told}; a column only where there is any."""
+    """`speed`: {configuration: output of `weir bench decode`}; without figures the column is absent."""
     speed = {name: speed[name] for name in found if name in speed} if speed else {}
     seeds = shared(found)
     others = sorted({result["seed"] for results in found.values() for result in results} - set(seeds))
@@ -75,11 +75,11 @@ def markdown(found, speed=None):
 
 
 def plot(found):
-    """An SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better. Without
+    """Draws an SVG: shortening factor to the right, bits per character upwards; the nearer to the lower right, the better. Without
     configurations that ended no segment."""
     seeds = shared(found)
-    told = {name: summary(results, seeds) for name, results in found.items()}
-    points = {name: (1 / s["rate"], s["bpc"]) for name, s in told.items() if s["rate"]}
+    summaries = {name: summary(results, seeds) for name, results in found.items()}
+    points = {name: (1 / s["rate"], s["bpc"]) for name, s in summaries.items() if s["rate"]}
     if not points:
         raise ValueError("nothing to plot: no run ended a segment")
     factors, bits = zip(*points.values())

@@ -17,7 +17,7 @@ from .run import Run
 
 
 def train(run, deadline=None):
-    """Until the budget is spent, or `deadline` (of `time.monotonic`) has passed; tells whether the budget is spent."""
+    """Trains until the budget is spent or `deadline` (of `time.monotonic`) has passed. Returns whether the budget is spent."""
     recipe, log = run.recipe, run.out / "log.jsonl"
     progress = Progress(1000, int(1000 * run.share_spent()), "‰")
     validated = saved = time.monotonic()

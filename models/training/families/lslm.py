@@ -85,7 +85,7 @@ class Lslm(Family):
         return steps
 
     def forward(self, ids):
-        """Logits of the decoder's places, (batch, places, symbols); `trace` tells which place is which."""
+        """Returns logits of the decoder's places, (batch, places, symbols); `trace` also returns the segment of each place."""
         return self.trace(ids).logits
 
     def _cut(self, logits, boundaries, noise):

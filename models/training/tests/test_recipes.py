@@ -19,8 +19,8 @@ CONFIGS = [json.loads(path.read_text()) for path in sorted((Path(__file__).paren
 
 
 class Configurations(unittest.TestCase):
-    def refused(self, config, told):
-        with self.assertRaisesRegex(ValueError, told):
+    def refused(self, config, message):
+        with self.assertRaisesRegex(ValueError, message):
             recipes.checked(config)
 
     def test_all_of_the_repository_are_sound_and_use_what_they_need(self):

@@ -52,13 +52,13 @@ class Shipping(OnText):
             self.assertEqual([(row["split"], row["stride"]) for row in made["bpc"]], [("test", 16), ("test", 64), ("valid", 64)])
             self.assertTrue(made["samples"]["greedy"].startswith("to sea "))
             page = card_text.markdown({"description": "A.", "limits": "B."}, made, config, card.ABOUT)
-            # what the server's Score tells of the same text with the same windows
+            # the server's Score computes this figure for the same text with the same windows
             whole = data.encode(data.read_text(self.root, "english", "test")[:4096], config["vocabulary"])
             self.assertAlmostEqual(made["bpc"][0]["bpc"], evaluation.as_served(model, whole, 16, 64), places=6)
             (folder / "card.json").write_text(json.dumps(made))
             self.assertEqual(self.shipped(name, {"scores": [[64, 32]], "prompt": "to sea "}, again=True)[1], made)
-            for told in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
-                self.assertIn(told, page)
+            for expected in (made["sha256"], f"**{made['bpc'][0]['bpc']:.3f}**", "CC BY-SA 4.0", f"training/configs/{name}.json@1"):
+                self.assertIn(expected, page)
 
     def test_every_configuration_has_a_shape(self):
         for path in sorted(CONFIGS.glob("*.json")):
@@ -101,13 +101,13 @@ class Shipping(OnText):
         row = made["rouge"]["s"]
         self.assertEqual((row["left_out"], row["new"]["pairs"] <= row["pairs"]), (0, True))
 
-    def test_mistakes_are_told_in_a_line(self):
+    def test_mistakes_are_reported_in_one_line(self):
         run, folder = str(self.root / "runs/lslm-dp-seed1"), str(self.root / "runs/lslm-dp-seed1/checkpoint")
         pairs, letters = (
             str(self.root / f"runs/{name}-seed1/checkpoint") for name in ("summaries-pyramidion", "compare-whitespace")
         )
         there, here = ["--data", str(self.root)], (self.root / "runs/lslm-dp-seed1/checkpoint/model.safetensors").read_bytes()
-        for command, arguments, told in (
+        for command, arguments, message in (
             (export, ["--run", run, "--out", folder], "holds a checkpoint already; --replace"),
             (export, ["--run", "/none", "--out", "/none"], "/none holds no run"),
             (evaluate, ["--model", "/none", *there], "/none holds no checkpoint"),
@@ -117,10 +117,10 @@ class Shipping(OnText):
             (generate, ["--model", letters, "--prompt", "1999"], "character '1' is not in the vocabulary"),
             (report, ["--runs", "/none", *there], "no such folder: /none"),
         ):
-            with self.subTest(told), mock.patch.object(sys, "argv", ["command", *arguments]):
+            with self.subTest(message), mock.patch.object(sys, "argv", ["command", *arguments]):
                 with contextlib.redirect_stderr(io.StringIO()) as printed, self.assertRaises(SystemExit) as raised:
                     command.main()
-                self.assertIn(told, f"{printed.getvalue()} {raised.exception}")
+                self.assertIn(message, f"{printed.getvalue()} {raised.exception}")
         self.assertEqual((Path(folder) / "model.safetensors").read_bytes(), here)
 
     def test_a_shipped_run_has_its_card_s_figures(self):
@@ -167,14 +167,14 @@ class Bytes(OnText):
         results.gather(found, [self.root / "runs"], self.root, {}, lambda _: None)
         self.assertEqual(report.latent(found["comparison"], "english"), "")
         self.assertEqual(report.by_method(found), {})
-        told = report.latent_bytes(found["comparison"])
+        section = report.latent_bytes(found["comparison"])
         vanilla = found["comparison"]["chinese-vanilla-seed1"]
-        self.assertIn("a character has 3.00 bytes", told)
-        self.assertIn(f"| `chinese-vanilla-seed1` | {vanilla['chunks_bpc']:.3f} | no marks |", told)
+        self.assertIn("a character has 3.00 bytes", section)
+        self.assertIn(f"| `chinese-vanilla-seed1` | {vanilla['chunks_bpc']:.3f} | no marks |", section)
 
 
 class Served(unittest.TestCase):
-    """The server's windows, of latent segments: symbol by symbol, with nothing behind a symbol that could tell of it."""
+    """The server's windows, of latent segments: symbol by symbol, with nothing behind a symbol that could reveal it."""
 
     def test_latent_segments_are_scored_from_what_came_before(self):
         torch.manual_seed(2)
@@ -210,7 +210,7 @@ class Tables(unittest.TestCase):
         expected = {"whitespace below vanilla": "yes", "gumbel below vanilla": "yes", "whitespace below gumbel": "yes"}
         self.assertEqual(verdicts, expected)
         close = {**methods, "gumbel": [self.row("compare-gumbel-seed1", 1.7901, 0.2)]}
-        self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | too close to tell |", report.order(close))
+        self.assertIn("| whitespace below gumbel | 1.133 · 1.136 | 1.790 · 1.790 | too close to decide |", report.order(close))
         methods["whitespace"].append(self.row("compare-whitespace-seed2", 1.71, 0.2))
         rows = [line.strip("| ").split(" | ") for line in report.order(methods).splitlines()[2:]]
         self.assertEqual(rows[0][2:], ["1.790 · 1.900; 1.710 · 1.700", "by 1 of 2 seeds"])

@@ -292,9 +292,9 @@ class Campaign(OnText):
         for name in names:
             whole, parts = (json.loads((self.root / out / name / "result.json").read_text()) for out in ("whole", "parts"))
             self.assertEqual((whole["sha256"], whole["characters"]), (parts["sha256"], parts["characters"]))
-        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as told:
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as printed:
             self.conduct("whole", "--budget", "1e9", *runs)
-        self.assertIn("use another --out", told.getvalue())
+        self.assertIn("use another --out", printed.getvalue())
         self.check_table(table.collect(self.root / "whole"))
 
     def check_table(self, found):

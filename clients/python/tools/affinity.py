@@ -4,9 +4,9 @@
     python tools/affinity.py            # needs HAProxy and a weir, see local.py
 
 Conversations run in turns through HAProxy with `deploy/haproxy.cfg` and two replicas on this machine. Each prompt is the
-whole conversation so far and a new turn. Each way of choosing the replica gets the same conversations and new replicas, once with
-caches that hold all conversations and once with caches that hold about half of them. The table lists the share of
-prompt characters that came from a cache, how many were computed, and the time to the first character at the clients.
+whole conversation so far and a new turn. Each way of choosing the replica gets the same conversations and new replicas: once
+with caches that hold all conversations, once with caches that hold about half of them. The table lists the share of prompt
+characters that came from a cache, how many were computed, and the time to the first character at the clients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a server is reached: address, encryption, key, options of the channel. Shared by both clients."""
+"""Connection settings of both clients: address, TLS, key, channel options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import Literal, TypedDict
 
 from ._retry import Retry
 
-#: The header that a proxy may choose a replica by.
+#: The header by which a proxy may choose a replica.
 AFFINITY = "weir-affinity"
 
 #: What PEM may come as: its bytes, or the path of a file.
@@ -48,7 +48,7 @@ def _read(pem: Optional[Pem]) -> Optional[bytes]:
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes."""
+    """Options of every call."""
 
     #: Seconds for the whole call, tries included; the client's if not given.
     timeout: Optional[float]
@@ -60,7 +60,7 @@ class CallOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a client was made with."""
+    """The settings of a client."""
 
     address: str
     api_key: Optional[str]
@@ -93,12 +93,12 @@ class Settings:
     def options(self) -> List[Tuple[str, Any]]:
         """The channel's options; the caller's own come last and decide."""
         options: List[Tuple[str, Any]] = [
-            # The answer about a long text is as long as it is; the server bounds what is sent to it.
+            # An answer may be as long as its text, and the server already limits the text.
             ("grpc.max_receive_message_length", -1),
-            # Our own retries wait for seconds, and would meet gRPC's pause of minutes.
+            # The client's retries wait for seconds, but gRPC's reconnect backoff grows to minutes.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
-            # A server that is gone without a word is noticed.
+            # Keepalive pings detect a server that disappears without closing the connection.
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.primary_user_agent", "weir-client"),
@@ -122,6 +122,6 @@ class Settings:
         return (*headers, *call.get("metadata", ()))
 
     def call_timeout(self, call: CallOptions) -> Optional[float]:
-        """Seconds that a call may take."""
+        """Returns the timeout of a call in seconds."""
         timeout = call.get("timeout")
         return self.timeout if timeout is None else timeout

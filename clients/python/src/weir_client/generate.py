@@ -35,7 +35,7 @@ _WHOLE_TEXT = 256
 class GenerateOptions(CallOptions, total=False):
     """Options in addition to the prompt. An option that is absent or None takes the server's default."""
 
-    #: May be left out if the server has exactly one.
+    #: Optional if the server has exactly one model.
     model: Optional[str]
     #: Maximum number of characters to generate; 256 by default.
     max_chars: Optional[int]
@@ -69,7 +69,7 @@ class GenerateOptions(CallOptions, total=False):
     boundaries: Optional[bool]
     #: Minimum number of characters in a piece.
     coalesce_chars: Optional[int]
-    #: Pieces of one segment each.
+    #: Send one segment in each piece.
     per_segment: Optional[bool]
 
 
@@ -132,7 +132,7 @@ class Generated:
     text: str
     #: The same one by one, if any of `logprobs`, `top_logprobs` and `boundaries` is asked for.
     characters: Tuple[Character, ...]
-    #: The prompt as the model saw it, if `echo` is asked for.
+    #: The normalised prompt, if the caller set `echo`.
     prompt: Optional[str]
     prompt_characters: Tuple[Character, ...]
     request_id: str
@@ -178,23 +178,23 @@ class _Events(Frame[Started, Finished]):
 
 
 class Stream(EventStream[pb.GenerateResponse, Piece, _Events], Framed[Started, Finished]):
-    """A text as it is made: iterate over its pieces. Closing it, or leaving its `with`, cancels the call."""
+    """Iterates over the pieces of a text. Closing the stream, or leaving its `with`, cancels the call."""
 
 
 class AsyncStream(AsyncEventStream[pb.GenerateResponse, Piece, _Events], Framed[Started, Finished]):
-    """A text as it is made: iterate over its pieces. Closing it, or leaving its `async with`, cancels the call."""
+    """Iterates over the pieces of a text. Closing the stream, or leaving its `async with`, cancels the call."""
 
 
 class GenerateCalls(Caller):
     """The calls of this module."""
 
     def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
-        """The whole text, with usage and timing. Raises `WeirError`."""
+        """Returns the whole text, with usage and timing. Raises `WeirError`."""
         with self.stream(prompt, **_for_whole_text(options)) as stream:
             return stream._events.whole(list(stream), bool(options.get("echo")))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> Stream:
-        """The text piece by piece. The call begins when the first piece is asked for; iterating raises `WeirError`."""
+        """Streams the text in pieces. The call starts with the first piece; iterating raises `WeirError`."""
         return Stream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
 
 
@@ -202,12 +202,12 @@ class AsyncGenerateCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def generate(self, prompt: str, **options: Unpack[GenerateOptions]) -> Generated:
-        """The whole text, with usage and timing. Raises `WeirError`."""
+        """Returns the whole text, with usage and timing. Raises `WeirError`."""
         async with self.stream(prompt, **_for_whole_text(options)) as stream:
             return stream._events.whole([piece async for piece in stream], bool(options.get("echo")))
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> AsyncStream:
-        """The text piece by piece. The call begins when the first piece is asked for; iterating raises `WeirError`."""
+        """Streams the text in pieces. The call starts with the first piece; iterating raises `WeirError`."""
         return AsyncStream(self._start(METHOD, _request(prompt, options), prompt, options), _Events())
 
 

@@ -14,9 +14,9 @@ from ._errors import WeirError
 
 METHOD = Method("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
 
-#: Ready is: every model has run its first steps, and the server is not shutting down.
+#: This service is ready once every model is warmed up, and until the server shuts down.
 READY = "weir.v1.Generation"
-# Seconds between two questions, and for the answer to one.
+# Seconds between two health checks, and the timeout of one.
 _PAUSE = 0.1
 _PATIENCE = 5.0
 
@@ -25,7 +25,7 @@ class HealthCalls(Caller):
     """The calls of this module."""
 
     def serving(self, service: str = READY, timeout: float = _PATIENCE) -> bool:
-        """Whether a service takes requests; "" asks whether the process lives. Raises `WeirError`."""
+        """Returns whether a service accepts requests; "" checks that the process is alive. Raises `WeirError`."""
         request = health_pb2.HealthCheckRequest(service=service)
         return _serves(self._unary(METHOD, request, None, {"timeout": timeout}))
 
@@ -47,7 +47,7 @@ class AsyncHealthCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def serving(self, service: str = READY, timeout: float = _PATIENCE) -> bool:
-        """Whether a service takes requests; "" asks whether the process lives. Raises `WeirError`."""
+        """Returns whether a service accepts requests; "" checks that the process is alive. Raises `WeirError`."""
         request = health_pb2.HealthCheckRequest(service=service)
         return _serves(await self._unary(METHOD, request, None, {"timeout": timeout}))
 
@@ -74,7 +74,7 @@ def _patience(deadline: float) -> float:
 
 
 def _not_yet(error: WeirError) -> bool:
-    """False for what may pass; another error is raised."""
+    """Returns False for a temporary error; raises any other error."""
     if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return False
     raise error

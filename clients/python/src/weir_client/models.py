@@ -108,14 +108,14 @@ class Model:
     family: str
     #: Layers, width and boundaries, in one line for people.
     shape: str
-    #: Trained numbers.
+    #: Number of trained parameters.
     parameters: int
     vocabulary: Vocabulary
     #: Characters in one training window.
     training_length: int
     #: Whether it cuts text into segments.
     pooled: bool
-    #: How boundaries can be decided; the first is the default.
+    #: The available boundary modes; the first is the default.
     boundary_modes: Tuple[str, ...]
     #: The type of the weights' numbers.
     dtype: str
@@ -130,12 +130,12 @@ class ModelCalls(Caller):
     """The calls of this module."""
 
     def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
-        """Every model, by name. Raises `WeirError`."""
+        """Returns every model, by name. Raises `WeirError`."""
         answer = self._unary(LIST, pb.ListModelsRequest(), None, options)
         return tuple(convert(Model, one) for one in answer.models)
 
     def model(self, name: Optional[str] = None, **options: Unpack[CallOptions]) -> Model:
-        """One model; the name may be left out if the server has exactly one. Raises `WeirError`."""
+        """Returns one model; `name` is optional if the server has exactly one. Raises `WeirError`."""
         return convert(Model, self._unary(GET, pb.GetModelRequest(name=name), None, options))
 
 
@@ -143,11 +143,11 @@ class AsyncModelCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def models(self, **options: Unpack[CallOptions]) -> Tuple[Model, ...]:
-        """Every model, by name. Raises `WeirError`."""
+        """Returns every model, by name. Raises `WeirError`."""
         answer = await self._unary(LIST, pb.ListModelsRequest(), None, options)
         return tuple(convert(Model, one) for one in answer.models)
 
     async def model(self, name: Optional[str] = None, **options: Unpack[CallOptions]) -> Model:
-        """One model; the name may be left out if the server has exactly one. Raises `WeirError`."""
+        """Returns one model; `name` is optional if the server has exactly one. Raises `WeirError`."""
         answer = await self._unary(GET, pb.GetModelRequest(name=name), None, options)
         return convert(Model, answer)

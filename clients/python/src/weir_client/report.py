@@ -1,4 +1,4 @@
-"""`report`: what the server's models took, measured, and what they would have taken without pooling, estimated."""
+"""`report`: measured latencies of the server's models, and estimated latencies without pooling."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ METHOD = Method("/weir.v1.Latency/GetReport", pb.GetReportRequest, pb.GetReportR
 
 
 class ReportWindow(enum.Enum):
-    """Of which time a report is."""
+    """The period that a report covers."""
 
     UNSPECIFIED = 0
-    #: All since the model was loaded.
+    #: Since the server loaded the model.
     SINCE_LOAD = 1
-    #: All since an operator last reset that.
+    #: Since an operator last reset the window.
     SINCE_RESET = 2
     #: The last 60 to 70 seconds.
     LAST_MINUTE = 3
@@ -35,17 +35,17 @@ class ReportWindow(enum.Enum):
 
 @dataclass(frozen=True)
 class LatencyBar:
-    """A part of a distribution."""
+    """A bucket of a distribution."""
 
     from_ns: int
-    #: Not in it.
+    #: Exclusive.
     below_ns: int
     count: int
 
 
 @dataclass(frozen=True)
 class LatencyHistogram:
-    """A distribution of measured times; two digits of each are kept."""
+    """A distribution of measured times, each with two significant digits."""
 
     count: int
     mean_ns: int
@@ -55,22 +55,22 @@ class LatencyHistogram:
     p99_ns: int
     p999_ns: int
     max_ns: int
-    #: Those that are not empty.
+    #: The buckets that are not empty.
     bars: Tuple[LatencyBar, ...]
 
 
 @dataclass(frozen=True)
 class MeasuredTexts:
-    """What was measured of texts; `latency.proto` describes each."""
+    """Measurements of generated texts; `latency.proto` describes each field."""
 
     requests: int
     failed: int
     prompt_chars: int
     cached_chars: int
     generated_chars: int
-    #: One for each segment that closed.
+    #: One sample for each closed segment.
     middle_steps_run: int
-    #: Characters that closed none.
+    #: Characters that closed no segment.
     middle_steps_skipped: int
     shortening_factor: Optional[float]
     steps: int
@@ -87,7 +87,7 @@ class MeasuredTexts:
 
 @dataclass(frozen=True)
 class CalibratedStep:
-    """A step of so many rows, each fed so many characters. Times are medians."""
+    """A step of `rows` rows with `chars` characters each. Times are medians."""
 
     rows: int
     chars: int
@@ -101,7 +101,7 @@ class CalibratedStep:
     #: The parts before and after the middle layers in a step that skips them, if that was timed.
     plain_symbol_ns: Optional[int]
     plain_finish_ns: Optional[int]
-    #: The interquartile range of what it took as a whole, by the median.
+    #: The interquartile range of the total time, divided by the median.
     spread: float
 
 
@@ -112,17 +112,17 @@ class Calibration:
     made_unix_s: int
     took_ns: int
     steps: Tuple[CalibratedStep, ...]
-    #: How often the step was timed that was timed least.
+    #: The smallest number of timings of any step.
     fewest_samples: int
-    #: The median of the steps' spreads.
+    #: The median spread of the steps.
     spread: float
-    #: Why an estimate by this table is not to be trusted, if it is not.
+    #: The reason why an estimate from this table is unreliable, if it is.
     doubt: Optional[str]
 
 
 @dataclass(frozen=True)
 class EstimatedGain:
-    """An estimate, not a measurement: fields with `measured` in their names are what was measured beside it."""
+    """An estimate, not a measurement. Fields with `measured` in their names are measurements for comparison."""
 
     requests: int
     measured_prefill_ns: int
@@ -132,13 +132,13 @@ class EstimatedGain:
     prefill_gain_estimate: Optional[float]
     decode_gain_estimate: Optional[float]
     gain_estimate: Optional[float]
-    #: Where the estimate comes from.
+    #: The source of the estimate.
     calibration: Calibration
 
 
 @dataclass(frozen=True)
 class CacheEffect:
-    """What the segment cache spared."""
+    """The computation that the segment cache saved."""
 
     hits: int
     misses: int
@@ -151,7 +151,7 @@ class CacheEffect:
 
 @dataclass(frozen=True)
 class EncoderLayerReport:
-    """What a layer of an encoder was given, and took."""
+    """The input size and the time of an encoder layer."""
 
     vectors: int
     took_ns: int
@@ -159,7 +159,7 @@ class EncoderLayerReport:
 
 @dataclass(frozen=True)
 class MeasuredSummaries:
-    """What was measured of summaries; `latency.proto` describes each."""
+    """Measurements of summaries; `latency.proto` describes each field."""
 
     requests: int
     failed: int
@@ -181,7 +181,7 @@ class MeasuredSummaries:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What a model took."""
+    """The report of one model."""
 
     model: str
     family: str
@@ -198,7 +198,7 @@ class ModelReport:
     estimated_gain: Optional[EstimatedGain]
     estimate_missing: Optional[str]
     cache: Optional[CacheEffect]
-    #: None for a model that goes on from a prompt.
+    #: None for a model that continues a prompt.
     summaries: Optional[MeasuredSummaries]
 
 
@@ -215,7 +215,7 @@ class ReportCalls(Caller):
         window: ReportWindow = ReportWindow.SINCE_LOAD,
         **options: Unpack[CallOptions],
     ) -> Tuple[ModelReport, ...]:
-        """A report of each model, or of one, by name. Raises `WeirError`."""
+        """Returns a report of each model, or of the named model. Raises `WeirError`."""
         answer = self._unary(METHOD, _request(model, window), None, options)
         return tuple(convert(ModelReport, one) for one in answer.models)
 
@@ -229,6 +229,6 @@ class AsyncReportCalls(AsyncCaller):
         window: ReportWindow = ReportWindow.SINCE_LOAD,
         **options: Unpack[CallOptions],
     ) -> Tuple[ModelReport, ...]:
-        """A report of each model, or of one, by name. Raises `WeirError`."""
+        """Returns a report of each model, or of the named model. Raises `WeirError`."""
         answer = await self._unary(METHOD, _request(model, window), None, options)
         return tuple(convert(ModelReport, one) for one in answer.models)

@@ -23,7 +23,7 @@ _PLACES = dict.fromkeys(["model", "top_logprobs", "boundary_mode", "seed", "prio
 class ScoreOptions(CallOptions, total=False):
     """Options in addition to the text. An option that is absent or None takes the server's default."""
 
-    #: May be left out if the server has exactly one.
+    #: Optional if the server has exactly one model.
     model: Optional[str]
     #: This many of the most probable symbols at each place.
     top_logprobs: Optional[int]
@@ -113,12 +113,12 @@ class ScoreCalls(Caller):
     """The calls of this module."""
 
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
-        """Bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
+        """Returns bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
         with self.score_chunks(text, **options) as stream:
             return stream._events.whole(list(stream))
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> ScoreStream:
-        """The same in chunks of at most 512 characters, for texts whose characters should not all be kept."""
+        """Streams the score in chunks of at most 512 characters, for texts too long to keep all characters in memory."""
         return ScoreStream(self._start(METHOD, _request(text, options), text, options), _Events())
 
 
@@ -126,12 +126,12 @@ class AsyncScoreCalls(AsyncCaller):
     """The calls of this module, for asyncio."""
 
     async def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score:
-        """Bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
+        """Returns bits per character, and each character's log-probability and boundary. Raises `WeirError`."""
         async with self.score_chunks(text, **options) as stream:
             return stream._events.whole([chunk async for chunk in stream])
 
     def score_chunks(self, text: str, **options: Unpack[ScoreOptions]) -> AsyncScoreStream:
-        """The same in chunks of at most 512 characters, for texts whose characters should not all be kept."""
+        """Streams the score in chunks of at most 512 characters, for texts too long to keep all characters in memory."""
         return AsyncScoreStream(self._start(METHOD, _request(text, options), text, options), _Events())
 
 

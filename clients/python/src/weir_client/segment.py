@@ -23,7 +23,7 @@ _PLACES = dict.fromkeys(["model", "boundary_mode", "seed", "priority"], "")
 class SegmentOptions(CallOptions, total=False):
     """Options in addition to the text. An option that is absent or None takes the server's default."""
 
-    #: May be left out if the server has exactly one.
+    #: Optional if the server has exactly one model.
     model: Optional[str]
     #: One of the model's `boundary_modes`.
     boundary_mode: Optional[str]
@@ -54,7 +54,7 @@ class Segment:
 class Segmentation:
     """A text in segments."""
 
-    #: The text as the model saw it: normalised.
+    #: The normalised text that the model read.
     text: str
     segments: Tuple[Segment, ...]
     seed: int
@@ -66,7 +66,7 @@ class SegmentCalls(Caller):
     """The call of this module."""
 
     def segment(self, text: str, **options: Unpack[SegmentOptions]) -> Segmentation:
-        """Where the model cuts a text into segments. Raises `WeirError`, also for a model that does not pool."""
+        """Returns the segments of a text. Raises `WeirError`, also for a model that does not pool."""
         return convert(Segmentation, self._unary(METHOD, _request(text, options), text, options))
 
 
@@ -74,7 +74,7 @@ class AsyncSegmentCalls(AsyncCaller):
     """The call of this module, for asyncio."""
 
     async def segment(self, text: str, **options: Unpack[SegmentOptions]) -> Segmentation:
-        """Where the model cuts a text into segments. Raises `WeirError`, also for a model that does not pool."""
+        """Returns the segments of a text. Raises `WeirError`, also for a model that does not pool."""
         answer = await self._unary(METHOD, _request(text, options), text, options)
         return convert(Segmentation, answer)
 

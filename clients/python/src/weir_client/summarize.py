@@ -28,7 +28,7 @@ _PLACES = {
 class SummarizeOptions(CallOptions, total=False):
     """Options in addition to the document. An option that is absent or None takes the checkpoint's default."""
 
-    #: May be left out if the server has exactly one.
+    #: Optional if the server has exactly one model.
     model: Optional[str]
     #: 1 is greedy search.
     beam_size: Optional[int]

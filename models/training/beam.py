@@ -43,7 +43,7 @@ def search(model, source, settings):
 
 
 def repeats(prefix, length):
-    """The tokens that would make a run of so many tokens the second of its kind; none if there is no such rule."""
+    """Returns the tokens that would repeat a run of `length` tokens; empty if `length` is below 2."""
     if length < 2 or len(prefix) < length:
         return []
     last = prefix[len(prefix) - length + 1 :]

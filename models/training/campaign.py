@@ -1,9 +1,9 @@
 """Trains many runs within a time limit: `python -m training.campaign --data DIR --out RUNS --seconds N CONFIG[@SEED] …`.
 
 Runs are trained one after the other; each has a folder RUNS/NAME-seedS. A campaign skips complete runs and resumes a run that was
-begun. When the time is up, or the campaign is killed, the next call continues where it stopped. A run whose budget is spent is exported to
-RUNS/NAME-seedS/checkpoint and measured; RUNS/NAME-seedS/result.json then holds what a table needs. `--status` only
-prints the progress of each run.
+begun. When the time is up, or the campaign is killed, the next call continues where it stopped. When the budget of a run is spent,
+the campaign exports it to RUNS/NAME-seedS/checkpoint and measures it.
+RUNS/NAME-seedS/result.json then holds the figures for the tables. `--status` only prints the progress of each run.
 """
 
 import argparse
@@ -67,8 +67,8 @@ def conduct(run, config, folder, arguments, deadline):
 
 
 def measured(folder, config, arguments, run):
-    """Measures a complete run. Language models: bits per character of the whole file, each window scored in its last quarter (arXiv 2211.09761's
-    proportion). Summarizers: the validation loss; ROUGE is `training.summarize`'s."""
+    """Measures a complete run. For language models: bits per character of the whole file, each window scored in its last quarter
+    (arXiv 2211.09761's proportion). For summarizers: the validation loss; `training.summarize` measures ROUGE."""
     model, model_config = checkpoint.load(folder / "checkpoint")
     model.to(device())
     if run.task.unit != "bpc":

@@ -1,4 +1,4 @@
-"""weir checkpoints: a folder with `config.json` and `model.safetensors` (docs/checkpoints.md)."""
+"""Writes and reads weir checkpoints: a folder with `config.json` and `model.safetensors` (docs/checkpoints.md)."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ def save(folder, config, tensors, matrices="f32"):
 
 
 def load(folder):
-    """The model in evaluation mode, and its configuration."""
+    """Returns the model in evaluation mode and its configuration."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} holds no checkpoint: it has no config.json")

@@ -35,7 +35,7 @@ def build(fetched, out):
 
 
 def shared_out(files):
-    """{split: poems} of lists of poems."""
+    """Splits lists of poems into {split: poems}."""
     splits, seen = {"train": [], "valid": [], "test": []}, set()
     for poems in files:
         kept = []
@@ -57,7 +57,7 @@ def sentences(poem):
 
 
 def shuffled(poems):
-    """Blocks of neighbours, in an order that is always the same."""
+    """Returns blocks of neighbours, always in the same order."""
     blocks, size = [], BLOCK
     for poem in poems:
         if size >= BLOCK:

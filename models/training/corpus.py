@@ -43,14 +43,14 @@ PACKAGES = {
 
 
 def normalise(text):
-    """Lower case, digits spelt out one by one, accents folded (NFKD), all else a space, no two of them together."""
+    """Normalises text: lower case, digits spelt out one by one, accents folded (NFKD), all else a space, no two of them together."""
     text = "".join(c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c)).lower()
     text = re.sub("[0-9]", lambda match: f" {DIGITS[match.group()]} ", text)
     return re.sub("[^a-z]+", " ", text).strip()
 
 
 def split(text, valid, test):
-    """(train, valid, test): tails, cut at spaces."""
+    """Splits text into (train, valid, test): the last two are tails, cut at spaces."""
     edges = [len(text) - valid - test, len(text) - test, len(text)]
     edges = [text.rfind(" ", 0, edge) if 0 < edge < len(text) else edge for edge in edges]
     return text[: edges[0]], text[edges[0] : edges[1]].strip(), text[edges[1] :].strip()
@@ -61,7 +61,7 @@ def blocks(text):
 
 
 def pairs(entries):
-    """Of each lead: all of it and its description; what follows its first sentence, and that."""
+    """Makes two pairs of each lead: the lead with its description, and the rest of the lead with its first sentence."""
     for entry in entries:
         document, description = " ".join(entry["extract"].split()), (entry.get("description") or "").strip()
         if description and len(document) > 100:
@@ -72,7 +72,7 @@ def pairs(entries):
 
 
 def write_pairs(entries, out):
-    """Leads are shared out whole, so that no document of a split has its twin in another."""
+    """Splits by whole leads, so that no document of a split has its twin in another."""
     random.Random(1).shuffle(entries)
     held = len(entries) // 32
     parts = {"test": entries[:held], "valid": entries[held : 2 * held], "train": entries[2 * held :]}
@@ -102,7 +102,7 @@ def build(fetched, out):
 
 
 def take(prepared, out):
-    """Links to prepared files, once it is known that they are what training expects."""
+    """Checks prepared files and links to them."""
     for name in ("train", "valid", "test"):
         text = data.read_text(prepared, "english", name)
         if re.search("[^a-z ]|  ", text):

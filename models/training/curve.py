@@ -1,4 +1,4 @@
-"""The learning curve as a small SVG, drawn by hand so that nothing needs to be installed."""
+"""Draws the learning curve as a small SVG, without any plotting package."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def draw(log, target, unit="bpc"):
 
 
 def smoothed(points, keep=0.9):
-    """An exponential average: single batches scatter more than the curve moves."""
+    """Smooths by an exponential average: single batches scatter more than the curve moves."""
     result, average = [], None
     for x, y in points:
         average = y if average is None else keep * average + (1 - keep) * y

@@ -27,7 +27,7 @@ def read_text(folder, corpus, split):
 
 
 def encode(text, vocabulary):
-    """Ids of a text's symbols, as uint16; `vocabulary` is a checkpoint's: single characters, or bytes.
+    """Returns ids of a text's symbols, as uint16; `vocabulary` is a checkpoint's: single characters, or bytes.
 
     An unknown character is an error, since the server would refuse it too, unless the vocabulary has a mark for it.
     """
@@ -46,21 +46,21 @@ def encode(text, vocabulary):
 
 
 def decode(ids, vocabulary):
-    """Text of symbols, none of them a mark; bytes that are no text yet become U+FFFD, as the server has it."""
+    """Decodes symbols, none of them a mark; incomplete UTF-8 becomes U+FFFD, as in the server."""
     if vocabulary.get("bytes"):
         return bytes(index - vocabulary.get("first_byte", 0) for index in ids).decode("utf-8", "replace")
     return "".join(vocabulary["symbols"][index] for index in ids)
 
 
 def size(vocabulary):
-    """How many symbols a vocabulary has, a model's own marks included."""
+    """Returns the size of a vocabulary, a model's own marks included."""
     if vocabulary.get("bytes"):
         return 256 + len(vocabulary.get("specials", {}))
     return len(vocabulary["symbols"])
 
 
 class Order:
-    """Whole numbers below `count`, each once an epoch, in an order that depends on seed and epoch only."""
+    """Yields the whole numbers below `count`, each once an epoch, in an order that depends on seed and epoch only."""
 
     def __init__(self, count, seed, consumed=0):
         self.count, self.seed, self.consumed = count, seed, consumed
@@ -84,7 +84,7 @@ class Windows:
         self.order = Order(self.spans, seed)
 
     def batch(self, characters, length):
-        """The next windows of `length`, about `characters` in all."""
+        """Returns the next windows of `length`, about `characters` in all."""
         neighbours = max(1, length // SPAN)
         if (length % SPAN and SPAN % length) or length > self.spans * SPAN:
             raise ValueError(f"windows of {length} do not fit spans of {SPAN}")

@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--total", type=int, help="longest window")
     parser.add_argument("--rows", type=int, default=16, help="rows the text is cut into, run side by side")
     parser.add_argument("--characters", type=int, help="characters of the split to read, from its beginning; default: all")
-    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="window lengths to compare, decoders only")
+    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="of windows, decoders only")
     parser.add_argument("--windows", default="", help="with --lengths: attention windows to compare; default: the checkpoint's")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()

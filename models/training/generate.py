@@ -13,7 +13,7 @@ from .plainly import plainly
 
 @torch.no_grad()
 def continuation(model, config, prompt, count, choose, ignore_eos=False):
-    """The prompt and `count` symbols, or fewer where the model ends its text. `choose` picks an id by logits."""
+    """Returns the prompt and `count` symbols, or fewer where the model ends its text. `choose` picks an id by logits."""
     vocabulary, limit = config["vocabulary"], config["training_length"]
     ids = data.encode(prompt, vocabulary).tolist()
     if config["family"] == "lslm":
@@ -31,7 +31,7 @@ def greedy(logits):
 
 
 def sampler(temperature, seed):
-    """What `continuation` chooses by; at temperature 0 the most likely each time."""
+    """Returns a `choose` function for `continuation`; at temperature 0 it picks the most likely symbol."""
     if not temperature:
         return greedy
     generator = torch.Generator().manual_seed(seed)

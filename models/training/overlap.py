@@ -1,4 +1,4 @@
-"""How much of a document was met in training: the share of its runs of twelve words that stand in a training document."""
+"""Measures overlap with the training text: the share of its runs of twelve words that stand in a training document."""
 
 RUN = 12  # words
 
@@ -9,7 +9,7 @@ def runs(text):
 
 
 def shares(documents, training):
-    """Of each document. A document that is shorter than a run is one."""
+    """Returns the share for each document. A document that is shorter than a run counts as one run."""
     wanted = [runs(document) for document in documents]
     sought, found = {run for own in wanted for run in own}, set()
     for document in training:

@@ -1,4 +1,4 @@
-"""Public packages by their registries' own clients: fetched once, unpacked."""
+"""Fetches public packages once, with their registries' own clients, and unpacks them."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def fetch(package, registry, version, folder):
-    """The package's file in `folder`; without a version the one that the distribution has."""
+    """Returns the package's file in `folder`; without a version, the distribution's."""
     found = find(package, registry, folder)
     if found is None:
         commands = {

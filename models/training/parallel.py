@@ -1,4 +1,4 @@
-"""Training on the cores of one processor by threads that each take a part of the batch.
+"""Trains on the cores of one processor with threads that each take a part of the batch.
 
 PyTorch's own threads share every single operation and meet at its end; on a machine with other work, all then wait for
 whichever was put aside, thousands of times a step. Here a thread runs forward and backward of its rows alone, and they meet
@@ -22,7 +22,7 @@ class Workers:
         self.pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None
 
     def map(self, function, items):
-        """Results in the items' order."""
+        """Returns results in the items' order."""
         return list(self.pool.map(function, items) if self.pool else map(function, items))
 
     def gradients(self, batch, place):

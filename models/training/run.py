@@ -30,14 +30,14 @@ class Run:
         self.best = None  # the least validation loss so far, where the recipe keeps the best
 
     def share_spent(self):
-        """How much of the budget is gone: by time or by symbols read, whichever the recipe counts."""
+        """Returns the spent share of the budget, by time or by symbols read, whichever the recipe counts."""
         budget = self.recipe["budget"]
         if "minutes" in budget:
             return self.elapsed / (60 * budget["minutes"])
         return self.characters / budget["characters"]
 
     def train_step(self):
-        """One update; returns what the log wants to know."""
+        """Makes one update; returns the figures for the log."""
         share, began = self.share_spent(), time.monotonic()
         length = schedule.window_length(share, self.recipe["stages"]) if "stages" in self.recipe else None
         factor = schedule.learning_rate_factor(share, self.step, self.recipe)
@@ -59,12 +59,12 @@ class Run:
         return {**entry, "length": length} if length else entry
 
     def turn(self):
-        """Whose step it is under interleaved updates: after k of the generative model's, one of the posterior's."""
+        """Chooses the weights to update under interleaving: after k updates of the generative model, one of the posterior."""
         every = self.recipe.get("interleave", 0) + 1
         return "posterior" if self.step % every == every - 1 else "generative"
 
     def validate(self):
-        """Measures the model; keeps the best one, and goes back to it if the loss has more than doubled, if the recipe wants."""
+        """Measures the model. If the recipe asks for it, keeps the best weights and restores them once the loss more than doubles."""
         result = self.task.validate(self.model)
         if not self.recipe.get("keep_best"):
             return result
@@ -82,7 +82,7 @@ class Run:
         self._write("state.pt")
 
     def _write(self, name):
-        """Atomically, so that a kill during the save costs nothing."""
+        """Saves the state atomically, so that a kill during the save costs nothing."""
         state = {
             "config": self.config,
             "model": self.model.state_dict(),
@@ -94,7 +94,7 @@ class Run:
         os.replace(self.out / f"{name}.partial", self.out / name)
 
     def resume(self):
-        """Goes on from the folder's state, if there is one; steps that were logged after it are forgotten."""
+        """Continues from the folder's state, if there is one; drops steps that were logged after it."""
         if not (self.out / "state.pt").exists():
             return self._forget_log_after(0)
         state = torch.load(self.out / "state.pt", map_location="cpu")
@@ -115,12 +115,12 @@ class Run:
             optimiser.load_state_dict(saved)
 
     def _restore_best(self):
-        """Weights and optimisers as they were; data, schedule and noise go on, else the same would happen again."""
+        """Restores weights and optimisers. Data, schedule and noise go on, or the same failure would repeat."""
         self._take(torch.load(self.out / "best.pt", map_location="cpu"))
         self.restored += 1
 
     def _forget_log_after(self, step):
-        """Steps made after the last save are made again, and logged again. A kill may have cut the last line short."""
+        """Drops log lines after the last save: those steps are repeated and logged again. A kill may have cut the last line short."""
         log = self.out / "log.jsonl"
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
@@ -151,7 +151,7 @@ def optimisers(model, recipe, workers):
 
 
 def adamw(weights, recipe):
-    """Weight decay is for matrices: norms and biases have none."""
+    """Applies weight decay to matrices only, not to norms and biases."""
     settings = dict(recipe["adamw"])
     decay = settings.pop("weight_decay")
     groups = [

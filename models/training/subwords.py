@@ -16,7 +16,7 @@ MARK = "\u2581"  # what SentencePiece puts before a word
 
 
 def tokenizer(text, vocabulary, path):
-    """The SentencePiece model at `path`, trained there first if need be."""
+    """Returns the SentencePiece model at `path`, trained there first if need be."""
     path = Path(path)
     if not path.exists():
         words = path.with_name("words.tsv")
@@ -35,7 +35,7 @@ def tokenizer(text, vocabulary, path):
 
 
 def labels(text, pieces_of):
-    """One byte a character of `text`: 1 where a subword ends. `pieces_of` cuts a word into strings."""
+    """Returns one byte per character of `text`: 1 where a subword ends. `pieces_of` cuts a word into strings."""
     words = text.split(" ")
     known = {word: word_labels(word, pieces_of) for word in set(words)}
     whole = b"".join(map(known.__getitem__, words))[: len(text)]
@@ -43,7 +43,7 @@ def labels(text, pieces_of):
 
 
 def word_labels(word, pieces_of):
-    """Labels of a word and the space behind it."""
+    """Returns labels of a word and the space after it."""
     result = bytearray(len(word) + 1)
     end = 0
     for piece in pieces_of(word) if word else ():

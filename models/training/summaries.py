@@ -31,7 +31,7 @@ def read_pairs(folder, corpus, split):
 
 
 def tokenizer(pairs, size, path):
-    """The tokenizer at `path`, trained there first if need be, on documents' beginnings and summaries."""
+    """Returns the tokenizer at `path`, trained there first if need be, on documents' beginnings and summaries."""
     if not path.exists():
         made = Tokenizer(models.Unigram())
         made.normalizer = normalizers.NFKC()
@@ -48,7 +48,7 @@ def tokenizer(pairs, size, path):
 
 
 def encode(tokens, texts, length):
-    """Ids, cut to `length` with the end mark."""
+    """Returns ids, cut to `length` with the end mark."""
     return [encoding.ids[: length - 1] + [EOS] for encoding in tokens.encode_batch(texts, add_special_tokens=False)]
 
 

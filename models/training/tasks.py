@@ -10,7 +10,7 @@ from . import data, evaluation
 
 
 def build(config, folder, out):
-    """The task of a configuration. `out` is the run folder, for what is made once and kept: tokenizers."""
+    """Returns the task of a configuration. The run folder `out` keeps tokenizers that the task trains."""
     if config["model"]["family"] == "pyramidion":
         from .summaries import Summaries  # needs packages that language models do without
 
@@ -58,7 +58,7 @@ class Text:
 
 
 def sample(ids, characters, pieces=32):
-    """Evenly spaced pieces of a text, so that every source in it has its part."""
+    """Returns evenly spaced pieces of a text, so that every source in it is represented."""
     if characters >= len(ids):
         return ids
     size = characters // pieces

@@ -1,4 +1,4 @@
-"""Model families by the name they bear in a checkpoint's config.json. A new family is one file and one line here."""
+"""Maps a family's name in a checkpoint's config.json to its class. A new family is one file and one line here."""
 
 from .decoder import Decoder
 from .hourglass import Hourglass
@@ -9,7 +9,7 @@ FAMILIES = {"hourglass": Hourglass, "decoder": Decoder, "lslm": Lslm, "pyramidio
 
 
 def build(config):
-    """The untrained model that a checkpoint's config.json describes."""
+    """Returns the untrained model that a checkpoint's config.json describes."""
     family = config.get("family")
     if family not in FAMILIES:
         raise ValueError(f"unknown family {family!r}, expected one of {', '.join(FAMILIES)}")

@@ -1,4 +1,4 @@
-"""What every family offers.
+"""The interface of every family.
 
 `forward(…)` for logits · `loss(*batch)` for training · `prepare(recipe)` before training · `at(…)` before each step ·
 `matrices()` for the optimiser · `posterior()`, weights that an interleaved recipe updates in steps of their own · `measure(…)`
@@ -13,19 +13,19 @@ from ..layers.noise import Dropout, Noise
 
 class Family(nn.Module):
     def prepare(self, recipe):
-        """Take from the recipe what training needs and the model is not; a recipe may have first weights of its own."""
+        """Takes the training settings from the recipe, which may also set initial weights."""
         self.noise, self.step = Noise(), 0
         for module in self.modules():
             if isinstance(module, Dropout):
                 module.rate, module.noise = recipe.get("dropout", 0.0), self.noise
 
     def at(self, seed, step, worker):
-        """Where a run is: it decides the noise, and what a recipe changes on the way."""
+        """Sets the place of a run: noise and scheduled changes of the recipe depend on it."""
         self.step = step
         self.noise.reseed(seed, step, worker)
 
     def loss(self, *batch):
-        """The mean loss of a batch's rows, and what is worth logging; `nats` among it: of a symbol, without other terms."""
+        """Returns the mean loss of a batch's rows and figures for the log. `nats` is per symbol, without other terms."""
         raise NotImplementedError
 
     def matrices(self):

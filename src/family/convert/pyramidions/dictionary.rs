@@ -244,7 +244,10 @@ mod tests {
         let places: Vec<_> = subwords.encode("a bé b").unwrap().iter().map(|piece| (piece.start, piece.end)).collect();
         assert_eq!(places, [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7)]);
         let error = read(dir.path(), 7).unwrap_err().to_string();
-        assert!(error.contains("at most 3 pieces, since the model has 7 ids and 4 of them are special symbols, found 4"), "{error}");
+        assert!(
+            error.contains("at most 3 pieces, since the model has 7 ids and 4 of them are special symbols, found 4"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -161,7 +161,7 @@ fn a_report_separates_measured_and_estimated_figures() {
     let steps = model["estimated_gain"]["calibration"]["steps"].as_array().unwrap();
     assert!(!steps.is_empty() && steps.iter().all(|step| step["middle_ns"].as_u64().unwrap() > 0), "{steps:?}");
     let table = weir(&["report", &address, "--name", "first", "--window", "reset"]).unwrap();
-    assert!(table.starts_with("first (hourglass, ") && table.contains("ESTIMATED gain of"), "{table}");
+    assert!(table.starts_with("first (hourglass, ") && table.contains("ESTIMATED gain over"), "{table}");
     assert!(weir(&["report", &address, "--name", "none"]).unwrap_err().contains("NotFound"));
     assert_eq!(weir(&["admin", "reset-report", &address]).unwrap(), "report window restarted: first\n");
     assert!(weir(&["admin", "reset-report", &address, "none"]).unwrap_err().contains("NotFound"));

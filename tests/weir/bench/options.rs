@@ -121,12 +121,12 @@ fn kernel_benchmarks_that_exceed_memory_are_refused() {
     let free = 1_000_000_000;
     assert_eq!(refusal(&[Dtype::F32], 500, free), "");
     let error = refusal(&[Dtype::F32, Dtype::Int8], 501, free);
-    assert!(error.contains("--megabytes: 501 is out of bounds: at most 500, ") && error.contains("1000 MB"), "{error}");
+    assert!(error.contains("--megabytes: 501 is out of bounds: at most 500: ") && error.contains("1000 MB"), "{error}");
     // --megabytes counts f32 weights: a narrower type needs less
     assert_eq!(
         (refusal(&[Dtype::Int8], 2000, free), refusal(&[Dtype::Bf16, Dtype::Int8], 1000, free)),
         Default::default()
     );
-    assert!(refusal(&[Dtype::Int8], 2001, free).contains("at most 2000,"));
-    assert!(refusal(&[Dtype::Bf16], 65_536, 0).contains("at most 0,"));
+    assert!(refusal(&[Dtype::Int8], 2001, free).contains("at most 2000: "));
+    assert!(refusal(&[Dtype::Bf16], 65_536, 0).contains("at most 0: "));
 }

@@ -161,7 +161,7 @@ fn an_invalid_companion_is_rejected() {
     fs::write(&companion, config.to_string()).unwrap();
     check_messages(&[(rejection(), "expected a companion without companions")]);
     fs::write(&companion, entries::SMALL_CONFIG.replace(r#"["a", " "]"#, r#"["b", " "]"#)).unwrap();
-    check_messages(&[(rejection(), "vocabulary: expected the symbols of the model it accompanies")]);
+    check_messages(&[(rejection(), "vocabulary: expected the symbols of the model that it accompanies")]);
     assert_eq!(fs::read_dir(dest.path()).unwrap().count(), 0);
     fs::write(&companion, entries::SMALL_CONFIG).unwrap();
     init(&file, dest.path(), 0, false).unwrap();

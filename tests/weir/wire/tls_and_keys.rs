@@ -92,7 +92,7 @@ fn certificate_errors_are_reported() {
     check_parts(wrong(&text, &key, None), &["--tls-cert", "text\"", "expected PEM with a certificate, found none"]);
     check_parts(wrong(&torn, &key, None), &["--tls-cert", "torn\"", "a section without an end"]);
     check_parts(wrong(&cert, &cert, None), &["--tls-key", "server.pem\"", "expected PEM with a private key"]);
-    check_parts(wrong(&cert, &other, None), &["--tls-cert", "does not go with the key of --tls-key"]);
+    check_parts(wrong(&cert, &other, None), &["--tls-cert", "the certificate does not match the key of --tls-key"]);
     check_parts(
         wrong(&cert, &key, Some(&key)),
         &["--tls-client-ca", "server.key\"", "expected PEM with a certificate"],

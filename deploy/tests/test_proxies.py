@@ -220,7 +220,7 @@ def test_no_completion_without_a_character_is_lost(name: str, pair: List[Replica
 
 @pytest.mark.parametrize("sender", ["the client", "the proxy"])
 def test_prompts_that_begin_alike_use_one_cache(pair: List[Replica], sender: str) -> None:
-    """By a header of the client, or by the line of haproxy-http.cfg that computes it from the prompt's beginning."""
+    """The affinity header comes from the client, or from the line of haproxy-http.cfg that computes it from the prompt."""
     line = "# http-request set-header weir-affinity"
     changes = [] if sender == "the client" else [(line, line[2:]), ("bytes(0,200)", "bytes(0,20)")]
 

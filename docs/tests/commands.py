@@ -1,6 +1,6 @@
-"""What becomes of every command in the pages for people when tests run: most are run as they stand, in the order of their page.
+"""How the tests treat each command in the documentation. Most run unchanged, in the order of their page.
 
-A command is a line of a block of shell without its remark, or a block of Python, which goes by its first line.
+A command is a line of a shell block without its comment, or a Python block, identified by its first line.
 """
 
 from __future__ import annotations

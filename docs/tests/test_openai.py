@@ -246,7 +246,7 @@ def test_body_too_long(client: Any) -> None:
 
 
 def test_unsupported_path(client: Any) -> None:
-    with pytest.raises(openai.NotFoundError, match="nothing at this path"):
+    with pytest.raises(openai.NotFoundError, match="this path does not exist"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": PROMPT}])
 
 

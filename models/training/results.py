@@ -102,7 +102,7 @@ def of_checkpoint(folder, texts, corpus="english", whole=False, length=None):
 
 
 def in_chunks(results, shipped, runs, texts, save):
-    """Of the pairs that latent segments are compared with, bits in windows as short as theirs; of the weights as shipped."""
+    """Adds the bits of the shipped weights in windows as short as those of the latent models that they are compared with."""
     found = {**{name: folder / "checkpoint" for name, folder in runs.items()}, **shipped}
     rows = results["comparison"]
     for corpus, (mine, pair, length) in LATENT.items():
@@ -125,7 +125,7 @@ def of_lengths(folder, texts):
 
 
 def speeds(results, folder):
-    """Of files NAME.json that `weir bench decode --json` printed, NAME being a configuration without `compare-`."""
+    """Reads decode speeds from NAME.json, the output of `weir bench decode --json` for the configuration `compare-NAME`."""
     for path in sorted(Path(folder).glob("*.json")):
         (entry,) = json.loads(path.read_text(encoding="utf-8"))
         keys = ("chars_per_second", "dtype", "threads", "batch", "context")

@@ -1,4 +1,4 @@
-"""What a run trains on and how it is judged: text for language models, pairs of document and summary for summarizers.
+"""Training data and validation of a run: text for language models, pairs of document and summary for summarizers.
 
 A task offers `batch(length)`, a tuple of tensors whose first axis is rows, and how many symbols it reads; `validate(model)`,
 a dictionary of numbers; `place`, all that a resumed run needs to know; `unit`, what its bits are counted by.

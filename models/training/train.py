@@ -45,7 +45,8 @@ def train(run, deadline=None):
 
 
 def validation_due(recipe, before, after, seconds):
-    """By symbols read where the recipe says so, and then it is at the same steps whatever the machine; else by the clock."""
+    """Returns true if validation is due: after a number of symbols if the recipe sets one, so that the steps do not depend on the
+    machine, otherwise after a time."""
     if "valid_every_characters" in recipe:
         every = recipe["valid_every_characters"]
         return after // every > before // every

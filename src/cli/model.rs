@@ -93,7 +93,7 @@ impl TextArgs {
     /// Encodes the text; also returns true if `--ids` ended with the end-of-text id, which is then removed.
     ///
     /// # Errors
-    /// As [`symbols`](Self::symbols).
+    /// Fails as [`symbols`](Self::symbols) does.
     pub fn symbols_and_end(&self, model: &dyn Model) -> Result<(Vec<u32>, bool)> {
         let vocabulary = &model.card().vocabulary;
         let end = vocabulary.specials().map(|specials| specials.end);

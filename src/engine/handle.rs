@@ -110,8 +110,8 @@ impl Handle {
     /// Queues a request for a summary. Its document is encoded while it arrives.
     ///
     /// # Errors
-    /// Those of [`submit`](Self::submit); [`Error::UnknownDocument`]; [`Error::WrongKind`] if the model reads no documents;
-    /// those of [`Summarize::plan`].
+    /// Fails as [`submit`](Self::submit) and [`Summarize::plan`] do; [`Error::UnknownDocument`]; [`Error::WrongKind`] if the model
+    /// does not summarize.
     pub fn summarize(&self, request: &Summarize, source: DocumentSource, terms: impl Into<Terms>) -> Result<Events> {
         let terms = terms.into();
         let Inner { model, limits, document_cache, .. } = self.inner();

@@ -25,7 +25,7 @@ pub fn init(config_file: &Path, dest: &Path, seed: u64, overwrite: bool) -> Resu
 /// Writes a checkpoint as [`init`] does, and reports numbers written and numbers to write to `progress`.
 ///
 /// # Errors
-/// As for [`init`].
+/// Fails as [`init`] does.
 pub fn init_with_progress(
     config_file: &Path,
     dest: &Path,

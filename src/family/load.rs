@@ -35,7 +35,7 @@ pub fn load(dir: &Path, settings: &Settings) -> Result<Arc<dyn Model>> {
 /// Loads the checkpoint in `dir` under `name`.
 ///
 /// # Errors
-/// As for [`load`].
+/// Fails as [`load`] does.
 pub fn load_as(dir: &Path, name: &str, settings: &Settings) -> Result<Arc<dyn Model>> {
     load_with_threads(dir, name.to_owned(), &settings.clone().with_threads())
 }
@@ -43,7 +43,7 @@ pub fn load_as(dir: &Path, name: &str, settings: &Settings) -> Result<Arc<dyn Mo
 /// Bytes of memory that the checkpoint in `dir` may take: its weights as read and as stored, and its key-value memory.
 ///
 /// # Errors
-/// As for [`load`], if the configuration is wrong.
+/// Fails as [`load`] does if the configuration is invalid.
 pub fn needs(dir: &Path, settings: &Settings) -> Result<usize> {
     let config = Config::read(dir)?;
     let blueprint = blueprint(&config, &dir.join(CONFIG_FILE))?;

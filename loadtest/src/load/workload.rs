@@ -185,7 +185,7 @@ impl WorkloadMix {
     /// Builds a mix; the client cancels a share of `cancel_share` of its requests midway.
     ///
     /// # Errors
-    /// There are no workloads, too many, two of one name, or an invalid one.
+    /// The list is empty or too long, two workloads share a name, or one is invalid.
     pub fn new(specs: &[WorkloadSpec], seed: u64, cancel_share: f64) -> Result<Self> {
         if !(1..=MAX_WORKLOADS).contains(&specs.len()) {
             return Err(Error::option("--workload", specs.len(), format!("given 1 to {MAX_WORKLOADS} times")));

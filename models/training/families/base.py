@@ -33,5 +33,5 @@ class Family(nn.Module):
         raise NotImplementedError
 
     def posterior(self):
-        """None, unless the family has an inference model."""
+        """Returns the parameters of the inference model; empty for families without one."""
         return []

@@ -41,7 +41,7 @@ class Decoder(Family):
         return self.trace(ids).logits
 
     def trace(self, ids, offset=0):
-        """With what is on the way. `offset` changes nothing: positions count from the start of the window."""
+        """Runs the forward pass and returns its intermediate values. `offset` changes nothing: positions count from the start of the window."""
         steps = SimpleNamespace(boundaries=None, mixed=[], attention=[], layers=[])
         x = self.dropout(self.position.embed(self.scale * self.embedding(ids)))  # (batch, len, dim)
         for layer in self.layers:

@@ -54,7 +54,7 @@ class Lslm(Family):
             nn.init.zeros_(self.boundary.output.weight)
 
     def posterior(self):
-        """Of equation 2; it is the inference model, too."""
+        """Returns the parameters of equation 2, which is also the inference model."""
         return list(self.boundary.parameters())
 
     def matrices(self):
@@ -179,14 +179,15 @@ class Lslm(Family):
 
     @torch.no_grad()
     def text_nats(self, ids, count):
-        """Of the last `count` symbols of `ids` (n), each given those before it; marks are not counted."""
+        """Returns the nats of the last `count` symbols of `ids` (n), each given those before it, without marks."""
         steps = self.trace(ids.unsqueeze(0).to(self.head.bias.device), ended=False)
         text = (steps.targets >= 0) & (steps.targets != self.marks["segment_end"])
         logits, targets = steps.logits[text].float(), steps.targets[text]  # (n, symbols), (n)
         return float(F.cross_entropy(logits[-count:], targets[-count:], reduction="sum"))
 
     def bits(self, steps):
-        """Of all rows together: text and end; with segment marks; text and end without probability for impossible marks; text."""
+        """Returns four sums of bits over all rows: text and end; the same with segment marks; text and end, renormalised over the
+        symbols that can occur; text."""
         marks, targets = self.marks, steps.targets
         logits = steps.logits.float()
         own = torch.gather(logits.log_softmax(-1), 2, targets.clamp(min=0).unsqueeze(2)).squeeze(2)

@@ -190,7 +190,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """With attention to the encoder between the two."""
+    """An encoder layer with cross-attention between self-attention and feed-forward."""
 
     def __init__(self, architecture):
         super().__init__(architecture)

@@ -19,7 +19,7 @@ QUERY_BLOCK = 128
 
 
 class Position(nn.Module):
-    """What all layers of all stacks share: the sinusoid's frequencies and the two query biases."""
+    """Parameters that all layers of all stacks share: the sinusoid's frequencies and the two query biases."""
 
     def __init__(self, dim, heads, head_dim):
         super().__init__()

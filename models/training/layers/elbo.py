@@ -1,4 +1,4 @@
-"""What latent boundaries are learnt from, besides what flows through pooling (Latent Segment Language Models, section 2.4).
+"""Training signals of latent boundaries, in addition to the gradient through pooling (Latent Segment Language Models, section 2.4).
 
 `each` and `rate` are divergences from the prior probability of a boundary, in nats a position. `costs` is the gradient of the
 likelihood in the boundaries themselves, of which straight-through pooling of means has none: whether a mark has to be written,

@@ -22,7 +22,7 @@ class Scheme(nn.Module):
         return query, key
 
     def added(self, queries, keys):
-        """What is added to scores between positions, (heads, queries, keys), or None; both are 1-D positions."""
+        """Returns the bias of scores between 1-D positions, (heads, queries, keys), or None."""
         return None
 
 

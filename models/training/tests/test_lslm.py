@@ -55,7 +55,7 @@ def stack(official):
 
 
 def weir_name(name):
-    """Of an official tensor."""
+    """Returns weir's name of an official tensor."""
     name = name.replace("shared.weight", "embedding.weight").replace(".embed_tokens.", ".embedding.")
     name = name.replace("boundary_predictor.wi", "boundary.hidden").replace("boundary_predictor.wo", "boundary.output")
     name = name.replace("lm_head.", "head.").replace("input_projection", "projection").replace("final_layer_norm", "norm")
@@ -118,7 +118,7 @@ class Lslm(golden.GoldenTest):
         self.assert_near(steps.pooled[0], expected["s"], HIDDEN, "forced pooling")
 
     def check_replay(self, expected, prefix):
-        """What was generated, given as a text with the boundaries that were met, has the logits that it was drawn from."""
+        """Scoring a generated text with its boundaries gives the logits that it was sampled from."""
         prompt, text = expected[f"{prefix}prompt_ids"].long(), expected[f"{prefix}text_ids"].long()
         z, first = expected[f"{prefix}z"].bool(), expected[f"{prefix}first_logits"]
         ids = torch.cat([prompt, text])[: len(z)]
@@ -200,7 +200,7 @@ class After(unittest.TestCase):
 
 
 class Costs(unittest.TestCase):
-    """What a boundary costs at once, against forward passes over texts with it and without it."""
+    """The cost of a boundary equals the difference of forward passes with and without it."""
 
     def setUp(self):
         torch.manual_seed(6)
@@ -209,7 +209,7 @@ class Costs(unittest.TestCase):
         self.mark = self.model.marks["segment_end"]
 
     def slopes(self, ids, z, logits):
-        """Of the costs, by each of `logits` (n), with the boundaries z (n) sampled."""
+        """Returns the derivative of the costs by each of `logits` (n), for the sampled boundaries z (n)."""
         leaf = torch.cat([torch.zeros(1), logits]).unsqueeze(0).requires_grad_()
         with torch.no_grad():
             steps = self.model.trace(ids.unsqueeze(0), boundaries=torch.cat([z.new_ones(1), z]).unsqueeze(0))
@@ -271,7 +271,7 @@ class Costs(unittest.TestCase):
 
     @torch.no_grad()
     def nats_behind(self, ids, z, t, boundary):
-        """Of the symbol behind symbol t, given whether a mark comes before it; and of that mark's being there, or not."""
+        """Returns the nats of the symbol after symbol t, with or without a mark before it, and those of the mark's presence."""
         z = torch.cat([z.new_ones(1), z])
         z[t + 1] = boundary
         steps = self.model.trace(ids.unsqueeze(0), boundaries=z.unsqueeze(0))

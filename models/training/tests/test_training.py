@@ -77,7 +77,7 @@ def tiny_pyramidion(model, architecture):
 
 
 class OnText(unittest.TestCase):
-    """With a folder of made-up text and pairs."""
+    """Creates a folder of synthetic text and pairs."""
 
     @classmethod
     def setUpClass(cls):
@@ -116,7 +116,7 @@ class Training(OnText):
                 self.assertTrue((run.out / "learning-curve.svg").read_text().startswith("<svg"))
 
     def test_a_kill_changes_nothing(self):
-        """With all noise on, rows shared by two threads, and updates in turns."""
+        """Holds with all noise enabled, rows split over two threads, and alternating updates."""
         latent = ("lslm-hops3", "lslm-dp-after")
         for name in ("english-whitespace", "compare-gumbel", "compare-unigram", "lex-xpos", *latent, "summaries-pyramidion"):
             with self.subTest(config=name):

@@ -77,7 +77,7 @@ struct Measurement {
 /// step; `Break` stops the measurement.
 ///
 /// # Errors
-/// Those of the model's steps, except a lack of memory for more rows.
+/// Returns the error of a model step. A lack of memory for more rows is not an error.
 pub fn measure(
     model: &dyn Model,
     max_rows: usize,

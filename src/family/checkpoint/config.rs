@@ -167,7 +167,7 @@ impl Config {
     /// Reads a configuration from a file of any name.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// Fails as [`read`](Self::read) does.
     pub fn read_file(file: &Path) -> Result<Self> {
         Self::parse(&json::read_limited(file, MAX_BYTES)?, file)
     }
@@ -175,7 +175,7 @@ impl Config {
     /// Parses a configuration; errors name `file`.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
+    /// Fails as [`read`](Self::read) does.
     pub fn parse(text: &[u8], file: &Path) -> Result<Self> {
         /// The format, which is checked first: a file of another format has other keys as well.
         #[derive(Deserialize)]

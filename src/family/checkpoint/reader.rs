@@ -84,7 +84,7 @@ pub fn read_weights(dir: &Path, specs: &[TensorSpec]) -> Result<(Weights, String
 /// Reads weights as [`read_weights`] does, and reports bytes read and bytes to read to `progress`.
 ///
 /// # Errors
-/// As for [`read_weights`].
+/// Fails as [`read_weights`] does.
 pub fn read_weights_with_progress(
     dir: &Path,
     specs: &[TensorSpec],
@@ -110,7 +110,7 @@ pub fn shapes_in(dir: &Path) -> Result<BTreeMap<String, Vec<usize>>> {
 /// Reads weights as [`read_weights`] does from the `size` bytes of one safetensors file; errors name `file`.
 ///
 /// # Errors
-/// As for [`read_weights`].
+/// Fails as [`read_weights`] does.
 pub fn read_from(mut from: impl Read, size: u64, file: &Path, specs: &[TensorSpec]) -> Result<(Weights, String)> {
     let names = specs.iter().map(|spec| spec.name.clone()).collect();
     let shard = Shard { file: file.to_path_buf(), names };

@@ -78,7 +78,7 @@ pub fn convert(source: Source, from: &Path, dest: &Path, overwrite: bool) -> Res
 /// Converts as [`convert`] does, and reports bytes read and bytes to read to `progress`.
 ///
 /// # Errors
-/// As for [`convert`].
+/// Fails as [`convert`] does.
 pub fn convert_with_progress(
     source: Source,
     from: &Path,

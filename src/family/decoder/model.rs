@@ -57,7 +57,7 @@ impl Decoder {
     /// window and a chunk.
     ///
     /// # Errors
-    /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
+    /// Fails as [`Model::symbol_step`](crate::decode::contract::Model::symbol_step) does.
     pub fn feed_symbols(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         for &index in which {
             self.start_feed(&mut rows[index])?;
@@ -82,7 +82,7 @@ impl Decoder {
     /// Finish step: norm → logits, of the symbols whose logits are wanted.
     ///
     /// # Errors
-    /// As for [`Model::symbol_step`](crate::decode::contract::Model::symbol_step).
+    /// Fails as [`Model::symbol_step`](crate::decode::contract::Model::symbol_step) does.
     pub fn finish(&self, rows: &mut [SequenceRow], which: &[usize], work: &mut Work) -> Result<()> {
         with_status(StepStatus::Unfinished, rows, which, work, |rows, unfinished, work| {
             work.wanted.clear();

@@ -136,7 +136,7 @@ impl HourglassState {
     /// Returns the part above the pre stack, mutably.
     ///
     /// # Errors
-    /// As for [`pooled`](Self::pooled).
+    /// Fails as [`pooled`](Self::pooled) does.
     pub fn pooled_mut(&mut self) -> Result<&mut PooledState> {
         self.pooled.as_mut().ok_or_else(no_segments)
     }

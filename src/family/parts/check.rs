@@ -27,7 +27,7 @@ impl Check<'_> {
     /// Checks a stack's layers.
     ///
     /// # Errors
-    /// None, or too many.
+    /// The value is 0 or exceeds the limit.
     pub fn layers(self, key: impl Display, layers: usize) -> Result<()> {
         if (1..=MAX_LAYERS).contains(&layers) { Ok(()) } else { self.fail(key, format!("1 to {MAX_LAYERS}"), layers) }
     }
@@ -35,7 +35,7 @@ impl Check<'_> {
     /// Checks a dimension.
     ///
     /// # Errors
-    /// 0, or too large.
+    /// The value is 0 or exceeds the limit.
     pub fn dim(self, key: impl Display, dim: usize) -> Result<()> {
         if (1..=MAX_DIM).contains(&dim) { Ok(()) } else { self.fail(key, format!("1 to {MAX_DIM}"), dim) }
     }

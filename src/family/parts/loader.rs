@@ -101,7 +101,7 @@ impl<'a> Loader<'a> {
     /// Loads a matrix with its bias.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and out of memory.
+    /// Fails as [`new`](Self::new) does, or with an error if memory is exhausted.
     pub fn linear(&mut self, name: &str) -> Result<Linear> {
         let bias = self.weights.take(&format!("{name}.bias"))?;
         let weight = self.weights.take(&format!("{name}.weight"))?;
@@ -120,7 +120,7 @@ impl<'a> Loader<'a> {
     /// Loads a LayerNorm.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// Fails as [`new`](Self::new) does.
     pub fn norm(&mut self, name: &str) -> Result<LayerNorm> {
         let weight = self.weights.take(&format!("{name}.weight"))?;
         Ok(LayerNorm { weight, bias: self.weights.take(&format!("{name}.bias"))?, eps: self.eps })
@@ -129,7 +129,7 @@ impl<'a> Loader<'a> {
     /// Loads a stack.
     ///
     /// # Errors
-    /// As for [`linear`](Self::linear).
+    /// Fails as [`linear`](Self::linear) does.
     pub fn stack(&mut self, spec: &StackSpec<'_>) -> Result<Stack> {
         let StackShape { dim, heads, head_dim, activation, .. } = self.shape;
         let StackSpec { layers: count, output, window, order, .. } = *spec;

@@ -18,7 +18,7 @@ pub trait ChosenRows {
 /// Runs `step` for the rows among `which` with that status, if there are any.
 ///
 /// # Errors
-/// Those of `step`.
+/// Returns the error of `step`.
 pub fn with_status<W: ChosenRows>(
     status: StepStatus,
     rows: &mut [SequenceRow],
@@ -58,7 +58,7 @@ pub fn deliver_logits(rows: &mut [SequenceRow], which: &[usize], logits: &[f32],
 /// Computes the logits before a text's first symbol, (V), of a model with a start symbol.
 ///
 /// # Errors
-/// Those of the model's steps.
+/// Returns the error of a model step.
 pub fn first_logits(model: &dyn Model) -> Result<Arc<[f32]>> {
     let mut rows = [SequenceRow::new(model.begin(BoundaryOptions::default())?)];
     rows[0].set(&[trace::BEGIN], Want::Last);

@@ -227,8 +227,8 @@ impl PyramidionEncoding {
 
     /// Moves on to the next unit, after one that began at `started`. After the last one, creates the document.
     ///
-    /// With blocks a page goes through all layers of the group, then the next page does. With full attention all pages go
-    /// through a layer twice.
+    /// In blockwise attention, a page passes through all layers of the group before the next page does. In full attention, all
+    /// pages pass through a layer twice.
     pub(super) fn advance(&mut self, started: Instant) {
         self.blocks += 1;
         let Cursor { page, layer, attending } = self.cursor;

@@ -1,7 +1,7 @@
 //! A learned predictor: p = sigmoid(w₂·act(W₁·h + b₁) + b₂) on the pre stack's output (Dynamic Token Pooling, §3.1, eq. 3).
 //!
-//! With a threshold, a boundary is p > threshold, strictly, as in the official code for `unigram` and `entropy`. Sampled, it is
-//! u > 1 − p for uniform u: the rounded Gumbel-sigmoid of eq. 4, on which its temperature has no influence.
+//! The threshold mode sets a boundary if p > threshold, strictly, as the official code does for `unigram` and `entropy`. The
+//! sampled mode sets one if u > 1 − p for uniform u. That is the rounded Gumbel-sigmoid of eq. 4; its temperature has no effect.
 
 use super::evidence::{BoundaryDecision, Evidence};
 use crate::{

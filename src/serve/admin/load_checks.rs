@@ -10,7 +10,7 @@ const NAME_BYTES: usize = 128;
 /// Resolves `path` within the models folder, and follows links.
 ///
 /// # Errors
-/// There is no models folder, or `path` is absent or leads out of it.
+/// The server has no models folder, or `path` is absent or leaves it.
 pub(super) fn resolve_folder(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     let rejected = |bound: &str| Error::BadOption { field: "path", found: format!("{path:?}"), bound: bound.into() };
     let Some(root) = root else {

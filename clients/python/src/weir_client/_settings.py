@@ -85,7 +85,7 @@ class Settings:
         return self.address
 
     def credentials(self) -> Optional[grpc.ChannelCredentials]:
-        """None for a connection that is not encrypted."""
+        """Returns the TLS credentials, or None for an unencrypted connection."""
         if self.tls is not None:
             return self.tls.credentials()
         return Tls().credentials() if self.address.startswith("https://") else None

@@ -37,7 +37,7 @@ class Character:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was processed. A character is one symbol of the vocabulary."""
+    """Counts of processed characters. A character is one symbol of the vocabulary."""
 
     prompt_chars: int
     #: Of the prompt's, those that needed no computation.

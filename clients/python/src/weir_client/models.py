@@ -37,7 +37,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may ask for; `models.proto` describes each."""
+    """Limits of requests; `models.proto` describes each."""
 
     max_symbols: int
     rows: int
@@ -86,7 +86,7 @@ class PoolingStep:
 
 @dataclass(frozen=True)
 class Documents:
-    """What a model that summarizes reads and writes; `models.proto` describes each."""
+    """Document and summary limits of a summarization model; `models.proto` describes each."""
 
     max_tokens: int
     max_summary_tokens: int

@@ -141,7 +141,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class SummaryUsage:
-    """What was processed; `summarization.proto` describes each."""
+    """Counts of processed tokens; `summarization.proto` describes each."""
 
     document_tokens: int
     cached_tokens: int

@@ -1,6 +1,6 @@
 //! The segment cache: states of texts that were computed before, found by the prefix that they share with a new text.
 //!
-//! There is a radix tree for each [`Key`] over the symbols that a state depends on: its whole text, or the end of the text if
+//! Each [`Key`] has a radix tree over the symbols that a state depends on: its whole text, or the end of the text if
 //! windows have moved on, in a tree for each cut position. Entries of one key are never visible under another.
 //!
 //! An entry is a fork. Its pages are shared with the row that it came from and with every row that continues from it, until one
